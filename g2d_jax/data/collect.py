@@ -1,0 +1,133 @@
+"""Rows to distinct records of one split, with a count of everything that was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from g2d_jax.data.fields import BrokenRow
+from g2d_jax.data.rows import Row
+
+OnError: TypeAlias = Literal["raise", "skip"]
+T = TypeVar("T")
+_SHOWN_ERRORS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What became of the rows that were read: rows = kept + duplicates + broken + other_split.
+
+    conflicts: those duplicates that differ from the first, which is kept, in what they should share (the answer).
+    without_answer: of those kept. errors: the first broken rows, each with its place and what is wrong.
+    """
+
+    source: str
+    rows: int
+    kept: int
+    duplicates: int = 0
+    conflicts: int = 0
+    broken: int = 0
+    other_split: int = 0
+    without_answer: int = 0
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Tally:
+    rows: int = 0
+    duplicates: int = 0
+    conflicts: int = 0
+    broken: int = 0
+    other_split: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which records to keep. Raises ValueError for a negative limit and an unknown on_error.
+
+    wanted: whether a record belongs to the split. limit: the first so many, None: all.
+    on_error: "raise" at a broken row or "skip" it.
+    """
+
+    wanted: Callable[[Any], bool] = lambda _: True
+    limit: int | None = None
+    on_error: OnError = "raise"
+
+    def __post_init__(self) -> None:
+        check_limit(self.limit)
+        if self.on_error not in ("raise", "skip"):
+            raise ValueError(f'on_error must be "raise" or "skip", got {self.on_error!r}')
+
+
+def check_limit(limit: int | None) -> None:
+    """Raises ValueError for a limit below 1."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, or None for everything, got {limit}")
+
+
+def collect(
+    source: str,
+    rows: Iterable[Row],
+    convert: Callable[[dict[str, Any]], T],
+    selection: Selection,
+    *,
+    key: Callable[[T], object],
+    content: Callable[[T], object] = lambda _: None,
+) -> tuple[list[T], LoadReport]:
+    """Records made by `convert`, the first of each key, and what became of the rows, which are read up to the limit.
+
+    content: what records of one key should agree in.
+    Raises ValueError for a broken row unless they are skipped, and when no row at all made a record.
+    """
+    tally = _Tally()
+    first: dict[object, object] = {}  # key -> content
+    kept: list[T] = []
+    for record in _converted(rows, convert, selection.on_error, tally):
+        if key(record) in first:
+            tally.duplicates += 1
+            tally.conflicts += first[key(record)] != content(record)
+            continue
+        first[key(record)] = content(record)
+        if selection.wanted(record):
+            kept.append(record)
+        else:
+            tally.other_split += 1
+        if len(kept) == selection.limit:
+            break
+    if not first:
+        shown = f"; the first: {tally.errors[0]}" if tally.errors else ""
+        raise ValueError(f"{source} holds nothing usable: {tally.rows} rows, {tally.broken} of them broken{shown}")
+    report = LoadReport(
+        source=source,
+        rows=tally.rows,
+        kept=len(kept),
+        duplicates=tally.duplicates,
+        conflicts=tally.conflicts,
+        broken=tally.broken,
+        other_split=tally.other_split,
+        errors=tuple(tally.errors),
+    )
+    return kept, report
+
+
+def _converted(
+    rows: Iterable[Row], convert: Callable[[dict[str, Any]], T], on_error: OnError, tally: _Tally
+) -> Iterator[T]:
+    """The records of all rows but broken ones."""
+    for row in rows:
+        tally.rows += 1
+        try:
+            if row.error is not None:
+                raise BrokenRow(row.error)
+            yield convert(row.values)
+        except BrokenRow as error:
+            message = f"{row.where}: {error}"
+            if on_error == "raise":
+                raise ValueError(
+                    f'{message}. Mend it, map its fields, or leave broken rows out: on_error="skip"'
+                ) from error
+            tally.broken += 1
+            if len(tally.errors) < _SHOWN_ERRORS:
+                tally.errors.append(message)

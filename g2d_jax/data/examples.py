@@ -1,0 +1,89 @@
+"""Supervised examples from the same sources as problems: a prompt and the completion that follows it.
+
+A row has either `messages`, of which the last one, the assistant's, is the completion, or `prompt` and `completion`,
+each a text or a list of messages (TRL's standard formats). Any two text fields can be mapped:
+fields={"prompt": "question", "completion": "answer"}.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from g2d_jax.data import arithmetic
+from g2d_jax.data.collect import LoadReport, OnError, Selection, collect
+from g2d_jax.data.fields import BrokenRow, Fields, as_messages, as_prompt, as_text, check_fields, find, named
+from g2d_jax.data.problems import open_rows, procedural_count
+from g2d_jax.data.splits import DEFAULT_SHARES, Shares, Split, check_split, problem_id, split_of
+from g2d_jax.records import Example, Message
+
+_NAMES = ("messages", "prompt", "completion")
+
+
+def load_examples(
+    source: str,
+    *,
+    fields: Fields | None = None,
+    split: Split | None = None,
+    shares: Shares = DEFAULT_SHARES,
+    on_error: OnError = "raise",
+    limit: int | None = None,
+    seed: int = 0,
+    revision: str | None = None,
+) -> tuple[list[Example], LoadReport]:
+    """The distinct examples of a source in its order, and what became of its rows.
+
+    An example's id is that of its prompt, so `drop_overlap` takes out those of an evaluation set; examples that share
+    a prompt and differ in the completion are all kept. Arguments and errors are those of `load_problems`; fields maps
+    messages, or prompt and completion. "procedural:arithmetic" gives demonstrations 0 … limit - 1 of its sequence
+    `seed`, which are all from the train split and may recur.
+    """
+    if split is not None:
+        check_split(split)
+    mapped = check_fields(fields, _NAMES)
+    if source.startswith("procedural:"):
+        if split not in (None, "train"):
+            raise ValueError(f"demonstrations of {source} are drawn from the train split only, got split {split!r}")
+        if shares != DEFAULT_SHARES:
+            raise ValueError(f"the splits of {source} are fixed: leave shares as it is")
+        examples = [arithmetic.example(seed, index) for index in range(procedural_count(source, limit))]
+        return examples, LoadReport(source, rows=len(examples), kept=len(examples))
+    _, rows = open_rows(source, revision)
+    return collect(
+        source,
+        rows,
+        lambda values: to_example(values, mapped),
+        Selection(lambda example: split in (None, split_of(example.id, shares)), limit, on_error),
+        key=lambda example: (example.id, example.completion),
+    )
+
+
+def to_example(values: dict[str, Any], fields: Fields) -> Example:
+    """One row as an Example. Raises BrokenRow."""
+    path, value = _field(values, "messages", fields) if "prompt" not in fields else (None, None)
+    if path is not None:
+        messages = as_messages(value, path)
+        completion = _answer(messages, path)
+        if len(messages) == 1:
+            raise BrokenRow(f"{path!r} has no user message before the assistant's")
+        prompt = as_prompt(messages[:-1], path)
+        return Example(id=problem_id(prompt), prompt=prompt, completion=completion)
+    prompt_path, prompt_value = _field(values, "prompt", fields)
+    path, value = _field(values, "completion", fields)
+    if prompt_path is None or path is None:
+        found = ", ".join(map(repr, values)) or "none"
+        raise BrokenRow(f"needs messages, or prompt and completion; the row has {found}"[:500])
+    prompt = as_prompt(prompt_value, prompt_path)
+    completion = as_text(value, path) if isinstance(value, str) else _answer(as_messages(value, path), path, alone=True)
+    return Example(id=problem_id(prompt), prompt=prompt, completion=completion)
+
+
+def _field(values: dict[str, Any], name: str, fields: Fields) -> tuple[str | None, Any]:
+    return named(values, fields[name]) if name in fields else find(values, (name,))
+
+
+def _answer(messages: tuple[Message, ...], path: str, *, alone: bool = False) -> str:
+    """The content of the last message, which must be the assistant's (and the only one)."""
+    if messages[-1]["role"] != "assistant" or (alone and len(messages) > 1):
+        what = "be one assistant message" if alone else "end with an assistant message"
+        raise BrokenRow(f"{path!r} must {what}, got {', '.join(message['role'] for message in messages)}")
+    return as_text(messages[-1]["content"], path)

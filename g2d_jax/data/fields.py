@@ -1,0 +1,127 @@
+"""One field of a row as the type that is needed. Whatever is wrong with it is a BrokenRow that says so."""
+
+from __future__ import annotations
+
+import decimal
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from g2d_jax.records import Message, Prompt
+
+Fields: TypeAlias = Mapping[str, str]
+"""Names a record's field ("answer") by the row's ("reward_model.ground_truth"; dots lead into nested objects)."""
+
+ROLES = ("system", "user", "assistant")
+
+
+class BrokenRow(ValueError):
+    """A row that makes no record, and why."""
+
+
+def check_fields(fields: Fields | None, known: Iterable[str]) -> Fields:
+    """`fields`, {} for None; raises ValueError when it maps a field that the record does not have."""
+    known = tuple(known)
+    for name in fields or {}:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"fields maps {name!r}, which is none of {', '.join(known)}.{hint}")
+    return fields or {}
+
+
+def find(values: Mapping[str, Any], candidates: Iterable[str], *, scalar: bool = False) -> tuple[str | None, Any]:
+    """(path, value) of the first candidate that the row has and that is not null; (None, None) if there is none.
+
+    scalar: pass over values that are neither text nor number.
+    """
+    for path in candidates:
+        value = _at(values, path)
+        if value is not None and not (scalar and (isinstance(value, bool) or not isinstance(value, str | int | float))):
+            return path, value
+    return None, None
+
+
+def named(values: Mapping[str, Any], path: str) -> tuple[str, Any]:
+    """(path, value) of a field asked for by name. Raises BrokenRow when the row lacks it, or it is null."""
+    value = _at(values, path)
+    if value is None:
+        raise BrokenRow(f"no field {path!r}; the row has {', '.join(map(repr, values)) or 'none'}"[:500])
+    return path, value
+
+
+def as_text(value: Any, path: str) -> str:
+    """A text that is not blank, holds no NUL and can be written as UTF-8."""
+    if not isinstance(value, str):
+        raise BrokenRow(f"{path!r} must be a text, got {type(value).__name__}")
+    if not value.strip():
+        raise BrokenRow(f"{path!r} is blank")
+    return _clean(value, path)
+
+
+def as_prompt(value: Any, path: str) -> Prompt:
+    """A text, or a tuple of messages that ends with a user message."""
+    if not isinstance(value, list | tuple):
+        return as_text(value, path)
+    messages = as_messages(value, path)
+    if messages[-1]["role"] != "user":
+        raise BrokenRow(f"{path!r} must end with a user message, ends with {messages[-1]['role']!r}")
+    return messages
+
+
+def as_messages(value: Any, path: str) -> tuple[Message, ...]:
+    """At least one message with a role of system, user or assistant and a text; other keys are left out."""
+    if not isinstance(value, list | tuple) or not value:
+        raise BrokenRow(f"{path!r} must be a list of messages, got {type(value).__name__}")
+    messages = []
+    for i, message in enumerate(value):
+        if not isinstance(message, Mapping):
+            raise BrokenRow(f"{path}[{i}] must be a message with role and content, got {type(message).__name__}")
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES:
+            raise BrokenRow(f"{path}[{i}]: the role must be one of {', '.join(ROLES)}, got {role!r:.50}")
+        if not isinstance(content, str):
+            raise BrokenRow(f"{path}[{i}]: the content must be a text, got {type(content).__name__}")
+        messages.append({"role": role, "content": _clean(content, f"{path}[{i}]")})
+    return tuple(messages)
+
+
+def as_answer(value: Any, path: str) -> str | None:
+    """A reference answer as text, None when blank: 27.0 is "27", since data frames turn whole numbers into floats."""
+    if isinstance(value, str):
+        return _clean(value, path).strip() or None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return as_number(decimal.Decimal(value))
+    if isinstance(value, float | decimal.Decimal) and math.isfinite(value):
+        return as_number(decimal.Decimal(repr(value)) if isinstance(value, float) else value)
+    shown = f"{value!r:.50}" if isinstance(value, bool | float) else type(value).__name__
+    raise BrokenRow(f"{path!r} must be a text or a finite number, got {shown}")
+
+
+def as_number(value: decimal.Decimal) -> str:
+    """The number in plain digits, without exponent and without trailing zeros after the point."""
+    text = format(value, "f")
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text in ("-0", "") else text
+
+
+def _clean(value: str, path: str) -> str:
+    if "\0" in value:
+        raise BrokenRow(f"{path!r} holds a NUL character")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BrokenRow(f"{path!r} holds half of a surrogate pair at character {error.start}") from error
+    return value
+
+
+def _at(values: Mapping[str, Any], path: str) -> Any:
+    if path in values:
+        return values[path]
+    value: Any = values
+    for key in path.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value

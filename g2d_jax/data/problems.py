@@ -1,0 +1,169 @@
+r"""Problems from files, hub data sets and the procedural task: rows ─► distinct problems ─► one split.
+
+Sources, all texts:
+
+    problems.jsonl · problems.json · problems.parquet        local or gs://
+    hub:owner/name[@configuration][:split]                   Hugging Face hub (extra `hub`); split "train" if not given
+    math500 · amc23 · gsm8k[:split]                          from the hub, by name; split "test" if not given
+    math500:path/to/file.jsonl                               the same from a local file
+    procedural:arithmetic                                    see data/arithmetic.py
+
+Fields are found by their usual names (`PROMPT`, `ANSWER`, …) or mapped: fields={"answer": "reward_model.ground_truth"}.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from g2d_jax.data import arithmetic
+from g2d_jax.data.collect import LoadReport, OnError, Selection, check_limit, collect
+from g2d_jax.data.fields import BrokenRow, Fields, as_answer, as_prompt, check_fields, find, named
+from g2d_jax.data.rows import SUFFIXES, Row, file_rows, hub_rows
+from g2d_jax.data.splits import DEFAULT_SHARES, Shares, Split, check_split, problem_id, split_of
+from g2d_jax.records import Problem
+from g2d_jax.rewards.extract import solution_answer
+
+# Field names in the order they are looked for.
+PROMPT = ("problem", "question", "prompt")
+ANSWER = ("answer", "ground_truth", "reward_model.ground_truth", "final_answer", "expected_answer")
+SOLUTION = ("solution",)
+SUBSET = ("subset", "subject", "data_source")
+_CANDIDATES = {"prompt": PROMPT, "answer": ANSWER, "solution": SOLUTION, "subset": SUBSET}
+_OPTIONAL = ("solution", "subset")  # found by name only where they are texts or numbers
+_BARE_ANSWER_CHARACTERS = 100
+
+
+class Hub(NamedTuple):
+    """Where a data set known by name lies on the hub."""
+
+    repository: str
+    configuration: str | None
+    split: str
+
+
+NAMED = {
+    "math500": Hub("HuggingFaceH4/MATH-500", None, "test"),
+    "amc23": Hub("math-ai/amc23", None, "test"),
+    "gsm8k": Hub("openai/gsm8k", "main", "test"),
+}
+
+
+def load_problems(
+    source: str,
+    *,
+    fields: Fields | None = None,
+    split: Split | None = None,
+    shares: Shares = DEFAULT_SHARES,
+    on_error: OnError = "raise",
+    limit: int | None = None,
+    seed: int = 0,
+    revision: str | None = None,
+) -> tuple[list[Problem], LoadReport]:
+    """The distinct problems of a source in its order, and what became of its rows.
+
+    fields: names of the row's fields for prompt, answer, solution and subset, where the usual names do not fit.
+    split: only this part by id hash, with the given shares; None: everything.
+    on_error: "skip" leaves broken rows out and counts them.
+    limit: the first so many; must be given for a procedural source, whose sequence is `seed`.
+    Raises ValueError naming file and line of the first broken row, for a source that is not known, cannot be read or
+    holds no problem, and ImportError for a hub source without the extra.
+    """
+    if split is not None:
+        check_split(split)
+    mapped = check_fields(fields, _CANDIDATES)
+    if source.startswith("procedural:"):
+        if shares != DEFAULT_SHARES:
+            raise ValueError(f"the splits of {source} are fixed, since its demonstrations are: leave shares as it is")
+        problems = arithmetic.problems(seed, procedural_count(source, limit), split)
+        return problems, LoadReport(source, rows=len(problems), kept=len(problems))
+    label, rows = open_rows(source, revision)
+    selection = Selection(lambda problem: split in (None, split_of(problem.id, shares)), limit, on_error)
+    problems, report = collect(
+        source,
+        rows,
+        lambda values: to_problem(values, label, mapped),
+        selection,
+        key=lambda problem: problem.id,
+        content=lambda problem: problem.answer,
+    )
+    return problems, dataclasses.replace(report, without_answer=sum(problem.answer is None for problem in problems))
+
+
+def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:
+    r"""One row as a Problem. Raises BrokenRow.
+
+    An answer with GSM8K's `#### N` or a `\boxed{}` in it is a worked solution that ends with the answer. With a
+    solution only, the answer is found in it the same way; a solution of one short line is taken to be the answer.
+    """
+    used: dict[str, tuple[str | None, Any]] = {
+        name: named(values, fields[name]) if name in fields else find(values, candidates, scalar=name in _OPTIONAL)
+        for name, candidates in _CANDIDATES.items()
+    }
+    prompt_path, prompt_value = used["prompt"]
+    if prompt_path is None:
+        raise BrokenRow(f"no field {' or '.join(PROMPT)}; the row has {', '.join(map(repr, values)) or 'none'}"[:500])
+    prompt = as_prompt(prompt_value, prompt_path)
+    answer, solution = _reference(used["answer"], used["solution"])
+    subset = as_answer(used["subset"][1], str(used["subset"][0])) if used["subset"][0] else None
+    taken = {path for path, _ in used.values()}
+    return Problem(
+        id=problem_id(prompt),
+        prompt=prompt,
+        answer=answer,
+        source=source,
+        subset=subset or "",
+        solution=solution,
+        columns={name: value for name, value in values.items() if name not in taken},
+    )
+
+
+def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[Row]]:
+    """(name of the data set, its rows) for every source but procedural ones. Raises ValueError for an unknown one."""
+    head, _, rest = source.partition(":")
+    if head == "hub":
+        repository, _, split = rest.partition(":")
+        repository, _, configuration = repository.partition("@")
+        return repository, hub_rows(repository, configuration or None, split or "train", revision)
+    if head in NAMED:
+        if rest.lower().endswith(SUFFIXES):
+            return head, file_rows(rest)
+        hub = NAMED[head]
+        return head, hub_rows(hub.repository, hub.configuration, rest or hub.split, revision)
+    if source.lower().endswith(SUFFIXES):
+        return epath.Path(source).name, file_rows(source)
+    close = difflib.get_close_matches(source, [*NAMED, arithmetic.SOURCE], n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ValueError(
+        f"unknown data source {source!r}: give a {', '.join(SUFFIXES)} file, hub:owner/name, {arithmetic.SOURCE}, "
+        f"or one of {', '.join(NAMED)}.{hint}"
+    )
+
+
+def procedural_count(source: str, limit: int | None) -> int:
+    """`limit`, which a procedural source needs. Raises ValueError without one and for an unknown task."""
+    if source != arithmetic.SOURCE:
+        raise ValueError(f"unknown procedural task {source!r}: there is {arithmetic.SOURCE}")
+    check_limit(limit)
+    if limit is None:
+        raise ValueError(f"{source} has no end: say with limit how many to take")
+    return limit
+
+
+def _reference(answer: tuple[str | None, Any], solution: tuple[str | None, Any]) -> tuple[str | None, str | None]:
+    """(answer, solution) of a row from the (path, value) of its two fields."""
+    worked = as_answer(solution[1], solution[0]) if solution[0] is not None else None
+    given = as_answer(answer[1], answer[0]) if answer[0] is not None else None
+    if given is not None:
+        inside = solution_answer(given)
+        return (given, worked) if inside is None else (inside, worked or given)
+    if worked is None:
+        return None, None
+    inside = solution_answer(worked)
+    if inside is None and "\n" not in worked and len(worked) <= _BARE_ANSWER_CHARACTERS:
+        return worked, None
+    return inside, worked

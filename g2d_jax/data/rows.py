@@ -1,0 +1,143 @@
+"""Rows of JSONL, JSON and Parquet files and of hub data sets, each with the place it came from.
+
+Files are untrusted. A row that cannot be read is handed on with the reason, for the caller to stop at or to count; a
+file that cannot be read at all raises ValueError.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+from etils import epath
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+MAX_LINE_BYTES = 64 * 2**20
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row. where: file and line (row), counted from 1. error: why `values` could not be read, None if they were."""
+
+    where: str
+    values: dict[str, Any]
+    error: str | None = None
+
+
+def file_rows(path: str) -> Iterator[Row]:
+    """The rows of a .jsonl, .json or .parquet file, local or gs://. Blank lines of JSONL are no rows.
+
+    Raises ValueError when the file is missing or of another kind, is no list of objects, or is not Parquet.
+    """
+    file = epath.Path(path)
+    read = _READERS.get(file.suffix.lower())
+    if read is None:
+        raise ValueError(f"{path}: files are read by their ending, one of {', '.join(SUFFIXES)}")
+    try:
+        with file.open("rb") as handle:
+            yield from read(handle, os.fspath(path))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ValueError(
+            f"{path} cannot be read: {reason}. A data set on the Hugging Face hub is written hub:owner/name"
+        ) from error
+
+
+def hub_rows(name: str, config: str | None, split: str, revision: str | None = None) -> Iterator[Row]:
+    """The rows of one split of a hub data set, or of a local folder that `datasets.load_dataset` understands.
+
+    Raises ImportError, naming the extra, without the package `datasets`, and ValueError when the set cannot be loaded.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError(f"hub:{name} needs the package datasets: pip install 'g2d-jax[hub]'") from error
+    try:
+        loaded = datasets.load_dataset(name, config, split=split, revision=revision)
+    except Exception as error:  # network, authentication, configuration and parsing each raise their own kinds
+        raise ValueError(
+            f"hub:{name}: split {split!r} of configuration {config!r} cannot be loaded: {error}. "
+            "Write hub:owner/name@configuration:split, or download the file and give its path"
+        ) from error
+    for number, values in enumerate(loaded, 1):
+        yield Row(f"hub:{name}, {split} row {number}", values)
+
+
+def _jsonl_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
+    number = 0
+    while line := handle.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        where = f"{path}, line {number}"
+        if len(line) > MAX_LINE_BYTES:
+            while line and not line.endswith(b"\n"):
+                line = handle.readline(MAX_LINE_BYTES)
+            yield Row(where, {}, f"the line is longer than {MAX_LINE_BYTES} bytes")
+            continue
+        text = line.removeprefix(_BOM) if number == 1 else line
+        if text.strip():
+            yield _parsed(where, text)
+
+
+def _json_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
+    try:
+        content = _loads(handle.read())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}. One object per line goes into a .jsonl file") from error
+    if isinstance(content, dict) and isinstance(content.get("data"), list):
+        content = content["data"]
+    if not isinstance(content, list):
+        raise ValueError(f'{path}: a list of objects is needed, or {{"data": [...]}}, got {type(content).__name__}')
+    for number, values in enumerate(content, 1):
+        yield _checked(f"{path}, row {number}", values)
+
+
+def _parquet_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        number = 0
+        for batch in pq.ParquetFile(handle).iter_batches(batch_size=1024):
+            for i in range(batch.num_rows):
+                number += 1
+                where = f"{path}, row {number}"
+                try:
+                    yield _checked(where, batch.slice(i, 1).to_pylist()[0])
+                except UnicodeDecodeError as error:
+                    yield Row(where, {}, f"not UTF-8: {error}")
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
+
+
+_READERS: dict[str, Callable[[IO[bytes], str], Iterator[Row]]] = {
+    ".jsonl": _jsonl_rows,
+    ".json": _json_rows,
+    ".parquet": _parquet_rows,
+}
+
+
+def _parsed(where: str, text: bytes) -> Row:
+    try:
+        return _checked(where, _loads(text))
+    except ValueError as error:
+        return Row(where, {}, f"not JSON: {error}")
+
+
+def _loads(text: bytes) -> Any:
+    """JSON in UTF-8; every failure is a ValueError."""
+    try:
+        return json.loads(text.removeprefix(_BOM).decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 at byte {error.start}") from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _checked(where: str, values: Any) -> Row:
+    if not isinstance(values, dict):
+        return Row(where, {}, f"an object with named fields is needed, got {type(values).__name__}")
+    return Row(where, values)

@@ -1,0 +1,250 @@
+"""Text to token ids and back, for any Hugging Face fast tokenizer.
+
+Prompts go through `data/template.py` and nothing else is added: at most one beginning-of-sequence token, written by the
+chat template if it writes one, by the tokenizer's own rule where no chat template is used. Completions end with one
+stop token. No mask is ever made from ids: padding may share its id with the end of sequence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+from etils import epath
+
+from g2d_jax import storage
+from g2d_jax.data import arithmetic
+from g2d_jax.data.template import Template, TemplateSettings
+from g2d_jax.records import Example, Message, Problem, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Ids: TypeAlias = np.ndarray
+"""[T] int32 token ids."""
+
+Record = TypeVar("Record", Problem, Example)
+
+
+class PromptTokenizer:
+    """A fast tokenizer with its templates and stop tokens.
+
+    settings: TemplateSettings. template: Template.
+    eos_ids: sorted ids that end a response: those given, the tokenizer's own and the chat template's end of turn.
+    stop_id: the one of them that ends completions made from text: the end of turn for chat, else the tokenizer's own.
+    pad_id: the tokenizer's padding id, or stop_id where it has none.
+    vocab_size: one more than the largest id; a model's table may be larger.
+    fingerprint: 16 hex digits of everything that decides ids and text.
+
+    Raises ValueError for a tokenizer that is not a fast one or has no stop token, and for settings it cannot follow.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        settings: TemplateSettings | None = None,
+        *,
+        eos_ids: Sequence[int] = (),
+    ) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise ValueError(f"a fast tokenizer (one with tokenizer.json) is needed, got {type(tokenizer).__name__}")
+        self.settings = settings or TemplateSettings()
+        self.template = Template(tokenizer, self.settings)
+        self._tokenizer = tokenizer
+        self._backend = _backend_copy(tokenizer)
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        self._special: dict[str, int] = {
+            token.content: i for i, token in self._backend.get_added_tokens_decoder().items() if token.special
+        }
+        named = (str(token) for token in tokenizer.all_special_tokens)
+        self._special |= {token: vocabulary[token] for token in named if token in vocabulary}
+        self.stop_id, self.eos_ids = self._stops(eos_ids)
+        self.pad_id: int = self.stop_id if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+        self._bos_id: int | None = tokenizer.bos_token_id
+        self._adds_bos = self._bos_id is not None and self._backend.encode("").ids[:1] == [self._bos_id]
+        self.fingerprint: str = self._fingerprint()
+
+    def render(self, prompt: Problem | Prompt) -> str:
+        """The text of a prompt before tokenisation. Raises ValueError as `Template.render` does."""
+        return self.template.render(prompt.prompt if isinstance(prompt, Problem) else prompt)
+
+    def conversation(self, prompt: Problem | Prompt) -> tuple[Message, ...]:
+        """The prompt as chat messages, system message included: what other libraries' chat templating starts from."""
+        return self.template.conversation(prompt.prompt if isinstance(prompt, Problem) else prompt)
+
+    def encode_prompt(self, prompt: Problem | Prompt) -> Ids:
+        """[P] int32 ids of a prompt, P at least 1, ending where the response begins.
+
+        Raises ValueError when the chat template fails, when the problem's own text holds a special token (it would act
+        as one), when the tokenizer does not know a character, and when nothing is left to encode.
+        """
+        bare = prompt.prompt if isinstance(prompt, Problem) else prompt
+        for content in [bare] if isinstance(bare, str) else [message["content"] for message in bare]:
+            self._refuse_special(content)
+        ids = self._encode(self.template.render(bare))
+        if self._adds_bos and not self.template.is_chat:
+            ids = [self._bos_id, *ids]  # type: ignore[list-item]  # _adds_bos implies that there is one
+        while len(ids) > 1 and ids[0] == ids[1] == self._bos_id:
+            ids = ids[1:]
+        if not ids:
+            raise ValueError(f"the prompt {bare!r} has no tokens")
+        return np.asarray(ids, np.int32)
+
+    def encode_completion(self, text: str) -> Ids:
+        """[T] int32 ids of a response and its stop token; a stop token written at the end of `text` is that one.
+
+        Encoded apart from the prompt, as the sampler generates it. Raises ValueError when the text holds a special
+        token elsewhere, or a character that the tokenizer does not know.
+        """
+        stop = self.stop_id
+        for name, identifier in self._special.items():
+            if identifier in self.eos_ids and name and text.rstrip().endswith(name):
+                stop, text = identifier, text.rstrip().removesuffix(name)
+                break
+        self._refuse_special(text)
+        return np.asarray([*self._encode(text), stop], np.int32)
+
+    def encode_example(self, example: Example) -> tuple[Ids, Ids]:
+        """([P], [T]) int32: the prompt exactly as for sampling, and the completion, which alone carries loss."""
+        return self.encode_prompt(example.prompt), self.encode_completion(example.completion)
+
+    def encode_messages(self, messages: Sequence[Message]) -> tuple[Ids, Ids]:
+        """([P], [T]) int32 of a conversation that ends with an assistant message, which alone carries loss.
+
+        The completion is what the model itself has to write after the prompt: the message and a stop token, without
+        what the template would put around it. Raises ValueError for a conversation of another form.
+        """
+        if len(messages) < 2 or messages[-1]["role"] != "assistant":
+            raise ValueError("a conversation for training must end with an assistant message that answers a user")
+        return self.encode_prompt(tuple(messages[:-1])), self.encode_completion(messages[-1]["content"])
+
+    def decode(self, ids: Ids | Sequence[int]) -> str:
+        """The text without special tokens and without the stop token: what rewards and readers see."""
+        ids = [int(i) for i in ids]
+        if ids and ids[-1] in self.eos_ids:
+            ids = ids[:-1]
+        return str(self._backend.decode(ids, skip_special_tokens=True))
+
+    def decode_raw(self, ids: Ids | Sequence[int]) -> str:
+        """The text with every special token written out."""
+        return str(self._backend.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def drop_too_long(self, records: Sequence[Record], max_prompt_length: int) -> tuple[list[Record], int]:
+        """The records whose prompt has at most `max_prompt_length` tokens, and how many others there are."""
+        kept = [record for record in records if len(self.encode_prompt(record.prompt)) <= max_prompt_length]
+        return kept, len(records) - len(kept)
+
+    def save(self, folder: storage.PathLike) -> None:
+        """Write the tokenizer and its chat template as transformers reads them; eos_ids belong to the model's files."""
+        with tempfile.TemporaryDirectory() as temporary:
+            self._tokenizer.save_pretrained(temporary)
+            for file in sorted(Path(temporary).iterdir()):
+                storage.write_bytes(epath.Path(folder) / file.name, file.read_bytes())
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        except Exception as error:  # the bindings raise bare Exceptions, and TypeError for lone surrogates
+            raise ValueError(f"the tokenizer cannot encode {text!r:.200}: {error}") from error
+
+    def _refuse_special(self, text: str) -> None:
+        for name in self._special:
+            if name and name in text:
+                at = max(text.index(name) - 20, 0)
+                raise ValueError(
+                    f"the special token {name!r} stands in the text itself ({text[at : at + 60]!r}) and would act as "
+                    "one: remove it from the data"
+                )
+
+    def _stops(self, given: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        own = self._tokenizer.eos_token_id
+        turn_end = self.template.turn_end().lstrip()
+        names = [name for name in self._special if name and turn_end.startswith(name)]
+        end_of_turn = self._special[max(names, key=len)] if names else None
+        found = [i for i in (end_of_turn, own, *given) if i is not None]
+        if not found:
+            raise ValueError("the tokenizer has no end-of-sequence token: set its eos_token, or pass eos_ids")
+        for i in found:
+            if isinstance(i, bool) or not isinstance(i, int | np.integer) or not 0 <= i < self.vocab_size:
+                raise ValueError(f"end-of-sequence ids lie between 0 and {self.vocab_size - 1}, got {i!r}")
+        return int(found[0]), tuple(sorted({int(i) for i in found}))
+
+    def _fingerprint(self) -> str:
+        return storage.fingerprint(
+            {
+                "backend": json.loads(self._backend.to_str()),
+                "chat_template": self.template.source,
+                "special_tokens": {key: str(token) for key, token in self._tokenizer.special_tokens_map.items()},
+                "settings": dataclasses.asdict(self.settings),
+                "stops": [self.stop_id, *self.eos_ids],
+                "pad_id": self.pad_id,
+            }
+        )
+
+
+def load_tokenizer(
+    source: str | os.PathLike[str], settings: TemplateSettings | None = None, *, revision: str | None = None
+) -> PromptTokenizer:
+    """A tokenizer by folder (local or gs://), hub id, or "procedural:arithmetic".
+
+    Its stop tokens include those of config.json and generation_config.json beside it. No code of the repository is run.
+    Raises ValueError when it cannot be found or read.
+    """
+    name = os.fspath(source)
+    if name == arithmetic.SOURCE:
+        return PromptTokenizer(arithmetic.tokenizer(), settings)
+    if not storage.is_local(name):
+        with tempfile.TemporaryDirectory() as temporary:
+            for file in epath.Path(name).iterdir():
+                if file.suffix in (".json", ".jinja", ".txt", ".model"):
+                    (Path(temporary) / file.name).write_bytes(storage.read_bytes(file))
+            return _load_hugging_face(temporary, settings, None)
+    return _load_hugging_face(name, settings, revision)
+
+
+def _load_hugging_face(name: str, settings: TemplateSettings | None, revision: str | None) -> PromptTokenizer:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not os.path.isdir(os.path.expanduser(name)):
+        raise ValueError(f"tokenizer {name!r}: there is no such folder")
+    name = os.path.expanduser(name) if name.startswith("~") else name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, use_fast=True, trust_remote_code=False)
+        declared = _declared_eos(name, revision)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"tokenizer {name!r} cannot be loaded: {error}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ValueError(f"tokenizer {name!r} has no fast version (tokenizer.json)")
+    return PromptTokenizer(tokenizer, settings, eos_ids=declared)
+
+
+def _declared_eos(name: str, revision: str | None) -> tuple[int, ...]:
+    """The end-of-sequence ids in generation_config.json and config.json, where there are such files."""
+    from transformers.utils.hub import cached_file
+
+    declared: list[int] = []
+    for file in ("generation_config.json", "config.json"):
+        path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+        if path is None:
+            continue
+        content: Any = storage.read_json(path)
+        eos = content.get("eos_token_id") if isinstance(content, dict) else None
+        declared += eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return tuple(declared)
+
+
+def _backend_copy(tokenizer: PreTrainedTokenizerFast) -> Any:
+    """The tokenizer's Rust half, on its own: no call on the original can switch padding or truncation on in it."""
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    return backend

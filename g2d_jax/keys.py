@@ -1,0 +1,37 @@
+"""Randomness by name: every draw comes from (seed, purpose, names…), never from batch, slot, device or host.
+
+A key is the hash of its names, so nothing needs saving: a resumed or resharded run derives the same keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+Name = str | int
+
+
+def key_data(seed: int, purpose: str, *names: Name) -> np.ndarray:
+    """Hash the names to threefry key data, uint32[2]. Strings and integers of equal text differ ("1" and 1)."""
+    text = "\x1f".join([f"i{seed}", f"s{purpose}", *(f"{type(n).__name__[0]}{n}" for n in names)])
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return np.frombuffer(digest, dtype="<u4").astype(np.uint32)
+
+
+def key(seed: int, purpose: str, *names: Name) -> jax.Array:
+    """A typed threefry key for device code, e.g. key(seed, "init")."""
+    return jax.random.wrap_key_data(key_data(seed, purpose, *names), impl="threefry2x32")
+
+
+def rng(seed: int, purpose: str, *names: Name) -> np.random.Generator:
+    """A host generator (Philox, counter based) for the same names."""
+    low, high = (int(x) for x in key_data(seed, purpose, *names))
+    return np.random.Generator(np.random.Philox(key=low | high << 32))
+
+
+def sample_keys(seed: int, purpose: str, problem_id: str, visit: int, samples: Sequence[int]) -> np.ndarray:
+    """Key data of several samples of one prompt, uint32 [len(samples), 2]; the position is folded in on the device."""
+    return np.stack([key_data(seed, purpose, problem_id, visit, sample) for sample in samples])

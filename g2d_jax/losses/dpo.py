@@ -1,0 +1,123 @@
+"""Direct preference optimisation on sequence log-probabilities.
+
+Equation 3 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495), after Rafailov et al.
+(arXiv 2305.18290); label smoothing as in conservative DPO; IPO is equation 17 of Azar et al. (arXiv 2310.12036).
+Normaliser: the number of pairs in the global batch of one optimiser step (`dpo_weights`).
+
+N: preference pairs. Log-probabilities are sums over the tokens of a response (not means), in nats; with beta 0.1.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from g2d_jax.losses.reduction import Sums, active_count, active_sum, check_same_shape, fill_inactive, weighted_sum
+
+DPOLossType = Literal["sigmoid", "ipo"]
+
+
+def dpo_weights(num_pairs: int) -> np.ndarray:
+    """Weight of each pair: 1 / (pairs in the global batch), [num_pairs] float32. Padding pairs take weight 0."""
+    return np.full((num_pairs,), 1.0 / max(num_pairs, 1), np.float32)
+
+
+def sigmoid_loss(margins: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
+    """Equation 3 per pair, -log sigmoid(margin), with a share label_smoothing of the labels taken as flipped.
+
+    margins: any shape, beta * (log-ratio of chosen - log-ratio of rejected). Same shape, float32.
+    """
+    kept, flipped = jax.nn.log_sigmoid(margins), jax.nn.log_sigmoid(-margins)
+    return -(1.0 - label_smoothing) * kept - label_smoothing * flipped
+
+
+def ipo_loss(gaps: jax.Array, beta: float) -> jax.Array:
+    """IPO per pair, (gap - 1 / (2 beta))^2: a target for the gap where the sigmoid only ever asks for more.
+
+    gaps: any shape, log-ratio per token of chosen minus that of rejected. Same shape, float32.
+    """
+    return jnp.square(gaps - 1.0 / (2.0 * beta))
+
+
+def dpo_loss(
+    policy_chosen: jax.Array,
+    policy_rejected: jax.Array,
+    ref_chosen: jax.Array,
+    ref_rejected: jax.Array,
+    weights: jax.Array,
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+    loss_type: DPOLossType = "sigmoid",
+    chosen_lengths: jax.Array | None = None,
+    rejected_lengths: jax.Array | None = None,
+) -> tuple[jax.Array, Sums]:
+    """sum(pair loss * weight) over N pairs.
+
+    policy_*, ref_*: [N] summed log-probability of each response under the policy and the reference; no gradient
+    flows into the reference. weights: [N], see `dpo_weights`; 0 marks a padding pair, whose values do not matter.
+    loss_type: "sigmoid" is equation 3; "ipo" divides each log-ratio by its response's length in tokens first, as
+    TRL does, and needs chosen_lengths and rejected_lengths [N].
+    label_smoothing: in [0, 0.5), sigmoid only; with it the loss is conservative DPO's (TRL's "sigmoid" has none).
+
+    Returns (loss, sums), scalars in float32. Sums under TRL's names, each over active pairs:
+      pairs               their number, the normaliser of all the others
+      rewards/chosen      beta * (policy - reference) of the chosen response
+      rewards/rejected    the same of the rejected one
+      rewards/margins     chosen reward - rejected reward
+      rewards/accuracies  1 where the chosen reward is strictly greater
+      logps/chosen, logps/rejected   the policy's summed log-probabilities
+    Raises ValueError for differing shapes, an unknown loss_type or a parameter out of range.
+    """
+    _check(beta, label_smoothing, loss_type, chosen_lengths, rejected_lengths)
+    inputs = (policy_chosen, policy_rejected, ref_chosen, ref_rejected)
+    names = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
+    lengths = {"chosen_lengths": chosen_lengths, "rejected_lengths": rejected_lengths}
+    check_same_shape(**dict(zip(names, inputs, strict=True)), weights=weights, **lengths)
+
+    policy_chosen, policy_rejected, ref_chosen, ref_rejected = (fill_inactive(x, weights) for x in inputs)
+    chosen_logratio = policy_chosen - jax.lax.stop_gradient(ref_chosen)
+    rejected_logratio = policy_rejected - jax.lax.stop_gradient(ref_rejected)
+    if chosen_lengths is not None and rejected_lengths is not None and loss_type == "ipo":
+        gaps = _per_token(chosen_logratio, chosen_lengths) - _per_token(rejected_logratio, rejected_lengths)
+        pair_loss = ipo_loss(gaps, beta)
+    else:
+        pair_loss = sigmoid_loss(beta * (chosen_logratio - rejected_logratio), label_smoothing)
+
+    chosen_reward, rejected_reward = beta * chosen_logratio, beta * rejected_logratio
+    metrics = {
+        "rewards/chosen": chosen_reward,
+        "rewards/rejected": rejected_reward,
+        "rewards/margins": chosen_reward - rejected_reward,
+        "rewards/accuracies": (chosen_reward > rejected_reward).astype(jnp.float32),
+        "logps/chosen": policy_chosen,
+        "logps/rejected": policy_rejected,
+    }
+    sums = {"pairs": active_count(weights)} | {name: active_sum(x, weights) for name, x in metrics.items()}
+    return weighted_sum(pair_loss, weights), sums
+
+
+def _per_token(logratio: jax.Array, lengths: jax.Array) -> jax.Array:
+    return logratio / jnp.maximum(lengths.astype(jnp.float32), 1.0)
+
+
+def _check(
+    beta: float,
+    label_smoothing: float,
+    loss_type: str,
+    chosen_lengths: jax.Array | None,
+    rejected_lengths: jax.Array | None,
+) -> None:
+    if loss_type not in ("sigmoid", "ipo"):
+        raise ValueError(f"unknown DPO loss_type {loss_type!r}; choose 'sigmoid' or 'ipo'")
+    if not beta > 0.0:
+        raise ValueError(f"beta must be positive, got {beta}; 0.1 is usual for summed log-probabilities")
+    if not 0.0 <= label_smoothing < 0.5:
+        raise ValueError(f"label_smoothing must be in [0, 0.5), got {label_smoothing}; 0 switches it off")
+    if loss_type == "ipo" and label_smoothing:
+        raise ValueError("label_smoothing belongs to loss_type 'sigmoid'; set it to 0 with 'ipo'")
+    if loss_type == "ipo" and (chosen_lengths is None or rejected_lengths is None):
+        raise ValueError("loss_type 'ipo' averages log-probabilities: pass chosen_lengths and rejected_lengths")

@@ -1,0 +1,190 @@
+"""Group relative policy optimisation, token-level clipped, with the family of normalisers that TRL names.
+
+Equation 1 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495) is the default: the loss
+is summed over the tokens and over the responses of a group and averaged over prompts, the advantage is reward minus
+group mean, with no standard deviation and no length. The KL term to the reference, whose form the paper leaves out, is
+the k3 estimator of Schulman (joschu.net/blog/kl-approx.html), weighted like the rest. The other loss types
+are those of Hugging Face TRL 1.16. With a large Adam epsilon the scale of the loss matters, so they are not
+interchangeable at one learning rate.
+
+N prompts, G responses per prompt, S sequences (all responses of one optimiser step's global batch).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from g2d_jax.losses.reduction import Sums, active_count, active_sum, check_same_shape, fill_inactive, weighted_sum
+
+GRPOLossType = Literal["sum", "grpo", "dr_grpo", "dapo", "bnpo"]
+ScaleRewards = Literal["none", "group", "batch"]
+
+STD_EPSILON = 1e-4
+"""Added to the standard deviation of rewards, as in TRL."""
+
+MAX_LOG_RATIO = 20.0
+"""Upper bound of a log-ratio before exp, so that ratio and gradient stay finite: e^20 is 4.9e8. Beyond it a token has
+no gradient. From below nothing needs a bound."""
+
+
+def group_advantages(rewards: ArrayLike, scale_rewards: ScaleRewards = "none") -> np.ndarray:
+    """Advantage of each response: its reward minus the mean of its group, optionally over a standard deviation.
+
+    rewards: [N, G], NaN for an unscorable response. Such a response is left out of mean and standard deviation and
+    gets advantage 0: it neither helps nor hurts. A group of equal rewards, or with fewer than two scorable
+    responses, gets exactly 0 throughout.
+    scale_rewards: "none" (the paper), or divide by 1e-4 + the unbiased (ddof 1) standard deviation of the "group" or
+    of all scorable rewards of the "batch" about their common mean, as in TRL.
+    Returns [N, G] float32, computed in float64 on the host. Raises ValueError for another shape, an infinite reward or
+    an unknown scale_rewards.
+    """
+    rewards = np.asarray(rewards, np.float64)
+    if rewards.ndim != 2 or 0 in rewards.shape:
+        raise ValueError(f"rewards must have shape [prompts, responses per prompt], got {rewards.shape}")
+    if np.isinf(rewards).any():
+        prompt, response = np.argwhere(np.isinf(rewards))[0]
+        raise ValueError(f"the reward of prompt {prompt}, response {response} is infinite; use NaN for unscorable")
+    scorable = ~np.isnan(rewards)
+    mean = np.where(scorable, rewards, 0.0).sum(1, keepdims=True) / np.maximum(scorable.sum(1, keepdims=True), 1)
+    lowest = np.where(scorable, rewards, np.inf).min(1, keepdims=True)
+    highest = np.where(scorable, rewards, -np.inf).max(1, keepdims=True)
+    # Equal rewards leave rounding errors of the mean, which a division by 1e-4 would turn into a signal.
+    centred = np.where(scorable & (highest > lowest), rewards - mean, 0.0)
+    return (centred / _reward_scale(rewards, centred, scale_rewards)).astype(np.float32)
+
+
+def _reward_scale(rewards: np.ndarray, centred: np.ndarray, scale_rewards: str) -> np.ndarray:
+    """What to divide centred rewards by: broadcasts against [N, G]."""
+    scorable = ~np.isnan(rewards)
+    if scale_rewards == "none":
+        return np.ones((1, 1))
+    if scale_rewards == "group":
+        freedom = np.maximum(scorable.sum(1, keepdims=True) - 1, 1)
+        return np.sqrt(np.square(centred).sum(1, keepdims=True) / freedom) + STD_EPSILON
+    if scale_rewards == "batch":
+        known = rewards[scorable]
+        return np.full((1, 1), known.std(ddof=1) if known.size > 1 else 0.0) + STD_EPSILON
+    raise ValueError(f"unknown scale_rewards {scale_rewards!r}; choose 'none', 'group' or 'batch'")
+
+
+def token_weights(
+    loss_type: GRPOLossType,
+    lengths: ArrayLike,
+    *,
+    num_prompts: int,
+    max_completion_length: int,
+    mask: ArrayLike | None = None,
+    tokens_per_step: float | None = None,
+) -> np.ndarray:
+    """Weight of every token of each sequence, with the normaliser of the whole global batch inside.
+
+    loss_type, normaliser:
+      "sum"      prompts: sum over tokens and over the group, mean over prompts (equation 1)
+      "grpo"     sequences x own length: mean over a sequence's tokens, then over sequences
+      "dr_grpo"  sequences x max_completion_length: a constant
+      "dapo"     tokens of the step; if one generation feeds several steps, TRL takes their average: tokens_per_step
+      "bnpo"     tokens of this very step. TRL takes them per micro-batch and device and averages, so that its value
+                 depends on the split; ours is TRL's for one micro-batch on one device, whatever the split
+    lengths: [S] completion tokens of every sequence in the global batch of one optimiser step.
+    num_prompts: prompts in that batch, those without any signal included.
+    mask: [S] bool, False for a sequence left out of the loss (TRL's mask_truncated_completions): weight 0, so no policy
+    term and no KL. It still counts as a sequence and in num_prompts, but not in the tokens of "dapo" and "bnpo".
+    An unscorable sequence is not masked: its advantage is 0, it counts like any other and keeps its KL term.
+    Returns [S] float32. Host side. Raises ValueError for an unknown loss_type or a number out of range.
+    """
+    lengths = np.asarray(lengths, np.int64)
+    kept = np.ones(lengths.shape, bool) if mask is None else np.asarray(mask, bool)
+    if lengths.ndim != 1 or kept.shape != lengths.shape or (lengths < 0).any():
+        raise ValueError(f"lengths and mask must be [S], lengths >= 0; got shapes {lengths.shape} and {kept.shape}")
+    if num_prompts < 1 or max_completion_length < 1:
+        raise ValueError(f"num_prompts {num_prompts} and max_completion_length {max_completion_length} must be >= 1")
+    step_tokens = max(int(lengths[kept].sum()), 1)
+    normalizers: dict[str, float | np.ndarray] = {
+        "sum": num_prompts,
+        "grpo": lengths.size * np.maximum(lengths, 1),
+        "dr_grpo": lengths.size * max_completion_length,
+        "dapo": step_tokens if tokens_per_step is None else max(tokens_per_step, 1.0),
+        "bnpo": step_tokens,
+    }
+    if loss_type not in normalizers:
+        raise ValueError(f"unknown GRPO loss_type {loss_type!r}; choose one of {', '.join(normalizers)}")
+    return np.asarray(np.where(kept, 1.0 / np.asarray(normalizers[loss_type], np.float64), 0.0), np.float32)
+
+
+def k3(logprobs: jax.Array, ref_logprobs: jax.Array) -> jax.Array:
+    """k3 estimate of KL(policy || reference) per sampled token: r - 1 - log r with r = reference / policy.
+
+    Any equal shapes, float32 nats, never negative. Log r is bounded above by MAX_LOG_RATIO.
+    """
+    log_ratio = jnp.minimum(ref_logprobs - logprobs, MAX_LOG_RATIO)
+    return jnp.expm1(log_ratio) - log_ratio
+
+
+def grpo_loss(
+    logprobs: jax.Array,
+    old_logprobs: jax.Array | None,
+    ref_logprobs: jax.Array | None,
+    advantages: jax.Array,
+    weights: jax.Array,
+    *,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    beta: float = 0.0,
+) -> tuple[jax.Array, Sums]:
+    """sum(weight * (-min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon_high) * A) + beta * k3)) over tokens.
+
+    All arrays have one shape, any. logprobs: of the sampled tokens under the policy being trained, the only input that
+    takes a gradient. old_logprobs: under the policy that sampled them; None means strictly on-policy, ratio 1.
+    ref_logprobs: under the reference; None where there is none, needed if beta is not 0.
+    advantages: of each token's sequence, see `group_advantages`. weights: see `token_weights`; 0 on prompt and padding.
+    epsilon_high: None is epsilon.
+
+    Returns (loss, sums), scalars in float32. Sums under TRL's names, each over active tokens:
+      tokens                  their number, the normaliser of all the others
+      clip_ratio/low_mean     1 where the ratio is below 1 - epsilon and A < 0: clipped, no policy gradient
+      clip_ratio/high_mean    1 where the ratio is above 1 + epsilon_high and A > 0
+      clip_ratio/region_mean  either
+      ratio                   policy / old probability, 1 when on-policy
+      kl                      k3, only with ref_logprobs
+    Raises ValueError for differing shapes, a negative parameter, or beta without a reference.
+    """
+    epsilon_high = epsilon if epsilon_high is None else epsilon_high
+    _check(epsilon, epsilon_high, beta, ref_logprobs)
+    check_same_shape(
+        logprobs=logprobs, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, advantages=advantages, weights=weights
+    )
+    old_logprobs = jax.lax.stop_gradient(logprobs if old_logprobs is None else old_logprobs)
+    logprobs, old_logprobs = fill_inactive(logprobs, weights), fill_inactive(old_logprobs, weights)
+    advantages = fill_inactive(jax.lax.stop_gradient(advantages), weights)
+
+    ratio = jnp.exp(jnp.minimum(logprobs - old_logprobs, MAX_LOG_RATIO))
+    low, high = (ratio < 1.0 - epsilon) & (advantages < 0), (ratio > 1.0 + epsilon_high) & (advantages > 0)
+    clipped = jnp.clip(jax.lax.stop_gradient(ratio), 1.0 - epsilon, 1.0 + epsilon_high)
+    # The minimum of equation 1 takes the clipped side in exactly these two cases, where it is a constant.
+    token_loss = -jnp.where(low | high, clipped, ratio) * advantages
+    metrics = {
+        "clip_ratio/low_mean": low.astype(jnp.float32),
+        "clip_ratio/high_mean": high.astype(jnp.float32),
+        "clip_ratio/region_mean": (low | high).astype(jnp.float32),
+        "ratio": ratio,
+    }
+    if ref_logprobs is not None:
+        kl = k3(logprobs, fill_inactive(jax.lax.stop_gradient(ref_logprobs), weights))
+        token_loss = token_loss + beta * kl
+        metrics["kl"] = kl
+    sums = {"tokens": active_count(weights)} | {name: active_sum(x, weights) for name, x in metrics.items()}
+    return weighted_sum(token_loss, weights), sums
+
+
+def _check(epsilon: float, epsilon_high: float, beta: float, ref_logprobs: jax.Array | None) -> None:
+    if epsilon < 0.0 or epsilon_high < 0.0:
+        raise ValueError(f"epsilon and epsilon_high must not be negative, got {epsilon} and {epsilon_high}")
+    if beta < 0.0:
+        raise ValueError(f"beta must not be negative, got {beta}")
+    if beta and ref_logprobs is None:
+        raise ValueError(f"beta {beta} needs ref_logprobs; pass them, or set beta to 0 to train without a KL term")

@@ -1,0 +1,220 @@
+"""Log-probabilities and entropies of tokens over a large vocabulary, without ever holding [N, V].
+
+With 152k words one row of 16k tokens would need 10 GB of logits, and as much again for their gradient. So tokens are
+taken in chunks, forward and backward: each chunk's logits live only inside one step of a scan, and the backward pass
+computes them again. The backward pass is written by hand so that the gradient of the head is summed over chunks in
+float32 even when the head is bfloat16 (differentiating the scan would sum it in the head's own type).
+
+N tokens, D width, V vocabulary, C tokens in a chunk, K chunks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from g2d_jax.mesh import RULES, spec
+
+CHUNK = 1024
+"""Tokens per chunk: large enough to keep a matrix unit busy, 0.6 GB of float32 logits at 152k words."""
+
+
+def transform_logits(logits: jax.Array, temperature: float | jax.Array = 1.0) -> jax.Array:
+    """Logits in float32 divided by the temperature: the one transform that sampler and trainer share.
+
+    logits: [..., V], any float type. temperature: positive; a number, or an array that broadcasts against logits.
+    Returns [..., V] float32. Raises ValueError for a number that is not positive: greedy decoding has no log-probs of
+    its own, so a caller that decodes greedily takes the argmax and passes 1.
+    """
+    if isinstance(temperature, int | float):
+        if not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}")
+        temperature = float(temperature)
+    return logits.astype(jnp.float32) / temperature
+
+
+@overload
+def token_logprobs(
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, *,
+    temperature: float = ..., chunk: int = ..., with_entropy: Literal[True] = ...,
+) -> tuple[jax.Array, jax.Array]: ...  # fmt: skip
+@overload
+def token_logprobs(
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, *,
+    temperature: float = ..., chunk: int = ..., with_entropy: Literal[False],
+) -> tuple[jax.Array, None]: ...  # fmt: skip
+@overload
+def token_logprobs(
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, *,
+    temperature: float = ..., chunk: int = ..., with_entropy: bool,
+) -> tuple[jax.Array, jax.Array | None]: ...  # fmt: skip
+def token_logprobs(
+    hidden: jax.Array,
+    head: jax.Array,
+    targets: jax.Array,
+    *,
+    temperature: float = 1.0,
+    chunk: int = CHUNK,
+    with_entropy: bool = True,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Log-probability of each target, and entropy of each next-token distribution, in nats.
+
+    hidden: [N, D], the decoder's output after its final norm, at the position that predicts the target.
+    head: [D, V]; it is multiplied in hidden's type, with float32 accumulation. targets: [N] int32. A target outside
+    [0, V) has log-probability NaN, never that of another word; with a loss weight of 0 it does no harm.
+    temperature: divides the logits, as the sampler does. chunk: most tokens at once; N need not be a multiple, and N
+    below it is one chunk without padding.
+    with_entropy: False returns None for the entropies and skips their work.
+
+    Returns (logprobs [N] float32, entropies [N] float32 or None). Both are differentiable in hidden and head, in
+    reverse mode. Softmax in float32 throughout. Raises ValueError for shapes that do not fit, N = 0, chunk < 1 or a
+    temperature that is not positive.
+    """
+    if hidden.ndim != 2 or head.ndim != 2 or hidden.shape[1] != head.shape[0] or targets.shape != hidden.shape[:1]:
+        raise ValueError(
+            f"expected hidden [N, D], head [D, V], targets [N]; got {hidden.shape}, {head.shape}, {targets.shape}"
+        )
+    if not hidden.shape[0] or chunk < 1:
+        raise ValueError(f"need at least one token and chunk >= 1, got {hidden.shape[0]} tokens and chunk {chunk}")
+    logprobs, entropies = _chunked(hidden, head, targets, float(temperature), chunk, with_entropy)
+    return logprobs, (entropies if with_entropy else None)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _chunked(
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, temperature: float, chunk: int, with_entropy: bool
+) -> tuple[jax.Array, jax.Array]:
+    return _forward(hidden, head, targets, temperature, chunk, with_entropy)[0]
+
+
+def _forward(
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, temperature: float, chunk: int, with_entropy: bool
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
+    """((logprobs, entropies), what the backward pass keeps: the inputs and two numbers per token)."""
+    cast_head = head.astype(hidden.dtype)
+
+    def step(_: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, ...]]:
+        logits = _logits(xs[0], cast_head, temperature)
+        target_logits = jnp.sum(jnp.where(_one_hot(xs[1], logits), logits, 0.0), axis=-1)
+        top = jnp.max(logits, axis=-1)
+        shifted = logits - top[:, None]
+        exponentials = jnp.exp(shifted)  # Shared by both sums: most of the cost besides the product.
+        total = jnp.sum(exponentials, axis=-1)
+        log_z = top + jnp.log(total)
+        entropies = jnp.zeros_like(log_z)
+        if with_entropy:
+            entropies = jnp.log(total) - jnp.sum(exponentials * shifted, axis=-1) / total
+        return None, (target_logits, log_z, entropies)
+
+    chunks = _split(hidden, chunk), _split(targets, chunk)
+    target_logits, log_z, entropies = (x.reshape(-1)[: targets.shape[0]] for x in jax.lax.scan(step, None, chunks)[1])
+    known = (targets >= 0) & (targets < head.shape[1])
+    logprobs = jnp.where(known, target_logits - log_z, jnp.nan)
+    return (logprobs, entropies), (hidden, head, targets, log_z, entropies)
+
+
+def _backward(
+    temperature: float, chunk: int, with_entropy: bool, kept: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array, None]:
+    """With p the softmax: d logprob / d logit = one_hot - p and d entropy / d logit = -p * (log p + entropy)."""
+    hidden, head, targets, log_z, entropies = kept
+    cast_head = head.astype(hidden.dtype)
+
+    def step(head_grad: jax.Array, xs: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
+        hidden_c, targets_c, log_z_c, entropies_c, logprob_grad, entropy_grad = xs
+        logps = _logits(hidden_c, cast_head, temperature) - log_z_c[:, None]
+        p = jnp.exp(logps)
+        grad = logprob_grad[:, None] * (_one_hot(targets_c, logps).astype(jnp.float32) - p)
+        if with_entropy:
+            grad -= entropy_grad[:, None] * p * (logps + entropies_c[:, None])
+        # Products in the model's own type, as in the forward pass; sums in float32.
+        grad = (grad / temperature).astype(hidden.dtype)
+        head_grad += jax.lax.dot_general(hidden_c, grad, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+        hidden_grad = jax.lax.dot_general(grad, cast_head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        return head_grad, hidden_grad.astype(hidden.dtype)
+
+    chunks = tuple(_split(x, chunk) for x in (hidden, targets, log_z, entropies, *grads))
+    head_grad, hidden_grad = jax.lax.scan(step, jnp.zeros(head.shape, jnp.float32), chunks)
+    hidden_grad = hidden_grad.reshape(-1, hidden.shape[1])[: hidden.shape[0]]
+    return hidden_grad, head_grad.astype(head.dtype), None
+
+
+_chunked.defvjp(_forward, _backward)
+
+
+def _logits(hidden: jax.Array, head: jax.Array, temperature: float) -> jax.Array:
+    """[C, D] x [D, V] -> [C, V] float32, divided by the temperature."""
+    return transform_logits(jnp.matmul(hidden, head, preferred_element_type=jnp.float32), temperature)
+
+
+def _one_hot(targets: jax.Array, logits: jax.Array) -> jax.Array:
+    """[C], [C, V] -> [C, V] bool. Compared, not gathered: it fuses with its neighbours and needs no scatter."""
+    return targets[:, None] == jax.lax.broadcasted_iota(targets.dtype, logits.shape, 1)
+
+
+def _split(x: jax.Array, chunk: int) -> jax.Array:
+    """[N, ...] -> [K, C, ...] with C <= chunk, zeros after the end. C is evened out, so fewer than 8 K are padding."""
+    count = -(-x.shape[0] // chunk)
+    size = -(-x.shape[0] // count)
+    if count > 1:
+        size = min(chunk, -(-size // 8) * 8)
+    padding = [(0, count * size - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
+    return jnp.pad(x, padding).reshape(count, size, *x.shape[1:])
+
+
+def sharded_token_logprobs(
+    hidden: jax.Array,
+    head: jax.Array,
+    targets: jax.Array,
+    *,
+    mesh: Mesh,
+    temperature: float = 1.0,
+    chunk: int = CHUNK,
+    with_entropy: bool = True,
+) -> tuple[jax.Array, jax.Array | None]:
+    """`token_logprobs` over a mesh: every device takes its own tokens, and the head is gathered once.
+
+    Left to the compiler, a head or tokens that are sharded would be gathered and reduced anew for every chunk. Here
+    rows are split over data and fsdp and the tokens of a row over tensor (an axis that does not divide is left out),
+    each device runs its own chunks against the whole head, and head gradients are added up once, after the last.
+
+    hidden: [R, T, D] rows of packed tokens. head: [D, V], sharded in any way; gathered in its own type. targets: [R, T]
+    int32. chunk: tokens at once on one device. Returns (logprobs [R, T], entropies [R, T] or None), float32.
+    """
+    tokens = spec(mesh, ("rows", "tokens"), targets.shape, {**RULES, "tokens": "tensor"})
+    outputs = (tokens, tokens if with_entropy else None)
+
+    def local(hidden: jax.Array, head: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        results = token_logprobs(
+            flat, head, targets.reshape(-1), temperature=temperature, chunk=chunk, with_entropy=with_entropy
+        )
+        return results[0].reshape(targets.shape), None if results[1] is None else results[1].reshape(targets.shape)
+
+    # check_vma off: the hand-written gradient of the head is per device, and shard_map's transpose adds it up.
+    split = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(PartitionSpec(*tokens, None), PartitionSpec(), tokens),
+        out_specs=outputs,
+        check_vma=False,
+    )
+    return split(hidden, head, targets)
+
+
+def sequence_sums(values: jax.Array, sequence_ids: jax.Array, num_sequences: int) -> jax.Array:
+    """Sum of token values per sequence of a packed batch: summed log-probabilities, or lengths from ones.
+
+    values: any shape, float. sequence_ids: same shape, int32, in [0, num_sequences) on the tokens that count and
+    negative on prompt and padding, where a NaN does no harm. Returns [num_sequences] float32. Raises ValueError if the
+    shapes differ.
+    """
+    if values.shape != sequence_ids.shape:
+        raise ValueError(f"values and sequence_ids must have one shape, got {values.shape} and {sequence_ids.shape}")
+    ids = sequence_ids.reshape(-1)
+    counted = jnp.where(ids >= 0, values.reshape(-1).astype(jnp.float32), 0.0)
+    return jax.ops.segment_sum(counted, jnp.maximum(ids, 0), num_sequences)

@@ -1,0 +1,64 @@
+"""Weighted sums that padding cannot poison: the one way every loss and metric here is reduced.
+
+A loss is sum(value * weight), where the weights already hold the normaliser of the whole global batch and are 0 on
+padding. Sums may therefore be added over micro-batches and devices in any split without changing the gradient.
+
+"Active" positions are those with a weight other than 0. Shapes: any, equal within one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+Sums = dict[str, jax.Array]
+"""Scalar float32 sums over active positions; see `mean_metrics` for turning them into means."""
+
+
+def fill_inactive(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Cast values to float32, with 0 wherever weights is 0.
+
+    Apply it to the inputs of a loss, before any arithmetic: a NaN or infinity on padding then reaches neither the
+    sum nor the gradient. Masking the result alone is not enough, because the gradient of a discarded branch is
+    multiplied by 0, and 0 * NaN is NaN.
+    """
+    return jnp.where(weights != 0, values.astype(jnp.float32), 0.0)
+
+
+def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Scalar float32 sum of values * weights; positions of weight 0 contribute exactly 0, whatever their value."""
+    return jnp.sum(fill_inactive(values, weights) * weights.astype(jnp.float32))
+
+
+def active_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Scalar float32 sum of values over active positions, each counted once, without gradient: for metrics.
+
+    Divided by `active_count` of the same weights this is TRL's mean over the tokens (or pairs) that carry loss.
+    """
+    return jax.lax.stop_gradient(jnp.sum(fill_inactive(values, weights)))
+
+
+def active_count(weights: jax.Array) -> jax.Array:
+    """Number of active positions, scalar float32."""
+    return jnp.sum((weights != 0).astype(jnp.float32))
+
+
+def mean_metrics(sums: Mapping[str, float | jax.Array], per: str) -> dict[str, float]:
+    """Means from sums that were added over all micro-batches (and devices) of one step.
+
+    sums: what a loss returned, added up. per: the key that counts, "tokens" or "pairs", kept undivided.
+    Without any active position every mean is NaN, since there was nothing to measure. Raises KeyError without `per`.
+    """
+    count = float(sums[per])
+    means = {name: float(value) / count if count else float("nan") for name, value in sums.items()}
+    return means | {per: count}
+
+
+def check_same_shape(**arrays: jax.Array | None) -> None:
+    """Raises ValueError that names the arrays if their shapes differ (None is skipped)."""
+    shapes = {name: tuple(array.shape) for name, array in arrays.items() if array is not None}
+    if len(set(shapes.values())) > 1:
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"these arrays must have one shape, got {listed}")

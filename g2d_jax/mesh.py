@@ -1,0 +1,89 @@
+"""The device mesh and the one table that says which logical axis lies on which mesh axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+AXES = ("data", "fsdp", "tensor")
+
+Rules = Mapping[str, str | tuple[str, ...] | None]
+
+# Logical axis -> mesh axes. Parameters: one dimension over fsdp, one over tensor. Activations: rows over data and fsdp.
+RULES: Rules = MappingProxyType(
+    {
+        "layers": None,
+        "vocab": "tensor",
+        "embed": "fsdp",
+        "heads": "tensor",
+        "kv_heads": "tensor",
+        "head_dim": None,
+        "mlp": "tensor",
+        "norm": None,
+        "rows": ("data", "fsdp"),
+    }
+)
+
+
+def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Arrange the devices as (data, fsdp, tensor); one size may be -1 and takes what is left.
+
+    Raises ValueError when the sizes do not multiply to the number of devices.
+    """
+    devices = list(jax.devices()) if devices is None else list(devices)
+    sizes = [data, fsdp, tensor]
+    if any(size != -1 and size < 1 for size in sizes) or sizes.count(-1) > 1:
+        raise ValueError(f"mesh sizes must be positive, one of them may be -1; got {dict(zip(AXES, sizes, strict=True))}")
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = len(devices) // math.prod(size for size in sizes if size != -1)
+    if math.prod(sizes) != len(devices):
+        raise ValueError(
+            f"mesh {dict(zip(AXES, sizes, strict=True))} needs {math.prod(sizes)} devices but {len(devices)} are present; "
+            "set mesh.fsdp=-1 to use them all"
+        )
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def spec(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = RULES) -> PartitionSpec:
+    """Partition an array by its logical axes. A mesh axis that does not divide the dimension is not used for it
+    (two KV heads on four tensor devices are replicated, as every tensor-parallel decoder does)."""
+    parts: list[str | tuple[str, ...] | None] = []
+    for axis, size in zip(axes, shape, strict=True):
+        target = rules[axis] if axis is not None else None
+        names = (target,) if isinstance(target, str) else (target or ())
+        names = tuple(name for name in names if mesh.shape[name] > 1)
+        ways = math.prod(mesh.shape[name] for name in names)
+        parts.append(None if ways == 1 or size % ways else (names[0] if len(names) == 1 else names))
+    return PartitionSpec(*parts)
+
+
+def sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = RULES) -> NamedSharding:
+    """NamedSharding of `spec`."""
+    return NamedSharding(mesh, spec(mesh, axes, shape, rules))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Every device holds the whole array."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def row_ways(mesh: Mesh) -> int:
+    """Into how many parts batch rows are split."""
+    return int(mesh.shape["data"] * mesh.shape["fsdp"])
+
+
+def put_rows(mesh: Mesh, array: np.ndarray, axis: int = 0) -> jax.Array:
+    """Place a host array that every process holds in full, `axis` split over the row axes (it must divide)."""
+    axes: list[str | None] = [None] * array.ndim
+    axes[axis] = "rows"
+    return put(array, sharding(mesh, axes, array.shape))
+
+
+def put(array: np.ndarray, where: NamedSharding) -> jax.Array:
+    """Place a host array that every process holds in full; works with one process and with many."""
+    return jax.make_array_from_callback(array.shape, where, lambda index: array[index])

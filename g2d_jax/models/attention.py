@@ -1,0 +1,90 @@
+"""Rotary positions, visibility masks and attention. One numerical path (XLA) for training, prefill and decode.
+
+Shapes: B rows, T queries, S keys, H query heads, K key/value heads, R = H/K, D head_dim.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from g2d_jax.models.config import ModelConfig
+
+# A segment id is group * MEMBERS + member. Tokens of member 0 form the prefix that every member of the group may
+# read: the G responses to one prompt share one copy of it. Plain packing uses member 0 only. Group 0 is padding.
+MEMBERS = 1024
+
+QUERY_BLOCK = 512
+
+
+def inverse_frequencies(config: ModelConfig) -> jax.Array:
+    """Rotary inverse frequencies, float32 [D/2], with Llama 3.1's scaling of long wavelengths where configured.
+
+    Computed on the host from the config, rounded as PyTorch rounds: under jit XLA would fold the power in another
+    precision, and at position 100,000 one unit in the last place of a frequency turns the angle by 0.006 rad.
+    """
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    freqs = np.float32(1) / np.power(config.rope_theta, exponents.astype(np.float64)).astype(np.float32)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return jnp.asarray(freqs)
+    wavelengths = np.float32(2 * np.pi) / freqs
+    length = np.float32(scaling.original_max_position_embeddings)
+    low, high, factor = (np.float32(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
+    smooth = (length / wavelengths - low) / (high - low)
+    blended = (1 - smooth) * freqs / factor + smooth * freqs
+    scaled = np.where(wavelengths > length / low, freqs / factor, np.where(wavelengths < length / high, freqs, blended))
+    return jnp.asarray(scaled)
+
+
+def rotary_table(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """cos and sin, float32 [B, T, D/2], for positions int32 [B, T]."""
+    angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(config)[None, None]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Apply rotary embeddings to x [B, T, heads, D], halves paired as Hugging Face pairs them, in float32."""
+    cos, sin = (t[:, :, None, :] for t in table)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def visible(query_ids: jax.Array, key_ids: jax.Array, offset: jax.Array | int = 0) -> jax.Array:
+    """Causal visibility inside packed segments, bool [B, T, S].
+
+    query_ids int32 [B, T], key_ids int32 [B, S]; query t sits in column offset + t. A token sees earlier columns (and
+    itself) of its own segment and of its group's prefix. Padding sees padding, so no row of the softmax is empty.
+    """
+    query, key = query_ids[:, :, None], key_ids[:, None, :]
+    same = (query == key) | ((query // MEMBERS == key // MEMBERS) & (key % MEMBERS == 0))
+    columns = offset + jnp.arange(query_ids.shape[1])
+    return same & (columns[:, None] >= jnp.arange(key_ids.shape[1])[None, :])[None]
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """Softmax attention, float32 softmax. q [B, T, H, D], k and v [B, S, K, D], mask bool [B, T, S] -> [B, T, H, D]."""
+    batch, queries, heads, dim = q.shape
+    kv_heads = k.shape[2]
+    grouped = q.reshape(batch, queries, kv_heads, heads // kv_heads, dim)
+    scores = jnp.einsum("btkrd,bskd->bkrts", grouped, k, preferred_element_type=jnp.float32) * dim**-0.5
+    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("bkrts,bskd->btkrd", weights, v).reshape(q.shape)
+
+
+def packed_attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    """Causal attention within segments; long rows go through query blocks so that memory grows with T, not T²."""
+    length = q.shape[1]
+    if length <= QUERY_BLOCK or length % QUERY_BLOCK:
+        return attend(q, k, v, visible(segment_ids, segment_ids))
+
+    @jax.checkpoint
+    def block(start: jax.Array) -> jax.Array:
+        queries = jax.lax.dynamic_slice_in_dim(q, start, QUERY_BLOCK, axis=1)
+        ids = jax.lax.dynamic_slice_in_dim(segment_ids, start, QUERY_BLOCK, axis=1)
+        return attend(queries, k, v, visible(ids, segment_ids, start))
+
+    blocks = jax.lax.map(block, jnp.arange(0, length, QUERY_BLOCK))  # [T/Q, B, Q, H, D]
+    return jnp.moveaxis(blocks, 0, 1).reshape(q.shape)

@@ -1,0 +1,200 @@
+"""A Hugging Face model folder: found or downloaded, its config read, its weight files checked by their headers.
+
+Weights are read from safetensors only, never from pickles (pytorch_model.bin), and no code of the folder is run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.decoder import Param, block_params, outer_params
+from g2d_jax.models.hf_config import config_from_hf
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = ("F32", "F16", "BF16")
+
+_DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md"]
+_HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # derived from the config, written by old transformers
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies: file, the header's shape (Hugging Face's layout) and safetensors dtype code ("BF16")."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def resolve(path_or_id: str | Path, *, revision: str | None = None) -> Path:
+    """The local folder of a model: an existing folder as it is, otherwise a hub id ("org/name") is downloaded.
+
+    Only JSON, safetensors and tokenizer files of the repository's top folder are fetched, into Hugging Face's cache.
+    Raises ValueError when neither a folder nor a readable hub repository, ImportError when huggingface_hub is absent.
+    """
+    folder = Path(path_or_id).expanduser()
+    if folder.is_dir():
+        return folder
+    name = str(path_or_id)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
+        raise ValueError(f"model {name!r} is neither an existing folder nor a hub id of the form org/name")
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise ImportError(
+            f"model {name!r} is not a local folder; downloading it needs: pip install 'g2d-jax[hub]'"
+        ) from error
+    try:
+        # The second pattern keeps out subfolders: copies in other formats, the original checkpoint.
+        found = snapshot_download(name, revision=revision, allow_patterns=_DOWNLOAD, ignore_patterns=["*/*"])
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ValueError(
+            f"model {name!r} is not a local folder and could not be downloaded ({type(error).__name__}: {error}). "
+            "Check the name; for a gated model accept its licence on the hub and log in with `hf auth login`; "
+            "without a network give the path of a downloaded folder"
+        ) from error
+    return Path(found)
+
+
+def read_config(folder: str | Path) -> ModelConfig:
+    """The ModelConfig of a model folder. Raises ValueError (see config_from_hf), also when there is no config.json."""
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no {CONFIG}: not a Hugging Face model folder, or an unfinished export")
+    raw = read_json(path)
+    try:
+        return config_from_hf(raw)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises ValueError naming the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return content
+
+
+def stored_shape(row: Param) -> tuple[int, ...]:
+    """The shape in which Hugging Face stores a parameter."""
+    return row.shape if row.flat is None else row.flat[::-1]
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor name of the architecture with its stored shape, in Hugging Face's order."""
+    shapes = {row.hf: stored_shape(row) for row in outer_params(config).values()}
+    rows = block_params(config).values()
+    for layer in range(config.num_hidden_layers):
+        shapes |= {row.hf.format(layer=layer): stored_shape(row) for row in rows}
+    return shapes
+
+
+def find_weights(folder: Path, config: ModelConfig) -> dict[str, Stored]:
+    """Every tensor of the folder by name, from the file headers alone, checked against the architecture.
+
+    Raises ValueError naming the tensor (and file) that is missing, unexpected, misshapen, truncated or of a dtype
+    other than float32, float16 and bfloat16. Of what the architecture does not know only rotary inverse frequencies
+    and a tied model's lm_head.weight (the caller compares it with the embedding) are accepted.
+    """
+    found: dict[str, Stored] = {}
+    for file in _weight_files(folder):
+        for name, stored in _read_header(file).items():
+            if name in found:
+                raise ValueError(f"tensor {name} is in both {found[name].file} and {file}")
+            found[name] = stored
+    expected = expected_shapes(config)
+    allowed = dict(expected)
+    if config.tie_word_embeddings:
+        allowed["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    found = {name: stored for name, stored in found.items() if not _HARMLESS.search(name)}
+    _refuse(folder, "missing", [name for name in expected if name not in found])
+    _refuse(folder, "not part of the architecture", [name for name in found if name not in allowed])
+    wrong = [
+        f"{name} in {stored.file.name}: {list(stored.shape)}, expected {list(allowed[name])}"
+        for name, stored in found.items()
+        if stored.shape != allowed[name]
+    ]
+    _refuse(folder, "of another shape than config.json says", wrong)
+    wrong = [f"{name}: {stored.dtype}" for name, stored in found.items() if stored.dtype not in DTYPES]
+    _refuse(folder, f"of an unsupported dtype ({', '.join(DTYPES)} are read; quantised weights are not)", wrong)
+    return found
+
+
+def _refuse(folder: Path, what: str, names: list[str]) -> None:
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        raise ValueError(f"{folder}: tensors {what}: {'; '.join(names[:_NAMED])}{more}")
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        return _indexed_files(folder)
+    if list(folder.glob("*.bin")) or list(folder.glob("*.pth")):
+        raise ValueError(
+            f"{folder} holds only pickled weights (.bin, .pth), which are not read because loading a pickle runs "
+            "code; convert it once, where you trust it, with transformers: "
+            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
+        )
+    raise ValueError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
+
+
+def _indexed_files(folder: Path) -> list[Path]:
+    """The shards the index names; every tensor it promises must be in the header of its shard."""
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, Mapping) or not all(
+        isinstance(file, str) and Path(file).name == file for file in weight_map.values()
+    ):
+        raise ValueError(f"{folder / INDEX}: weight_map must map tensor names to file names in the same folder")
+    files = {file: folder / file for file in sorted(set(weight_map.values()))}
+    for name, file in weight_map.items():
+        if not files[file].is_file():
+            raise ValueError(f"{folder}: file {file} is missing; {INDEX} says that it holds {name}")
+    headers = {file: _read_header(path) for file, path in files.items()}
+    absent = [f"{name} (by {INDEX} in {file})" for name, file in weight_map.items() if name not in headers[file]]
+    _refuse(folder, "missing", absent)
+    return list(files.values())
+
+
+def _read_header(file: Path) -> dict[str, Stored]:
+    try:
+        with safe_open(file, "np", backend="pread") as tensors:
+            views = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - not a mapping
+            return {name: Stored(file, tuple(v.get_shape()), v.get_dtype()) for name, v in views.items()}
+    except (SafetensorError, OSError) as error:
+        cut = _first_cut_tensor(file)
+        what = f"truncated: tensor {cut} ends after the end of the file; download or copy it again" if cut else error
+        raise ValueError(f"{file} is not a readable safetensors file: {what}") from error
+
+
+def _first_cut_tensor(file: Path) -> str | None:
+    """The first tensor that the file is too short for; safetensors itself only says that something is missing."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > size - 8:
+            return None
+        try:
+            header = json.loads(stream.read(length))
+            ends = {name: int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"}
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            return None
+    cut = [name for name, end in sorted(ends.items(), key=lambda item: item[1]) if 8 + length + end > size]
+    return cut[0] if cut else None

@@ -1,0 +1,159 @@
+"""The records handed from one part to the next. Follow one problem:
+
+    Problem ─► Request ─► Rollout ─► Score ─► ScoredRollout ─► Preference
+
+All are frozen, host-side and free of JAX. Token ids are what training sees; text is for rewards and readers.
+Shapes: P prompt tokens, T response tokens (the stop token included, when there is one).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+Message: TypeAlias = Mapping[str, str]
+"""One chat message: {"role": "system" | "user" | "assistant", "content": text}."""
+
+Prompt: TypeAlias = str | tuple[Message, ...]
+"""A bare problem statement, or a conversation that ends with a user message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One prompt with its reference answer.
+
+    id: stable 16 hex digits of the prompt's text alone, so the same prompt is the same problem everywhere.
+    prompt: the statement before templating, or chat messages.
+    answer: reference ("gold") answer as the data set stores it, bare LaTeX or text; None if there is none.
+    source: name of the file or data set; subset: group for reporting (subject, level), may be "".
+    solution: a worked solution if the data has one.
+    columns: every other field of the row, handed to user reward functions.
+    """
+
+    id: str
+    prompt: Prompt
+    answer: str | None = None
+    source: str = ""
+    subset: str = ""
+    solution: str | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One supervised example: the completion follows the prompt and only the completion carries loss."""
+
+    id: str
+    prompt: Prompt
+    completion: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. temperature 0 is greedy; top_p 1 and top_k 0 switch the filters off.
+
+    max_new_tokens counts the stop token. stop_ids: any of them ends the response (and stays in it).
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if not self.temperature >= 0.0:
+            raise ValueError(f"temperature must be 0 (greedy) or positive, got {self.temperature}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], where 1 switches it off, got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (off) or positive, got {self.top_k}")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Ask the sampler for samples first_sample … first_sample + num_samples - 1 of one prompt.
+
+    problem_id and visit (how often the prompt was drawn before) name the randomness, with the sample index.
+    """
+
+    problem_id: str
+    prompt_ids: np.ndarray  # [P] int32
+    params: SamplingParams
+    num_samples: int = 1
+    visit: int = 0
+    first_sample: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rollout:
+    """One sampled response.
+
+    logprobs, entropies: of the distribution each token was sampled from (after temperature and filters), in nats.
+    stop_reason: "stop" when a stop token was sampled, "length" when max_new_tokens cut it.
+    """
+
+    problem_id: str
+    visit: int
+    sample: int
+    prompt_ids: np.ndarray  # [P] int32
+    token_ids: np.ndarray  # [T] int32
+    logprobs: np.ndarray  # [T] float32
+    entropies: np.ndarray  # [T] float32
+    stop_reason: Literal["stop", "length"]
+
+
+class Verdict(enum.StrEnum):
+    """What a verifier says. TIMEOUT and UNSCORABLE are not wrong answers: see Score.reward."""
+
+    CORRECT = "correct"
+    INCORRECT = "incorrect"
+    NO_ANSWER = "no_answer"
+    TIMEOUT = "timeout"
+    UNSCORABLE = "unscorable"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """reward None means unscorable: left out of means, baselines and pairs, and counted.
+
+    answer: the final answer as extracted from the response, None when there is none.
+    """
+
+    reward: float | None
+    verdict: Verdict
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredRollout:
+    """A rollout with its text and score: one row of rollouts/*.parquet.
+
+    policy: name of the policy that sampled it ("warmup@20"), for provenance.
+    """
+
+    rollout: Rollout
+    text: str
+    score: Score
+    policy: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Preference:
+    """One (chosen, rejected) pair of the same prompt: one row of preferences/*.parquet."""
+
+    problem_id: str
+    prompt: Prompt
+    chosen: str
+    rejected: str
+    prompt_ids: np.ndarray  # [P] int32
+    chosen_ids: np.ndarray  # [Tc] int32
+    rejected_ids: np.ndarray  # [Tr] int32
+    chosen_reward: float
+    rejected_reward: float

@@ -1,0 +1,125 @@
+"""Exact comparison of parsed answers, for use inside worker processes: any of this may run for ever or fill the memory.
+
+math-verify rounds to six places and chops what is below 1e-15, so that 1/2^99 equals 1/2^98. Here numbers are
+compared by their exact difference: as rationals, otherwise by interval-checked evaluation of the difference, which is
+reliable for telling two numbers apart. Two numbers that agree in DIGITS significant digits are called equal.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import count
+from typing import Any
+
+from sympy import (
+    Expr,
+    FiniteSet,
+    Float,
+    I,
+    Interval,
+    MatrixBase,
+    Rational,
+    Tuple,
+    UnevaluatedExpr,
+    default_sort_key,
+    nan,
+    oo,
+    zoo,
+)
+from sympy.core.relational import Relational
+
+DIGITS = 300
+
+
+def numbers_equal(gold: Any, answer: Any) -> bool | None:
+    """Whether two parsed numbers are equal; None if either is not a plain number (free symbols, infinity, percent)."""
+    a, b = _number(gold), _number(answer)
+    if a is None or b is None:
+        return None
+    if a.is_Rational and b.is_Rational:
+        return bool(a == b)
+    return _is_zero(a - b)
+
+
+def rounds_to(exact: Any, decimal: Fraction, places: int) -> bool:
+    """Whether an irrational number, cut or rounded to so many places, is the given decimal."""
+    number = _number(exact)
+    if number is None or number.is_Rational:
+        return False
+    value, unit = Rational(decimal.numerator, decimal.denominator), Rational(1, 10**places)
+    size = number if decimal > 0 else -number
+    excess = (size - abs(value)).evalf(30, maxn=DIGITS)
+    return bool(excess.is_real and -unit / 2 <= excess < unit)
+
+
+def provably_different(gold: Any, answer: Any) -> bool:
+    """Whether some part of two parsed answers of the same shape differs exactly. A veto on a lenient "equal".
+
+    Numbers are compared exactly, tuples, sets, intervals and matrices by their elements, and expressions with the same
+    symbols at two points.
+    """
+    equal = numbers_equal(gold, answer)
+    if equal is not None:
+        return not equal
+    if isinstance(gold, Interval) and isinstance(answer, Interval):
+        return any(map(provably_different, gold.args[:2], answer.args[:2]))
+    if isinstance(gold, Relational) and isinstance(answer, Relational):
+        return bool(gold.lhs == answer.lhs) and provably_different(gold.rhs, answer.rhs)
+    a, b = _elements(gold), _elements(answer)
+    if a is not None and b is not None:
+        return len(a) == len(b) and any(map(provably_different, a, b))
+    if isinstance(gold, Expr) and isinstance(answer, Expr):
+        return _differ_at_points(gold, answer)
+    return False
+
+
+def _number(expr: Any) -> Expr | None:
+    """The exact value of an expression without symbols; decimals become rationals, a lone i the imaginary unit."""
+    if not isinstance(expr, Expr) or expr.has(UnevaluatedExpr):
+        return None
+    symbols = expr.free_symbols
+    if symbols and {symbol.name for symbol in symbols} != {"i"}:
+        return None
+    exact = expr.xreplace({atom: Rational(str(atom)) for atom in expr.atoms(Float)} | dict.fromkeys(symbols, I)).doit()
+    if not isinstance(exact, Expr) or exact.has(nan, zoo, oo) or not exact.is_number:
+        return None
+    return exact
+
+
+def _is_zero(difference: Expr) -> bool | None:
+    value = difference.evalf(30, maxn=DIGITS)
+    if not value.is_number:
+        return None
+    for part in value.as_real_imag():
+        if isinstance(part, Float):
+            if part._prec > 1 and part != 0:  # sympy marks a value of which it knows no digit by precision 1
+                return False
+        elif not part.is_Rational:
+            return None
+        elif part != 0:
+            return False
+    return True
+
+
+def _elements(expr: Any) -> list[Any] | None:
+    if isinstance(expr, MatrixBase):
+        return list(expr.flat())
+    if isinstance(expr, FiniteSet):
+        return sorted(expr.args, key=_set_order)
+    return list(expr.args) if isinstance(expr, Tuple) else None
+
+
+def _set_order(element: Any) -> Any:
+    return default_sort_key(element.evalf(30) if isinstance(element, Expr) else element)
+
+
+def _differ_at_points(gold: Expr, answer: Expr) -> bool:
+    names = sorted({symbol.name for symbol in gold.free_symbols})
+    if not names or names != sorted({symbol.name for symbol in answer.free_symbols}):
+        return False
+    for offset in (3, 11):
+        point = dict(zip(names, (Rational(n * n + offset, 7 * n + 1) for n in count(1)), strict=False))
+        values = (expr.xreplace({s: point[s.name] for s in expr.free_symbols}) for expr in (gold, answer))
+        if numbers_equal(*values) is False:
+            return True
+    return False

@@ -1,0 +1,118 @@
+r"""Find the final answer in a response. Model text is hostile: every search is linear in its length, none recurses.
+
+What counts:
+1. the last balanced, non-empty `\boxed{...}` or `\fbox{...}` (or the brace-less `\boxed 5`);
+2. without one, whichever comes last of
+   - "final answer is ..." followed by `$...$`, a number or a choice letter,
+   - GSM8K's `#### N` on a line of its own, where N is a number.
+A number in prose is not an answer: a policy that is paid for it learns to list numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+_THINK_TAG = re.compile(r"</?think>")
+# One token per match, so that `\{` and `\\` are never mistaken for a brace or for the start of a command.
+_BRACE_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|(?P<open>\{)|(?P<close>\})|\\.", re.DOTALL)
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox)[ \t]*([-+]?\d[\d,.]*(?<![,.])|[A-Za-z](?![A-Za-z]))")
+_EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
+
+_NUMBER = r"[-+\u2212]?\$?[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?(?:\s?\\?%)?"
+_FINAL_ANSWER = re.compile(r"final\s+answer\*{0,2}(?:\s+is|\s*[:=])[\s:*=]{0,20}", re.IGNORECASE)
+_FINAL_WINDOW = 4096  # characters after "final answer is" that are looked at
+_FINAL_VALUE = re.compile(
+    r"\$\$(?P<display>[^$]+)\$\$"
+    r"|\$(?P<dollar>(?:[^$\\]|\\.)+)\$"
+    r"|\\\((?P<paren>.+?)\\\)"
+    r"|\\\[(?P<bracket>.+?)\\\]"
+    rf"|(?P<number>{_NUMBER})(?!\w|\.\d|\s*[\^*/=+\\(\u00d7\u2212-])"
+    r"|(?P<letter>\([A-Z]\)|[A-Z](?=[.,;)*]|\s*$))",
+    re.DOTALL,
+)
+_HASHES = re.compile(rf"^[ \t]*####[ \t]*({_NUMBER})[ \t]*\.?[ \t\r]*$", re.MULTILINE)
+
+
+def answer_text(text: str) -> str | None:
+    """The part of a response in which an answer counts: what follows the last `</think>`.
+
+    Text without think tags counts whole. None when a `<think>` was opened and never closed: the response was cut before
+    it answered. Where the template itself ends with `<think>`, hand in `"<think>" + text`.
+    """
+    last = _last(_THINK_TAG, text)
+    if last is None:
+        return text
+    return text[last.end() :] if last.group() == "</think>" else None
+
+
+def final_answer(text: str) -> str | None:
+    """The final answer of a response as written, stripped, or None when it gives none. See the module for the rules."""
+    counted = answer_text(text)
+    if counted is None:
+        return None
+    boxed = _last_box(counted)
+    if boxed is not None:
+        return boxed
+    return max(_last_final_answer(counted), _last_hashes(counted))[1] or None
+
+
+def solution_answer(solution: str) -> str | None:
+    r"""The reference answer inside a worked solution: GSM8K's last `#### N` line, otherwise MATH's last `\boxed{...}`.
+
+    For data loading. Here the rest of the `####` line is taken as it stands, since the text is a data set's and not a
+    model's.
+    """
+    _, mark, tail = solution.rpartition("####")
+    if mark:
+        return tail.split("\n", 1)[0].strip() or None
+    return _last_box(solution)
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    matches = deque(pattern.finditer(text), maxlen=1)
+    return matches[0] if matches else None
+
+
+def _boxes(text: str) -> list[str]:
+    """Contents of the balanced boxes that are not inside another balanced box, in order."""
+    open_braces: list[tuple[int, bool]] = []  # (where its content starts, whether it opens a box)
+    spans: list[tuple[int, int]] = []
+    for token in _BRACE_TOKEN.finditer(text):
+        if token["close"] is None:
+            if token["box"] or token["open"]:
+                open_braces.append((token.end(), token["box"] is not None))
+        elif open_braces:
+            start, is_box = open_braces.pop()
+            if is_box:
+                while spans and spans[-1][0] > start:  # boxes inside this one
+                    spans.pop()
+                spans.append((start, token.start()))
+    return [text[start:end] for start, end in spans]
+
+
+def _last_box(text: str) -> str | None:
+    if "\\boxed" not in text and "\\fbox" not in text:
+        return None
+    contents = [content for content in (box.strip() for box in _boxes(text)) if content]
+    if contents:
+        return contents[-1]
+    bare = _BARE_BOX.findall(text)
+    return bare[-1] if bare else None
+
+
+def _last_final_answer(text: str) -> tuple[int, str]:
+    """(where it stands, answer), or (-1, "")."""
+    last = _last(_FINAL_ANSWER, text)
+    if last is None:
+        return -1, ""
+    value = _FINAL_VALUE.match(text[last.end() : last.end() + _FINAL_WINDOW])
+    if value is None or value.lastgroup is None:
+        return -1, ""
+    return last.start(), _EMPTY_BOX.sub("", value.group(value.lastgroup)).strip()
+
+
+def _last_hashes(text: str) -> tuple[int, str]:
+    """(where it stands, number), or (-1, "")."""
+    last = _last(_HASHES, text)
+    return (-1, "") if last is None else (last.start(), last.group(1).strip())

@@ -1,0 +1,157 @@
+"""Rewards as one kind of callable, from the verifier or from a function of the user's own.
+
+A user's function has TRL's signature and is named by import path, "package.module:function":
+
+    def reward(prompts, completions, completion_ids, **columns) -> list[float | None]
+
+Completions are strings, or [{"role": "assistant", "content": text}] where the prompt is a chat. Columns are `answer`,
+`solution` and the other fields of the data, one list each. None means: this one cannot be scored.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from g2d_jax.records import Problem, Score, Verdict
+from g2d_jax.rewards.extract import final_answer
+from g2d_jax.rewards.pool import VerifierPool
+
+RewardFunction: TypeAlias = Callable[..., Sequence[float | None] | np.ndarray]
+"""`f(prompts, completions, completion_ids, **columns)`, one number or None per completion."""
+
+Scorer: TypeAlias = Callable[[Sequence[Problem], Sequence[str], Sequence[np.ndarray]], list[Score]]
+"""`scorer(problems, texts, token_ids)`: one Score per response, in order. token_ids: [T] int32 each."""
+
+_RESERVED = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
+
+
+def load_reward(path: str) -> RewardFunction:
+    """Import a reward function by "package.module:function". Raises ValueError with what to do."""
+    module_name, colon, name = path.partition(":")
+    if not (colon and module_name and name):
+        raise ValueError(f"reward {path!r} is not an import path: write it as 'package.module:function'")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"reward {path!r}: cannot import {module_name!r} ({error}); "
+            "install it, or put the folder it lies in on PYTHONPATH"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        candidates = [key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_"]
+        raise ValueError(
+            f"reward {path!r}: {module_name!r} has no function {name!r}; it has {', '.join(candidates) or 'none'}"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def call_reward(
+    function: RewardFunction, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
+) -> list[float | None]:
+    """Call a reward function as TRL does and check what it returns.
+
+    Columns that the function does not name are left out when it takes no `**columns`. Raises ValueError for a result
+    of the wrong length or type, or one that is not finite.
+    """
+    if not len(problems) == len(texts) == len(token_ids):
+        raise ValueError(
+            f"rewards need as many problems as responses, got {len(problems)}, {len(texts)}, {len(token_ids)}"
+        )
+    arguments: dict[str, Any] = {
+        "prompts": [_plain_prompt(problem) for problem in problems],
+        "completions": [_completion(problem, text) for problem, text in zip(problems, texts, strict=True)],
+        "completion_ids": [np.asarray(ids).tolist() for ids in token_ids],
+        **_columns(problems),
+    }
+    result = function(**_accepted(function, arguments))
+    return _checked(getattr(function, "__name__", repr(function)), result, len(texts))
+
+
+def verifier_scorer(pool: VerifierPool) -> Scorer:
+    """Score against `Problem.answer` with math-verify."""
+
+    def scorer(problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]) -> list[Score]:
+        return pool.score([problem.answer for problem in problems], texts)
+
+    return scorer
+
+
+def function_scorer(function: RewardFunction, correct_above: float = 0.5) -> Scorer:
+    """Score with a user's function.
+
+    The reward is what the function returns; a reward above `correct_above` counts as CORRECT (for accuracy and pairs),
+    any other as INCORRECT, and None is UNSCORABLE.
+    """
+    if not math.isfinite(correct_above):
+        raise ValueError(f"correct_above must be a finite number, got {correct_above}")
+
+    def scorer(problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]) -> list[Score]:
+        rewards = call_reward(function, problems, texts, token_ids)
+        return [
+            Score(reward=reward, verdict=_verdict(reward, correct_above), answer=final_answer(text))
+            for reward, text in zip(rewards, texts, strict=True)
+        ]
+
+    return scorer
+
+
+def _verdict(reward: float | None, correct_above: float) -> Verdict:
+    if reward is None:
+        return Verdict.UNSCORABLE
+    return Verdict.CORRECT if reward > correct_above else Verdict.INCORRECT
+
+
+def _plain_prompt(problem: Problem) -> str | list[dict[str, str]]:
+    if isinstance(problem.prompt, str):
+        return problem.prompt
+    return [dict(message) for message in problem.prompt]
+
+
+def _completion(problem: Problem, text: str) -> str | list[dict[str, str]]:
+    return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def _columns(problems: Sequence[Problem]) -> dict[str, list[Any]]:
+    """One list per field of the data; None where a problem lacks it."""
+    names = sorted({name for problem in problems for name in problem.columns} - _RESERVED)
+    columns: dict[str, list[Any]] = {name: [problem.columns.get(name) for problem in problems] for name in names}
+    return columns | {
+        "answer": [problem.answer for problem in problems],
+        "solution": [problem.solution for problem in problems],
+    }
+
+
+def _accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return arguments
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def _checked(name: str, result: Any, expected: int) -> list[float | None]:
+    if inspect.iscoroutine(result):
+        result.close()
+        raise ValueError(f"reward {name} is an async function; make it a plain one that returns a list")
+    if not isinstance(result, Sequence | np.ndarray) or isinstance(result, str) or len(result) != expected:
+        size = f"{len(result)} values" if hasattr(result, "__len__") else type(result).__name__
+        raise ValueError(f"reward {name} must return a list of {expected} numbers, one per completion, got {size}")
+    return [_number(name, index, value) for index, value in enumerate(result)]
+
+
+def _number(name: str, index: int, value: Any) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
+        raise ValueError(
+            f"reward {name} returned {value!r} for completion {index}; "
+            "return a finite number, or None for one that cannot be scored"
+        )
+    return float(value)

@@ -1,0 +1,159 @@
+r"""Bring LaTeX answers into one spelling, without changing what they mean.
+
+`clean` keeps valid LaTeX (it is what math-verify parses); `canonical` goes on to a key for string comparison.
+Every pattern is linear in the length of its input; nothing recurses.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_SYMBOLS = str.maketrans(
+    {
+        "\u2212": "-", "\u2010": "-", "\u2011": "-", "\u2012": "-", "\u2013": "-", "\ufe63": "-",
+        "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot ", "\u2219": r"\cdot ", "\u00f7": "/",
+        "\u2044": "/", "\u2215": "/", "\u03c0": r"\pi ", "\u221e": r"\infty ", "\u2264": r"\le ", "\u2265": r"\ge ",
+        "\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u00b0": r"^\circ ",
+        "\u00b1": r"\pm ", "\u2205": r"\emptyset ", "\u211d": r"\mathbb{R}", "\u03b1": r"\alpha ",
+        "\u03b2": r"\beta ", "\u03b3": r"\gamma ", "\u03b8": r"\theta ", "\u03bb": r"\lambda ", "\u03c6": r"\phi ",
+        "\u3002": ".", "\u3001": ",", "\u2248": r"\approx ", "\u2032": "'",
+    }
+)  # fmt: skip
+_THIN_SPACES = str.maketrans(dict.fromkeys("\u00a0\u2006\u2007\u2008\u2009\u200a\u202f\u205f", r"\,"))
+_SUPERSCRIPT = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b\u207f]+")
+_SUBSCRIPT = re.compile("[\u2080-\u2089\u208a\u208b]+")
+_VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
+_ROOT = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[A-Za-z])|\\(([^()]*)\\))?")
+
+_REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"[\s\x00-\x1f\x7f\ud800-\udfff\u200b-\u200f\ufeff]+", " "),
+        (r"(?<!\\)\\[()\[\]](?!\d*pt)", " "),  # math delimiters
+        (r"(?<!\\)\$", " "),
+        (r"\*\*|`", ""),  # Markdown
+        (r"\\(?:displaystyle|textstyle|limits)(?![A-Za-z])", ""),
+        (r"\\(?:left|right)\s*\.", ""),
+        (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
+        (r"(?<=\d)(?:,\s*\\!\s*|\\[,!;:]\s*|\s*\{,\}\s*)(?=\d{3}(?!\d))", ""),  # thousands: 1\,234, 1{,}234, 1,\!234
+        (r"(?<!\\)\\!", ""),
+        (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:mbox|text(?:bf|it|rm|normal|sf)|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
+        (r"\\text\s*\{\s*\}", ""),
+        (r" {2,}", " "),  # from here on no rule can meet a long run of spaces
+        (r",? ?\\text ?\{ ?(?:and|or) ?\} ?", ", "),
+        (r",? (?:and|or) ", ", "),
+        (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\degree(?![A-Za-z])|\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^\\circ "),
+        (r"\\(?:lbrace)(?![A-Za-z])\s*", r"\\{"),
+        (r"\\(?:rbrace)(?![A-Za-z])\s*", r"\\}"),
+        (r"\\(?:geq(?:slant)?|geqslant)(?![A-Za-z])", r"\\ge"),
+        (r"\\(?:leq(?:slant)?|leqslant)(?![A-Za-z])", r"\\le"),
+        (r"\\(?:varnothing)(?![A-Za-z])", r"\\emptyset"),
+        (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
+        (r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}"),
+        (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
+        (r"(?<![\d.])\.(?=\d)", "0."),
+        (r" {2,}", " "),
+    )
+)
+_REPEATING = re.compile(
+    r"(?<![\d.])(\d{1,60})\.(\d{0,60})\\(?:overline|bar|dot)\s*(?:\{\s*(\d{1,60})\s*\}|(\d))(?![\d\\])"
+)
+# "0.333...": three equal digits before the dots say which one goes on.
+_ENDLESS = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{0,60}?)(\d)\3{2,60}\s*(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))")
+_DOUBLE_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z])")
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_DIGIT_GAP = re.compile(r"(?<=\d) (?=\d)")
+_SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
+
+
+def clean(latex: str) -> str:
+    """One spelling of an answer that is still LaTeX: unicode, spaces, delimiters, shorthand, trailing period.
+
+    The meaning is kept: units, signs, brackets and the order of elements stay. Repeating decimals become fractions.
+    """
+    text = latex if latex.isascii() else _from_unicode(latex)
+    if "\\\\" in text and not re.search(r"\\begin|\\cr", text):
+        text = _DOUBLE_BACKSLASH.sub(r"\\", text)  # "\\frac" from a response that escaped twice
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    text = _ENDLESS.sub(r"\1.\2\\overline{\3}", text)
+    text = _REPEATING.sub(_repeating_fraction, text)
+    return _trim(text)
+
+
+def canonical(cleaned: str) -> str:
+    r"""The key under which two cleaned answers are the same string: no spaces, `\text`, degree or currency signs."""
+    text = _TEXT.sub(r"\1", cleaned)
+    text = text.replace(r"^\circ", "").replace(r"\$", "").replace(r"\%", "%")
+    text = _DIGIT_GAP.sub("\x1f", text.strip())  # "1 2" is not "12"
+    return _SHORT_SCRIPT.sub(r"\1\2", text.replace(" ", "")).rstrip(".")
+
+
+def plain_text(cleaned: str) -> str | None:
+    r"""The words of an answer that is text, casefolded: `\text{Evelyn}` gives "evelyn". None for mathematics."""
+    text = _TEXT.sub(r"\1", cleaned).strip()
+    words = text.replace("-", " ").replace("'", "").split()
+    if not words or not all(word.isalpha() for word in words):
+        return None
+    return " ".join(words).casefold()
+
+
+def _from_unicode(text: str) -> str:
+    text = text.translate(_THIN_SPACES)
+    text = _SUPERSCRIPT.sub(lambda found: "^{" + unicodedata.normalize("NFKC", found.group()) + "}", text)
+    text = _SUBSCRIPT.sub(lambda found: "_{" + unicodedata.normalize("NFKC", found.group()) + "}", text)
+    text = _VULGAR.sub(_vulgar_fraction, text)
+    text = unicodedata.normalize("NFKC", text)
+    text = "".join(char if char.isascii() else _ascii_digit(char) for char in text)
+    return _ROOT.sub(_square_root, text).translate(_SYMBOLS)
+
+
+def _ascii_digit(char: str) -> str:
+    value = unicodedata.decimal(char, None)
+    return char if value is None else str(value)
+
+
+def _vulgar_fraction(found: re.Match[str]) -> str:
+    above, _, below = unicodedata.normalize("NFKC", found.group()).partition("\u2044")
+    return rf"\frac{{{above}}}{{{below}}}"
+
+
+def _square_root(found: re.Match[str]) -> str:
+    inside = found.group(1) or found.group(2)
+    return rf"\sqrt{{{inside}}}" if inside else r"\sqrt "
+
+
+def _repeating_fraction(found: re.Match[str]) -> str:
+    whole, fixed, repeating = found.group(1), found.group(2), found.group(3) or found.group(4)
+    above = int(whole + fixed + repeating) - int(whole + fixed)
+    below = 10 ** len(fixed) * (10 ** len(repeating) - 1)
+    return rf"\frac{{{above}}}{{{below}}}"
+
+
+def _trim(text: str) -> str:
+    """Strip spaces, a trailing period or comma, and braces or boxes that wrap the whole answer (a few at most)."""
+    for _ in range(8):
+        before = text
+        text = text.strip()
+        if not text.endswith(("...", "\\,", "\\;", "\\:")):
+            text = text.rstrip(" ,;:?").removesuffix(".")
+        text = text.lstrip(" ,;:=")
+        for opening in ("\\boxed{", "\\fbox{", "{"):
+            if text.startswith(opening) and text.endswith("}") and _wraps(text, len(opening)):
+                text = text[len(opening) : -1]
+        if text == before:
+            break
+    return text
+
+
+def _wraps(text: str, start: int) -> bool:
+    """Whether the brace opened just before `start` is the one closed by the last character."""
+    depth = 1
+    for token in re.finditer(r"\\.|[{}]", text[start:-1]):
+        depth += {"{": 1, "}": -1}.get(token.group(), 0)
+        if depth == 0:
+            return False
+    return depth == 1 and not text.endswith("\\}")

@@ -1,0 +1,176 @@
+r"""Is this answer the reference answer? In two steps: what can be decided exactly and cheaply, then math-verify.
+
+`quick_verdict` is pure, linear in its input and safe on hostile text; it decides most answers. `grade` imports sympy
+and may run for ever: call it in a worker only (pool.py). Both put the reference ("gold") first, and decide exactly
+before anything is rounded.
+"""
+
+from __future__ import annotations
+
+import re
+
+from g2d_jax.records import Verdict
+from g2d_jax.rewards.normalise import canonical, clean, plain_text
+from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, HEDGES, based_number, parse_quantity, same_quantity
+
+MAX_QUICK_CHARS = 100_000
+"""Longer texts are compared as they stand, without normalisation."""
+
+_ASSIGNMENT = re.compile(r"((?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?)\s*=\s*([^=<>]+)")
+_CHOICE = re.compile(r"\(?([A-J])\)?")
+_CHOICE_WITH_TEXT = re.compile(
+    r"(?:\(([A-J])\)|([A-J])[.:)])(?:\s|\\|$)(?!.*(?<![A-Za-z])[A-J](?![A-Za-z])).*", re.DOTALL
+)
+_COMMAND = re.compile(r"\\text\s*\{[^{}]*\}|\\[A-Za-z]+")
+_LETTER = re.compile(r"[A-Za-z<>]")
+_TEXT_UNIT = re.compile(r"\s*\\text\s*\{([^{}0-9]*)\}\s*(?:\^\s*\{?\d\}?)?$")
+
+
+def quick_verdict(gold: str, answer: str) -> bool | None:
+    """True or False where strings or exact rational arithmetic decide; None means "ask math-verify".
+
+    An empty gold is never matched.
+    """
+    if max(len(gold), len(answer)) > MAX_QUICK_CHARS:
+        return True if gold == answer else None
+    a, b = _pair(gold, answer)
+    if not a:
+        return False
+    if a == b or canonical(a) == canonical(b):
+        return True
+    for rule in (_same_choice, _same_based, _same_number, _same_words):
+        verdict = rule(a, b)
+        if verdict is not None:
+            return verdict
+    return None
+
+
+def grade(gold: str, answer: str) -> Verdict:
+    """The verdict of the whole verifier. Unbounded in time and memory: for worker processes.
+
+    UNSCORABLE when the gold is neither the same string nor anything math-verify can parse: such a row says nothing
+    about the answer. An answer that does not parse is INCORRECT.
+    """
+    quick = quick_verdict(gold, answer)
+    if quick is not None:
+        return Verdict.CORRECT if quick else Verdict.INCORRECT
+    a, b = _keep_case(*(_without_unit(text) for text in _pair(gold, answer)))
+    golds = _parse(a)
+    if not golds:
+        return Verdict.UNSCORABLE
+    correct = any(_same_expression(x, y) or _approximates(x, a, y, b) for y in _parse(b) for x in golds)
+    return Verdict.CORRECT if correct else Verdict.INCORRECT
+
+
+def _pair(gold: str, answer: str) -> tuple[str, str]:
+    """Both cleaned; of a computation such as `2+3 = 5, 5+5 = 10` only the last result is the answer.
+
+    That is done where no letter is involved and the gold is no equation: in `x=2, y=3` nothing is a last result.
+    """
+    a, b = clean(gold), clean(answer)
+    if "=" in b and "=" not in a and not _LETTER.search(_COMMAND.sub("", b)):
+        b = b.rpartition("=")[2].strip()
+    return a, b
+
+
+def _same_choice(gold: str, answer: str) -> bool | None:
+    """Multiple choice: `C`, `(C)`, `\\text{(C)}` and `(C) 12` name the same letter."""
+    letter = _CHOICE.fullmatch(_unwrap_text(gold))
+    if letter is None:
+        return None
+    text = _unwrap_text(answer)
+    given = _CHOICE.fullmatch(text.upper()) or _CHOICE_WITH_TEXT.fullmatch(text)
+    return None if given is None else letter[1] == (given[1] or given[given.lastindex or 1])
+
+
+def _same_based(gold: str, answer: str) -> bool | None:
+    """Numerals with a base: by value when both name one; digits without a base stand for the gold's base."""
+    a, b = based_number(gold), based_number(answer)
+    if a is not None and b is not None:
+        return int(*a) == int(*b)
+    if a is not None and answer.lstrip("-").isdigit():
+        return a[0] == answer
+    return None
+
+
+def _same_number(gold: str, answer: str) -> bool | None:
+    """Plain numbers with harmless units; `x =` in front counts only if both have it."""
+    left, right = _ASSIGNMENT.fullmatch(gold), _ASSIGNMENT.fullmatch(answer)
+    if left is not None and right is not None and left[1] != right[1]:
+        return None
+    a = parse_quantity(left[2].strip() if left else gold)
+    b = parse_quantity(right[2].strip() if right else answer)
+    return None if a is None or b is None else same_quantity(a, b)
+
+
+def _same_words(gold: str, answer: str) -> bool | None:
+    """Text answers. Only a gold that is marked as text can tell that another word is wrong: `ab` may be a product."""
+    a, b = plain_text(gold), plain_text(answer)
+    if a is None or len(a) < 2:
+        return None
+    if a == b:
+        return True
+    if gold.startswith("\\text") and (b is not None or parse_quantity(answer) is not None):
+        return False
+    return None
+
+
+def _unwrap_text(cleaned: str) -> str:
+    return re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", cleaned).strip()
+
+
+def _without_unit(cleaned: str) -> str:
+    """Drop a `\\text{...}` at the end, unless it is all there is or says more than a unit does ("or", "not")."""
+    found = _TEXT_UNIT.search(cleaned)
+    if found is None or not HEDGES.isdisjoint(found[1].lower().split()):
+        return cleaned
+    return cleaned[: found.start()] or cleaned
+
+
+def _keep_case(gold: str, answer: str) -> tuple[str, str]:
+    """Rename capital variables whose small letter occurs too: math-verify reads R and r as one, R^2-r^2 as 0."""
+    letters = set(_COMMAND.sub(" ", gold + " " + answer))
+    clashes = "".join(sorted(letter for letter in letters if "A" <= letter <= "Z" and letter.lower() in letters))
+    if not clashes:
+        return gold, answer
+    variable = re.compile(rf"(?P<command>\\text\s*\{{[^{{}}]*\}}|\\[A-Za-z]+)|(?P<letter>[{clashes}])(?!\s*_)")
+    renamed = [variable.sub(lambda m: m["command"] or f"{m['letter']}_{{99}}", text) for text in (gold, answer)]
+    return renamed[0], renamed[1]
+
+
+def _parse(cleaned: str) -> list[object]:
+    """Parse bare LaTeX with math-verify; [] when it cannot be read."""
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse
+
+    # Units are ours to judge: math-verify would drop the "m" of "5m" and the unit of "5 cm" against "5 m".
+    config = NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+    )
+    targets = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=config)]
+    wrapped = "$" + cleaned.replace("\\$", "") + "$"
+    parsed: list[object] = parse(wrapped, targets, fallback_mode="no_fallback", parsing_timeout=None)
+    return parsed
+
+
+def _same_expression(gold: object, answer: object) -> bool:
+    from math_verify import verify
+
+    from g2d_jax.rewards.exact import numbers_equal, provably_different
+
+    equal = numbers_equal(gold, answer)
+    if equal is not None:
+        return equal
+    lenient = verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None)
+    return bool(lenient) and not provably_different(gold, answer)
+
+
+def _approximates(gold: object, gold_text: str, answer: object, answer_text: str) -> bool:
+    """Whether one side is a decimal of at least six places of the other, an irrational number (quantity: fractions)."""
+    from g2d_jax.rewards.exact import rounds_to
+
+    for exact, text in ((gold, answer_text), (answer, gold_text)):
+        decimal = parse_quantity(text)
+        if decimal is not None and decimal.places >= APPROXIMATION_PLACES:
+            return rounds_to(exact, decimal.value, decimal.places)
+    return False

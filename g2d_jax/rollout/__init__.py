@@ -1,0 +1,1 @@
+"""Generation: the sampling distribution, and a batched sampler with slot refill."""

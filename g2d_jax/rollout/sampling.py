@@ -1,0 +1,100 @@
+"""From logits to a token: temperature, exact top-k and top-p, one draw a row.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Draw(NamedTuple):
+    """token int32 [B]; logprob and entropy float32 [B], in nats, of the distribution the token was drawn from."""
+
+    token: jax.Array
+    logprob: jax.Array
+    entropy: jax.Array
+
+
+def filter_logits(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
+    """Keep the top_k largest logits (0: all) and of those the smallest set whose mass reaches top_p; others -inf.
+
+    logits float32 [B, V], top_k int32 [B], top_p float32 [B]. Exact: one full sort. Equal logits are ranked by index,
+    so exactly top_k tokens stay. The mass of top_p is that of the distribution after top_k, as in transformers.
+    """
+    order = jnp.argsort(-logits, axis=-1, stable=True)
+    rank = jnp.argsort(order, axis=-1)
+    limit = jnp.where(top_k > 0, top_k, logits.shape[-1])[:, None]
+    kept = jnp.where(rank < limit, logits, -jnp.inf)
+    sorted_probs = jnp.take_along_axis(jax.nn.softmax(kept, axis=-1), order, axis=-1)
+    before = jnp.cumsum(sorted_probs, axis=-1) - sorted_probs  # mass of everything ranked higher
+    inside = (before < top_p[:, None]) | (top_p[:, None] >= 1.0)
+    return jnp.where(jnp.take_along_axis(inside, rank, axis=-1), kept, -jnp.inf)
+
+
+def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
+    """Two uniforms in [0, 1) a row: float32 [B, 2] from key data uint32 [B, 2] and response positions int32 [B]."""
+
+    def one(data: jax.Array, position: jax.Array) -> jax.Array:
+        key = jax.random.wrap_key_data(data, impl="threefry2x32")
+        return jax.random.uniform(jax.random.fold_in(key, position), (2,))
+
+    return jax.vmap(one)(keys, positions)
+
+
+def running_sum(x: jax.Array) -> jax.Array:
+    """Inclusive cumulative sum of [..., N] as a product with a triangle: one fast exact-float32 operation."""
+    triangle = jnp.triu(jnp.ones((x.shape[-1],) * 2, x.dtype))
+    return jnp.matmul(x, triangle, precision=jax.lax.Precision.HIGHEST)
+
+
+def first_above(cumulative: jax.Array, uniform: jax.Array) -> jax.Array:
+    """Index [B] of the first entry of cumulative [B, N] above uniform * total. Its own mass is positive."""
+    threshold = uniform * cumulative[:, -1]
+    return jnp.sum(cumulative <= threshold[:, None], axis=-1)
+
+
+def inverse_cdf(probs: jax.Array, uniform: jax.Array) -> jax.Array:
+    """Draw from unnormalised probs float32 [B, V] with uniforms [B, 2]: int32 [B].
+
+    Two levels, each with its own uniform: first a block of the vocabulary, then a token in it. Float32 sums stay short,
+    and a token far rarer than the uniform's step of 2^-23 keeps its probability. Needs 2 random numbers, not V.
+    """
+    rows, vocab = probs.shape
+    block = min(vocab, max(128, 1 << ((vocab - 1).bit_length() + 1) // 2))
+    blocks = -(-vocab // block)
+    grid = jnp.pad(probs, ((0, 0), (0, blocks * block - vocab))).reshape(rows, blocks, block)
+    chosen = first_above(running_sum(grid.sum(axis=-1)), uniform[:, 0])
+    inside = jnp.take_along_axis(grid, chosen[:, None, None], axis=1)[:, 0]
+    return (chosen * block + first_above(running_sum(inside), uniform[:, 1])).astype(jnp.int32)
+
+
+def draw(
+    logits: jax.Array,
+    keys: jax.Array,
+    positions: jax.Array,
+    temperature: jax.Array,
+    top_k: jax.Array,
+    top_p: jax.Array,
+    *,
+    filtered: bool,
+) -> Draw:
+    """Sample one token a row from logits float32 [B, V].
+
+    temperature [B]: 0 is greedy, a point mass (log-prob and entropy 0). filtered False skips the sort when no row
+    uses top_k or top_p. The noise of a row depends on its key and response position alone.
+    """
+    greedy = temperature <= 0.0
+    scaled = logits / jnp.where(greedy, 1.0, temperature)[:, None]
+    if filtered:
+        scaled = filter_logits(scaled, top_k, top_p)
+    logprobs = jax.nn.log_softmax(scaled, axis=-1)
+    probs = jnp.exp(logprobs)
+    token = jnp.where(greedy, jnp.argmax(logits, axis=-1), inverse_cdf(probs, uniforms(keys, positions)))
+    entropy = -jnp.sum(jnp.where(probs > 0, probs * logprobs, 0.0), axis=-1)
+    chosen = jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
+    zero = jnp.zeros_like(chosen)
+    return Draw(token.astype(jnp.int32), jnp.where(greedy, zero, chosen), jnp.where(greedy, zero, entropy))

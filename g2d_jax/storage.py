@@ -1,0 +1,300 @@
+"""Files of a work directory: JSON, manifests and logs, the same on local disk and on object stores.
+
+Paths are strings, `os.PathLike` or `epath.Path`; "gs://…" and "s3://…" go through `etils.epath` and `fsspec`.
+An object store has neither append nor atomic rename, but a whole object appears at once. So:
+
+    one file    local: written beside its target, synced, moved over it; elsewhere: one whole-object write
+    a stage     finished when its manifest, written last, says so
+    a log       numbered segments, a new one for each process start; local: appended; elsewhere: rewritten whole
+
+JSON written here is ASCII with sorted keys. Standard JSON has no NaN: non-finite numbers are written as the strings
+"NaN", "Infinity" and "-Infinity", which Python's `float()` and JavaScript's `Number()` read back.
+Parquet files are in `tables.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from etils import epath
+
+PathLike: TypeAlias = str | os.PathLike[str]
+
+MANIFEST = "manifest.json"
+_SEGMENT = re.compile(r"(\d{5,})\.jsonl")
+
+
+def is_local(path: PathLike) -> bool:
+    """True for a path on this machine's file system, False for an object store's URL."""
+    return "://" not in os.fspath(path)
+
+
+@contextlib.contextmanager
+def naming(action: str, path: PathLike) -> Iterator[None]:
+    """Give an OSError the file it is about (that of a full disk names none); the kind of error stays the same."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno is not None:
+            raise OSError(error.errno, f"cannot {action}: {reason}", os.fspath(path)) from error
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
+        raise kind(f"cannot {action} {os.fspath(path)}: {reason}") from error
+
+
+def read_bytes(path: PathLike) -> bytes:
+    """The whole file. Raises FileNotFoundError, or another OSError, naming the path."""
+    with naming("read", path):
+        return epath.Path(path).read_bytes()
+
+
+def write_bytes(path: PathLike, data: bytes) -> None:
+    """Write a whole file, so that a reader sees the old content or the new, never a part.
+
+    Missing folders are made. Raises OSError naming the path; the old file is then still there.
+    """
+    target = epath.Path(path)
+    with naming("write", target):
+        if is_local(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _replace(target, data)
+        else:
+            target.write_bytes(data)
+
+
+def _replace(target: epath.Path, data: bytes) -> None:
+    temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: PathLike) -> None:
+    """Make a new name survive a power cut: on POSIX that takes a sync of the folder too."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def plain(value: Any, *, spell: bool = True) -> Any:
+    """The value in JSON's types: tuples and arrays (NumPy, JAX) become lists, dataclasses mappings.
+
+    spell: write non-finite numbers as "NaN", "Infinity" and "-Infinity"; else leave them.
+    Raises TypeError for a key that is not a string (JSON would change it) and for any other type.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # the bare text of an enum
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if spell and not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return float(value)
+    if isinstance(value, Mapping):
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"keys of JSON objects are strings, got {wrong[0]!r:.100}: write str(key)")
+        return {str.__str__(key): plain(item, spell=spell) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, spell=spell) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name), spell=spell) for field in dataclasses.fields(value)}
+    if hasattr(value, "tolist"):
+        return plain(value.tolist(), spell=spell)
+    raise TypeError(f"cannot write a {type(value).__name__} as JSON: {value!r:.100}")
+
+
+def fingerprint(value: Any) -> str:
+    """16 hex digits that name a value: BLAKE2b of its canonical JSON, equal in every process and on every machine.
+
+    The order of keys does not matter, nor whether a sequence is a tuple, list or array; 1, 1.0 and True differ; floats
+    count by their exact value, so float32(0.1) is not 0.1. Raises TypeError as `plain` does.
+    """
+    text = json.dumps(plain(value, spell=False), sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode("ascii"), digest_size=8).hexdigest()
+
+
+def write_json(path: PathLike, value: Any) -> None:
+    """Write the value as indented JSON, atomically. Raises TypeError (see `plain`) and OSError, naming the path."""
+    try:
+        text = json.dumps(plain(value), indent=2, sort_keys=True, allow_nan=False)
+    except TypeError as error:
+        raise TypeError(f"{os.fspath(path)}: {error}") from error
+    write_bytes(path, text.encode("ascii") + b"\n")
+
+
+def read_json(path: PathLike) -> Any:
+    """The value in a JSON file. Raises FileNotFoundError, or ValueError naming file, line and column if damaged."""
+    data = read_bytes(path)
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} is not valid JSON, it was cut off or edited: {error}") from error
+
+
+def finish(stage_dir: PathLike, manifest: Mapping[str, Any]) -> None:
+    """Mark a stage as finished. Call it when all else the stage writes is on disk."""
+    write_json(epath.Path(stage_dir) / MANIFEST, {**manifest, "done": True})
+
+
+def finished(stage_dir: PathLike) -> dict[str, Any] | None:
+    """The manifest of a finished stage, None if the stage is not finished. Raises ValueError for a damaged manifest."""
+    path = epath.Path(stage_dir) / MANIFEST
+    try:
+        manifest = read_json(path)  # not exists() first: an object store may list late
+    except FileNotFoundError:
+        return None
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(manifest).__name__}")
+    return manifest if manifest.get("done") is True else None
+
+
+class Appender:
+    """Grow one new file. For one thread.
+
+    Local: every append reaches the operating system at once, so it survives the death of the process. Elsewhere: the
+    object is rewritten whole, at most once in `pause` seconds (stores take about one write of an object a second);
+    `flush` and `close` write the rest.
+    """
+
+    def __init__(self, path: PathLike, *, pause: float = 1.0) -> None:
+        """Raises FileExistsError if a local file is there already."""
+        self.path = epath.Path(path)
+        self.size = 0  # bytes
+        self._pause = pause
+        self._written_at = -math.inf
+        self._whole = bytearray()
+        self._unwritten = False
+        self._file = None
+        if is_local(self.path):
+            with naming("create", self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115 (closed in close)
+
+    def append(self, data: bytes) -> None:
+        """Raises OSError naming the path; a part of the data may then be in the file."""
+        self.size += len(data)
+        if self._file is None:
+            self._whole += data
+            self._unwritten = True
+            if time.monotonic() - self._written_at >= self._pause:
+                self.flush()
+            return
+        rest = memoryview(data)
+        with naming("write", self.path):
+            while rest:
+                rest = rest[self._file.write(rest) :]
+
+    def flush(self) -> None:
+        """Make all that was appended durable."""
+        with naming("write", self.path):
+            if self._file is not None:
+                os.fsync(self._file.fileno())
+            elif self._unwritten:
+                self.path.write_bytes(bytes(self._whole))
+                self._written_at, self._unwritten = time.monotonic(), False
+
+    def close(self) -> None:
+        """Flush and close; no append may follow."""
+        with contextlib.closing(self._file) if self._file is not None else contextlib.nullcontext():
+            self.flush()
+
+
+class Segments:
+    """A log of JSON records in numbered files FOLDER/00000.jsonl, 00001.jsonl …, one record a line. For one thread.
+
+    Each object (each process start) opens a new segment at its first record, and another whenever one has grown over
+    `limit` bytes, so that no old file is ever appended to and a rewrite on an object store stays small.
+    """
+
+    def __init__(self, folder: PathLike, *, limit: int = 1 << 20, pause: float = 1.0) -> None:
+        self.folder = epath.Path(folder)
+        self._limit, self._pause = limit, pause
+        self._current: Appender | None = None
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Log one record. Raises OSError naming the file; the next record then goes to a new segment."""
+        line = json.dumps(plain(record), sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
+        if self._current is not None and self._current.size + len(line) > self._limit:
+            self.close()
+        if self._current is None:
+            number = max((number for number, _ in _numbered(self.folder)), default=-1) + 1
+            self._current = Appender(self.folder / f"{number:05d}.jsonl", pause=self._pause)
+        try:
+            self._current.append(line)
+        except OSError:  # the line may be torn, which only the end of a segment may be
+            with contextlib.suppress(OSError):
+                self.close()
+            raise
+
+    def flush(self) -> None:
+        """Make all records durable: before a checkpoint that counts on them."""
+        if self._current is not None:
+            self._current.flush()
+
+    def close(self) -> None:
+        """Flush and close the segment; a later record opens the next one."""
+        current, self._current = self._current, None
+        if current is not None:
+            current.close()
+
+
+def _numbered(folder: epath.Path) -> list[tuple[int, epath.Path]]:
+    """The segments of a log by number; none if the folder is missing."""
+    try:
+        with naming("list", folder):
+            found = [(_SEGMENT.fullmatch(path.name), path) for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def read_segments(folder: PathLike) -> list[dict[str, Any]]:
+    """All records of a log in the order written; [] if there are none.
+
+    A segment's last line may be torn (the process died while writing it) and is then left out. Raises ValueError naming
+    file and line for any other damage.
+    """
+    return [record for _, path in _numbered(epath.Path(folder)) for record in _read_segment(path)]
+
+
+def _read_segment(path: epath.Path) -> Iterator[dict[str, Any]]:
+    *lines, tail = read_bytes(path).split(b"\n")
+    for number, line in enumerate([*lines, tail], 1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if number > len(lines):  # no newline after it: empty, or torn
+                return
+            raise ValueError(f"{path}, line {number}: not valid JSON, the log is damaged: {error}") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number}: expected a JSON object, got {type(record).__name__}")
+        yield record
+
+
+def latest(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The last record of each (stage, step, kind), in the first one's place: steps redone after a resume count once."""
+    last = {(record.get("stage"), record.get("step"), record.get("kind")): dict(record) for record in records}
+    return list(last.values())

@@ -1,0 +1,300 @@
+"""Watching a run: metrics and completions on disk, TensorBoard, Weights & Biases, and the console.
+
+    Tracker ─► WORKDIR/metrics/*.jsonl      what was logged: the report reads this, the rest mirrors it
+            ─► WORKDIR/samples/*.jsonl      tables of completions
+            ─► WORKDIR/tensorboard/         scalars "stage/metric" over the stage's steps
+            ─► Weights & Biases             the same, one run for the life of the work directory
+            ─► Screen                       a progress bar, messages and tables; plain lines when not a terminal
+
+Metric names are TRL's, where it has one: reward, reward_std, frac_reward_zero_std, completions/mean_length,
+completions/clipped_ratio, kl, entropy, clip_ratio/*, rewards/{chosen,rejected,margins,accuracies}, logps/*, loss,
+grad_norm, learning_rate, num_tokens (so far), step_time (seconds).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import secrets
+import socket
+import struct
+import sys
+import time
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self, TextIO
+
+from etils import epath
+from rich import box
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from g2d_jax.storage import Appender, PathLike, Segments, is_local, latest, read_json, read_segments, write_json
+
+SHOWN = {
+    "loss": ("loss", ".4g"),
+    "reward": ("reward", ".3f"),
+    "rewards/accuracies": ("accuracy", ".3f"),
+    "rewards/margins": ("margin", ".3g"),
+    "entropy": ("entropy", ".3f"),
+    "completions/mean_length": ("length", ".1f"),
+}
+"""Metrics beside a progress bar: label and format. num_tokens is shown as tokens a second."""
+
+_UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format (text direction), surrogates, separators
+
+
+def clean(text: str, *, newlines: bool = True) -> str:
+    r"""The text with every character that could steer a terminal shown as its escape, such as \x1b."""
+    keep = "\n" if newlines else ""
+    return "".join(
+        char if char == keep or unicodedata.category(char) not in _UNSAFE else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+class Screen:
+    """What the user sees. On a terminal: a live bar, drawn tables. Elsewhere: plain lines without control codes.
+
+    All text is shown literally, neither as markup nor as control codes. file: default standard output. every: seconds
+    between progress lines when not on a terminal.
+    """
+
+    def __init__(self, file: TextIO | None = None, *, every: float = 10.0) -> None:
+        file = sys.stdout if file is None else file
+        self.interactive = file.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
+        self.console = Console(file=file, force_terminal=self.interactive, highlight=False)
+        self.every = every
+        self._bar: Progress | None = None
+
+    def say(self, text: str) -> None:
+        """Print a message, above the bar if there is one."""
+        encoding = getattr(self.console.file, "encoding", None) or "utf-8"
+        self.console.print(Text(clean(text).encode(encoding, "backslashreplace").decode(encoding)), soft_wrap=True)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Print a table. Cells are text or numbers; None is an empty cell; columns without text are right-aligned.
+
+        Raises ValueError if a row has not one cell for each column.
+        """
+        for number, row in enumerate(rows):
+            if len(row) != len(columns):
+                raise ValueError(f"table {title!r}: row {number} has {len(row)} cells for {len(columns)} columns")
+        table = Table(title=Text(clean(title)), box=box.ROUNDED if self.interactive else box.MARKDOWN)
+        for i, column in enumerate(columns):
+            is_text = not rows or any(isinstance(row[i], str) for row in rows)
+            table.add_column(Text(clean(column)), justify="left" if is_text else "right", no_wrap=not self.interactive)
+        for row in rows:
+            cells = ["" if cell is None else clean(str(cell), newlines=self.interactive) for cell in row]
+            table.add_row(*map(Text, cells))
+        if self.interactive:
+            self.console.print(table)
+        else:  # as wide as it is: a file has no width to wrap to
+            text = io.StringIO()
+            Console(file=text, width=1_000_000, force_terminal=False).print(table)
+            self.say("\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip()))
+
+    @contextlib.contextmanager
+    def progress(self, stage: str, total: int, start: int = 0) -> Iterator[Progress]:
+        """A bar for a stage of `total` steps, `start` of them done before. Raises ValueError inside another bar."""
+        if self._bar is not None:
+            raise ValueError(f"the progress bar of {self._bar.stage} is still open: one bar at a time")
+        self._bar = Progress(self, stage, total, start)
+        try:
+            yield self._bar
+        finally:
+            self._bar.close()
+            self._bar = None
+
+
+class Progress:
+    """The progress of one stage; made by `Screen.progress`."""
+
+    def __init__(self, screen: Screen, stage: str, total: int, start: int) -> None:
+        self.stage, self.total, self.done = stage, total, start
+        self._screen, self._start = screen, start
+        self._began, self._printed_at = time.monotonic(), -math.inf
+        self._note = self._line = ""  # the metrics; the line that is not printed yet
+        self._tokens: tuple[float, float] | None = None  # num_tokens first seen, and when
+        self._live: bars.Progress | None = None
+        if screen.interactive:
+            self._live = bars.Progress(
+                bars.TextColumn("{task.description}", markup=False),
+                bars.BarColumn(12, table_column=Column(no_wrap=True)),
+                bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+                bars.TimeRemainingColumn(table_column=Column(no_wrap=True)),
+                bars.TextColumn("{task.fields[note]}", markup=False, table_column=Column()),  # wraps in a narrow window
+                console=screen.console,
+                speed_estimate_period=600.0,  # seconds; steps of large models take a minute
+            )
+            self._task = self._live.add_task(clean(stage), total=total, completed=start, note="")
+            self._live.start()
+
+    def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
+        """Show that `done` of the steps are done, with the metrics of `SHOWN` that are there."""
+        self.done = done
+        if metrics is not None:
+            self._note = self._describe(metrics)
+        if self._live is not None:
+            self._live.update(self._task, completed=done, note=self._note)
+            return
+        self._line = "  ".join(filter(None, [f"{self.stage} {done}/{self.total}", self._note, self._left()]))
+        if time.monotonic() - self._printed_at >= self._screen.every:
+            self._screen.say(self._line)
+            self._printed_at, self._line = time.monotonic(), ""
+
+    def _describe(self, metrics: Mapping[str, float]) -> str:
+        parts = [f"{label} {float(metrics[name]):{spec}}" for name, (label, spec) in SHOWN.items() if name in metrics]
+        if "num_tokens" in metrics:
+            now, tokens = time.monotonic(), float(metrics["num_tokens"])
+            self._tokens = self._tokens or (tokens, now)
+            if now > self._tokens[1]:
+                parts.append(f"{(tokens - self._tokens[0]) / (now - self._tokens[1]):,.0f} tok/s")
+        return "  ".join(parts)
+
+    def _left(self) -> str:
+        steps, seconds = self.done - self._start, time.monotonic() - self._began
+        if steps < 1 or self.done >= self.total:
+            return ""
+        left = round(seconds / steps * (self.total - self.done))
+        return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+
+    def close(self) -> None:
+        """Stop drawing, the last state shown."""
+        if self._live is not None:
+            self._live.stop()
+        elif self._line:
+            self._screen.say(self._line)
+
+
+class _TensorBoard:
+    """Scalars in an event file of its own, so that one which a killed process left torn is never continued.
+
+    Written in this thread, not by tensorboardX's queue: there a full disk ends the writing thread unseen.
+    """
+
+    def __init__(self, folder: epath.Path, stack: contextlib.ExitStack) -> None:
+        from tensorboardX.proto.event_pb2 import Event  # here: it imports torch, if that is installed
+        from tensorboardX.record_writer import masked_crc32c
+
+        self._event, self._crc, self._folder = Event, masked_crc32c, folder
+        self.file = self._open()
+        stack.callback(lambda: self.file.close())
+
+    def _open(self) -> Appender:
+        name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}"  # read in the order of names
+        file = Appender(self._folder / name, pause=10.0)
+        file.append(self._record(file_version="brain.Event:2"))
+        return file
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        if self.file.size > 1 << 20:  # an object store rewrites the file whole each time
+            self.file.close()
+            self.file = self._open()
+        values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
+        self.file.append(self._record(step=step, summary={"value": values}))
+
+    def _record(self, **fields: Any) -> bytes:
+        """An event as a TFRecord: length, its checksum, event, its checksum."""
+        data = self._event(wall_time=time.time(), **fields).SerializeToString()
+        parts = [struct.pack("<Q", len(data)), data]
+        return b"".join(part + struct.pack("<I", self._crc(part)) for part in parts)
+
+
+def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack) -> Any:
+    """The W&B run of this work directory, resumed if it had one; leaving the stack by an error marks it as failed."""
+    try:
+        import wandb
+    except ImportError as error:
+        raise ImportError("logging to Weights & Biases needs an extra: pip install 'g2d-jax[wandb]'") from error
+    try:
+        run_id = read_json(workdir / "wandb.json")["id"]
+    except FileNotFoundError:
+        run_id = secrets.token_hex(4)
+        write_json(workdir / "wandb.json", {"id": run_id})
+    folder = {"dir": os.fspath(workdir)} if is_local(workdir) else {}
+    run = wandb.init(**{"project": "g2d-jax", **folder, **options, "id": run_id, "resume": "allow"})
+    stack.push(lambda kind, *_: run.finish(exit_code=int(kind is not None)))
+    return run
+
+
+class Tracker:
+    """Log a run. Use it in a with statement, in one thread of one process.
+
+    workdir/metrics is the record. Steps redone after a resume are logged there again and the last record counts (see
+    `read_metrics`); TensorBoard and W&B, which cannot replace a point, keep the first. wandb: keywords of `wandb.init`
+    (project, entity, name, config …), None for no W&B.
+    """
+
+    def __init__(
+        self,
+        workdir: PathLike,
+        *,
+        tensorboard: bool,
+        wandb: Mapping[str, Any] | None = None,
+        screen: Screen | None = None,
+    ) -> None:
+        """Raises ImportError naming the extra if W&B is wanted and missing; OSError; ValueError for a damaged log."""
+        self.workdir = epath.Path(workdir)
+        self.screen = Screen() if screen is None else screen
+        self.say, self.table, self.progress = self.screen.say, self.screen.table, self.screen.progress
+        self._seen = {(record["stage"], record["step"], record["kind"]) for record in read_metrics(workdir)}
+        with contextlib.ExitStack() as stack:  # closes what is open if the next cannot be opened
+            self._metrics = stack.enter_context(contextlib.closing(Segments(self.workdir / "metrics")))
+            self._samples = stack.enter_context(contextlib.closing(Segments(self.workdir / "samples")))
+            self._wandb = None if wandb is None else _start_wandb(self.workdir, wandb, stack)
+            self._tensorboard = _TensorBoard(self.workdir / "tensorboard", stack) if tensorboard else None
+            self._stack = stack.pop_all()
+
+    def log(self, stage: str, step: int, metrics: Mapping[str, float], *, kind: str = "train") -> None:
+        """Log scalars of one step. Of several logs at one step only those of different kinds are all kept.
+
+        Non-finite values are kept: in the files as "NaN", "Infinity", "-Infinity". Raises OSError naming the file.
+        """
+        values = {name: float(value) for name, value in metrics.items()}
+        self._metrics.append({"stage": stage, "step": int(step), "kind": kind, "time": time.time(), "metrics": values})
+        if (stage, step, kind) in self._seen:
+            return
+        scalars = {f"{stage}/{name}": value for name, value in values.items()}
+        if self._tensorboard is not None:
+            self._tensorboard.log(int(step), scalars)
+        if self._wandb is not None:
+            self._wandb.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
+            self._wandb.log({**scalars, f"{stage}/step": int(step)})
+
+    def samples(self, stage: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Keep a table of completions: rows with equal columns, such as prompt, completion, answer, reward, verdict."""
+        record = {"stage": stage, "step": int(step), "kind": "samples", "time": time.time(), "rows": [*rows]}
+        self._samples.append(record)
+
+    def flush(self) -> None:
+        """Make all that was logged durable: before a checkpoint."""
+        self._metrics.flush()
+        self._samples.flush()
+        if self._tensorboard is not None:
+            self._tensorboard.file.flush()
+
+    def close(self) -> None:
+        """Close all logs."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+
+def read_metrics(workdir: PathLike) -> list[dict[str, Any]]:
+    """What a run logged, redone steps once: {stage, step, kind, time (Unix seconds), metrics {name: float}} each.
+
+    [] if nothing was logged. Raises ValueError naming file and line of a damaged log.
+    """
+    records = latest(read_segments(epath.Path(workdir) / "metrics"))
+    for record in records:
+        record["metrics"] = {name: float(value) for name, value in record["metrics"].items()}
+    return records

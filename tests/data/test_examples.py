@@ -1,0 +1,98 @@
+import json
+
+import pytest
+
+from g2d_jax.data import arithmetic
+from g2d_jax.data.examples import load_examples
+from g2d_jax.data.splits import drop_overlap, problem_id
+from g2d_jax.records import Problem
+
+USER = {"role": "user", "content": "1+1?"}
+ASSISTANT = {"role": "assistant", "content": "2"}
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    """jsonl(*rows): path of a file with these rows."""
+
+    def write(*rows):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("\n".join(json.dumps(row) for row in rows))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"messages": [USER, ASSISTANT]}, (USER,)),
+        (
+            {"messages": [{"role": "system", "content": "s"}, USER, ASSISTANT]},
+            ({"role": "system", "content": "s"}, USER),
+        ),
+        ({"messages": [USER, ASSISTANT, USER, ASSISTANT]}, (USER, ASSISTANT, USER)),
+        ({"prompt": "1+1?", "completion": "2"}, "1+1?"),
+        ({"prompt": [USER], "completion": [ASSISTANT]}, (USER,)),
+        ({"prompt": [USER], "completion": "2"}, (USER,)),
+    ],
+)
+def test_standard_formats(jsonl, row, prompt):
+    (example,), report = load_examples(jsonl(row))
+    assert (example.prompt, example.completion, example.id) == (prompt, "2", problem_id(prompt))
+    assert report.kept == 1
+
+
+def test_mapped_fields(jsonl):
+    row = {"messages": "unused", "question": "1+1?", "answer": "2"}
+    (example,), _ = load_examples(jsonl(row), fields={"prompt": "question", "completion": "answer"})
+    assert (example.prompt, example.completion) == ("1+1?", "2")
+    (example,), _ = load_examples(jsonl({"chat": {"turns": [USER, ASSISTANT]}}), fields={"messages": "chat.turns"})
+    assert example.prompt == (USER,)
+    with pytest.raises(ValueError, match="Did you mean 'completion'"):
+        load_examples(jsonl(row), fields={"completions": "answer"})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "x"}, "needs messages, or prompt and completion; the row has 'text'"),
+        ({"prompt": "x"}, "needs messages, or prompt and completion"),
+        ({"messages": [USER]}, "must end with an assistant message, got user"),
+        ({"messages": [ASSISTANT]}, "no user message before"),
+        ({"messages": [ASSISTANT, ASSISTANT]}, "must end with a user message"),
+        ({"messages": "hi"}, "must be a list of messages, got str"),
+        ({"prompt": "x", "completion": [USER]}, "must be one assistant message, got user"),
+        ({"prompt": "x", "completion": [ASSISTANT, ASSISTANT]}, "must be one assistant message"),
+        ({"prompt": "x", "completion": 2}, "must be a list of messages, got int"),
+        ({"prompt": "x", "completion": " "}, "'completion' is blank"),
+    ],
+)
+def test_broken_rows(jsonl, row, message):
+    path = jsonl({"prompt": "good", "completion": "1"}, row)
+    with pytest.raises(ValueError, match=rf"rows\.jsonl, line 2: .*{message}"):
+        load_examples(path)
+    examples, report = load_examples(path, on_error="skip")
+    assert len(examples) == 1 and report.broken == 1
+
+
+def test_examples_of_one_prompt_stay_apart(jsonl):
+    rows = [{"prompt": "x", "completion": c} for c in ("1", "2", "1")]
+    examples, report = load_examples(jsonl(*rows))
+    assert [example.completion for example in examples] == ["1", "2"] and report.duplicates == 1
+    assert drop_overlap(examples, [Problem(id=problem_id("x"), prompt="x")]) == ([], 2)
+
+
+def test_splits_are_those_of_the_problems(jsonl):
+    path = jsonl(*({"prompt": str(n), "completion": "y"} for n in range(50)))
+    parts = [load_examples(path, split=split)[0] for split in ("train", "dev", "test")]
+    assert sorted(example.prompt for part in parts for example in part) == sorted(map(str, range(50)))
+
+
+def test_procedural_demonstrations():
+    examples, _ = load_examples("procedural:arithmetic", limit=4, seed=3)
+    assert examples == [arithmetic.example(3, index) for index in range(4)]
+    with pytest.raises(ValueError, match="train split only"):
+        load_examples("procedural:arithmetic", limit=4, split="test")
+    with pytest.raises(ValueError, match="no end"):
+        load_examples("procedural:arithmetic")

@@ -1,0 +1,302 @@
+"""Chunked log-probabilities: equal to the full softmax, in values and gradients, without its memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from g2d_jax.losses.logprobs import sequence_sums, sharded_token_logprobs, token_logprobs, transform_logits
+from g2d_jax.mesh import make_mesh, put_rows, sharding
+
+N, D, V = 37, 16, 53
+
+
+def inputs(n: int = N, d: int = D, v: int = V, seed: int = 0) -> tuple[jax.Array, jax.Array, jax.Array]:
+    rng = np.random.default_rng(seed)
+    hidden, head = rng.normal(size=(n, d)), rng.normal(size=(d, v)) * 0.5
+    return (
+        jnp.asarray(hidden, jnp.float32),
+        jnp.asarray(head, jnp.float32),
+        jnp.asarray(rng.integers(0, v, n), jnp.int32),
+    )
+
+
+def full_softmax(
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, temperature: float = 1.0
+) -> tuple[jax.Array, jax.Array]:
+    """The whole [N, V] at once."""
+    logp = jax.nn.log_softmax((hidden @ head).astype(jnp.float32) / temperature)
+    return jnp.take_along_axis(logp, targets[:, None], axis=1)[:, 0], -jnp.sum(jnp.exp(logp) * logp, axis=1)
+
+
+def mixed(results: Any, mix: jax.Array) -> jax.Array:
+    """One number that depends on every log-probability and entropy."""
+    return jnp.sum(results[0].reshape(-1) * mix[0]) + jnp.sum(results[1].reshape(-1) * mix[1])
+
+
+def test_literal_values() -> None:
+    # One-hot hidden states pick rows of the head: probabilities (1/4, 3/4) and (1/2, 1/2).
+    hidden, head = jnp.eye(2), jnp.log(jnp.array([[1.0, 3.0], [5.0, 5.0]]))
+    logprobs, entropies = token_logprobs(hidden, head, jnp.array([1, 0], jnp.int32))
+    np.testing.assert_allclose(logprobs, np.log([0.75, 0.5]), atol=1e-6)
+    np.testing.assert_allclose(entropies, [0.5623351446, np.log(2)], atol=1e-6)
+
+
+def test_literal_temperature() -> None:
+    # Temperature 1/2 squares the odds: 1:3 becomes 1:9.
+    logprobs, _ = token_logprobs(
+        jnp.ones((1, 1)), jnp.log(jnp.array([[1.0, 3.0]])), jnp.array([0], jnp.int32), temperature=0.5
+    )
+    np.testing.assert_allclose(logprobs, np.log([0.1]), atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [8, 36, 1024])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_equals_full_softmax(chunk: int, temperature: float) -> None:
+    hidden, head, targets = inputs()
+    mix = jnp.asarray(np.random.default_rng(1).normal(size=(2, N)), jnp.float32)
+
+    def total(function: Any, hidden: jax.Array, head: jax.Array) -> Any:
+        results = function(hidden, head)
+        return mixed(results, mix), results
+
+    def chunked(hidden: jax.Array, head: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return token_logprobs(hidden, head, targets, temperature=temperature, chunk=chunk)
+
+    def full(hidden: jax.Array, head: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return full_softmax(hidden, head, targets, temperature)
+
+    grads, values = jax.grad(lambda *a: total(chunked, *a), (0, 1), has_aux=True)(hidden, head)
+    expected_grads, expected = jax.grad(lambda *a: total(full, *a), (0, 1), has_aux=True)(hidden, head)
+    for got, want in zip((*values, *grads), (*expected, *expected_grads), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
+
+
+@settings(max_examples=8, deadline=None)
+@given(n=st.sampled_from([1, 7, 9, 20]), chunk=st.sampled_from([1, 8, 19]))
+def test_any_length_and_chunk(n: int, chunk: int) -> None:
+    hidden, head, targets = inputs(n)
+    for got, want in zip(
+        token_logprobs(hidden, head, targets, chunk=chunk), full_softmax(hidden, head, targets), strict=True
+    ):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_gradients_by_finite_differences() -> None:
+    """Of the entropies and the log-probabilities, in float64 from the definition, apart from any autodiff."""
+    hidden, head, targets = inputs(3, 4, 7)
+    mix = np.array([[0.3, -1.0, 0.7], [1.0, 0.5, -0.4]])
+
+    def reference(hidden: np.ndarray, head: np.ndarray) -> float:
+        logits = hidden @ head / 0.8
+        logp = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        entropy = -(np.exp(logp) * logp).sum(1)
+        return float((logp[np.arange(3), np.asarray(targets)] * mix[0] + entropy * mix[1]).sum())
+
+    def loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
+        results = token_logprobs(hidden, head, targets, temperature=0.8, chunk=2)
+        return mixed(results, jnp.asarray(mix, jnp.float32))
+
+    arguments = [np.asarray(hidden, np.float64), np.asarray(head, np.float64)]
+    for which, grad in enumerate(jax.grad(loss, (0, 1))(hidden, head)):
+        numeric = np.zeros_like(arguments[which])
+        for index in np.ndindex(numeric.shape):
+            for sign in (1, -1):
+                moved = [a.copy() for a in arguments]
+                moved[which][index] += sign * 1e-5
+                numeric[index] += sign * reference(*moved) / 2e-5
+        np.testing.assert_allclose(grad, numeric, atol=2e-6, rtol=1e-5)
+
+
+def largest_shapes(jaxpr: Any) -> list[tuple[int, ...]]:
+    """Shapes of every value in a jaxpr, those of inner loops and calls included."""
+    shapes: list[tuple[int, ...]] = []
+    for equation in jaxpr.eqns:
+        shapes += [variable.aval.shape for variable in equation.outvars]
+        for parameter in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                shapes += largest_shapes(inner)
+    return shapes
+
+
+def test_never_holds_all_logits() -> None:
+    n, d, v, chunk = 256, 8, 512, 32
+    hidden, head, targets = inputs(n, d, v)
+
+    def loss(function: Any, hidden: jax.Array, head: jax.Array) -> jax.Array:
+        logprobs, entropies = function(hidden, head, targets)
+        return jnp.sum(logprobs) + jnp.sum(entropies)
+
+    def grad_of(function: Any) -> Any:
+        return jax.grad(lambda *a: loss(function, *a), (0, 1))
+
+    chunked = grad_of(lambda h, w, t: token_logprobs(h, w, t, chunk=chunk))
+    shapes = largest_shapes(jax.make_jaxpr(chunked)(hidden, head).jaxpr)
+    assert (chunk, v) in shapes  # The walk does see inside the loops.
+    assert max(int(np.prod(shape)) for shape in shapes) == chunk * v
+
+    def temporaries(function: Any) -> int:
+        analysis = jax.jit(function).lower(hidden, head).compile().memory_analysis()
+        assert analysis is not None
+        return int(analysis.temp_size_in_bytes)
+
+    assert (n, v) in largest_shapes(jax.make_jaxpr(grad_of(full_softmax))(hidden, head).jaxpr)
+    assert temporaries(chunked) < n * v * 4 <= temporaries(grad_of(full_softmax))
+
+
+@pytest.mark.parametrize("n", [5, 8, 1025])
+def test_little_padding(n: int) -> None:
+    hidden, head, targets = inputs(n, 2, 3)
+    jaxpr = jax.make_jaxpr(lambda h, w: token_logprobs(h, w, targets, chunk=1024))(hidden, head).jaxpr
+    rows = max(shape[0] * shape[1] for shape in largest_shapes(jaxpr) if len(shape) == 3)
+    assert n <= rows < n + 16
+
+
+def test_without_entropy() -> None:
+    hidden, head, targets = inputs()
+    logprobs, entropies = token_logprobs(hidden, head, targets, with_entropy=False)
+    assert entropies is None
+    np.testing.assert_array_equal(logprobs, token_logprobs(hidden, head, targets)[0])
+
+    def reductions(with_entropy: bool) -> int:
+        function = lambda h, w: token_logprobs(h, w, targets, with_entropy=with_entropy)  # noqa: E731
+        return str(jax.make_jaxpr(function)(hidden, head)).count("= reduce_sum")
+
+    assert reductions(False) < reductions(True)
+
+
+def test_bfloat16_inputs() -> None:
+    """Only the inputs are rounded: results are float32 and those of a float32 softmax over the same inputs."""
+    hidden, head, targets = inputs(300, 64, 200)
+    hidden, head = hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16)
+    exact = full_softmax(hidden.astype(jnp.float32), head.astype(jnp.float32), targets)
+    results = token_logprobs(hidden, head, targets, chunk=16)
+    for got, want in zip(results, exact, strict=True):
+        assert got.dtype == jnp.float32
+        np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+def test_bfloat16_head_gradient_is_summed_in_float32() -> None:
+    hidden, head, targets = inputs(512, 8, 16)
+    half = hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16)
+    exact = jax.grad(lambda w: full_softmax(half[0].astype(jnp.float32), w, targets)[0].sum())(
+        half[1].astype(jnp.float32)
+    )
+    grad = jax.grad(lambda w: token_logprobs(half[0], w, targets, chunk=1)[0].sum())(half[1])
+    assert grad.dtype == jnp.bfloat16
+    # Rounding the result costs 2^-9 of each entry; 512 sums in bfloat16 would be off by tens of percent.
+    scale = float(jnp.abs(exact).max())
+    assert float(jnp.abs(grad.astype(jnp.float32) - exact).max()) < 2**-8 * scale
+
+    master = jax.grad(lambda w: token_logprobs(half[0], w, targets, chunk=64)[0].sum())(head)
+    assert master.dtype == jnp.float32
+    np.testing.assert_allclose(master, exact, atol=2**-8 * scale)
+
+
+def test_extreme_logits_stay_finite() -> None:
+    head = jnp.array([[3e4, -3e4, 0.0]])
+
+    def loss(hidden: jax.Array) -> jax.Array:
+        logprobs, entropies = token_logprobs(hidden, head, jnp.array([1, 0, 2], jnp.int32))
+        return jnp.sum(logprobs) + jnp.sum(entropies)
+
+    value, grad = jax.value_and_grad(loss)(jnp.array([[1.0], [1.0], [-1.0]]))
+    assert float(value) == -6e4 - 3e4
+    assert bool(jnp.isfinite(grad).all())
+
+
+def test_a_target_outside_the_vocabulary_is_nan_but_harmless_when_unused() -> None:
+    hidden, head, _ = inputs(3)
+    targets = jnp.array([-1, 0, V], jnp.int32)
+    logprobs, entropies = token_logprobs(hidden, head, targets)
+    assert np.isnan(logprobs).tolist() == [True, False, True]
+    assert np.isfinite(entropies).all()
+    used = jnp.array([False, True, False])
+    grad = jax.grad(lambda h: jnp.sum(jnp.where(used, token_logprobs(h, head, targets)[0], 0.0)))(hidden)
+    assert np.isfinite(grad).all() and np.abs(grad[1]).max() > 0
+
+
+def test_one_transform_for_sampler_and_trainer() -> None:
+    logits = jnp.array([[2.0, -1.0]], jnp.bfloat16)
+    np.testing.assert_array_equal(transform_logits(logits, 0.5), np.array([[4.0, -2.0]], np.float32))
+    per_row = transform_logits(jnp.array([[1.0, 2.0], [1.0, 2.0]]), jnp.array([[1.0], [2.0]]))
+    np.testing.assert_array_equal(per_row, np.array([[1.0, 2.0], [0.5, 1.0]], np.float32))
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        transform_logits(logits, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": jnp.zeros((2, 3, 4))}, r"expected hidden \[N, D\]"),
+        ({"targets": jnp.zeros((5,), jnp.int32)}, r"expected hidden \[N, D\]"),
+        ({"head": jnp.zeros((3, 4))}, r"expected hidden \[N, D\]"),
+        ({"chunk": 0}, "chunk >= 1"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"hidden": jnp.zeros((0, D)), "targets": jnp.zeros((0,), jnp.int32)}, "at least one token"),
+    ],
+)
+def test_wrong_arguments(change: dict[str, Any], message: str) -> None:
+    hidden, head, targets = inputs()
+    with pytest.raises(ValueError, match=message):
+        token_logprobs(**({"hidden": hidden, "head": head, "targets": targets} | change))
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 (simulated) devices")
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)])
+def test_sharded_equals_one_device(shape: tuple[int, int, int]) -> None:
+    mesh = make_mesh(*shape, devices=jax.devices()[:8])
+    hidden, head, targets = inputs(8 * 12, 16, 48)
+    rows, target_rows = hidden.reshape(8, 12, 16), targets.reshape(8, 12)
+    mix = jnp.asarray(np.random.default_rng(1).normal(size=(2, 8 * 12)), jnp.float32)
+
+    def loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
+        results = sharded_token_logprobs(hidden, head, target_rows, mesh=mesh, chunk=5)
+        return mixed(results, mix)
+
+    def expected_loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
+        return mixed(full_softmax(hidden, head, targets), mix)
+
+    placed = put_rows(mesh, np.asarray(rows)), jax.device_put(head, sharding(mesh, ("embed", "vocab"), head.shape))
+    compiled = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*placed).compile()
+    value, grads = compiled(*placed)
+    expected, expected_grads = jax.value_and_grad(expected_loss, (0, 1))(hidden, head)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(grads[0].reshape(-1, 16), expected_grads[0], atol=1e-5)
+    np.testing.assert_allclose(grads[1], expected_grads[1], atol=1e-5, rtol=1e-5)
+
+    # The head is gathered and its gradient reduced once, not per chunk: no collective inside a loop.
+    computation = ""
+    for line in str(compiled.as_text()).splitlines():
+        computation = line if line and not line.startswith(" ") else computation
+        if re.search(r"= \S+ (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)", line):
+            assert computation.startswith("ENTRY"), line
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs 2 (simulated) devices")
+def test_sharded_without_entropy_and_with_rows_that_do_not_divide() -> None:
+    mesh = make_mesh(2, 1, 1, devices=jax.devices()[:2])
+    hidden, head, targets = inputs(3 * 5)
+    logprobs, entropies = sharded_token_logprobs(
+        hidden.reshape(3, 5, D), head, targets.reshape(3, 5), mesh=mesh, with_entropy=False
+    )
+    assert entropies is None
+    np.testing.assert_allclose(logprobs.reshape(-1), full_softmax(hidden, head, targets)[0], atol=1e-5)
+
+
+def test_sequence_sums() -> None:
+    values = jnp.array([[jnp.nan, -1.0, -2.0], [-4.0, -8.0, jnp.inf]])
+    ids = jnp.array([[-1, 1, 1], [0, 3, -1]], jnp.int32)
+    np.testing.assert_array_equal(sequence_sums(values, ids, 4), np.array([-4, -3, 0, -8], np.float32))
+    grad = jax.grad(lambda v: jnp.sum(sequence_sums(v, ids, 4) * jnp.arange(1.0, 5.0)))(values)
+    np.testing.assert_array_equal(grad, [[0, 2, 2], [1, 4, 0]])
+    with pytest.raises(ValueError, match="one shape"):
+        sequence_sums(values, ids[0], 4)

@@ -1,0 +1,77 @@
+"""Small models made and saved by transformers, one of every family, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+VOCAB = 131
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "attn_implementation": "eager",
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+THETA = {"rope_type": "default", "rope_theta": 1_000_000.0}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2-tied": ("Qwen2Config", {"tie_word_embeddings": True, "rope_parameters": THETA}),
+    "qwen2-untied": ("Qwen2Config", {"tie_word_embeddings": False, "rope_parameters": THETA}),
+    "qwen3": ("Qwen3Config", {"head_dim": 20, "rope_parameters": THETA, "num_attention_heads": 6}),
+    "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "rms_norm_eps": 1e-5}),
+    "llama3-tied": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True, "head_dim": 16}),
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A folder written by transformers, its model, and the logits [2, 160, VOCAB] of tokens."""
+
+    folder: Path
+    tokens: np.ndarray
+    logits: np.ndarray
+    model: Any
+
+
+@pytest.fixture(scope="session")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
+    return {name: make_reference(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
+
+
+@pytest.fixture(params=FAMILIES)
+def reference(request: pytest.FixtureRequest, references: dict[str, Reference]) -> Reference:
+    return references[request.param]
+
+
+def make_reference(name: str, folder: Path) -> Reference:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config_class, extra = FAMILIES[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, config_class)(**{**SIZES, **extra})
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():  # norms start as ones and biases as zeros: make them tell
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    tokens = np.random.default_rng(1).integers(0, VOCAB, (2, 160))
+    with torch.no_grad():
+        logits = model(torch.tensor(tokens)).logits.numpy()
+    return Reference(folder, tokens.astype(np.int32), logits, model)

@@ -1,0 +1,129 @@
+"""Rotary positions, visibility and blocked attention."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from g2d_jax.models.attention import (
+    MEMBERS,
+    QUERY_BLOCK,
+    attend,
+    inverse_frequencies,
+    packed_attention,
+    rotary_table,
+    rotate,
+    visible,
+)
+from g2d_jax.models.hf_config import config_to_hf
+from g2d_jax.models.shapes import SHAPES
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5-0.5B", "Qwen3-8B", "Llama-3-8B", "Llama-3.1-8B", "Llama-3.2-1B"])
+def test_frequencies_are_those_of_transformers(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(**config_to_hf(SHAPES[name]))
+    modules = transformers.models
+    llama, qwen2 = modules.llama.modeling_llama.LlamaRotaryEmbedding, modules.qwen2.modeling_qwen2.Qwen2RotaryEmbedding
+    rotary = (llama if config.model_type == "llama" else qwen2)(config)
+    np.testing.assert_allclose(inverse_frequencies(SHAPES[name]), rotary.inv_freq.numpy(), rtol=1.2e-7)
+    positions = np.array([[0, 1, 8191, 8192, 32_767, 100_000]], np.int32)
+    expected = rotary(torch.zeros(1), torch.tensor(positions, dtype=torch.int64))
+    for ours, theirs in zip(jax.jit(lambda p: rotary_table(SHAPES[name], p))(positions), expected, strict=True):
+        # One unit in the last place of a frequency may differ from torch's power function: 1e5 * 1.2e-7 * frequency.
+        np.testing.assert_allclose(ours, theirs.numpy()[..., : SHAPES[name].head_dim // 2], atol=2e-5)
+
+
+def test_angles_at_100k_against_float64() -> None:
+    config = SHAPES["Qwen2.5-7B"]
+    exact = 100_000 * config.rope_theta ** -(np.arange(0, 128, 2) / 128)
+    cos, sin = rotary_table(config, jnp.array([[100_000]]))
+    np.testing.assert_allclose(cos[0, 0], np.cos(exact), atol=8e-3)  # float32 holds 1e5 rad to 0.004
+    np.testing.assert_allclose(sin[0, 0], np.sin(exact), atol=8e-3)
+
+
+def test_frequencies_do_not_depend_on_jit() -> None:
+    for name in ("Qwen2.5-7B", "Llama-3.2-1B"):
+        np.testing.assert_array_equal(
+            inverse_frequencies(SHAPES[name]), jax.jit(lambda name=name: inverse_frequencies(SHAPES[name]))()
+        )
+
+
+def test_rotation_depends_on_distance_only() -> None:
+    config = dataclasses.replace(SHAPES["Qwen2.5-0.5B"], head_dim=16)
+    q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 16))
+
+    def score(query: int, key: int) -> float:
+        rotated = [rotate(x, rotary_table(config, jnp.array([[position]]))) for x, position in ((q, query), (k, key))]
+        return float(jnp.sum(rotated[0] * rotated[1]))
+
+    assert score(7, 3) == pytest.approx(score(1004, 1000), abs=1e-4)
+    assert score(7, 3) != pytest.approx(score(7, 4), abs=1e-2)
+
+
+def test_visible_literal() -> None:
+    # padding, a prompt with two responses, another sequence, padding
+    ids = jnp.array([[0, 1024, 1024, 1025, 1025, 1026, 2048, 0]])
+    expected = [
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [0, 1, 0, 0, 0, 0, 0, 0],
+        [0, 1, 1, 0, 0, 0, 0, 0],
+        [0, 1, 1, 1, 0, 0, 0, 0],
+        [0, 1, 1, 1, 1, 0, 0, 0],
+        [0, 1, 1, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 0, 0, 1, 0],
+        [1, 0, 0, 0, 0, 0, 0, 1],
+    ]
+    np.testing.assert_array_equal(visible(ids, ids)[0].astype(int), expected)
+    np.testing.assert_array_equal(visible(ids[:, 3:5], ids, 3)[0].astype(int), expected[3:5])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=12, max_size=12))
+def test_visible_equals_the_rule_written_out(tokens: list[tuple[int, int]]) -> None:
+    ids = np.array([[group * MEMBERS + member for group, member in tokens]])
+    rule = [
+        [k <= q and key[0] == query[0] and key[1] in (0, query[1]) for k, key in enumerate(tokens)]
+        for q, query in enumerate(tokens)
+    ]
+    np.testing.assert_array_equal(visible(jnp.asarray(ids), jnp.asarray(ids))[0], rule)
+    assert np.diagonal(rule).all()  # every token sees itself: no row of the softmax is empty
+
+
+def test_attend_against_a_loop_over_heads() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 5, heads, 8), dtype=np.float32) for heads in (6, 2, 2))
+    mask = np.tril(np.ones((2, 5, 5), bool))
+    expected = np.zeros_like(q)
+    for b, t, h in np.ndindex(2, 5, 6):
+        scores = k[b, : t + 1, h // 3] @ q[b, t, h] / np.sqrt(8)
+        weights = np.exp(scores - scores.max())
+        expected[b, t, h] = (weights / weights.sum()) @ v[b, : t + 1, h // 3]
+    np.testing.assert_allclose(attend(*map(jnp.asarray, (q, k, v, mask))), expected, atol=1e-6)
+
+
+def test_query_blocks_equal_one_block_in_value_and_gradient() -> None:
+    length = 2 * QUERY_BLOCK
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v, w = (jax.random.normal(key, (1, length, heads, 4)) for key, heads in zip(keys, (2, 1, 1, 2), strict=True))
+    cuts = jnp.array([100, 300, 600, 1000])
+    ids = jnp.searchsorted(cuts, jnp.arange(length), side="right")[None] * MEMBERS
+
+    def blocked(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.sum(w * packed_attention(q, k, v, ids))
+
+    def whole(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.sum(w * attend(q, k, v, visible(ids, ids)))
+
+    one = jax.jit(jax.value_and_grad(blocked, (0, 1, 2)))(q, k, v)
+    two = jax.jit(jax.value_and_grad(whole, (0, 1, 2)))(q, k, v)
+    np.testing.assert_allclose(one[0], two[0], rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one[1], two[1])
+    np.testing.assert_allclose(packed_attention(q, k, v, ids), attend(q, k, v, visible(ids, ids)), atol=1e-5)

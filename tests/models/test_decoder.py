@@ -1,0 +1,198 @@
+"""The forward function: causality, packing, shared prefixes, decode through the cache, rematerialisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from g2d_jax import mesh as meshes
+from g2d_jax.models import decoder
+from g2d_jax.models.attention import MEMBERS
+from g2d_jax.models.config import Llama3Rope, ModelConfig
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+}
+CONFIGS = {
+    "qwen2": ModelConfig("qwen2", head_dim=6, qkv_bias=True, tie_word_embeddings=True, **COMMON),
+    "qwen3": ModelConfig("qwen3", head_dim=10, qk_norm=True, **COMMON),
+    "llama": ModelConfig("llama", head_dim=6, rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16), **COMMON),
+}
+TOLERANCE = 1e-5
+
+
+def make(config: ModelConfig) -> decoder.Decoder:
+    """Random parameters, biases and norms included."""
+    model = decoder.init(config, jax.random.key(0), std=0.2)
+    leaves, tree = jax.tree.flatten(model)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    return jax.tree.unflatten(
+        tree, [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+    )
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def model(request: pytest.FixtureRequest) -> decoder.Decoder:
+    return make(CONFIGS[request.param])
+
+
+@jax.jit
+def hidden(model: decoder.Decoder, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    return decoder.forward(model, tokens, positions, segment_ids)[0]
+
+
+def alone(model: decoder.Decoder, tokens: np.ndarray) -> np.ndarray:
+    """Hidden states [T, E] of one sequence in a row of its own."""
+    length = len(tokens)
+    ids = jnp.full((1, length), MEMBERS)
+    return np.asarray(hidden(model, jnp.asarray(tokens)[None], jnp.arange(length)[None], ids)[0])
+
+
+def random_tokens(*lengths: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, COMMON["vocab_size"], length) for length in lengths]
+
+
+def test_causality_by_gradient(model: decoder.Decoder) -> None:
+    (tokens,) = random_tokens(7)
+    positions, ids = jnp.arange(7)[None], jnp.full((1, 7), MEMBERS)
+
+    def one_output(embed: jax.Array, at: int) -> jax.Array:
+        states, _ = decoder.forward(with_embedding(model, embed), positions, positions, ids)
+        return jnp.sum(states[0, at] ** 2)
+
+    gradient = jax.jit(jax.vmap(jax.grad(one_output), (None, 0)))(model.embed[...][tokens], jnp.arange(7))
+    reach = np.abs(np.asarray(gradient)).sum(-1) > 0  # [output, input]
+    np.testing.assert_array_equal(reach, np.tril(np.ones((7, 7), bool)))
+
+
+def with_embedding(model: decoder.Decoder, embed: jax.Array) -> decoder.Decoder:
+    outer = {name: getattr(model, name)[...] for name in decoder.outer_params(model.config)}
+    return decoder.Decoder(model.config, {**outer, "embed": embed}, model.blocks)
+
+
+def test_packed_rows_equal_separate_sequences(model: decoder.Decoder) -> None:
+    sequences = random_tokens(5, 9, 4)
+    tokens = np.concatenate([*sequences, np.zeros(3, int)])
+    positions = np.concatenate([*(np.arange(len(s)) for s in sequences), np.zeros(3, int)])
+    ids = np.concatenate([*(np.full(len(s), (i + 1) * MEMBERS) for i, s in enumerate(sequences)), np.zeros(3, int)])
+    packed = hidden(model, *(jnp.asarray(x)[None] for x in (tokens, positions, ids)))[0]
+    assert np.isfinite(packed).all()
+    expected = np.concatenate([alone(model, s) for s in sequences])
+    np.testing.assert_allclose(packed[:-3], expected, atol=TOLERANCE)
+
+
+def test_shared_prefix_equals_prompt_with_each_response(model: decoder.Decoder) -> None:
+    prompt, *responses, other = random_tokens(6, 3, 5, 4, 7)
+    tokens = np.concatenate([prompt, *responses, other])
+    positions = np.concatenate([np.arange(6), *(6 + np.arange(len(r)) for r in responses), np.arange(len(other))])
+    ids = np.concatenate(
+        [
+            np.full(6, 3 * MEMBERS),
+            *(np.full(len(r), 3 * MEMBERS + member) for member, r in enumerate(responses, start=1)),
+            np.full(len(other), 4 * MEMBERS),
+        ]
+    )
+    packed = np.asarray(hidden(model, *(jnp.asarray(x)[None] for x in (tokens, positions, ids)))[0])
+    start = 6
+    for response in responses:
+        expected = alone(model, np.concatenate([prompt, response]))
+        np.testing.assert_allclose(packed[:6], expected[:6], atol=TOLERANCE)
+        np.testing.assert_allclose(packed[start : start + len(response)], expected[6:], atol=TOLERANCE)
+        start += len(response)
+    np.testing.assert_allclose(packed[start:], alone(model, other), atol=TOLERANCE)
+
+
+def prefill(model: decoder.Decoder, prompts: list[np.ndarray], width: int, extra: int) -> decoder.Cache:
+    """Right-align ragged prompts in `width` columns, run them, and keep a cache with `extra` free columns."""
+    starts = np.array([width - len(p) for p in prompts])
+    tokens = np.stack([np.pad(p, (s, 0)) for p, s in zip(prompts, starts, strict=True)])
+    columns = np.arange(width)[None]
+    positions = np.maximum(columns - starts[:, None], 0)
+    ids = np.where(columns >= starts[:, None], MEMBERS, 0)
+    _, kv = decoder.forward(model, jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(ids), keep_kv=True)
+    assert isinstance(kv, tuple)
+    keys, values = (jnp.pad(x, ((0, 0), (0, 0), (0, extra), (0, 0), (0, 0))) for x in kv)
+    return decoder.Cache(tuple(keys), tuple(values), jnp.int32(width), jnp.asarray(starts))
+
+
+def test_decode_equals_the_full_forward(model: decoder.Decoder) -> None:
+    sequences = random_tokens(9, 12, 7)
+    prompts = [s[:-4] for s in sequences]
+    expected = np.stack([alone(model, s)[-4:] for s in sequences])
+    cache = prefill(model, prompts, width=10, extra=6)
+    unstacked = decoder.unstack(model)
+    step = jax.jit(lambda cache, tokens, positions: decoder.forward(unstacked, tokens, positions, tokens, cache))
+    for t in range(4):
+        tokens = jnp.array([[s[len(s) - 4 + t]] for s in sequences])
+        positions = jnp.array([[len(s) - 4 + t] for s in sequences])
+        states, cache = step(cache, tokens, positions)
+        np.testing.assert_allclose(states[:, 0], expected[:, t], atol=TOLERANCE)
+    assert int(cache.column) == 14
+
+
+def test_stacked_and_unstacked_agree(model: decoder.Decoder) -> None:
+    (tokens,) = random_tokens(11)
+    np.testing.assert_allclose(alone(decoder.unstack(model), tokens), alone(model, tokens), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("remat", ["full", "attention"])
+def test_remat_gives_equal_gradients(remat: decoder.Remat) -> None:
+    model = make(CONFIGS["qwen3"])
+    tokens = jnp.asarray(random_tokens(16)[0])[None]
+    weight = jax.random.normal(jax.random.key(2), (1, 16, COMMON["hidden_size"]))
+
+    def gradient(remat: decoder.Remat) -> decoder.Decoder:
+        def loss(model: decoder.Decoder) -> jax.Array:
+            states, _ = decoder.forward(model, tokens, jnp.arange(16)[None], jnp.full((1, 16), MEMBERS), remat=remat)
+            return jnp.sum(states * weight)
+
+        return jax.jit(jax.grad(loss))(model)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-5), gradient(remat), gradient("none"))
+
+
+def test_bfloat16_compute_keeps_float32_parameters_and_is_close(model: decoder.Decoder) -> None:
+    (tokens,) = random_tokens(9)
+    states, _ = decoder.forward(
+        model, jnp.asarray(tokens)[None], jnp.arange(9)[None], jnp.full((1, 9), MEMBERS), dtype=jnp.bfloat16
+    )
+    assert states.dtype == jnp.bfloat16
+    expected = alone(model, tokens)
+    error = np.linalg.norm(np.asarray(states[0], np.float32) - expected) / np.linalg.norm(expected)
+    assert error < 0.05
+
+
+def test_head_matrix_is_the_embedding_of_a_tied_model() -> None:
+    tied, untied = make(CONFIGS["qwen2"]), make(CONFIGS["llama"])
+    np.testing.assert_array_equal(decoder.head_matrix(tied), np.asarray(tied.embed[...]).T)
+    np.testing.assert_array_equal(decoder.head_matrix(untied), untied.head[...])
+    assert decoder.head_matrix(untied, jnp.bfloat16).dtype == jnp.bfloat16
+
+
+def test_init_is_deterministic_and_each_array_has_its_own_key() -> None:
+    one, two = (decoder.init(CONFIGS["qwen3"], jax.random.key(3)) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    firsts = [float(x.reshape(-1)[0]) for x in jax.tree.leaves(one) if float(x.std()) > 0]
+    assert len(set(firsts)) == len(firsts) == 9  # q, k, v, o, gate, up, down, embed, head
+    assert float(one.embed[...].std()) == pytest.approx(0.02, rel=0.1)
+
+
+def test_abstract_shardings_and_init_are_one_tree() -> None:
+    for config in CONFIGS.values():
+        model, shapes = decoder.init(config, jax.random.key(0)), decoder.abstract(config)
+        assert [(x.shape, x.dtype) for x in jax.tree.leaves(model)] == [
+            (x.shape, x.dtype) for x in jax.tree.leaves(shapes)
+        ]
+        placed = decoder.shardings(config, meshes.make_mesh())
+        jax.tree.map(lambda x, sharding: sharding.shard_shape(x.shape), model, placed)
+        assert decoder.count_params(config) == sum(x.size for x in jax.tree.leaves(model))

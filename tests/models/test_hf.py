@@ -1,0 +1,286 @@
+"""Loading and saving Hugging Face folders: parity with transformers both ways, and damaged files named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from g2d_jax import mesh as meshes
+from g2d_jax.models import decoder, hf
+
+TOLERANCE = 1e-4
+
+
+def logits(model: decoder.Decoder, tokens: np.ndarray) -> np.ndarray:
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    segment_ids = jnp.full(tokens.shape, 1024)
+
+    @jax.jit
+    def run(model: decoder.Decoder) -> jax.Array:
+        hidden, _ = decoder.forward(model, jnp.asarray(tokens), positions, segment_ids)
+        return hidden @ decoder.head_matrix(model)
+
+    return np.asarray(run(model))
+
+
+def transformers_logits(folder: Path, tokens: np.ndarray) -> np.ndarray:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        return model(torch.tensor(tokens)).logits.numpy()
+
+
+def assert_same_parameters(one: decoder.Decoder, two: decoder.Decoder) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def test_loaded_logits_equal_transformers(reference: Any) -> None:
+    model = hf.load(reference.folder)
+    assert np.abs(reference.logits).max() > 1  # the comparison is of more than noise
+    np.testing.assert_allclose(logits(model, reference.tokens), reference.logits, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(
+        logits(decoder.unstack(model), reference.tokens), reference.logits, atol=TOLERANCE, rtol=0
+    )
+
+
+def test_exported_weights_reload_in_transformers(reference: Any, tmp_path: Path) -> None:
+    model = hf.load(reference.folder)
+    hf.save(model, tmp_path / "export", eos_ids=[3, 5], bos_id=1, pad_id=0)
+    np.testing.assert_allclose(
+        transformers_logits(tmp_path / "export", reference.tokens), reference.logits, atol=1e-6, rtol=0
+    )
+    assert json.loads((tmp_path / "export/generation_config.json").read_text()) == {
+        "eos_token_id": [3, 5],
+        "bos_token_id": 1,
+        "pad_token_id": 0,
+    }
+    assert_same_parameters(hf.load(tmp_path / "export"), model)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "export").iterdir()}
+    assert len(modes) == 1  # weights are as readable as config.json
+
+
+def test_sharded_export_is_split_indexed_and_equal(references: dict[str, Any], tmp_path: Path) -> None:
+    reference = references["llama3"]
+    model = hf.load(reference.folder)
+    hf.save(decoder.unstack(model), tmp_path / "export", max_shard_bytes=60_000)
+    shards = sorted(path.name for path in (tmp_path / "export").glob("*.safetensors"))
+    assert len(shards) > 2 and shards[0] == f"model-00001-of-{len(shards):05d}.safetensors"
+    assert all(path.stat().st_size < 64_000 for path in (tmp_path / "export").glob("*.safetensors"))
+    index = json.loads((tmp_path / "export" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 4 * decoder.count_params(model.config)
+    assert_same_parameters(hf.load(tmp_path / "export"), model)
+    np.testing.assert_allclose(
+        transformers_logits(tmp_path / "export", reference.tokens), reference.logits, atol=1e-6, rtol=0
+    )
+
+
+def test_sharded_file_of_transformers_loads(references: dict[str, Any], tmp_path: Path) -> None:
+    reference = references["qwen3"]
+    reference.model.save_pretrained(tmp_path, max_shard_size="50KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    assert_same_parameters(hf.load(tmp_path), hf.load(reference.folder))
+
+
+def test_bfloat16_file_gives_the_rounded_weights(references: dict[str, Any], tmp_path: Path) -> None:
+    model = hf.load(references["qwen2-tied"].folder)
+    hf.save(model, tmp_path / "export", dtype="bfloat16", metadata={"made_by": "test"})
+    assert {array.dtype.name for array in load_file(tmp_path / "export/model.safetensors").values()} == {"bfloat16"}
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), model)
+    assert_same_parameters(hf.load(tmp_path / "export", dtype=jnp.bfloat16), rounded)
+    assert_same_parameters(hf.load(tmp_path / "export"), jax.tree.map(lambda x: x.astype(jnp.float32), rounded))
+    assert transformers_logits(tmp_path / "export", np.zeros((1, 4), np.int64)).shape == (1, 4, 131)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("llama3", {"fsdp": -1}),
+        ("qwen2-tied", {"fsdp": 2, "tensor": 2, "data": -1}),
+        ("qwen3", {"fsdp": 1, "tensor": -1}),  # two KV heads on more devices: replicated
+    ],
+)
+def test_load_onto_a_mesh_and_save_from_it(
+    references: dict[str, Any], name: str, sizes: dict[str, Any], tmp_path: Path
+) -> None:
+    if sizes.get("fsdp") == 2 and jax.device_count() % 4:
+        pytest.skip("needs a multiple of four devices")
+    mesh = meshes.make_mesh(**sizes)
+    plain = hf.load(references[name].folder)
+    model = hf.load(references[name].folder, mesh=mesh)
+    assert_same_parameters(model, plain)
+    wanted = decoder.shardings(model.config, mesh)
+    for array, sharding in zip(jax.tree.leaves(model), jax.tree.leaves(wanted), strict=True):
+        assert array.sharding == sharding
+    hf.save(model, tmp_path / "export")
+    assert_same_parameters(hf.load(tmp_path / "export"), plain)
+
+
+def damaged(reference: Any, folder: Path, change: Callable[[dict[str, np.ndarray]], None]) -> Path:
+    shutil.copytree(reference.folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), r"missing: model\.layers\.1\.mlp\.up_proj\.weight"),
+        (lambda t: t.pop("lm_head.weight"), r"missing: lm_head\.weight"),
+        (
+            lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": np.zeros(48, np.float32)}),
+            r"not part of the architecture: model\.layers\.0\.self_attn\.q_proj\.bias",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": np.zeros(47, np.float32)}),
+            r"model\.norm\.weight in model\.safetensors: \[47\], expected \[48\]",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": np.zeros(48, np.int8)}),
+            r"unsupported dtype .*model\.norm\.weight: I8",
+        ),
+    ],
+)
+def test_wrong_tensor_is_named(
+    references: dict[str, Any], tmp_path: Path, change: Callable[[dict[str, np.ndarray]], None], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        hf.load(damaged(references["llama3"], tmp_path / "model", change))
+
+
+def test_truncated_file_names_the_tensor(references: dict[str, Any], tmp_path: Path) -> None:
+    folder = shutil.copytree(references["llama3"].folder, tmp_path / "model")
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-4])
+    last = max(load_header(whole).items(), key=lambda item: item[1]["data_offsets"][1])[0]
+    with pytest.raises(ValueError, match=f"truncated: tensor {last}"):
+        hf.load(folder)
+    for content in (b"", whole[:100], b"\xff" * 64, (10**6).to_bytes(8, "little") + b"[" * 10**6):
+        (folder / "model.safetensors").write_bytes(content)
+        with pytest.raises(ValueError, match="not a readable safetensors file"):
+            hf.load(folder)
+
+
+def load_header(whole: bytes) -> dict[str, Any]:
+    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    header.pop("__metadata__", None)
+    return header
+
+
+def test_harmless_extras_are_ignored(references: dict[str, Any], tmp_path: Path) -> None:
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(6, np.float32)}
+    folder = damaged(references["llama3"], tmp_path / "model", lambda t: t.update(extra))
+    assert_same_parameters(hf.load(folder), hf.load(references["llama3"].folder))
+
+
+def test_tied_model_with_a_head_in_the_file(references: dict[str, Any], tmp_path: Path) -> None:
+    reference = references["qwen2-tied"]
+
+    def repeat(tensors: dict[str, np.ndarray]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+
+    def another(tensors: dict[str, np.ndarray]) -> None:
+        repeat(tensors)
+        tensors["lm_head.weight"][-1, -1] += 1
+
+    assert_same_parameters(hf.load(damaged(reference, tmp_path / "same", repeat)), hf.load(reference.folder))
+    with pytest.raises(ValueError, match=r"lm_head\.weight differs .* set tie_word_embeddings to false"):
+        hf.load(damaged(reference, tmp_path / "other", another))
+
+
+def test_missing_shard_and_escaping_index_are_refused(references: dict[str, Any], tmp_path: Path) -> None:
+    hf.save(hf.load(references["llama3"].folder), tmp_path / "model", max_shard_bytes=60_000)
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    second = content["weight_map"]["model.layers.0.mlp.down_proj.weight"]
+    (tmp_path / "model" / second).rename(tmp_path / "away.safetensors")
+    with pytest.raises(ValueError, match=f"file {second} is missing; .* holds model"):
+        hf.load(tmp_path / "model")
+    content["weight_map"]["model.norm.weight"] = "../away.safetensors"
+    index.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="file names in the same folder"):
+        hf.load(tmp_path / "model")
+
+
+def test_pickled_weights_are_refused(references: dict[str, Any], tmp_path: Path) -> None:
+    shutil.copy(references["llama3"].folder / "config.json", tmp_path)
+    with pytest.raises(ValueError, match=r"neither model\.safetensors nor"):
+        hf.load(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(ValueError, match=r"pickled weights .* convert it"):
+        hf.load(tmp_path)
+
+
+def test_killed_export_does_not_look_complete(
+    references: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = hf.load(references["llama3"].folder)
+    hf.save(model, tmp_path, max_shard_bytes=60_000)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("g2d_jax.models.hf.save_file", killed)
+        with pytest.raises(KeyboardInterrupt):
+            hf.save(model, tmp_path, overwrite=True)
+    with pytest.raises(ValueError, match=r"holds no config\.json"):
+        hf.load(tmp_path)
+    hf.save(model, tmp_path)  # an unfinished export is taken up without asking
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    ]
+    assert_same_parameters(hf.load(tmp_path), model)
+
+
+def test_finished_model_is_not_overwritten_unasked(references: dict[str, Any], tmp_path: Path) -> None:
+    model = hf.load(references["llama3"].folder)
+    hf.save(model, tmp_path, config_entries={"g2d": {"stage": "dpo"}}, generation_entries={"temperature": 0.6})
+    assert json.loads((tmp_path / "config.json").read_text())["g2d"] == {"stage": "dpo"}
+    assert json.loads((tmp_path / "generation_config.json").read_text()) == {"temperature": 0.6}
+    with pytest.raises(ValueError, match="already holds a model"):
+        hf.save(model, tmp_path)
+    with pytest.raises(ValueError, match="hidden_size = 1 contradicts"):
+        hf.save(model, tmp_path / "new", config_entries={"hidden_size": 1})
+    with pytest.raises(ValueError, match="float32 or bfloat16, not float16"):
+        hf.save(model, tmp_path / "new", dtype="float16")
+
+
+def test_float16_file(references: dict[str, Any], tmp_path: Path) -> None:
+    def halve(tensors: dict[str, np.ndarray]) -> None:
+        tensors.update({name: array.astype(np.float16) for name, array in tensors.items()})
+
+    folder = damaged(references["qwen3"], tmp_path / "model", halve)
+    expected = jax.tree.map(lambda x: x.astype(jnp.float16).astype(jnp.float32), hf.load(references["qwen3"].folder))
+    assert_same_parameters(hf.load(folder), expected)
+
+
+def test_resolve_takes_folders_and_refuses_other_names(tmp_path: Path) -> None:
+    assert hf.resolve(tmp_path) == tmp_path
+    for name in ("./missing/folder", "/no/such/folder", "just-a-name", "a/b/c"):
+        with pytest.raises(ValueError, match="neither an existing folder nor a hub id"):
+            hf.resolve(name)
+
+
+def test_resolve_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match="without a network give the path of a downloaded folder"):
+        hf.resolve("no-such-organisation/no-such-model")

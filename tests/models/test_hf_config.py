@@ -1,0 +1,133 @@
+"""config.json of transformers 4 and 5 read alike; what is not built is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from g2d_jax.models.hf_config import config_from_hf, config_to_hf
+from g2d_jax.models.shapes import SHAPES
+
+QWEN25_7B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "hidden_act": "silu",
+    "hidden_size": 3584,
+    "initializer_range": 0.02,
+    "intermediate_size": 18944,
+    "max_position_embeddings": 131072,
+    "max_window_layers": 28,
+    "model_type": "qwen2",
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.1",
+    "use_cache": True,
+    "use_mrope": False,
+    "use_sliding_window": False,
+    "vocab_size": 152064,
+}
+LLAMA31_8B = {
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
+
+
+def as_transformers5(raw: dict[str, Any]) -> dict[str, Any]:
+    raw = dict(raw)
+    scaling = raw.pop("rope_scaling", None) or {"rope_type": "default"}
+    return {**raw, "rope_parameters": {**scaling, "rope_theta": raw.pop("rope_theta")}}
+
+
+@pytest.mark.parametrize(("raw", "name"), [(QWEN25_7B, "Qwen2.5-7B"), (LLAMA31_8B, "Llama-3.1-8B")])
+def test_published_configs_of_both_versions(raw: dict[str, Any], name: str) -> None:
+    assert config_from_hf(raw) == SHAPES[name]
+    assert config_from_hf(as_transformers5(raw)) == SHAPES[name]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_goes_through_transformers_and_back(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    raw = config_to_hf(SHAPES[name], eos_ids=[2, 3], bos_id=1, dtype="bfloat16")
+    config = transformers.AutoConfig.for_model(**raw)
+    assert config_from_hf(raw) == SHAPES[name]
+    assert config_from_hf(config.to_dict()) == SHAPES[name]
+    assert config_from_hf({**config.to_diff_dict(), "model_type": config.model_type}) == SHAPES[name]
+    assert (config.eos_token_id, config.bos_token_id, config.pad_token_id) == ([2, 3], 1, None)
+    assert str(config.dtype).endswith("bfloat16")
+
+
+def test_defaults_of_old_llama_files() -> None:
+    raw = {k: v for k, v in LLAMA31_8B.items() if k not in ("num_key_value_heads", "rope_theta", "rope_scaling")}
+    config = config_from_hf(raw)
+    assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (32, 128, 10_000.0)
+
+
+def test_unused_window_is_accepted() -> None:
+    unused = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}
+    assert config_from_hf({**QWEN25_7B, **unused}) == SHAPES["Qwen2.5-7B"]
+    assert config_from_hf({**QWEN25_7B, "layer_types": ["full_attention"] * 28}) == SHAPES["Qwen2.5-7B"]
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "message"),
+    [
+        (QWEN25_7B, {"model_type": "qwen3_moe"}, "model_type 'qwen3_moe' is not supported; supported are qwen2, qwen3"),
+        (QWEN25_7B, {"model_type": ["qwen2"]}, "is not supported"),
+        (QWEN25_7B, {"use_sliding_window": True, "max_window_layers": 20}, "sliding-window"),
+        (QWEN25_7B, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        (QWEN25_7B, {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not supported"),
+        (QWEN25_7B, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "rope type 'linear'"),
+        (QWEN25_7B, {"rope_scaling": {"mrope_section": [1, 2]}}, r"unknown entries \['mrope_section'\]"),
+        (QWEN25_7B, {"rope_parameters": {"full_attention": {}}}, r"unknown entries \['full_attention'\]"),
+        (QWEN25_7B, {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        (QWEN25_7B, {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        (QWEN25_7B, {"attention_dropout": 0.1}, "attention_dropout = 0.1"),
+        (QWEN25_7B, {"num_key_value_heads": None}, "num_key_value_heads must be a positive integer"),
+        (QWEN25_7B, {"hidden_size": "3584"}, "hidden_size must be a positive integer, got '3584'"),
+        (QWEN25_7B, {"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number"),
+        (QWEN25_7B, {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
+        (QWEN25_7B, {"hidden_size": 3585}, "not a multiple of num_attention_heads"),
+        (LLAMA31_8B, {"attention_bias": True}, "attention_bias = True is not supported"),
+        (LLAMA31_8B, {"mlp_bias": True}, "mlp_bias = True is not supported"),
+        (LLAMA31_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (LLAMA31_8B, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor must be"),
+    ],
+)
+def test_unsupported_is_refused_by_name(base: dict[str, Any], change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_from_hf({**base, **change})
+
+
+def test_flags_without_a_hugging_face_class_are_refused() -> None:
+    with pytest.raises(ValueError, match="no Hugging Face architecture"):
+        config_to_hf(dataclasses.replace(SHAPES["Llama-3.2-1B"], qk_norm=True))

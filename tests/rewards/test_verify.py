@@ -1,0 +1,147 @@
+"""The cheap exact step: what it decides, what it leaves to math-verify, and that it is bounded."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from g2d_jax.rewards.normalise import canonical, clean
+from g2d_jax.rewards.quantity import Quantity, parse_quantity, terminates
+from g2d_jax.rewards.verify import quick_verdict
+
+
+@pytest.mark.parametrize(
+    ("raw", "cleaned"),
+    [
+        ("\u221a2", r"\sqrt{2}"),
+        ("3\u00d710\u2074", r"3\times 10^{4}"),
+        ("\uff14\uff12", "42"),
+        ("\u0663\u0664", "34"),
+        ("\u2212\u00bd", r"-\frac{1}{2}"),
+        (r"1{,}234{,}567", "1234567"),
+        (r"11,\! 111,\! 100", "11111100"),
+        ("1\u2009234", "1234"),
+        (r"\dfrac 59.", r"\frac{5}{9}"),
+        (r"\left(1,\,2\right)", "(1, 2)"),
+        (r"0.1\overline{6}", r"\frac{15}{90}"),
+        ("0.333...", r"\frac{3}{9}"),
+        (r"$\boxed{{7}}$", "7"),
+        ("**7**", "7"),
+        (r"\{1,2\}", r"\{1,2\}"),
+        ("", ""),
+    ],
+)
+def test_clean_gives_one_spelling(raw: str, cleaned: str) -> None:
+    assert clean(raw) == cleaned
+
+
+def test_canonical_ignores_spaces_but_not_between_digits() -> None:
+    assert canonical(clean(r"\left( 3, \frac{\pi}{2} \right)")) == canonical(clean(r"(3,\frac{\pi}{2})"))
+    assert canonical("1 2") != canonical("12")
+
+
+@pytest.mark.parametrize(
+    ("text", "quantity"),
+    [
+        ("-3", Quantity(Fraction(-3))),
+        ("1,234.50", Quantity(Fraction(2469, 2), places=2)),
+        (r"-\frac{3}{4}", Quantity(Fraction(-3, 4))),
+        (r"137 \frac{1}{2}", Quantity(Fraction(275, 2))),
+        ("7/8", Quantity(Fraction(7, 8))),
+        ("1 234 567", Quantity(Fraction(1234567))),
+        (r"1.2\times 10^{-3}", Quantity(Fraction(12, 10000))),
+        ("10^{2}", Quantity(Fraction(100))),
+        ("1.5e3", Quantity(Fraction(1500))),
+        (r"50\%", Quantity(Fraction(50), percent=True)),
+        (r"\$18.90", Quantity(Fraction(189, 10), "dollar", places=2)),
+        (r"90^\circ", Quantity(Fraction(90), "degree")),
+        (r"15\text{ cm}^2", Quantity(Fraction(15), "cm2")),
+        (r"2\text{ million}", Quantity(Fraction(2_000_000))),
+        ("18 eggs", Quantity(Fraction(18))),
+        ("5 m", Quantity(Fraction(5), "m")),
+    ],
+)
+def test_quantities(text: str, quantity: Quantity) -> None:
+    assert parse_quantity(text) == quantity
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["5m", "3x", "2k", "5!", "1 2", "x", "", "1/0", r"\frac{1}{0}", "3 or 4", r"5\text{ or 6}", "3 mod 5", "3 pi",
+     "10^{999}", "1e99999", "9" * 10_000, "(1,2)", r"\times 10^{4}", "2^{3}"],
+)  # fmt: skip
+def test_more_than_a_number_is_no_quantity(text: str) -> None:
+    assert parse_quantity(text) is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        (r"\frac{1}{2}", "0.5", True),
+        ("0.1", "0.1000001", False),
+        (r"\frac{1}{3}", "0.333333", True),
+        (r"\frac{1}{3}", "0.33333", False),
+        (r"\frac{1}{3}", "0.3333334", False),
+        (r"\frac{2}{3}", "0.666666", True),
+        (r"\frac{2}{3}", "0.666667", True),
+        ("1" + "0" * 40, "1" + "0" * 39 + "1", False),
+        ("1011_2", "1011_3", False),
+        ("1011_2", "1011", True),
+        ("11_3", "100_2", True),
+        ("x=5", "5", True),
+        ("x=5", "y=5", None),
+        ("50\\%", "0.5", True),
+        ("50", "50\\%", True),
+        ("0.5", "0.5\\%", False),
+        (r"5\text{ cm}", "5", True),
+        (r"5\text{ cm}", r"5\text{ m}", False),
+        (r"\text{(C)}", "C", True),
+        ("C", "(C) 12", True),
+        ("B", "(B) or (C)", None),
+        (r"\text{east}", "East", True),
+        (r"\text{east}", "west", False),
+        ("10", "2+3=5, 5+5=10", True),
+        ("x^2", "x \\cdot x", None),
+        ("ab", "ba", None),
+        ("", "", False),
+        ("  ", "5", False),
+    ],
+)
+def test_quick_verdict(gold: str, answer: str, verdict: bool | None) -> None:
+    assert quick_verdict(gold, answer) is verdict
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=60))
+def test_every_answer_equals_itself_unless_it_is_empty(text: str) -> None:
+    assert quick_verdict(text, text) is bool(clean(text))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="\\{}()$%^_.,=0123456789 abxfrctexq√²１", max_size=80))
+def test_clean_is_idempotent_in_what_it_compares(text: str) -> None:
+    once = clean(text)
+    assert quick_verdict(once, text) in (True, None) or not once
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(-(10**30), 10**30), st.integers(1, 10**12))
+def test_fractions_compare_exactly(above: int, below: int) -> None:
+    gold = rf"\frac{{{above}}}{{{below}}}"
+    assert quick_verdict(gold, f"{above}/{below}") is True
+    assert quick_verdict(gold, rf"\frac{{{above + 1}}}{{{below}}}") is False
+
+
+@given(st.integers(1, 10**6))
+def test_terminating_decimals(below: int) -> None:
+    assert terminates(Fraction(1, below)) == (10**20 % below == 0)
+
+
+@pytest.mark.parametrize(
+    "unit", ["$", " ", "{", "}", "\\", "\\frac", "\\text{", " and", "1,", "√", "²", "1 ", "=", "0.", "\\!", "\\boxed{"]
+)
+def test_long_hostile_answers_are_read_in_linear_time(unit: str) -> None:
+    assert quick_verdict("3", "1" + unit * (90_000 // len(unit))) in (False, None)

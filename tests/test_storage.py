@@ -1,0 +1,277 @@
+"""Files, manifests, fingerprints and log segments, on local disk and on an object store held in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from etils import epath
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from g2d_jax import storage
+from g2d_jax.records import SamplingParams, Verdict
+
+
+class Bucket(MemoryFileSystem):
+    """An object store as fsspec presents one: whole objects, no append, no folders."""
+
+    protocol = "s3"
+    store: dict = {}  # noqa: RUF012 (the base class keeps its objects so)
+    pseudo_dirs: list = [""]  # noqa: RUF012
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + str(path).removeprefix("s3://").strip("/")
+
+
+@pytest.fixture(params=["local", "object store"])
+def folder(request, tmp_path):
+    if request.param == "local":
+        return epath.Path(tmp_path) / "work"
+    Bucket.store.clear()
+    fsspec.register_implementation("s3", Bucket, clobber=True)
+    return epath.Path("s3://bucket/work")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+# One file
+
+
+def test_json_round_trip_in_a_new_folder(folder):
+    value = {"b": [1, 2.5, None, True], "a": "naïve \ud800 \x00"}
+    storage.write_json(folder / "new" / "config.json", value)
+    assert storage.read_json(folder / "new" / "config.json") == value
+    assert [path.name for path in (folder / "new").iterdir()] == ["config.json"]  # no temporary left
+
+
+def test_json_text_is_stable_and_standard(folder):
+    storage.write_json(folder / "a.json", {"b": (1, np.float32(0.5)), "a": [float("nan"), float("inf"), -float("inf")]})
+    expected = '{"a":["NaN","Infinity","-Infinity"],"b":[1,0.5]}'
+    text = (folder / "a.json").read_bytes().decode()
+    assert "".join(text.split()) == expected and text.endswith("}\n")
+    assert float(storage.read_json(folder / "a.json")["a"][1]) == float("inf")
+
+
+def test_missing_and_damaged_json_name_the_file(folder):
+    with pytest.raises(FileNotFoundError, match=r"gone\.json"):
+        storage.read_json(folder / "gone.json")
+    storage.write_bytes(folder / "cut.json", b'{"a": [1,\n')
+    with pytest.raises(ValueError, match=r"cut\.json is not valid JSON.*line 2"):
+        storage.read_json(folder / "cut.json")
+
+
+def test_a_failed_write_keeps_the_old_file_and_names_it(tmp_path):
+    path = tmp_path / "config.json"
+    storage.write_json(path, {"a": 1})
+    with pytest.raises(TypeError, match=r"config\.json.*set"):
+        storage.write_json(path, {"a": {1, 2}})
+    with pytest.raises(OSError, match=r"cannot write.*config\.json/inner\.json"):
+        storage.write_json(path / "inner.json", {})
+    assert storage.read_json(path) == {"a": 1}
+    assert os.listdir(tmp_path) == ["config.json"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_is_named():
+    device = Path("/dev/full")
+    with pytest.raises(OSError, match=r"No space left.*the_file") as caught, storage.naming("write", "the_file"):
+        device.write_bytes(b"x")
+    assert caught.value.filename == "the_file"
+
+
+# Fingerprints
+
+
+def test_fingerprint_is_the_same_everywhere():
+    """Literal values: they name reference caches and work directories on disk, so they must never change."""
+    assert storage.fingerprint({}) == "01e7b720ff566d53"  # printf '{}' | b2sum -l 64
+    value = {"seed": 1, "lr": 1e-6, "mesh": (8, 1), "name": "é", "none": None}
+    assert storage.fingerprint(value) == "5354c680f5f0ce3c"
+
+
+def test_fingerprint_sees_values_not_containers():
+    same = storage.fingerprint({"a": [1, 2], "b": 0.5, "c": "stop"})
+    kind = enum.StrEnum("kind", {"STOP": "stop"})
+    assert storage.fingerprint({"c": kind.STOP, "b": np.float64(0.5), "a": (np.int32(1), 2)}) == same
+    assert storage.fingerprint({"a": np.array([1, 2], np.int32), "b": np.float32(0.5), "c": np.str_("stop")}) == same
+    different = [1, 1.0, True, "1", None, 0.1, np.float32(0.1), 0.0, -0.0, float("nan"), "NaN", [], {}, [[]], [1]]
+    assert len({storage.fingerprint(value) for value in different}) == len(different)
+
+
+def test_fingerprint_of_records_and_refusals():
+    params = SamplingParams(max_new_tokens=4)
+    assert storage.fingerprint(params) == storage.fingerprint(dataclasses.asdict(params))
+    assert storage.plain({"v": Verdict.TIMEOUT}) == {"v": "timeout"}
+    with pytest.raises(TypeError, match=r"keys of JSON objects are strings, got 10"):
+        storage.fingerprint({10: "checkpoint"})
+    with pytest.raises(TypeError, match="cannot write a type as JSON"):
+        storage.fingerprint(SamplingParams)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.dictionaries(st.text(), json_values, max_size=5))
+def test_fingerprint_ignores_the_order_of_keys(value):
+    backwards = dict(reversed(value.items()))
+    assert storage.fingerprint(backwards) == storage.fingerprint(value)
+    assert storage.fingerprint(json.loads(json.dumps(value))) == storage.fingerprint(value)
+
+
+# Manifests
+
+
+def test_a_stage_is_finished_by_its_manifest(folder):
+    assert storage.finished(folder / "02-warmup") is None
+    storage.finish(folder / "02-warmup", {"tokens": np.int64(12), "inputs": {"sft": "01e7b720ff566d53"}})
+    expected = {"tokens": 12, "inputs": {"sft": "01e7b720ff566d53"}, "done": True}
+    assert storage.finished(folder / "02-warmup") == expected
+
+
+def test_a_manifest_that_is_not_done_or_no_manifest(folder):
+    storage.write_json(folder / "manifest.json", {"done": False})
+    assert storage.finished(folder) is None
+    storage.write_json(folder / "manifest.json", ["done"])
+    with pytest.raises(ValueError, match=r"manifest\.json must hold a JSON object"):
+        storage.finished(folder)
+
+
+# Logs
+
+
+def test_each_start_opens_a_new_segment(folder):
+    assert storage.read_segments(folder / "metrics") == []
+    for start in range(3):
+        log = storage.Segments(folder / "metrics")
+        for i in range(2):
+            log.append({"step": 2 * start + i})
+        log.close()
+    storage.Segments(folder / "metrics").close()  # logged nothing: no file
+    assert sorted(path.name for path in (folder / "metrics").iterdir()) == [f"0000{i}.jsonl" for i in range(3)]
+    assert [record["step"] for record in storage.read_segments(folder / "metrics")] == list(range(6))
+
+
+def test_segments_are_bounded_and_ordered_by_number(folder):
+    storage.write_bytes(folder / "99999.jsonl", b'{"i":-1}\n')
+    storage.write_bytes(folder / "notes.txt", b"not a segment")
+    log = storage.Segments(folder, limit=64)
+    for i in range(40):
+        log.append({"i": i})
+    log.close()
+    assert [record["i"] for record in storage.read_segments(folder)] == list(range(-1, 40))
+    assert {path.name for path in folder.iterdir()} > {"100000.jsonl", "100001.jsonl"}
+    assert all(len(path.read_bytes()) <= 64 for path in folder.iterdir())
+
+
+def test_an_object_is_rewritten_at_a_bounded_rate():
+    Bucket.store.clear()
+    fsspec.register_implementation("s3", Bucket, clobber=True)
+    log = storage.Segments("s3://bucket/log", pause=3600.0)
+    log.append({"i": 0})
+    log.append({"i": 1})
+    assert storage.read_segments("s3://bucket/log") == [{"i": 0}]
+    log.flush()
+    assert storage.read_segments("s3://bucket/log") == [{"i": 0}, {"i": 1}]
+    log.append({"i": 2})
+    log.close()
+    assert storage.read_segments("s3://bucket/log")[-1] == {"i": 2}
+
+
+def test_a_killed_process_loses_nothing_it_logged(tmp_path):
+    code = """
+import os, signal, sys
+from g2d_jax.storage import Segments
+log = Segments(sys.argv[1])
+for i in range(100):
+    log.append({"i": i})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[1], timeout=60)
+    assert killed.returncode == -9
+    assert [record["i"] for record in storage.read_segments(tmp_path)] == list(range(100))
+
+
+@settings(deadline=None, max_examples=50)
+@given(records=st.lists(st.dictionaries(st.text(max_size=4), json_values, max_size=3), min_size=1), data=st.data())
+def test_a_log_cut_anywhere_loses_only_its_last_record(records, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("log")
+    log = storage.Segments(folder)
+    for record in records:
+        log.append(record)
+    log.close()
+    whole = (folder / "00000.jsonl").read_bytes()
+    cut = data.draw(st.integers(0, len(whole)))
+    (folder / "00000.jsonl").write_bytes(whole[:cut])
+    read = storage.read_segments(folder)
+    assert read == records[: len(read)] and len(read) >= whole[:cut].count(b"\n")
+    (folder / "00001.jsonl").write_bytes(b'{"next":1}\n')
+    assert storage.read_segments(folder) == [*read, {"next": 1}]
+
+
+@pytest.mark.parametrize("damage", [b'{"a": \n{"b": 1}\n', b"[1]\n", b'{"b": 1}\n\xff\n', b"\n{}"])
+def test_other_damage_names_file_and_line(damage, tmp_path):
+    (tmp_path / "00000.jsonl").write_bytes(b'{"ok": 1}\n' + damage)
+    with pytest.raises(ValueError, match=r"00000\.jsonl, line [23]:"):
+        storage.read_segments(tmp_path)
+
+
+def test_a_tail_of_zeros_after_a_power_cut_is_torn(tmp_path):
+    (tmp_path / "00000.jsonl").write_bytes(b'{"ok": 1}\n' + bytes(100))
+    assert storage.read_segments(tmp_path) == [{"ok": 1}]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of a file, with SIGXFSZ ignored by Python")
+def test_a_torn_write_is_followed_by_a_new_segment(tmp_path):
+    code = """
+import resource, sys
+from g2d_jax.storage import Segments, read_segments
+log = Segments(sys.argv[1])
+log.append({"i": 0})
+resource.setrlimit(resource.RLIMIT_FSIZE, (20, resource.RLIM_INFINITY))
+try:
+    log.append({"i": 1, "long": "x" * 50})
+    sys.exit("no error")
+except OSError as error:
+    assert "00000.jsonl" in str(error), error
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+log.append({"i": 2})
+log.close()
+assert read_segments(sys.argv[1]) == [{"i": 0}, {"i": 2}], read_segments(sys.argv[1])
+"""
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_latest_keeps_the_last_record_in_the_place_of_the_first():
+    def record(stage, step, kind, value):
+        return {"stage": stage, "step": step, "kind": kind, "value": value}
+
+    log = [
+        *(record("sft", step, "train", step) for step in (1, 2, 3)),
+        record("sft", 3, "evaluate", 30),
+        *(record("sft", step, "train", 10 * step) for step in (2, 3, 4)),
+        record("dpo", 2, "train", 7),
+    ]
+    assert [(r["stage"], r["step"], r["kind"], r["value"]) for r in storage.latest(log)] == [
+        ("sft", 1, "train", 1),
+        ("sft", 2, "train", 20),
+        ("sft", 3, "train", 30),
+        ("sft", 3, "evaluate", 30),
+        ("sft", 4, "train", 40),
+        ("dpo", 2, "train", 7),
+    ]

@@ -1,0 +1,193 @@
+"""Parquet parts: exact round trips, files that pandas reads, damage that is named."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from g2d_jax import tables
+from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
+
+CHAT = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"})
+
+
+def ids(*values):
+    return np.array(values, np.int32)
+
+
+def rollout(text="2", reward=1.0, answer="2", *, sample=0, stop_reason="stop", tokens=(7, 2), logprobs=(-0.1, -1e-30)):
+    verdict = Verdict.UNSCORABLE if reward is None else Verdict.CORRECT
+    nats = np.array(logprobs, np.float32)
+    inner = Rollout("00ff00ff00ff00ff", 3, sample, ids(1, 5), ids(*tokens), nats, -nats, stop_reason)
+    return ScoredRollout(inner, text, Score(reward, verdict, answer), "warmup@20")
+
+
+def preference(prompt="1+1?", chosen="2", rejected="3", rewards=(1.0, 0.0)):
+    return Preference("00ff00ff00ff00ff", prompt, chosen, rejected, ids(1, 5), ids(7, 2), ids(2**31 - 1), *rewards)
+
+
+def same(a, b):
+    """Equal field by field; arrays and floats bit for bit (a NaN equals itself, 0.0 is not -0.0)."""
+    assert type(a) is type(b)
+    if dataclasses.is_dataclass(a):
+        return all(same(getattr(a, field.name), getattr(b, field.name)) for field in dataclasses.fields(a))
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return repr(a) == repr(b)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+nats = hnp.arrays(np.float32, st.integers(0, 5), elements=st.floats(width=32))
+tokens = hnp.arrays(np.int32, st.integers(0, 5))
+rollouts = st.builds(
+    ScoredRollout,
+    st.builds(
+        Rollout,
+        problem_id=st.text("0123456789abcdef", min_size=16, max_size=16),
+        visit=st.integers(0, 2**31 - 1),
+        sample=st.integers(0, 2**31 - 1),
+        prompt_ids=tokens,
+        token_ids=tokens,
+        logprobs=nats,
+        entropies=nats,
+        stop_reason=st.sampled_from(["stop", "length"]),
+    ),
+    texts,
+    st.builds(Score, st.none() | st.floats(), st.sampled_from(Verdict), st.none() | texts),
+    texts,
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(rows=st.lists(rollouts, max_size=4))
+def test_rollouts_round_trip_bit_for_bit(rows, tmp_path_factory):
+    path = tmp_path_factory.mktemp("rollouts") / "00000.parquet"
+    tables.write_rollouts(path, rows)
+    read = tables.read_rollouts(path)
+    assert len(read) == len(rows) and all(map(same, read, rows))
+
+
+def test_pandas_reads_rollouts(tmp_path):
+    long = rollout("x\x00y", None, None, sample=1, stop_reason="length", tokens=(7, 7, 7), logprobs=(-1.0, -2.0, -3.0))
+    tables.write_rollouts(tmp_path / "0.parquet", [rollout(), long])
+    frame = pd.read_parquet(tmp_path / "0.parquet")
+    assert list(frame.columns) == tables.ROLLOUTS.names
+    assert frame["reward"].isna().tolist() == [False, True] and frame["answer"].isna().tolist() == [False, True]
+    assert frame["truncated"].tolist() == [False, True] and frame["verdict"].tolist() == ["correct", "unscorable"]
+    assert frame["text"].tolist() == ["2", "x\x00y"]
+    assert frame["token_ids"][1].tolist() == [7, 7, 7] and frame["logprobs"][0].dtype == np.float32
+
+
+def test_a_folder_is_read_in_the_order_of_names(tmp_path):
+    for name, sample in [("00001.parquet", 1), ("00010.parquet", 2), ("00000.parquet", 0)]:
+        tables.write_rollouts(tmp_path / name, [rollout(sample=sample)])
+    (tmp_path / ".00002.parquet.1234abcd.tmp").write_bytes(b"left by a killed process")
+    (tmp_path / "manifest.json").write_text("{}")
+    assert [row.rollout.sample for row in tables.read_rollouts(tmp_path)] == [0, 1, 2]
+    with pytest.raises(FileNotFoundError, match=r"no \*\.parquet in"):
+        (tmp_path / "empty").mkdir()
+        tables.read_rollouts(tmp_path / "empty")
+    with pytest.raises(FileNotFoundError, match="absent"):
+        tables.read_rollouts(tmp_path / "absent")
+
+
+def test_read_arrays_are_writable_and_own_their_memory(tmp_path):
+    tables.write_rollouts(tmp_path / "0.parquet", [rollout(), rollout()])
+    first, second = (row.rollout.token_ids for row in tables.read_rollouts(tmp_path))
+    first[0] = 99
+    assert second.tolist() == [7, 2] and first.base is None
+
+
+def test_lone_surrogates_become_replacement_characters(tmp_path):
+    tables.write_rollouts(tmp_path / "0.parquet", [rollout("a\ud800\udc00b\udfff", answer="\udcff")])
+    [row] = tables.read_rollouts(tmp_path)
+    assert (row.text, row.score.answer) == ("a\ufffd\ufffdb\ufffd", "\ufffd")
+    assert tables.safe_text("plain \x00 \U0001f600") == "plain \x00 \U0001f600"
+
+
+def test_arrays_of_another_dtype_are_refused(tmp_path):
+    row = rollout()
+    wide = dataclasses.replace(row, rollout=dataclasses.replace(row.rollout, token_ids=np.array([1, 2])))
+    with pytest.raises(ValueError, match=r"token_ids must be one-dimensional int32, got int64 \[2\]"):
+        tables.write_rollouts(tmp_path / "0.parquet", [wide])
+    assert not list(tmp_path.iterdir())
+
+
+def test_any_flipped_or_missing_byte_names_the_file(tmp_path):
+    path = tmp_path / "00007.parquet"
+    tables.write_rollouts(path, [rollout("long " * 50)])
+    whole = path.read_bytes()
+    damaged = [whole[:cut] for cut in (0, 3, len(whole) // 2, len(whole) - 1)]
+    at = whole.index(b"long ")
+    damaged.append(whole[:at] + b"wrong"[: len(b"long ")] + whole[at + 5 :])
+    for data in damaged:
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"00007\.parquet is damaged"):
+            tables.read_rollouts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.drop_columns(["logprobs"]), "no column logprobs"),
+        (lambda t: t.set_column(0, "problem_id", pa.array([None], pa.string())), "column problem_id has nulls"),
+        (lambda t: t.set_column(4, "prompt_ids", pa.array([[1, None]], pa.list_(pa.int32()))), "null"),
+        (lambda t: t.set_column(10, "verdict", pa.array(["perhaps"])), "perhaps"),
+        (lambda t: t.set_column(12, "stop_reason", pa.array(["tired"])), "tired"),
+        (lambda t: t.set_column(1, "visit", pa.array([2**40])), "not in range"),
+    ],
+)
+def test_parts_made_elsewhere_are_checked(change, message, tmp_path):
+    tables.write_rollouts(tmp_path / "0.parquet", [rollout()])
+    pq.write_table(change(pq.read_table(tmp_path / "0.parquet")), tmp_path / "0.parquet")
+    with pytest.raises(ValueError, match=rf"0\.parquet is damaged.*{message}"):
+        tables.read_rollouts(tmp_path)
+
+
+@pytest.mark.parametrize("prompt", ["1+1?", CHAT])
+def test_preferences_round_trip(prompt, tmp_path):
+    rows = [preference(prompt), preference(prompt, "", "naïve\n\x00", (0.1, -np.inf))]
+    tables.write_preferences(tmp_path / "0.parquet", rows)
+    read = tables.read_preferences(tmp_path)
+    assert len(read) == 2 and all(map(same, read, rows))
+
+
+def test_preferences_written_by_pandas_are_read(tmp_path):
+    rows = [preference(CHAT)]
+    tables.write_preferences(tmp_path / "0.parquet", rows)
+    pd.read_parquet(tmp_path / "0.parquet").to_parquet(tmp_path / "0.parquet")
+    assert all(map(same, tables.read_preferences(tmp_path), rows))
+
+
+def test_pandas_reads_string_preferences_as_trl_wants_them(tmp_path):
+    tables.write_preferences(tmp_path / "0.parquet", [preference()])
+    [row] = pd.read_parquet(tmp_path / "0.parquet").to_dict("records")
+    assert (row["prompt"], row["chosen"], row["rejected"]) == ("1+1?", "2", "3")
+    assert row["chosen_ids"].tolist() == [7, 2] and row["rejected_ids"].tolist() == [2**31 - 1]
+    assert (row["problem_id"], row["chosen_reward"], row["rejected_reward"]) == ("00ff00ff00ff00ff", 1.0, 0.0)
+
+
+def test_pandas_reads_chat_preferences_as_trl_wants_them(tmp_path):
+    tables.write_preferences(tmp_path / "0.parquet", [preference(CHAT)])
+    [row] = pd.read_parquet(tmp_path / "0.parquet").to_dict("records")
+    assert list(row["prompt"]) == list(CHAT)
+    assert list(row["chosen"]) == [{"role": "assistant", "content": "2"}]
+    assert list(row["rejected"]) == [{"role": "assistant", "content": "3"}]
+
+
+def test_preferences_that_fit_no_table_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"1 of 2 prompts are conversations"):
+        tables.write_preferences(tmp_path / "0.parquet", [preference(), preference(CHAT)])
+    with pytest.raises(ValueError, match="role and content"):
+        named = ({"role": "user", "content": "1+1?", "name": "Ada"},)
+        tables.write_preferences(tmp_path / "0.parquet", [preference(named)])
+    tables.write_preferences(tmp_path / "0.parquet", [])
+    assert tables.read_preferences(tmp_path) == []

@@ -1,0 +1,305 @@
+"""Metrics, TensorBoard, samples and the console, as a user of a run meets them."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import struct
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from g2d_jax import storage
+from g2d_jax.tracking import Screen, Tracker, clean, read_metrics
+
+
+class Terminal(io.StringIO):
+    """A text file that says it is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as some CI services do: still no control codes in a file
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def tracker(workdir, **options):
+    options = {"tensorboard": False, "screen": Screen(io.StringIO()), **options}
+    return Tracker(workdir, **options)
+
+
+def events(workdir):
+    """(step, tag, value) of all scalars in a work directory's event files, in TensorBoard's reading order."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    found = []
+    for path in sorted((workdir / "tensorboard").iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            assert struct.unpack("<I", data[8:12])[0] == masked_crc32c(data[:8])
+            assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked_crc32c(data[12 : 12 + length])
+            event = Event.FromString(data[12 : 12 + length])
+            found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+            data = data[16 + length :]
+    return found
+
+
+# Metrics
+
+
+def test_metrics_are_read_back_with_their_non_finite_values(tmp_path):
+    with tracker(tmp_path) as run:
+        run.log("warmup", np.int64(3), {"reward": np.float32(0.5), "kl": math.nan, "grad_norm": math.inf})
+        run.log("warmup", 3, {"accuracy": 0.25}, kind="evaluate")
+    [train, evaluate] = read_metrics(tmp_path)
+    assert (train["stage"], train["step"], train["kind"]) == ("warmup", 3, "train")
+    assert train["metrics"]["reward"] == 0.5 and train["metrics"]["grad_norm"] == math.inf
+    assert math.isnan(train["metrics"]["kl"])
+    assert evaluate["metrics"] == {"accuracy": 0.25}
+    line = (tmp_path / "metrics" / "00000.jsonl").read_text().splitlines()[0]
+    metrics = json.loads(line, parse_constant=pytest.fail)["metrics"]  # standard JSON: no bare NaN
+    assert metrics == {"reward": 0.5, "kl": "NaN", "grad_norm": "Infinity"}
+
+
+def test_nothing_logged_reads_as_nothing(tmp_path):
+    tracker(tmp_path).close()
+    assert read_metrics(tmp_path) == [] and list(tmp_path.iterdir()) == []
+
+
+def test_steps_redone_after_a_resume_count_once(tmp_path):
+    with pytest.raises(KeyboardInterrupt), tracker(tmp_path, tensorboard=True) as run:
+        for step in (1, 2, 3):
+            run.log("sft", step, {"loss": 1.0 / step})
+        raise KeyboardInterrupt
+    with tracker(tmp_path, tensorboard=True) as run:
+        for step in (2, 3, 4):
+            run.log("sft", step, {"loss": 10.0 / step})
+    losses = {record["step"]: record["metrics"]["loss"] for record in read_metrics(tmp_path)}
+    assert losses == {1: 1.0, 2: 5.0, 3: 10 / 3, 4: 2.5} and list(losses) == [1, 2, 3, 4]
+    assert [(step, tag) for step, tag, _ in events(tmp_path)] == [(step, "sft/loss") for step in (1, 2, 3, 4)]
+
+
+def test_samples_keep_any_model_text(tmp_path):
+    rows = [{"prompt": "1+1?", "completion": "\x1b[2J\ud800\x00</script>", "reward": None, "verdict": "timeout"}]
+    with tracker(tmp_path) as run:
+        run.samples("evaluate", 20, rows)
+    [record] = storage.read_segments(tmp_path / "samples")
+    assert record["rows"] == rows and (record["stage"], record["step"], record["kind"]) == ("evaluate", 20, "samples")
+
+
+# TensorBoard
+
+
+def test_tensorboard_holds_every_scalar_at_once(tmp_path):
+    """Also when the process is killed: nothing waits in a buffer."""
+    run = tracker(tmp_path, tensorboard=True)
+    run.log("dpo", 7, {"rewards/margins": 0.5, "kl": math.nan})
+    margin, kl = events(tmp_path)
+    assert margin == (7, "dpo/rewards/margins", 0.5)
+    assert kl[:2] == (7, "dpo/kl") and math.isnan(kl[2])
+    run.flush()
+    run.close()
+    assert len(events(tmp_path)) == 2
+
+
+def test_a_torn_event_file_is_left_alone(tmp_path):
+    with tracker(tmp_path, tensorboard=True) as run:
+        run.log("sft", 1, {"loss": 1.0})
+    [torn] = (tmp_path / "tensorboard").iterdir()
+    torn.write_bytes(torn.read_bytes()[:-3])
+    before = torn.read_bytes()
+    with tracker(tmp_path, tensorboard=True) as run:
+        run.log("sft", 2, {"loss": 0.5})
+    assert torn.read_bytes() == before
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+
+
+def test_a_folder_tensorboard_cannot_use_is_named(tmp_path):
+    (tmp_path / "tensorboard").write_text("a file where the folder should be")
+    with pytest.raises(OSError, match=r"cannot create.*tensorboard"):
+        tracker(tmp_path, tensorboard=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fills the event file by a limit on its size")
+def test_a_full_disk_is_an_error_not_a_hang(tmp_path):
+    import resource
+
+    run = tracker(tmp_path, tensorboard=True)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(OSError, match=r"cannot write.*tensorboard.*events"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+        try:
+            for step in range(1000):
+                run._tensorboard.log(step, {"sft/loss": 1.0})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    run.close()
+
+
+# Weights & Biases
+
+
+def test_wandb_missing_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match=r"pip install 'g2d-jax\[wandb\]'"):
+        tracker(tmp_path, wandb={"project": "g2d"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wandb_resumes_the_run_of_the_work_directory(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for step in (1, 2):
+        with tracker(tmp_path, wandb={"project": "g2d"}) as run:
+            run.log("sft", step, {"loss": 1.0 / step})
+    run_id = storage.read_json(tmp_path / "wandb.json")["id"]
+    assert len([name for name in os.listdir(tmp_path / "wandb") if name.endswith(run_id)]) >= 1
+
+
+# Console
+
+
+@given(st.text(st.characters()))
+def test_clean_text_has_no_control_characters(text):
+    for newlines in (True, False):
+        allowed = "\n" if newlines else ""
+        cleaned = clean(text, newlines=newlines)
+        assert all(
+            char in allowed or unicodedata.category(char)[0] != "C" or unicodedata.category(char) in ("Cn", "Co")
+            for char in cleaned
+        )
+    assert clean(text).encode("utf-8").decode("utf-8") == clean(text)
+
+
+def test_clean_text_shows_what_it_hides():
+    assert clean("\x1b[31mred\x07\r\n\x9b2J \u202eabc ü 😀") == "\\x1b[31mred\\x07\\r\n\\x9b2J \\u202eabc ü 😀"
+
+
+@pytest.mark.parametrize("file", [io.StringIO, Terminal])
+def test_messages_are_neither_markup_nor_control_codes(file):
+    screen = Screen(out := file())
+    screen.say("[red]sum[/red] [/] :smile: \x1b]0;title\x07 [link=http://x]y")
+    assert out.getvalue() == "[red]sum[/red] [/] :smile: \\x1b]0;title\\x07 [link=http://x]y\n"
+
+
+def test_long_messages_stay_one_line():
+    Screen(out := io.StringIO()).say("word " * 100)
+    assert out.getvalue().count("\n") == 1
+
+
+def test_a_narrow_encoding_is_escaped():
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Screen(file).say("0.81 ± 0.02")
+    assert file.buffer.getvalue() == b"0.81 \\xb1 0.02\n"
+
+
+def test_a_table_in_a_file_is_aligned_text():
+    Screen(out := io.StringIO()).table(
+        "Result",
+        ["policy", "pass@1", "tokens"],
+        [["cold", "0.10 ± 0.01", 5], ["G2D 你", None, 12345], ["[b]\x1b\n", "", 0]],
+    )
+    lines = out.getvalue().splitlines()
+    assert lines[0].strip() == "Result"
+    assert lines[1:] == [
+        "| policy    | pass@1      | tokens |",
+        "|-----------|-------------|--------|",
+        "| cold      | 0.10 ± 0.01 |      5 |",
+        "| G2D 你    |             |  12345 |",
+        "| [b]\\x1b\\n |             |      0 |",
+    ]
+
+
+def test_a_wide_table_in_a_file_is_not_wrapped():
+    Screen(out := io.StringIO()).table("t", ["completion"], [["x" * 5000]])
+    assert "x" * 5000 in out.getvalue() and len(out.getvalue()) < 30_000
+
+
+def test_a_table_on_a_terminal_shows_markup_literally():
+    Screen(out := Terminal()).table("Samples", ["completion", "reward"], [["[bold]a[/bold]\x1b[2J", 1.0]])
+    assert "[bold]a[/bold]\\x1b[2J" in out.getvalue() and "\x1b[2J" not in out.getvalue()
+
+
+def test_a_row_of_the_wrong_width_is_refused():
+    with pytest.raises(ValueError, match="row 1 has 1 cells for 2 columns"):
+        Screen(io.StringIO()).table("t", ["a", "b"], [[1, 2], [1]])
+
+
+def test_progress_in_a_file_is_plain_lines():
+    screen = Screen(out := io.StringIO(), every=0.0)
+    metrics = {"reward": 0.5, "entropy": 1.25, "completions/mean_length": 33.3, "kl": 9.0}
+    with screen.progress("warmup", total=20, start=3) as bar:
+        bar.update(3)
+        bar.update(4, {**metrics, "num_tokens": 1000})
+        bar.update(20, {**metrics, "num_tokens": 90_000, "reward": math.nan})
+    first, second, third = out.getvalue().splitlines()
+    assert first == "warmup 3/20"
+    assert re.fullmatch(r"warmup 4/20  reward 0\.500  entropy 1\.250  length 33\.3  \d+:\d\d:\d\d left", second)
+    assert re.fullmatch(r"warmup 20/20  reward nan  entropy 1\.250  length 33\.3  [\d,]+ tok/s", third)
+    assert "\x1b" not in out.getvalue() and "\r" not in out.getvalue()
+
+
+def test_progress_lines_come_at_a_bounded_rate_and_end_with_the_last():
+    screen = Screen(out := io.StringIO(), every=3600.0)
+    with pytest.raises(RuntimeError), screen.progress("dpo", total=1000) as bar:
+        for step in range(501):
+            bar.update(step, {"loss": 0.6931})
+        raise RuntimeError
+    assert [line.split("  ")[:2] for line in out.getvalue().splitlines()] == [
+        ["dpo 0/1000", "loss 0.6931"],
+        ["dpo 500/1000", "loss 0.6931"],
+    ]
+
+
+def test_progress_on_a_terminal_is_a_bar_with_messages_above():
+    screen = Screen(out := Terminal())
+    with screen.progress("warm[up]", total=20, start=5) as bar:
+        bar.update(7, {"reward": 0.5})
+        screen.say("checkpoint saved")
+        bar.update(8)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert "checkpoint saved" in text and "warm[up]" in text
+    last = text.strip().splitlines()[-1]
+    assert "8/20" in last and "reward 0.500" in last
+
+
+def test_a_narrow_terminal_still_shows_everything(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    screen = Screen(out := Terminal())
+    with screen.progress("warmup", total=20) as bar:
+        bar.update(20, {"reward": 0.5, "entropy": 1.0, "completions/mean_length": 33.3, "loss": 0.1})
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).splitlines()
+    text = " ".join(lines[-2:])
+    assert all(part in text for part in ("20/20", "0:00:00", "loss 0.1", "entropy 1.000", "length 33.3"))
+
+
+def test_one_bar_at_a_time_also_after_an_error():
+    screen = Screen(io.StringIO())
+    with pytest.raises(ValueError, match="bar of sft is still open"), screen.progress("sft", 10):
+        screen.progress("dpo", 10).__enter__()
+    with screen.progress("dpo", 10) as bar:
+        bar.update(1)
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    screen = Screen(out := Terminal(), every=0.0)
+    with screen.progress("sft", 2) as bar:
+        bar.update(1)
+    screen.table("t", ["a"], [["b"]])
+    assert not screen.interactive and "\x1b" not in out.getvalue()
