@@ -74,6 +74,20 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     return jnp.einsum("bkrts,bskd->btkrd", weights, v).reshape(q.shape)
 
 
+def attend_cached(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
+    """Attention of one query a row. q [B, 1, H, D], keys [B, K, D, S], values [B, K, S, D], mask bool [B, S].
+
+    Scores are a product and a sum, not a matrix product: with one query there is nothing to reuse, the compiler fuses
+    the two, and with S last in the keys every step of the sum is a long vector (4x a batched product on a CPU).
+    """
+    batch, _, heads, dim = q.shape
+    grouped = q.reshape(batch, keys.shape[1], heads // keys.shape[1], dim, 1).astype(jnp.float32)
+    scores = jnp.sum(grouped * keys[:, :, None].astype(jnp.float32), axis=3) * dim**-0.5  # [B, K, R, S]
+    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    return jnp.einsum("bkrs,bksd->bkrd", weights, values).astype(q.dtype).reshape(q.shape)
+
+
 def packed_attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
     """Causal attention within segments; long rows go through query blocks so that memory grows with T, not T²."""
     length = q.shape[1]

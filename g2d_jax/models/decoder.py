@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models.attention import attend, packed_attention, rotary_table, rotate
+from g2d_jax.models.attention import attend_cached, packed_attention, rotary_table, rotate
 from g2d_jax.models.config import ModelConfig
 
 Remat = Literal["none", "full", "attention"]
@@ -183,8 +183,8 @@ def unstack(model: Decoder) -> Decoder:
 class Cache:
     """Keys and values of earlier tokens, right-aligned: every row's newest token sits in the same column.
 
-    keys, values: tuple over layers of [B, S, K, D]. column: int32 scalar, where the next token is written.
-    start: int32 [B], each row's first valid column.
+    keys: tuple over layers of [B, K, D, S], values: of [B, K, S, D]; see attention.attend_cached for why they differ.
+    column: int32 scalar, where the next token is written. start: int32 [B], each row's first valid column.
     """
 
     keys: tuple[jax.Array, ...]
@@ -291,16 +291,17 @@ def decode_layers(
 ) -> tuple[jax.Array, Cache]:
     """All layers for one new token a row; the model is unstacked, the cache one array a layer."""
     assert isinstance(model.blocks, nnx.List), "decode takes an unstacked model"
-    columns = jnp.arange(cache.keys[0].shape[1])[None, None]
-    mask = (columns >= cache.start[:, None, None]) & (columns <= cache.column)  # [B, 1, S]
+    columns = jnp.arange(cache.values[0].shape[2])[None]
+    mask = (columns >= cache.start[:, None]) & (columns <= cache.column)  # [B, S]
     new_keys, new_values = [], []
     for layer, block in enumerate(model.blocks):
 
         def attention(q: jax.Array, k: jax.Array, v: jax.Array, layer: int = layer) -> jax.Array:
-            keys, values, at = cache.keys[layer], cache.values[layer], (0, cache.column, 0, 0)
-            new_keys.append(jax.lax.dynamic_update_slice(keys, k.astype(keys.dtype), at))
-            new_values.append(jax.lax.dynamic_update_slice(values, v.astype(values.dtype), at))
-            return attend(q, new_keys[-1].astype(q.dtype), new_values[-1].astype(q.dtype), mask)
+            keys, values, column = cache.keys[layer], cache.values[layer], cache.column
+            k, v = k[:, 0, :, :, None].astype(keys.dtype), v[:, 0, :, None, :].astype(values.dtype)
+            new_keys.append(jax.lax.dynamic_update_slice_in_dim(keys, k, column, axis=3))
+            new_values.append(jax.lax.dynamic_update_slice_in_dim(values, v, column, axis=2))
+            return attend_cached(q, new_keys[-1], new_values[-1], mask)
 
         x, _ = apply_block(model.config, block, x, rope, attention)
     return x, dataclasses.replace(cache, keys=tuple(new_keys), values=tuple(new_values), column=cache.column + 1)

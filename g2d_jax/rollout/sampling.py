@@ -10,6 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from g2d_jax.losses.logprobs import transform_logits
+
 
 class Draw(NamedTuple):
     """token int32 [B]; logprob and entropy float32 [B], in nats, of the distribution the token was drawn from."""
@@ -88,7 +90,7 @@ def draw(
     uses top_k or top_p. The noise of a row depends on its key and response position alone.
     """
     greedy = temperature <= 0.0
-    scaled = logits / jnp.where(greedy, 1.0, temperature)[:, None]
+    scaled = transform_logits(logits, jnp.where(greedy, 1.0, temperature)[:, None])
     if filtered:
         scaled = filter_logits(scaled, top_k, top_p)
     logprobs = jax.nn.log_softmax(scaled, axis=-1)

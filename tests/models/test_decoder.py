@@ -122,6 +122,7 @@ def prefill(model: decoder.Decoder, prompts: list[np.ndarray], width: int, extra
     _, kv = decoder.forward(model, jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(ids), keep_kv=True)
     assert isinstance(kv, tuple)
     keys, values = (jnp.pad(x, ((0, 0), (0, 0), (0, extra), (0, 0), (0, 0))) for x in kv)
+    keys, values = keys.transpose(0, 1, 3, 4, 2), values.transpose(0, 1, 3, 2, 4)
     return decoder.Cache(tuple(keys), tuple(values), jnp.int32(width), jnp.asarray(starts))
 
 

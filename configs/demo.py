@@ -1,0 +1,64 @@
+"""G2D on the embedded arithmetic task: a tiny model trained from scratch, nothing to download.
+
+Command:   g2d run --config demo            (preset=smoke: every stage in about a minute; seed=1: another seed)
+Hardware:  2 CPU cores, under 3 GB of memory
+"""
+
+from ml_collections import ConfigDict
+
+from g2d_jax import config as settings
+from g2d_jax.resolve import choices
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """The embedded default. arg: preset=full|smoke, seed=N, K=N (steps of warm-up)."""
+    chosen = choices(arg, preset="full", seed=0, K=20)
+    if chosen.preset not in ("full", "smoke"):
+        raise ValueError(f"preset is full or smoke, got {chosen.preset!r}")
+    config = settings.base()
+    config.name = "demo"
+    config.seed = chosen.seed
+    config.data.max_prompt_length = 16
+    config.compute.slots = 256
+    config.compute.chunk = 8
+    drawn = settings.sampling(48)
+    config.stages.sft = settings.sft(
+        data=settings.source("procedural:arithmetic", limit=40_000),
+        steps=2000,
+        max_length=64,
+    )
+    config.stages.warmup = settings.online(
+        policy="sft",
+        steps=chosen.K,
+        keep=(0, 10),
+        sampling=drawn,
+        optimizer=settings.optimizer(1e-4),
+    )
+    config.stages.collect = settings.collect(policy="warmup", prompts=1024, sampling=drawn)
+    config.stages.dpo = settings.offline(
+        beta=1.0,
+        optimizer=settings.optimizer(1e-4, schedule="cosine", warmup_steps=5),
+    )
+    config.stages.evaluate = settings.evaluate(num_generations=4, sampling=drawn)
+    if chosen.preset == "smoke":
+        _shrink(config)
+    return config
+
+
+def _shrink(config: ConfigDict) -> None:
+    """The same stages, too short to learn much."""
+    config.name = "demo-smoke"
+    config.data.train.limit = 2000
+    config.data.test.limit = 64
+    config.data.dev.limit = 32
+    config.stages.sft.data.limit = 4000
+    config.stages.sft.steps = 300
+    config.stages.warmup.steps = 3
+    config.stages.warmup.keep = (0,)
+    config.stages.warmup.prompts_per_step = 8
+    config.stages.collect.prompts = 64
+    config.stages.collect.part = 32
+    config.stages.dpo.batch_size = 16
+    config.stages.evaluate.num_generations = 2
+    config.stages.evaluate.pass_at = (1, 2)
+    config.checkpoint.every = 100

@@ -1,0 +1,175 @@
+"""A config as a plain dictionary and back, with every name and type checked; what of it decides the result.
+
+    config ─► to_dict ─► config.json ─► from_dict ─► the same config
+    config ─► identity ─► fingerprint, differences
+
+The names and types of all fields are those of `config.py`; a stage's are those of its kind.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict, FieldReference
+
+from g2d_jax import config as schema
+from g2d_jax import storage
+
+STAGES = {
+    "sft": schema.sft,
+    "online": schema.online,
+    "collect": schema.collect,
+    "offline": schema.offline,
+    "evaluate": schema.evaluate,
+}
+"""The kinds of stages and where their fields come from."""
+
+_MEANING = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list like 0,10,20"}
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as storage writes them
+_ABSENT = object()
+
+
+def to_dict(config: ConfigDict) -> dict[str, Any]:
+    """The config in JSON's types, keys sorted; unset fields are None. `from_dict` gives the config back."""
+    return storage.plain(config.to_dict())
+
+
+def from_dict(values: Mapping[str, Any]) -> ConfigDict:
+    """The locked config with these values; fields not named have their defaults.
+
+    Raises ValueError naming the full path of a field that is unknown or has the wrong type.
+    """
+    config = schema.base()
+    stages = values.get("stages", {})
+    if not isinstance(stages, Mapping):
+        raise ValueError(f"stages must be a section, got {stages!r}")
+    for name, stage in stages.items():
+        config.stages[name] = _stage_template(name, stage)
+    config.unlock()
+    _fill(config, values, "", config)
+    return config.lock()
+
+
+def _stage_template(name: str, stage: Any) -> ConfigDict:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", str(name)):
+        raise ValueError(f"stages.{name}: a stage's name is made of letters, digits, - and _")
+    kind = stage.get("kind") if isinstance(stage, Mapping) else None
+    if not isinstance(kind, str) or kind not in STAGES:
+        raise ValueError(f"stages.{name}.kind must be one of {listed(STAGES)}, got {kind!r}{suggest(kind, STAGES)}")
+    return STAGES[kind]()
+
+
+def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: ConfigDict) -> None:
+    """Copy values into a section of the config, checking names and types."""
+    is_open = len(section) == 0
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        field = "" if is_open else field_of(section, str(key), path, config)
+        if not isinstance(field, ConfigDict):
+            section[key] = typed(value, field, path)
+        elif isinstance(value, Mapping):
+            _fill(field, value, f"{path}.", config)
+        else:
+            raise ValueError(f"{path} is a section, got {value!r}; its fields are {listed(field.keys())}")
+
+
+def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
+    """What a section holds under a name: a value, a section, or a FieldReference, which is a field that may be None.
+
+    Raises ValueError if there is no such field, with the nearest path of the config or the section's fields.
+    """
+    if not isinstance(section, ConfigDict):
+        raise ValueError(f"unknown field {path!r}{suggest(path, _paths(config))}")
+    fields = dict(section.items(preserve_field_references=True))
+    if key not in fields:
+        hint = suggest(path, _paths(config)) or f"; there are {listed(fields)}"
+        raise ValueError(f"unknown field {path!r}{hint}")
+    return fields[key]
+
+
+def _paths(section: ConfigDict, prefix: str = "") -> Iterator[str]:
+    """All dotted paths of a config, sections before their fields."""
+    for key, value in section.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, ConfigDict):
+            yield from _paths(value, f"{prefix}{key}.")
+
+
+def kind_of(field: Any) -> tuple[type, bool]:
+    """The type of a field, and whether it may be None."""
+    optional = isinstance(field, FieldReference)
+    return (field.get_type() if optional else type(field)), optional
+
+
+def typed(value: Any, field: Any, path: str) -> Any:
+    """The value if it has the field's type: None only where optional, integers for floats, lists for tuples.
+
+    Raises ValueError naming the path and the type expected.
+    """
+    kind, optional = kind_of(field)
+    if value is None and optional:
+        return None
+    if kind is float and (type(value) is int or value in _NOT_FINITE):
+        return float(value)
+    if kind is tuple and isinstance(value, list | tuple):
+        known = None if optional or not field else field[0]
+        return tuple(item if known is None else typed(item, known, f"{path}[{i}]") for i, item in enumerate(value))
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise wrong_type(path, field, value)
+    return value
+
+
+def wrong_type(path: str, field: Any, value: Any) -> ValueError:
+    """The error that says what the field at this path takes."""
+    kind, optional = kind_of(field)
+    expected = f"{_MEANING.get(kind, 'a value')} ({kind.__name__})" + (" or none" if optional else "")
+    return ValueError(f"{path} must be {expected}, got {value!r}")
+
+
+def identity(config: ConfigDict | Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that decide the result, in JSON's types: all but `name` and those in `config.RUNTIME`."""
+    values = to_dict(config) if isinstance(config, ConfigDict) else storage.plain(config)
+    return _without(values, "")
+
+
+def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    kept = {key: value for key, value in values.items() if f"{prefix}{key}" not in (*schema.RUNTIME, "name")}
+    return {key: _without(item, f"{prefix}{key}.") if isinstance(item, dict) else item for key, item in kept.items()}
+
+
+def differences(old: ConfigDict | Mapping[str, Any], new: ConfigDict | Mapping[str, Any]) -> list[str]:
+    """What differs between two configs' identities, one line a field: "stages.warmup.steps: 20 -> 40"."""
+    return list(_differences(identity(old), identity(new), ""))
+
+
+def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            inner = f"{path}.{key}" if path else key
+            yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), inner)
+    elif old is _ABSENT or new is _ABSENT or storage.fingerprint(old) != storage.fingerprint(new):
+        yield f"{path}: {_shown(old)} -> {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    if value is _ABSENT:
+        return "(absent)"
+    return f"{{{', '.join(value)}}}" if isinstance(value, dict) else "none" if value is None else repr(value)
+
+
+def suggest(given: Any, known: Iterable[str]) -> str:
+    """ ", did you mean …?" with the names that end alike, else the nearest one; "" if there are none."""
+    names, text = list(known), str(given)
+    last = text.rsplit(".", 1)[-1]
+    alike = [name for name in names if name.rsplit(".", 1)[-1] == last]
+    count = 1 if "." in text else 3
+    near = difflib.get_close_matches(text, alike, count, 0) or difflib.get_close_matches(text, names, 1, 0.7)
+    return f", did you mean {' or '.join(near)}?" if near else ""
+
+
+def listed(names: Iterable[Any]) -> str:
+    """The names in one line, for a message."""
+    return ", ".join(map(str, names)) or "none"

@@ -1,0 +1,218 @@
+"""Every setting there is, with its default. A config file starts from `base()` and adds stages.
+
+`ml_collections.ConfigDict` fixes names and types: a field set to None here through `optional` may be left unset.
+Identity fields decide the result and are fingerprinted; those in RUNTIME may change between two starts of one run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+RUNTIME = ("mesh", "compute", "logging", "checkpoint", "reward.workers")
+"""Top-level sections and fields that do not change what is computed, beyond rounding."""
+
+
+def optional(kind: type) -> Any:
+    """A field that may be left unset (None) but, when set, has this type."""
+    return placeholder(kind)
+
+
+def source(path: str, split: str = "", limit: int | None = None, **fields: str) -> ConfigDict:
+    """Where problems come from. path: a file, "hub:owner/name", "math500" …, or "procedural:arithmetic".
+
+    split: "train", "dev" or "test" by id hash, "" for all. fields: our field name -> the file's.
+    """
+    config = ConfigDict({"path": path, "split": split, "limit": optional(int), "fields": fields, "on_error": "raise"})
+    config.limit = limit
+    return config
+
+
+def base() -> ConfigDict:
+    """The settings every run has, for the embedded task; stages are added by the config file."""
+    return ConfigDict(
+        {
+            "name": "run",
+            "seed": 0,
+            "dtype": "float32",  # of activations; parameters are float32
+            "model": {
+                "path": "",  # a Hugging Face folder or hub id; "" starts from random parameters of the shape below
+                "revision": optional(str),
+                "family": "qwen2",
+                "hidden_size": 96,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 24,
+                "intermediate_size": 256,
+                "tie_word_embeddings": True,
+                "rope_theta": 10_000.0,
+                "init_std": 0.02,
+            },
+            "tokenizer": {
+                "path": "",  # "" is the model's own
+                "revision": optional(str),
+                "chat": optional(bool),  # unset: the chat template if the tokenizer has one
+                "prompt_template": "plain",  # "plain", "paper", or any text with {problem}
+                "system": optional(str),  # unset: no system block; "default": what the template inserts
+                "date": optional(str),  # unset: the fixed date of data/template.py
+                "enable_thinking": optional(bool),
+            },
+            "data": {
+                "train": source("procedural:arithmetic", "train", 20_000),
+                "dev": source("procedural:arithmetic", "dev", 256),
+                "test": source("procedural:arithmetic", "test", 1024),
+                "seed": 0,
+                "max_prompt_length": 256,
+            },
+            "reward": {
+                "function": "verify",  # or "package.module:function" with TRL's signature
+                "correct_above": 0.5,  # for functions: a higher reward counts as correct
+                "cpu_seconds": 5.0,
+                "memory_mb": 2048,
+                "workers": 1,
+            },
+            "mesh": {"data": 1, "fsdp": -1, "tensor": 1},
+            "compute": {
+                "row_length": 0,  # tokens of a packed training row; 0 fits the stage's longest group
+                "microbatch_tokens": 16_384,  # tokens of one forward and backward pass, over all devices
+                "remat": "none",
+                "slots": 256,  # rows of the sampler
+                "chunk": 16,  # decode steps between two looks at finished rows
+                "prefill_rows": 32,  # prompts of one prefill
+            },
+            "logging": {"tensorboard": True, "wandb": optional(str), "samples": 8, "every": 1},
+            "checkpoint": {"every": 50, "keep": 2},
+            "stages": {},
+        }
+    )
+
+
+def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
+    """AdamW. schedule: "constant", "linear" or "cosine" decay over the stage's updates after warmup_steps."""
+    config = ConfigDict(
+        {
+            "learning_rate": learning_rate,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "b1": 0.9,
+            "b2": 0.999,
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+            "max_grad_norm": 1.0,
+        }
+    )
+    config.update(changes)
+    return config
+
+
+def sampling(max_new_tokens: int, **changes: Any) -> ConfigDict:
+    """How responses are drawn: temperature 0 is greedy, top_p 1 and top_k 0 are off."""
+    config = ConfigDict({"max_new_tokens": max_new_tokens, "temperature": 1.0, "top_p": 1.0, "top_k": 0})
+    config.update(changes)
+    return config
+
+
+def sft(**changes: Any) -> ConfigDict:
+    """Supervised fine-tuning. data: messages or prompt/completion files, or the embedded task's demonstrations."""
+    return _stage(
+        {
+            "kind": "sft",
+            "policy": "init",
+            "data": source("procedural:arithmetic"),
+            "steps": 2000,
+            "batch_size": 64,
+            "max_length": 512,
+            "optimizer": optimizer(3e-3, schedule="cosine", warmup_steps=50),
+        },
+        changes,
+    )
+
+
+def online(**changes: Any) -> ConfigDict:
+    """Online RL. keep: the steps K whose checkpoints stay for later stages (the last one always does)."""
+    return _stage(
+        {
+            "kind": "online",
+            "policy": "sft",
+            "steps": 20,
+            "keep": (),
+            "prompts_per_step": 32,
+            "num_generations": 8,
+            "sampling": sampling(256),
+            "loss_type": "sum",
+            "scale_rewards": "none",
+            "epsilon": 0.2,
+            "epsilon_high": optional(float),
+            "beta": 0.0,
+            "patience": 50,  # stop after so many steps in a row without any reward signal
+            "optimizer": optimizer(1e-6, eps=1e-4),
+        },
+        changes,
+    )
+
+
+def collect(**changes: Any) -> ConfigDict:
+    """Rollouts of a frozen policy, and preference pairs from them.
+
+    rollouts: "sample"; "archive" takes the groups that the policy's own online stage drew; or a JSONL file's path.
+    """
+    return _stage(
+        {
+            "kind": "collect",
+            "policy": "warmup",
+            "rollouts": "sample",
+            "prompts": 1024,
+            "part": 128,  # prompts written, and resumed, at a time
+            "num_generations": 8,
+            "sampling": sampling(256),
+            "pairs_per_prompt": 4,
+            "min_pass_rate": 0.0,  # prompts outside this window of pass rates give no pair
+            "max_pass_rate": 1.0,
+        },
+        changes,
+    )
+
+
+def offline(**changes: Any) -> ConfigDict:
+    """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from."""
+    return _stage(
+        {
+            "kind": "offline",
+            "policy": "warmup",
+            "preferences": "collect",
+            "epochs": 1,
+            "batch_size": 64,
+            "loss_type": "sigmoid",
+            "beta": 0.1,
+            "label_smoothing": 0.0,
+            "optimizer": optimizer(1e-6, eps=1e-4),
+        },
+        changes,
+    )
+
+
+def evaluate(**changes: Any) -> ConfigDict:
+    """Accuracy of policies on held-out problems."""
+    return _stage(
+        {
+            "kind": "evaluate",
+            "policies": ("sft", "warmup", "dpo"),
+            "split": "test",  # which of data.dev and data.test
+            "num_generations": 4,
+            "sampling": sampling(256),
+            "pass_at": (1, 2, 4),
+            "greedy": True,
+        },
+        changes,
+    )
+
+
+def _stage(defaults: dict[str, Any], changes: dict[str, Any]) -> ConfigDict:
+    config = ConfigDict(defaults)
+    config.lock()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config

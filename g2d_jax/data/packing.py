@@ -1,0 +1,190 @@
+"""Prompts and responses of all lengths into rows of one length, without padding between them.
+
+A group is one prompt with its responses. The prompt is laid down once and every response reads it (segment ids of
+models/attention.py), so G samples of a prompt, or both sides of a preference, cost one forward pass of the prompt:
+
+    row      | prompt A | A1 | A2 | A3 | prompt B | B1 | B2 |  pad |
+    position |  0 1 2   | 3 4| 3  |3 4 5|  0 1    | ...
+
+The first token of every response is predicted from the prompt's last token: `source` says from which column.
+Shapes: N micro-batches, R rows of one, T columns of a row, M response places of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from g2d_jax.models.attention import MEMBERS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Response:
+    """token_ids: int32 [L]. token: per-token floats [L] (or one for all). sequence: floats of the whole response."""
+
+    token_ids: np.ndarray
+    token: Mapping[str, np.ndarray | float] = field(default_factory=dict)
+    sequence: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """One prompt and responses to it. whole: keep them in one row (the two sides of a preference)."""
+
+    prompt_ids: np.ndarray
+    responses: Sequence[Response]
+    whole: bool = False
+
+
+class Place(NamedTuple):
+    """Where a response lies: flat row (micro-batch * R + row), first column, length."""
+
+    row: int
+    column: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """Packed rows, and where each response went.
+
+    arrays: int32 [N, R, T] tokens, positions, segment_ids, source (column whose hidden state predicts this token),
+    sequence (place of the response in its row, -1 elsewhere); float32 [N, R, T] for every per-token value, 0 elsewhere;
+    float32 [N, R, M] for every per-response value. count: micro-batches that hold anything; N is a power of two.
+    places: for each group, its responses in order. used: tokens that are not padding.
+    """
+
+    arrays: dict[str, np.ndarray]
+    count: int
+    places: list[list[Place]]
+    used: int
+
+    def unpack(self, values: np.ndarray) -> list[list[np.ndarray]]:
+        """Per-token values [N, R, T] back to one array a response, grouped as they came."""
+        rows = values.reshape(-1, values.shape[-1])
+        return [[rows[p.row, p.column : p.column + p.length] for p in places] for places in self.places]
+
+
+class _Unit(NamedTuple):
+    group: int
+    first: int
+    responses: Sequence[Response]
+    size: int
+
+
+def pack(
+    groups: Sequence[Group], *, row_length: int, microbatch_rows: int, rows_multiple: int = 1, places: int = 16
+) -> Packed:
+    """Lay groups into rows by first fit, longest first: deterministic, about 95 % full.
+
+    row_length: T. microbatch_rows: at most so many rows in a micro-batch. rows_multiple: R is a multiple of it (devices
+    that share the rows). places: M, even. Groups that are not `whole` are split where they do not fit; the prompt is
+    then repeated. Raises ValueError for a response that fits no row.
+    """
+    units = [unit for index, group in enumerate(groups) for unit in _units(index, group, row_length, places)]
+    rows = _first_fit(units, [len(group.prompt_ids) for group in groups], row_length, places)
+    per_micro = min(size_class(max(len(rows), 1), rows_multiple), max(microbatch_rows, rows_multiple))
+    count = -(-max(len(rows), 1) // per_micro)
+    total = (1 << (count - 1).bit_length()) * per_micro
+    arrays = _blank(groups, total, row_length, places)
+    where: list[list[Place]] = [[Place(0, 0, 0)] * len(group.responses) for group in groups]
+    used = 0
+    for row, members in enumerate(rows):
+        used += _fill_row(arrays, row, [(unit, groups[unit.group].prompt_ids) for unit in members], where)
+    shaped = {name: x.reshape(-1, per_micro, x.shape[-1]) for name, x in arrays.items()}
+    return Packed(shaped, count, where, used)
+
+
+def size_class(size: int, multiple: int = 1) -> int:
+    """The next size in steps of a quarter of an octave (…, 16, 20, 24, 28, 32, 40, …) and a multiple of `multiple`:
+    batches of all sizes compile to a few shapes."""
+    step = max(1 << max((size - 1).bit_length() - 3, 0), 1)
+    rounded = -(-size // step) * step
+    return -(-rounded // multiple) * multiple
+
+
+def _units(index: int, group: Group, row_length: int, places: int) -> list[_Unit]:
+    """Cut a group into parts that fit a row: as many responses as fit behind one copy of the prompt."""
+    prompt = len(group.prompt_ids)
+    units: list[_Unit] = []
+    first, size = 0, prompt
+    for i, response in enumerate(group.responses):
+        length = len(response.token_ids)
+        if prompt + length > row_length:
+            raise ValueError(
+                f"a prompt of {prompt} and a response of {length} tokens do not fit a row of {row_length}: "
+                "raise compute.row_length or lower the maximal lengths"
+            )
+        if size + length > row_length or i - first == places:
+            if group.whole:
+                raise ValueError(
+                    f"a prompt of {prompt} tokens and its {len(group.responses)} responses must share a row of "
+                    f"{row_length} tokens: raise compute.row_length"
+                )
+            units.append(_Unit(index, first, group.responses[first:i], size))
+            first, size = i, prompt
+        size += length
+    if group.responses:
+        units.append(_Unit(index, first, group.responses[first:], size))
+    return units
+
+
+def _first_fit(units: Sequence[_Unit], prompts: Sequence[int], row_length: int, places: int) -> list[list[_Unit]]:
+    rows: list[list[_Unit]] = []
+    room: list[tuple[int, int]] = []  # free columns and free places of each row
+    for unit in sorted(units, key=lambda unit: -unit.size):
+        wanted = len(unit.responses)
+        for row, (columns, free) in enumerate(room):
+            if columns >= unit.size and free >= wanted:
+                break
+        else:
+            row = len(rows)
+            rows.append([])
+            room.append((row_length, places))
+        rows[row].append(unit)
+        room[row] = (room[row][0] - unit.size, room[row][1] - wanted)
+    return rows
+
+
+def _blank(groups: Sequence[Group], rows: int, length: int, places: int) -> dict[str, np.ndarray]:
+    names = ("tokens", "positions", "segment_ids", "source")
+    arrays = {name: np.zeros((rows, length), np.int32) for name in names}
+    arrays["sequence"] = np.full((rows, length), -1, np.int32)
+    responses = [response for group in groups for response in group.responses]
+    token_names = sorted({name for response in responses for name in response.token})
+    sequence_names = sorted({name for response in responses for name in response.sequence})
+    arrays |= {name: np.zeros((rows, length), np.float32) for name in token_names}
+    return arrays | {name: np.zeros((rows, places), np.float32) for name in sequence_names}
+
+
+def _fill_row(
+    arrays: dict[str, np.ndarray], row: int, members: Sequence[tuple[_Unit, np.ndarray]], where: list[list[Place]]
+) -> int:
+    """Write the units of one row; returns the columns used."""
+    column = place = 0
+    for number, (unit, prompt) in enumerate(members, start=1):
+        size = len(prompt)
+        span = slice(column, column + size)
+        arrays["tokens"][row, span] = prompt
+        arrays["positions"][row, span] = np.arange(size)
+        arrays["segment_ids"][row, span] = number * MEMBERS
+        last, column = column + size - 1, column + size
+        for member, response in enumerate(unit.responses, start=1):
+            length = len(response.token_ids)
+            span = slice(column, column + length)
+            arrays["tokens"][row, span] = response.token_ids
+            arrays["positions"][row, span] = np.arange(size, size + length)
+            arrays["segment_ids"][row, span] = number * MEMBERS + member
+            arrays["source"][row, span] = np.concatenate([[last], np.arange(column, column + length - 1)])[:length]
+            arrays["sequence"][row, span] = place
+            for name, value in response.token.items():
+                arrays[name][row, span] = value
+            for name, number_value in response.sequence.items():
+                arrays[name][row, place] = number_value
+            where[unit.group][unit.first + member - 1] = Place(row, column, length)
+            column += length
+            place += 1
+    return column

@@ -1,0 +1,165 @@
+"""What can be done with the policies of a run: evaluate them elsewhere, export them, look at their answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from etils import epath
+from ml_collections import ConfigDict
+
+from g2d_jax import __version__, pipeline, storage
+from g2d_jax.canonical import from_dict
+from g2d_jax.config import source
+from g2d_jax.data.splits import problem_id
+from g2d_jax.models import hf
+from g2d_jax.records import Problem, Request
+from g2d_jax.report.summary import summary_table
+from g2d_jax.stages import evaluate as evaluation
+from g2d_jax.stages.context import Context
+from g2d_jax.tracking import Tracker
+
+
+def read_config(workdir: epath.Path) -> ConfigDict:
+    """The config a work directory was started with. Raises ValueError if it holds no run."""
+    file = workdir / "config.json"
+    if not file.exists():
+        raise ValueError(f"{workdir} holds no run (no config.json)")
+    return from_dict(storage.read_json(file)["config"])
+
+
+@contextmanager
+def opened(workdir: storage.PathLike, config: ConfigDict | None = None) -> Iterator[Context]:
+    """A run's context for looking at it: logs nothing to TensorBoard or W&B."""
+    folder = epath.Path(workdir)
+    config = config or read_config(folder)
+    with Tracker(folder, tensorboard=False) as tracker:
+        context = Context(config, folder, tracker, pipeline.plan(config).folders(folder))
+        try:
+            yield context
+        finally:
+            context.close()
+
+
+def last_policy(config: ConfigDict) -> str:
+    """The last stage that trains: what a run is for."""
+    trained = [name for name in pipeline.plan(config).order if config.stages[name].kind in ("sft", "online", "offline")]
+    if not trained:
+        raise ValueError("no stage of this run trains a policy: name one with --policy")
+    return trained[-1]
+
+
+def evaluate(
+    workdir: storage.PathLike, policy: str, *, problems: str | None = None, **sampling: Any
+) -> dict[str, Any]:
+    """Evaluate one policy as the run's evaluate stage does, on other problems or with other sampling settings.
+
+    sampling: num_generations, temperature, top_p, max_new_tokens; None keeps the stage's. Results and completions go to
+    WORKDIR/evaluations/NAME, named by what was asked, and are reused when asked again. Returns the manifest.
+    """
+    folder = epath.Path(workdir)
+    config = read_config(folder)
+    stages = [stage for stage in config.stages.values() if stage.kind == "evaluate"]
+    if not stages:
+        raise ValueError("the run has no evaluate stage to take settings from")
+    stage = stages[0].copy_and_resolve_references()
+    stage.policies = (policy,)
+    if problems is not None:
+        config.data[stage.split] = source(problems)
+    for name, value in sampling.items():
+        if value is not None:
+            setattr(stage if name == "num_generations" else stage.sampling, name, value)
+    stage.pass_at = tuple(k for k in stage.pass_at if k <= stage.num_generations)
+    asked = storage.fingerprint([stage.to_dict(), config.data[stage.split].to_dict()])
+    with opened(folder, config) as context:
+        name = f"evaluation-{asked}"
+        place = folder / "evaluations" / name
+        context.folders = {**context.folders, name: place}
+        manifest = storage.finished(place)
+        if manifest is None:
+            found = evaluation.run(context, name, stage)
+            storage.finish(place, {"kind": "evaluate", "name": name, "problems": problems or "test", **found})
+            manifest = storage.finished(place)
+            assert manifest is not None
+        context.tracker.table(*summary_table(manifest, []))
+        context.tracker.say(f"completions: {place / 'rollouts'}")
+    return manifest
+
+
+def export(
+    workdir: storage.PathLike, output: storage.PathLike, *, policy: str | None = None, dtype: str = "float32"
+) -> epath.Path:
+    """Write a policy as a Hugging Face folder: safetensors, config, tokenizer, generation config, model card.
+
+    Raises ValueError if the folder holds a model already, or there is no such policy.
+    """
+    folder = epath.Path(output)
+    if (folder / "config.json").exists():
+        raise ValueError(f"{folder} holds a model already: choose another --output")
+    with opened(workdir) as context:
+        chosen = policy or last_policy(context.config)
+        params, tokenizer = context.policy(chosen), context.tokenizer
+        tokenizer.save(folder)
+        storage.write_bytes(folder / "README.md", _card(context, chosen).encode())
+        hf.save(params, folder, dtype=dtype, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id)  # type: ignore[arg-type]
+    return folder
+
+
+def _card(context: Context, policy: str) -> str:
+    """How the model was made, from the run's own files."""
+    stages = [
+        f"| {name} | {manifest['kind']} | {json.dumps(manifest.get('counts', {}))} |"
+        for name, folder in context.folders.items()
+        if (manifest := storage.finished(folder))
+    ]
+    settings = json.dumps(from_plain(context.config), indent=2, sort_keys=True)
+    return "\n".join(
+        [
+            f"# {context.config.name}: policy {policy}",
+            f"\nMade by g2d_jax {__version__}.\n",
+            "| stage | kind | counts |",
+            "|---|---|---|",
+            *stages,
+            f"\n## Settings\n\n```json\n{settings}\n```\n",
+        ]
+    )
+
+
+def from_plain(config: ConfigDict) -> Any:
+    """The config in JSON's types."""
+    return storage.plain(config.to_dict())
+
+
+def sample(
+    workdir: storage.PathLike,
+    *,
+    policy: str | None = None,
+    prompt: str | None = None,
+    count: int = 4,
+    temperature: float = 1.0,
+) -> list[str]:
+    """Show, and return, a policy's answers: `count` to one prompt, or one to each of `count` test problems."""
+    with opened(workdir) as context:
+        chosen = policy or last_policy(context.config)
+        samplings = [s.sampling for s in context.config.stages.values() if "sampling" in s]
+        if not samplings:
+            raise ValueError("the run has no stage with sampling settings")
+        params = context.sampling_params(samplings[0], temperature=temperature)
+        problems = context.problems["test"][:count] if prompt is None else [Problem(problem_id(prompt), prompt)]
+        samples = 1 if prompt is None else count
+        requests = [Request(p.id, context.tokenizer.encode_prompt(p), params, num_samples=samples) for p in problems]
+        sampler = context.sampler()
+        rollouts = list(sampler.generate(sampler.view(context.policy(chosen)), requests, "sample"))
+        place = {problem.id: i for i, problem in enumerate(problems)}
+        rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))
+        texts = [context.tokenizer.decode(rollout.token_ids) for rollout in rollouts]
+        rows = []
+        for rollout, text in zip(rollouts, texts, strict=True):
+            problem = problems[place[rollout.problem_id]]
+            mean = f"{float(np.mean(rollout.logprobs)):.2f}"
+            rows.append([context.tokenizer.render(problem), text, problem.answer or "", rollout.stop_reason, mean])
+        context.tracker.table(f"policy {chosen}", ["prompt", "response", "answer", "stop", "mean log-prob"], rows)
+        return texts

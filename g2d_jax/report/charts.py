@@ -1,0 +1,284 @@
+"""Small SVG charts as HTML figures: lines over steps, intervals, stacked bars.
+
+A chart is text and shapes of CSS classes, so the page's style sheet colours it, light or dark; series differ in their
+dashes too. Every chart has a title and a description in words, every mark a title that browsers show when pointed at.
+Numbers that are not finite leave a gap and are counted under the chart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from g2d_jax.report import format as fmt
+from g2d_jax.report.markup import shown
+
+WIDTH, HEIGHT = 360, 214  # user units, about a CSS pixel on a phone and in a column of three
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 22, 24
+COLOURS = 6  # series classes s0 … s5 in the style sheet
+MAX_POINTS = 150  # of a line; more are averaged in as many buckets, with a band from smallest to largest
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: x [N] ascending, y [N], NaN for a gap."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A part of the x axis with its own steps, such as one stage. Panels stand side by side on one y axis."""
+
+    name: str
+    series: Sequence[Series]
+
+
+@dataclass(frozen=True)
+class _Line:
+    """What is drawn of a series. low, high: the band's edges, None where every point is drawn."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    low: NDArray[np.float64] | None
+    high: NDArray[np.float64] | None
+
+
+def line_chart(
+    title: str, panels: Sequence[Panel], *, note: str = "", x_ticks: Mapping[float, str] | None = None
+) -> str:
+    """Lines over steps, a mark and a name for each panel if there are several. x_ticks: labels at positions.
+
+    Returns "" if there is no finite value at all.
+    """
+    finite = np.array([y for panel in panels for series in panel.series for y in series.y if math.isfinite(y)])
+    if not len(finite):
+        return ""
+    names = list(dict.fromkeys(series.name for panel in panels for series in panel.series))
+    low, high = _range(float(finite.min()), float(finite.max()))
+    body = [*_y_axis(low, high)]
+    width = (WIDTH - LEFT - RIGHT) / len(panels)
+    for i, panel in enumerate(panels):
+        left = LEFT + i * width
+        body += _panel_frame(panel.name if len(panels) > 1 else "", left, width, first=i == 0)
+        body += _panel_lines(panel, names, left + 5, width - 10, low, high, x_ticks)
+    total = sum(len(series.y) for panel in panels for series in panel.series)
+    notes = [note] if note else []
+    if longest := max(len(series.y) for panel in panels for series in panel.series) // MAX_POINTS:
+        notes.append(f"Lines are means over about {longest + 1} steps, bands their smallest and largest value.")
+    if missing := total - len(finite):
+        notes.append(f"{missing} of {total} values are not finite and not drawn.")
+    legend = [(name, f"s{i % COLOURS}") for i, name in enumerate(names)] if len(names) > 1 else []
+    return figure(title, _describe(panels), body, HEIGHT, legend=legend, note=" ".join(notes))
+
+
+def interval_chart(title: str, rows: Sequence[tuple[str, float, float]], *, note: str = "") -> str:
+    """Fractions with plus or minus two standard errors, as percentages: rows of label, fraction, standard error.
+
+    Returns "" if there is no finite value.
+    """
+    known = [(label, value, 0.0 if math.isnan(error) else error) for label, value, error in rows if value == value]
+    if not known:
+        return ""
+    low = max(0.0, min(value - 2 * error for _, value, error in known))
+    high = min(1.0, max(value + 2 * error for _, value, error in known))
+    low, high = _range(100 * low, 100 * high)
+    bottom = TOP + 40 * len(known)
+    scale = _scale(low, high, LEFT - 34, WIDTH - RIGHT - 10)
+    body = []
+    for tick in _ticks(low, high):
+        body.append(f'<line class="grid" x1="{scale(tick):.1f}" x2="{scale(tick):.1f}" y1="4" y2="{bottom}"/>')
+        body.append(f'<text x="{scale(tick):.1f}" y="{bottom + 15}" text-anchor="middle">{fmt.value(tick)}</text>')
+    for i, (label, value, error) in enumerate(known):
+        y, words = TOP + 40 * i + 16, f"{label}: {fmt.spread(value, error)} %"
+        start, end, middle = scale(100 * (value - 2 * error)), scale(100 * (value + 2 * error)), scale(100 * value)
+        body.append(f'<text class="strong" x="{LEFT - 34}" y="{y - 12}">{shown(words)}</text>')
+        body.append(f'<line class="bar s{i % COLOURS}" x1="{start:.1f}" x2="{end:.1f}" y1="{y}" y2="{y}"/>')
+        body.append(f'<circle class="dot s{i % COLOURS}" cx="{middle:.1f}" cy="{y}" r="5"/>')
+    words = "; ".join(f"{label} {fmt.spread(value, error)} %" for label, value, error in known)
+    return figure(title, words, body, bottom + 22, note=note)
+
+
+def bar_chart(
+    title: str,
+    rows: Sequence[tuple[str, Mapping[str, float]]],
+    colours: Mapping[str, str],
+    *,
+    written: Callable[[float], str],
+    share: bool = False,
+    note: str = "",
+) -> str:
+    """Horizontal bars of stacked parts. rows: label and {part: value}; colours: part -> CSS class, in stacking order.
+
+    written: a value as text. share: every bar is drawn to full length, as shares of its own total; else bars are
+    relative to the longest. Returns "" if all values are zero or unknown.
+    """
+    known = [(label, {part: v for part in colours if (v := parts.get(part, 0.0)) > 0}) for label, parts in rows]
+    longest = max((sum(parts.values()) for _, parts in known), default=0.0)
+    if longest == 0:
+        return ""
+    body, words = [], []
+    for i, (label, parts) in enumerate(known):
+        top, total, x = 6 + 38 * i, sum(parts.values()), 12.0
+        whole = total if share else longest
+        body.append(f'<text class="strong" x="12" y="{top + 10}">{shown(label)}</text>')
+        body.append(f'<text x="{WIDTH - 12}" y="{top + 10}" text-anchor="end">{shown(written(total))}</text>')
+        body.append(f'<rect class="track" x="12" y="{top + 15}" width="{WIDTH - 24}" height="12" rx="2"/>')
+        for part, value in parts.items():
+            width = (WIDTH - 24) * value / whole
+            tip = f"{label}, {part}: {written(value)}" if len(colours) > 1 else f"{label}: {written(value)}"
+            tip += f" ({100 * value / total:.1f} %)" if len(colours) > 1 else ""
+            place = f'x="{x:.1f}" y="{top + 15}" width="{max(width, 0.6):.1f}" height="12"'
+            body.append(f'<rect class="fill {colours[part]}" {place}><title>{shown(tip)}</title></rect>')
+            words.append(tip)
+            x += width
+    used = {part for _, parts in known for part in parts}
+    legend = [(part, colour) for part, colour in colours.items() if part in used] if len(colours) > 1 else []
+    return figure(title, "; ".join(words), body, 12 + 38 * len(known), legend=legend, filled=True, note=note)
+
+
+def figure(
+    title: str,
+    description: str,
+    body: Sequence[str],
+    height: float,
+    *,
+    legend: Sequence[tuple[str, str]] = (),
+    filled: bool = False,
+    note: str = "",
+) -> str:
+    """A figure: caption, legend (name, class), the SVG of `body`, which is markup, and a note."""
+    keys = "".join(f"<li>{_swatch(css, filled)}{shown(name)}</li>" for name, css in legend)
+    caption = f"<figcaption>{shown(title)}</figcaption>" + (f'<ul class="legend">{keys}</ul>' if keys else "")
+    head = (
+        f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{shown(f"{title}: {description}", plain=True)}">'
+    )
+    tail = f'<p class="note">{shown(note)}</p>' if note else ""
+    return f"<figure>{caption}{head}{''.join(body)}</svg>{tail}</figure>"
+
+
+def _swatch(css: str, filled: bool) -> str:
+    shape = (
+        f'<rect class="fill {css}" y="1" width="10" height="8" rx="2"/>'
+        if filled
+        else f'<line class="line {css}" x1="0" x2="20" y1="5" y2="5"/>'
+    )
+    return f'<svg class="swatch" viewBox="0 0 {10 if filled else 20} 10" aria-hidden="true">{shape}</svg>'
+
+
+def _y_axis(low: float, high: float) -> Iterator[str]:
+    scale = _scale(low, high, HEIGHT - BOTTOM, TOP)
+    for tick in _ticks(low, high):
+        y = scale(tick)
+        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{fmt.value(tick)}</text>'
+
+
+def _panel_frame(name: str, left: float, width: float, *, first: bool) -> Iterator[str]:
+    if not first:
+        yield f'<line class="mark" x1="{left:.1f}" x2="{left:.1f}" y1="6" y2="{HEIGHT - BOTTOM}"/>'
+    if name:
+        room = int(width / 6.2)
+        short = name if len(name) <= room else name[: room - 1] + "…"
+        yield f'<text class="strong" x="{left + 6:.1f}" y="14">{shown(short)}<title>{shown(name)}</title></text>'
+
+
+def _panel_lines(
+    panel: Panel,
+    names: Sequence[str],
+    left: float,
+    width: float,
+    low: float,
+    high: float,
+    x_ticks: Mapping[float, str] | None,
+) -> Iterator[str]:
+    steps = [x for series in panel.series for x in series.x]
+    if not steps:
+        return
+    first, last = min(steps), max(steps)
+    across, up = _scale(first, last, left, left + width), _scale(low, high, HEIGHT - BOTTOM, TOP)
+    labels = x_ticks or {tick: fmt.value(tick) for tick in _ticks(first, last, max(2, int(width / 60)), whole=True)}
+    for tick, label in labels.items():
+        yield f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{shown(label)}</text>'
+    for series in panel.series:
+        yield from _draw(series, f"s{names.index(series.name) % COLOURS}", across, up)
+
+
+def _draw(series: Series, css: str, across: Callable[[float], float], up: Callable[[float], float]) -> Iterator[str]:
+    line = _thin(series)
+    points = [(across(x), up(y)) if math.isfinite(y) else None for x, y in zip(line.x, line.y, strict=True)]
+    if line.low is not None and line.high is not None:
+        there = np.isfinite(line.low)
+        upper = [f"{across(x):.1f},{up(y):.1f}" for x, y in zip(line.x[there], line.high[there], strict=True)]
+        lower = [f"{across(x):.1f},{up(y):.1f}" for x, y in zip(line.x[there], line.low[there], strict=True)]
+        yield f'<polygon class="band {css}" points="{" ".join(upper + lower[::-1])}"/>'
+    path = ""
+    for before, point in zip([None, *points], points, strict=False):
+        path += "" if point is None else f"{'M' if before is None else 'L'}{point[0]:.1f} {point[1]:.1f}"
+    yield f'<path class="line {css}" d="{path}"><title>{shown(series.name)}</title></path>'
+    if len(points) <= MAX_POINTS:
+        mark = f'class="dot {css}" r="2"' if len(points) <= 30 else 'class="hidden" r="4"'
+        for x, y, point in zip(line.x, line.y, points, strict=True):
+            if point is not None:
+                tip = shown(f"{series.name} at {fmt.value(x)}: {fmt.value(y)}")
+                place = f'cx="{point[0]:.1f}" cy="{point[1]:.1f}"'
+                yield f"<circle {mark} {place}><title>{tip}</title></circle>"
+
+
+def _thin(series: Series) -> _Line:
+    x, y = np.asarray(series.x, np.float64), np.asarray(series.y, np.float64)
+    y = np.where(np.isfinite(y), y, np.nan)
+    if len(x) < 2 * MAX_POINTS:
+        return _Line(x, y, None, None)
+    parts = [(xs, ys[~np.isnan(ys)]) for xs, ys in zip(*(np.array_split(a, MAX_POINTS) for a in (x, y)), strict=True)]
+    columns = [(xs.mean(), *((ys.mean(), ys.min(), ys.max()) if len(ys) else (np.nan,) * 3)) for xs, ys in parts]
+    return _Line(*np.array(columns).T)
+
+
+def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """Maps [low, high] onto [start, end]; everything onto the middle if low is high."""
+    if high == low:
+        return lambda _: (start + end) / 2
+    return lambda value: start + (value - low) / (high - low) * (end - start)
+
+
+def _range(low: float, high: float) -> tuple[float, float]:
+    """An axis around the data: with zero if that is near, never of no length."""
+    if low == high:
+        return (low - 0.5, high + 0.5) if low else (0.0, 1.0)
+    pad = 0.06 * (high - low)
+    bottom = 0.0 if 0 <= low < 0.4 * high else low - pad
+    top = 0.0 if 0 >= high > 0.4 * low else high + pad
+    return bottom, top
+
+
+def _ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
+    """About `count` round numbers in [low, high]: 1, 2 or 5 times a power of ten apart. whole: at least 1 apart."""
+    if high == low:
+        return [low]
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+    step = max(step, 1.0) if whole else step
+    start = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) + 0.0 for i in range(start, math.floor(high / step + 1e-9) + 1)]
+
+
+def _describe(panels: Sequence[Panel]) -> str:
+    """Each line in words: where it starts, ends, and its extremes."""
+    words = []
+    for panel in panels:
+        for series in panel.series:
+            ys = [y for y in series.y if math.isfinite(y)]
+            if ys:
+                ends = f"from {fmt.value(ys[0])} to {fmt.value(ys[-1])}"
+                extremes = f"smallest {fmt.value(min(ys))}, largest {fmt.value(max(ys))}"
+                where = f" in {panel.name}" if panel.name else ""
+                words.append(f"{series.name}{where} {ends} over {len(ys)} points, {extremes}")
+    return "; ".join(words)

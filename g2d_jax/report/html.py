@@ -1,0 +1,89 @@
+"""report.html: one file without scripts or requests, to be opened anywhere and sent to anyone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from datetime import UTC, datetime
+
+from g2d_jax.report import format as fmt
+from g2d_jax.report import markup, sections, summary
+from g2d_jax.report.charts import COLOURS
+from g2d_jax.report.examples import examples
+from g2d_jax.report.run import Run, read_run
+from g2d_jax.report.style import STYLE
+from g2d_jax.storage import PathLike, write_bytes
+
+SECTIONS = (sections.results, sections.compute, sections.curves, sections.pairs, examples, sections.provenance)
+"""Functions of the run, in the order of the page; a section that has nothing to show is left out."""
+
+LINKS = {"results": "Result", "compute": "Compute", "curves": "Curves", "pairs": "Pairs", "examples": "Examples"}
+LINKS |= {"settings": "Settings"}
+
+
+def write_report(workdir: PathLike) -> str:
+    """Write WORKDIR/report.html from what the work directory holds, finished or not. Returns its path.
+
+    The same work directory gives the same bytes. Raises FileNotFoundError if there is no such folder, ValueError if it
+    holds nothing of a run or a file is damaged, OSError if the report cannot be written.
+    """
+    run = read_run(workdir)
+    path = run.workdir / "report.html"
+    write_bytes(path, page(run).encode("utf-8", "backslashreplace"))
+    return str(path)
+
+
+def page(run: Run) -> str:
+    """The whole document."""
+    body = "".join(section(run) for section in SECTIONS)
+    links = "".join(
+        f'<a href="#{name}">{title}</a>' for name, title in LINKS.items() if f'<section id="{name}">' in body
+    )
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
+        f"<title>{markup.shown(run.name, plain=True)}: G2D report</title><style>{STYLE}</style></head>\n"
+        f'<body>{_header(run)}<nav aria-label="Sections">{links}</nav>\n<main>{body}</main></body></html>\n'
+    )
+
+
+def _header(run: Run) -> str:
+    evaluations = run.evaluations
+    latest = evaluations[-1].manifest if evaluations else None
+    return (
+        f"<header>{markup.paragraph(_line(run), 'eyebrow')}<h1>{markup.shown(run.name)}</h1>"
+        f"{markup.paragraph(summary.verdict(latest), 'verdict')}{_cards(latest)}"
+        f"{markup.paragraph(summary.state(run), 'warning')}</header>"
+    )
+
+
+def _line(run: Run) -> str:
+    """When, which config, which seed."""
+    times = [float(record["time"]) for record in run.metrics]
+    parts = ["G2D report"]
+    parts += [f"measured until {datetime.fromtimestamp(max(times), UTC):%d %B %Y, %H:%M} UTC"] if times else []
+    parts += [f"config {run.config['name']}"] if run.config.get("name") else []
+    parts += [f"seed {run.config['seed']}"] if "seed" in run.config else []
+    return " · ".join(parts)
+
+
+def _cards(manifest: summary.Manifest | None) -> str:
+    """The policies' accuracies, large, with the paired changes between them."""
+    if manifest is None:
+        return ""
+    gains = {after["name"]: (difference, error) for _, after, difference, error in summary.steps(manifest)}
+    cards = []
+    for i, policy in enumerate(summary.policies(manifest)):
+        mean, error = fmt.number(policy, "mean"), fmt.number(policy, "sem_clustered")
+        gain = fmt.change(*gains[policy["name"]]) + " points" if policy["name"] in gains else "starting point"
+        margin = "" if error != error else f"<small>± {100 * error:.1f}</small>"
+        cards.append(
+            f'<li class="s{i % COLOURS}">'
+            f"<span>{markup.shown(summary.policy_name(policy))}</span>"
+            f"<strong>{fmt.percent(mean)}<small>%</small> {margin}</strong><span>{markup.shown(gain)}</span></li>"
+        )
+    return f'<ol class="cards">{"".join(cards)}</ol>'

@@ -1,0 +1,116 @@
+"""What a work directory holds, finished or not, read once for a report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from etils import epath
+
+from g2d_jax.records import Preference, ScoredRollout
+from g2d_jax.storage import PathLike, finished, naming, read_json, read_segments
+from g2d_jax.tables import read_preferences, read_rollouts
+from g2d_jax.tracking import read_metrics
+
+_STAGE = re.compile(r"(\d+)-(.+)")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One folder NN-name. manifest None: not finished. kind: of the manifest, else of the config, else ""."""
+
+    folder: epath.Path
+    name: str
+    kind: str
+    manifest: Mapping[str, Any] | None
+
+    def preferences(self) -> list[Preference]:
+        """The pairs of a collect stage, [] if none are written. Raises ValueError for a damaged part."""
+        return _read_parts(read_preferences, self.folder / "preferences")
+
+    def rollouts(self, policy: str) -> list[ScoredRollout]:
+        """The completions of a policy in an evaluate stage, [] if none are written; raises as `preferences`."""
+        return _read_parts(read_rollouts, self.folder / "rollouts" / f"{policy}.parquet")
+
+    def problems(self) -> dict[str, Mapping[str, Any]]:
+        """The problems of an evaluate stage by id, from its problems.json: [{"id", "prompt", "answer", "subset"}]."""
+        return {row["id"]: row for row in _read_optional(self.folder / "problems.json") or ()}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A work directory. config, environment: {} if not written; planned: stages of the config without a folder."""
+
+    workdir: epath.Path
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    stages: Sequence[Stage]
+    planned: Sequence[str]
+    metrics: Sequence[Mapping[str, Any]]
+    samples: Sequence[Mapping[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """The config's name, else the folder's."""
+        return str(self.config.get("name") or self.workdir.name)
+
+    @property
+    def manifests(self) -> list[Mapping[str, Any]]:
+        """Of the finished stages, in order."""
+        return [stage.manifest for stage in self.stages if stage.manifest is not None]
+
+    @property
+    def evaluations(self) -> list[Stage]:
+        """Finished evaluate stages, in order; the last one is the result."""
+        return [stage for stage in self.stages if stage.kind == "evaluate" and stage.manifest is not None]
+
+
+def read_run(workdir: PathLike) -> Run:
+    """Read all but completions and pairs. What is not written yet is empty.
+
+    Raises FileNotFoundError if there is no such folder, ValueError if it holds nothing of a run or a file is damaged.
+    """
+    root = epath.Path(workdir)
+    with naming("list", root):
+        found = sorted((int(m[1]), path.name, path) for path in root.iterdir() if (m := _STAGE.fullmatch(path.name)))
+    config = _settings(_read_optional(root / "config.json") or {})
+    if not config and not found:
+        raise ValueError(f"{root} is not a work directory: it has neither config.json nor stage folders such as 01-sft")
+    kinds = {name: str(stage.get("kind", "")) for name, stage in config.get("stages", {}).items()}
+    stages = [_stage(path, name.split("-", 1)[1], kinds) for _, name, path in found]
+    return Run(
+        workdir=root,
+        config=config,
+        environment=_read_optional(root / "environment.json") or {},
+        stages=stages,
+        planned=[name for name in kinds if name not in {stage.name for stage in stages}],
+        metrics=read_metrics(root),
+        samples=read_segments(root / "samples"),
+    )
+
+
+def _stage(folder: epath.Path, name: str, kinds: Mapping[str, str]) -> Stage:
+    manifest = finished(folder)
+    return Stage(folder, name, str((manifest or {}).get("kind") or kinds.get(name, "")), manifest)
+
+
+def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings themselves where config.json wraps them together with their fingerprint."""
+    inner = config.get("config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def _read_optional(path: epath.Path) -> Any:
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return None
+
+
+def _read_parts(read: Any, path: epath.Path) -> list[Any]:
+    try:
+        return list(read(path))
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,289 @@
+"""The sections of a report: each takes the run and returns HTML, "" where there is nothing to show yet."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from g2d_jax.records import Verdict
+from g2d_jax.report import format as fmt
+from g2d_jax.report import markup, summary
+from g2d_jax.report.charts import Panel, Series, bar_chart, interval_chart, line_chart
+from g2d_jax.report.run import Run, Stage
+from g2d_jax.storage import plain
+
+VERDICTS = {verdict.value.replace("_", " "): f"v-{verdict.value}" for verdict in Verdict}
+"""Verdicts as written, with their CSS classes."""
+
+CURVES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
+    ("Reward", ("reward",), True),
+    ("Token entropy, nats", ("entropy",), True),
+    ("Completion length, tokens", ("completions/mean_length",), True),
+    ("KL divergence from the reference, nats", ("kl",), True),
+    ("Spread of reward within groups", ("reward_std",), True),
+    ("Share of groups without signal", ("frac_reward_zero_std",), True),
+    ("Share of completions cut at the limit", ("completions/clipped_ratio",), True),
+    ("Implicit rewards", ("rewards/chosen", "rewards/rejected"), True),
+    ("Implicit reward margin", ("rewards/margins",), True),
+    ("Share of pairs ranked correctly", ("rewards/accuracies",), True),
+    ("Log-probability of completions, nats", ("logps/chosen", "logps/rejected"), True),
+    ("Loss", ("loss",), False),
+    ("Gradient norm", ("grad_norm",), True),
+)
+"""Charts: title, metrics, and whether those of several stages go on one y axis. Other metrics fold."""
+
+
+def results(run: Run) -> str:
+    """The result table, with charts and details, of the last evaluation; earlier ones fold."""
+    if not run.evaluations:
+        return ""
+    *earlier, latest = run.evaluations
+    folded = [
+        markup.details(f"Earlier evaluation: {stage.name}", markup.table(*summary.summary_table(stage.manifest, ())))
+        for stage in earlier
+    ]
+    return markup.section("results", "Result", _result(latest.manifest or {}, run), *folded)
+
+
+def _result(manifest: Mapping[str, Any], run: Run) -> str:
+    policies = summary.policies(manifest)
+    intervals = [(summary.policy_name(p), fmt.number(p, "mean"), fmt.number(p, "sem_clustered")) for p in policies]
+    verdicts = [
+        (
+            summary.policy_name(p),
+            {name.replace("_", " "): fmt.number(p, "verdicts", name) for name in p.get("verdicts", {})},
+        )
+        for p in policies
+    ]
+    wide = "Bars: ± 2 standard errors, clustered by problem."
+    return (
+        markup.table(*summary.summary_table(manifest, run.manifests))
+        + markup.charts(
+            interval_chart("Accuracy (pass@1), %", intervals, note=wide),
+            _pass_at(policies),
+            bar_chart("Verdicts", verdicts, VERDICTS, written=lambda n: f"{fmt.count(n)} answers", share=True),
+        )
+        + markup.details("Every comparison, standard errors, lengths and subsets", _result_details(manifest, policies))
+    )
+
+
+def _pass_at(policies: Sequence[Mapping[str, Any]]) -> str:
+    ks = sorted({int(k) for policy in policies for k in policy.get("pass_at", {})})
+    if len(ks) < 2:
+        return ""
+    x = [math.log2(k) for k in ks]
+    series = [Series(summary.policy_name(p), x, [100 * fmt.number(p, "pass_at", str(k)) for k in ks]) for p in policies]
+    ticks = dict(zip(x, (f"k={k}" for k in ks), strict=True))
+    note = "Chance that one of k answers is right: the unbiased estimator, k on a logarithmic axis."
+    return line_chart("pass@k, %", [Panel("", series)], x_ticks=ticks, note=note)
+
+
+def _result_details(manifest: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> str:
+    pairs = [
+        [f"{before} → {after}", fmt.change(difference, error), _ratio(difference, error)]
+        for (before, after), (difference, error) in summary.differences(manifest).items()
+    ]
+    keys = ("sem", "sem_clustered", "std_runs")
+    spreads = [
+        [
+            summary.policy_name(p),
+            *(fmt.value(100 * fmt.number(p, key)) for key in keys),
+            fmt.value(fmt.number(p, "mean_length")),
+            fmt.count(fmt.number(p, "truncated")),
+        ]
+        for p in policies
+    ]
+    columns = [
+        "policy",
+        "s.e., answers independent",
+        "s.e., clustered by problem",
+        "std of runs",
+        "mean length",
+        "cut at limit",
+    ]
+    names = list(dict.fromkeys(name for p in policies for name in p.get("subsets", {})))
+    subsets = [
+        [
+            name,
+            fmt.count(_subset_problems(policies, name)),
+            *(fmt.percent(fmt.number(p, "subsets", name, "mean")) for p in policies),
+        ]
+        for name in names
+    ]
+    tables = [
+        (
+            "Paired differences, points ± standard error clustered by problem",
+            ["pair", "change", "in standard errors"],
+            pairs,
+        ),
+        ("Spread in points, lengths in tokens", columns, spreads),
+        ("Accuracy by subset, %", ["subset", "problems", *map(summary.policy_name, policies)], subsets),
+    ]
+    return "".join(markup.table(*one) for one in tables if one[2])
+
+
+def _ratio(difference: float, error: float) -> str:
+    return f"{difference / error:+.1f}" if error > 0 else fmt.UNKNOWN
+
+
+def _subset_problems(policies: Sequence[Mapping[str, Any]], name: str) -> float:
+    return next((n for p in policies if (n := fmt.number(p, "subsets", name, "problems")) == n), math.nan)
+
+
+def compute(run: Run) -> str:
+    """What each stage cost."""
+    if not run.manifests:
+        return ""
+    title, columns, rows = summary.compute_table(run.manifests)
+    stages = [(str(m.get("name", "")), m) for m in run.manifests]
+    seconds = [(name, {"time": fmt.number(m, "seconds")}) for name, m in stages]
+    flops = [(name, {"FLOPs": fmt.number(m, "flops")}) for name, m in stages]
+    tokens = [(name, {kind: fmt.number(m, "tokens", kind) for kind in summary.TOKENS}) for name, m in stages]
+    colours = {kind: f"s{i}" for i, kind in enumerate(summary.TOKENS)}
+    return markup.section(
+        "compute",
+        "Compute",
+        markup.table(title, columns, rows, total=len(rows) > 1),
+        markup.charts(
+            bar_chart("Time", seconds, {"time": "s0"}, written=fmt.duration),
+            bar_chart("FLOPs", flops, {"FLOPs": "s0"}, written=fmt.quantity),
+            bar_chart("Tokens", tokens, colours, written=fmt.quantity),
+        ),
+    )
+
+
+def curves(run: Run) -> str:
+    """Metrics over steps: those of several stages side by side first, then the others stage by stage."""
+    table = _metrics(run)
+    stages = _order(run, (stage for stage, _, _ in table))
+    named = {name for _, names, _ in CURVES for name in names}
+    others = sorted({name for _, _, name in table} - named)
+    across: list[str] = []
+    single: dict[str, list[tuple[str, str]]] = {stage: [] for stage in stages}
+    for title, names, shared in (*CURVES, *((name, (name,), False) for name in others)):
+        panels = [panel for stage in stages if (panel := Panel(stage, list(_series(table, stage, names)))).series]
+        if shared and len(panels) > 1:
+            across.append(line_chart(title, panels))
+            continue
+        for panel in panels:
+            single[panel.name].append((title, line_chart(title, [panel])))
+    note = "Every step is drawn, or the mean of neighbouring steps with their range as a band."
+    parts = [_curve_group("Across stages", across, ())]
+    for stage, figures in single.items():
+        main = [figure for title, figure in figures if title not in others]
+        parts.append(_curve_group(stage, main, [figure for title, figure in figures if title in others]))
+    return markup.section("curves", "Curves", markup.paragraph(note, "hint") if any(parts) else "", *parts)
+
+
+def _curve_group(title: str, figures: Sequence[str], folded: Sequence[str]) -> str:
+    more = markup.details(f"{len(folded)} more metrics of {title}", markup.charts(*folded))
+    body = markup.charts(*figures) + more
+    return f"<h3>{markup.shown(title)}</h3>{body}" if body else ""
+
+
+Metrics = dict[tuple[str, str, str], list[tuple[float, float]]]
+"""(stage, kind of log, metric) -> points (step, value)."""
+
+
+def _metrics(run: Run) -> Metrics:
+    table: Metrics = {}
+    for record in run.metrics:
+        for name, number in record["metrics"].items():
+            table.setdefault((record["stage"], record["kind"], name), []).append((record["step"], number))
+    return {key: sorted(points) for key, points in table.items()}
+
+
+def _order(run: Run, logged: Iterable[str]) -> list[str]:
+    """Stages that logged anything: in the order of their folders, then in that of the log."""
+    there = dict.fromkeys(logged)
+    order = [stage.name for stage in run.stages if stage.name in there]
+    return [*order, *(stage for stage in there if stage not in order)]
+
+
+def _series(table: Metrics, stage: str, names: Sequence[str]) -> Iterator[Series]:
+    for (at, kind, name), points in table.items():
+        if at == stage and name in names:
+            x, y = zip(*points, strict=True)
+            yield Series(name if kind == "train" else f"{name} ({kind})", x, y)
+
+
+def pairs(run: Run) -> str:
+    """Counts of every collect stage and the lengths of its pairs."""
+    collects = [stage for stage in run.stages if stage.kind == "collect"]
+    parts = [_pairs(stage, title=len(collects) > 1) for stage in collects]
+    return markup.section("pairs", "Preference pairs", *parts)
+
+
+def _pairs(stage: Stage, *, title: bool) -> str:
+    manifest = stage.manifest or {}
+    rows = [*_flat(manifest.get("counts", {})), *_flat(manifest.get("result", {}))]
+    preferences = stage.preferences()
+    chosen = [len(row.chosen_ids) for row in preferences]
+    rejected = [len(row.rejected_ids) for row in preferences]
+    lengths = [
+        [name, fmt.value(float(np.mean(side))), *(fmt.count(x) for x in np.percentile(side, [10, 50, 90]))]
+        for name, side in (("chosen", chosen), ("rejected", rejected))
+        if side
+    ]
+    columns = ["side", "mean", "10 %", "median", "90 %"]
+    body = "".join(
+        markup.table(*one)
+        for one in (("Counts", ["what", "count"], rows), (f"Length of {len(chosen):,} pairs, tokens", columns, lengths))
+        if one[2]
+    )
+    body = f'<div class="split">{body}{_histogram(chosen, rejected)}</div>' if body else ""
+    return (f"<h3>{markup.shown(stage.name)}</h3>" if title and body else "") + body
+
+
+def _histogram(chosen: Sequence[int], rejected: Sequence[int]) -> str:
+    if not chosen:
+        return ""
+    low, high = min(*chosen, *rejected), max(*chosen, *rejected)
+    edges = np.linspace(low - 0.5, high + 0.5, min(24, high - low + 1) + 1)
+    middles = (edges[:-1] + edges[1:]) / 2
+    series = [
+        Series(name, middles.tolist(), (100 * np.histogram(side, edges)[0] / len(side)).tolist())
+        for name, side in (("chosen", chosen), ("rejected", rejected))
+    ]
+    return line_chart("Share of pairs by length in tokens, %", [Panel("", series)])
+
+
+def _flat(values: Any, prefix: str = "") -> list[list[str]]:
+    """Nested counts as rows: "dropped, all correct" and its value."""
+    if isinstance(values, Mapping):
+        return [row for key, item in values.items() for row in _flat(item, f"{prefix}, {key}" if prefix else str(key))]
+    if isinstance(values, list | tuple):
+        return [[prefix.replace("_", " "), ", ".join(str(item) for item in values)]]
+    amount = fmt.number({"it": values}, "it")
+    whole = not math.isnan(amount) and amount == round(amount)
+    return [
+        [
+            prefix.replace("_", " "),
+            fmt.count(amount) if whole else str(values) if math.isnan(amount) else fmt.value(amount),
+        ]
+    ]
+
+
+def provenance(run: Run) -> str:
+    """Settings and environment, and the counts of all stages."""
+    counts = [[str(m.get("name", "")), *row] for m in run.manifests for row in _flat(m.get("counts", {}))]
+    return markup.section(
+        "settings",
+        "Settings and provenance",
+        markup.details("Configuration (config.json)", _json(run.config)),
+        markup.details("Environment (environment.json)", _json(run.environment)),
+        markup.details("Counts of every stage", _counts(counts)),
+    )
+
+
+def _counts(rows: list[list[str]]) -> str:
+    return markup.table("Counts of every finished stage", ["stage", "what", "count"], rows) if rows else ""
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False)
+    return markup.preformatted(text, limit=200_000) if value else ""

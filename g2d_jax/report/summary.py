@@ -1,0 +1,187 @@
+"""The result in plain text: one table for terminal, README, report.md and report.html, and the sentence above it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from g2d_jax.report import format as fmt
+from g2d_jax.report.run import Run, read_run
+from g2d_jax.storage import PathLike, write_bytes
+from g2d_jax.tracking import clean
+
+Manifest = Mapping[str, Any]
+Text = tuple[str, list[str], list[list[str]]]
+"""A table: title, columns, rows."""
+
+TOKENS = ("generated", "prefilled", "scored", "trained")
+
+
+def policy_name(policy: Manifest) -> str:
+    """A policy for readers: "cold (sft)"; its name alone if it has no other label."""
+    name = str(policy.get("name", ""))
+    label = str(policy.get("label") or name)
+    return label if label.replace("-", "") == name else f"{label} ({name})"
+
+
+def policies(evaluation: Manifest) -> list[Manifest]:
+    """The policies of a finished evaluate stage, in the order they were evaluated."""
+    return list(evaluation.get("result", {}).get("policies", ()))
+
+
+def differences(evaluation: Manifest) -> dict[tuple[str, str], tuple[float, float]]:
+    """(before, after) -> paired difference in accuracy and its standard error clustered by problem."""
+    pairs = evaluation.get("result", {}).get("paired", ())
+    return {(p["before"], p["after"]): (fmt.number(p, "difference"), fmt.number(p, "sem")) for p in pairs}
+
+
+def steps(evaluation: Manifest) -> list[tuple[Manifest, Manifest, float, float]]:
+    """Each policy but the first with the one before it: before, after, paired difference, standard error."""
+    found, ordered = differences(evaluation), policies(evaluation)
+    unknown = (math.nan, math.nan)
+    return [(b, a, *found.get((b["name"], a["name"]), unknown)) for b, a in itertools.pairwise(ordered)]
+
+
+def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifest]) -> Text:
+    """Title, columns and rows of the result: accuracy of each policy, what it gained, and what making it cost.
+
+    evaluation: the manifest of a finished evaluate stage, None if there is none yet (no rows then). stage_manifests: of
+    the finished stages in order; each stage's cost counts once, in the row of the policy it led to.
+    """
+    ordered = policies(evaluation) if evaluation else []
+    largest = max((int(k) for policy in ordered for k in policy.get("pass_at", {})), default=1)
+    columns = ["policy", "pass@1 %", "runs' std", f"pass@{largest} %", "greedy %", "change"]
+    columns += ["made by", "generated", "trained", "FLOPs", "time"]
+    gains = {after["name"]: (difference, error) for _, after, difference, error in steps(evaluation or {})}
+    makers = _makers(ordered, stage_manifests)
+    rows = [
+        [
+            policy_name(policy),
+            fmt.spread(fmt.number(policy, "mean"), fmt.number(policy, "sem_clustered")),
+            fmt.percent(fmt.number(policy, "std_runs")),
+            fmt.percent(fmt.number(policy, "pass_at", str(largest))),
+            fmt.percent(fmt.number(policy, "greedy")),
+            fmt.change(*gains.get(policy["name"], (math.nan, math.nan))),
+            *_cost(makers[i]),
+        ]
+        for i, policy in enumerate(ordered)
+    ]
+    if largest == 1:  # nothing but pass@1 was measured
+        columns, rows = [*columns[:3], *columns[4:]], [[*row[:3], *row[4:]] for row in rows]
+    return _title(evaluation), columns, rows
+
+
+def _title(evaluation: Manifest | None) -> str:
+    if not evaluation:
+        return "No evaluation is finished yet"
+    problems, samples = (fmt.number(evaluation, "result", key) for key in ("problems", "samples"))
+    over = f"{fmt.count(problems)} problems, {fmt.count(samples)} answers each"
+    return f"Accuracy on {over} (± standard error clustered by problem; changes are paired, in points)"
+
+
+def _cost(made_by: Sequence[Manifest]) -> list[str]:
+    if not made_by:
+        return [fmt.UNKNOWN] * 5
+    totals = [_sum(made_by, "tokens", name) for name in ("generated", "trained")]
+    names = " + ".join(str(stage.get("name", "")) for stage in made_by)
+    return [names, *map(fmt.quantity, [*totals, _sum(made_by, "flops")]), fmt.duration(_sum(made_by, "seconds"))]
+
+
+def _makers(ordered: Sequence[Manifest], stage_manifests: Iterable[Manifest]) -> list[list[Manifest]]:
+    """For each policy the stages that led to it: its own, and the collect stages between it and the one before."""
+    makers: list[list[Manifest]] = [[] for _ in ordered]
+    last = {str(policy["name"]).partition("@")[0]: i for i, policy in enumerate(ordered)}  # "warmup@20": of warmup
+    waiting: list[Manifest] = []
+    for stage in stage_manifests:
+        if stage.get("kind") == "evaluate":
+            continue
+        waiting.append(stage)
+        if stage.get("name") in last:
+            makers[last[stage["name"]]] += waiting
+            waiting = []
+    return makers
+
+
+def compute_table(stage_manifests: Iterable[Manifest]) -> Text:
+    """Title, columns and rows of what each finished stage cost; the last row is the total."""
+    stages = list(stage_manifests)
+    columns = ["stage", "kind", *(f"{name} tokens" for name in TOKENS), "FLOPs", "time", "verifier CPU"]
+    rows = [[str(stage.get("name", "")), str(stage.get("kind", "")), *_figures([stage])] for stage in stages]
+    if len(stages) > 1:
+        rows.append(["all stages", "", *_figures(stages)])
+    return "Compute of each finished stage", columns, rows
+
+
+def _figures(stages: Sequence[Manifest]) -> list[str]:
+    amounts = [*(_sum(stages, "tokens", name) for name in TOKENS), _sum(stages, "flops")]
+    return [
+        *map(fmt.quantity, amounts),
+        *(fmt.duration(_sum(stages, name)) for name in ("seconds", "verifier_cpu_seconds")),
+    ]
+
+
+def _sum(stages: Sequence[Manifest], *keys: str) -> float:
+    return sum(fmt.number(stage, *keys) for stage in stages)
+
+
+def verdict(evaluation: Manifest | None) -> str:
+    """What the run showed, in one sentence made of measured numbers; a change under two standard errors is none."""
+    ordered = policies(evaluation) if evaluation else []
+    if not evaluation or not ordered:
+        return "No policy has been evaluated yet."
+    first = ordered[0]
+    accuracy = fmt.spread(fmt.number(first, "mean"), fmt.number(first, "sem_clustered"))
+    parts = [f"{policy_name(first)} answers {accuracy} % of {_problems(evaluation)} correctly"]
+    parts += [_step(*step) for step in steps(evaluation)]
+    sentence = "; ".join(parts) + "."
+    return sentence[0].upper() + sentence[1:]
+
+
+def _problems(evaluation: Manifest) -> str:
+    return f"{fmt.count(fmt.number(evaluation, 'result', 'problems'))} held-out problems"
+
+
+def _step(before: Manifest, after: Manifest, difference: float, error: float) -> str:
+    name, size = policy_name(after), fmt.change(difference, error)
+    reached = f"{fmt.percent(fmt.number(after, 'mean'))} %"
+    if math.isnan(difference) or math.isnan(error):
+        return f"{name} reaches {reached} (not compared pairwise with {policy_name(before)})"
+    if abs(difference) <= 2 * error:
+        return f"{name} at {reached} is within two standard errors of {policy_name(before)} ({size} points)"
+    return f"{name} {'rises' if difference > 0 else 'falls'} to {reached} ({size} points)"
+
+
+def state(run: Run) -> str:
+    """What is missing of a run that is not finished, "" if nothing is."""
+    open_stages = [f"{stage.name} is not finished" for stage in run.stages if stage.manifest is None]
+    missing = [*open_stages, *(f"{name} has not begun" for name in run.planned)]
+    return f"This report is of a run under way: {', '.join(missing)}." if missing else ""
+
+
+def write_markdown(workdir: PathLike) -> str:
+    """Write WORKDIR/report.md: verdict, result table, compute table. Returns its path; raises as `read_run`."""
+    run = read_run(workdir)
+    evaluations = [stage.manifest for stage in run.evaluations]
+    latest = evaluations[-1] if evaluations else None
+    tables = [summary_table(latest, run.manifests), compute_table(run.manifests)]
+    parts = [f"# {_cell(run.name)}", _cell(verdict(latest)), _cell(state(run)), *(_markdown(*one) for one in tables)]
+    path = run.workdir / "report.md"
+    write_bytes(path, ("\n\n".join(filter(None, parts)) + "\n").encode())
+    return str(path)
+
+
+def _markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
+    body = "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines[:1])
+    rule = "| " + " | ".join(lines[1]) + " |"
+    rest = "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines[2:])
+    return f"{_cell(title)}:\n\n{body}\n{rule}\n{rest}"
+
+
+def _cell(text: str) -> str:
+    """Text on one line in which Markdown and HTML see no markup."""
+    return "".join(f"\\{char}" if char in "\\|`*_<>[]#" else char for char in clean(text, newlines=False))

@@ -1,0 +1,214 @@
+"""From what the user types to a checked config: find the file, run `get_config`, check every field, apply overrides.
+
+    "demo:preset=smoke" ─► locate ─► get_config("preset=smoke") ─► from_dict (names and types) ─► overrides ─► config
+
+A config file is Python of the user's own and runs as such. Everything else is data: overrides are parsed, never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import importlib.util
+import re
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn, TypeAlias
+
+from ml_collections import ConfigDict
+
+from g2d_jax.canonical import (
+    differences,
+    field_of,
+    from_dict,
+    identity,
+    kind_of,
+    listed,
+    suggest,
+    to_dict,
+    typed,
+    wrong_type,
+)
+
+__all__ = ["choices", "differences", "from_dict", "identity", "locate", "resolve", "shipped", "to_dict"]
+
+Scalar: TypeAlias = bool | int | float | str
+
+_BOOLS = {"true": True, "yes": True, "false": False, "no": False}
+_UNSET = ("none", "null")
+
+
+def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
+    """The locked config of a file ("my/cfg.py") or a shipped name ("demo"), with "NAME:key=value,…" for its choices.
+
+    overrides: "config.stages.warmup.steps=40", or without "config."; typed by the field. Later ones win.
+    Raises ValueError for an unknown config, choice, field or a wrong type, with what is known and a suggestion.
+    """
+    path, arg = locate(spec)
+    values = _call(path, arg)
+    try:
+        config = from_dict(values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    for override in overrides:
+        _override(config, override)
+    return config
+
+
+def choices(arg: str, **defaults: Any) -> SimpleNamespace:
+    """Parse a config file's own argument, "preset=smoke,seed=3", each value typed by its default.
+
+    A tuple of strings as default lists what is allowed, the first being the default: preset=("full", "smoke").
+    Raises ValueError for an unknown key or value, with a suggestion.
+    """
+    values = {key: default[0] if isinstance(default, tuple) else default for key, default in defaults.items()}
+    for item in filter(None, (part.strip() for part in arg.split(","))):
+        key, equals, text = (part.strip() for part in item.partition("="))
+        if not equals:
+            raise ValueError(f"choice {item!r} has no value: write key=value, with a key of {listed(defaults)}")
+        if key not in defaults:
+            raise ValueError(f"unknown choice {key!r}{suggest(key, defaults)}; there are {listed(defaults)}")
+        if isinstance(defaults[key], tuple):
+            if text not in defaults[key]:
+                hint = f"{suggest(text, defaults[key])}; there are {listed(defaults[key])}"
+                raise ValueError(f"choice {key!r} cannot be {text!r}{hint}")
+            values[key] = text
+        else:
+            values[key] = _parse_scalar(text, defaults[key], f"choice {key!r}")
+    return SimpleNamespace(**values)
+
+
+# Finding and running config files
+
+
+def shipped() -> dict[str, Path]:
+    """The configs that come with the package, by name: those of the installed package, or of the source checkout."""
+    package = Path(__file__).resolve().parent
+    folder = package / "configs"
+    if not folder.is_dir() and (package.parent / "pyproject.toml").is_file():
+        folder = package.parent / "configs"
+    files = sorted(folder.rglob("*.py"))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files if file.name[0] != "_"}
+
+
+def locate(spec: str) -> tuple[Path, str]:
+    """The config file that a spec means, and the text after its colon ("" if none). Raises ValueError if unknown."""
+    if match := re.fullmatch(r"(.+?\.py)(?::(.*))?", spec):
+        path, arg = Path(match[1]), match[2] or ""
+        if not path.is_file():
+            raise ValueError(f"no config file {path}; shipped configs are {listed(shipped())}")
+        return path.resolve(), arg
+    name, _, arg = spec.partition(":")
+    known = shipped()
+    if name not in known:
+        hint = suggest(name, known) or "; a config file's name ends in .py"
+        raise ValueError(f"unknown config {name!r}{hint}; shipped configs are {listed(known)}")
+    return known[name], arg
+
+
+class _Uncached(importlib.machinery.SourceFileLoader):
+    """Reads the source each time: bytecode beside a config goes stale when it is edited twice within a second."""
+
+    def path_stats(self, path: Any) -> NoReturn:
+        raise OSError(f"{path}: bytecode is not cached")
+
+
+def _call(path: Path, arg: str) -> dict[str, Any]:
+    """Run the file's get_config; mistakes in the config are reported with file and line, other errors as they are."""
+    loader = _Uncached(f"g2d_config_{path.stem}", str(path))
+    spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        loader.exec_module(module)
+        if not callable(get_config := getattr(module, "get_config", None)):
+            raise ValueError("a config file defines get_config(arg: str = '') that returns a ConfigDict")
+        config = get_config(arg)
+    except (AttributeError, KeyError, TypeError, ValueError, SyntaxError) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            lines = [error.lineno]
+        place = f"{path}, line {lines[-1]}" if lines else f"{path}"
+        raise ValueError(f"{place}: {_text(error)}") from error
+    if not isinstance(config, ConfigDict):
+        raise ValueError(f"{path}: get_config must return a ConfigDict, got {type(config).__name__}")
+    return dict(config.to_dict())
+
+
+def _text(error: BaseException) -> str:
+    """What the error says in a line: str() of a KeyError is a repr, and ml_collections nests and lengthens it."""
+    while error.args and isinstance(error.args[0], BaseException):
+        error = error.args[0]
+    text = str(error.args[0]) if error.args else type(error).__name__
+    if match := re.match(r"Key (\".+?\") does not exist", text):
+        hint = text.splitlines()[-1] if "Did you mean" in text else ""
+        return f"unknown field {match[1]}. {hint}".strip()
+    return f"unknown name {text}".replace("\n", ". ") if isinstance(error, KeyError) else text
+
+
+# Overrides
+
+
+def _override(config: ConfigDict, override: str) -> None:
+    """Apply one "path=text" to the config."""
+    path, equals, text = override.partition("=")
+    path = path.strip().removeprefix("config.")
+    if not equals:
+        raise ValueError(f"override {override!r} has no value: write {path}=value")
+    *parents, key = path.split(".")
+    section: Any = config
+    for name in parents:
+        section = field_of(section, name, path, config)
+    is_open = parents[-1:] == ["fields"]  # the only sections whose names are the user's own
+    field = "" if is_open else field_of(section, key, path, config)
+    if isinstance(field, ConfigDict):
+        raise ValueError(f"{path} is a section; set one of its fields: {listed(field.keys())}")
+    value = typed(_parse(text.strip(), field, path), field, path)
+    if key == "kind" and value != field:
+        raise ValueError(f"{path} decides which fields the stage has: change it in the config file")
+    with section.unlocked():
+        section[key] = value
+
+
+def _parse(text: str, field: Any, path: str) -> Any:
+    """The value that a text means for a field."""
+    kind, optional = kind_of(field)
+    if optional and text.lower() in _UNSET:
+        return None
+    if kind is not tuple:
+        return _parse_scalar(text, field, path)
+    inner = text[1:-1] if text[:1] + text[-1:] in ("()", "[]") else text
+    items = [item.strip() for item in inner.split(",")]
+    if items[-1] == "":  # "", and a trailing comma as in (10,)
+        items.pop()
+    known = field.get() if optional else field
+    return tuple(_parse_scalar(item, known[0], path) if known else _literal(item, path) for item in items)
+
+
+def _parse_scalar(text: str, field: Any, path: str) -> Scalar:
+    kind, _ = kind_of(field)
+    if kind is str:
+        return text
+    try:
+        if kind is bool:
+            return _BOOLS[text.lower()]
+        if kind is int or kind is float:
+            return kind(text)
+    except (KeyError, ValueError):
+        pass
+    raise wrong_type(path, field, text)
+
+
+def _literal(text: str, path: str) -> Scalar:
+    """An item of a list that has no items to type it by: a number, true or false, or quoted text."""
+    if text.lower() in _BOOLS:
+        return _BOOLS[text.lower()]
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = None
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError(f"{path}: an item must be a number, true, false or quoted text, got {text!r}")
+    return value

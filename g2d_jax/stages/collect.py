@@ -1,0 +1,160 @@
+"""Collect: a frozen policy's rollouts, verified and kept, and the static preference dataset made from them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from g2d_jax import storage
+from g2d_jax.data.loader import draw
+from g2d_jax.data.preferences import random_pairs, to_preference
+from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
+from g2d_jax.stages.context import Context, StopRun, Tally
+from g2d_jax.stages.external import external_groups
+from g2d_jax.stages.online import count_rollouts, draws_of, journal_of
+from g2d_jax.stages.rollouts import Groups, describe, rewards, sampled_groups
+from g2d_jax.tables import read_rollouts, write_preferences
+
+Draws = list[tuple[Problem, int]]
+
+
+def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
+    """Rollouts and preference pairs; returns the manifest's fields. Raises StopRun when no prompt gives a pair."""
+    folder, tally = context.folders[name], Tally()
+    with context.metered(tally):
+        if stage.rollouts == "sample":
+            draws, groups = _sample(context, name, stage, tally)
+        elif stage.rollouts == "archive":
+            draws, groups = _archive(context, stage)
+        else:
+            draws, groups = external_groups(context, stage.rollouts, folder / "rollouts" / "external.parquet")
+        preferences, counts = _pairs(context, stage, draws, groups)
+    if not preferences:
+        raise StopRun(_no_pairs(name, counts))
+    write_preferences(folder / "preferences" / "part-00000.parquet", preferences)
+    storage.write_json(folder / "preferences" / "manifest.json", _provenance(context, name, stage, counts))
+    metrics = {**describe(groups), **{f"pairs/{key}": float(value) for key, value in counts.items()}}
+    context.tracker.log(name, 0, metrics)
+    return {**tally.manifest(), "counts": counts, "result": {**_lengths(preferences), "rollouts": describe(groups)}}
+
+
+def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tuple[Draws, Groups]:
+    """Sample the first stage.prompts of a seeded order, part by part; a part that is on disk is read back."""
+    train = context.problems["train"]
+    count = min(stage.prompts, len(train))
+    order = context.order(len(train), f"collect/{name}")
+    draws = [(train[index], visit) for index, visit in draw(order, 0, count)]
+    view = context.sampler().view(context.policy(stage.policy))
+    groups: Groups = []
+    with context.tracker.progress(name, count) as bar:
+        for part, first in enumerate(range(0, count, stage.part)):
+            some = draws[first : first + stage.part]
+            groups += sampled_groups(
+                context,
+                view,
+                some,
+                context.sampling_params(stage.sampling),
+                num_generations=stage.num_generations,
+                purpose=f"collect/{name}",
+                policy=stage.policy,
+                journal=context.folders[name] / "rollouts" / f"part-{part:05d}.parquet",
+            )
+            bar.update(len(groups), describe(groups[first:]))
+    count_rollouts(context, tally, groups)
+    return draws, groups
+
+
+def _archive(context: Context, stage: ConfigDict) -> tuple[Draws, Groups]:
+    """The groups an online stage drew on its way to the policy: no further generation."""
+    source, _, step = stage.policy.partition("@")
+    settings = context.config.stages.get(source)
+    if settings is None or settings.kind != "online":
+        raise ValueError(f'rollouts="archive" needs a policy that is an online stage of this run, got {stage.policy!r}')
+    order = context.order(len(context.problems["train"]), f"online/{source}")
+    draws: Draws = []
+    groups: Groups = []
+    for k in range(int(step) if step else settings.steps):
+        some = draws_of(context, order, k, settings.prompts_per_step)
+        rows = read_rollouts(journal_of(context.folders[source], k))
+        found = {(r.rollout.problem_id, r.rollout.visit, r.rollout.sample): r for r in rows}
+        draws += some
+        groups += [[found[p.id, visit, i] for i in range(settings.num_generations)] for p, visit in some]
+    return draws, groups
+
+
+def _pairs(
+    context: Context, stage: ConfigDict, draws: Draws, groups: Groups
+) -> tuple[list[Preference], dict[str, int]]:
+    """Apply the difficulty window and the pair rule; count what becomes of every prompt."""
+    counts: Counter[str] = Counter({"prompts": len(groups), "rollouts": sum(len(group) for group in groups)})
+    preferences: list[Preference] = []
+    for (problem, visit), group in zip(draws, groups, strict=True):
+        values = rewards([group])[0]
+        counts["unscorable_rollouts"] += int(np.isnan(values).sum())
+        fate = _fate(values, stage.min_pass_rate, stage.max_pass_rate, group)
+        counts[fate] += 1
+        if fate == "mixed":
+            pairs = random_pairs(context.config.seed, problem.id, visit, values, stage.pairs_per_prompt)
+            preferences += [to_preference(_shown(context, problem), group, pair) for pair in pairs]
+    for fate in ("mixed", "all_correct", "all_incorrect", "equal_rewards", "unscorable", "outside_window"):
+        counts.setdefault(fate, 0)
+    return preferences, {**counts, "pairs": len(preferences)}
+
+
+def _fate(values: np.ndarray, lowest: float, highest: float, group: list[ScoredRollout]) -> str:
+    """Why a prompt gives pairs ("mixed") or not."""
+    known = values[~np.isnan(values)]
+    if known.size == 0:
+        return "unscorable"
+    right = [row.score.verdict is Verdict.CORRECT for row in group if row.score.reward is not None]
+    if np.ptp(known) == 0:
+        return "all_correct" if all(right) else "equal_rewards" if any(right) else "all_incorrect"
+    return "mixed" if lowest <= np.mean(right) <= highest else "outside_window"
+
+
+def _shown(context: Context, problem: Problem) -> Prompt:
+    """The prompt as other libraries should see it: messages for a chat model, else the rendered text."""
+    tokenizer = context.tokenizer
+    return tokenizer.conversation(problem) if tokenizer.template.is_chat else tokenizer.render(problem)
+
+
+def _provenance(context: Context, name: str, stage: ConfigDict, counts: dict[str, int]) -> dict[str, Any]:
+    """Everything needed to build the dataset again."""
+    return {
+        "done": True,
+        "policy": stage.policy,
+        "rollouts": stage.rollouts,
+        "sampler": {**stage.sampling.to_dict(), "num_generations": stage.num_generations, "purpose": f"collect/{name}"},
+        "verifier": {k: v for k, v in context.config.reward.to_dict().items() if k != "workers"},
+        "tokenizer": context.tokenizer.fingerprint,
+        "pair_rule": {
+            "name": "random correct with random incorrect",
+            "pairs_per_prompt": stage.pairs_per_prompt,
+            "min_pass_rate": stage.min_pass_rate,
+            "max_pass_rate": stage.max_pass_rate,
+        },
+        "seed": context.config.seed,
+        "counts": counts,
+    }
+
+
+def _lengths(preferences: list[Preference]) -> dict[str, float]:
+    return {
+        "chosen_mean_length": float(np.mean([len(p.chosen_ids) for p in preferences])),
+        "rejected_mean_length": float(np.mean([len(p.rejected_ids) for p in preferences])),
+    }
+
+
+def _no_pairs(name: str, counts: dict[str, int]) -> str:
+    advice = "take a stronger policy (more warm-up) or easier problems"
+    if counts["all_correct"] > counts["all_incorrect"]:
+        advice = "take harder problems or an earlier checkpoint of the warm-up"
+    if counts["outside_window"]:
+        advice = "widen min_pass_rate and max_pass_rate"
+    if counts["unscorable"] > counts["prompts"] / 2:
+        advice = "look at the reference answers: most prompts could not be scored"
+    listed = ", ".join(f"{key} {value}" for key, value in counts.items())
+    return f"{name}: no preference pair from {counts['prompts']} prompts ({listed}): {advice}; or raise num_generations"

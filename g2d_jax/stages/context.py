@@ -1,0 +1,281 @@
+"""What every stage works with: settings, mesh, tokenizer, problems, rewards, and policies by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from g2d_jax import keys, mesh as meshes, storage
+from g2d_jax.data.loader import Order
+from g2d_jax.data.problems import LoadReport, load_problems
+from g2d_jax.data.splits import drop_overlap
+from g2d_jax.data.template import TemplateSettings
+from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
+from g2d_jax.models import decoder, hf
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.decoder import Decoder
+from g2d_jax.records import Problem, SamplingParams
+from g2d_jax.rewards.functions import RewardFunction, Scorer, function_scorer, load_reward, verifier_scorer
+from g2d_jax.rewards.pool import VerifierPool
+from g2d_jax.rollout.sampler import Sampler
+from g2d_jax.tracking import Tracker
+from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.training.objectives import Compute, Objective
+
+
+class StopRun(ValueError):
+    """The run cannot go on usefully; the message says why and what to change. Nothing written is lost."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a stage cost, carried across restarts in its checkpoints."""
+
+    seconds: float = 0.0
+    generated: int = 0
+    prefilled: int = 0
+    scored: int = 0
+    trained: int = 0
+    flops: float = 0.0
+    verifier_cpu_seconds: float = 0.0
+
+    def manifest(self) -> dict[str, Any]:
+        """The fields of a stage's manifest that tell its cost."""
+        values = dataclasses.asdict(self)
+        tokens = {name: values.pop(name) for name in ("generated", "prefilled", "scored", "trained")}
+        return {**values, "tokens": tokens}
+
+
+@dataclass
+class Context:
+    """One run under way.
+
+    config: the resolved settings. workdir: where artefacts go. folders: stage name -> its folder.
+    reward, objective: a user's own reward function or loss in place of the configured ones (Python API).
+    """
+
+    config: ConfigDict
+    workdir: epath.Path
+    tracker: Tracker
+    folders: Mapping[str, epath.Path]
+    reward: RewardFunction | None = None
+    objective: Callable[[Compute], Objective] | None = None
+    _samplers: dict[Any, Sampler] = field(default_factory=dict)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The device mesh of mesh.*."""
+        return meshes.make_mesh(**self.config.mesh)
+
+    @cached_property
+    def dtype(self) -> jnp.dtype:
+        """Of activations and caches."""
+        return jnp.dtype(self.config.dtype)
+
+    @cached_property
+    def compute(self) -> Compute:
+        """How forward passes are carried out."""
+        return Compute(self.mesh, self.dtype, self.config.compute.remat)
+
+    @cached_property
+    def model_folder(self) -> Any:
+        """The local folder of a pretrained model, or None when the run starts from random parameters."""
+        path = self.config.model.path
+        return hf.resolve(path, revision=self.config.model.revision) if path else None
+
+    @cached_property
+    def model_config(self) -> ModelConfig:
+        """The model's shape: from its config.json, or from model.* with the tokenizer's vocabulary."""
+        if self.model_folder is not None:
+            return hf.read_config(self.model_folder)
+        shape = {k: v for k, v in self.config.model.items() if k not in ("path", "revision", "init_std")}
+        family = shape["family"]
+        return ModelConfig(
+            **shape, vocab_size=self.tokenizer.vocab_size, qkv_bias=family == "qwen2", qk_norm=family == "qwen3"
+        )
+
+    @cached_property
+    def tokenizer(self) -> PromptTokenizer:
+        """The tokenizer with its templates."""
+        settings = self.config.tokenizer
+        source = settings.path or (self.model_folder if self.config.model.path else "procedural:arithmetic")
+        names = ("chat", "prompt_template", "system", "date", "enable_thinking")
+        chosen = {name: settings[name] for name in names if settings[name] is not None}
+        return load_tokenizer(source, TemplateSettings(**chosen), revision=settings.revision)
+
+    @cached_property
+    def problems(self) -> dict[str, list[Problem]]:
+        """Problems by split: train without those of dev and test, none with a prompt that is too long."""
+        loaded = {split: self._load(split) for split in ("train", "dev", "test")}
+        train, overlap = drop_overlap(loaded["train"], [*loaded["dev"], *loaded["test"]])
+        loaded["train"] = train
+        longest = self.config.data.max_prompt_length
+        for split, problems in loaded.items():
+            loaded[split], dropped = self.tokenizer.drop_too_long(problems, longest)
+            if dropped:
+                self.tracker.say(f"{split}: {dropped} prompts longer than {longest} tokens dropped")
+        if overlap:
+            self.tracker.say(f"train: {overlap} problems dropped that occur in dev or test")
+        for split, problems in loaded.items():
+            if not problems:
+                raise ValueError(f"data.{split} has no problem left after filtering; see the messages above")
+        return loaded
+
+    def _load(self, split: str) -> list[Problem]:
+        source = self.config.data[split]
+        problems, report = load_problems(
+            source.path,
+            fields=source.fields.to_dict() or None,
+            split=source.split or None,
+            limit=source.limit,
+            on_error=source.on_error,
+            seed=self.config.data.seed,
+        )
+        self._warn(split, report)
+        if self.reward is None and self.config.reward.function == "verify":
+            known = [problem for problem in problems if problem.answer is not None]
+            if len(known) < len(problems):
+                self.tracker.say(f"{split}: {len(problems) - len(known)} problems without a reference answer dropped")
+            return known
+        return problems
+
+    def _warn(self, split: str, report: LoadReport) -> None:
+        for name in ("duplicates", "conflicts", "broken"):
+            if getattr(report, name):
+                self.tracker.say(f"{split}: {getattr(report, name)} rows of {report.source} are {name}")
+
+    @cached_property
+    def pool(self) -> VerifierPool:
+        """Verifier processes; started at the first answer that needs one."""
+        reward = self.config.reward
+        return VerifierPool(reward.workers, cpu_seconds=reward.cpu_seconds, memory_mb=reward.memory_mb)
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """How responses are scored."""
+        name = self.config.reward.function
+        if self.reward is None and name == "verify":
+            return verifier_scorer(self.pool)
+        return function_scorer(self.reward or load_reward(name), self.config.reward.correct_above)
+
+    def order(self, count: int, purpose: str) -> Order:
+        """The order in which a stage draws from `count` records."""
+        low, _ = keys.key_data(self.config.seed, "order", purpose)
+        return Order(count, int(low))
+
+    def sampler(self) -> Sampler:
+        """The sampler; one for the run, so that its programs are compiled once."""
+        if "sampler" not in self._samplers:
+            compute = self.config.compute
+            self._samplers["sampler"] = Sampler(
+                self.model_config,
+                self.mesh,
+                seed=self.config.seed,
+                slots=compute.slots,
+                chunk=compute.chunk,
+                prefill_rows=compute.prefill_rows,
+                dtype=self.dtype,
+            )
+        return self._samplers["sampler"]
+
+    def sampling_params(self, sampling: ConfigDict, **changes: Any) -> SamplingParams:
+        """Settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""
+        return SamplingParams(**{**sampling.to_dict(), "stop_ids": self.tokenizer.eos_ids, **changes})
+
+    def row_length(self, longest: int) -> int:
+        """Columns of a packed row: compute.row_length, or what holds `longest` tokens."""
+        chosen = self.config.compute.row_length
+        if chosen and chosen < longest:
+            raise ValueError(f"compute.row_length is {chosen} but a group can need {longest} tokens: raise it, or set 0")
+        return chosen or -(-longest // 16) * 16
+
+    def microbatch_rows(self, row_length: int) -> int:
+        """Rows of one micro-batch: compute.microbatch_tokens, split evenly over the devices."""
+        ways = meshes.row_ways(self.mesh)
+        return max(self.config.compute.microbatch_tokens // row_length // ways, 1) * ways
+
+    def policy(self, name: str) -> Decoder:
+        """The parameters of a policy, by name, on the mesh.
+
+        "init": the pretrained model, else random parameters. "STAGE": the stage's last checkpoint. "STAGE@K": that of
+        its step K. "run:WORKDIR#STAGE" and "run:WORKDIR#STAGE@K": of another run. "hf:PATH": a Hugging Face folder.
+        Raises ValueError when there is no such policy.
+        """
+        if name == "init":
+            return self._initial()
+        if name.startswith("hf:"):
+            folder = hf.resolve(name.removeprefix("hf:"))
+            if hf.read_config(folder) != self.model_config:
+                raise ValueError(f"policy {name!r} has another shape than this run's model")
+            return hf.load(folder, mesh=self.mesh)
+        folder, step = self.checkpoint_of(name)
+        with Checkpoints(folder) as checkpoints:
+            found = checkpoints.latest() if step is None else step
+            if found is None or found not in checkpoints.steps():
+                kept = ", ".join(map(str, checkpoints.steps())) or "none"
+                raise ValueError(f"policy {name!r}: no checkpoint of that step in {folder} (there: {kept}); see stages.*.keep")
+            where = decoder.shardings(self.model_config, self.mesh)
+            like = jax.tree.map(
+                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+                decoder.abstract(self.model_config),
+                where,
+            )
+            return checkpoints.restore_params(found, like)
+
+    def checkpoint_of(self, name: str) -> tuple[epath.Path, int | None]:
+        """The checkpoint folder and step that a policy's name means."""
+        stage, _, step = name.rpartition("#")[2].partition("@")
+        if name.startswith("run:"):
+            other = epath.Path(name.removeprefix("run:").rpartition("#")[0])
+            matches = [folder for folder in other.iterdir() if folder.name.partition("-")[2] == stage]
+            if len(matches) != 1:
+                raise ValueError(f"policy {name!r}: {other} has no stage {stage!r}")
+            folder = matches[0]
+        elif stage in self.folders:
+            folder = self.folders[stage]
+        else:
+            raise ValueError(f"policy {name!r}: no such stage; this run has {', '.join(self.folders)}, and 'init'")
+        return folder / "checkpoints", int(step) if step else None
+
+    def _initial(self) -> Decoder:
+        if self.model_folder is not None:
+            return hf.load(self.model_folder, mesh=self.mesh)
+        config, where = self.model_config, decoder.shardings(self.model_config, self.mesh)
+        key, std = keys.key(self.config.seed, "init"), self.config.model.init_std
+        return jax.jit(lambda: decoder.init(config, key, std), out_shardings=where)()
+
+    @contextmanager
+    def metered(self, tally: Tally) -> Iterator[None]:
+        """Add the time, the sampler's tokens and the verifier's CPU seconds of a block to a tally."""
+        usage = self.sampler().usage
+        before = (usage.generated, usage.prefilled, self.pool.stats().cpu_seconds)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            tally.seconds += time.perf_counter() - started
+            tally.generated += usage.generated - before[0]
+            tally.prefilled += usage.prefilled - before[1]
+            tally.verifier_cpu_seconds += self.pool.stats().cpu_seconds - before[2]
+
+    def close(self) -> None:
+        """End the verifier's processes."""
+        if "pool" in self.__dict__:
+            self.pool.close()
+
+    def fingerprint(self) -> str:
+        """Of everything outside the stages that decides a policy: model, tokenizer, data, seed."""
+        shared = {k: v for k, v in self.config.to_dict().items() if k in ("seed", "dtype", "model", "data", "reward")}
+        shared["reward"] = {k: v for k, v in shared["reward"].items() if k != "workers"}
+        return storage.fingerprint([shared, self.tokenizer.fingerprint])

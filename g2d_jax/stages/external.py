@@ -1,0 +1,118 @@
+"""Rollouts made elsewhere: JSON lines with prompt, completion, and reward or answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from g2d_jax.data.fields import BrokenRow, as_answer, as_prompt, as_text
+from g2d_jax.data.problems import open_rows
+from g2d_jax.data.splits import problem_id
+from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.stages.context import Context
+from g2d_jax.stages.rollouts import Groups
+from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
+
+
+def external_groups(context: Context, path: str, journal: epath.Path) -> tuple[list[tuple[Problem, int]], Groups]:
+    """Read, tokenise and score a file of responses, grouped by prompt; verdicts are journalled like our own.
+
+    A row's reward counts as given (null: unscorable). Without one the response is scored against the row's answer, or
+    the answer of the same problem in data.train. Prompts of dev and test are refused. Log-probabilities are NaN.
+    Raises ValueError naming file and line of a broken row.
+    """
+    problems, rows = _read(context, path)
+    if not journal.exists():
+        write_rollouts(journal, _score(context, problems, rows))
+    groups: dict[str, list[ScoredRollout]] = {}
+    for row in read_rollouts(journal):
+        groups.setdefault(row.rollout.problem_id, []).append(row)
+    return [(problems[identifier], 0) for identifier in groups], list(groups.values())
+
+
+def _read(context: Context, path: str) -> tuple[dict[str, Problem], list[tuple[str, str, float | None, bool]]]:
+    known = {problem.id: problem for problem in context.problems["train"]}
+    held_out = {problem.id for split in ("dev", "test") for problem in context.problems[split]}
+    problems: dict[str, Problem] = {}
+    rows: list[tuple[str, str, float | None, bool]] = []  # problem id, completion, reward, whether it is given
+    for row in open_rows(path)[1]:
+        try:
+            if row.error is not None:
+                raise BrokenRow(row.error)
+            problem, completion = _problem(row.values, path, known)
+            reward, given = _reward(row.values)
+            if problem.id in held_out:
+                raise BrokenRow("its prompt is in data.dev or data.test, which nothing may be trained on")
+            if not given and problem.answer is None:
+                raise BrokenRow("it has neither a reward nor an answer, and its prompt is not in data.train")
+        except BrokenRow as error:
+            raise ValueError(f"{row.where}: {error}") from error
+        problems.setdefault(problem.id, problem)
+        rows.append((problem.id, completion, reward, given))
+    if not rows:
+        raise ValueError(f"{path} holds no responses")
+    return problems, rows
+
+
+def _problem(values: Mapping[str, Any], path: str, known: Mapping[str, Problem]) -> tuple[Problem, str]:
+    for name in ("prompt", "completion"):
+        if name not in values:
+            raise BrokenRow(f"it has no field {name!r}; a row needs prompt, completion, and reward or answer")
+    prompt = as_prompt(values["prompt"], "prompt")
+    identifier = problem_id(prompt)
+    answer = as_answer(values["answer"], "answer") if values.get("answer") is not None else None
+    completion = as_text(values["completion"], "completion")
+    if answer is None and identifier in known:
+        return known[identifier], completion
+    return Problem(identifier, prompt, answer, source=path), completion
+
+
+def _reward(values: Mapping[str, Any]) -> tuple[float | None, bool]:
+    if "reward" not in values:
+        return None, False
+    reward = values["reward"]
+    if reward is None:
+        return None, True
+    try:
+        number = float(reward)
+    except (TypeError, ValueError) as error:
+        raise BrokenRow(f"its reward {reward!r} is not a number or null") from error
+    if not np.isfinite(number):
+        raise BrokenRow(f"its reward {reward!r} is not finite")
+    return number, True
+
+
+def _score(
+    context: Context, problems: Mapping[str, Problem], rows: list[tuple[str, str, float | None, bool]]
+) -> list[ScoredRollout]:
+    tokenizer, counts = context.tokenizer, dict.fromkeys(problems, 0)
+    rollouts: list[Rollout] = []
+    for identifier, completion, _, _ in rows:
+        ids = tokenizer.encode_completion(completion)
+        unknown = np.full(len(ids), np.nan, np.float32)
+        prompt = tokenizer.encode_prompt(problems[identifier])
+        rollouts.append(Rollout(identifier, 0, counts[identifier], prompt, ids, unknown, unknown, "stop"))
+        counts[identifier] += 1
+    open_scores = [i for i, row in enumerate(rows) if not row[3]]
+    scores: list[Score] = [_given(context, row[2]) for row in rows]
+    found = context.scorer(
+        [problems[rows[i][0]] for i in open_scores],
+        [rows[i][1] for i in open_scores],
+        [rollouts[i].token_ids for i in open_scores],
+    )
+    for i, score in zip(open_scores, found, strict=True):
+        scores[i] = score
+    return [
+        ScoredRollout(rollout, safe_text(row[1]), score, "external")
+        for rollout, row, score in zip(rollouts, rows, scores, strict=True)
+    ]
+
+
+def _given(context: Context, reward: float | None) -> Score:
+    if reward is None:
+        return Score(None, Verdict.UNSCORABLE)
+    right = reward > context.config.reward.correct_above
+    return Score(reward, Verdict.CORRECT if right else Verdict.INCORRECT)

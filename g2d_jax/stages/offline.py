@@ -1,0 +1,133 @@
+"""Offline DPO on a static preference dataset. The reference is the policy it starts from; its log-probabilities are
+computed once, cached under a fingerprint, and no reference model stays in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from etils import epath
+from ml_collections import ConfigDict
+
+from g2d_jax import storage
+from g2d_jax.data.loader import draw
+from g2d_jax.data.packing import Group, Response, pack
+from g2d_jax.losses import dpo_weights
+from g2d_jax.mesh import row_ways
+from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.flops import forward_flops
+from g2d_jax.records import Preference
+from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.online import make_scorer_once
+from g2d_jax.stages.training import trainer
+from g2d_jax.tables import read_preferences
+from g2d_jax.training import objectives
+from g2d_jax.training.step import put_batch
+
+SCORED_AT_ONCE = 256  # pairs of one scoring call
+
+
+def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
+    """stage.epochs over the pairs; returns the manifest's fields."""
+    pairs = read_preferences(_dataset(context, stage.preferences))
+    steps = max(len(pairs) * stage.epochs // stage.batch_size, 1)
+    longest = max(len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in pairs)
+    row_length = context.row_length(longest)
+    scoring = Tally()
+    with context.metered(scoring):
+        references = reference_logprobs(context, name, stage, pairs, row_length, scoring)
+    order = context.order(len(pairs), f"offline/{name}")
+    objective = objectives.dpo(
+        context.compute, beta=stage.beta, label_smoothing=stage.label_smoothing, loss_type=stage.loss_type
+    )
+    with trainer(
+        context,
+        name,
+        objective,
+        _warmup_that_fits(context, name, stage.optimizer, steps),
+        policy=stage.policy,
+        total=steps,
+        row_length=row_length,
+        per="pairs",
+    ) as training:
+        if training.step == 0:
+            training.tally = scoring
+        while training.step < steps:
+            with context.metered(training.tally):
+                drawn = [i for i, _ in draw(order, training.step * stage.batch_size, stage.batch_size)]
+                training.update(batch([pairs[i] for i in drawn], references[drawn]), {})
+        training.flush()
+        return {**training.tally.manifest(), "counts": {"pairs": len(pairs), "steps": steps}}
+
+
+def _warmup_that_fits(context: Context, name: str, settings: ConfigDict, steps: int) -> ConfigDict:
+    """The number of pairs is known only now: few pairs must not end a run that has its rollouts."""
+    if settings.warmup_steps < steps:
+        return settings
+    context.tracker.say(f"{name}: only {steps} updates, so warmup_steps {settings.warmup_steps} becomes {steps - 1}")
+    shorter = settings.copy_and_resolve_references()
+    shorter.warmup_steps = steps - 1
+    return shorter
+
+
+def _dataset(context: Context, name: str) -> epath.Path:
+    """The preferences of a collect stage of this run, or a folder or file of Parquet."""
+    return context.folders[name] / "preferences" if name in context.folders else epath.Path(name)
+
+
+def as_group(pair: Preference, reference: np.ndarray, weight: float) -> Group:
+    """Chosen and rejected in one row, behind one copy of their prompt. reference: [2]."""
+    sides = zip((pair.chosen_ids, pair.rejected_ids), reference, strict=True)
+    responses = [Response(ids, {}, {"reference": float(value), "weight": weight}) for ids, value in sides]
+    return Group(pair.prompt_ids, responses, whole=True)
+
+
+def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
+    """A batch of pairs, weighted so that the loss is their mean."""
+    weights = dpo_weights(len(pairs))
+    return [as_group(p, r, float(w)) for p, r, w in zip(pairs, references, weights, strict=True)]
+
+
+def reference_logprobs(
+    context: Context, name: str, stage: ConfigDict, pairs: list[Preference], row_length: int, tally: Tally
+) -> np.ndarray:
+    """Summed log-probabilities of both sides under the starting policy, float32 [pairs, 2]; read back if cached.
+
+    The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id.
+    """
+    what = [context.fingerprint(), _origin(context, stage.policy), str(context.dtype), row_length]
+    ids = [[p.prompt_ids, p.chosen_ids, p.rejected_ids] for p in pairs]
+    file = context.folders[name] / f"reference-{storage.fingerprint([what, ids])}.json"
+    if file.exists():
+        return np.asarray(storage.read_json(file), np.float32)
+    params = context.policy(stage.policy)
+    found = [
+        _score(context, params, pairs[first : first + SCORED_AT_ONCE], row_length, tally)
+        for first in range(0, len(pairs), SCORED_AT_ONCE)
+    ]
+    references = np.concatenate(found)
+    storage.write_json(file, references)
+    return references
+
+
+def _origin(context: Context, policy: str) -> Any:
+    """What made a policy: its name and, for a stage, the fingerprint in that stage's manifest."""
+    stage = policy.partition("@")[0]
+    manifest = storage.finished(context.folders[stage]) if stage in context.folders else None
+    return [policy, (manifest or {}).get("fingerprint")]
+
+
+def _score(
+    context: Context, params: Decoder, pairs: list[Preference], row_length: int, tally: Tally
+) -> np.ndarray:
+    packed = pack(
+        batch(pairs, np.zeros((len(pairs), 2))),
+        row_length=row_length,
+        microbatch_rows=context.microbatch_rows(row_length),
+        rows_multiple=row_ways(context.mesh),
+    )
+    logprobs, _ = make_scorer_once(context)(params, *put_batch(packed, context.mesh))
+    tally.scored += packed.used
+    tally.flops += forward_flops(context.model_config, packed.used, row_length / 4)
+    sides = packed.unpack(np.asarray(logprobs))
+    return np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32)

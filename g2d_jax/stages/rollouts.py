@@ -1,0 +1,127 @@
+"""Generate, score, group: the one way responses come about, for online training, collection and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from etils import epath
+
+from g2d_jax.models.decoder import Decoder
+from g2d_jax.records import Problem, Request, Rollout, SamplingParams, ScoredRollout, Verdict
+from g2d_jax.stages.context import Context
+from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
+
+Draws = Sequence[tuple[Problem, int]]
+"""Problems with their visit: how often each was drawn before."""
+
+Groups = list[list[ScoredRollout]]
+"""The responses of each draw, in order of their sample index."""
+
+
+def sampled_groups(
+    context: Context,
+    view: Decoder | None,
+    draws: Draws,
+    params: SamplingParams,
+    *,
+    num_generations: int,
+    purpose: str,
+    policy: str,
+    journal: epath.Path,
+) -> Groups:
+    """Sample and score `num_generations` responses for each draw, or read them back where that was done before.
+
+    The journal, one Parquet file, is written before anything uses the verdicts: a run that is killed and started again
+    trains on the same tokens and the same verdicts, a timeout included. view may be None if the journal exists.
+    """
+    if not journal.exists():
+        assert view is not None
+        rollouts = _generate(context, view, draws, params, num_generations, purpose)
+        write_rollouts(journal, _score(context, draws, rollouts, policy))
+    return grouped(read_rollouts(journal), draws, num_generations)
+
+
+def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -> Groups:
+    """Sort rows into the draws' groups. Raises ValueError when some are missing: the file belongs to another run."""
+    found = {(row.rollout.problem_id, row.rollout.visit, row.rollout.sample): row for row in rows}
+    try:
+        return [[found[problem.id, visit, i] for i in range(num_generations)] for problem, visit in draws]
+    except KeyError as error:
+        raise ValueError(f"rollouts on disk lack problem, visit, sample {error}: was the data changed?") from error
+
+
+def _generate(
+    context: Context, view: Decoder, draws: Draws, params: SamplingParams, num_generations: int, purpose: str
+) -> list[Rollout]:
+    """In the order of draws and samples, so that what is written does not depend on which finished first."""
+    tokenizer = context.tokenizer
+    requests = [
+        Request(problem.id, tokenizer.encode_prompt(problem), params, num_samples=num_generations, visit=visit)
+        for problem, visit in draws
+    ]
+    place = {(problem.id, visit): i for i, (problem, visit) in enumerate(draws)}
+    rollouts = context.sampler().generate(view, requests, purpose)
+    return sorted(rollouts, key=lambda r: (place[r.problem_id, r.visit], r.sample))
+
+
+def _score(context: Context, draws: Draws, rollouts: Sequence[Rollout], policy: str) -> list[ScoredRollout]:
+    problems = {problem.id: problem for problem, _ in draws}
+    texts = [safe_text(context.tokenizer.decode(rollout.token_ids)) for rollout in rollouts]
+    scores = context.scorer(
+        [problems[rollout.problem_id] for rollout in rollouts], texts, [rollout.token_ids for rollout in rollouts]
+    )
+    return [
+        ScoredRollout(rollout, text, score, policy)
+        for rollout, text, score in zip(rollouts, texts, scores, strict=True)
+    ]
+
+
+def rewards(groups: Groups) -> np.ndarray:
+    """float64 [N, G], NaN for responses that could not be scored."""
+    return np.array([[np.nan if row.score.reward is None else row.score.reward for row in group] for group in groups])
+
+
+def correct(groups: Groups) -> np.ndarray:
+    """float64 [N, G]: 1 for a correct verdict, 0 for a wrong or missing answer, NaN where the verifier gave no answer."""
+    unknown = (Verdict.TIMEOUT, Verdict.UNSCORABLE)
+    return np.array(
+        [[np.nan if r.score.verdict in unknown else float(r.score.verdict is Verdict.CORRECT) for r in g] for g in groups]
+    )
+
+
+def describe(groups: Groups) -> dict[str, float]:
+    """Metrics of freshly sampled groups, under TRL's names; means over responses (entropy: over tokens)."""
+    rows = [row for group in groups for row in group]
+    lengths = np.array([len(row.rollout.token_ids) for row in rows])
+    values = rewards(groups)
+    known = ~np.isnan(values)
+    counts = known.sum(axis=1)
+    means = np.where(known, values, 0.0).sum(axis=1) / np.maximum(counts, 1)
+    spread = np.sqrt(np.where(known, (values - means[:, None]) ** 2, 0.0).sum(axis=1) / np.maximum(counts - 1, 1))
+    verdicts = {f"verdicts/{v.value}": float(np.mean([row.score.verdict is v for row in rows])) for v in Verdict}
+    return {
+        "reward": float(values[known].mean()) if known.any() else float("nan"),
+        "reward_std": float(spread.mean()),
+        "frac_reward_zero_std": float(np.mean(spread == 0.0)),
+        "entropy": float(np.concatenate([row.rollout.entropies for row in rows]).mean()),
+        "completions/mean_length": float(lengths.mean()),
+        "completions/min_length": float(lengths.min()),
+        "completions/max_length": float(lengths.max()),
+        "completions/clipped_ratio": float(np.mean([row.rollout.stop_reason == "length" for row in rows])),
+        **verdicts,
+    }
+
+
+def sample_rows(problems: Draws, groups: Groups, count: int) -> list[dict[str, object]]:
+    """The first response to each of the first `count` draws, for people to read."""
+    return [
+        {
+            "problem_id": problem.id,
+            "prompt": problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"],
+            "answer": problem.answer,
+            "completion": group[0].text,
+            "verdict": group[0].score.verdict.value,
+        }
+        for (problem, _), group in list(zip(problems, groups, strict=True))[:count]
+    ]

@@ -1,0 +1,67 @@
+"""Supervised fine-tuning: the cold policy everything else starts from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from g2d_jax.data.examples import load_examples
+from g2d_jax.data.loader import draw
+from g2d_jax.data.packing import Group, Response
+from g2d_jax.data.splits import drop_overlap
+from g2d_jax.losses import sft_weights
+from g2d_jax.records import Example
+from g2d_jax.stages.context import Context
+from g2d_jax.stages.training import trainer
+from g2d_jax.training import objectives
+
+
+def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
+    """Train on demonstrations for stage.steps updates; returns the manifest's fields."""
+    demonstrations, counts = examples(context, stage)
+    order = context.order(len(demonstrations), f"sft/{name}")
+    objective = objectives.sft(context.compute)
+    with trainer(
+        context,
+        name,
+        objective,
+        stage.optimizer,
+        policy=stage.policy,
+        total=stage.steps,
+        row_length=context.row_length(stage.max_length),
+        per="tokens",
+    ) as training:
+        while training.step < stage.steps:
+            with context.metered(training.tally):
+                drawn = draw(order, training.step * stage.batch_size, stage.batch_size)
+                training.update(batch(context, [demonstrations[index] for index, _ in drawn]), {})
+        training.flush()
+        return {**training.tally.manifest(), "counts": counts}
+
+
+def examples(context: Context, stage: ConfigDict) -> tuple[list[Example], dict[str, int]]:
+    """The examples that fit, without those whose prompt is in dev or test."""
+    data = stage.data
+    wanted = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
+    found, report = load_examples(
+        data.path, fields=data.fields.to_dict() or None, split=data.split or None, limit=wanted, on_error=data.on_error
+    )
+    kept, overlap = drop_overlap(found, [*context.problems["dev"], *context.problems["test"]])
+    if not kept:
+        raise ValueError(f"stages.sft.data: {data.path} has no example left that is not in dev or test")
+    return kept, {"examples": len(kept), "duplicates": report.duplicates, "broken": report.broken, "overlap": overlap}
+
+
+def batch(context: Context, examples: list[Example]) -> list[Group]:
+    """Groups of one prompt and one completion, weighted so that the loss is the mean over completion tokens.
+
+    Raises ValueError for an example longer than a row: nothing is cut silently.
+    """
+    encoded = [context.tokenizer.encode_example(example) for example in examples]
+    weights = sft_weights(np.array([len(completion) for _, completion in encoded]))
+    return [
+        Group(prompt, [Response(completion, {"weight": weight})])
+        for (prompt, completion), weight in zip(encoded, weights, strict=True)
+    ]

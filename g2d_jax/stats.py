@@ -1,0 +1,159 @@
+"""Accuracy of sampled answers, and how far to trust it.
+
+N problems, S answers each, in an array `correct` [N, S]: 1 right, 0 wrong, NaN not known (the verifier abstained or
+timed out). NaN are left out of every figure, not counted as wrong. All means weigh problems equally, however many of
+their answers are scored; a problem without a scored answer is left out.
+
+Three measures of spread answer three questions:
+
+    std_runs         how much does pass@1 move from one run over the problems to the next? (the papers' parentheses)
+    sem              standard error if all N * S answers were independent, which those to one problem are not
+    sem_clustered    standard error over the draw of problems and of answers: the one to trust
+
+sem_clustered is sqrt(sum_i (m_i - m)^2 / (N * (N - 1))) with m_i the mean of problem i's answers and m the mean of the
+m_i: for equally many answers each, the clustered standard error of Miller 2024 ("Adding Error Bars to Evals",
+arXiv 2411.00640) with problems as clusters, times sqrt(N / (N - 1)), the usual correction for few clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Mean pass@1 with its spread, all as fractions of 1 (see the module's docstring). NaN where it is not defined.
+
+    problems: those with at least one scored answer, at most N. samples: S. scored: answers that are not NaN.
+    """
+
+    mean: float
+    std_runs: float
+    sem: float
+    sem_clustered: float
+    problems: int
+    samples: int
+    scored: int
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """after - before in mean pass@1 over the problems scored in both; sem: its standard error clustered by problem."""
+
+    difference: float
+    sem: float
+    problems: int
+
+
+def accuracy(correct: ArrayLike) -> Accuracy:
+    """Mean pass@1 of [N, S] answers; NaN for the mean of no answers and the spread of fewer than two.
+
+    Raises ValueError unless there are two axes and every entry is finite or NaN.
+    """
+    values = _answers("correct", correct)
+    scored = values[~np.isnan(values)]
+    problems = _means(values)
+    problems = problems[~np.isnan(problems)]
+    runs = _means(values.T)
+    return Accuracy(
+        mean=_mean(problems),
+        std_runs=_std(runs[~np.isnan(runs)]),
+        sem=_sem(scored),
+        sem_clustered=_sem(problems),
+        problems=len(problems),
+        samples=values.shape[1],
+        scored=len(scored),
+    )
+
+
+def by_subset(correct: ArrayLike, subsets: Sequence[str]) -> dict[str, Accuracy]:
+    """The accuracy of each subset, by name in sorted order. subsets: the name of each of the N problems' subset.
+
+    Raises ValueError if there is not one name for each problem, and as `accuracy`.
+    """
+    values = _answers("correct", correct)
+    if len(subsets) != len(values):
+        raise ValueError(f"{len(subsets)} names of subsets for {len(values)} problems: give one for each problem")
+    names = np.asarray(subsets, dtype=object)
+    return {name: accuracy(values[names == name]) for name in sorted(set(subsets))}
+
+
+def paired(before: ArrayLike, after: ArrayLike) -> Paired:
+    """Difference in mean pass@1 of two policies on the same problems, row i being the same problem in both.
+
+    before [N, S1], after [N, S2]. With d_i the difference of problem i's means, the standard error is
+    sqrt(sum_i (d_i - d)^2 / (N * (N - 1))): what makes a problem hard for both cancels. Raises ValueError if the
+    numbers of problems differ, and as `accuracy`.
+    """
+    first, second = _answers("before", before), _answers("after", after)
+    if len(first) != len(second):
+        raise ValueError(f"before has {len(first)} problems and after {len(second)}: give the same ones in order")
+    differences = _means(second) - _means(first)
+    differences = differences[~np.isnan(differences)]
+    return Paired(_mean(differences), _sem(differences), len(differences))
+
+
+def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> NDArray[np.float64]:
+    """Chance that of k answers drawn without replacement from n, c of them right, at least one is right.
+
+    1 - C(n - c, k) / C(n, k): the unbiased estimator of pass@k (Chen et al. 2021, "Codex", arXiv 2107.03374, eq. 1).
+    n, c: integers or arrays of them that broadcast, the result has their shape. Raises ValueError unless
+    0 <= c <= n and 1 <= k <= n everywhere.
+    """
+    total, right = np.broadcast_arrays(np.asarray(n), np.asarray(c))
+    if np.any(right < 0) or np.any(right > total):
+        raise ValueError("of n answers between 0 and n can be right, got c outside of this")
+    if k < 1 or np.any(total < k):
+        raise ValueError(f"pass@{k} needs k between 1 and the number of answers, {np.min(total, initial=k)}")
+    wrong = (total - right).astype(np.float64)
+    none_right = np.ones(total.shape)
+    for drawn in range(k):
+        none_right *= np.maximum(wrong - drawn, 0.0) / (total - drawn)
+    return np.asarray(1.0 - none_right)
+
+
+def pass_at(correct: ArrayLike, k: int) -> float:
+    """Mean pass@k of [N, S] answers over the problems with at least k scored ones, NaN if there is none.
+
+    pass_at(correct, 1) is `accuracy(correct).mean`. Raises ValueError if k is not in 1 … S, for entries other than 0, 1
+    and NaN, and as `accuracy`.
+    """
+    values = _answers("correct", correct)
+    if not 1 <= k <= values.shape[1]:
+        raise ValueError(f"pass@{k} needs at least {max(k, 1)} answers for each problem, there are {values.shape[1]}")
+    known = ~np.isnan(values)
+    if not np.isin(values[known], (0.0, 1.0)).all():
+        raise ValueError("pass@k counts right answers: entries must be 0, 1 or NaN")
+    n, c = known.sum(axis=1), np.nansum(values, axis=1).astype(int)
+    return _mean(pass_at_k(n[n >= k], c[n >= k], k))
+
+
+def _answers(name: str, correct: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(correct, dtype=np.float64)
+    if values.ndim != 2:
+        raise ValueError(f"{name} must be [problems, samples], got the shape {list(values.shape)}")
+    if np.isinf(values).any():
+        raise ValueError(f"{name} has infinite entries: 1 is right, 0 wrong and NaN not known")
+    return values
+
+
+def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean of each row over what is not NaN; NaN for a row without any."""
+    known = (~np.isnan(values)).sum(axis=1)
+    return np.where(known > 0, np.nansum(values, axis=1) / np.maximum(known, 1), np.nan)
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _std(values: NDArray[np.float64]) -> float:
+    return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+
+
+def _sem(values: NDArray[np.float64]) -> float:
+    return _std(values) / float(np.sqrt(max(len(values), 1)))

@@ -1,0 +1,1 @@
+"""Training: the optimiser, the train step and checkpoints."""

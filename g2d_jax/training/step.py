@@ -1,0 +1,123 @@
+"""The jitted train step: micro-batches accumulated in a loop, one optimiser update, state donated.
+
+Losses carry global normalisers in their weights, so gradients of micro-batches and devices are simply added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from g2d_jax import mesh as meshes
+from g2d_jax.data.packing import Packed
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.decoder import Decoder, abstract, shardings
+from g2d_jax.training.objectives import Compute, Objective, response_logprobs
+from g2d_jax.training.optimizer import opt_state_shardings
+
+Arrays = Mapping[str, jax.Array]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("params", "opt_state"), meta_fields=())
+@dataclass(frozen=True)
+class TrainState:
+    """params: float32 master weights. opt_state: optax's, with the update count in it."""
+
+    params: Decoder
+    opt_state: Any
+
+
+def state_shardings(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """The TrainState tree with a sharding in place of every array; moments lie like their parameters."""
+    params = shardings(config, mesh)
+    return TrainState(params, opt_state_shardings(optimizer, abstract(config), params, mesh))
+
+
+def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """The TrainState tree with a ShapeDtypeStruct and its sharding in place of every array."""
+    params = abstract(config)
+    shapes = TrainState(params, jax.eval_shape(optimizer.init, params))
+    return jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        shapes,
+        state_shardings(config, optimizer, mesh),
+    )
+
+
+def fresh_state(params: Decoder, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Start training from params, which are copied: the step donates its state."""
+    where = state_shardings(params.config, optimizer, mesh)
+    make = jax.jit(lambda p: TrainState(jax.tree.map(jnp.copy, p), optimizer.init(p)), out_shardings=where)
+    return make(params)
+
+
+def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Packed rows on the mesh, rows split over data and fsdp, and the number of micro-batches."""
+    arrays = {name: meshes.put_rows(mesh, array, axis=1) for name, array in packed.arrays.items()}
+    return arrays, meshes.put(np.asarray(packed.count, np.int32), meshes.replicated(mesh))
+
+
+def make_train_step(
+    objective: Objective, optimizer: optax.GradientTransformation, config: ModelConfig, mesh: Mesh
+) -> Callable[[TrainState, Arrays, jax.Array], tuple[TrainState, dict[str, jax.Array]]]:
+    """step(state, arrays [N, R, …], count) -> (state, metrics); state is donated.
+
+    Only the first `count` micro-batches are run. metrics: the objective's sums, loss and grad_norm (before clipping),
+    float32 scalars on the device; fetch them a step late so that the device never waits.
+    """
+    where = state_shardings(config, optimizer, mesh)
+
+    def step(state: TrainState, arrays: Arrays, count: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
+        grads, loss, sums = accumulate(objective, state.params, arrays, count)
+        grads = jax.lax.with_sharding_constraint(grads, where.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {**sums, "loss": loss, "grad_norm": optax.global_norm(grads)}
+        return TrainState(params, opt_state), metrics
+
+    return jax.jit(step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))
+
+
+def accumulate(
+    objective: Objective, params: Decoder, arrays: Arrays, count: jax.Array
+) -> tuple[Decoder, jax.Array, dict[str, jax.Array]]:
+    """Gradient, loss and sums added over the first `count` micro-batches, in float32."""
+    value_and_grad = jax.value_and_grad(objective, has_aux=True)
+
+    def micro(index: jax.Array | int) -> dict[str, jax.Array]:
+        return {name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for name, x in arrays.items()}
+
+    def one(index: jax.Array | int) -> tuple[Decoder, jax.Array, dict[str, jax.Array]]:
+        (loss, sums), grads = value_and_grad(params, micro(index))
+        return grads, loss, sums
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, 0))
+    return jax.lax.fori_loop(0, count, lambda i, total: jax.tree.map(jnp.add, total, one(i)), zeros)
+
+
+def make_scorer(compute: Compute) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """score(params, arrays, count, temperature=1.0) -> (logprobs, entropies), float32 [N, R, T], without gradient."""
+
+    def score(
+        params: Decoder, arrays: Arrays, count: jax.Array, temperature: float = 1.0
+    ) -> tuple[jax.Array, jax.Array]:
+        tokens = arrays["tokens"]
+        blank = jnp.zeros(tokens.shape, jnp.float32)
+
+        def one(index: jax.Array, total: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            micro = {name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for name, x in arrays.items()}
+            logprobs, entropies = response_logprobs(compute, params, micro, temperature, with_entropy=True)
+            assert entropies is not None
+            return total[0].at[index].set(logprobs), total[1].at[index].set(entropies)
+
+        return jax.lax.fori_loop(0, count, one, (blank, blank))
+
+    return jax.jit(score, static_argnames="temperature", out_shardings=meshes.replicated(compute.mesh))

@@ -1,0 +1,38 @@
+"""Settings of the whole suite, made before JAX is imported: CPU, 8 simulated devices, no network, strict arithmetic."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["HF_HUB_OFFLINE"] = "1"
+_DEVICES = "--xla_force_host_platform_device_count=8"
+if _DEVICES not in (_flags := os.environ.get("XLA_FLAGS", "")):
+    os.environ["XLA_FLAGS"] = f"{_flags} {_DEVICES}".strip()
+
+import fsspec  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
+from etils import epath  # noqa: E402
+from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+class _Bucket(MemoryFileSystem):
+    """An object store as fsspec presents one: whole objects, no append, no folders."""
+
+    protocol = "s3"
+    store: dict = {}  # noqa: RUF012 (the base class keeps its objects so)
+    pseudo_dirs: list = [""]  # noqa: RUF012
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + str(path).removeprefix("s3://").strip("/")
+
+
+@pytest.fixture
+def bucket() -> epath.Path:
+    """An empty folder on an object store held in memory. One class for all tests: etils keeps the first it finds."""
+    _Bucket.store.clear()
+    fsspec.register_implementation("s3", _Bucket, clobber=True)
+    return epath.Path("s3://bucket/data")

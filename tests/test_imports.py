@@ -1,0 +1,89 @@
+"""Imports run one way: from the stages down to the records, never up, never in a circle; and light where it counts."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "g2d_jax"
+
+LEVELS = {
+    **dict.fromkeys(
+        ["records", "keys", "config", "canonical", "resolve", "mesh", "storage", "tables", "tracking", "console"], 0
+    ),
+    **dict.fromkeys(["models", "data", "losses", "rewards", "stats"], 1),
+    **dict.fromkeys(["rollout", "training"], 2),
+    **dict.fromkeys(["stages"], 3),
+    **dict.fromkeys(["pipeline", "report", "policies", "dryrun", "cli", "__main__"], 4),
+}
+SIDEWAYS = {("data", "g2d_jax.rewards.extract")}
+"""What one part of level 1 may import of another: data takes the final answer of a solution."""
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "configs"}
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of the package that a file imports anywhere in it, inside functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}, line {node.lineno}: write the import with its full name"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else str(node.module) for name in names}
+    return {name for name in found if name == "g2d_jax" or name.startswith("g2d_jax.")}
+
+
+IMPORTS = {name: imports(path) for name, path in MODULES.items()}
+
+
+def part(module: str) -> str:
+    """The room a module is in: "g2d_jax.data.fields" is in data. The package itself is in "" and below all."""
+    return [*module.split("."), ""][1]
+
+
+def test_every_part_has_a_level():
+    assert {part(name) for name in MODULES} - {""} <= LEVELS.keys()
+    assert {name for found in IMPORTS.values() for name in found} <= MODULES.keys()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_never_go_up(module):
+    level = {"": -1, **LEVELS}
+    upward = {other for other in IMPORTS[module] if level[part(other)] > level[part(module)]}
+    assert not upward
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if LEVELS.get(part(name)) == 1])
+def test_parts_of_level_1_stand_alone(module):
+    sideways = {
+        (part(module), other)
+        for other in IMPORTS[module]
+        if LEVELS.get(part(other)) == 1 and part(other) != part(module)
+    }
+    assert sideways <= SIDEWAYS
+
+
+def test_no_circles():
+    graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError with the circle
+    rooms: dict[str, set[str]] = {}
+    for module, found in IMPORTS.items():
+        rooms.setdefault(part(module), set()).update({part(other) for other in found} - {part(module)})
+    graphlib.TopologicalSorter(rooms).prepare()
+
+
+@pytest.mark.parametrize("module", ["g2d_jax", "g2d_jax.rewards.worker", "g2d_jax.resolve"])
+def test_jax_is_not_imported(module):
+    code = f"import sys, {module}; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent, timeout=60)

@@ -1,0 +1,354 @@
+"""Finding configs, choices, overrides, checks of names and types, and what counts as the same config."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from g2d_jax import canonical, config, resolve, storage
+
+ROOT = Path(__file__).resolve().parents[1]
+
+FILE = """
+from g2d_jax import config as schema
+from g2d_jax.resolve import choices
+
+def get_config(arg=""):
+    chosen = choices(arg, preset=("full", "smoke"), seed=0, rate=0.5, fast=False, tag="x")
+    config = schema.base()
+    config.seed = chosen.seed
+    config.stages.sft = schema.sft(steps=10 if chosen.preset == "smoke" else 2000)
+    config.stages.warmup = schema.online(keep=(0, 10), epsilon_high=0.3)
+    config.stages.evaluate = schema.evaluate()
+    {line}
+    return config
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(line): the path of a config file with that line in get_config."""
+
+    def to_file(line: str = "pass") -> str:
+        path = tmp_path / "mine.py"
+        path.write_text(FILE.replace("{line}", line))
+        return str(path)
+
+    return to_file
+
+
+# Finding
+
+
+def test_a_file_with_its_choices(write):
+    made = resolve.resolve(f"{write()}:preset=smoke,seed=3")
+    assert (made.stages.sft.steps, made.seed) == (10, 3)
+    assert made.is_locked
+    assert resolve.resolve(write()).stages.sft.steps == 2000
+
+
+def test_an_edited_file_is_read_again_and_leaves_nothing_beside_it(write, tmp_path):
+    assert resolve.resolve(write("config.seed = 1")).seed == 1
+    assert resolve.resolve(write("config.seed = 2")).seed == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ValueError, match=r"no config file .*none\.py; shipped configs are "):
+        resolve.resolve(str(tmp_path / "none.py"))
+
+
+def test_shipped_configs_are_found_by_name():
+    known = resolve.shipped()
+    assert set(known) == {
+        path.relative_to(ROOT / "configs").with_suffix("").as_posix()
+        for path in (ROOT / "configs").rglob("*.py")
+        if not path.name.startswith("_")
+    }
+    for name, path in known.items():
+        assert resolve.locate(f"{name}:a=1,b=2:3") == (path, "a=1,b=2:3")
+
+
+@pytest.mark.parametrize("name", list(resolve.shipped()))
+def test_shipped_configs_are_valid_and_survive_json(name):
+    made = resolve.resolve(name)
+    assert made.stages
+    assert resolve.from_dict(json.loads(json.dumps(resolve.to_dict(made)))) == made
+
+
+def test_an_unknown_name_lists_the_shipped_ones():
+    with pytest.raises(ValueError, match=r"unknown config 'demoo', did you mean demo\?; shipped configs are .*demo"):
+        resolve.resolve("demoo:preset=smoke")
+    with pytest.raises(
+        ValueError, match=r"unknown config 'my_file'; a config file's name ends in \.py; shipped configs are"
+    ):
+        resolve.resolve("my_file")
+
+
+def test_the_installed_folder_comes_first(tmp_path):
+    """An installed package carries configs/ inside it, and a folder beside it is not its own."""
+    package = tmp_path / "site-packages" / "g2d_jax"
+    (package / "configs").mkdir(parents=True)
+    (package.parent / "configs").mkdir()
+    (package / "configs" / "inside.py").write_text("")
+    (package / "configs" / "_helper.py").write_text("")
+    (package.parent / "configs" / "beside.py").write_text("")
+    for source in (ROOT / "g2d_jax").glob("*.py"):
+        (package / source.name).write_bytes(source.read_bytes())
+    code = "from g2d_jax import resolve; print(*resolve.shipped())"
+    environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["inside"], done.stderr
+
+
+# Choices
+
+
+def test_choices_have_the_types_of_their_defaults():
+    chosen = resolve.choices(" rate=2, fast=yes,tag=a=b ", preset=("full", "smoke"), rate=0.5, fast=False, tag="x", n=7)
+    assert vars(chosen) == {"preset": "full", "rate": 2.0, "fast": True, "tag": "a=b", "n": 7}
+    assert type(chosen.rate) is float
+
+
+@pytest.mark.parametrize(
+    ("arg", "message"),
+    [
+        ("sed=3", r"line 6: unknown choice 'sed', did you mean seed\?; there are preset, seed, rate, fast, tag"),
+        ("preset=smok", r"choice 'preset' cannot be 'smok', did you mean smoke\?; there are full, smoke"),
+        ("seed=x", r"choice 'seed' must be an integer \(int\), got 'x'"),
+        ("smoke", r"choice 'smoke' has no value: write key=value"),
+    ],
+)
+def test_wrong_choices(write, arg, message):
+    with pytest.raises(ValueError, match=message):
+        resolve.resolve(f"{write()}:{arg}")
+
+
+# What a file may say
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("config.sede = 1", r"mine\.py: unknown field 'sede', did you mean seed\?"),
+        ("config.data.trian = 1", r"unknown field 'data\.trian', did you mean data\.train\?"),
+        ("config.stages.sft.stepz = 1", r'line 12: unknown field "stepz"\. Did you mean "steps"'),
+        ("config.stages.sft = schema.sft(stepz=1)", r'line 12: unknown field "stepz"\. Did you mean "steps"'),
+        ("config.sede", r"line 12: .*Did you mean \"seed\""),
+        ("config.seed = 'one'", r"line 12: Could not override field 'seed'"),
+        ("config.seed = True", r"seed must be an integer \(int\), got True"),
+        (
+            "config.stages.x = {'kind': 'onlin'}",
+            r"stages\.x\.kind must be one of sft, .*, got 'onlin', did you mean online",
+        ),
+        ("config.stages.x = {'kind': []}", r"stages\.x\.kind must be one of sft, .*, got \[\]"),
+        ("config.stages['a/b'] = schema.sft()", r"stages\.a/b: a stage's name is made of letters"),
+        ("config.stages.x = {'kind': 'sft', 'data': 3}", r"stages\.x\.data is a section, got 3; its fields are "),
+        (
+            "config.stages.x = {'kind': 'evaluate', 'pass_at': (1, 'two')}",
+            r"stages\.x\.pass_at\[1\] must be an integer",
+        ),
+        ("return 3", r"get_config must return a ConfigDict, got int"),
+        ("(", r"mine\.py, line 12: '\(' was never closed"),
+    ],
+)
+def test_mistakes_in_a_file_are_named(write, line, message):
+    with pytest.raises(ValueError, match=message):
+        resolve.resolve(write(line))
+
+
+def test_a_file_without_get_config(tmp_path):
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(ValueError, match="a config file defines get_config"):
+        resolve.resolve(str(tmp_path / "empty.py"))
+
+
+def test_errors_of_the_files_own_code_keep_their_kind(write):
+    with pytest.raises(ZeroDivisionError):
+        resolve.resolve(write("1 / 0"))
+
+
+def test_sections_shared_in_a_file_are_separate_afterwards(write):
+    line = "config.stages.warmup.sampling = config.stages.evaluate.sampling"
+    made = resolve.resolve(write(line), ["stages.warmup.sampling.top_k=5"])
+    assert (made.stages.warmup.sampling.top_k, made.stages.evaluate.sampling.top_k) == (5, 0)
+
+
+def test_fields_of_a_source_may_have_any_name(write):
+    made = resolve.resolve(
+        write("config.data.train = schema.source('x.jsonl', problem='q')"), ["data.dev.fields.answer=a"]
+    )
+    assert made.data.train.fields.problem == "q"
+    assert made.data.dev.fields.answer == "a"
+    assert made.data.train.limit is None
+    with pytest.raises(ValueError, match=r"data\.train\.fields\.problem must be text"):
+        resolve.resolve(write("config.data.train.fields.problem = 3"))
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("config.stages.warmup.steps=40", 40),
+        ("stages.warmup.steps = 40 ", 40),
+        ("stages.warmup.beta=1", 1.0),
+        ("stages.warmup.optimizer.learning_rate=1e-6", 1e-6),
+        ("stages.warmup.keep=(0,10,20)", (0, 10, 20)),
+        ("stages.warmup.keep=0, 10, 20", (0, 10, 20)),
+        ("stages.warmup.keep=[5]", (5,)),
+        ("stages.warmup.keep=7,", (7,)),
+        ("stages.warmup.keep=", ()),
+        ("stages.warmup.keep=()", ()),
+        ("stages.evaluate.policies=sft,warmup@10", ("sft", "warmup@10")),
+        ("stages.warmup.epsilon_high=none", None),
+        ("stages.warmup.epsilon_high=1", 1.0),
+        ("data.train.limit=7", 7),
+        ("data.train.limit=None", None),
+        ("tokenizer.enable_thinking=no", False),
+        ("logging.tensorboard=False", False),
+        ("stages.evaluate.greedy=yes", True),
+        ("tokenizer.prompt_template={problem} = ?", "{problem} = ?"),
+        ("tokenizer.prompt_template=__import__('os')", "__import__('os')"),
+        ("tokenizer.prompt_template=none", "none"),
+        ("tokenizer.system=", ""),
+        ("mesh.fsdp=-1", -1),
+    ],
+)
+def test_overrides_are_typed_by_their_field(write, override, value):
+    made = resolve.resolve(write(), [override])
+    path = override.partition("=")[0].strip().removeprefix("config.")
+    assert made[path] == value
+    assert type(made[path]) is type(value)
+
+
+def test_a_list_without_items_takes_numbers(write):
+    line = "config.stages.again = schema.online()"
+    assert resolve.resolve(write(line), ["stages.again.keep=0,10"]).stages.again.keep == (0, 10)
+    with pytest.raises(ValueError, match=r"stages\.again\.keep: an item must be a number.*got .__import__"):
+        resolve.resolve(write(line), ["stages.again.keep=__import__('os')"])
+
+
+def test_the_last_override_wins(write):
+    assert resolve.resolve(write(), ["seed=1", "config.seed=2"]).seed == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stages.warmup.stepz=1", r"unknown field 'stages\.warmup\.stepz', did you mean stages\.warmup\.steps\?"),
+        ("stages.wramup.steps=1", r"unknown field 'stages\.wramup\.steps', did you mean stages\.warmup\.steps\?"),
+        ("warmup.steps=1", r"unknown field 'warmup\.steps', did you mean stages\.warmup\.steps\?"),
+        ("steps=1", r"unknown field 'steps', did you mean stages\.sft\.steps or stages\.warmup\.steps\?"),
+        ("seed.x=1", r"unknown field 'seed\.x', did you mean seed\?"),
+        ("nonsense=1", r"unknown field 'nonsense'; there are checkpoint, compute, data, "),
+        ("stages.warmup.steps=1.5", r"stages\.warmup\.steps must be an integer \(int\), got '1\.5'"),
+        ("stages.warmup.steps=true", r"stages\.warmup\.steps must be an integer \(int\), got 'true'"),
+        ("stages.warmup.beta=high", r"stages\.warmup\.beta must be a number \(float\), got 'high'"),
+        ("stages.warmup.keep=0,x", r"stages\.warmup\.keep must be an integer \(int\), got 'x'"),
+        ("logging.tensorboard=1", r"logging\.tensorboard must be true or false \(bool\), got '1'"),
+        ("data.train.limit=all", r"data\.train\.limit must be an integer \(int\) or none, got 'all'"),
+        ("stages.warmup=1", r"stages\.warmup is a section; set one of its fields: beta, "),
+        ("stages.warmup.kind=sft", r"stages\.warmup\.kind decides which fields the stage has"),
+        ("seed", r"override 'seed' has no value: write seed=value"),
+        ("", r"has no value"),
+        ("=1", r"unknown field ''"),
+    ],
+)
+def test_wrong_overrides_are_named(write, override, message):
+    with pytest.raises(ValueError, match=message):
+        resolve.resolve(write(), [override])
+
+
+@given(path=st.text(max_size=20), text=st.text(max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_no_override_fails_otherwise(path, text):
+    made = canonical.from_dict({"stages": {"warmup": {"kind": "online"}}})
+    try:
+        resolve._override(made, f"{path}={text}")
+    except ValueError:
+        return
+    assert resolve.from_dict(resolve.to_dict(made)) == made
+
+
+# Dictionaries, identity, differences
+
+
+def test_a_config_survives_json(write):
+    overrides = [
+        "stages.warmup.keep=0,10,20",
+        "stages.warmup.epsilon_high=none",
+        "data.train.limit=5",
+        "reward.cpu_seconds=inf",
+    ]
+    made = resolve.resolve(write("config.data.train.fields.problem = 'q'"), overrides)
+    values = json.loads(json.dumps(resolve.to_dict(made), allow_nan=False))
+    again = resolve.from_dict(values)
+    assert again == made
+    assert again.stages.warmup.keep == (0, 10, 20)
+    assert math.isinf(again.reward.cpu_seconds)
+    with pytest.raises(AttributeError):
+        again.stages.warmup.stepz = 1
+    again.stages.warmup.epsilon_high = 0.2  # an unset field still knows its type
+    with pytest.raises(TypeError):
+        again.stages.warmup.epsilon_high = "high"
+
+
+def test_fields_not_named_have_their_defaults():
+    made = resolve.from_dict({"seed": 3, "stages": {"warmup": {"kind": "online", "steps": 5}}})
+    assert (made.seed, made.data.max_prompt_length) == (3, config.base().data.max_prompt_length)
+    assert (made.stages.warmup.steps, made.stages.warmup.num_generations) == (5, config.online().num_generations)
+
+
+def test_identity_leaves_out_what_may_change(write):
+    made = resolve.resolve(write())
+    runtime = [
+        "mesh.data=2",
+        "compute.slots=8",
+        "logging.samples=1",
+        "checkpoint.every=1",
+        "reward.workers=9",
+        "name=other",
+    ]
+    moved = resolve.resolve(write(), runtime)
+    assert resolve.identity(moved) == resolve.identity(made)
+    assert resolve.differences(made, moved) == []
+    assert "workers" not in resolve.identity(made)["reward"]
+    assert resolve.identity(made)["reward"]["function"] == "verify"
+    assert not {"mesh", "compute", "logging", "checkpoint", "name"} & resolve.identity(made).keys()
+
+
+def test_identity_is_the_same_from_the_file_on_disk(write, tmp_path):
+    made = resolve.resolve(write())
+    storage.write_json(tmp_path / "config.json", resolve.to_dict(made))
+    stored = storage.read_json(tmp_path / "config.json")
+    assert storage.fingerprint(resolve.identity(stored)) == storage.fingerprint(resolve.identity(made))
+    assert resolve.differences(stored, made) == []
+    assert resolve.differences(resolve.identity(made), made) == []
+
+
+def test_differences_are_lines_of_fields(write):
+    old = resolve.resolve(write("config.stages.old = schema.sft()"))
+    new = resolve.resolve(
+        write("config.data.train.fields.problem = 'q'"),
+        ["stages.warmup.steps=40", "stages.warmup.epsilon_high=none", "stages.warmup.keep=0", "mesh.data=4"],
+    )
+    lines = resolve.differences(old, new)
+    assert lines[:1] + lines[2:] == [
+        "data.train.fields.problem: (absent) -> 'q'",
+        "stages.warmup.epsilon_high: 0.3 -> none",
+        "stages.warmup.keep: [0, 10] -> [0]",
+        "stages.warmup.steps: 20 -> 40",
+    ]
+    assert lines[1].startswith("stages.old: {batch_size, ") and lines[1].endswith("} -> (absent)")

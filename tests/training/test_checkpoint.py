@@ -1,0 +1,275 @@
+"""Checkpoints: what is saved comes back bit for bit, on any mesh; what is half written or damaged is never used."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from g2d_jax import mesh as meshes
+from g2d_jax.models import decoder
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint, checksums, placed
+from g2d_jax.training.optimizer import make_optimizer, opt_state_shardings
+
+CONFIG = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True, qkv_bias=True)
+OPTIMIZER, _ = make_optimizer(0.1, total_steps=10, weight_decay=0.1)
+HOST = {"step": 3, "rate": 0.1, "data": {"position": 17}, "names": ["a", "b"], "none": None, "worst": math.inf}
+
+
+def abstract(devices: int, config: ModelConfig = CONFIG) -> dict[str, Any]:
+    """What restore takes, for a mesh of so many devices."""
+    mesh = meshes.make_mesh(data=1, fsdp=-1, tensor=2 if devices > 1 else 1, devices=jax.devices()[:devices])
+    shapes, where = decoder.abstract(config), decoder.shardings(config, mesh)
+    return {
+        "params": placed(shapes, where),
+        "opt_state": placed(
+            jax.eval_shape(OPTIMIZER.init, shapes), opt_state_shardings(OPTIMIZER, shapes, where, mesh)
+        ),
+    }
+
+
+def make_state(devices: int = 1) -> dict[str, Any]:
+    """A state of random bits in the right shapes, on so many devices; no two arrays are alike."""
+    random = np.random.default_rng(0)
+
+    def fill(x: jax.ShapeDtypeStruct) -> jax.Array:
+        return meshes.put(np.asarray(random.normal(size=x.shape) * 100).astype(x.dtype), x.sharding)
+
+    return jax.tree.map(fill, abstract(devices))
+
+
+def assert_same(left: Any, right: Any) -> None:
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.parametrize("devices", [1, 4, 8])
+def test_round_trip_onto_other_device_counts(tmp_path: Path, devices: int):
+    saved_on = min(8, jax.device_count())
+    if devices > saved_on:
+        pytest.skip(f"needs {devices} devices")
+    state = make_state(saved_on)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, state, HOST)
+    like = abstract(devices)
+    restored, host = Checkpoints(tmp_path).restore(3, like)
+    assert_same(restored, state)
+    assert host == HOST and type(host["step"]) is int
+    assert isinstance(restored["params"], decoder.Decoder) and isinstance(restored["opt_state"][1].mu, decoder.Decoder)
+    for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(like), strict=True):
+        assert a.sharding == b.sharding
+
+
+def test_restored_state_trains_on(tmp_path: Path):
+    state = make_state()
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+        restored, _ = checkpoints.restore(1, abstract(1))
+    step = jax.jit(lambda s: OPTIMIZER.update(s["params"], s["opt_state"], s["params"]))
+    assert_same(step(restored), step(state))
+
+
+def test_params_alone_do_not_read_the_optimizer(tmp_path: Path):
+    state = make_state()
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, {})
+    for file in (tmp_path / "1" / "opt_state").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    params = Checkpoints(tmp_path).restore_params(1, abstract(1)["params"])
+    assert_same(params, state["params"])
+
+
+def test_the_caller_may_donate_at_once(tmp_path: Path):
+    update = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0.5 + 7.0, tree), donate_argnums=0)
+    tree = {"w": jax.random.normal(jax.random.key(0), (1024, 1024))}
+    expected = np.array(tree["w"])
+    like = {"params": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"params": tree}, {})
+        update(tree)["w"].block_until_ready()
+        if not tree["w"].is_deleted():  # on CPU Orbax reads the buffer itself, and JAX then copies instead of donating
+            tree["w"].delete()
+        jax.block_until_ready([jnp.full((1024, 1024), float(i)) for i in range(8)])  # reuse memory that was freed
+        checkpoints.wait()
+        restored, _ = checkpoints.restore(1, like)
+    assert np.array_equal(restored["params"]["w"], expected)
+
+
+def test_retention_keeps_the_newest_and_the_pinned(tmp_path: Path):
+    tree = {"params": {"w": jnp.arange(3.0)}}
+    with Checkpoints(tmp_path, keep=2, pinned=(0, 4)) as checkpoints:
+        assert checkpoints.latest() is None and checkpoints.steps() == []
+        seen = []
+        for step in (0, 2, 4, 6, 8):
+            checkpoints.save(step, tree, {})
+            checkpoints.wait()
+            seen.append(checkpoints.steps())
+    assert seen == [[0], [0, 2], [0, 2, 4], [0, 4, 6], [0, 4, 6, 8]]
+    with Checkpoints(tmp_path, keep=1, pinned=(0, 4)) as checkpoints:  # another process, another setting
+        checkpoints.save(10, tree, {})
+    assert checkpoints.steps() == [0, 4, 10] and checkpoints.latest() == 10
+
+
+def test_a_failed_save_raises_and_deletes_nothing(tmp_path: Path):
+    tree = {"params": {"w": jnp.arange(3.0)}}
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, tree, {})
+    with pytest.raises(ValueError, match="step 1 already exists"):
+        checkpoints.save(1, tree, {})
+    checkpoints.close()
+    assert checkpoints.steps() == [1]
+
+
+def test_reading_an_unknown_folder_makes_no_file(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path / "none")
+    assert checkpoints.latest() is None
+    with pytest.raises(FileNotFoundError, match="no checkpoint of step 5"):
+        checkpoints.restore(5, {})
+    checkpoints.close()
+    assert not (tmp_path / "none").exists()
+
+
+def test_mismatches_name_the_parameter_and_both_shapes(tmp_path: Path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state(), {})
+    wider = ModelConfig("qwen2", 40, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True, qkv_bias=True)
+    with pytest.raises(ValueError, match=r"params.embed is float32\[32, 16\] in checkpoint .*1, .* float32\[40, 16\]"):
+        checkpoints.restore_params(1, abstract(1, wider)["params"])
+    unbiased = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True)
+    with pytest.raises(ValueError, match=r"params.blocks.k_bias is in \S+/1 but not in the model"):
+        checkpoints.restore_params(1, abstract(1, unbiased)["params"])
+    half = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=x.sharding), abstract(1)["params"]
+    )
+    with pytest.raises(ValueError, match=r"float32\[.* bfloat16\["):
+        checkpoints.restore_params(1, half)
+    with pytest.raises(ValueError, match="does not say where it goes"):
+        checkpoints.restore_params(1, decoder.abstract(CONFIG))
+    with pytest.raises(ValueError, match="has no 'reference'"):
+        checkpoints.restore(1, {"reference": abstract(1)["params"]})
+
+
+def test_names_and_host_are_checked_before_writing(tmp_path: Path):
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(ValueError, match="cannot be called 'host'"):
+            checkpoints.save(1, {"host": {"w": jnp.zeros(1)}}, {})
+        with pytest.raises(TypeError, match="as JSON"):
+            checkpoints.save(1, {"params": {"w": jnp.zeros(1)}}, {"x": object()})
+    assert checkpoints.steps() == []
+    with pytest.raises(ValueError, match="keep must be at least 1"):
+        Checkpoints(tmp_path, keep=0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax drops its own read errors
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+@pytest.mark.parametrize("name", ["params", "host"])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, name: str, damage: str):
+    tree = {"params": {"w": jax.random.normal(jax.random.key(0), (64, 64))}}
+    like = {"params": {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=tree["params"]["w"].sharding)}}
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, tree, {"position": 5, "note": "x" * 200})
+    file = max((f for f in (tmp_path / "2" / name).rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
+    data = bytearray(file.read_bytes())
+    if damage == "remove":
+        file.unlink()
+    else:
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data if damage == "flip" else data[: len(data) // 2])
+    with pytest.raises(DamagedCheckpoint, match=r"checkpoint \S+/2 is damaged: .*to continue from step 1"):
+        checkpoints.restore(2, like)
+    assert_same(checkpoints.restore(1, like)[0], tree)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([np.float32, np.int32, np.uint8, np.bool_, jnp.bfloat16]),
+    st.integers(0, 11),
+    st.binary(min_size=48, max_size=48),
+)
+def test_a_checksum_sees_any_change_of_one_element(dtype: Any, at: int, content: bytes):
+    dtype = np.dtype(dtype)
+    raw = np.frombuffer(content, np.uint8)[: 12 * dtype.itemsize].reshape(12, dtype.itemsize).copy()
+    if dtype == np.bool_:
+        raw &= 1
+    changed = raw.copy()
+    changed[at, -1] ^= 1
+    before, after = (checksums({"x": jnp.asarray(x.reshape(-1).view(dtype).reshape(3, 4))}) for x in (raw, changed))
+    assert before != after
+
+
+def test_checksums_by_hand_and_on_a_mesh():
+    x = np.array([[1, 2], [3, 4]], np.int32)
+    assert checksums({"x": jnp.asarray(x), "s": jnp.float32(1.0)}) == {"x": 1 + 6 + 15 + 28, "s": 0x3F800000}
+    big = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)
+    mesh = meshes.make_mesh()
+    assert checksums({"x": jnp.asarray(big)}) == checksums({"x": meshes.put_rows(mesh, big)})
+
+
+WRITER = """
+import os
+import signal
+import sys
+import time
+import jax
+from g2d_jax.training.checkpoint import Checkpoints
+
+def tree(step):
+    return {"params": {"w": jax.random.normal(jax.random.key(step), (2048, 4096))}}
+
+checkpoints = Checkpoints(sys.argv[1])
+checkpoints.save(1, tree(1), {"step": 1})
+checkpoints.wait()
+checkpoints.save(2, tree(2), {"step": 2})
+time.sleep(float(sys.argv[2]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def kill_while_saving(folder: Path, delay: float) -> None:
+    """A process saves step 1, begins to save step 2, and is killed so many seconds later."""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "XLA_FLAGS": ""}
+    child = subprocess.run([sys.executable, "-c", WRITER, str(folder), str(delay)], env=environment, timeout=60)
+    assert child.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.15])
+def test_kill_in_the_middle_of_a_save(tmp_path: Path, delay: float):
+    kill_while_saving(tmp_path, delay)
+    like = {"params": {"w": jax.ShapeDtypeStruct((2048, 4096), jnp.float32, sharding=meshes.replicated(one_device()))}}
+    expected = {step: {"params": {"w": jax.random.normal(jax.random.key(step), (2048, 4096))}} for step in (1, 2)}
+    half_written = [path.name for path in tmp_path.iterdir() if path.name not in ("1", "2")]
+    checkpoints = Checkpoints(tmp_path)
+    latest = checkpoints.latest()
+    assert latest == (1 if half_written else 2)
+    assert half_written or delay > 0.0
+    restored, host = checkpoints.restore(latest, like)
+    assert_same(restored, expected[latest])
+    assert host == {"step": latest}
+    with checkpoints:  # the rerun goes on, and sweeps up
+        checkpoints.save(latest + 1, expected[2], {"step": 2})
+    assert checkpoints.steps() == [latest, latest + 1]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        str(step) for step in checkpoints.steps()
+    ]
+    assert_same(checkpoints.restore(latest + 1, like)[0], expected[2])
+
+
+def one_device() -> jax.sharding.Mesh:
+    return meshes.make_mesh(devices=jax.devices()[:1])
