@@ -12,9 +12,7 @@ from g2d_jax.resolve import choices
 
 def get_config(arg: str = "") -> ConfigDict:
     """The embedded default. arg: preset=full|smoke, seed=N, K=N (steps of warm-up)."""
-    chosen = choices(arg, preset="full", seed=0, K=20)
-    if chosen.preset not in ("full", "smoke"):
-        raise ValueError(f"preset is full or smoke, got {chosen.preset!r}")
+    chosen = choices(arg, preset=("full", "smoke"), seed=0, K=20)
     config = settings.base()
     config.name = "demo"
     config.seed = chosen.seed
@@ -52,13 +50,14 @@ def _shrink(config: ConfigDict) -> None:
     config.data.test.limit = 64
     config.data.dev.limit = 32
     config.stages.sft.data.limit = 4000
-    config.stages.sft.steps = 300
+    config.stages.sft.steps = 200
     config.stages.warmup.steps = 3
     config.stages.warmup.keep = (0,)
     config.stages.warmup.prompts_per_step = 8
     config.stages.collect.prompts = 64
     config.stages.collect.part = 32
-    config.stages.dpo.batch_size = 16
+    config.stages.dpo.batch_size = 4
+    config.stages.dpo.optimizer.warmup_steps = 1
     config.stages.evaluate.num_generations = 2
     config.stages.evaluate.pass_at = (1, 2)
     config.checkpoint.every = 100

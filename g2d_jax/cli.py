@@ -49,7 +49,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", required=True, help="a shipped config (demo), or a file; NAME:key=value,… for choices")
+    parser.add_argument(
+        "--config", required=True, help="a shipped config (demo), or a file; NAME:key=value,… for choices"
+    )
     parser.add_argument("--workdir", help="where results go; chosen and printed if left out")
     parser.add_argument("--until", help="stop after this stage")
     parser.add_argument("--dry-run", action="store_true", help="show settings, stages, disk need and the first batch")
@@ -146,7 +148,9 @@ def _status(arguments: argparse.Namespace, _: list[str]) -> None:
         manifest = storage.finished(folder)
         total = config.stages[name].get("steps", "")
         state = "done" if manifest else f"at step {steps[name]}" if name in steps else "waiting"
-        rows.append([name, config.stages[name].kind, state, str(total), f"{manifest['seconds']:.0f}" if manifest else ""])
+        rows.append(
+            [name, config.stages[name].kind, state, str(total), f"{manifest['seconds']:.0f}" if manifest else ""]
+        )
     Screen().table(str(workdir), ["stage", "kind", "state", "steps", "seconds"], rows)
 
 

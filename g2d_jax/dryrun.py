@@ -61,7 +61,9 @@ def _show_batch(context: Context, order: pipeline.Plan) -> None:
     if not first:
         for problem in context.problems["train"][:2]:
             tracker_text = tokenizer.render(problem)
-            context.tracker.say(f"prompt {problem.id}: {tracker_text!r}\nids: {tokenizer.encode_prompt(problem).tolist()}")
+            context.tracker.say(
+                f"prompt {problem.id}: {tracker_text!r}\nids: {tokenizer.encode_prompt(problem).tolist()}"
+            )
         return
     stage = context.config.stages[first[0]]
     examples, _ = sft.examples(context, stage)

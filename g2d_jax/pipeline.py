@@ -117,7 +117,7 @@ def run(
     order = plan(config)
     if until is not None and until not in order.order:
         raise ValueError(f"there is no stage {until!r}; the stages are {', '.join(order.order)}")
-    folder = epath.Path(workdir)
+    folder = absolute(workdir)
     claim(config, folder)
     with Tracker(folder, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
         context = Context(config, folder, tracker, order.folders(folder), reward, objective)
@@ -143,7 +143,9 @@ def run_stage(context: Context, name: str, order: Plan) -> dict[str, Any]:
         return done
     started = time.time()
     fields = STAGES[stage.kind](context, name, stage)
-    inputs = {needed: (storage.finished(context.folders[needed]) or {}).get("fingerprint") for needed in order.inputs[name]}
+    inputs = {
+        needed: (storage.finished(context.folders[needed]) or {}).get("fingerprint") for needed in order.inputs[name]
+    }
     identity = [context.fingerprint(), stage.to_dict(), inputs]
     manifest = {
         "kind": stage.kind,
@@ -157,6 +159,11 @@ def run_stage(context: Context, name: str, order: Plan) -> dict[str, Any]:
     storage.finish(folder, manifest)
     context.tracker.say(f"{name}: done in {manifest['seconds']:.0f} s")
     return storage.finished(folder) or manifest
+
+
+def absolute(workdir: storage.PathLike) -> epath.Path:
+    """A local path made absolute, as Orbax wants it; an object store's as it is."""
+    return epath.Path(workdir).expanduser().resolve() if storage.is_local(workdir) else epath.Path(workdir)
 
 
 def claim(config: ConfigDict, workdir: epath.Path) -> None:

@@ -34,7 +34,7 @@ def read_config(workdir: epath.Path) -> ConfigDict:
 @contextmanager
 def opened(workdir: storage.PathLike, config: ConfigDict | None = None) -> Iterator[Context]:
     """A run's context for looking at it: logs nothing to TensorBoard or W&B."""
-    folder = epath.Path(workdir)
+    folder = pipeline.absolute(workdir)
     config = config or read_config(folder)
     with Tracker(folder, tensorboard=False) as tracker:
         context = Context(config, folder, tracker, pipeline.plan(config).folders(folder))
@@ -52,15 +52,13 @@ def last_policy(config: ConfigDict) -> str:
     return trained[-1]
 
 
-def evaluate(
-    workdir: storage.PathLike, policy: str, *, problems: str | None = None, **sampling: Any
-) -> dict[str, Any]:
+def evaluate(workdir: storage.PathLike, policy: str, *, problems: str | None = None, **sampling: Any) -> dict[str, Any]:
     """Evaluate one policy as the run's evaluate stage does, on other problems or with other sampling settings.
 
     sampling: num_generations, temperature, top_p, max_new_tokens; None keeps the stage's. Results and completions go to
     WORKDIR/evaluations/NAME, named by what was asked, and are reused when asked again. Returns the manifest.
     """
-    folder = epath.Path(workdir)
+    folder = pipeline.absolute(workdir)
     config = read_config(folder)
     stages = [stage for stage in config.stages.values() if stage.kind == "evaluate"]
     if not stages:

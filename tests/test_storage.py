@@ -10,11 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 from etils import epath
-from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,25 +20,11 @@ from g2d_jax import storage
 from g2d_jax.records import SamplingParams, Verdict
 
 
-class Bucket(MemoryFileSystem):
-    """An object store as fsspec presents one: whole objects, no append, no folders."""
-
-    protocol = "s3"
-    store: dict = {}  # noqa: RUF012 (the base class keeps its objects so)
-    pseudo_dirs: list = [""]  # noqa: RUF012
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return "/" + str(path).removeprefix("s3://").strip("/")
-
-
 @pytest.fixture(params=["local", "object store"])
 def folder(request, tmp_path):
     if request.param == "local":
         return epath.Path(tmp_path) / "work"
-    Bucket.store.clear()
-    fsspec.register_implementation("s3", Bucket, clobber=True)
-    return epath.Path("s3://bucket/work")
+    return request.getfixturevalue("bucket") / "work"
 
 
 json_values = st.recursive(
@@ -177,18 +161,16 @@ def test_segments_are_bounded_and_ordered_by_number(folder):
     assert all(len(path.read_bytes()) <= 64 for path in folder.iterdir())
 
 
-def test_an_object_is_rewritten_at_a_bounded_rate():
-    Bucket.store.clear()
-    fsspec.register_implementation("s3", Bucket, clobber=True)
-    log = storage.Segments("s3://bucket/log", pause=3600.0)
+def test_an_object_is_rewritten_at_a_bounded_rate(bucket):
+    log = storage.Segments(bucket / "log", pause=3600.0)
     log.append({"i": 0})
     log.append({"i": 1})
-    assert storage.read_segments("s3://bucket/log") == [{"i": 0}]
+    assert storage.read_segments(bucket / "log") == [{"i": 0}]
     log.flush()
-    assert storage.read_segments("s3://bucket/log") == [{"i": 0}, {"i": 1}]
+    assert storage.read_segments(bucket / "log") == [{"i": 0}, {"i": 1}]
     log.append({"i": 2})
     log.close()
-    assert storage.read_segments("s3://bucket/log")[-1] == {"i": 2}
+    assert storage.read_segments(bucket / "log")[-1] == {"i": 2}
 
 
 def test_a_killed_process_loses_nothing_it_logged(tmp_path):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from g2d_jax.models.attention import MEMBERS
+from g2d_jax.records import MEMBERS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,10 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from g2d_jax.models.config import ModelConfig
-
-# A segment id is group * MEMBERS + member. Tokens of member 0 form the prefix that every member of the group may
-# read: the G responses to one prompt share one copy of it. Plain packing uses member 0 only. Group 0 is padding.
-MEMBERS = 1024
+from g2d_jax.records import MEMBERS
 
 QUERY_BLOCK = 512
 
@@ -66,12 +63,16 @@ def visible(query_ids: jax.Array, key_ids: jax.Array, offset: jax.Array | int = 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     """Softmax attention, float32 softmax. q [B, T, H, D], k and v [B, S, K, D], mask bool [B, T, S] -> [B, T, H, D]."""
     batch, queries, heads, dim = q.shape
-    kv_heads = k.shape[2]
-    grouped = q.reshape(batch, queries, kv_heads, heads // kv_heads, dim)
-    scores = jnp.einsum("btkrd,bskd->bkrts", grouped, k, preferred_element_type=jnp.float32) * dim**-0.5
+    kv_heads, repeats = k.shape[2], heads // k.shape[2]
+    # The R query heads of a key head become further queries: plain batched products, which a CPU needs to be quick.
+    q = q.reshape(batch, queries, kv_heads, repeats, dim).transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, dim)
+    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    scores = jnp.einsum("bkqd,bksd->bkqs", q, k, preferred_element_type=jnp.float32) * dim**-0.5
+    scores = scores.reshape(batch, kv_heads, repeats, queries, -1)
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("bkrts,bskd->btkrd", weights, v).reshape(q.shape)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype).reshape(batch, kv_heads, repeats * queries, -1)
+    mixed = jnp.einsum("bkqs,bksd->bkqd", weights, v).reshape(batch, kv_heads, repeats, queries, dim)
+    return mixed.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, dim)
 
 
 def attend_cached(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:

@@ -5,7 +5,8 @@ format.py     numbers as text
 summary.py    the result table, the sentence above it, compute per stage: plain text for terminal, Markdown and HTML
 markup.py     escaping (model text is hostile) and the parts of a page
 charts.py     SVG charts
-sections.py   results, compute, curves, pairs, settings        examples.py   completions side by side
+results.py    the result section        sections.py   compute, curves, pairs, settings
+examples.py   completions side by side
 html.py       the page
 """
 

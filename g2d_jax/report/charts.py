@@ -57,21 +57,23 @@ def line_chart(
 
     Returns "" if there is no finite value at all.
     """
-    finite = np.array([y for panel in panels for series in panel.series for y in series.y if math.isfinite(y)])
+    finite = np.array([y for panel in panels for series in panel.series for y in series.y if _drawable(y)])
     if not len(finite):
         return ""
     names = list(dict.fromkeys(series.name for panel in panels for series in panel.series))
     low, high = _range(float(finite.min()), float(finite.max()))
     body = [*_y_axis(low, high)]
-    width = (WIDTH - LEFT - RIGHT) / len(panels)
-    for i, panel in enumerate(panels):
-        left = LEFT + i * width
+    left = float(LEFT)
+    for i, (panel, width) in enumerate(zip(panels, _widths(panels), strict=True)):
         body += _panel_frame(panel.name if len(panels) > 1 else "", left, width, first=i == 0)
         body += _panel_lines(panel, names, left + 5, width - 10, low, high, x_ticks)
+        left += width
     total = sum(len(series.y) for panel in panels for series in panel.series)
     notes = [note] if note else []
-    if longest := max(len(series.y) for panel in panels for series in panel.series) // MAX_POINTS:
-        notes.append(f"Lines are means over about {longest + 1} steps, bands their smallest and largest value.")
+    longest = max(len(series.y) for panel in panels for series in panel.series)
+    if longest >= 2 * MAX_POINTS:
+        each = round(longest / MAX_POINTS)
+        notes.append(f"Lines are means over about {each} points, bands their smallest and largest value.")
     if missing := total - len(finite):
         notes.append(f"{missing} of {total} values are not finite and not drawn.")
     legend = [(name, f"s{i % COLOURS}") for i, name in enumerate(names)] if len(names) > 1 else []
@@ -83,12 +85,13 @@ def interval_chart(title: str, rows: Sequence[tuple[str, float, float]], *, note
 
     Returns "" if there is no finite value.
     """
-    known = [(label, value, 0.0 if math.isnan(error) else error) for label, value, error in rows if value == value]
+    known = [row for row in rows if math.isfinite(row[1])]
     if not known:
         return ""
-    low = max(0.0, min(value - 2 * error for _, value, error in known))
-    high = min(1.0, max(value + 2 * error for _, value, error in known))
-    low, high = _range(100 * low, 100 * high)
+    reach = [2 * error if math.isfinite(error) else 0.0 for _, _, error in known]
+    low = min(value - far for (_, value, _), far in zip(known, reach, strict=True))
+    high = max(value + far for (_, value, _), far in zip(known, reach, strict=True))
+    low, high = _range(100 * max(0.0, low), 100 * min(1.0, high))
     bottom = TOP + 40 * len(known)
     scale = _scale(low, high, LEFT - 34, WIDTH - RIGHT - 10)
     body = []
@@ -97,7 +100,7 @@ def interval_chart(title: str, rows: Sequence[tuple[str, float, float]], *, note
         body.append(f'<text x="{scale(tick):.1f}" y="{bottom + 15}" text-anchor="middle">{fmt.value(tick)}</text>')
     for i, (label, value, error) in enumerate(known):
         y, words = TOP + 40 * i + 16, f"{label}: {fmt.spread(value, error)} %"
-        start, end, middle = scale(100 * (value - 2 * error)), scale(100 * (value + 2 * error)), scale(100 * value)
+        start, end, middle = (scale(100 * (value + far)) for far in (-reach[i], reach[i], 0.0))
         body.append(f'<text class="strong" x="{LEFT - 34}" y="{y - 12}">{shown(words)}</text>')
         body.append(f'<line class="bar s{i % COLOURS}" x1="{start:.1f}" x2="{end:.1f}" y1="{y}" y2="{y}"/>')
         body.append(f'<circle class="dot s{i % COLOURS}" cx="{middle:.1f}" cy="{y}" r="5"/>')
@@ -172,6 +175,12 @@ def _swatch(css: str, filled: bool) -> str:
     return f'<svg class="swatch" viewBox="0 0 {10 if filled else 20} 10" aria-hidden="true">{shape}</svg>'
 
 
+def _widths(panels: Sequence[Panel]) -> list[float]:
+    """Equal, but for panels of single points, which need less."""
+    shares = [1.0 if max((len(series.x) for series in panel.series), default=0) > 1 else 0.4 for panel in panels]
+    return [(WIDTH - LEFT - RIGHT) * share / sum(shares) for share in shares]
+
+
 def _y_axis(low: float, high: float) -> Iterator[str]:
     scale = _scale(low, high, HEIGHT - BOTTOM, TOP)
     for tick in _ticks(low, high):
@@ -203,7 +212,7 @@ def _panel_lines(
         return
     first, last = min(steps), max(steps)
     across, up = _scale(first, last, left, left + width), _scale(low, high, HEIGHT - BOTTOM, TOP)
-    labels = x_ticks or {tick: fmt.value(tick) for tick in _ticks(first, last, max(2, int(width / 60)), whole=True)}
+    labels = x_ticks or {tick: fmt.value(tick) for tick in _ticks(first, last, max(3, int(width / 50)), whole=True)}
     for tick, label in labels.items():
         yield f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{shown(label)}</text>'
     for series in panel.series:
@@ -233,12 +242,17 @@ def _draw(series: Series, css: str, across: Callable[[float], float], up: Callab
 
 def _thin(series: Series) -> _Line:
     x, y = np.asarray(series.x, np.float64), np.asarray(series.y, np.float64)
-    y = np.where(np.isfinite(y), y, np.nan)
+    y = np.where([_drawable(one) for one in y], y, np.nan)
     if len(x) < 2 * MAX_POINTS:
         return _Line(x, y, None, None)
     parts = [(xs, ys[~np.isnan(ys)]) for xs, ys in zip(*(np.array_split(a, MAX_POINTS) for a in (x, y)), strict=True)]
     columns = [(xs.mean(), *((ys.mean(), ys.min(), ys.max()) if len(ys) else (np.nan,) * 3)) for xs, ys in parts]
     return _Line(*np.array(columns).T)
+
+
+def _drawable(value: float) -> bool:
+    """Finite, and small enough that the length of an axis is finite too."""
+    return abs(value) < 1e300
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
@@ -250,8 +264,11 @@ def _scale(low: float, high: float, start: float, end: float) -> Callable[[float
 
 def _range(low: float, high: float) -> tuple[float, float]:
     """An axis around the data: with zero if that is near, never of no length."""
-    if low == high:
-        return (low - 0.5, high + 0.5) if low else (0.0, 1.0)
+    size = max(abs(low), abs(high))
+    if size < 1e-290:
+        return 0.0, 1.0
+    if high - low <= 1e-9 * size:  # all but equal: no axis has digits for the difference
+        return low - size / 2, high + size / 2
     pad = 0.06 * (high - low)
     bottom = 0.0 if 0 <= low < 0.4 * high else low - pad
     top = 0.0 if 0 >= high > 0.4 * low else high + pad
@@ -259,15 +276,15 @@ def _range(low: float, high: float) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
-    """About `count` round numbers in [low, high]: 1, 2 or 5 times a power of ten apart. whole: at least 1 apart."""
+    """About `count` round numbers in [low, high]: 1, 2, 2.5 or 5 times a power of ten apart. whole: integers."""
     if high == low:
         return [low]
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+    step = next(m * power for m in ((1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)) if m * power >= raw * 0.999)
     step = max(step, 1.0) if whole else step
     start = math.ceil(low / step - 1e-9)
-    return [round(i * step, 12) + 0.0 for i in range(start, math.floor(high / step + 1e-9) + 1)]
+    return [float(f"{i * step:.12g}") for i in range(start, math.floor(high / step + 1e-9) + 1)]
 
 
 def _describe(panels: Sequence[Panel]) -> str:

@@ -10,11 +10,12 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, sections, summary
 from g2d_jax.report.charts import COLOURS
 from g2d_jax.report.examples import examples
+from g2d_jax.report.results import results
 from g2d_jax.report.run import Run, read_run
 from g2d_jax.report.style import STYLE
 from g2d_jax.storage import PathLike, write_bytes
 
-SECTIONS = (sections.results, sections.compute, sections.curves, sections.pairs, examples, sections.provenance)
+SECTIONS = (results, sections.compute, sections.curves, sections.pairs, examples, sections.provenance)
 """Functions of the run, in the order of the page; a section that has nothing to show is left out."""
 
 LINKS = {"results": "Result", "compute": "Compute", "curves": "Curves", "pairs": "Pairs", "examples": "Examples"}
@@ -29,7 +30,7 @@ def write_report(workdir: PathLike) -> str:
     """
     run = read_run(workdir)
     path = run.workdir / "report.html"
-    write_bytes(path, page(run).encode("utf-8", "backslashreplace"))
+    write_bytes(path, page(run).encode())
     return str(path)
 
 
@@ -54,11 +55,15 @@ def page(run: Run) -> str:
 def _header(run: Run) -> str:
     evaluations = run.evaluations
     latest = evaluations[-1].manifest if evaluations else None
-    return (
-        f"<header>{markup.paragraph(_line(run), 'eyebrow')}<h1>{markup.shown(run.name)}</h1>"
-        f"{markup.paragraph(summary.verdict(latest), 'verdict')}{_cards(latest)}"
-        f"{markup.paragraph(summary.state(run), 'warning')}</header>"
-    )
+    sentence = summary.verdict(latest).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")  # kept together
+    parts = [
+        markup.paragraph(_line(run), "eyebrow"),
+        f"<h1>{markup.shown(run.name)}</h1>",
+        markup.paragraph(sentence, "verdict"),
+        _cards(latest),
+        markup.paragraph(summary.state(run), "warning"),
+    ]
+    return f"<header>{''.join(parts)}</header>"
 
 
 def _line(run: Run) -> str:

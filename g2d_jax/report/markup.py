@@ -50,7 +50,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
         cells = "".join(f"<td{css}>{shown(cell)}</td>" for cell, css in zip(row[1:], classes[1:], strict=True))
         kind = ' class="total"' if total and i == len(rows) - 1 else ""
         body.append(f'<tr{kind}><th scope="row">{shown(row[0])}</th>{cells}</tr>')
-    inner = f"<caption>{shown(title)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+    inner = (
+        f"<caption><span>{shown(title)}</span></caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+    )
     label = shown(title, plain=True)
     return f'<div class="scroll" role="region" tabindex="0" aria-label="{label}"><table>{inner}</table></div>'
 

@@ -10,7 +10,7 @@ from typing import Any
 from etils import epath
 
 from g2d_jax.records import Preference, ScoredRollout
-from g2d_jax.storage import PathLike, finished, naming, read_json, read_segments
+from g2d_jax.storage import MANIFEST, PathLike, finished, naming, read_json, read_segments
 from g2d_jax.tables import read_preferences, read_rollouts
 from g2d_jax.tracking import read_metrics
 
@@ -32,7 +32,11 @@ class Stage:
 
     def rollouts(self, policy: str) -> list[ScoredRollout]:
         """The completions of a policy in an evaluate stage, [] if none are written; raises as `preferences`."""
-        return _read_parts(read_rollouts, self.folder / "rollouts" / f"{policy}.parquet")
+        return _read_parts(read_rollouts, self.folder / "rollouts" / f"{re.sub('[/:#]', '_', policy)}.parquet")
+
+    def provenance(self) -> Mapping[str, Any]:
+        """How the pairs of a collect stage came about, {} if they are not written."""
+        return _read_optional(self.folder / "preferences" / MANIFEST) or {}
 
     def problems(self) -> dict[str, Mapping[str, Any]]:
         """The problems of an evaluate stage by id, from its problems.json: [{"id", "prompt", "answer", "subset"}]."""
@@ -75,7 +79,7 @@ def read_run(workdir: PathLike) -> Run:
     root = epath.Path(workdir)
     with naming("list", root):
         found = sorted((int(m[1]), path.name, path) for path in root.iterdir() if (m := _STAGE.fullmatch(path.name)))
-    config = _settings(_read_optional(root / "config.json") or {})
+    config = (_read_optional(root / "config.json") or {}).get("config", {})
     if not config and not found:
         raise ValueError(f"{root} is not a work directory: it has neither config.json nor stage folders such as 01-sft")
     kinds = {name: str(stage.get("kind", "")) for name, stage in config.get("stages", {}).items()}
@@ -94,12 +98,6 @@ def read_run(workdir: PathLike) -> Run:
 def _stage(folder: epath.Path, name: str, kinds: Mapping[str, str]) -> Stage:
     manifest = finished(folder)
     return Stage(folder, name, str((manifest or {}).get("kind") or kinds.get(name, "")), manifest)
-
-
-def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings themselves where config.json wraps them together with their fingerprint."""
-    inner = config.get("config")
-    return inner if isinstance(inner, Mapping) else config
 
 
 def _read_optional(path: epath.Path) -> Any:

@@ -1,4 +1,4 @@
-"""The sections of a report: each takes the run and returns HTML, "" where there is nothing to show yet."""
+"""Sections of a report but result and examples: each takes the run and returns HTML, "" with nothing to show."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from g2d_jax.records import Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary
-from g2d_jax.report.charts import Panel, Series, bar_chart, interval_chart, line_chart
+from g2d_jax.report.charts import Panel, Series, bar_chart, line_chart
 from g2d_jax.report.run import Run, Stage
 from g2d_jax.storage import plain
-
-VERDICTS = {verdict.value.replace("_", " "): f"v-{verdict.value}" for verdict in Verdict}
-"""Verdicts as written, with their CSS classes."""
 
 CURVES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("Reward", ("reward",), True),
@@ -33,105 +29,9 @@ CURVES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("Log-probability of completions, nats", ("logps/chosen", "logps/rejected"), True),
     ("Loss", ("loss",), False),
     ("Gradient norm", ("grad_norm",), True),
+    ("Learning rate", ("learning_rate",), False),
 )
 """Charts: title, metrics, and whether those of several stages go on one y axis. Other metrics fold."""
-
-
-def results(run: Run) -> str:
-    """The result table, with charts and details, of the last evaluation; earlier ones fold."""
-    if not run.evaluations:
-        return ""
-    *earlier, latest = run.evaluations
-    folded = [
-        markup.details(f"Earlier evaluation: {stage.name}", markup.table(*summary.summary_table(stage.manifest, ())))
-        for stage in earlier
-    ]
-    return markup.section("results", "Result", _result(latest.manifest or {}, run), *folded)
-
-
-def _result(manifest: Mapping[str, Any], run: Run) -> str:
-    policies = summary.policies(manifest)
-    intervals = [(summary.policy_name(p), fmt.number(p, "mean"), fmt.number(p, "sem_clustered")) for p in policies]
-    verdicts = [
-        (
-            summary.policy_name(p),
-            {name.replace("_", " "): fmt.number(p, "verdicts", name) for name in p.get("verdicts", {})},
-        )
-        for p in policies
-    ]
-    wide = "Bars: ± 2 standard errors, clustered by problem."
-    return (
-        markup.table(*summary.summary_table(manifest, run.manifests))
-        + markup.charts(
-            interval_chart("Accuracy (pass@1), %", intervals, note=wide),
-            _pass_at(policies),
-            bar_chart("Verdicts", verdicts, VERDICTS, written=lambda n: f"{fmt.count(n)} answers", share=True),
-        )
-        + markup.details("Every comparison, standard errors, lengths and subsets", _result_details(manifest, policies))
-    )
-
-
-def _pass_at(policies: Sequence[Mapping[str, Any]]) -> str:
-    ks = sorted({int(k) for policy in policies for k in policy.get("pass_at", {})})
-    if len(ks) < 2:
-        return ""
-    x = [math.log2(k) for k in ks]
-    series = [Series(summary.policy_name(p), x, [100 * fmt.number(p, "pass_at", str(k)) for k in ks]) for p in policies]
-    ticks = dict(zip(x, (f"k={k}" for k in ks), strict=True))
-    note = "Chance that one of k answers is right: the unbiased estimator, k on a logarithmic axis."
-    return line_chart("pass@k, %", [Panel("", series)], x_ticks=ticks, note=note)
-
-
-def _result_details(manifest: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> str:
-    pairs = [
-        [f"{before} → {after}", fmt.change(difference, error), _ratio(difference, error)]
-        for (before, after), (difference, error) in summary.differences(manifest).items()
-    ]
-    keys = ("sem", "sem_clustered", "std_runs")
-    spreads = [
-        [
-            summary.policy_name(p),
-            *(fmt.value(100 * fmt.number(p, key)) for key in keys),
-            fmt.value(fmt.number(p, "mean_length")),
-            fmt.count(fmt.number(p, "truncated")),
-        ]
-        for p in policies
-    ]
-    columns = [
-        "policy",
-        "s.e., answers independent",
-        "s.e., clustered by problem",
-        "std of runs",
-        "mean length",
-        "cut at limit",
-    ]
-    names = list(dict.fromkeys(name for p in policies for name in p.get("subsets", {})))
-    subsets = [
-        [
-            name,
-            fmt.count(_subset_problems(policies, name)),
-            *(fmt.percent(fmt.number(p, "subsets", name, "mean")) for p in policies),
-        ]
-        for name in names
-    ]
-    tables = [
-        (
-            "Paired differences, points ± standard error clustered by problem",
-            ["pair", "change", "in standard errors"],
-            pairs,
-        ),
-        ("Spread in points, lengths in tokens", columns, spreads),
-        ("Accuracy by subset, %", ["subset", "problems", *map(summary.policy_name, policies)], subsets),
-    ]
-    return "".join(markup.table(*one) for one in tables if one[2])
-
-
-def _ratio(difference: float, error: float) -> str:
-    return f"{difference / error:+.1f}" if error > 0 else fmt.UNKNOWN
-
-
-def _subset_problems(policies: Sequence[Mapping[str, Any]], name: str) -> float:
-    return next((n for p in policies if (n := fmt.number(p, "subsets", name, "problems")) == n), math.nan)
 
 
 def compute(run: Run) -> str:
@@ -180,18 +80,21 @@ def curves(run: Run) -> str:
 
 
 def _curve_group(title: str, figures: Sequence[str], folded: Sequence[str]) -> str:
-    more = markup.details(f"{len(folded)} more metrics of {title}", markup.charts(*folded))
+    more = markup.details(f"More metrics of {title} ({len(folded)})", markup.charts(*folded))
     body = markup.charts(*figures) + more
     return f"<h3>{markup.shown(title)}</h3>{body}" if body else ""
 
 
 Metrics = dict[tuple[str, str, str], list[tuple[float, float]]]
-"""(stage, kind of log, metric) -> points (step, value)."""
+"""(stage, kind of log, metric) -> points (step, value). Evaluations are left out: the results section has them."""
 
 
 def _metrics(run: Run) -> Metrics:
     table: Metrics = {}
+    evaluations = {stage.name for stage in run.stages if stage.kind == "evaluate"}
     for record in run.metrics:
+        if record["stage"] in evaluations:
+            continue
         for name, number in record["metrics"].items():
             table.setdefault((record["stage"], record["kind"], name), []).append((record["step"], number))
     return {key: sorted(points) for key, points in table.items()}
@@ -232,10 +135,14 @@ def _pairs(stage: Stage, *, title: bool) -> str:
     columns = ["side", "mean", "10 %", "median", "90 %"]
     body = "".join(
         markup.table(*one)
-        for one in (("Counts", ["what", "count"], rows), (f"Length of {len(chosen):,} pairs, tokens", columns, lengths))
+        for one in (
+            ("Counts and means", ["what", "value"], rows),
+            (f"Length of {len(chosen):,} pairs, tokens", columns, lengths),
+        )
         if one[2]
     )
     body = f'<div class="split">{body}{_histogram(chosen, rejected)}</div>' if body else ""
+    body += markup.details("How these pairs were made (preferences/manifest.json)", _json(stage.provenance()))
     return (f"<h3>{markup.shown(stage.name)}</h3>" if title and body else "") + body
 
 
@@ -243,7 +150,7 @@ def _histogram(chosen: Sequence[int], rejected: Sequence[int]) -> str:
     if not chosen:
         return ""
     low, high = min(*chosen, *rejected), max(*chosen, *rejected)
-    edges = np.linspace(low - 0.5, high + 0.5, min(24, high - low + 1) + 1)
+    edges = np.linspace(low - 0.5, high + 0.5, min(16, high - low + 1) + 1)
     middles = (edges[:-1] + edges[1:]) / 2
     series = [
         Series(name, middles.tolist(), (100 * np.histogram(side, edges)[0] / len(side)).tolist())

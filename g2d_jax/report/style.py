@@ -46,10 +46,11 @@ nav a:hover { text-decoration: underline; }
   border-radius: 10px; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding: .7rem .7rem .2rem; color: var(--soft); font-size: .84rem; }
+caption span { display: inline-block; position: sticky; left: .7rem; max-width: min(110ch, calc(100vw - 4rem)); }
 th, td { padding: .42rem .7rem; text-align: left; vertical-align: top; overflow-wrap: break-word; }
 thead th { font-weight: 600; color: var(--soft); font-size: .82rem; border-bottom: 1px solid var(--line);
   white-space: nowrap; }
-tbody th { font-weight: 600; white-space: nowrap; }
+tbody th { font-weight: 600; min-width: 6.2rem; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
 .number { text-align: right; white-space: nowrap; }
 .total > * { font-weight: 650; }

@@ -16,6 +16,9 @@ Manifest = Mapping[str, Any]
 Text = tuple[str, list[str], list[list[str]]]
 """A table: title, columns, rows."""
 
+LABELS = {"sft": "cold", "warmup": "warm-up", "dpo": "G2D"}
+"""What the stages of the shipped configs lead to, where a policy has no label of its own."""
+
 TOKENS = ("generated", "prefilled", "scored", "trained")
 
 
@@ -23,6 +26,7 @@ def policy_name(policy: Manifest) -> str:
     """A policy for readers: "cold (sft)"; its name alone if it has no other label."""
     name = str(policy.get("name", ""))
     label = str(policy.get("label") or name)
+    label = LABELS.get(name.partition("@")[0], name) if label == name else label
     return label if label.replace("-", "") == name else f"{label} ({name})"
 
 
@@ -68,9 +72,10 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
         ]
         for i, policy in enumerate(ordered)
     ]
-    if largest == 1:  # nothing but pass@1 was measured
-        columns, rows = [*columns[:3], *columns[4:]], [[*row[:3], *row[4:]] for row in rows]
-    return _title(evaluation), columns, rows
+    hidden = {3} if largest == 1 else set()  # nothing but pass@1 was measured
+    hidden |= set() if any(makers) else set(range(6, 11))  # no cost is known
+    lines = [[cell for i, cell in enumerate(line) if i not in hidden] for line in (columns, *rows)]
+    return _title(evaluation), lines[0], lines[1:]
 
 
 def _title(evaluation: Manifest | None) -> str:
@@ -90,18 +95,16 @@ def _cost(made_by: Sequence[Manifest]) -> list[str]:
 
 
 def _makers(ordered: Sequence[Manifest], stage_manifests: Iterable[Manifest]) -> list[list[Manifest]]:
-    """For each policy the stages that led to it: its own, and the collect stages between it and the one before."""
-    makers: list[list[Manifest]] = [[] for _ in ordered]
-    last = {str(policy["name"]).partition("@")[0]: i for i, policy in enumerate(ordered)}  # "warmup@20": of warmup
-    waiting: list[Manifest] = []
-    for stage in stage_manifests:
-        if stage.get("kind") == "evaluate":
-            continue
-        waiting.append(stage)
-        if stage.get("name") in last:
-            makers[last[stage["name"]]] += waiting
-            waiting = []
-    return makers
+    """For each policy the stages that led to it and are not yet in a row above: its own, with those it reads."""
+    waiting = {str(stage["name"]): stage for stage in stage_manifests if stage.get("kind") != "evaluate"}
+
+    def claim(name: str) -> list[Manifest]:
+        if (stage := waiting.pop(name, None)) is None:
+            return []
+        return [*(one for needed in stage.get("inputs", {}) for one in claim(needed)), stage]
+
+    stages = [str(policy["name"]).partition("@")[0] for policy in ordered]  # "warmup@20" is of the stage warmup
+    return [[] if name in stages[i + 1 :] else claim(name) for i, name in enumerate(stages)]
 
 
 def compute_table(stage_manifests: Iterable[Manifest]) -> Text:
@@ -155,9 +158,9 @@ def _step(before: Manifest, after: Manifest, difference: float, error: float) ->
 
 def state(run: Run) -> str:
     """What is missing of a run that is not finished, "" if nothing is."""
-    open_stages = [f"{stage.name} is not finished" for stage in run.stages if stage.manifest is None]
-    missing = [*open_stages, *(f"{name} has not begun" for name in run.planned)]
-    return f"This report is of a run under way: {', '.join(missing)}." if missing else ""
+    lists = {"not finished": [stage.name for stage in run.stages if stage.manifest is None], "not begun": run.planned}
+    missing = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
+    return f"This is the report of a run under way ({'; '.join(missing)})." if missing else ""
 
 
 def write_markdown(workdir: PathLike) -> str:

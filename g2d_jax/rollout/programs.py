@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models.attention import MEMBERS
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, forward, head_matrix
+from g2d_jax.records import MEMBERS
 from g2d_jax.rollout.sampling import draw
 
 

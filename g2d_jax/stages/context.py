@@ -16,7 +16,8 @@ from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from g2d_jax import keys, mesh as meshes, storage
+from g2d_jax import keys, storage
+from g2d_jax import mesh as meshes
 from g2d_jax.data.loader import Order
 from g2d_jax.data.problems import LoadReport, load_problems
 from g2d_jax.data.splits import drop_overlap
@@ -197,7 +198,9 @@ class Context:
         """Columns of a packed row: compute.row_length, or what holds `longest` tokens."""
         chosen = self.config.compute.row_length
         if chosen and chosen < longest:
-            raise ValueError(f"compute.row_length is {chosen} but a group can need {longest} tokens: raise it, or set 0")
+            raise ValueError(
+                f"compute.row_length is {chosen} but a group can need {longest} tokens: raise it, or set 0"
+            )
         return chosen or -(-longest // 16) * 16
 
     def microbatch_rows(self, row_length: int) -> int:
@@ -224,7 +227,9 @@ class Context:
             found = checkpoints.latest() if step is None else step
             if found is None or found not in checkpoints.steps():
                 kept = ", ".join(map(str, checkpoints.steps())) or "none"
-                raise ValueError(f"policy {name!r}: no checkpoint of that step in {folder} (there: {kept}); see stages.*.keep")
+                raise ValueError(
+                    f"policy {name!r}: no checkpoint of that step in {folder} (there: {kept}); see stages.*.keep"
+                )
             where = decoder.shardings(self.model_config, self.mesh)
             like = jax.tree.map(
                 lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),

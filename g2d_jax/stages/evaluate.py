@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from g2d_jax import stats
+from g2d_jax import stats, storage
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
 from g2d_jax.stages.context import Context, Tally
@@ -21,13 +21,19 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     """Evaluate stage.policies in order; returns the manifest's fields, accuracies and paired differences included."""
     problems = context.problems[stage.split]
     tally, policies, answers = Tally(), [], {}
+    texts = [{"id": p.id, "prompt": p.prompt, "answer": p.answer, "subset": p.subset} for p in problems]
+    storage.write_json(context.folders[name] / "problems.json", texts)
     with context.metered(tally), context.tracker.progress(name, len(stage.policies)) as bar:
         for number, policy in enumerate(stage.policies, start=1):
             found, answers[policy] = evaluate_policy(context, name, stage, policy, problems, tally)
             policies.append(found)
             bar.update(number, {"reward": found["mean"]})
-            context.tracker.log(name, number, {"pass@1": found["mean"], "completions/mean_length": found["mean_length"]})
-    pairs = zip(stage.policies[:-1], stage.policies[1:], strict=True)
+            context.tracker.log(
+                name, number, {"pass@1": found["mean"], "completions/mean_length": found["mean_length"]}
+            )
+    pairs = list(zip(stage.policies[:-1], stage.policies[1:], strict=True))
+    if len(stage.policies) > 2:
+        pairs.append((stage.policies[0], stage.policies[-1]))
     paired = [
         {"before": before, "after": after, **dataclasses.asdict(stats.paired(answers[before], answers[after]))}
         for before, after in pairs
@@ -83,5 +89,7 @@ def evaluate_policy(
     described = describe(groups)
     entry |= {"mean_length": described["completions/mean_length"], "entropy": described["entropy"]}
     entry["truncated"] = described["completions/clipped_ratio"]
-    context.tracker.samples(name, 0, [{"policy": policy, **row} for row in sample_rows(draws, groups, context.config.logging.samples)])
+    context.tracker.samples(
+        name, 0, [{"policy": policy, **row} for row in sample_rows(draws, groups, context.config.logging.samples)]
+    )
     return entry, answers

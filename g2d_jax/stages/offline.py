@@ -117,9 +117,7 @@ def _origin(context: Context, policy: str) -> Any:
     return [policy, (manifest or {}).get("fingerprint")]
 
 
-def _score(
-    context: Context, params: Decoder, pairs: list[Preference], row_length: int, tally: Tally
-) -> np.ndarray:
+def _score(context: Context, params: Decoder, pairs: list[Preference], row_length: int, tally: Tally) -> np.ndarray:
     packed = pack(
         batch(pairs, np.zeros((len(pairs), 2))),
         row_length=row_length,

@@ -172,7 +172,10 @@ def with_reference(
     training.tally.flops += forward_flops(context.model_config, packed.used, training.row_length / 2)
     found = packed.unpack(np.asarray(logprobs))
     return [
-        Group(g.prompt_ids, [Response(r.token_ids, {**r.token, "ref_logprob": x}) for r, x in zip(g.responses, xs, strict=True)])
+        Group(
+            g.prompt_ids,
+            [Response(r.token_ids, {**r.token, "ref_logprob": x}) for r, x in zip(g.responses, xs, strict=True)],
+        )
         for g, xs in zip(groups, found, strict=True)
     ]
 

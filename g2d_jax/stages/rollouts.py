@@ -68,8 +68,12 @@ def _generate(
 def _score(context: Context, draws: Draws, rollouts: Sequence[Rollout], policy: str) -> list[ScoredRollout]:
     problems = {problem.id: problem for problem, _ in draws}
     texts = [safe_text(context.tokenizer.decode(rollout.token_ids)) for rollout in rollouts]
+    # A template may open the thought in the prompt; the verifier must know that what follows is not yet the answer.
+    opened = {i for i, problem in problems.items() if context.tokenizer.render(problem).rstrip().endswith("<think>")}
     scores = context.scorer(
-        [problems[rollout.problem_id] for rollout in rollouts], texts, [rollout.token_ids for rollout in rollouts]
+        [problems[rollout.problem_id] for rollout in rollouts],
+        ["<think>" + text if r.problem_id in opened else text for r, text in zip(rollouts, texts, strict=True)],
+        [rollout.token_ids for rollout in rollouts],
     )
     return [
         ScoredRollout(rollout, text, score, policy)
@@ -86,7 +90,10 @@ def correct(groups: Groups) -> np.ndarray:
     """float64 [N, G]: 1 for a correct verdict, 0 for a wrong or missing answer, NaN where the verifier gave no answer."""
     unknown = (Verdict.TIMEOUT, Verdict.UNSCORABLE)
     return np.array(
-        [[np.nan if r.score.verdict in unknown else float(r.score.verdict is Verdict.CORRECT) for r in g] for g in groups]
+        [
+            [np.nan if r.score.verdict in unknown else float(r.score.verdict is Verdict.CORRECT) for r in g]
+            for g in groups
+        ]
     )
 
 

@@ -143,7 +143,20 @@ def trainer(
             context.tracker.say(f"{name}: continuing after step {step} of {total}")
         with context.tracker.progress(name, total, step or 0) as bar:
             made = Trainer(
-                context, name, state, step or 0, tally, facts, per, total, row_length, checkpoints, run_step, rate, pins, bar
+                context,
+                name,
+                state,
+                step or 0,
+                tally,
+                facts,
+                per,
+                total,
+                row_length,
+                checkpoints,
+                run_step,
+                rate,
+                pins,
+                bar,
             )
             if step is None and 0 in pins:
                 made.save()

@@ -1,9 +1,6 @@
 """Small real tokenizers, made in memory, with the habits of well-known families."""
 
-import fsspec
 import pytest
-from etils import epath
-from fsspec.implementations.memory import MemoryFileSystem
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -76,22 +73,3 @@ class Toys:
 def make() -> Toys:
     """See Toys."""
     return Toys()
-
-
-class _Bucket(MemoryFileSystem):
-    """An object store as fsspec presents one."""
-
-    protocol = "s3"
-    store: dict = {}  # noqa: RUF012 (the base class keeps its objects so)
-    pseudo_dirs: list = [""]  # noqa: RUF012
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return "/" + str(path).removeprefix("s3://").strip("/")
-
-
-@pytest.fixture
-def bucket() -> epath.Path:
-    """A folder on an object store held in memory."""
-    fsspec.register_implementation("s3", _Bucket, clobber=True)
-    return epath.Path("s3://bucket/data")

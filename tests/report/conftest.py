@@ -50,8 +50,9 @@ def build(workdir: Path, *, problems: int = 48, samples: int = 4, seed: int = 0)
     """Write a finished run: sft, warmup, collect, dpo, evaluate."""
     rng = np.random.default_rng(seed)
     stages = {name: {"kind": kind} for name, kind in zip(NAMES, KINDS, strict=True)}
-    write_json(workdir / "config.json", {"name": "demo", "seed": seed, "dtype": "float32", "stages": stages})
-    write_json(workdir / "environment.json", {"jax": "0.10.2", "devices": ["cpu:0"], "git": "6833a68"})
+    config = {"name": "demo", "seed": seed, "dtype": "float32", "stages": stages}
+    write_json(workdir / "config.json", {"config": config, "version": "0.1.0"})
+    write_json(workdir / "environment.json", {"jax": "0.10.2", "devices": ["cpu:0"], "command": ["g2d", "run"]})
     _metrics(workdir, rng)
     cost = {"verifier_cpu_seconds": 0.0, "counts": {}, "result": {}}
     finish(
@@ -66,7 +67,14 @@ def build(workdir: Path, *, problems: int = 48, samples: int = 4, seed: int = 0)
     _collect(workdir / "03-collect", rng, cost)
     finish(
         workdir / "04-dpo",
-        {**cost, "kind": "offline", "name": "dpo", "seconds": 24.9, "flops": 5.0e11}
+        {
+            **cost,
+            "kind": "offline",
+            "name": "dpo",
+            "inputs": {"warmup": "0", "collect": "1"},
+            "seconds": 24.9,
+            "flops": 5.0e11,
+        }
         | {"tokens": tokens(scored=331_000, trained=331_000)},
     )
     _evaluate(workdir / "05-evaluate", rng, cost, problems, samples)
@@ -95,6 +103,9 @@ def _metrics(workdir: Path, rng: np.random.Generator) -> None:
             if step in (1, 20):
                 row = {"prompt": "8-4+2", "completion": "8-4=4;4+2=6;\\boxed{6}", "verdict": "correct", "reward": 1.0}
                 tracker.samples("warmup", step, [row])
+        tracker.log(
+            "collect", 0, {"reward": 0.69, "entropy": 0.06, "completions/mean_length": 30.0, "pairs/pairs": 60.0}
+        )
         for step in range(1, 52):
             done = step / 51
             metrics = {"loss": 0.69 - 0.3 * done + rng.normal(0, 0.02), "rewards/chosen": 0.3 * done}
@@ -112,6 +123,10 @@ def _collect(folder: Path, rng: np.random.Generator, cost: dict) -> None:
         ids = [np.arange(n, dtype=np.int32) for n in (6, len(good), len(bad))]
         prompt = f"{start}" + "".join(f"{op}{n}" for op, n in steps)
         pairs.append(Preference(f"{i:016x}", prompt, good, bad, *ids, 1.0, 0.0))
+    rule = {"name": "random correct with random incorrect", "pairs_per_prompt": 4}
+    write_json(
+        folder / "preferences" / "manifest.json", {"done": True, "policy": "warmup", "pair_rule": rule, "seed": 0}
+    )
     write_preferences(folder / "preferences" / "00000.parquet", pairs)
     dropped = {"all correct": 150, "all incorrect": 44, "outside the pass-rate window": 0, "unscorable": 2}
     counts = {"prompts": 1024, "rollouts": 8192, "mixed_prompts": 828, "pairs": 60, "dropped": dropped}
@@ -176,7 +191,7 @@ def _policy(name: str, label: str, right: np.ndarray, rows: list[ScoredRollout],
         "subsets": {s: {"mean": a.mean, "problems": a.problems} for s, a in by_subset(right, subsets).items()},
         "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
         "mean_length": float(np.mean([len(row.rollout.token_ids) for row in rows])),
-        "truncated": sum(row.rollout.stop_reason == "length" for row in rows),
+        "truncated": float(np.mean([row.rollout.stop_reason == "length" for row in rows])),
     }
 
 
@@ -190,3 +205,9 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fresh_run(tmp_path: Path) -> Path:
     """A finished run of one's own, smaller, to take things from."""
     return build(tmp_path / "demo", problems=8, samples=2)
+
+
+@pytest.fixture(scope="session")
+def hostile() -> str:
+    """Text that tries to be markup, to run, to steer the terminal and the direction of writing."""
+    return "\n".join(HOSTILE)

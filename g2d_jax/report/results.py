@@ -1,0 +1,113 @@
+"""The result section: the table, charts of it, and every figure behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from g2d_jax.records import Verdict
+from g2d_jax.report import format as fmt
+from g2d_jax.report import markup, summary
+from g2d_jax.report.charts import Panel, Series, bar_chart, interval_chart, line_chart
+from g2d_jax.report.run import Run
+
+VERDICTS = {verdict.value.replace("_", " "): f"v-{verdict.value}" for verdict in Verdict}
+"""Verdicts as written, with their CSS classes."""
+
+
+def results(run: Run) -> str:
+    """The result table, with charts and details, of the last evaluation; earlier ones fold."""
+    if not run.evaluations:
+        return ""
+    *earlier, latest = run.evaluations
+    folded = [
+        markup.details(f"Earlier evaluation: {stage.name}", markup.table(*summary.summary_table(stage.manifest, ())))
+        for stage in earlier
+    ]
+    return markup.section("results", "Result", _result(latest.manifest or {}, run), *folded)
+
+
+def _result(manifest: Mapping[str, Any], run: Run) -> str:
+    policies = summary.policies(manifest)
+    intervals = [(summary.policy_name(p), fmt.number(p, "mean"), fmt.number(p, "sem_clustered")) for p in policies]
+    verdicts = [
+        (
+            summary.policy_name(p),
+            {name.replace("_", " "): fmt.number(p, "verdicts", name) for name in p.get("verdicts", {})},
+        )
+        for p in policies
+    ]
+    wide = "Bars: ± 2 standard errors, clustered by problem."
+    return (
+        markup.table(*summary.summary_table(manifest, run.manifests))
+        + markup.charts(
+            interval_chart("Accuracy (pass@1), %", intervals, note=wide),
+            _pass_at(policies),
+            bar_chart("Verdicts", verdicts, VERDICTS, written=lambda n: f"{fmt.count(n)} answers", share=True),
+        )
+        + markup.details("Every comparison, standard errors, lengths and subsets", _result_details(manifest, policies))
+    )
+
+
+def _pass_at(policies: Sequence[Mapping[str, Any]]) -> str:
+    ks = sorted({int(k) for policy in policies for k in policy.get("pass_at", {})})
+    if len(ks) < 2:
+        return ""
+    x = [math.log2(k) for k in ks]
+    series = [Series(summary.policy_name(p), x, [100 * fmt.number(p, "pass_at", str(k)) for k in ks]) for p in policies]
+    ticks = dict(zip(x, (f"k={k}" for k in ks), strict=True))
+    note = "Chance that one of k answers is right: the unbiased estimator, k on a logarithmic axis."
+    return line_chart("pass@k, %", [Panel("", series)], x_ticks=ticks, note=note)
+
+
+def _result_details(manifest: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> str:
+    pairs = [
+        [f"{before} → {after}", fmt.change(difference, error), _ratio(difference, error)]
+        for (before, after), (difference, error) in summary.differences(manifest).items()
+    ]
+    keys = ("sem", "sem_clustered", "std_runs")
+    spreads = [
+        [
+            summary.policy_name(p),
+            *(fmt.value(100 * fmt.number(p, key)) for key in keys),
+            fmt.value(fmt.number(p, "mean_length")),
+            fmt.percent(fmt.number(p, "truncated")),
+        ]
+        for p in policies
+    ]
+    columns = [
+        "policy",
+        "s.e., answers independent",
+        "s.e., clustered by problem",
+        "std of runs",
+        "mean length",
+        "cut at limit %",
+    ]
+    names = list(dict.fromkeys(name for p in policies for name in p.get("subsets", {})))
+    subsets = [
+        [
+            name,
+            fmt.count(_subset_problems(policies, name)),
+            *(fmt.percent(fmt.number(p, "subsets", name, "mean")) for p in policies),
+        ]
+        for name in names
+    ]
+    tables = [
+        (
+            "Paired differences, points ± standard error clustered by problem",
+            ["pair", "change", "in standard errors"],
+            pairs,
+        ),
+        ("Spread in points, lengths in tokens", columns, spreads),
+        ("Accuracy by subset, %", ["subset", "problems", *map(summary.policy_name, policies)], subsets),
+    ]
+    return "".join(markup.table(*one) for one in tables if one[2])
+
+
+def _ratio(difference: float, error: float) -> str:
+    return f"{difference / error:+.1f}" if error > 0 else fmt.UNKNOWN
+
+
+def _subset_problems(policies: Sequence[Mapping[str, Any]], name: str) -> float:
+    return next((n for p in policies if (n := fmt.number(p, "subsets", name, "problems")) == n), math.nan)

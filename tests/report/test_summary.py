@@ -1,0 +1,120 @@
+"""The result table and the sentence above it, from literal manifests."""
+
+from pathlib import Path
+
+import pytest
+
+from g2d_jax.report import summary_table, write_markdown
+from g2d_jax.report.summary import compute_table, policy_name, verdict
+
+COLD = {"name": "sft", "label": "cold", "mean": 0.3338, "std_runs": 0.0072, "sem_clustered": 0.0101}
+COLD |= {"pass_at": {"1": 0.3338, "2": 0.48, "4": 0.612}, "greedy": 0.51}
+WARM = {**COLD, "name": "warmup@20", "label": "warm-up", "mean": 0.7, "greedy": None}
+BEST = {**COLD, "name": "dpo", "label": "G2D", "mean": 0.7524, "sem_clustered": "NaN"}
+PAIRED = [
+    {"before": "sft", "after": "warmup@20", "difference": 0.3662, "sem": 0.011},
+    {"before": "warmup@20", "after": "dpo", "difference": 0.0524, "sem": 0.008},
+]
+EVALUATION = {"kind": "evaluate", "name": "evaluate", "seconds": 5.0, "flops": 1e9}
+EVALUATION |= {"result": {"policies": [COLD, WARM, BEST], "paired": PAIRED, "problems": 1024, "samples": 4}}
+
+
+def stage(name: str, kind: str, generated: int, trained: int, flops: float, seconds: float, *inputs: str) -> dict:
+    tokens = {"generated": generated, "prefilled": 0, "scored": 0, "trained": trained}
+    return {"name": name, "kind": kind, "tokens": tokens, "flops": flops, "seconds": seconds} | {
+        "inputs": dict.fromkeys(inputs, "fingerprint")
+    }
+
+
+STAGES = [
+    stage("sft", "sft", 0, 5_120_000, 9.5e12, 84.2),
+    stage("warmup", "online", 128_400, 148_000, 4.1e11, 31.7, "sft"),
+    stage("collect", "collect", 221_000, 0, 1.6e11, 12.6, "warmup"),
+    stage("dpo", "offline", 0, 331_000, 5.0e11, 24.9, "warmup", "collect"),
+    EVALUATION,
+]
+
+
+def test_the_table():
+    title, columns, rows = summary_table(EVALUATION, STAGES)
+    assert "1,024 problems, 4 answers each" in title
+    assert columns == ["policy", "pass@1 %", "runs' std", "pass@4 %", "greedy %", "change",
+                       "made by", "generated", "trained", "FLOPs", "time"]  # fmt: skip
+    assert rows == [
+        ["cold (sft)", "33.4 ± 1.0", "0.7", "61.2", "51.0", "–", "sft", "0", "5.12 M", "9.50 T", "1 min 24 s"],
+        ["warm-up (warmup@20)", "70.0 ± 1.0", "0.7", "61.2", "–", "+36.6 ± 1.1",
+         "warmup", "128 k", "148 k", "410 G", "32 s"],
+        ["G2D (dpo)", "75.2", "0.7", "61.2", "51.0", "+5.2 ± 0.8",
+         "collect + dpo", "221 k", "331 k", "660 G", "38 s"],
+    ]  # fmt: skip
+
+
+def test_a_stages_cost_counts_once():
+    policies = [{**WARM, "name": f"warmup@{k}"} for k in (10, 20)]
+    evaluation = {"result": {"policies": policies, "problems": 2, "samples": 1}}
+    _, columns, rows = summary_table(evaluation, STAGES[1:2])
+    made_by = columns.index("made by")
+    assert [row[made_by] for row in rows] == ["–", "warmup"]
+
+
+def test_without_evaluation_there_are_no_rows():
+    title, columns, rows = summary_table(None, STAGES)
+    assert title == "No evaluation is finished yet"
+    assert rows == [] and columns
+
+
+def test_a_policy_with_nothing_but_a_name():
+    evaluation = {"result": {"policies": [{"name": "base"}]}}
+    _, columns, rows = summary_table(evaluation, [])
+    assert columns == ["policy", "pass@1 %", "runs' std", "greedy %", "change"]
+    assert rows == [["base", *["–"] * (len(columns) - 1)]]
+    assert verdict(evaluation) == "Base answers – % of – held-out problems correctly."
+
+
+def test_compute_sums_up():
+    title, columns, rows = compute_table(STAGES[:4])
+    assert title == "Compute of each finished stage"
+    assert rows[-1] == ["all stages", "", "349 k", "0", "0", "5.60 M", "10.6 T", "2 min 33 s", "–"]
+    assert len(rows) == 5 and all(len(row) == len(columns) for row in rows)
+    assert len(compute_table(STAGES[:1])[2]) == 1  # no total of one
+
+
+def test_the_sentence_is_made_of_measured_numbers():
+    assert verdict(EVALUATION) == (
+        "Cold (sft) answers 33.4 ± 1.0 % of 1,024 held-out problems correctly; "
+        "warm-up (warmup@20) rises to 70.0 % (+36.6 ± 1.1 points); G2D (dpo) rises to 75.2 % (+5.2 ± 0.8 points)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("difference", "sem", "words"),
+    [
+        (0.02, 0.0101, "G2D (dpo) at 75.2 % is within two standard errors of cold (sft) (+2.0 ± 1.0 points)"),
+        (-0.02, 0.0101, "within two standard errors"),
+        (-0.03, 0.01, "G2D (dpo) falls to 75.2 % (-3.0 ± 1.0 points)"),
+        (0.03, "NaN", "G2D (dpo) reaches 75.2 % (not compared pairwise with cold (sft))"),
+    ],
+)
+def test_a_change_within_noise_is_called_so(difference, sem, words):
+    pair = {"before": "sft", "after": "dpo", "difference": difference, "sem": sem}
+    assert words in verdict({"result": {"policies": [COLD, BEST], "paired": [pair], "problems": 9, "samples": 1}})
+
+
+def test_markdown(finished_run):
+    lines = Path(write_markdown(finished_run)).read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "# demo"
+    header = next(i for i, line in enumerate(lines) if line.startswith("| policy"))
+    assert lines[header + 1].startswith("| --- | ---: |")
+    assert [line.split(" | ")[0] for line in lines[header + 2 : header + 5]] == [
+        "| cold (sft)",
+        "| warm-up",
+        "| G2D (dpo)",
+    ]
+    assert any(line.startswith("| all stages |") for line in lines)
+
+
+def test_labels_of_the_shipped_stages():
+    names = ("sft", "warmup", "warmup@10", "dpo", "grpo", "hf:org/model")
+    expected = ["cold (sft)", "warm-up", "warm-up (warmup@10)", "G2D (dpo)", "grpo", "hf:org/model"]
+    assert [policy_name({"name": name, "label": name}) for name in names] == expected
+    assert policy_name({"name": "dpo", "label": "offline DPO"}) == "offline DPO (dpo)"
