@@ -90,7 +90,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = resolve(arguments.config, overrides)
     from g2d_jax import dryrun, pipeline
 
-    pipeline.plan(config)
+    pipeline.check(config)
     if arguments.dry_run:
         dryrun.show(config)
         return

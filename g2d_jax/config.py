@@ -78,7 +78,7 @@ def base() -> ConfigDict:
             "compute": {
                 "row_length": 0,  # tokens of a packed training row; 0 fits the stage's longest group
                 "microbatch_tokens": 16_384,  # tokens of one forward and backward pass, over all devices
-                "remat": "none",
+                "remat": "attention",  # "none", "full" or "attention": what the backward pass recomputes
                 "slots": 256,  # rows of the sampler
                 "chunk": 16,  # decode steps between two looks at finished rows
                 "prefill_rows": 32,  # prompts of one prefill

@@ -22,7 +22,7 @@ MAX_CELLS = 96  # tokens of the first row that are shown
 
 
 def show(config: ConfigDict) -> None:
-    """Print it. Loads tokenizer and data as the run would, so their errors show here too; touches no device."""
+    """Print it. Loads tokenizer and data as the run would, so their errors show here too; computes nothing."""
     order = pipeline.plan(config)
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         context = Context(config, epath.Path(folder), tracker, order.folders(epath.Path("WORKDIR")))

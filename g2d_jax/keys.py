@@ -9,21 +9,24 @@ import hashlib
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Name = str | int
 
 
 def key_data(seed: int, purpose: str, *names: Name) -> np.ndarray:
-    """Hash the names to threefry key data, uint32[2]. Strings and integers of equal text differ ("1" and 1)."""
-    text = "\x1f".join([f"i{seed}", f"s{purpose}", *(f"{type(n).__name__[0]}{n}" for n in names)])
+    """Hash the names to threefry key data, uint32[2]. Each part carries its kind and length, so that no two lists of
+    names read alike: "1" and 1 differ, ("ab",) and ("a", "b") too."""
+    parts = [f"{'s' if isinstance(part, str) else 'i'}{part}" for part in (seed, purpose, *names)]
+    text = "".join(f"{len(part)}:{part}" for part in parts)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return np.frombuffer(digest, dtype="<u4").astype(np.uint32)
 
 
 def key(seed: int, purpose: str, *names: Name) -> jax.Array:
     """A typed threefry key for device code, e.g. key(seed, "init")."""
-    return jax.random.wrap_key_data(key_data(seed, purpose, *names), impl="threefry2x32")
+    return jax.random.wrap_key_data(jnp.asarray(key_data(seed, purpose, *names)), impl="threefry2x32")
 
 
 def rng(seed: int, purpose: str, *names: Name) -> np.random.Generator:

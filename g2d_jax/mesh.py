@@ -38,15 +38,19 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[
     devices = list(jax.devices()) if devices is None else list(devices)
     sizes = [data, fsdp, tensor]
     if any(size != -1 and size < 1 for size in sizes) or sizes.count(-1) > 1:
-        raise ValueError(f"mesh sizes must be positive, one of them may be -1; got {dict(zip(AXES, sizes, strict=True))}")
-    if -1 in sizes:
-        sizes[sizes.index(-1)] = len(devices) // math.prod(size for size in sizes if size != -1)
-    if math.prod(sizes) != len(devices):
+        raise ValueError(f"mesh sizes must be positive, one of them may be -1; got {_named(sizes)}")
+    known = math.prod(size for size in sizes if size != -1)
+    if len(devices) % known if -1 in sizes else len(devices) != known:
         raise ValueError(
-            f"mesh {dict(zip(AXES, sizes, strict=True))} needs {math.prod(sizes)} devices but {len(devices)} are present; "
-            "set mesh.fsdp=-1 to use them all"
+            f"mesh {_named(sizes)} needs {'a multiple of ' if -1 in sizes else ''}{known} devices but {len(devices)} "
+            "are present; set mesh.data=1, mesh.fsdp=-1 and mesh.tensor=1 to use them all"
         )
+    sizes = [len(devices) // known if size == -1 else size for size in sizes]
     return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def _named(sizes: Sequence[int]) -> str:
+    return ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
 
 
 def spec(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = RULES) -> PartitionSpec:

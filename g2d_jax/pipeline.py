@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -25,9 +26,10 @@ from g2d_jax.report.html import write_report
 from g2d_jax.report.summary import summary_table, write_markdown
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.stages import collect, evaluate, offline, online, sft
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.context import Context, check_elsewhere
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.objectives import Compute, Objective
+from g2d_jax.training.optimizer import make_optimizer
 
 Stage = Callable[[Context, str, ConfigDict], dict[str, Any]]
 
@@ -38,6 +40,9 @@ STAGES: Mapping[str, Stage] = {
     "offline": offline.run,
     "evaluate": evaluate.run,
 }
+
+TRAINING = ("sft", "online", "offline")
+"""The kinds of stages that end with a policy."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,32 @@ def plan(config: ConfigDict) -> Plan:
     return Plan(tuple(order), inputs)
 
 
+def check(config: ConfigDict) -> Plan:
+    """The plan, when every stage's settings can work: what is wrong should show now, not after hours of warm-up.
+
+    Raises ValueError naming the stage. Looks at settings and at whether files are there; loads nothing.
+    """
+    order = plan(config)
+    for name in order.order:
+        stage = config.stages[name]
+        try:
+            if stage.kind in ("sft", "online"):
+                make_optimizer(**stage.optimizer.to_dict(), total_steps=stage.steps)
+            if stage.kind == "online":
+                online.check(stage)
+            if stage.kind == "collect":
+                collect.check(stage, config.stages)
+            if stage.kind == "offline":
+                offline.check(stage, config.stages)
+            if stage.kind == "evaluate":
+                evaluate.check(stage)
+            for policy in stage.get("policies", ()) or [stage.policy]:
+                check_elsewhere(policy)
+        except ValueError as error:
+            raise ValueError(f"stages.{name}: {error}") from error
+    return order
+
+
 def _inputs(name: str, stage: ConfigDict, stages: ConfigDict) -> list[str]:
     references = list(stage.get("policies", ())) or [stage.policy]
     found = []
@@ -80,8 +111,9 @@ def _inputs(name: str, stage: ConfigDict, stages: ConfigDict) -> list[str]:
         if base == "init" or reference.startswith(("run:", "hf:")):
             continue
         if base not in stages:
-            raise ValueError(f"stages.{name} reads policy {reference!r}; there are: init, {', '.join(stages)}")
-        if stages[base].kind not in ("sft", "online", "offline"):
+            known = ", ".join(["init", *(other for other in stages if stages[other].kind in TRAINING)])
+            raise ValueError(f"stages.{name} reads policy {reference!r}; there are: {known}")
+        if stages[base].kind not in TRAINING:
             raise ValueError(f"stages.{name} reads policy {reference!r}, but a {stages[base].kind} stage trains none")
         _check_step(name, reference, stages[base])
         found.append(base)
@@ -114,7 +146,7 @@ def run(
     of the stages' own losses. until: stop after this stage. Raises ValueError when the work directory was made with
     other identity settings, and StopRun when a stage finds that going on is useless.
     """
-    order = plan(config)
+    order = check(config)
     if until is not None and until not in order.order:
         raise ValueError(f"there is no stage {until!r}; the stages are {', '.join(order.order)}")
     folder = absolute(workdir)
@@ -167,15 +199,21 @@ def absolute(workdir: storage.PathLike) -> epath.Path:
 
 
 def claim(config: ConfigDict, workdir: epath.Path) -> None:
-    """Take a work directory for a config, or check that it is this config's. Writes config.json and environment.json."""
+    """Take a work directory for a config, or check that it is this config's. Writes config.json and environment.json.
+
+    As long as no stage has begun, the settings may still change: a mistake in the first try costs nothing.
+    """
     file = workdir / "config.json"
     if file.exists():
-        changed = differences(storage.read_json(file)["config"], config)
-        if changed:
+        content = storage.read_json(file)
+        if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+            raise ValueError(f"{workdir} holds a config.json that is not a run's: choose another --workdir")
+        changed = differences(content["config"], config)
+        if changed and any(re.match(r"\d+-", child.name) for child in workdir.iterdir()):
             listed = "\n  ".join(changed)
             raise ValueError(
                 f"{workdir} was started with other settings:\n  {listed}\nChoose another --workdir, or undo the change. "
-                "Settings of mesh, compute, logging and checkpoint may change."
+                "Only settings of mesh, compute, logging and checkpoint may change."
             )
     elif workdir.exists() and any(workdir.iterdir()):
         raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")

@@ -46,7 +46,7 @@ def opened(workdir: storage.PathLike, config: ConfigDict | None = None) -> Itera
 
 def last_policy(config: ConfigDict) -> str:
     """The last stage that trains: what a run is for."""
-    trained = [name for name in pipeline.plan(config).order if config.stages[name].kind in ("sft", "online", "offline")]
+    trained = [name for name in pipeline.plan(config).order if config.stages[name].kind in pipeline.TRAINING]
     if not trained:
         raise ValueError("no stage of this run trains a policy: name one with --policy")
     return trained[-1]

@@ -1,6 +1,7 @@
 """Settings of the whole suite, made before JAX is imported: CPU, 8 simulated devices, no network, strict arithmetic."""
 
 import os
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -36,3 +37,22 @@ def bucket() -> epath.Path:
     _Bucket.store.clear()
     fsspec.register_implementation("s3", _Bucket, clobber=True)
     return epath.Path("s3://bucket/data")
+
+
+@pytest.fixture(scope="session")
+def one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process of its own with one device; tests/tiny.py can be imported there.
+
+    Programs are compiled once for all these processes, also for those of parallel test workers.
+    """
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    tests = Path(__file__).parent
+    return {
+        **os.environ,
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",  # compile fast
+        "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)]),
+        "JAX_COMPILATION_CACHE_DIR": str(root / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }

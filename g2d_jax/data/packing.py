@@ -82,11 +82,12 @@ def pack(
 
     row_length: T. microbatch_rows: at most so many rows in a micro-batch. rows_multiple: R is a multiple of it (devices
     that share the rows). places: M, even. Groups that are not `whole` are split where they do not fit; the prompt is
-    then repeated. Raises ValueError for a response that fits no row.
+    then repeated. Raises ValueError for an empty prompt, or a response or whole group that fits no row.
     """
     units = [unit for index, group in enumerate(groups) for unit in _units(index, group, row_length, places)]
     rows = _first_fit(units, [len(group.prompt_ids) for group in groups], row_length, places)
-    per_micro = min(size_class(max(len(rows), 1), rows_multiple), max(microbatch_rows, rows_multiple))
+    most = max(microbatch_rows // rows_multiple, 1) * rows_multiple
+    per_micro = min(size_class(max(len(rows), 1), rows_multiple), most)
     count = -(-max(len(rows), 1) // per_micro)
     total = (1 << (count - 1).bit_length()) * per_micro
     arrays = _blank(groups, total, row_length, places)
@@ -109,6 +110,8 @@ def size_class(size: int, multiple: int = 1) -> int:
 def _units(index: int, group: Group, row_length: int, places: int) -> list[_Unit]:
     """Cut a group into parts that fit a row: as many responses as fit behind one copy of the prompt."""
     prompt = len(group.prompt_ids)
+    if not prompt:
+        raise ValueError("a prompt has no tokens: the first token of a response is predicted from the prompt's last")
     units: list[_Unit] = []
     first, size = 0, prompt
     for i, response in enumerate(group.responses):
@@ -122,7 +125,7 @@ def _units(index: int, group: Group, row_length: int, places: int) -> list[_Unit
             if group.whole:
                 raise ValueError(
                     f"a prompt of {prompt} tokens and its {len(group.responses)} responses must share a row of "
-                    f"{row_length} tokens: raise compute.row_length"
+                    f"{row_length} tokens and {places} responses: raise compute.row_length"
                 )
             units.append(_Unit(index, first, group.responses[first:i], size))
             first, size = i, prompt
@@ -137,11 +140,9 @@ def _first_fit(units: Sequence[_Unit], prompts: Sequence[int], row_length: int, 
     room: list[tuple[int, int]] = []  # free columns and free places of each row
     for unit in sorted(units, key=lambda unit: -unit.size):
         wanted = len(unit.responses)
-        for row, (columns, free) in enumerate(room):
-            if columns >= unit.size and free >= wanted:
-                break
-        else:
-            row = len(rows)
+        fits = (i for i, (columns, free) in enumerate(room) if columns >= unit.size and free >= wanted)
+        row = next(fits, len(rows))
+        if row == len(rows):
             rows.append([])
             room.append((row_length, places))
         rows[row].append(unit)

@@ -13,9 +13,10 @@ from g2d_jax.records import Preference, Prompt, ScoredRollout
 def random_pairs(seed: int, problem_id: str, visit: int, rewards: np.ndarray, limit: int) -> list[tuple[int, int]]:
     """Random correct with random incorrect (arXiv 2506.21495, section 2.2), up to `limit` pairs of one prompt.
 
-    rewards: [G], NaN for unscorable, which takes no part. Correct means above the midpoint of the lowest and the highest
-    reward; for binary rewards that is reward 1. Both sides are shuffled, then paired off so that every response is used
-    once before any is used twice; no pair occurs twice. Returns indices (chosen, rejected), none without both kinds.
+    rewards: [G], NaN for unscorable, which takes no part. Correct means above the midpoint of the lowest and the
+    highest reward; for binary rewards that is reward 1. Both sides are shuffled, then paired off so that every response
+    of a side is used once before any of that side is used twice; no pair occurs twice. Returns indices (chosen,
+    rejected), none without both kinds.
     Drawn by (seed, problem, visit), so a prompt's pairs do not depend on what else is collected.
     """
     known = np.flatnonzero(~np.isnan(rewards))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
@@ -21,6 +22,9 @@ from g2d_jax.models.decoder import Cache, Decoder, forward, head_matrix
 from g2d_jax.records import MEMBERS
 from g2d_jax.rollout.sampling import draw
 
+Array = TypeVar("Array", jax.Array, np.ndarray)
+"""Where a record lies: on the device or on the host."""
+
 
 @partial(
     jax.tree_util.register_dataclass,
@@ -28,22 +32,22 @@ from g2d_jax.rollout.sampling import draw
     meta_fields=(),
 )
 @dataclass(frozen=True)
-class Rows:
-    """What the sampler knows of each row, besides its cache. Leaves may be numpy (host) or device arrays.
+class Rows(Generic[Array]):
+    """What the sampler knows of each row, besides its cache: numpy arrays where the host fills them in, else on the device.
 
     keys: uint32 [S, 2] key data of the sample. position: int32 [S], of the next token in the whole sequence.
     response: int32 [S], tokens generated so far; left: int32 [S], how many more may come, 0 for a row at rest.
     temperature, top_p: float32 [S]. top_k: int32 [S]. stop_ids: int32 [S, K], filled up with -1.
     """
 
-    keys: jax.Array
-    position: jax.Array
-    left: jax.Array
-    temperature: jax.Array
-    top_k: jax.Array
-    top_p: jax.Array
-    stop_ids: jax.Array
-    response: jax.Array
+    keys: Array
+    position: Array
+    left: Array
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    stop_ids: Array
+    response: Array
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("rows", "cache", "hidden"), meta_fields=())
@@ -51,7 +55,7 @@ class Rows:
 class State:
     """The device state between chunks. hidden: [S, E], from which each row's next token is drawn."""
 
-    rows: Rows
+    rows: Rows[jax.Array]
     cache: Cache
     hidden: jax.Array
 
@@ -69,17 +73,17 @@ class Prefilled:
     hidden: jax.Array
 
 
-class Emitted(NamedTuple):
-    """What a chunk produced. tokens, logprobs, entropies: [S, C], of which the first count [S] are the row's.
+class Emitted(NamedTuple, Generic[Array]):
+    """What a chunk produced. tokens, logprobs, entropies: [S, C], of which the first counts [S] are the row's.
 
     stopped: bool [S], a stop token was drawn.
     """
 
-    tokens: jax.Array
-    logprobs: jax.Array
-    entropies: jax.Array
-    count: jax.Array
-    stopped: jax.Array
+    tokens: Array
+    logprobs: Array
+    entropies: Array
+    counts: Array
+    stopped: Array
 
 
 def constrain(mesh: Mesh, x: jax.Array, *axes: str | None) -> jax.Array:
@@ -132,7 +136,7 @@ def admit(
     prefilled: Prefilled,
     order: jax.Array,
     source: jax.Array,
-    fresh: Rows,
+    fresh: Rows[jax.Array],
     column: jax.Array,
     *,
     width: int,
@@ -156,7 +160,9 @@ def admit(
         return constrain(mesh, jnp.where(filled[:, None, None, None], placed, moved), "rows", "kv_heads")
 
     rows = jax.tree.map(
-        lambda new, old: constrain(mesh, jnp.where(filled.reshape(-1, *(1,) * (new.ndim - 1)), new, old[order]), "rows"),
+        lambda new, old: constrain(
+            mesh, jnp.where(filled.reshape(-1, *(1,) * (new.ndim - 1)), new, old[order]), "rows"
+        ),
         fresh,
         state.rows,
     )
@@ -172,7 +178,7 @@ def admit(
 
 def decode(
     view: Decoder, state: State, *, chunk: int, filtered: bool, mesh: Mesh, dtype: jnp.dtype
-) -> tuple[State, Emitted]:
+) -> tuple[State, Emitted[jax.Array]]:
     """Up to `chunk` steps for every row that has tokens left; ends early when none has."""
     slots = state.hidden.shape[0]
     head = head_matrix(view, dtype)
@@ -181,11 +187,11 @@ def decode(
         floats.astype(jnp.int32), floats, floats, jnp.zeros(slots, jnp.int32), jnp.zeros(slots, jnp.bool_)
     )
 
-    def running(carry: tuple[jax.Array, State, Emitted]) -> jax.Array:
+    def running(carry: tuple[jax.Array, State, Emitted[jax.Array]]) -> jax.Array:
         step, state, _ = carry
         return (step < chunk) & jnp.any(state.rows.left > 0)
 
-    def advance(carry: tuple[jax.Array, State, Emitted]) -> tuple[jax.Array, State, Emitted]:
+    def advance(carry: tuple[jax.Array, State, Emitted[jax.Array]]) -> tuple[jax.Array, State, Emitted[jax.Array]]:
         step, state, emitted = carry
         rows, active = state.rows, state.rows.left > 0
         logits = jnp.matmul(state.hidden, head, preferred_element_type=jnp.float32)
@@ -200,7 +206,7 @@ def decode(
             write(emitted.tokens, drawn.token),
             write(emitted.logprobs, drawn.logprob),
             write(emitted.entropies, drawn.entropy),
-            emitted.count + one,
+            emitted.counts + one,
             emitted.stopped | stopped,
         )
         token, position = drawn.token[:, None], rows.position[:, None]

@@ -118,7 +118,7 @@ class Sampler:
         """Yield every request's rollouts as they finish, in no particular order.
 
         view: see `view`. purpose: names the randomness together with the seed, problem id, visit and sample index.
-        Raises ValueError for an empty prompt or an empty vocabulary of ids out of range.
+        Raises ValueError, before anything is sampled, for an empty prompt, no samples or ids out of the vocabulary.
         """
         waiting = list(requests)
         for request in waiting:
@@ -234,7 +234,7 @@ class _Session:
         device = jax.tree.map(lambda x: meshes.put(x, everywhere), host)
         self.state = program(self.state, self.prefilled, *device, width=width)
 
-    def _blank(self, slots: int) -> Rows:
+    def _blank(self, slots: int) -> Rows[np.ndarray]:
         zeros = np.zeros(slots, np.int32)
         return Rows(
             keys=np.zeros((slots, 2), np.uint32),
@@ -245,9 +245,9 @@ class _Session:
             top_p=np.ones(slots, np.float32),
             stop_ids=np.full((slots, self.stops), -1, np.int32),
             response=zeros.copy(),
-        )  # type: ignore[arg-type]  # numpy leaves until they are put on the mesh
+        )
 
-    def _describe(self, fresh: Rows, row: int, sample: _Sample) -> None:
+    def _describe(self, fresh: Rows[np.ndarray], row: int, sample: _Sample) -> None:
         """Write one new sample's facts into the host arrays."""
         request, params = sample.request, sample.request.params
         values = {
@@ -262,18 +262,18 @@ class _Session:
         }
         for name, value in values.items():
             getattr(fresh, name)[row] = value
-        fresh.stop_ids[row, : len(params.stop_ids)] = params.stop_ids  # type: ignore[index]
+        fresh.stop_ids[row, : len(params.stop_ids)] = params.stop_ids
 
-    def _harvest(self, emitted: programs.Emitted) -> Iterator[Rollout]:
+    def _harvest(self, emitted: programs.Emitted[np.ndarray]) -> Iterator[Rollout]:
         """Add the chunk's tokens to their samples and yield those that are finished."""
-        steps = int(emitted.count.max())
+        steps = int(emitted.counts.max())
         self.column += steps
         self.sampler.usage.slot_steps += steps * len(self.rows)
-        self.sampler.usage.generated += int(emitted.count.sum())
+        self.sampler.usage.generated += int(emitted.counts.sum())
         for row, sample in enumerate(self.rows):
             if sample is None:
                 continue
-            count = int(emitted.count[row])
+            count = int(emitted.counts[row])
             sample.tokens.append(emitted.tokens[row, :count])
             sample.logprobs.append(emitted.logprobs[row, :count])
             sample.entropies.append(emitted.entropies[row, :count])

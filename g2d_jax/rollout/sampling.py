@@ -53,10 +53,16 @@ def running_sum(x: jax.Array) -> jax.Array:
     return jnp.matmul(x, triangle, precision=jax.lax.Precision.HIGHEST)
 
 
-def first_above(cumulative: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Index [B] of the first entry of cumulative [B, N] above uniform * total. Its own mass is positive."""
-    threshold = uniform * cumulative[:, -1]
-    return jnp.sum(cumulative <= threshold[:, None], axis=-1)
+def first_above(masses: jax.Array, uniform: jax.Array) -> jax.Array:
+    """Index [B] of the first of masses [B, N], not negative, with a running sum above uniform [B] * total.
+
+    An entry of mass 0 is never chosen, even where rounding makes the running sum rise there: the order in which a
+    matrix product adds may differ between its columns.
+    """
+    reached = jnp.where(masses > 0, running_sum(masses), 0.0)
+    above = reached > (uniform * reached.max(axis=-1))[:, None]
+    last = masses.shape[-1] - 1
+    return jnp.min(jnp.where(above, jnp.arange(last + 1)[None], last), axis=-1)
 
 
 def inverse_cdf(probs: jax.Array, uniform: jax.Array) -> jax.Array:
@@ -69,9 +75,9 @@ def inverse_cdf(probs: jax.Array, uniform: jax.Array) -> jax.Array:
     block = min(vocab, max(128, 1 << ((vocab - 1).bit_length() + 1) // 2))
     blocks = -(-vocab // block)
     grid = jnp.pad(probs, ((0, 0), (0, blocks * block - vocab))).reshape(rows, blocks, block)
-    chosen = first_above(running_sum(grid.sum(axis=-1)), uniform[:, 0])
+    chosen = first_above(grid.sum(axis=-1), uniform[:, 0])
     inside = jnp.take_along_axis(grid, chosen[:, None, None], axis=1)[:, 0]
-    return (chosen * block + first_above(running_sum(inside), uniform[:, 1])).astype(jnp.int32)
+    return (chosen * block + first_above(inside, uniform[:, 1])).astype(jnp.int32)
 
 
 def draw(

@@ -1,1 +1,1 @@
-"""The stages of a run: sft, online, collect, offline, evaluate. Each reads artefacts, writes artefacts, and a manifest last."""
+"""The stages of a run: sft, online, collect, offline, evaluate. Each reads and writes artefacts, a manifest last."""

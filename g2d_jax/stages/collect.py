@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import storage
@@ -41,6 +42,20 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     return {**tally.manifest(), "counts": counts, "result": {**_lengths(preferences), "rollouts": describe(groups)}}
 
 
+def check(stage: ConfigDict, stages: ConfigDict) -> None:
+    """Raise ValueError for settings that cannot work, before any work."""
+    source = stage.policy.partition("@")[0]
+    if stage.rollouts == "archive" and (source not in stages or stages[source].kind != "online"):
+        raise ValueError(f'rollouts="archive" needs a policy that is an online stage of this run, got {stage.policy!r}')
+    if stage.rollouts not in ("sample", "archive") and not epath.Path(stage.rollouts).exists():
+        raise ValueError(f"rollouts is {stage.rollouts!r}: write sample, archive, or the path of a file that exists")
+    if not 0 <= stage.min_pass_rate <= stage.max_pass_rate <= 1:
+        raise ValueError(f"the pass rates {stage.min_pass_rate} to {stage.max_pass_rate} are no window within 0 to 1")
+    for name in ("prompts", "part", "num_generations", "pairs_per_prompt"):
+        if stage[name] < 1:
+            raise ValueError(f"{name} must be at least 1, got {stage[name]}")
+
+
 def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tuple[Draws, Groups]:
     """Sample the first stage.prompts of a seeded order, part by part; a part that is on disk is read back."""
     train = context.problems["train"]
@@ -70,9 +85,7 @@ def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tup
 def _archive(context: Context, stage: ConfigDict) -> tuple[Draws, Groups]:
     """The groups an online stage drew on its way to the policy: no further generation."""
     source, _, step = stage.policy.partition("@")
-    settings = context.config.stages.get(source)
-    if settings is None or settings.kind != "online":
-        raise ValueError(f'rollouts="archive" needs a policy that is an online stage of this run, got {stage.policy!r}')
+    settings = context.config.stages[source]
     order = context.order(len(context.problems["train"]), f"online/{source}")
     draws: Draws = []
     groups: Groups = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -72,7 +73,7 @@ class Context:
     folders: Mapping[str, epath.Path]
     reward: RewardFunction | None = None
     objective: Callable[[Compute], Objective] | None = None
-    _samplers: dict[Any, Sampler] = field(default_factory=dict)
+    programs: dict[str, Any] = field(default_factory=dict)  # compiled once for the run
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -177,9 +178,9 @@ class Context:
 
     def sampler(self) -> Sampler:
         """The sampler; one for the run, so that its programs are compiled once."""
-        if "sampler" not in self._samplers:
+        if "sampler" not in self.programs:
             compute = self.config.compute
-            self._samplers["sampler"] = Sampler(
+            self.programs["sampler"] = Sampler(
                 self.model_config,
                 self.mesh,
                 seed=self.config.seed,
@@ -188,7 +189,8 @@ class Context:
                 prefill_rows=compute.prefill_rows,
                 dtype=self.dtype,
             )
-        return self._samplers["sampler"]
+        made: Sampler = self.programs["sampler"]
+        return made
 
     def sampling_params(self, sampling: ConfigDict, **changes: Any) -> SamplingParams:
         """Settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""
@@ -240,13 +242,11 @@ class Context:
 
     def checkpoint_of(self, name: str) -> tuple[epath.Path, int | None]:
         """The checkpoint folder and step that a policy's name means."""
-        stage, _, step = name.rpartition("#")[2].partition("@")
+        stage, at, step = name.rpartition("#")[2].partition("@")
+        if at and not step.isdecimal():
+            raise ValueError(f"policy {name!r}: write the step after @ as a number, as in {stage}@20")
         if name.startswith("run:"):
-            other = epath.Path(name.removeprefix("run:").rpartition("#")[0])
-            matches = [folder for folder in other.iterdir() if folder.name.partition("-")[2] == stage]
-            if len(matches) != 1:
-                raise ValueError(f"policy {name!r}: {other} has no stage {stage!r}")
-            folder = matches[0]
+            folder = _stage_folder(name, stage)
         elif stage in self.folders:
             folder = self.folders[stage]
         else:
@@ -262,17 +262,14 @@ class Context:
 
     @contextmanager
     def metered(self, tally: Tally) -> Iterator[None]:
-        """Add the time, the sampler's tokens and the verifier's CPU seconds of a block to a tally."""
-        usage = self.sampler().usage
-        before = (usage.generated, usage.prefilled, self.pool.stats().cpu_seconds)
+        """Add the time and the verifier's CPU seconds of a block to a tally."""
+        before = self.pool.stats().cpu_seconds
         started = time.perf_counter()
         try:
             yield
         finally:
             tally.seconds += time.perf_counter() - started
-            tally.generated += usage.generated - before[0]
-            tally.prefilled += usage.prefilled - before[1]
-            tally.verifier_cpu_seconds += self.pool.stats().cpu_seconds - before[2]
+            tally.verifier_cpu_seconds += self.pool.stats().cpu_seconds - before
 
     def close(self) -> None:
         """End the verifier's processes."""
@@ -284,3 +281,28 @@ class Context:
         shared = {k: v for k, v in self.config.to_dict().items() if k in ("seed", "dtype", "model", "data", "reward")}
         shared["reward"] = {k: v for k, v in shared["reward"].items() if k != "workers"}
         return storage.fingerprint([shared, self.tokenizer.fingerprint])
+
+
+def check_elsewhere(policy: str) -> None:
+    """Raise ValueError if a policy outside this run ("run:…", "hf:…") is not there. A hub id is not looked up."""
+    if policy.startswith("run:"):
+        stage, at, step = policy.rpartition("#")[2].partition("@")
+        steps = Checkpoints(_stage_folder(policy, stage) / "checkpoints").steps()
+        if not steps or (at and step not in map(str, steps)):
+            raise ValueError(f"policy {policy!r}: there are checkpoints of {', '.join(map(str, steps)) or 'no step'}")
+    if policy.startswith(("hf:.", "hf:/", "hf:~")):
+        hf.read_config(hf.resolve(policy.removeprefix("hf:")))
+
+
+def _stage_folder(policy: str, stage: str) -> epath.Path:
+    """The folder of another run's stage. Raises ValueError for "run:WORKDIR#STAGE" that leads nowhere."""
+    workdir, hash_sign, _ = policy.removeprefix("run:").rpartition("#")
+    if not (workdir and hash_sign and stage):
+        raise ValueError(f"policy {policy!r}: write run:WORKDIR#STAGE or run:WORKDIR#STAGE@STEP")
+    other = epath.Path(workdir).expanduser()
+    if not (other / "config.json").exists():
+        raise ValueError(f"policy {policy!r}: {other} holds no run (no config.json)")
+    folders = {folder.name.partition("-")[2]: folder for folder in other.iterdir() if re.match(r"\d+-", folder.name)}
+    if stage not in folders:
+        raise ValueError(f"policy {policy!r}: {other} has no stage {stage!r}; it has {', '.join(folders) or 'none'}")
+    return folders[stage]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from typing import Any
 
@@ -49,6 +50,14 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     return {**tally.manifest(), "counts": {"problems": len(problems)}, "result": result}
 
 
+def check(stage: ConfigDict) -> None:
+    """Raise ValueError for settings that cannot work, before any work."""
+    if stage.split not in ("dev", "test"):
+        raise ValueError(f"split is {stage.split!r}; choose dev or test")
+    if not stage.policies or stage.num_generations < 1:
+        raise ValueError("it needs at least one policy, and num_generations of at least 1")
+
+
 def evaluate_policy(
     context: Context, name: str, stage: ConfigDict, policy: str, problems: list[Problem], tally: Tally
 ) -> tuple[dict[str, Any], np.ndarray]:
@@ -59,7 +68,8 @@ def evaluate_policy(
     view: Decoder | None = context.sampler().view(context.policy(policy))
     draws = [(problem, 0) for problem in problems]
     folder = context.folders[name] / "rollouts"
-    file = policy.replace("/", "_").replace(":", "_").replace("#", "_")
+    file = re.sub(r"[^\w@.-]", "_", policy)
+    file += "" if file == policy else f"-{storage.fingerprint(policy)[:8]}"  # two paths must not share a file
 
     def sampled(purpose: str, count: int, journal: str, **changes: Any) -> Groups:
         groups = sampled_groups(

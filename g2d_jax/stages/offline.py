@@ -3,7 +3,8 @@ computed once, cached under a fingerprint, and no reference model stays in memor
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, get_args
 
 import numpy as np
 from etils import epath
@@ -13,6 +14,7 @@ from g2d_jax import storage
 from g2d_jax.data.loader import draw
 from g2d_jax.data.packing import Group, Response, pack
 from g2d_jax.losses import dpo_weights
+from g2d_jax.losses.dpo import DPOLossType
 from g2d_jax.mesh import row_ways
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
@@ -60,6 +62,26 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         return {**training.tally.manifest(), "counts": {"pairs": len(pairs), "steps": steps}}
 
 
+def check(stage: ConfigDict, stages: ConfigDict) -> None:
+    """Raise ValueError for settings that cannot work, before any work."""
+    made = stage.preferences in stages
+    if made and stages[stage.preferences].kind != "collect":
+        raise ValueError(f"preferences is {stage.preferences!r}, a stage that collects none")
+    if not made and not epath.Path(stage.preferences).exists():
+        known = ", ".join(name for name, other in stages.items() if other.kind == "collect") or "none"
+        raise ValueError(
+            f"preferences is {stage.preferences!r}: no path that exists, nor a collect stage ({known})"
+        )
+    if stage.loss_type not in get_args(DPOLossType):
+        raise ValueError(f"loss_type is {stage.loss_type!r}; choose one of {', '.join(get_args(DPOLossType))}")
+    if stage.beta <= 0 or not 0 <= stage.label_smoothing < 0.5:
+        raise ValueError(
+            f"beta must be positive and label_smoothing in [0, 0.5), got {stage.beta}, {stage.label_smoothing}"
+        )
+    if stage.epochs < 1 or stage.batch_size < 1:
+        raise ValueError(f"epochs and batch_size must be at least 1, got {stage.epochs} and {stage.batch_size}")
+
+
 def _warmup_that_fits(context: Context, name: str, settings: ConfigDict, steps: int) -> ConfigDict:
     """The number of pairs is known only now: few pairs must not end a run that has its rollouts."""
     if settings.warmup_steps < steps:
@@ -93,27 +115,33 @@ def reference_logprobs(
 ) -> np.ndarray:
     """Summed log-probabilities of both sides under the starting policy, float32 [pairs, 2]; read back if cached.
 
-    The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id.
+    The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id. It holds what
+    scoring cost too, so that a restart changes no count.
     """
     what = [context.fingerprint(), _origin(context, stage.policy), str(context.dtype), row_length]
     ids = [[p.prompt_ids, p.chosen_ids, p.rejected_ids] for p in pairs]
     file = context.folders[name] / f"reference-{storage.fingerprint([what, ids])}.json"
     if file.exists():
-        return np.asarray(storage.read_json(file), np.float32)
+        cached = storage.read_json(file)
+        tally.scored, tally.flops, tally.seconds = (cached[key] for key in ("scored", "flops", "seconds"))
+        return np.asarray(cached["logprobs"], np.float32)
+    started = time.perf_counter()
     params = context.policy(stage.policy)
     found = [
         _score(context, params, pairs[first : first + SCORED_AT_ONCE], row_length, tally)
         for first in range(0, len(pairs), SCORED_AT_ONCE)
     ]
     references = np.concatenate(found)
-    storage.write_json(file, references)
+    cost = {"scored": tally.scored, "flops": tally.flops, "seconds": time.perf_counter() - started}
+    storage.write_json(file, {"logprobs": references, **cost})
     return references
 
 
 def _origin(context: Context, policy: str) -> Any:
     """What made a policy: its name and, for a stage, the fingerprint in that stage's manifest."""
-    stage = policy.partition("@")[0]
-    manifest = storage.finished(context.folders[stage]) if stage in context.folders else None
+    if policy == "init" or policy.startswith("hf:"):
+        return [policy, None]
+    manifest = storage.finished(context.checkpoint_of(policy)[0].parent)
     return [policy, (manifest or {}).get("fingerprint")]
 
 

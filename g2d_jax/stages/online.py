@@ -36,7 +36,7 @@ def draws_of(context: Context, order: Order, step: int, prompts: int) -> Draws:
 
 def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     """stage.steps updates of GRPO (paper 2, equation 1, by default); returns the manifest's fields."""
-    _check(stage)
+    check(stage)
     order = context.order(len(context.problems["train"]), f"online/{name}")
     params = context.sampling_params(stage.sampling)
     objective = objectives.grpo(
@@ -74,7 +74,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
                     journal=journal_of(folder, training.step),
                 )
                 count_rollouts(context, training.tally, groups)
-                _watch_signal(name, stage, training, groups)
+                _watch_signal(context, name, stage, training, draws, groups)
                 packed = training_groups(groups, stage)
                 if reference is not None:
                     packed = with_reference(context, training, reference, packed, stage.sampling.temperature)
@@ -87,7 +87,8 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         return {**training.tally.manifest(), "counts": {"steps": training.step, **_census(context, stage)}}
 
 
-def _check(stage: ConfigDict) -> None:
+def check(stage: ConfigDict) -> None:
+    """Raise ValueError for settings that cannot work, before any work."""
     if stage.sampling.temperature <= 0 or stage.sampling.top_p < 1 or stage.sampling.top_k > 0:
         raise ValueError(
             "an online stage needs sampling.temperature > 0, top_p 1 and top_k 0: the loss compares the trained policy "
@@ -95,6 +96,10 @@ def _check(stage: ConfigDict) -> None:
         )
     if stage.num_generations < 2:
         raise ValueError("an online stage needs num_generations of at least 2: advantages compare responses of a group")
+    token_weights(stage.loss_type, [1], num_prompts=1, max_completion_length=1)  # these two raise for unknown names
+    group_advantages(np.array([[0.0, 1.0]]), stage.scale_rewards)
+    if stage.beta < 0 or stage.prompts_per_step < 1 or stage.steps < 1:
+        raise ValueError("beta must not be negative, prompts_per_step and steps must be at least 1")
 
 
 def _census(context: Context, stage: ConfigDict) -> dict[str, int]:
@@ -105,28 +110,43 @@ def _census(context: Context, stage: ConfigDict) -> dict[str, int]:
 
 
 def count_rollouts(context: Context, tally: Tally, groups: Groups) -> None:
-    """Add the FLOPs of generating these groups: each prompt once, each response token once."""
+    """Add the tokens and FLOPs of generating these groups: each prompt once, each response token once.
+
+    From the rollouts, not from the sampler: those read back from a journal after a restart count too.
+    """
     config = context.model_config
     for group in groups:
         prompt = len(group[0].rollout.prompt_ids)
+        tally.prefilled += prompt
         tally.flops += forward_flops(config, prompt, prompt / 2)
         for row in group:
             length = len(row.rollout.token_ids)
+            tally.generated += length
             tally.flops += forward_flops(config, length, prompt + length / 2)
 
 
-def _watch_signal(name: str, stage: ConfigDict, training: Trainer, groups: Groups) -> None:
-    """Stop when no group of many steps in a row had two different rewards."""
+def _watch_signal(
+    context: Context, name: str, stage: ConfigDict, training: Trainer, draws: Draws, groups: Groups
+) -> None:
+    """Stop when no group of many steps in a row had two different rewards; the policy so far is saved."""
     advantages = group_advantages(rewards(groups))
     training.facts["barren"] = 0 if np.any(advantages) else training.facts.get("barren", 0) + 1
-    if training.facts["barren"] >= stage.patience:
-        mean = np.nanmean(np.append(rewards(groups), np.nan if np.isfinite(rewards(groups)).any() else 0.0))
-        cause = "every response was wrong" if mean <= 0 else "every response got the same reward"
-        raise StopRun(
-            f"{name}: no reward signal for {training.facts['barren']} steps in a row; {cause}. Look at the completions in "
-            f"samples/, then try easier problems, a better starting policy, a longer max_new_tokens or another prompt "
-            "template; the checkpoints so far are kept"
-        )
+    if training.facts["barren"] < stage.patience:
+        return
+    training.save_here()
+    context.tracker.samples(name, training.step, sample_rows(draws, groups, context.config.logging.samples))
+    raise StopRun(
+        f"{name}: no reward signal for {training.facts['barren']} steps in a row; {_cause(rewards(groups))}. Look at "
+        "the completions in samples/, then try easier problems, a better starting policy, a longer max_new_tokens or "
+        f"another prompt template; the policy so far is kept as {name}@{training.step}"
+    )
+
+
+def _cause(values: np.ndarray) -> str:
+    known = values[~np.isnan(values)]
+    if known.size == 0:
+        return "no response could be scored"
+    return "every response was wrong" if known.max() <= 0 else "the responses to each prompt all got the same reward"
 
 
 def training_groups(groups: Groups, stage: ConfigDict) -> list[Group]:
@@ -182,6 +202,6 @@ def with_reference(
 
 def make_scorer_once(context: Context) -> Any:
     """The scoring program, compiled once for the run."""
-    if "score" not in context._samplers:
-        context._samplers["score"] = make_scorer(context.compute)
-    return context._samplers["score"]
+    if "score" not in context.programs:
+        context.programs["score"] = make_scorer(context.compute)
+    return context.programs["score"]

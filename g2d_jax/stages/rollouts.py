@@ -87,14 +87,13 @@ def rewards(groups: Groups) -> np.ndarray:
 
 
 def correct(groups: Groups) -> np.ndarray:
-    """float64 [N, G]: 1 for a correct verdict, 0 for a wrong or missing answer, NaN where the verifier gave no answer."""
-    unknown = (Verdict.TIMEOUT, Verdict.UNSCORABLE)
-    return np.array(
-        [
-            [np.nan if r.score.verdict in unknown else float(r.score.verdict is Verdict.CORRECT) for r in g]
-            for g in groups
-        ]
-    )
+    """float64 [N, G] for accuracies: 1 for a correct verdict, NaN where the problem itself cannot be scored, else 0.
+
+    A timeout counts as not correct here, though it gives no reward in training: an accuracy that left it out would rise
+    when a model learns answers that the verifier cannot finish. Verdicts are counted beside it.
+    """
+    values = {Verdict.CORRECT: 1.0, Verdict.UNSCORABLE: np.nan}
+    return np.array([[values.get(row.score.verdict, 0.0) for row in group] for group in groups])
 
 
 def describe(groups: Groups) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the stages that train share: state from a checkpoint or a policy, checkpoints on the way, metrics a step late."""
+"""What the stages that train share: state from a checkpoint or a policy, checkpoints, metrics a step late."""
 
 from __future__ import annotations
 
@@ -102,6 +102,12 @@ class Trainer:
         self.context.tracker.flush()
         host = {"tally": dataclasses.asdict(self.tally), "facts": self.facts}
         self.checkpoints.save(self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host)
+
+    def save_here(self) -> None:
+        """Save the state as it is, unless it is saved already, and wait: the stage is about to be stopped."""
+        self.checkpoints.wait()
+        if self.step not in self.checkpoints.steps():
+            self.save()
 
     def _mean_context(self, packed: Packed) -> float:
         responses = [place.length for places in packed.places for place in places]

@@ -62,9 +62,7 @@ def sft(compute: Compute) -> Objective:
     return objective
 
 
-def grpo(
-    compute: Compute, *, temperature: float, epsilon: float, epsilon_high: float | None, beta: float
-) -> Objective:
+def grpo(compute: Compute, *, temperature: float, epsilon: float, epsilon_high: float | None, beta: float) -> Objective:
     """micro: weight, advantage, old_logprob and, for beta > 0, ref_logprob, each [R, T]."""
 
     def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:

@@ -1,0 +1,181 @@
+"""Packing: every response's tokens, positions and sources, whatever the lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from g2d_jax.data.packing import Group, Packed, Response, pack, size_class
+from g2d_jax.records import MEMBERS
+
+LENGTH = 24
+
+
+def make(prompts: list[tuple[int, list[int]]], whole: bool = False) -> list[Group]:
+    """Groups of a prompt's and its responses' lengths; no token occurs twice, and the weight is its number."""
+    counter = iter(range(1, 100_000))
+
+    def ids(length: int) -> np.ndarray:
+        return np.array([next(counter) for _ in range(length)], np.int32)
+
+    def response(length: int) -> Response:
+        tokens = ids(length)
+        return Response(tokens, {"weight": tokens / 2, "same": 3.0}, {"score": float(tokens.sum())})
+
+    return [Group(ids(prompt), [response(length) for length in lengths], whole) for prompt, lengths in prompts]
+
+
+GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 15), max_size=7)), max_size=9).map(make)
+PAIRS = st.lists(st.tuples(st.integers(1, 8), st.lists(st.integers(1, 8), min_size=2, max_size=2)), max_size=9).map(
+    lambda prompts: make(prompts, whole=True)
+)
+
+
+def check(groups: list[Group], packed: Packed, places: int) -> None:
+    """Every promise of Packed, response by response."""
+    arrays = {name: x.reshape(-1, x.shape[-1]) for name, x in packed.arrays.items()}
+    seen = np.zeros_like(arrays["tokens"], bool)
+    for group, where in zip(groups, packed.places, strict=True):
+        size = len(group.prompt_ids)
+        for response, (row, column, length) in zip(group.responses, where, strict=True):
+            span, sources = slice(column, column + length), arrays["source"][row, column : column + length]
+            last = sources[0]
+            prompt = slice(last - size + 1, last + 1)
+            np.testing.assert_array_equal(arrays["tokens"][row, span], response.token_ids)
+            np.testing.assert_array_equal(arrays["tokens"][row, prompt], group.prompt_ids)
+            np.testing.assert_array_equal(arrays["positions"][row, prompt], range(size))
+            np.testing.assert_array_equal(arrays["positions"][row, span], range(size, size + length))
+            np.testing.assert_array_equal(sources[1:], range(column, column + length - 1))
+            segment, of_prompt = np.unique(arrays["segment_ids"][row, span]), arrays["segment_ids"][row, prompt]
+            assert segment.size == 1 and segment[0] % MEMBERS > 0
+            np.testing.assert_array_equal(of_prompt, segment[0] // MEMBERS * MEMBERS)
+            assert last < column and segment[0] >= MEMBERS
+            np.testing.assert_array_equal(arrays["weight"][row, span], response.token_ids.astype(np.float32) / 2)
+            np.testing.assert_array_equal(arrays["same"][row, span], 3.0)
+            (place,) = np.unique(arrays["sequence"][row, span])
+            assert 0 <= place < places and arrays["score"][row, place] == response.token_ids.sum()
+            assert not seen[row, span].any()
+            seen[row, span] = seen[row, prompt] = True
+    outside = ~seen
+    assert packed.used == seen.sum()
+    assert not arrays["tokens"][outside].any() and not arrays["segment_ids"][outside].any()
+    assert (arrays["sequence"] >= 0).sum() == sum(len(r.token_ids) for g in groups for r in g.responses)
+
+
+@settings(max_examples=60, deadline=None)
+@given(GROUPS, st.integers(1, 6), st.sampled_from([1, 2, 4]), st.sampled_from([2, 4, 16]))
+def test_every_response_is_where_it_is_said_to_be(groups, microbatch_rows, multiple, places):
+    packed = pack(groups, row_length=LENGTH, microbatch_rows=microbatch_rows, rows_multiple=multiple, places=places)
+    if any(group.responses for group in groups):
+        check(groups, packed, places)
+    count, rows, length = packed.arrays["tokens"].shape
+    assert rows % multiple == 0 and rows <= max(microbatch_rows, multiple) and length == LENGTH
+    assert packed.count <= count == 1 << (count - 1).bit_length()
+    assert not packed.arrays["segment_ids"][packed.count :].any()
+    assert packed.count == 1 or packed.arrays["segment_ids"][packed.count - 1].any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(GROUPS)
+def test_unpack_gives_back_each_response(groups):
+    packed = pack(groups, row_length=LENGTH, microbatch_rows=3)
+    for group, values in zip(groups, packed.unpack(packed.arrays["tokens"]), strict=True):
+        for response, value in zip(group.responses, values, strict=True):
+            np.testing.assert_array_equal(value, response.token_ids)
+
+
+@settings(max_examples=40, deadline=None)
+@given(GROUPS)
+def test_sums_are_kept(groups):
+    responses = [response for group in groups for response in group.responses]
+    packed = pack(groups, row_length=LENGTH, microbatch_rows=2)
+    total = sum(int(response.token_ids.sum()) for response in responses)
+    assert packed.arrays.get("weight", np.zeros(1)).sum(dtype=np.float64) == total / 2
+    assert packed.arrays.get("score", np.zeros(1)).sum(dtype=np.float64) == total
+
+
+@settings(max_examples=40, deadline=None)
+@given(PAIRS, st.sampled_from([2, 4, 16]))
+def test_pairs_share_a_row_chosen_in_an_even_place(groups, places):
+    packed = pack(groups, row_length=LENGTH, microbatch_rows=4, places=places)
+    sequence = packed.arrays["sequence"].reshape(-1, LENGTH)
+    for chosen, rejected in packed.places:
+        assert chosen.row == rejected.row
+        place = sequence[chosen.row, chosen.column]
+        assert place % 2 == 0 and sequence[rejected.row, rejected.column] == place + 1
+    if groups:
+        check(groups, packed, places)
+
+
+def test_literal_row():
+    groups = make([(3, [2, 1]), (2, [2])])
+    packed = pack(groups, row_length=12, microbatch_rows=8, places=4)
+    assert packed.count == 1 and packed.used == 10
+    rows = {name: x[0, 0].tolist() for name, x in packed.arrays.items()}
+    assert rows["tokens"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0]
+    assert rows["positions"] == [0, 1, 2, 3, 4, 3, 0, 1, 2, 3, 0, 0]
+    assert rows["segment_ids"] == [1024, 1024, 1024, 1025, 1025, 1026, 2048, 2048, 2049, 2049, 0, 0]
+    assert rows["source"] == [0, 0, 0, 2, 3, 2, 0, 0, 7, 8, 0, 0]
+    assert rows["sequence"] == [-1, -1, -1, 0, 0, 1, -1, -1, 2, 2, -1, -1]
+    assert rows["weight"] == [0, 0, 0, 2, 2.5, 3, 0, 0, 4.5, 5, 0, 0]
+    assert rows["score"] == [9, 6, 19, 0]
+
+
+def test_a_group_too_long_for_a_row_is_split_and_its_prompt_repeated():
+    groups = make([(4, [8, 8, 8])])
+    packed = pack(groups, row_length=20, microbatch_rows=8)
+    assert packed.used == 2 * 4 + 3 * 8
+    assert len({place.row for place in packed.places[0]}) == 2
+    check(groups, packed, 16)
+
+
+def test_missing_values_are_zero():
+    ids = np.array([5, 6])
+    packed = pack([Group(ids, [Response(ids, {"a": 1.0}), Response(ids)])], row_length=8, microbatch_rows=1)
+    assert packed.arrays["a"][0, 0].tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
+
+
+def test_types():
+    arrays = pack(make([(1, [1])]), row_length=8, microbatch_rows=1).arrays
+    integers = {name for name, x in arrays.items() if x.dtype == np.int32}
+    assert integers == {"tokens", "positions", "segment_ids", "source", "sequence"}
+    assert {x.dtype for name, x in arrays.items() if name not in integers} == {np.dtype(np.float32)}
+
+
+def test_rows_stay_a_multiple_where_the_micro_batch_is_not():
+    groups = make([(1, [15])] * 9)
+    packed = pack(groups, row_length=16, microbatch_rows=6, rows_multiple=4)
+    assert packed.arrays["tokens"].shape == (4, 4, 16) and packed.count == 3
+
+
+def test_rows_are_well_filled():
+    rng = np.random.default_rng(0)
+    groups = make([(int(rng.integers(10, 40)), [int(n) for n in rng.integers(5, 100, 4)]) for _ in range(80)])
+    packed = pack(groups, row_length=512, microbatch_rows=64)
+    rows = 1 + max(place.row for places in packed.places for place in places)
+    assert packed.used / (rows * 512) > 0.94
+
+
+def test_size_classes():
+    assert [size_class(n) for n in (1, 2, 3, 7, 8, 9, 10, 11, 16, 17, 21, 33, 41, 65)] == [
+        1, 2, 3, 7, 8, 10, 10, 12, 16, 20, 24, 40, 48, 80,
+    ]  # fmt: skip
+    assert [size_class(n, 8) for n in (1, 8, 9, 17, 33)] == [8, 8, 16, 24, 40]
+    for n in range(1, 300):
+        assert n <= size_class(n) <= max(n * 1.25, n + 1)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (make([(10, [15])]), "prompt of 10 and a response of 15 tokens do not fit a row of 24: raise compute.row_length"),
+        (make([(10, [8, 8])], whole=True), "prompt of 10 tokens and its 2 responses must share a row of 24 tokens"),
+        (make([(1, [1, 1, 1])], whole=True), "2 responses: raise compute.row_length"),
+        (make([(0, [3])]), "prompt has no tokens"),
+    ],
+)
+def test_errors(groups, message):
+    with pytest.raises(ValueError, match=message):
+        pack(groups, row_length=LENGTH, microbatch_rows=4, places=2)

@@ -1,0 +1,276 @@
+"""The batched sampler against the trainer's forward pass, itself in other shapes, and its own promises.
+
+Everywhere: float32, prompts of 1 to 17 tokens, responses of 1 to 70, 19 samples in 8 rows, so that rows are refilled,
+the cache grows from 64 columns to 96, and the tail is compacted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from g2d_jax import keys, mesh as meshes
+from g2d_jax.data.packing import Group, Response, pack
+from g2d_jax.models import decoder
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.records import MEMBERS, Request, Rollout, SamplingParams
+from g2d_jax.rollout.sampler import Sampler, Usage, ladder
+from g2d_jax.rollout.sampling import uniforms
+from g2d_jax.training.objectives import Compute
+from g2d_jax.training.step import make_scorer, put_batch
+
+CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, qkv_bias=True)
+SEED = 3
+EARLY = tuple(range(0, 64, 2))  # half of the vocabulary: often the first token
+HOT = 0.7
+
+# (prompt length, samples, max_new_tokens, temperature, stop ids)
+TABLE = [
+    (1, 3, 40, HOT, (3, 9)),
+    (3, 1, 5, HOT, ()),
+    (7, 4, 12, 1.3, EARLY),
+    (16, 2, 70, HOT, (5,)),
+    (17, 5, 1, 1.3, ()),
+    (5, 4, 20, 1.3, (63, 1, 2)),
+]
+
+
+def request(number: int, length: int, samples: int, new: int, temperature: float, stops: tuple[int, ...]) -> Request:
+    ids = np.random.default_rng(number).integers(0, 64, length).astype(np.int32)
+    return Request(f"problem{number}", ids, SamplingParams(new, temperature, stop_ids=stops), samples, visit=number % 2)
+
+
+REQUESTS = [request(number, *row) for number, row in enumerate(TABLE)]
+
+
+def one_device() -> jax.sharding.Mesh:
+    return meshes.make_mesh(devices=jax.devices()[:1])
+
+
+def run(sampler: Sampler, model: decoder.Decoder, requests: list[Request], purpose: str = "test") -> list[Rollout]:
+    rollouts = sampler.generate(sampler.view(model), requests, purpose)
+    return sorted(rollouts, key=lambda r: (r.problem_id, r.sample))
+
+
+@pytest.fixture(scope="module")
+def model() -> decoder.Decoder:
+    """Random, biases and norms included; std 0.3 makes distributions that are neither flat nor certain."""
+    leaves, tree = jax.tree.flatten(decoder.init(CONFIG, jax.random.key(0), std=0.3))
+    noise = jax.random.split(jax.random.key(1), len(leaves))
+    return jax.tree.unflatten(
+        tree, [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, noise, strict=True)]
+    )
+
+
+@pytest.fixture(scope="module")
+def sampler() -> Sampler:
+    return Sampler(CONFIG, one_device(), seed=SEED, slots=8, chunk=4, prefill_rows=4)
+
+
+@pytest.fixture(scope="module")
+def base(sampler: Sampler, model: decoder.Decoder) -> tuple[list[Rollout], Usage]:
+    """All requests at once, and what they cost."""
+    return run(sampler, model, REQUESTS), dataclasses.replace(sampler.usage)
+
+
+def params_of(rollout: Rollout) -> SamplingParams:
+    return next(r.params for r in REQUESTS if r.problem_id == rollout.problem_id)
+
+
+def assert_bit_equal(first: list[Rollout], second: list[Rollout]) -> None:
+    assert [(r.problem_id, r.sample, r.stop_reason) for r in first] == [
+        (r.problem_id, r.sample, r.stop_reason) for r in second
+    ]
+    for a, b in zip(first, second, strict=True):
+        for name in ("token_ids", "logprobs", "entropies"):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+
+
+def assert_same(model: decoder.Decoder, first: list[Rollout], second: list[Rollout]) -> None:
+    """Equal tokens and log-probabilities up to rounding; where a token differs it must have been a near-tie."""
+    assert [(r.problem_id, r.sample) for r in first] == [(r.problem_id, r.sample) for r in second]
+    for a, b in zip(first, second, strict=True):
+        length = min(len(a.token_ids), len(b.token_ids))
+        differing = np.flatnonzero(a.token_ids[:length] != b.token_ids[:length])
+        same = differing[0] if differing.size else length
+        np.testing.assert_allclose(a.logprobs[:same], b.logprobs[:same], atol=1e-5)
+        np.testing.assert_allclose(a.entropies[:same], b.entropies[:same], atol=2e-5)
+        if differing.size:
+            assert distance_to_boundary(model, a, same) < 1e-4
+        else:
+            assert len(a.token_ids) == len(b.token_ids) and a.stop_reason == b.stop_reason
+
+
+def distance_to_boundary(model: decoder.Decoder, rollout: Rollout, at: int) -> float:
+    """How far the uniform that drew token `at` lies from a step of the distribution function (64 words: one block)."""
+    tokens = jnp.asarray(np.concatenate([rollout.prompt_ids, rollout.token_ids[:at]]))[None]
+    positions = jnp.arange(tokens.shape[1])[None]
+    hidden, _ = decoder.forward(model, tokens, positions, jnp.full_like(tokens, MEMBERS))
+    logits = hidden[0, -1] @ decoder.head_matrix(model) / params_of(rollout).temperature
+    data = keys.key_data(SEED, "test", rollout.problem_id, rollout.visit, rollout.sample)
+    uniform = uniforms(jnp.asarray(data)[None], jnp.array([at]))[0, 1]
+    return float(jnp.min(jnp.abs(jnp.cumsum(jax.nn.softmax(logits)) - uniform)))
+
+
+def test_every_sample_once_and_its_prompt_with_it(base):
+    rollouts, _ = base
+    expected = sorted((r.problem_id, r.visit, sample) for r in REQUESTS for sample in range(r.num_samples))
+    assert [(r.problem_id, r.visit, r.sample) for r in rollouts] == expected
+    prompts = {r.problem_id: r.prompt_ids for r in REQUESTS}
+    for rollout in rollouts:
+        np.testing.assert_array_equal(rollout.prompt_ids, prompts[rollout.problem_id])
+
+
+def test_lengths_and_stop_reasons(base):
+    rollouts, _ = base
+    for rollout in rollouts:
+        params, tokens = params_of(rollout), rollout.token_ids
+        is_stop = np.isin(tokens, params.stop_ids)
+        assert 1 <= len(tokens) <= params.max_new_tokens and not is_stop[:-1].any()
+        assert tokens.dtype == np.int32 and rollout.logprobs.dtype == rollout.entropies.dtype == np.float32
+        assert len(rollout.logprobs) == len(rollout.entropies) == len(tokens)
+        if rollout.stop_reason == "stop":
+            assert is_stop[-1]
+        else:
+            assert not is_stop[-1] and len(tokens) == params.max_new_tokens
+    first = [r for r in rollouts if len(r.token_ids) == 1 and r.stop_reason == "stop"]
+    assert first, "no response ended with its first token: choose another seed"
+    assert {int(r.token_ids[-1]) for r in rollouts if r.problem_id == "problem0" and r.stop_reason == "stop"} <= {3, 9}
+    assert max(len(r.prompt_ids) + len(r.token_ids) for r in rollouts) > 64, "the cache never grew"
+
+
+def test_logprobs_are_the_trainers(base, model):
+    rollouts, _ = base
+    compute = Compute(one_device())
+    score = make_scorer(compute)
+    for temperature in (HOT, 1.3):
+        chosen = [r for r in rollouts if params_of(r).temperature == temperature]
+        packed = pack(
+            [Group(r.prompt_ids, [Response(r.token_ids)]) for r in chosen], row_length=128, microbatch_rows=8
+        )
+        logprobs, entropies = score(model, *put_batch(packed, compute.mesh), temperature=temperature)
+        pairs = zip(packed.unpack(np.asarray(logprobs)), packed.unpack(np.asarray(entropies)), chosen, strict=True)
+        for (logprob,), (entropy,), rollout in pairs:
+            np.testing.assert_allclose(rollout.logprobs, logprob, atol=1e-5)
+            np.testing.assert_allclose(rollout.entropies, entropy, atol=2e-5)
+
+
+def test_usage(base):
+    rollouts, usage = base
+    assert usage.prefilled == sum(length for length, *_ in TABLE)  # once per prompt, not per sample
+    assert usage.generated == sum(len(r.token_ids) for r in rollouts)
+    assert usage.slot_steps >= usage.generated and usage.seconds > 0
+    widest = max(len(r.token_ids) for r in rollouts)
+    assert usage.slot_steps < 8 * 4 * widest, "the rows did not shrink at the end"
+
+
+def test_repeated_bit_for_bit_without_compiling(sampler, model, base):
+    programs = (sampler._view, sampler._prefill, sampler._admit, sampler._admit_in_place, sampler._decode)
+    before = [program._cache_size() for program in programs]
+    assert_bit_equal(run(sampler, model, REQUESTS), base[0])
+    assert [program._cache_size() for program in programs] == before
+
+
+def test_ragged_lengths_compile_nothing_new(sampler, model, base):
+    """Other prompts and other lengths within the same steps of the ladder."""
+    programs = (sampler._prefill, sampler._admit, sampler._admit_in_place, sampler._decode)
+    lengths = [[9, 2, 4, 11, 17], [13, 3, 1, 17, 6], [5, 16, 17, 2, 2]]
+    calls = [[request(n, length, 3, 70, HOT, (5, 8, 9)) for n, length in enumerate(row, start=10)] for row in lengths]
+    run(sampler, model, calls[0])
+    before = [program._cache_size() for program in programs]
+    for requests in calls[1:]:
+        run(sampler, model, requests)
+    grown = [program._cache_size() - size for program, size in zip(programs, before, strict=True)]
+    assert sum(grown) <= 2, f"compiled again: {grown}"  # a width of the cache or a number of rows first met later
+
+
+@pytest.mark.parametrize(
+    ("mesh", "slots", "chunk", "prefill_rows"),
+    [
+        ((1, 1, 1), 32, 7, 1),
+        ((4, 1, 2), 8, 4, 4),
+        ((1, 2, 4), 16, 16, 8),  # more tensor devices than key and value heads
+    ],
+)
+def test_samples_do_not_depend_on_shapes_or_mesh(model, base, mesh, slots, chunk, prefill_rows):
+    mesh = meshes.make_mesh(*mesh, devices=jax.devices()[: np.prod(mesh)])
+    other = Sampler(CONFIG, mesh, seed=SEED, slots=slots, chunk=chunk, prefill_rows=prefill_rows)
+    placed = jax.device_put(model, decoder.shardings(CONFIG, mesh))
+    assert_same(model, base[0], run(other, placed, REQUESTS))
+
+
+def test_samples_do_not_depend_on_other_requests(sampler, model, base):
+    alone = [r for number in (0, 2) for r in run(sampler, model, [REQUESTS[number]])]
+    assert_same(model, [r for r in base[0] if r.problem_id in ("problem0", "problem2")], alone)
+    assert_same(model, base[0], run(sampler, model, REQUESTS[::-1]))
+
+
+def test_later_samples_of_a_prompt_can_be_asked_for_alone(sampler, model, base):
+    part = dataclasses.replace(REQUESTS[0], first_sample=1, num_samples=2)
+    expected = [r for r in base[0] if r.problem_id == "problem0" and r.sample in (1, 2)]
+    assert_same(model, expected, run(sampler, model, [part]))
+
+
+def test_seed_purpose_and_visit_change_the_samples(sampler, model, base):
+    asked = REQUESTS[0]
+    mine = np.concatenate([r.token_ids for r in base[0] if r.problem_id == "problem0"])
+    for other in (
+        run(sampler, model, [asked], purpose="other"),
+        run(sampler, model, [dataclasses.replace(asked, visit=5)]),
+    ):
+        assert not np.array_equal(np.concatenate([r.token_ids for r in other]), mine)
+
+
+def test_filters_and_greedy_beside_plain_requests(sampler, model, base):
+    """A call in which some rows are filtered leaves the others as they are; top_k 1 is greedy."""
+    prompt = REQUESTS[2].prompt_ids
+    greedy = Request("greedy", prompt, SamplingParams(12, temperature=0.0))
+    top = Request("top", prompt, SamplingParams(12, temperature=2.0, top_k=1), num_samples=2)
+    nucleus = Request("nucleus", prompt, SamplingParams(12, top_p=0.5, top_k=9), num_samples=3)
+    rollouts = run(sampler, model, [REQUESTS[2], greedy, top, nucleus])
+    by_name = {name: [r for r in rollouts if r.problem_id == name] for name in ("greedy", "top", "nucleus", "problem2")}
+    assert_same(model, [r for r in base[0] if r.problem_id == "problem2"], by_name["problem2"])
+    (best,) = by_name["greedy"]
+    assert not best.logprobs.any() and not best.entropies.any()
+    for rollout in by_name["top"]:
+        np.testing.assert_array_equal(rollout.token_ids, best.token_ids)
+        np.testing.assert_allclose(rollout.logprobs, 0.0, atol=1e-6)
+    assert all((r.entropies <= np.log(9) + 1e-5).all() for r in by_name["nucleus"])
+    tokens = jnp.asarray(np.concatenate([prompt, best.token_ids]))[None]
+    hidden, _ = decoder.forward(model, tokens, jnp.arange(tokens.shape[1])[None], jnp.full_like(tokens, MEMBERS))
+    likeliest = jnp.argmax(hidden[0] @ decoder.head_matrix(model), axis=-1)
+    np.testing.assert_array_equal(best.token_ids, likeliest[len(prompt) - 1 : -1])
+
+
+def test_no_requests(sampler, model):
+    assert run(sampler, model, []) == []
+
+
+@pytest.mark.parametrize(
+    ("ids", "samples", "message"),
+    [
+        ([], 1, "problem bad: a request needs a prompt"),
+        ([1], 0, "at least one sample"),
+        ([1, 64], 1, r"prompt ids must lie in \[0, 64\)"),
+        ([-1, 5], 1, r"prompt ids must lie in \[0, 64\)"),
+    ],
+)
+def test_bad_requests_are_refused_before_anything_is_sampled(sampler, model, ids, samples, message):
+    before = sampler.usage.prefilled
+    bad = Request("bad", np.array(ids, np.int32), SamplingParams(4), samples)
+    with pytest.raises(ValueError, match=message):
+        run(sampler, model, [REQUESTS[1], bad])
+    assert sampler.usage.prefilled == before
+
+
+def test_sizes_must_be_positive():
+    with pytest.raises(ValueError, match="must be positive"):
+        Sampler(CONFIG, one_device(), seed=0, slots=0)
+
+
+def test_ladder():
+    assert [ladder(n, 16) for n in (1, 16, 17, 24, 25, 33, 49, 64, 65)] == [16, 16, 24, 24, 32, 48, 64, 64, 96]

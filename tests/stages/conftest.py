@@ -1,0 +1,56 @@
+"""Stages in this process, on one device, each from the policies of runs made here."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from etils import epath
+from ml_collections import ConfigDict
+
+from g2d_jax import pipeline
+from g2d_jax.mesh import make_mesh
+from g2d_jax.resolve import resolve
+from g2d_jax.rewards.functions import RewardFunction
+from g2d_jax.stages.context import Context
+from g2d_jax.tracking import Tracker
+
+
+def even(completions: list[str], **columns: Any) -> list[float]:
+    """Reward 1 for a completion of even length: about half of a random model's."""
+    return [float(len(text) % 2 == 0) for text in completions]
+
+
+@pytest.fixture
+def config() -> ConfigDict:
+    return resolve(str(Path(__file__).parents[1] / "tiny.py"))
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Context]]:
+    """Make the context of a config and work directory; `reward` in place of tiny.py's."""
+    with ExitStack() as stack:
+
+        def make(config: ConfigDict, workdir: Path, reward: RewardFunction | None = even) -> Context:
+            tracker = stack.enter_context(Tracker(workdir, tensorboard=False))
+            folder = epath.Path(workdir)
+            context = Context(config, folder, tracker, pipeline.plan(config).folders(folder), reward)
+            context.mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+            stack.callback(context.close)
+            return context
+
+        yield make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Programs compiled once for all tests of this folder."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)

@@ -1,0 +1,231 @@
+"""Collection: from an archive, from files of others, from nothing; what becomes of every prompt; DPO behind it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas
+import pytest
+from ml_collections import ConfigDict
+
+from g2d_jax import pipeline, storage
+from g2d_jax.stages import collect, offline
+from g2d_jax.stages.context import Context, StopRun, Tally
+from g2d_jax.tables import read_preferences, read_rollouts
+from g2d_jax.tracking import read_metrics
+
+Opened = Callable[..., Context]
+FATES = ("mixed", "all_correct", "all_incorrect", "equal_rewards", "unscorable", "outside_window")
+
+
+@pytest.fixture
+def small(config: ConfigDict) -> ConfigDict:
+    """collect and dpo alone, from random parameters."""
+    with config.unlocked():
+        config.stages = {"collect": config.stages.collect, "dpo": config.stages.dpo}
+    config.stages.collect.policy = config.stages.dpo.policy = "init"
+    return config
+
+
+def stage(context: Context, name: str = "collect") -> dict[str, Any]:
+    return pipeline.run_stage(context, name, pipeline.plan(context.config))
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_sampled_pairs_are_read_by_pandas_and_counts_add_up(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    manifest = stage(opened(small, tmp_path))
+    counts = manifest["counts"]
+    assert counts["prompts"] == 8 == sum(counts[fate] for fate in FATES)
+    assert counts["rollouts"] == 32 and counts["unscorable_rollouts"] == 0
+    frame = pandas.read_parquet(tmp_path / "01-collect" / "preferences")
+    assert len(frame) == counts["pairs"] > 0
+    assert all(len(text) % 2 == 0 for text in frame.chosen) and all(len(text) % 2 == 1 for text in frame.rejected)
+    assert set(frame.prompt) <= {problem.prompt for problem in opened(small, tmp_path).problems["train"]}
+    how = storage.read_json(tmp_path / "01-collect" / "preferences" / "manifest.json")
+    assert how["policy"] == "init" and how["sampler"]["temperature"] == 1.0 and how["seed"] == 0
+    assert how["pair_rule"]["pairs_per_prompt"] == 4 and how["verifier"]["function"] == "tiny:even"
+
+
+def test_the_window_of_pass_rates(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    small.stages.collect.min_pass_rate = small.stages.collect.max_pass_rate = 0.5
+    context = opened(small, tmp_path)
+    counts = stage(context)["counts"]
+    assert counts["prompts"] == sum(counts[fate] for fate in FATES) and counts["outside_window"] > 0
+    rows = read_rollouts(tmp_path / "01-collect" / "rollouts")
+    rates: dict[str, list[float]] = {}
+    for row in rows:
+        rates.setdefault(row.rollout.problem_id, []).append(row.score.reward or 0.0)
+    half = {identifier for identifier, rewards in rates.items() if np.mean(rewards) == 0.5}
+    assert {p.problem_id for p in read_preferences(tmp_path / "01-collect" / "preferences")} == half
+
+
+@pytest.mark.parametrize(
+    ("reward", "advice"),
+    [
+        (0.0, r"all_incorrect 8.*take a stronger policy \(more warm-up\) or easier problems"),
+        (1.0, "all_correct 8.*take harder problems or an earlier checkpoint"),
+        (None, "unscorable 8.*look at the reference answers"),
+    ],
+)
+def test_no_pairs_stop_the_run_with_advice(
+    small: ConfigDict, tmp_path: Path, opened: Opened, reward: float | None, advice: str
+) -> None:
+    context = opened(small, tmp_path, lambda completions, **_: [reward] * len(completions))
+    with pytest.raises(StopRun, match=rf"collect: no preference pair from 8 prompts .*{advice}"):
+        stage(context)
+    assert len(read_rollouts(tmp_path / "01-collect" / "rollouts")) == 32  # kept all the same
+    assert storage.finished(tmp_path / "01-collect") is None
+
+
+def test_the_archive_costs_no_further_generation(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    with config.unlocked():
+        config.stages = {"warmup": config.stages.warmup, "collect": config.stages.collect}
+    config.stages.warmup.policy = "init"
+    config.stages.collect.policy = "warmup@1"
+    config.stages.collect.rollouts = "archive"
+    context = opened(config, tmp_path)
+    stage(context, "warmup")
+    generated = context.sampler().usage.generated
+    manifest = stage(context)
+    assert context.sampler().usage.generated == generated > 0 == manifest["tokens"]["generated"]
+    assert manifest["counts"]["prompts"] == 4  # of one step
+    ids = {row.rollout.problem_id for row in read_rollouts(tmp_path / "01-warmup" / "rollouts" / "step-000000.parquet")}
+    assert {pair.problem_id for pair in read_preferences(tmp_path / "02-collect" / "preferences")} <= ids
+
+
+def test_rollouts_made_elsewhere(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    train = opened(small, tmp_path).problems["train"]
+    rows = [
+        {"prompt": train[0].prompt, "completion": "\\boxed{1}", "reward": 1},
+        {"prompt": train[0].prompt, "completion": "\\boxed{2}", "reward": 0},
+        {"prompt": train[0].prompt, "completion": "\\boxed{3}", "reward": None},
+        {"prompt": train[1].prompt, "completion": f"\\boxed{{{train[1].answer}}}"},  # scored: its problem is known
+        {"prompt": train[1].prompt, "completion": "\\boxed{-1}"},
+        {"prompt": "1+1=?", "completion": "\\boxed{2}", "answer": "2"},  # scored: against its own answer
+        {"prompt": "1+1=?", "completion": "\\boxed{3}", "answer": "2"},
+    ]
+    small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)
+    small.reward.function = "verify"
+    manifest = stage(opened(small, tmp_path / "work", None))
+    assert manifest["counts"] == {
+        **dict.fromkeys(FATES, 0),
+        **{"prompts": 3, "rollouts": 7, "unscorable_rollouts": 1, "mixed": 3, "pairs": 3},
+    }
+    pairs = {p.prompt: p for p in read_preferences(tmp_path / "work" / "01-collect" / "preferences")}
+    assert (pairs["1+1=?"].chosen, pairs["1+1=?"].rejected) == ("\\boxed{2}", "\\boxed{3}")
+    assert pairs[train[0].prompt].rejected == "\\boxed{2}"
+    assert pairs["1+1=?"].chosen_ids[-1] in opened(small, tmp_path / "work").tokenizer.eos_ids
+    read = read_rollouts(tmp_path / "work" / "01-collect" / "rollouts")
+    assert {row.policy for row in read} == {"external"} and np.isnan(read[0].rollout.logprobs).all()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "1+1=?", "completion": "x"}, "neither a reward nor an answer"),
+        ({"prompt": "1+1=?", "reward": 1}, "no field 'completion'"),
+        ({"prompt": "1+1=?", "completion": "x", "reward": "good"}, "reward 'good' is not a number"),
+        ({"prompt": "1+1=?", "completion": "x", "reward": True}, "reward True is not a number"),
+        ({"prompt": "1+1=?", "completion": "x", "reward": "nan"}, "reward 'nan' is not"),
+        ({"prompt": "", "completion": "x", "reward": 1}, "'prompt' is blank"),
+        ({"prompt": "TEST", "completion": "x", "reward": 1}, "in data.dev or data.test"),
+        ({"prompt": "1+1=?", "completion": "<eos>", "reward": 1}, "special token '<eos>'"),
+        ({"prompt": "what?", "completion": "2", "reward": 1}, "cannot be written in this tokenizer|tokenizer"),
+    ],
+)
+def test_broken_rows_are_named_by_file_and_line(
+    small: ConfigDict, tmp_path: Path, opened: Opened, row: dict[str, Any], message: str
+) -> None:
+    if row["prompt"] == "TEST":
+        row = {**row, "prompt": opened(small, tmp_path).problems["test"][3].prompt}
+    good = {"prompt": "2+2=?", "completion": "\\boxed{4}", "reward": 1}
+    small.stages.collect.rollouts = lines(tmp_path / "mine.jsonl", [good, row])
+    with pytest.raises(ValueError, match=rf"mine\.jsonl, line 2: .*({message})"):
+        stage(opened(small, tmp_path / "work"))
+
+
+@pytest.mark.parametrize("loss_type", ["sigmoid", "ipo"])
+def test_dpo_losses_start_at_the_reference(small: ConfigDict, tmp_path: Path, opened: Opened, loss_type: str) -> None:
+    small.stages.dpo.loss_type = loss_type
+    small.stages.dpo.beta = 0.5
+    context = opened(small, tmp_path)
+    stage(context)
+    manifest = stage(context, "dpo")
+    first = next(r["metrics"] for r in read_metrics(tmp_path) if (r["stage"], r["step"]) == ("dpo", 1))
+    assert first["loss"] == pytest.approx({"sigmoid": np.log(2), "ipo": 1.0}[loss_type], rel=1e-5)  # ipo: (1/2β)²
+    assert first["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
+    assert manifest["counts"]["steps"] == max(manifest["counts"]["pairs"] // 8, 1)
+    assert manifest["tokens"]["scored"] > 0
+    before, after = context.policy("init"), context.policy("dpo")
+    assert any(np.any(np.asarray(x) != np.asarray(y)) for x, y in zip(*map(jax.tree.leaves, (before, after)), strict=True))
+
+
+def test_reference_logprobs_are_cached_for_this_policy_and_these_pairs(
+    small: ConfigDict, tmp_path: Path, opened: Opened
+) -> None:
+    context = opened(small, tmp_path)
+    stage(context)
+    pairs = read_preferences(tmp_path / "01-collect" / "preferences")
+    settings = small.stages.dpo
+
+    def score(some: list[Any]) -> tuple[np.ndarray, Tally]:
+        tally = Tally()
+        return offline.reference_logprobs(context, "dpo", settings, some, 64, tally), tally
+
+    def files() -> int:
+        return len(list((tmp_path / "02-dpo").glob("reference-*.json")))
+
+    values, cost = score(pairs)
+    (file,) = (tmp_path / "02-dpo").glob("reference-*.json")
+    content = storage.read_json(file)
+    storage.write_json(file, {**content, "logprobs": (values - 1).tolist()})  # to see that it is read
+    again, same_cost = score(pairs)
+    np.testing.assert_array_equal(again, values - 1)
+    assert (same_cost.scored, same_cost.flops) == (cost.scored, cost.flops) and cost.scored > 0
+    assert files() == 1
+    score(pairs[1:])
+    assert files() == 2
+    stage(context, "dpo")
+    settings.policy = "dpo"  # another policy: its log-probabilities differ
+    other, _ = score(pairs)
+    assert files() == 3
+    assert np.abs(other - values).max() > 1e-3
+
+
+def test_pairs_of_a_file_train_as_well(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    stage(opened(small, tmp_path / "one"))
+    with small.unlocked():
+        small.stages = {"dpo": small.stages.dpo}
+    small.stages.dpo.preferences = str(tmp_path / "one" / "01-collect" / "preferences")
+    pipeline.check(small)
+    manifest = stage(opened(small, tmp_path / "two"), "dpo")
+    assert manifest["counts"]["pairs"] == len(read_preferences(small.stages.dpo.preferences))
+
+
+def test_fate_of_a_prompt() -> None:
+    from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
+
+    none = np.zeros(0, np.float32)
+    rollout = Rollout("0" * 16, 0, 0, none.astype(np.int32), none.astype(np.int32), none, none, "stop")
+
+    def fate(*rewards: float | None, window: tuple[float, float] = (0.0, 1.0)) -> str:
+        def verdict(reward: float | None) -> Verdict:
+            return Verdict.UNSCORABLE if reward is None else Verdict.CORRECT if reward > 0.5 else Verdict.INCORRECT
+
+        group = [ScoredRollout(rollout, "", Score(reward, verdict(reward))) for reward in rewards]
+        values = np.array([np.nan if reward is None else reward for reward in rewards])
+        return collect._fate(values, *window, group)
+
+    assert fate(None, None) == "unscorable"
+    assert fate(1.0, None) == "all_correct"
+    assert fate(0.0, 0.0) == "all_incorrect"
+    assert fate(1.0, 0.0, None) == "mixed"
+    assert fate(1.0, 0.0, 0.0, 0.0, window=(0.3, 0.7)) == "outside_window"
+    assert fate(1.0, 0.0, window=(0.5, 0.5)) == "mixed"

@@ -1,0 +1,144 @@
+"""Online RL from random parameters, which a made-up reward gives a signal."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from g2d_jax import pipeline, storage
+from g2d_jax.data.packing import Group, Response, pack
+from g2d_jax.losses import group_advantages, token_weights
+from g2d_jax.stages import online
+from g2d_jax.stages.context import Context, StopRun
+from g2d_jax.stages.rollouts import Groups, rewards, sampled_groups
+from g2d_jax.tracking import read_metrics
+from g2d_jax.training import objectives
+from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.training.step import accumulate, put_batch
+
+Opened = Callable[..., Context]
+
+
+@pytest.fixture
+def warmup(config: ConfigDict) -> ConfigDict:
+    """One online stage alone."""
+    with config.unlocked():
+        config.stages = {"warmup": config.stages.warmup}
+    config.stages.warmup.policy = "init"
+    config.stages.warmup.steps = 2
+    return config
+
+
+def run(context: Context) -> dict[str, object]:
+    return pipeline.run_stage(context, "warmup", pipeline.plan(context.config))
+
+
+def sampled(context: Context, tmp_path: Path) -> Groups:
+    stage = context.config.stages.warmup
+    draws = online.draws_of(context, context.order(len(context.problems["train"]), "test"), 0, 6)
+    return sampled_groups(
+        context,
+        context.sampler().view(context.policy("init")),
+        draws,
+        context.sampling_params(stage.sampling),
+        num_generations=4,
+        purpose="test",
+        policy="init",
+        journal=tmp_path / "journal.parquet",
+    )
+
+
+def test_with_a_reference_kl_is_zero_at_the_first_step_only(
+    warmup: ConfigDict, tmp_path: Path, opened: Opened
+) -> None:
+    warmup.stages.warmup.beta = 0.1
+    warmup.stages.warmup.scale_rewards = "group"
+    manifest = run(opened(warmup, tmp_path))
+    kl = [record["metrics"]["kl"] for record in read_metrics(tmp_path)]
+    assert abs(kl[0]) < 1e-9 < 1e-7 < kl[1]
+    assert manifest["tokens"]["scored"] > 0
+    assert manifest["counts"]["rollouts"] == 2 * 4 * 4
+
+
+def test_metrics_have_trl_names_and_tokens_are_those_of_the_rollouts(
+    warmup: ConfigDict, tmp_path: Path, opened: Opened
+) -> None:
+    context = opened(warmup, tmp_path)
+    manifest = run(context)
+    record = read_metrics(tmp_path)[-1]
+    assert {"reward", "reward_std", "frac_reward_zero_std", "entropy", "completions/mean_length", "loss", "grad_norm"} < {
+        *record["metrics"]
+    }
+    usage = context.sampler().usage
+    assert manifest["tokens"]["generated"] == usage.generated
+    assert manifest["tokens"]["prefilled"] == usage.prefilled
+    assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1, 2]
+
+
+@pytest.mark.parametrize("loss_type", ["sum", "grpo", "dr_grpo", "dapo", "bnpo"])
+def test_leaving_out_responses_without_advantage_changes_no_gradient(
+    warmup: ConfigDict, tmp_path: Path, opened: Opened, loss_type: str
+) -> None:
+    context, stage = opened(warmup, tmp_path), warmup.stages.warmup
+    stage.loss_type = loss_type
+    groups = sampled(context, tmp_path)
+    kept = online.training_groups(groups, stage)
+    everything = all_responses(groups, stage)
+    assert sum(len(g.responses) for g in kept) < sum(len(g.responses) for g in everything) == 24
+    objective = objectives.grpo(context.compute, temperature=1.0, epsilon=0.2, epsilon_high=None, beta=0.0)
+    found = []
+    for made in (kept, everything):
+        arrays, count = put_batch(pack(made, row_length=64, microbatch_rows=2), context.mesh)
+        found.append(jax.jit(lambda p, a, c: accumulate(objective, p, a, c))(context.policy("init"), arrays, count))
+    (one, loss, _), (other, same_loss, _) = found
+    np.testing.assert_allclose(loss, same_loss, rtol=1e-5, atol=1e-7)
+    norm = max(float(np.abs(x).max()) for x in jax.tree.leaves(other))
+    assert norm > 1e-5
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-5 * norm)
+
+
+def all_responses(groups: Groups, stage: ConfigDict) -> list[Group]:
+    """training_groups, written out, with the responses of advantage 0."""
+    advantages = group_advantages(rewards(groups))
+    lengths = [len(row.rollout.token_ids) for group in groups for row in group]
+    weights = token_weights(stage.loss_type, lengths, num_prompts=len(groups), max_completion_length=8).reshape(-1, 4)
+    return [
+        Group(
+            group[0].rollout.prompt_ids,
+            [
+                Response(r.rollout.token_ids, {"weight": w, "advantage": a, "old_logprob": r.rollout.logprobs})
+                for r, w, a in zip(group, weights[i], advantages[i], strict=True)
+            ],
+        )
+        for i, group in enumerate(groups)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reward", "cause"),
+    [
+        (lambda completions, **_: [0.0] * len(completions), "every response was wrong"),
+        (lambda completions, **_: [1.0] * len(completions), "all got the same reward"),
+        (lambda completions, **_: [None] * len(completions), "no response could be scored"),
+    ],
+)
+def test_without_reward_signal_it_stops_and_keeps_the_policy(
+    warmup: ConfigDict, tmp_path: Path, opened: Opened, reward: Callable[..., list[float]], cause: str
+) -> None:
+    warmup.stages.warmup.steps = 20
+    warmup.stages.warmup.patience = 2
+    warmup.checkpoint.every = 50
+    with pytest.raises(StopRun, match=rf"no reward signal for 2 steps in a row; .*{cause}.*try easier problems") as stop:
+        run(opened(warmup, tmp_path, reward))
+    assert "warmup@1" in str(stop.value)
+    assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1]
+    assert storage.finished(tmp_path / "01-warmup") is None
+    context = opened(warmup, tmp_path, reward)
+    context.policy("warmup@1")
+    with pytest.raises(StopRun):  # the same command stops again at once
+        run(context)
+    assert context.sampler().usage.generated == 0

@@ -1,0 +1,181 @@
+"""The g2d command as a user types it: from an empty folder, with a shipped or own config, to an exported model."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from g2d_jax import cli, storage
+
+TINY = str(Path(__file__).parent / "tiny.py")
+SMALL = ("--config.stages.sft.steps=2", "--config.stages.warmup.steps=2", "--config.data.test.limit=8")
+
+
+def g2d(folder: Path, env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "g2d_jax", *arguments]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cli")
+
+
+@pytest.fixture(scope="module")
+def work(folder: Path, one_device: dict[str, str]) -> Path:
+    """A whole run with a relative work directory."""
+    done = g2d(folder, one_device, "run", "--config", TINY, "--workdir", "some/work", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "work directory: some/work\n" in done.stdout
+    assert "report: " in done.stdout
+    return folder / "some" / "work"
+
+
+def test_a_run_leaves_its_results(work: Path) -> None:
+    assert (work / "report.html").is_file() and (work / "report.md").is_file()
+    result = storage.read_json(work / "05-evaluate" / "manifest.json")["result"]
+    assert [entry["name"] for entry in result["policies"]] == ["sft", "warmup", "dpo"]
+    assert result["problems"] == 8
+
+
+def test_without_a_workdir_one_is_chosen_and_the_run_can_stop_early(tmp_path: Path, one_device: dict[str, str]) -> None:
+    done = g2d(tmp_path, one_device, "run", "--config", TINY, "--until", "sft", *SMALL)
+    assert done.returncode == 0, done.stderr
+    (chosen,) = (tmp_path / "runs").iterdir()
+    assert chosen.name.startswith("tiny-") and f"work directory: runs/{chosen.name}\n" in done.stdout
+    assert storage.finished(chosen / "01-sft") and not (chosen / "02-warmup").exists()
+
+
+def test_other_settings_are_refused_for_the_same_workdir(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--config", TINY, "--workdir", str(work)]) == 1
+    assert "data.test.limit: 8 -> 16" in capsys.readouterr().err
+
+
+def test_dry_run_shows_everything_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "--config", TINY, "--dry-run", "--config.seed=3"]) == 0
+    shown = capsys.readouterr().out
+    assert '"seed": 3' in shown
+    assert "| warmup   | online" in shown and "MB" in shown
+    assert "first batch of sft" in shown and "'\\\\boxed{'" in shown and "'<eos>'" in shown
+    assert "22" in shown and "parameters" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "dmo"], "did you mean demo"),
+        (["--config", "demo:preset=smok"], "smoke"),
+        (["--config", TINY, "--config.stages.warmup.step=4"], "did you mean stages.warmup.steps"),
+        (["--config", TINY, "--config.seed=a"], "seed must be an integer"),
+        (["--config", TINY, "--config.stages.warmup.policy=sf"], "there are: init, dpo, sft, warmup"),
+        (["--config", TINY, "--config.stages.dpo.preferences=colect"], "nor a collect stage"),
+    ],
+)
+def test_mistakes_stop_with_a_suggestion_before_any_work(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("g2d: ") and message in error and "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run"], ["fly"], ["run", "--config", TINY, "--seed=3"], ["status", "--workdir", "w", "--config.a=1"]]
+)
+def test_unknown_arguments_show_the_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: g2d" in capsys.readouterr().err
+
+
+def test_status(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--workdir", str(work)]) == 0
+    lines = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line[1:5]] for line in lines[2:]]
+    assert rows[1] == ["warmup", "online", "done", "2"] and [row[2] for row in rows] == ["done"] * 5
+    assert cli.main(["status", "--workdir", str(tmp_path)]) == 1
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_sample(work: Path, folder: Path, one_device: dict[str, str]) -> None:
+    done = g2d(folder, one_device, "sample", "--workdir", "some/work", "--prompt", "1+2+3=?", "--count", "3")
+    assert done.returncode == 0, done.stderr
+    assert "policy dpo" in done.stdout
+    assert done.stdout.count("1+2+3=?") == 3
+    done = g2d(folder, one_device, "sample", "--workdir", "some/work", "--policy", "nope")
+    assert done.returncode == 1 and "no such stage" in done.stderr
+
+
+def test_evaluate_elsewhere(work: Path, folder: Path, one_device: dict[str, str]) -> None:
+    problems = folder / "mine.jsonl"
+    rows = [{"problem": f"{i}+2+3=?", "answer": str(i + 5)} for i in range(5)]
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["evaluate", "--workdir", "some/work", "--policy", "warmup@1", "--problems", "mine.jsonl"]
+    done = g2d(folder, one_device, *command, "--num-generations", "1")
+    assert done.returncode == 0, done.stderr
+    assert "on 5 problems, 1 answer" in done.stdout
+    (place,) = (work / "evaluations").iterdir()
+    manifest = storage.finished(place)
+    assert manifest is not None and manifest["result"]["policies"][0]["name"] == "warmup@1"
+    before = {file: file.stat().st_mtime_ns for file in place.rglob("*.parquet")}
+    assert g2d(folder, one_device, *command, "--num-generations", "1").returncode == 0
+    assert {file: file.stat().st_mtime_ns for file in place.rglob("*.parquet")} == before  # asked again: reused
+    done = g2d(folder, one_device, *command[:4], "warmup@7")
+    assert done.returncode == 1 and "no checkpoint of that step" in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_export_loads_in_transformers_with_the_same_logits(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import jax.numpy as jnp
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from g2d_jax import policies
+    from g2d_jax.models.decoder import forward, head_matrix
+    from g2d_jax.records import MEMBERS
+
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["export", "--workdir", str(work), "--output", "model"]) == 0
+    model = AutoModelForCausalLM.from_pretrained("model")
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    ids = tokenizer("12+3*4=?;\\boxed{60}")["input_ids"]
+    assert tokenizer.decode(ids) == "12+3*4=?;\\boxed{60}"
+    with torch.no_grad():
+        theirs = model(torch.tensor([ids])).logits[0].numpy()
+    with policies.opened(work) as context:
+        params = context.policy("dpo")
+        assert ids == context.tokenizer.encode_completion("12+3*4=?;\\boxed{60}").tolist()[: len(ids)]
+        assert set(context.tokenizer.eos_ids) <= set(np.atleast_1d(model.generation_config.eos_token_id).tolist())
+    tokens = jnp.asarray([ids])
+    hidden, _ = forward(params, tokens, jnp.arange(len(ids))[None], jnp.full_like(tokens, MEMBERS))
+    np.testing.assert_allclose(np.asarray(hidden @ head_matrix(params))[0], theirs, atol=1e-4)
+    assert "# tiny: policy dpo" in (tmp_path / "model" / "README.md").read_text()
+    capsys.readouterr()
+    assert cli.main(["export", "--workdir", str(work), "--output", "model"]) == 1
+    assert "holds a model already" in capsys.readouterr().err
+    assert cli.main(["export", "--workdir", str(work), "--output", "other", "--policy", "hf:model"]) == 0  # and back
+    first, second = (tmp_path / name / "model.safetensors" for name in ("model", "other"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_help_is_fast_and_light() -> None:
+    code = "import sys; from g2d_jax.cli import parse; print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ})
+    assert done.stdout.strip() == "False", done.stderr

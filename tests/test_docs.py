@@ -1,0 +1,42 @@
+"""The documents say what the code does: every setting is in the reference, every named test and file exists."""
+
+import re
+from pathlib import Path
+
+from g2d_jax import config as settings
+
+ROOT = Path(__file__).parents[1]
+
+
+def fields(values: dict, prefix: str = "") -> list[str]:
+    """Dotted paths of all leaves."""
+    found = []
+    for name, value in values.items():
+        path = f"{prefix}{name}"
+        found += fields(value, f"{path}.") if isinstance(value, dict) and value else [path]
+    return found
+
+
+def test_every_setting_is_in_the_reference() -> None:
+    text = (ROOT / "docs" / "config.md").read_text()
+    known = set(re.findall(r"`([A-Za-z0-9_.]+)`", text))
+    base = settings.base().to_dict()
+    for split in ("train", "dev", "test"):
+        base["data"][split] = None
+    missing = [path for path in fields({k: v for k, v in base.items() if k != "stages"}) if path not in known]
+    for make in (settings.sft, settings.online, settings.collect, settings.offline, settings.evaluate):
+        stage = {**make().to_dict(), "data": None, "kind": None}
+        missing += [path for path in fields(stage) if path not in known | {"data", "kind"}]
+    assert missing == []
+
+
+def test_named_tests_and_files_exist() -> None:
+    text = (ROOT / "docs" / "equations.md").read_text()
+    for row in re.findall(r"\| `([a-z_/]+\.py)((?:::\w+)?)`(.*)", text):
+        file = ROOT / "tests" / row[0]
+        source = file.read_text()
+        for name in re.findall(r"::(\w+)", row[1] + row[2]):
+            assert f"def {name}" in source, (row[0], name)
+    readme = (ROOT / "README.md").read_text()
+    for file in re.findall(r"`([a-z_]+/[a-z_]+\.py)`", readme):
+        assert (ROOT / "g2d_jax" / file).exists(), file

@@ -1,0 +1,141 @@
+"""The graph of stages and the work directory: everything that is refused before any work. Runs: see tests/stages."""
+
+from pathlib import Path
+
+import pytest
+from etils import epath
+from ml_collections import ConfigDict
+
+from g2d_jax import config as settings
+from g2d_jax import pipeline, storage
+from g2d_jax.resolve import resolve
+from g2d_jax.stages.context import Context
+from g2d_jax.tracking import Tracker
+
+TINY = str(Path(__file__).parent / "tiny.py")
+
+
+@pytest.fixture
+def config() -> ConfigDict:
+    return resolve(TINY)
+
+
+def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict) -> None:
+    with config.stages.unlocked():
+        config.stages.again = settings.online(policy="dpo")
+    plan = pipeline.plan(config)
+    assert plan.order == ("sft", "warmup", "collect", "dpo", "again", "evaluate")
+    assert plan.inputs["dpo"] == ("warmup", "collect")
+    assert plan.folders(epath.Path("w"))["collect"] == epath.Path("w/03-collect")
+
+
+@pytest.mark.parametrize(
+    ("stage", "field", "value", "message"),
+    [
+        ("warmup", "policy", "stf", "'stf'; there are: init, dpo, sft, warmup"),
+        ("warmup", "policy", "collect", "a collect stage trains none"),
+        ("collect", "policy", "warmup@2", r"keeps steps 1, 3: add it to its keep"),
+        ("collect", "policy", "warmup@x", "keeps steps 1, 3"),
+        ("evaluate", "policies", ("sft@3",), "keeps steps 6"),
+        ("warmup", "policy", "dpo", "circle: collect, dpo, evaluate, warmup"),
+        ("warmup", "policy", "run:nowhere#sft", "stages.warmup: policy 'run:nowhere#sft': nowhere holds no run"),
+        ("warmup", "policy", "run:nowhere", "write run:WORKDIR#STAGE"),
+        ("warmup", "policy", "hf:./nowhere", "neither an existing folder"),
+        ("sft", "optimizer", settings.optimizer(1e-3, warmup_steps=6), "stages.sft: optimizer.warmup_steps"),
+        ("warmup", "optimizer", settings.optimizer(-1.0), "learning_rate must be at least 0"),
+        ("warmup", "loss_type", "grop", "unknown GRPO loss_type 'grop'"),
+        ("warmup", "scale_rewards", "yes", "unknown scale_rewards"),
+        ("warmup", "num_generations", 1, "num_generations of at least 2"),
+        ("warmup", "sampling", settings.sampling(8, temperature=0.0), "temperature > 0"),
+        ("warmup", "sampling", settings.sampling(8, top_p=0.9), "top_p 1"),
+        ("collect", "rollouts", "rollouts.jsonl", "path of a file that exists"),
+        ("collect", "min_pass_rate", 1.5, "no window"),
+        ("dpo", "preferences", "colect", r"nor a collect stage \(collect\)"),
+        ("dpo", "preferences", "sft", "a stage that collects none"),
+        ("dpo", "loss_type", "hinge", "sigmoid, ipo"),
+        ("dpo", "beta", 0.0, "beta must be positive"),
+        ("evaluate", "split", "train", "choose dev or test"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_work(
+    config: ConfigDict, tmp_path: Path, stage: str, field: str, value: object, message: str
+) -> None:
+    config.stages[stage][field] = value
+    with pytest.raises(ValueError, match=message):
+        pipeline.run(config, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_archived_rollouts_need_an_online_policy(config: ConfigDict) -> None:
+    config.stages.collect.rollouts = "archive"
+    pipeline.check(config)
+    config.stages.collect.policy = "sft"
+    with pytest.raises(ValueError, match="policy that is an online stage of this run, got 'sft'"):
+        pipeline.check(config)
+
+
+def test_a_config_without_stages_and_an_unknown_stage_to_stop_at(config: ConfigDict, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no stages: add some"):
+        pipeline.plan(settings.base())
+    with pytest.raises(ValueError, match="no stage 'warm'; the stages are sft, warmup"):
+        pipeline.run(config, tmp_path, until="warm")
+
+
+def test_changed_identity_is_refused_with_the_differences(config: ConfigDict, tmp_path: Path) -> None:
+    pipeline.claim(config, epath.Path(tmp_path))
+    (tmp_path / "01-sft").mkdir()
+    config.stages.warmup.steps = 40
+    config.seed = 7
+    with pytest.raises(ValueError) as error:
+        pipeline.claim(config, epath.Path(tmp_path))
+    assert "\n  seed: 0 -> 7\n  stages.warmup.steps: 3 -> 40\n" in str(error.value)
+    assert storage.read_json(tmp_path / "config.json")["config"]["seed"] == 0
+
+
+def test_runtime_settings_may_change(config: ConfigDict, tmp_path: Path) -> None:
+    pipeline.claim(config, epath.Path(tmp_path))
+    (tmp_path / "01-sft").mkdir()
+    config.compute.microbatch_tokens = 128
+    config.logging.every = 5
+    config.mesh.tensor = 2
+    config.checkpoint.keep = 1
+    config.reward.workers = 2
+    config.name = "other"
+    pipeline.claim(config, epath.Path(tmp_path))
+    assert storage.read_json(tmp_path / "config.json")["config"]["mesh"]["tensor"] == 2
+    assert storage.read_json(tmp_path / "environment.json")["packages"]["jax"]
+
+
+def test_a_mistake_in_the_first_try_costs_nothing(config: ConfigDict, tmp_path: Path) -> None:
+    config.data.train.path = "missing.jsonl"
+    with pytest.raises(ValueError, match=r"missing\.jsonl"):
+        pipeline.run(config, tmp_path / "work")
+    pipeline.claim(resolve(TINY), epath.Path(tmp_path / "work"))  # no stage had begun
+
+
+@pytest.mark.parametrize(("name", "content"), [("notes.txt", "mine"), ("config.json", '{"model_type": "qwen2"}')])
+def test_a_folder_of_other_things_is_refused(config: ConfigDict, tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match="choose another --workdir"):
+        pipeline.claim(config, epath.Path(tmp_path))
+    assert (tmp_path / name).read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("nope", "no such stage; this run has sft, warmup"),
+        ("sft@x", "write the step after @ as a number"),
+        ("sft@3", "no checkpoint of that step .* none"),
+        ("run:WORK#other", "has no stage 'other'; it has sft"),
+        ("hf:no-such-folder", "neither an existing folder nor a hub id"),
+    ],
+)
+def test_policies_that_are_not_there(config: ConfigDict, tmp_path: Path, policy: str, message: str) -> None:
+    storage.write_json(tmp_path / "config.json", {})
+    (tmp_path / "01-sft").mkdir()
+    with Tracker(tmp_path, tensorboard=False) as tracker:
+        folders = pipeline.plan(config).folders(epath.Path(tmp_path))
+        context = Context(config, epath.Path(tmp_path), tracker, folders)
+        with pytest.raises(ValueError, match=message):
+            context.policy(policy.replace("WORK", str(tmp_path)))
