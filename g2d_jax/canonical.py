@@ -69,7 +69,8 @@ def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: C
         path = f"{prefix}{key}"
         field = "" if is_open else field_of(section, str(key), path, config)
         if not isinstance(field, ConfigDict):
-            section[key] = typed(value, field, path)
+            with section.unlocked():  # a section of the user's own names, such as fields, has none of them yet
+                section[key] = typed(value, field, path)
         elif isinstance(value, Mapping):
             _fill(field, value, f"{path}.", config)
         else:

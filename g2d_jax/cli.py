@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"g2d: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("g2d: interrupted; the same command continues", file=sys.stderr)
+        print("g2d: interrupted; the same command with the same --workdir continues", file=sys.stderr)
         return 130
 
 
@@ -96,6 +96,8 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         return
     workdir = arguments.workdir or f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     print(f"work directory: {workdir}", flush=True)
+    if not arguments.workdir:
+        print(f"to continue this run, add: --workdir {workdir}", flush=True)
     pipeline.run(config, workdir, until=arguments.until)
 
 

@@ -7,29 +7,27 @@ Stages name their inputs; a stage is finished when its manifest says so; running
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
-import re
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, storage
-from g2d_jax.canonical import differences, to_dict
+from g2d_jax import storage
+from g2d_jax.models.decoder import Remat
+from g2d_jax.records import SamplingParams
 from g2d_jax.report.html import write_report
 from g2d_jax.report.summary import summary_table, write_markdown
-from g2d_jax.rewards.functions import RewardFunction
+from g2d_jax.rewards.functions import RewardFunction, load_reward
 from g2d_jax.stages import collect, evaluate, offline, online, sft
 from g2d_jax.stages.context import Context, check_elsewhere
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.optimizer import make_optimizer
+from g2d_jax.workdir import absolute, claim, locked
 
 Stage = Callable[[Context, str, ConfigDict], dict[str, Any]]
 
@@ -83,11 +81,18 @@ def check(config: ConfigDict) -> Plan:
     Raises ValueError naming the stage. Looks at settings and at whether files are there; loads nothing.
     """
     order = plan(config)
+    _check_shared(config)
     for name in order.order:
         stage = config.stages[name]
         try:
-            if stage.kind in ("sft", "online"):
-                make_optimizer(**stage.optimizer.to_dict(), total_steps=stage.steps)
+            if stage.kind in TRAINING:
+                # The updates of an offline stage are known when its pairs are.
+                total = stage.get("steps", stage.optimizer.warmup_steps + 1 if stage.kind == "offline" else None)
+                make_optimizer(**stage.optimizer.to_dict(), total_steps=total)
+            if "sampling" in stage:
+                SamplingParams(**stage.sampling.to_dict())
+            if stage.get("batch_size", 1) < 1:
+                raise ValueError(f"batch_size must be at least 1, got {stage.batch_size}")
             if stage.kind == "online":
                 online.check(stage)
             if stage.kind == "collect":
@@ -101,6 +106,31 @@ def check(config: ConfigDict) -> Plan:
         except ValueError as error:
             raise ValueError(f"stages.{name}: {error}") from error
     return order
+
+
+def _check_shared(config: ConfigDict) -> None:
+    """Raise ValueError for settings outside the stages that cannot work."""
+    at_least = {
+        "reward.workers": 1,
+        "checkpoint.every": 1,
+        "checkpoint.keep": 1,
+        "logging.every": 1,
+        "compute.microbatch_tokens": 1,
+        "compute.slots": 1,
+        "compute.chunk": 1,
+        "compute.prefill_rows": 1,
+        "data.max_prompt_length": 1,
+    }
+    for path, least in at_least.items():
+        section, _, field = path.partition(".")
+        if config[section][field] < least:
+            raise ValueError(f"{path} must be at least {least}, got {config[section][field]}")
+    if config.dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype is float32 or bfloat16, got {config.dtype!r}")
+    if config.compute.remat not in get_args(Remat):
+        raise ValueError(f"compute.remat is one of {', '.join(get_args(Remat))}, got {config.compute.remat!r}")
+    if config.reward.function != "verify":
+        load_reward(config.reward.function)
 
 
 def _inputs(name: str, stage: ConfigDict, stages: ConfigDict) -> list[str]:
@@ -126,7 +156,7 @@ def _check_step(name: str, reference: str, stage: ConfigDict) -> None:
     step = reference.partition("@")[2]
     if not step:
         return
-    kept = {stage.get("steps"), *stage.get("keep", ())}
+    kept = {k for k in stage.get("keep", ()) if k <= stage.steps} | {stage.get("steps")}
     if not step.isdecimal() or int(step) not in kept:
         listed = ", ".join(str(k) for k in sorted(k for k in kept if k is not None))
         raise ValueError(f"stages.{name} reads {reference!r}, but that stage keeps steps {listed}: add it to its keep")
@@ -137,22 +167,37 @@ def run(
     workdir: storage.PathLike,
     *,
     reward: RewardFunction | None = None,
-    objective: Callable[[Compute], Objective] | None = None,
+    objectives: Mapping[str, Callable[[Compute], Objective]] | None = None,
     until: str | None = None,
 ) -> dict[str, Any]:
     """Run, or continue, every stage of a config in a work directory; returns the manifests by stage.
 
-    reward: a function with TRL's signature in place of reward.function. objective: makes a training objective in place
-    of the stages' own losses. until: stop after this stage. Raises ValueError when the work directory was made with
-    other identity settings, and StopRun when a stage finds that going on is useless.
+    reward: a function with TRL's signature in place of reward.function. objectives: for a stage's name, what makes its
+    loss (see training/objectives.py; its sums must count "tokens", or "pairs" in an offline stage). until: stop after
+    this stage. Raises ValueError when the work directory was made with other identity settings, reward or losses, or is
+    in use, and StopRun when a stage finds that going on is useless.
     """
     order = check(config)
     if until is not None and until not in order.order:
         raise ValueError(f"there is no stage {until!r}; the stages are {', '.join(order.order)}")
     folder = absolute(workdir)
-    claim(config, folder)
+    if jax.process_count() > 1:
+        raise ValueError("runs of several processes are not supported yet: start one process that sees all devices")
+    with locked(folder):
+        claim(config, folder, _own(reward, objectives))
+        return _run_stages(config, folder, order, until, reward, objectives)
+
+
+def _run_stages(
+    config: ConfigDict,
+    folder: epath.Path,
+    order: Plan,
+    until: str | None,
+    reward: RewardFunction | None,
+    objectives: Mapping[str, Callable[[Compute], Objective]] | None,
+) -> dict[str, Any]:
     with Tracker(folder, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
-        context = Context(config, folder, tracker, order.folders(folder), reward, objective)
+        context = Context(config, folder, tracker, order.folders(folder), reward, objectives or {})
         try:
             manifests = {}
             for name in order.order:
@@ -193,45 +238,14 @@ def run_stage(context: Context, name: str, order: Plan) -> dict[str, Any]:
     return storage.finished(folder) or manifest
 
 
-def absolute(workdir: storage.PathLike) -> epath.Path:
-    """A local path made absolute, as Orbax wants it; an object store's as it is."""
-    return epath.Path(workdir).expanduser().resolve() if storage.is_local(workdir) else epath.Path(workdir)
-
-
-def claim(config: ConfigDict, workdir: epath.Path) -> None:
-    """Take a work directory for a config, or check that it is this config's. Writes config.json and environment.json.
-
-    As long as no stage has begun, the settings may still change: a mistake in the first try costs nothing.
-    """
-    file = workdir / "config.json"
-    if file.exists():
-        content = storage.read_json(file)
-        if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-            raise ValueError(f"{workdir} holds a config.json that is not a run's: choose another --workdir")
-        changed = differences(content["config"], config)
-        if changed and any(re.match(r"\d+-", child.name) for child in workdir.iterdir()):
-            listed = "\n  ".join(changed)
-            raise ValueError(
-                f"{workdir} was started with other settings:\n  {listed}\nChoose another --workdir, or undo the change. "
-                "Only settings of mesh, compute, logging and checkpoint may change."
-            )
-    elif workdir.exists() and any(workdir.iterdir()):
-        raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")
-    storage.write_json(file, {"config": to_dict(config), "version": __version__})
-    storage.write_json(workdir / "environment.json", environment())
-
-
-def environment() -> dict[str, Any]:
-    """Versions, devices and the command, for provenance."""
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "math-verify", "grain", "numpy")
+def _own(
+    reward: RewardFunction | None, objectives: Mapping[str, Callable[[Compute], Objective]] | None
+) -> dict[str, str]:
+    """Names of a caller's own functions: part of what a run is."""
+    functions = {**({"reward": reward} if reward else {}), **(objectives or {})}
     return {
-        "g2d_jax": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: importlib.metadata.version(name) for name in packages},
-        "devices": [str(device) for device in jax.devices()],
-        "processes": jax.process_count(),
-        "command": sys.argv,
+        name: f"{getattr(made, '__module__', '')}:{getattr(made, '__qualname__', type(made).__name__)}"
+        for name, made in functions.items()
     }
 
 

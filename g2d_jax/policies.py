@@ -21,6 +21,8 @@ from g2d_jax.report.summary import summary_table
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.stages.context import Context
 from g2d_jax.tracking import Tracker
+from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.workdir import absolute
 
 
 def read_config(workdir: epath.Path) -> ConfigDict:
@@ -34,7 +36,7 @@ def read_config(workdir: epath.Path) -> ConfigDict:
 @contextmanager
 def opened(workdir: storage.PathLike, config: ConfigDict | None = None) -> Iterator[Context]:
     """A run's context for looking at it: logs nothing to TensorBoard or W&B."""
-    folder = pipeline.absolute(workdir)
+    folder = absolute(workdir)
     config = config or read_config(folder)
     with Tracker(folder, tensorboard=False) as tracker:
         context = Context(config, folder, tracker, pipeline.plan(config).folders(folder))
@@ -58,7 +60,7 @@ def evaluate(workdir: storage.PathLike, policy: str, *, problems: str | None = N
     sampling: num_generations, temperature, top_p, max_new_tokens; None keeps the stage's. Results and completions go to
     WORKDIR/evaluations/NAME, named by what was asked, and are reused when asked again. Returns the manifest.
     """
-    folder = pipeline.absolute(workdir)
+    folder = absolute(workdir)
     config = read_config(folder)
     stages = [stage for stage in config.stages.values() if stage.kind == "evaluate"]
     if not stages:
@@ -71,8 +73,9 @@ def evaluate(workdir: storage.PathLike, policy: str, *, problems: str | None = N
         if value is not None:
             setattr(stage if name == "num_generations" else stage.sampling, name, value)
     stage.pass_at = tuple(k for k in stage.pass_at if k <= stage.num_generations)
-    asked = storage.fingerprint([stage.to_dict(), config.data[stage.split].to_dict()])
     with opened(folder, config) as context:
+        held_out = [[problem.id, problem.answer] for problem in context.problems[stage.split]]
+        asked = storage.fingerprint([stage.to_dict(), held_out, _version(context, policy)])
         name = f"evaluation-{asked}"
         place = folder / "evaluations" / name
         context.folders = {**context.folders, name: place}
@@ -85,6 +88,15 @@ def evaluate(workdir: storage.PathLike, policy: str, *, problems: str | None = N
         context.tracker.table(*summary_table(manifest, []))
         context.tracker.say(f"completions: {place / 'rollouts'}")
     return manifest
+
+
+def _version(context: Context, policy: str) -> Any:
+    """Which weights a policy's name means now: its step, and the stage's fingerprint once that is finished."""
+    if policy == "init" or policy.startswith("hf:"):
+        return policy
+    folder, step = context.checkpoint_of(policy)
+    manifest = storage.finished(folder.parent) or {}
+    return [str(folder), Checkpoints(folder).latest() if step is None else step, manifest.get("fingerprint")]
 
 
 def export(
@@ -101,9 +113,30 @@ def export(
         chosen = policy or last_policy(context.config)
         params, tokenizer = context.policy(chosen), context.tokenizer
         tokenizer.save(folder)
-        storage.write_bytes(folder / "README.md", _card(context, chosen).encode())
         hf.save(params, folder, dtype=dtype, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id)  # type: ignore[arg-type]
+        note = _tokenizer_note(folder)
+        storage.write_bytes(folder / "README.md", (_card(context, chosen) + note).encode())
+        if note:
+            context.tracker.say(note.strip())
     return folder
+
+
+def _tokenizer_note(folder: epath.Path) -> str:
+    """What to say where AutoTokenizer, which goes by the kind of model, would read the exported tokenizer wrongly."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if not storage.is_local(folder):
+        return ""
+    rules = []
+    for loader in (AutoTokenizer, PreTrainedTokenizerFast):
+        backend = json.loads(loader.from_pretrained(folder, trust_remote_code=False).backend_tokenizer.to_str())
+        rules.append([backend[part] for part in ("normalizer", "pre_tokenizer", "decoder")])
+    if rules[0] == rules[1]:
+        return ""
+    return (
+        "\nThe tokenizer is not one that transformers uses with this kind of model: load it with "
+        "`PreTrainedTokenizerFast.from_pretrained`, since `AutoTokenizer` would put other rules in its place.\n"
+    )
 
 
 def _card(context: Context, policy: str) -> str:

@@ -24,7 +24,8 @@ Prompt: TypeAlias = str | tuple[Message, ...]
 
 MEMBERS = 1024
 """A packed token's segment id is group * MEMBERS + member. Tokens of member 0 form the prefix that every member of the
-group may read: the responses to one prompt share one copy of it. Plain packing has member 0 only. Group 0 is padding."""
+group may read: the responses to one prompt share one copy of it. Plain packing has member 0 only; group 0 is padding.
+"""
 
 
 @dataclass(frozen=True, slots=True)

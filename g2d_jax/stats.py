@@ -1,8 +1,8 @@
 """Accuracy of sampled answers, and how far to trust it.
 
-N problems, S answers each, in an array `correct` [N, S]: 1 right, 0 wrong, NaN not known (the verifier abstained or
-timed out). NaN are left out of every figure, not counted as wrong. All means weigh problems equally, however many of
-their answers are scored; a problem without a scored answer is left out.
+N problems, S answers each, in an array `correct` [N, S]: 1 right, 0 not right, NaN where the problem cannot be scored.
+NaN are left out of every figure, not counted as wrong. All means weigh problems equally, however many of their answers
+are scored; a problem without a scored answer is left out.
 
 Three measures of spread answer three questions:
 

@@ -145,20 +145,24 @@ def test_export_loads_in_transformers_with_the_same_logits(
 ) -> None:
     import jax.numpy as jnp
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     from g2d_jax import policies
+    from g2d_jax.data.tokenizer import load_tokenizer
     from g2d_jax.models.decoder import forward, head_matrix
     from g2d_jax.records import MEMBERS
 
     monkeypatch.chdir(tmp_path)
     assert cli.main(["export", "--workdir", str(work), "--output", "model"]) == 0
     model = AutoModelForCausalLM.from_pretrained("model")
-    tokenizer = AutoTokenizer.from_pretrained("model")
+    # AutoTokenizer puts Qwen2's own rules in place of this tokenizer's, as it goes by the model; see test_real_input.
+    tokenizer = PreTrainedTokenizerFast.from_pretrained("model")
     ids = tokenizer("12+3*4=?;\\boxed{60}")["input_ids"]
     assert tokenizer.decode(ids) == "12+3*4=?;\\boxed{60}"
     with torch.no_grad():
         theirs = model(torch.tensor([ids])).logits[0].numpy()
+    ours = load_tokenizer("model")  # as a later run with model.path=model does
+    assert ours.encode_completion("12+3*4=?;\\boxed{60}").tolist()[:-1] == ids
     with policies.opened(work) as context:
         params = context.policy("dpo")
         assert ids == context.tokenizer.encode_completion("12+3*4=?;\\boxed{60}").tolist()[: len(ids)]
@@ -166,7 +170,8 @@ def test_export_loads_in_transformers_with_the_same_logits(
     tokens = jnp.asarray([ids])
     hidden, _ = forward(params, tokens, jnp.arange(len(ids))[None], jnp.full_like(tokens, MEMBERS))
     np.testing.assert_allclose(np.asarray(hidden @ head_matrix(params))[0], theirs, atol=1e-4)
-    assert "# tiny: policy dpo" in (tmp_path / "model" / "README.md").read_text()
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "# tiny: policy dpo" in card and "PreTrainedTokenizerFast.from_pretrained" in card
     capsys.readouterr()
     assert cli.main(["export", "--workdir", str(work), "--output", "model"]) == 1
     assert "holds a model already" in capsys.readouterr().err

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "g2d_jax"
 
 LEVELS = {
     **dict.fromkeys(
-        ["records", "keys", "config", "canonical", "resolve", "mesh", "storage", "tables", "tracking", "console"], 0
+        ["records", "keys", "config", "canonical", "resolve", "mesh", "storage", "tables", "tracking", "workdir"], 0
     ),
     **dict.fromkeys(["models", "data", "losses", "rewards", "stats"], 1),
     **dict.fromkeys(["rollout", "training"], 2),

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
 from g2d_jax import pipeline, storage
+from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.resolve import resolve
 from g2d_jax.stages.context import Context
 from g2d_jax.tracking import Tracker
@@ -90,6 +91,13 @@ def test_changed_identity_is_refused_with_the_differences(config: ConfigDict, tm
         pipeline.claim(config, epath.Path(tmp_path))
     assert "\n  seed: 0 -> 7\n  stages.warmup.steps: 3 -> 40\n" in str(error.value)
     assert storage.read_json(tmp_path / "config.json")["config"]["seed"] == 0
+
+
+def test_mapped_fields_survive_the_config_file(config: ConfigDict) -> None:
+    config.stages.sft.data = settings.source("gsm8k.jsonl", prompt="question", completion="answer")
+    again = from_dict(to_dict(config))
+    assert again.stages.sft.data.fields.to_dict() == {"prompt": "question", "completion": "answer"}
+    assert to_dict(again) == to_dict(config)
 
 
 def test_runtime_settings_may_change(config: ConfigDict, tmp_path: Path) -> None:

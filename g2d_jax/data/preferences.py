@@ -10,20 +10,17 @@ from g2d_jax import keys
 from g2d_jax.records import Preference, Prompt, ScoredRollout
 
 
-def random_pairs(seed: int, problem_id: str, visit: int, rewards: np.ndarray, limit: int) -> list[tuple[int, int]]:
+def random_pairs(seed: int, problem_id: str, visit: int, correct: np.ndarray, limit: int) -> list[tuple[int, int]]:
     """Random correct with random incorrect (arXiv 2506.21495, section 2.2), up to `limit` pairs of one prompt.
 
-    rewards: [G], NaN for unscorable, which takes no part. Correct means above the midpoint of the lowest and the
-    highest reward; for binary rewards that is reward 1. Both sides are shuffled, then paired off so that every response
-    of a side is used once before any of that side is used twice; no pair occurs twice. Returns indices (chosen,
-    rejected), none without both kinds.
+    correct: [G], 1 or 0, NaN for a response without a verdict, which takes no part. Both sides are shuffled, then
+    paired off so that every response of a side is used once before any of it is used twice; no pair occurs twice.
+    Returns indices (chosen, rejected), none without both kinds.
     Drawn by (seed, problem, visit), so a prompt's pairs do not depend on what else is collected.
     """
-    known = np.flatnonzero(~np.isnan(rewards))
-    if known.size < 2 or np.ptp(rewards[known]) == 0:
+    right, wrong = np.flatnonzero(correct == 1), np.flatnonzero(correct == 0)
+    if not (right.size and wrong.size):
         return []
-    midpoint = (rewards[known].max() + rewards[known].min()) / 2
-    right, wrong = known[rewards[known] > midpoint], known[rewards[known] <= midpoint]
     rng = keys.rng(seed, "pairs", problem_id, visit)
     order = rng.permutation(right), rng.permutation(wrong)
     # Walking the grid of all pairs along its diagonals meets each pair once, and each response before any again.

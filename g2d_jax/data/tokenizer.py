@@ -209,6 +209,12 @@ def load_tokenizer(
     return _load_hugging_face(name, settings, revision)
 
 
+_GENERIC = (
+    "PreTrainedTokenizerFast",
+    "TokenizersBackend",
+)  # tokenizer.json is all there is; names of transformers 4, 5
+
+
 def _load_hugging_face(name: str, settings: TemplateSettings | None, revision: str | None) -> PromptTokenizer:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -216,7 +222,11 @@ def _load_hugging_face(name: str, settings: TemplateSettings | None, revision: s
         raise ValueError(f"tokenizer {name!r}: there is no such folder")
     name = os.path.expanduser(name) if name.startswith("~") else name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, use_fast=True, trust_remote_code=False)
+        # AutoTokenizer goes by the model: beside a Qwen2 model it puts Qwen2's own rules in place of a tokenizer.json
+        # that declares a class of its own for generic tokenizers.
+        generic = _declared(name, "tokenizer_config.json", "tokenizer_class", revision) in _GENERIC
+        loader: Any = PreTrainedTokenizerFast if generic else AutoTokenizer
+        tokenizer = loader.from_pretrained(name, revision=revision, trust_remote_code=False)
         declared = _declared_eos(name, revision)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"tokenizer {name!r} cannot be loaded: {error}") from error
@@ -227,17 +237,20 @@ def _load_hugging_face(name: str, settings: TemplateSettings | None, revision: s
 
 def _declared_eos(name: str, revision: str | None) -> tuple[int, ...]:
     """The end-of-sequence ids in generation_config.json and config.json, where there are such files."""
-    from transformers.utils.hub import cached_file
-
     declared: list[int] = []
     for file in ("generation_config.json", "config.json"):
-        path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
-        if path is None:
-            continue
-        content: Any = storage.read_json(path)
-        eos = content.get("eos_token_id") if isinstance(content, dict) else None
+        eos = _declared(name, file, "eos_token_id", revision)
         declared += eos if isinstance(eos, list) else [] if eos is None else [eos]
     return tuple(declared)
+
+
+def _declared(name: str, file: str, field: str, revision: str | None) -> Any:
+    """One field of a JSON file beside the tokenizer, None where there is no such file or field."""
+    from transformers.utils.hub import cached_file
+
+    path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+    content: Any = None if path is None else storage.read_json(path)
+    return content.get(field) if isinstance(content, dict) else None
 
 
 def _backend_copy(tokenizer: PreTrainedTokenizerFast) -> Any:

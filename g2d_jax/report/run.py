@@ -10,7 +10,7 @@ from typing import Any
 from etils import epath
 
 from g2d_jax.records import Preference, ScoredRollout
-from g2d_jax.storage import MANIFEST, PathLike, finished, naming, read_json, read_segments
+from g2d_jax.storage import PathLike, finished, naming, read_json, read_segments
 from g2d_jax.tables import read_preferences, read_rollouts
 from g2d_jax.tracking import read_metrics
 
@@ -36,7 +36,7 @@ class Stage:
 
     def provenance(self) -> Mapping[str, Any]:
         """How the pairs of a collect stage came about, {} if they are not written."""
-        return _read_optional(self.folder / "preferences" / MANIFEST) or {}
+        return _read_optional(self.folder / "preferences" / "_manifest.json") or {}
 
     def problems(self) -> dict[str, Mapping[str, Any]]:
         """The problems of an evaluate stage by id, from its problems.json: [{"id", "prompt", "answer", "subset"}]."""

@@ -142,7 +142,7 @@ def _pairs(stage: Stage, *, title: bool) -> str:
         if one[2]
     )
     body = f'<div class="split">{body}{_histogram(chosen, rejected)}</div>' if body else ""
-    body += markup.details("How these pairs were made (preferences/manifest.json)", _json(stage.provenance()))
+    body += markup.details("How these pairs were made (preferences/_manifest.json)", _json(stage.provenance()))
     return (f"<h3>{markup.shown(stage.name)}</h3>" if title and body else "") + body
 
 

@@ -33,7 +33,7 @@ Array = TypeVar("Array", jax.Array, np.ndarray)
 )
 @dataclass(frozen=True)
 class Rows(Generic[Array]):
-    """What the sampler knows of each row, besides its cache: numpy arrays where the host fills them in, else on the device.
+    """What the sampler knows of each row, besides its cache: numpy arrays where the host fills them in.
 
     keys: uint32 [S, 2] key data of the sample. position: int32 [S], of the next token in the whole sequence.
     response: int32 [S], tokens generated so far; left: int32 [S], how many more may come, 0 for a row at rest.

@@ -225,7 +225,7 @@ class _Session:
             self._describe(fresh, row, sample)
         longest = max(sample.length for sample in self.rows if sample is not None)
         self.column = max(longest, self.prompt_columns if taken else 0)
-        width = min(ladder(self.column + self.sampler.chunk, 64), self.widest)
+        width = min(ladder(max(self.column + self.sampler.chunk, self.prompt_columns), 64), self.widest)
         same = width == self.width and slots == self.state.hidden.shape[0]
         program = self.sampler._admit_in_place if same else self.sampler._admit
         self.width = width

@@ -12,11 +12,11 @@ from ml_collections import ConfigDict
 from g2d_jax import storage
 from g2d_jax.data.loader import draw
 from g2d_jax.data.preferences import random_pairs, to_preference
-from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
+from g2d_jax.records import Preference, Problem, Prompt, Verdict
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.external import external_groups
 from g2d_jax.stages.online import count_rollouts, draws_of, journal_of
-from g2d_jax.stages.rollouts import Groups, describe, rewards, sampled_groups
+from g2d_jax.stages.rollouts import Groups, describe, sampled_groups
 from g2d_jax.tables import read_rollouts, write_preferences
 
 Draws = list[tuple[Problem, int]]
@@ -36,7 +36,8 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     if not preferences:
         raise StopRun(_no_pairs(name, counts))
     write_preferences(folder / "preferences" / "part-00000.parquet", preferences)
-    storage.write_json(folder / "preferences" / "manifest.json", _provenance(context, name, stage, counts))
+    # The underscore lets pandas and pyarrow read the folder: they take every other file in it for Parquet.
+    storage.write_json(folder / "preferences" / "_manifest.json", _provenance(context, name, stage, counts))
     metrics = {**describe(groups), **{f"pairs/{key}": float(value) for key, value in counts.items()}}
     context.tracker.log(name, 0, metrics)
     return {**tally.manifest(), "counts": counts, "result": {**_lengths(preferences), "rollouts": describe(groups)}}
@@ -105,27 +106,32 @@ def _pairs(
     counts: Counter[str] = Counter({"prompts": len(groups), "rollouts": sum(len(group) for group in groups)})
     preferences: list[Preference] = []
     for (problem, visit), group in zip(draws, groups, strict=True):
-        values = rewards([group])[0]
-        counts["unscorable_rollouts"] += int(np.isnan(values).sum())
-        fate = _fate(values, stage.min_pass_rate, stage.max_pass_rate, group)
+        right = _right(group)
+        counts["unscorable_rollouts"] += int(np.isnan(right).sum())
+        fate = _fate(right, stage.min_pass_rate, stage.max_pass_rate)
         counts[fate] += 1
         if fate == "mixed":
-            pairs = random_pairs(context.config.seed, problem.id, visit, values, stage.pairs_per_prompt)
+            pairs = random_pairs(context.config.seed, problem.id, visit, right, stage.pairs_per_prompt)
             preferences += [to_preference(_shown(context, problem), group, pair) for pair in pairs]
-    for fate in ("mixed", "all_correct", "all_incorrect", "equal_rewards", "unscorable", "outside_window"):
+    for fate in ("mixed", "all_correct", "all_incorrect", "unscorable", "outside_window"):
         counts.setdefault(fate, 0)
     return preferences, {**counts, "pairs": len(preferences)}
 
 
-def _fate(values: np.ndarray, lowest: float, highest: float, group: list[ScoredRollout]) -> str:
-    """Why a prompt gives pairs ("mixed") or not."""
-    known = values[~np.isnan(values)]
-    if known.size == 0:
+def _right(group: list[ScoredRollout]) -> np.ndarray:
+    """[G]: 1 correct, 0 incorrect, NaN where there is no reward."""
+    scores = [row.score for row in group]
+    return np.array([np.nan if score.reward is None else float(score.verdict is Verdict.CORRECT) for score in scores])
+
+
+def _fate(right: np.ndarray, lowest: float, highest: float) -> str:
+    """Why a prompt gives pairs ("mixed") or not. right: [G], 1 or 0, NaN for a response without a verdict."""
+    if np.isnan(right).all():
         return "unscorable"
-    right = [row.score.verdict is Verdict.CORRECT for row in group if row.score.reward is not None]
-    if np.ptp(known) == 0:
-        return "all_correct" if all(right) else "equal_rewards" if any(right) else "all_incorrect"
-    return "mixed" if lowest <= np.mean(right) <= highest else "outside_window"
+    rate = float(np.nanmean(right))
+    if rate in (0.0, 1.0):
+        return "all_correct" if rate else "all_incorrect"
+    return "mixed" if lowest <= rate <= highest else "outside_window"
 
 
 def _shown(context: Context, problem: Problem) -> Prompt:
@@ -140,7 +146,7 @@ def _provenance(context: Context, name: str, stage: ConfigDict, counts: dict[str
         "done": True,
         "policy": stage.policy,
         "rollouts": stage.rollouts,
-        "sampler": {**stage.sampling.to_dict(), "num_generations": stage.num_generations, "purpose": f"collect/{name}"},
+        "sampler": _sampler(context, name, stage),
         "verifier": {k: v for k, v in context.config.reward.to_dict().items() if k != "workers"},
         "tokenizer": context.tokenizer.fingerprint,
         "pair_rule": {
@@ -152,6 +158,16 @@ def _provenance(context: Context, name: str, stage: ConfigDict, counts: dict[str
         "seed": context.config.seed,
         "counts": counts,
     }
+
+
+def _sampler(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
+    """The settings the rollouts were really drawn with; of a file only its path is known."""
+    if stage.rollouts not in ("sample", "archive"):
+        return {"file": stage.rollouts}
+    source = name if stage.rollouts == "sample" else stage.policy.partition("@")[0]
+    drawn = context.config.stages[source]
+    purpose = f"{drawn.kind}/{source}"
+    return {**drawn.sampling.to_dict(), "num_generations": drawn.num_generations, "purpose": purpose}
 
 
 def _lengths(preferences: list[Preference]) -> dict[str, float]:

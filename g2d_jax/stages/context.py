@@ -25,6 +25,7 @@ from g2d_jax.data.splits import drop_overlap
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import decoder, hf
+from g2d_jax.models.attention import QUERY_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, SamplingParams
@@ -64,7 +65,7 @@ class Context:
     """One run under way.
 
     config: the resolved settings. workdir: where artefacts go. folders: stage name -> its folder.
-    reward, objective: a user's own reward function or loss in place of the configured ones (Python API).
+    reward, objectives: a user's own reward function, and own losses by stage, in place of the configured ones.
     """
 
     config: ConfigDict
@@ -72,7 +73,7 @@ class Context:
     tracker: Tracker
     folders: Mapping[str, epath.Path]
     reward: RewardFunction | None = None
-    objective: Callable[[Compute], Objective] | None = None
+    objectives: Mapping[str, Callable[[Compute], Objective]] = field(default_factory=dict)
     programs: dict[str, Any] = field(default_factory=dict)  # compiled once for the run
 
     @cached_property
@@ -203,7 +204,8 @@ class Context:
             raise ValueError(
                 f"compute.row_length is {chosen} but a group can need {longest} tokens: raise it, or set 0"
             )
-        return chosen or -(-longest // 16) * 16
+        step = 16 if longest <= QUERY_BLOCK else QUERY_BLOCK  # longer rows go through attention in blocks of queries
+        return chosen or -(-longest // step) * step
 
     def microbatch_rows(self, row_length: int) -> int:
         """Rows of one micro-batch: compute.microbatch_tokens, split evenly over the devices."""

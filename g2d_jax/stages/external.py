@@ -48,7 +48,9 @@ def _read(context: Context, path: str) -> tuple[dict[str, Problem], list[tuple[s
                 raise BrokenRow("its prompt is in data.dev or data.test, which nothing may be trained on")
             if not given and problem.answer is None:
                 raise BrokenRow("it has neither a reward nor an answer, and its prompt is not in data.train")
-        except BrokenRow as error:
+            context.tokenizer.encode_prompt(problem)  # raises ValueError, as for special tokens in the text
+            context.tokenizer.encode_completion(completion)
+        except ValueError as error:  # BrokenRow is one
             raise ValueError(f"{row.where}: {error}") from error
         problems.setdefault(problem.id, problem)
         rows.append((problem.id, completion, reward, given))

@@ -32,7 +32,14 @@ SCORED_AT_ONCE = 256  # pairs of one scoring call
 def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     """stage.epochs over the pairs; returns the manifest's fields."""
     pairs = read_preferences(_dataset(context, stage.preferences))
-    steps = max(len(pairs) * stage.epochs // stage.batch_size, 1)
+    held_out = {problem.id for split in ("dev", "test") for problem in context.problems[split]}
+    if leaked := sum(pair.problem_id in held_out for pair in pairs):
+        raise ValueError(f"{leaked} of {len(pairs)} pairs are for problems of data.dev or data.test: leave them out")
+    batch_size = min(stage.batch_size, len(pairs))
+    steps = len(pairs) * stage.epochs // batch_size
+    unused = len(pairs) * stage.epochs - steps * batch_size
+    if unused or batch_size < stage.batch_size:
+        context.tracker.say(f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
     longest = max(len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in pairs)
     row_length = context.row_length(longest)
     scoring = Tally()
@@ -56,10 +63,10 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
             training.tally = scoring
         while training.step < steps:
             with context.metered(training.tally):
-                drawn = [i for i, _ in draw(order, training.step * stage.batch_size, stage.batch_size)]
+                drawn = [i for i, _ in draw(order, training.step * batch_size, batch_size)]
                 training.update(batch([pairs[i] for i in drawn], references[drawn]), {})
         training.flush()
-        return {**training.tally.manifest(), "counts": {"pairs": len(pairs), "steps": steps}}
+        return {**training.tally.manifest(), "counts": {"pairs": len(pairs), "steps": steps, "unused": unused}}
 
 
 def check(stage: ConfigDict, stages: ConfigDict) -> None:
@@ -69,9 +76,7 @@ def check(stage: ConfigDict, stages: ConfigDict) -> None:
         raise ValueError(f"preferences is {stage.preferences!r}, a stage that collects none")
     if not made and not epath.Path(stage.preferences).exists():
         known = ", ".join(name for name, other in stages.items() if other.kind == "collect") or "none"
-        raise ValueError(
-            f"preferences is {stage.preferences!r}: no path that exists, nor a collect stage ({known})"
-        )
+        raise ValueError(f"preferences is {stage.preferences!r}: no path that exists, nor a collect stage ({known})")
     if stage.loss_type not in get_args(DPOLossType):
         raise ValueError(f"loss_type is {stage.loss_type!r}; choose one of {', '.join(get_args(DPOLossType))}")
     if stage.beta <= 0 or not 0 <= stage.label_smoothing < 0.5:
@@ -115,8 +120,8 @@ def reference_logprobs(
 ) -> np.ndarray:
     """Summed log-probabilities of both sides under the starting policy, float32 [pairs, 2]; read back if cached.
 
-    The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id. It holds what
-    scoring cost too, so that a restart changes no count.
+    The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id. It holds
+    what scoring cost too, so that a restart changes no count.
     """
     what = [context.fingerprint(), _origin(context, stage.policy), str(context.dtype), row_length]
     ids = [[p.prompt_ids, p.chosen_ids, p.rejected_ids] for p in pairs]

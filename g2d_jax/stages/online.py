@@ -138,7 +138,7 @@ def _watch_signal(
     raise StopRun(
         f"{name}: no reward signal for {training.facts['barren']} steps in a row; {_cause(rewards(groups))}. Look at "
         "the completions in samples/, then try easier problems, a better starting policy, a longer max_new_tokens or "
-        f"another prompt template; the policy so far is kept as {name}@{training.step}"
+        f"another prompt template; the policy so far is kept, step {training.step} in {context.folders[name]}"
     )
 
 

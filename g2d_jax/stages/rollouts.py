@@ -82,8 +82,11 @@ def _score(context: Context, draws: Draws, rollouts: Sequence[Rollout], policy: 
 
 
 def rewards(groups: Groups) -> np.ndarray:
-    """float64 [N, G], NaN for responses that could not be scored."""
-    return np.array([[np.nan if row.score.reward is None else row.score.reward for row in group] for group in groups])
+    """float64 [N, G], NaN for responses that could not be scored and, where groups differ in size, for none."""
+    values = np.full((len(groups), max(map(len, groups))), np.nan)
+    for i, group in enumerate(groups):
+        values[i, : len(group)] = [np.nan if row.score.reward is None else row.score.reward for row in group]
+    return values
 
 
 def correct(groups: Groups) -> np.ndarray:

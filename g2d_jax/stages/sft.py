@@ -43,15 +43,25 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
 
 def examples(context: Context, stage: ConfigDict) -> tuple[list[Example], dict[str, int]]:
     """The examples that fit, without those whose prompt is in dev or test."""
-    data = stage.data
+    data, tokenizer = stage.data, context.tokenizer
     wanted = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
     found, report = load_examples(
-        data.path, fields=data.fields.to_dict() or None, split=data.split or None, limit=wanted, on_error=data.on_error
+        data.path,
+        fields=data.fields.to_dict() or None,
+        split=data.split or None,
+        limit=wanted,
+        on_error=data.on_error,
+        seed=context.config.data.seed,
     )
-    kept, overlap = drop_overlap(found, [*context.problems["dev"], *context.problems["test"]])
+    distinct, overlap = drop_overlap(found, [*context.problems["dev"], *context.problems["test"]])
+    kept = [example for example in distinct if sum(map(len, tokenizer.encode_example(example))) <= stage.max_length]
+    too_long = len(distinct) - len(kept)
+    if too_long:
+        context.tracker.say(f"{data.path}: {too_long} examples longer than max_length {stage.max_length} dropped")
     if not kept:
-        raise ValueError(f"stages.sft.data: {data.path} has no example left that is not in dev or test")
-    return kept, {"examples": len(kept), "duplicates": report.duplicates, "broken": report.broken, "overlap": overlap}
+        raise ValueError(f"stages.sft.data: {data.path} has no example left that fits and is not in dev or test")
+    counts = {"duplicates": report.duplicates, "broken": report.broken, "overlap": overlap, "too_long": too_long}
+    return kept, {"examples": len(kept), **counts}
 
 
 def batch(context: Context, examples: list[Example]) -> list[Group]:

@@ -131,8 +131,8 @@ def trainer(
 
     Parameters come from, in this order: 1. this stage's newest checkpoint; 2. the policy it starts from.
     """
-    if context.objective is not None:
-        objective = context.objective(context.compute)
+    if name in context.objectives:
+        objective = context.objectives[name](context.compute)
     folder: epath.Path = context.folders[name] / "checkpoints"
     optimizer, rate = make_optimizer(**settings.to_dict(), total_steps=total)
     run_step = make_train_step(objective, optimizer, context.model_config, context.mesh)

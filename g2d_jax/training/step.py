@@ -80,7 +80,7 @@ def make_train_step(
         grads = jax.lax.with_sharding_constraint(grads, where.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {**sums, "loss": loss, "grad_norm": optax.global_norm(grads)}
+        metrics = {**sums, "loss": loss, "grad_norm": optax.tree.norm(grads)}
         return TrainState(params, opt_state), metrics
 
     return jax.jit(step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))

@@ -170,7 +170,10 @@ def test_size_classes():
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        (make([(10, [15])]), "prompt of 10 and a response of 15 tokens do not fit a row of 24: raise compute.row_length"),
+        (
+            make([(10, [15])]),
+            "prompt of 10 and a response of 15 tokens do not fit a row of 24: raise compute.row_length",
+        ),
         (make([(10, [8, 8])], whole=True), "prompt of 10 tokens and its 2 responses must share a row of 24 tokens"),
         (make([(1, [1, 1, 1])], whole=True), "2 responses: raise compute.row_length"),
         (make([(0, [3])]), "prompt has no tokens"),

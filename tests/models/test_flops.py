@@ -38,7 +38,7 @@ def test_literal_values():
 
 
 def test_near_the_compilers_count():
-    """XLA counts a loop's body once, so the model has one layer; it adds norms, softmax and rotations: a few percent."""
+    """XLA counts a loop's body once, so the model has one layer; it adds norms, softmax, rotations: a few percent."""
     config = dataclasses.replace(TINY, num_hidden_layers=1, hidden_size=128, intermediate_size=512, vocab_size=512)
     tokens = jax.ShapeDtypeStruct((4, 16), jnp.int32)
 

@@ -125,7 +125,7 @@ def _collect(folder: Path, rng: np.random.Generator, cost: dict) -> None:
         pairs.append(Preference(f"{i:016x}", prompt, good, bad, *ids, 1.0, 0.0))
     rule = {"name": "random correct with random incorrect", "pairs_per_prompt": 4}
     write_json(
-        folder / "preferences" / "manifest.json", {"done": True, "policy": "warmup", "pair_rule": rule, "seed": 0}
+        folder / "preferences" / "_manifest.json", {"done": True, "policy": "warmup", "pair_rule": rule, "seed": 0}
     )
     write_preferences(folder / "preferences" / "00000.parquet", pairs)
     dropped = {"all correct": 150, "all incorrect": 44, "outside the pass-rate window": 0, "unscorable": 2}

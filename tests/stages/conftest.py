@@ -45,11 +45,11 @@ def opened() -> Iterator[Callable[..., Context]]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Programs compiled once for all tests of this folder."""
+def compiled(one_device: dict[str, str]) -> Iterator[None]:
+    """Programs compiled once for all tests of this folder, in all test workers."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in names}
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_compilation_cache_dir", one_device["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     yield
     for name, value in before.items():

@@ -18,7 +18,7 @@ from g2d_jax.tables import read_preferences, read_rollouts
 from g2d_jax.tracking import read_metrics
 
 Opened = Callable[..., Context]
-FATES = ("mixed", "all_correct", "all_incorrect", "equal_rewards", "unscorable", "outside_window")
+FATES = ("mixed", "all_correct", "all_incorrect", "unscorable", "outside_window")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_sampled_pairs_are_read_by_pandas_and_counts_add_up(small: ConfigDict, t
     assert len(frame) == counts["pairs"] > 0
     assert all(len(text) % 2 == 0 for text in frame.chosen) and all(len(text) % 2 == 1 for text in frame.rejected)
     assert set(frame.prompt) <= {problem.prompt for problem in opened(small, tmp_path).problems["train"]}
-    how = storage.read_json(tmp_path / "01-collect" / "preferences" / "manifest.json")
+    how = storage.read_json(tmp_path / "01-collect" / "preferences" / "_manifest.json")
     assert how["policy"] == "init" and how["sampler"]["temperature"] == 1.0 and how["seed"] == 0
     assert how["pair_rule"]["pairs_per_prompt"] == 4 and how["verifier"]["function"] == "tiny:even"
 
@@ -132,12 +132,11 @@ def test_rollouts_made_elsewhere(small: ConfigDict, tmp_path: Path, opened: Open
         ({"prompt": "1+1=?", "completion": "x"}, "neither a reward nor an answer"),
         ({"prompt": "1+1=?", "reward": 1}, "no field 'completion'"),
         ({"prompt": "1+1=?", "completion": "x", "reward": "good"}, "reward 'good' is not a number"),
-        ({"prompt": "1+1=?", "completion": "x", "reward": True}, "reward True is not a number"),
         ({"prompt": "1+1=?", "completion": "x", "reward": "nan"}, "reward 'nan' is not"),
         ({"prompt": "", "completion": "x", "reward": 1}, "'prompt' is blank"),
         ({"prompt": "TEST", "completion": "x", "reward": 1}, "in data.dev or data.test"),
-        ({"prompt": "1+1=?", "completion": "<eos>", "reward": 1}, "special token '<eos>'"),
-        ({"prompt": "what?", "completion": "2", "reward": 1}, "cannot be written in this tokenizer|tokenizer"),
+        ({"prompt": "1+1=?", "completion": "<eos>1", "reward": 1}, "special token '<eos>'"),
+        ({"prompt": "what?", "completion": "2", "reward": 1}, "the tokenizer cannot encode 'what"),
     ],
 )
 def test_broken_rows_are_named_by_file_and_line(
@@ -164,7 +163,9 @@ def test_dpo_losses_start_at_the_reference(small: ConfigDict, tmp_path: Path, op
     assert manifest["counts"]["steps"] == max(manifest["counts"]["pairs"] // 8, 1)
     assert manifest["tokens"]["scored"] > 0
     before, after = context.policy("init"), context.policy("dpo")
-    assert any(np.any(np.asarray(x) != np.asarray(y)) for x, y in zip(*map(jax.tree.leaves, (before, after)), strict=True))
+    assert any(
+        np.any(np.asarray(x) != np.asarray(y)) for x, y in zip(*map(jax.tree.leaves, (before, after)), strict=True)
+    )
 
 
 def test_reference_logprobs_are_cached_for_this_policy_and_these_pairs(

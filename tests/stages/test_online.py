@@ -51,9 +51,7 @@ def sampled(context: Context, tmp_path: Path) -> Groups:
     )
 
 
-def test_with_a_reference_kl_is_zero_at_the_first_step_only(
-    warmup: ConfigDict, tmp_path: Path, opened: Opened
-) -> None:
+def test_with_a_reference_kl_is_zero_at_the_first_step_only(warmup: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     warmup.stages.warmup.beta = 0.1
     warmup.stages.warmup.scale_rewards = "group"
     manifest = run(opened(warmup, tmp_path))
@@ -69,9 +67,15 @@ def test_metrics_have_trl_names_and_tokens_are_those_of_the_rollouts(
     context = opened(warmup, tmp_path)
     manifest = run(context)
     record = read_metrics(tmp_path)[-1]
-    assert {"reward", "reward_std", "frac_reward_zero_std", "entropy", "completions/mean_length", "loss", "grad_norm"} < {
-        *record["metrics"]
-    }
+    assert {
+        "reward",
+        "reward_std",
+        "frac_reward_zero_std",
+        "entropy",
+        "completions/mean_length",
+        "loss",
+        "grad_norm",
+    } < {*record["metrics"]}
     usage = context.sampler().usage
     assert manifest["tokens"]["generated"] == usage.generated
     assert manifest["tokens"]["prefilled"] == usage.prefilled
@@ -132,7 +136,9 @@ def test_without_reward_signal_it_stops_and_keeps_the_policy(
     warmup.stages.warmup.steps = 20
     warmup.stages.warmup.patience = 2
     warmup.checkpoint.every = 50
-    with pytest.raises(StopRun, match=rf"no reward signal for 2 steps in a row; .*{cause}.*try easier problems") as stop:
+    with pytest.raises(
+        StopRun, match=rf"no reward signal for 2 steps in a row; .*{cause}.*try easier problems"
+    ) as stop:
         run(opened(warmup, tmp_path, reward))
     assert "warmup@1" in str(stop.value)
     assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1]

@@ -1,0 +1,89 @@
+"""The work directory of a run: whose it is, who is in it, and where it was made."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import platform
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import jax
+from etils import epath
+from ml_collections import ConfigDict
+
+from g2d_jax import __version__, storage
+from g2d_jax.canonical import differences, to_dict
+
+LOCK = ".lock"
+
+
+def absolute(workdir: storage.PathLike) -> epath.Path:
+    """A local path made absolute, as Orbax wants it; an object store's as it is."""
+    return epath.Path(workdir).expanduser().resolve() if storage.is_local(workdir) else epath.Path(workdir)
+
+
+@contextmanager
+def locked(workdir: epath.Path) -> Iterator[None]:
+    """Keep a local work directory to this process. Raises ValueError when another one runs in it.
+
+    The system lifts the lock when the process ends, however it ends.
+    """
+    if not storage.is_local(workdir):
+        yield
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
+    with open(workdir / LOCK, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"{workdir} is in use by another process: wait, or choose another --workdir") from error
+        yield
+
+
+def claim(config: ConfigDict, workdir: epath.Path, own: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Take a work directory for a config, or check that it is this config's. Writes config.json and environment.json.
+
+    own: names of functions given from Python in place of configured ones; they belong to the run's identity.
+    As long as no stage has begun, the settings may still change: a mistake in the first try costs nothing.
+    """
+    file = workdir / "config.json"
+    if file.exists():
+        content = storage.read_json(file)
+        if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+            raise ValueError(f"{workdir} holds a config.json that is not a run's: choose another --workdir")
+        changed = differences(content["config"], config)
+        before = content.get("own", {})
+        changed += [
+            f"{name} from Python: {before.get(name, 'none')} -> {own.get(name, 'none')}"
+            for name in sorted({*before, *own})
+            if before.get(name) != own.get(name)
+        ]
+        if changed and any(re.match(r"\d+-", child.name) for child in workdir.iterdir()):
+            listed = "\n  ".join(changed)
+            raise ValueError(
+                f"{workdir} was started with other settings:\n  {listed}\nChoose another --workdir, or undo the "
+                "change. Only settings of mesh, compute, logging and checkpoint may change."
+            )
+    elif workdir.exists() and any(child.name != LOCK for child in workdir.iterdir()):
+        raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")
+    storage.write_json(file, {"config": to_dict(config), "own": dict(own), "version": __version__})
+    storage.write_json(workdir / "environment.json", environment())
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices and the command, for provenance."""
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "math-verify", "grain", "numpy")
+    return {
+        "g2d_jax": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "devices": [str(device) for device in jax.devices()],
+        "processes": jax.process_count(),
+        "command": sys.argv,
+    }

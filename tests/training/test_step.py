@@ -1,0 +1,251 @@
+"""The train step: packing, meshes and micro-batches change nothing but rounding; the state is donated and float32."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from g2d_jax import mesh as meshes
+from g2d_jax.data.packing import Group, Packed, Response, pack
+from g2d_jax.models import decoder
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.records import MEMBERS
+from g2d_jax.training import objectives
+from g2d_jax.training.objectives import Compute, Objective
+from g2d_jax.training.optimizer import make_optimizer
+from g2d_jax.training.step import abstract_state, accumulate, fresh_state, make_scorer, make_train_step, put_batch
+
+CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, qkv_bias=True)
+ONE = meshes.make_mesh(devices=jax.devices()[:1])
+TEMPERATURE, EPSILON, KL, BETA = 0.8, 0.2, 0.05, 0.1
+RELATIVE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def model() -> decoder.Decoder:
+    leaves, tree = jax.tree.flatten(decoder.init(CONFIG, jax.random.key(0), std=0.2))
+    noise = jax.random.split(jax.random.key(1), len(leaves))
+    return jax.tree.unflatten(
+        tree, [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, noise, strict=True)]
+    )
+
+
+def make_groups(count: int = 24) -> list[Group]:
+    """Pairs of responses of 1 to 7 tokens to prompts of 2 to 6, with everything the three losses need."""
+    rng = np.random.default_rng(0)
+
+    def response() -> Response:
+        length = int(rng.integers(1, 8))
+        token = {
+            "weight": np.full(length, rng.uniform(0.005, 0.02)),
+            "advantage": np.full(length, rng.normal()),
+            "old_logprob": rng.normal(-4, 0.5, length),
+            "ref_logprob": rng.normal(-4, 0.5, length),
+        }
+        return Response(rng.integers(0, 64, length), token, {"pair_weight": 1 / count, "reference": rng.normal(-9, 3)})
+
+    return [Group(rng.integers(0, 64, rng.integers(2, 7)), [response(), response()], whole=True) for _ in range(count)]
+
+
+def packed(microbatch_rows: int, multiple: int = 1) -> Packed:
+    return pack(make_groups(), row_length=32, microbatch_rows=microbatch_rows, rows_multiple=multiple, places=4)
+
+
+def objective_of(name: str, compute: Compute) -> Objective:
+    if name == "sft":
+        return objectives.sft(compute)
+    if name == "grpo":
+        return objectives.grpo(compute, temperature=TEMPERATURE, epsilon=EPSILON, epsilon_high=None, beta=KL)
+    inner = objectives.dpo(compute, beta=BETA, label_smoothing=0.0, loss_type="sigmoid")
+    return lambda params, micro: inner(params, {**micro, "weight": micro["pair_weight"]})
+
+
+def unpacked() -> dict[str, jax.Array]:
+    """Every response with its own copy of the prompt, one sequence a row, [S, L]; pairs are rows 2i and 2i + 1."""
+    sequences = [(group.prompt_ids, response) for group in make_groups() for response in group.responses]
+    width = max(len(prompt) + len(response.token_ids) for prompt, response in sequences)
+    names = ("weight", "advantage", "old_logprob", "ref_logprob")
+    arrays: dict[str, Any] = {name: np.zeros((len(sequences), width), np.float32) for name in names}
+    arrays |= {name: np.zeros((len(sequences), width), np.int32) for name in ("tokens", "segments")}
+    arrays["reference"] = np.array([response.sequence["reference"] for _, response in sequences], np.float32)
+    arrays["mask"] = np.zeros((len(sequences), width), np.float32)
+    for row, (prompt, response) in enumerate(sequences):
+        span = slice(len(prompt), len(prompt) + len(response.token_ids))
+        arrays["tokens"][row, : span.stop] = np.concatenate([prompt, response.token_ids])
+        arrays["segments"][row, : span.stop] = MEMBERS
+        arrays["mask"][row, span] = 1
+        for name in names:
+            arrays[name][row, span] = response.token[name]
+    return {name: jnp.asarray(x) for name, x in arrays.items()}
+
+
+def plain_loss(name: str, model: decoder.Decoder, a: dict[str, jax.Array]) -> jax.Array:
+    """Each loss from its equation, on whole log-softmaxes of unpacked sequences."""
+    positions = jnp.broadcast_to(jnp.arange(a["tokens"].shape[1])[None], a["tokens"].shape)
+    hidden, _ = decoder.forward(model, a["tokens"], positions, a["segments"])
+    logits = hidden[:, :-1] @ decoder.head_matrix(model) / (TEMPERATURE if name == "grpo" else 1.0)
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), a["tokens"][:, 1:, None], axis=-1)[..., 0]
+    logprobs = jnp.pad(chosen, ((0, 0), (1, 0))) * a["mask"]
+    if name == "sft":
+        return -jnp.sum(logprobs * a["weight"])
+    if name == "grpo":
+        ratio = jnp.exp(logprobs - a["old_logprob"])
+        gain = jnp.minimum(ratio * a["advantage"], jnp.clip(ratio, 1 - EPSILON, 1 + EPSILON) * a["advantage"])
+        apart = a["ref_logprob"] - logprobs
+        return jnp.sum(a["weight"] * (-gain + KL * (jnp.exp(apart) - apart - 1)))
+    ratios = (logprobs.sum(1) - a["reference"]).reshape(-1, 2)
+    return -jnp.mean(jax.nn.log_sigmoid(BETA * (ratios[:, 0] - ratios[:, 1])))
+
+
+def gradient(
+    name: str, model: decoder.Decoder, mesh: jax.sharding.Mesh, *batches: Packed
+) -> list[tuple[decoder.Decoder, jax.Array]]:
+    """Gradient and loss of each batch on a mesh, parameters laid out as in training."""
+    placed = jax.device_put(model, decoder.shardings(CONFIG, mesh))
+    run = jax.jit(partial(accumulate, objective_of(name, Compute(mesh))))
+    return [jax.device_get(run(placed, *put_batch(batch, mesh))[:2]) for batch in batches]
+
+
+def assert_gradients_close(found: decoder.Decoder, expected: decoder.Decoder) -> None:
+    """Every array within 1e-5 of the length of its own gradient."""
+    paths = jax.tree_util.tree_leaves_with_path(expected)
+    for (path, theirs), ours in zip(paths, jax.tree.leaves(found), strict=True):
+        size = np.linalg.norm(theirs)
+        assert size > 0
+        assert np.linalg.norm(ours - theirs) <= RELATIVE * size, jax.tree_util.keystr(path)
+
+
+@pytest.fixture(scope="module")
+def expected(model) -> dict[str, tuple[jax.Array, decoder.Decoder]]:
+    """Loss and gradient of each loss on one device, unpacked."""
+    arrays = unpacked()
+    return {
+        name: jax.device_get(jax.jit(jax.value_and_grad(partial(plain_loss, name)))(model, arrays))
+        for name in ("sft", "grpo", "dpo")
+    }
+
+
+@pytest.mark.parametrize(("name", "microbatch_rows"), [("sft", 4), ("grpo", 2), ("dpo", 64)])
+def test_packed_equals_unpacked(model, expected, name, microbatch_rows):
+    batch = packed(microbatch_rows)
+    assert (batch.count == 1) == (microbatch_rows == 64)
+    ((grads, loss),) = gradient(name, model, ONE, batch)
+    np.testing.assert_allclose(loss, expected[name][0], rtol=RELATIVE)
+    assert_gradients_close(grads, expected[name][1])
+
+
+def in_micro_batches(batch: Packed, micro_batches: int) -> Packed:
+    """The rows of one micro-batch dealt out to several of the same size; four in all, so that one program runs all."""
+    rows = batch.arrays["tokens"].shape[1]
+    mine = (np.arange(4)[:, None] == np.arange(rows)[None] % micro_batches)[:, :, None]
+    arrays = {name: np.where(mine, x, np.array(-(name == "sequence"), x.dtype)) for name, x in batch.arrays.items()}
+    return Packed(arrays, micro_batches, batch.places, batch.used)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("dpo", (8, 1, 1)),
+        ("dpo", (1, 8, 1)),
+        ("dpo", (2, 2, 2)),
+        ("grpo", (2, 2, 2)),
+        ("dpo", (1, 1, 8)),
+        ("dpo", (1, 2, 4)),
+    ],
+    ids=str,
+)
+def test_the_gradient_does_not_depend_on_mesh_or_micro_batches(model, expected, name, shape):
+    """In one micro-batch and in four, against one device without packing."""
+    mesh = meshes.make_mesh(*shape)
+    batch = packed(64, meshes.row_ways(mesh))
+    assert batch.count == 1 and not (in_micro_batches(batch, 4).arrays["sequence"] < 0).all((1, 2)).any()
+    for grads, loss in gradient(name, model, mesh, in_micro_batches(batch, 1), in_micro_batches(batch, 4)):
+        np.testing.assert_allclose(loss, expected[name][0], rtol=RELATIVE)
+        assert_gradients_close(grads, expected[name][1])
+
+
+@pytest.fixture(scope="module")
+def trained(model) -> dict[str, Any]:
+    """One clipped AdamW step in bfloat16 compute on (2, 2, 2), with what was there before."""
+    mesh = meshes.make_mesh(2, 2, 2)
+    optimizer, _ = make_optimizer(1e-2, total_steps=10, weight_decay=0.1)
+    state = fresh_state(jax.device_put(model, decoder.shardings(CONFIG, mesh)), optimizer, mesh)
+    objective = objectives.sft(Compute(mesh, dtype=jnp.bfloat16))
+    step = make_train_step(objective, optimizer, CONFIG, mesh)
+    batch = put_batch(packed(2, meshes.row_ways(mesh)), mesh)
+    before = jax.tree.leaves(state)
+    shardings = [x.sharding for x in before]
+    state, metrics = step(state, *batch)
+    return {"before": before, "shardings": shardings, "state": state, "metrics": metrics, "step": step, "batch": batch}
+
+
+def test_the_state_is_donated_and_stays_where_it_is(trained):
+    assert all(x.is_deleted() for x in trained["before"])
+    after = jax.tree.leaves(trained["state"])
+    for leaf, where in zip(after, trained["shardings"], strict=True):
+        assert leaf.sharding.is_equivalent_to(where, leaf.ndim)
+    optimizer, _ = make_optimizer(1e-2, total_steps=10, weight_decay=0.1)
+    described = jax.tree.leaves(abstract_state(CONFIG, optimizer, meshes.make_mesh(2, 2, 2)))
+    assert [(x.shape, x.dtype) for x in described] == [(x.shape, x.dtype) for x in after]
+    assert all(x.sharding.is_equivalent_to(d.sharding, x.ndim) for x, d in zip(after, described, strict=True))
+
+
+def test_masters_and_moments_stay_float32_in_bfloat16_compute(trained, model):
+    leaves = jax.tree.leaves(trained["state"])
+    assert {x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)} == {jnp.dtype(jnp.float32)}
+    moved = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), jax.device_get(trained["state"].params), model)
+    assert all(0 < x < 0.02 for x in jax.tree.leaves(moved))  # Adam's first step is the learning rate, 0.01
+
+
+def test_bfloat16_compute_is_near_float32(trained, expected):
+    loss, grads = expected["sft"]
+    np.testing.assert_allclose(trained["metrics"]["loss"], loss, rtol=0.02)
+    np.testing.assert_allclose(trained["metrics"]["grad_norm"], optax.tree.norm(grads), rtol=0.05)
+
+
+def test_steps_lower_the_loss_without_compiling_again(trained):
+    state, losses = trained["state"], [float(trained["metrics"]["loss"])]
+    for _ in range(6):
+        state, metrics = trained["step"](state, *trained["batch"])
+        losses.append(float(metrics["loss"]))
+    assert trained["step"]._cache_size() == 1
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
+
+
+def test_fresh_state_copies(model):
+    optimizer, _ = make_optimizer(1e-2, total_steps=10)
+    state = fresh_state(model, optimizer, ONE)
+    jax.tree.map(lambda x: x.delete(), state.params)
+    assert not any(x.is_deleted() for x in jax.tree.leaves(model))
+
+
+def test_only_counted_micro_batches_are_run(model):
+    """What lies beyond `count` may be anything."""
+    batch, poisoned = packed(2), packed(2)
+    empty = np.arange(batch.arrays["tokens"].shape[0]) >= batch.count
+    assert empty.any()
+    poisoned.arrays["weight"][empty] = np.nan
+    (grads, loss), (again, same) = gradient("sft", model, ONE, batch, poisoned)
+    assert loss == same and np.isfinite(loss)
+    jax.tree.map(np.testing.assert_array_equal, grads, again)
+
+
+def test_the_scorer_on_a_mesh_equals_one_device(model):
+    mesh = meshes.make_mesh(2, 2, 2)
+    batch = packed(2, meshes.row_ways(mesh))
+    placed = jax.device_put(model, decoder.shardings(CONFIG, mesh))
+    for found, one in zip(
+        make_scorer(Compute(mesh))(placed, *put_batch(batch, mesh), temperature=0.8),
+        make_scorer(Compute(ONE))(model, *put_batch(batch, ONE), temperature=0.8),
+        strict=True,
+    ):
+        responses = zip(batch.unpack(np.asarray(found)), batch.unpack(np.asarray(one)), strict=True)
+        for ours, theirs in responses:
+            for a, b in zip(ours, theirs, strict=True):
+                np.testing.assert_allclose(a, b, atol=1e-5)
