@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from g2d_jax import storage
 from g2d_jax.data.loader import draw
 from g2d_jax.data.preferences import random_pairs, to_preference
-from g2d_jax.records import Preference, Problem, Prompt, Verdict
+from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.external import external_groups
 from g2d_jax.stages.online import count_rollouts, draws_of, journal_of
