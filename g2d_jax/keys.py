@@ -6,7 +6,6 @@ A key is the hash of its names, so nothing needs saving: a resumed or resharded 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +32,3 @@ def rng(seed: int, purpose: str, *names: Name) -> np.random.Generator:
     """A host generator (Philox, counter based) for the same names."""
     low, high = (int(x) for x in key_data(seed, purpose, *names))
     return np.random.Generator(np.random.Philox(key=low | high << 32))
-
-
-def sample_keys(seed: int, purpose: str, problem_id: str, visit: int, samples: Sequence[int]) -> np.ndarray:
-    """Key data of several samples of one prompt, uint32 [len(samples), 2]; the position is folded in on the device."""
-    return np.stack([key_data(seed, purpose, problem_id, visit, sample) for sample in samples])

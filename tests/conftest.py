@@ -1,13 +1,18 @@
 """Settings of the whole suite, made before JAX is imported: CPU, 8 simulated devices, no network, strict arithmetic."""
 
 import os
+import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parent))  # tiny.py has a reward function that is named by import path
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
-_DEVICES = "--xla_force_host_platform_device_count=8"
-if _DEVICES not in (_flags := os.environ.get("XLA_FLAGS", "")):
-    os.environ["XLA_FLAGS"] = f"{_flags} {_DEVICES}".strip()
+_FLAGS = (
+    "--xla_force_host_platform_device_count=8",
+    "--xla_backend_optimization_level=0",  # the suite's time is compilation
+    "--xla_llvm_disable_expensive_passes=true",
+)
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
 
 import fsspec  # noqa: E402
 import jax  # noqa: E402

@@ -62,8 +62,3 @@ def test_text_that_is_not_valid_utf8_has_a_key():
 
 def test_key_is_the_typed_form_of_key_data():
     np.testing.assert_array_equal(jax.random.key_data(keys.key(0, "init")), keys.key_data(0, "init"))
-
-
-def test_sample_keys_are_those_of_each_sample():
-    several = keys.sample_keys(7, "warmup", "0123456789abcdef", 0, range(2))
-    assert several.tolist() == [[3684715053, 180323581], [4063634501, 1764758895]]

@@ -205,6 +205,15 @@ def test_samples_do_not_depend_on_other_requests(sampler, model, base):
     assert_same(model, [r for r in base[0] if r.problem_id == "problem0"], run(sampler, model, [REQUESTS[0]]))
 
 
+def test_the_cache_narrows_when_a_long_prompt_is_done(sampler, model):
+    """The prefilled prompts may then be wider than the rows that live on."""
+    short = request(21, 2, 1, 40, 1.1, ())
+    rollouts = run(sampler, model, [request(20, 90, 1, 1, 1.1, ()), short])
+    assert [len(r.token_ids) for r in rollouts] == [1, 40]
+    (alone,) = run(sampler, model, [short])
+    np.testing.assert_array_equal(rollouts[1].token_ids, alone.token_ids)
+
+
 def test_later_samples_of_a_prompt_can_be_asked_for_alone(sampler, model, base):
     part = dataclasses.replace(REQUESTS[0], first_sample=1, num_samples=2)
     expected = [r for r in base[0] if r.problem_id == "problem0" and r.sample in (1, 2)]
