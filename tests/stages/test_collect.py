@@ -211,22 +211,13 @@ def test_pairs_of_a_file_train_as_well(small: ConfigDict, tmp_path: Path, opened
 
 
 def test_fate_of_a_prompt() -> None:
-    from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
+    def fate(*right: float, window: tuple[float, float] = (0.0, 1.0)) -> str:
+        return collect._fate(np.array(right), *window)
 
-    none = np.zeros(0, np.float32)
-    rollout = Rollout("0" * 16, 0, 0, none.astype(np.int32), none.astype(np.int32), none, none, "stop")
-
-    def fate(*rewards: float | None, window: tuple[float, float] = (0.0, 1.0)) -> str:
-        def verdict(reward: float | None) -> Verdict:
-            return Verdict.UNSCORABLE if reward is None else Verdict.CORRECT if reward > 0.5 else Verdict.INCORRECT
-
-        group = [ScoredRollout(rollout, "", Score(reward, verdict(reward))) for reward in rewards]
-        values = np.array([np.nan if reward is None else reward for reward in rewards])
-        return collect._fate(values, *window, group)
-
-    assert fate(None, None) == "unscorable"
-    assert fate(1.0, None) == "all_correct"
-    assert fate(0.0, 0.0) == "all_incorrect"
-    assert fate(1.0, 0.0, None) == "mixed"
-    assert fate(1.0, 0.0, 0.0, 0.0, window=(0.3, 0.7)) == "outside_window"
-    assert fate(1.0, 0.0, window=(0.5, 0.5)) == "mixed"
+    nan = float("nan")
+    assert fate(nan, nan) == "unscorable"
+    assert fate(1, nan) == "all_correct"
+    assert fate(0, 0) == "all_incorrect"
+    assert fate(1, 0, nan) == "mixed"
+    assert fate(1, 0, 0, 0, window=(0.3, 0.7)) == "outside_window"
+    assert fate(1, 0, window=(0.5, 0.5)) == "mixed"
