@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 from g2d_jax import config as settings
+from g2d_jax import pipeline
+from g2d_jax.resolve import resolve
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,3 +42,13 @@ def test_named_tests_and_files_exist() -> None:
     readme = (ROOT / "README.md").read_text()
     for file in re.findall(r"`([a-z_]+/[a-z_]+\.py)`", readme):
         assert (ROOT / "g2d_jax" / file).exists(), file
+
+
+def test_the_config_in_the_readme_is_one(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (block,) = [text for text in blocks if "def get_config" in text]
+    file = tmp_path / "my_config.py"
+    file.write_text(block)
+    config = resolve(str(file), ["config.stages.warmup.steps=100"])
+    assert pipeline.check(config).order == ("warmup", "collect", "dpo", "evaluate")
+    assert config.stages.warmup.steps == 100

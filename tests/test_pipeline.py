@@ -11,7 +11,9 @@ from g2d_jax import pipeline, storage
 from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.resolve import resolve
 from g2d_jax.stages.context import Context
-from g2d_jax.tracking import Tracker
+from g2d_jax.tracking import Tracker, read_metrics
+from g2d_jax.training import objectives
+from g2d_jax.workdir import claim, locked
 
 TINY = str(Path(__file__).parent / "tiny.py")
 
@@ -83,12 +85,12 @@ def test_a_config_without_stages_and_an_unknown_stage_to_stop_at(config: ConfigD
 
 
 def test_changed_identity_is_refused_with_the_differences(config: ConfigDict, tmp_path: Path) -> None:
-    pipeline.claim(config, epath.Path(tmp_path))
+    claim(config, epath.Path(tmp_path))
     (tmp_path / "01-sft").mkdir()
     config.stages.warmup.steps = 40
     config.seed = 7
     with pytest.raises(ValueError) as error:
-        pipeline.claim(config, epath.Path(tmp_path))
+        claim(config, epath.Path(tmp_path))
     assert "\n  seed: 0 -> 7\n  stages.warmup.steps: 3 -> 40\n" in str(error.value)
     assert storage.read_json(tmp_path / "config.json")["config"]["seed"] == 0
 
@@ -101,7 +103,7 @@ def test_mapped_fields_survive_the_config_file(config: ConfigDict) -> None:
 
 
 def test_runtime_settings_may_change(config: ConfigDict, tmp_path: Path) -> None:
-    pipeline.claim(config, epath.Path(tmp_path))
+    claim(config, epath.Path(tmp_path))
     (tmp_path / "01-sft").mkdir()
     config.compute.microbatch_tokens = 128
     config.logging.every = 5
@@ -109,7 +111,7 @@ def test_runtime_settings_may_change(config: ConfigDict, tmp_path: Path) -> None
     config.checkpoint.keep = 1
     config.reward.workers = 2
     config.name = "other"
-    pipeline.claim(config, epath.Path(tmp_path))
+    claim(config, epath.Path(tmp_path))
     assert storage.read_json(tmp_path / "config.json")["config"]["mesh"]["tensor"] == 2
     assert storage.read_json(tmp_path / "environment.json")["packages"]["jax"]
 
@@ -118,14 +120,14 @@ def test_a_mistake_in_the_first_try_costs_nothing(config: ConfigDict, tmp_path: 
     config.data.train.path = "missing.jsonl"
     with pytest.raises(ValueError, match=r"missing\.jsonl"):
         pipeline.run(config, tmp_path / "work")
-    pipeline.claim(resolve(TINY), epath.Path(tmp_path / "work"))  # no stage had begun
+    claim(resolve(TINY), epath.Path(tmp_path / "work"))  # no stage had begun
 
 
 @pytest.mark.parametrize(("name", "content"), [("notes.txt", "mine"), ("config.json", '{"model_type": "qwen2"}')])
 def test_a_folder_of_other_things_is_refused(config: ConfigDict, tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match="choose another --workdir"):
-        pipeline.claim(config, epath.Path(tmp_path))
+        claim(config, epath.Path(tmp_path))
     assert (tmp_path / name).read_text() == content
 
 
@@ -147,3 +149,52 @@ def test_policies_that_are_not_there(config: ConfigDict, tmp_path: Path, policy:
         context = Context(config, epath.Path(tmp_path), tracker, folders)
         with pytest.raises(ValueError, match=message):
             context.policy(policy.replace("WORK", str(tmp_path)))
+
+
+def test_functions_given_from_python_belong_to_the_run(config: ConfigDict, tmp_path: Path) -> None:
+    claim(config, epath.Path(tmp_path), {"reward": "mine:length"})
+    (tmp_path / "01-sft").mkdir()
+    with pytest.raises(ValueError, match="reward from Python: mine:length -> none"):
+        claim(config, epath.Path(tmp_path))
+
+
+def test_one_process_at_a_time_works_in_a_folder(config: ConfigDict, tmp_path: Path) -> None:
+    with locked(epath.Path(tmp_path)):
+        with pytest.raises(ValueError, match="in use by another process"):
+            pipeline.run(config, tmp_path)
+        assert not (tmp_path / "config.json").exists()
+    with locked(epath.Path(tmp_path)):
+        claim(config, epath.Path(tmp_path))  # the lock's own file does not make the folder a foreign one
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stages.dpo.optimizer.schedule=cosin", "stages.dpo: optimizer.schedule must be one of"),
+        ("stages.evaluate.sampling.max_new_tokens=0", "stages.evaluate: max_new_tokens must be at least 1"),
+        ("stages.sft.batch_size=0", "stages.sft: batch_size must be at least 1"),
+        ("stages.dpo.policy=warmup@9", "that stage keeps steps"),
+        ("checkpoint.every=0", "checkpoint.every must be at least 1"),
+        ("dtype=bf16", "dtype is float32 or bfloat16"),
+        ("compute.remat=ful", "compute.remat is one of none, full, attention"),
+        ("reward.function=nosuch.module:f", "cannot import 'nosuch"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_any_work(override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pipeline.check(resolve(TINY, [override]))
+
+
+def test_a_stage_trains_with_a_loss_given_from_python(config: ConfigDict, tmp_path: Path) -> None:
+    def doubled(compute: objectives.Compute) -> objectives.Objective:
+        plain = objectives.sft(compute)
+
+        def objective(params, micro):
+            loss, sums = plain(params, micro)
+            return 2.0 * loss, sums
+
+        return objective
+
+    pipeline.run(config, tmp_path, objectives={"sft": doubled}, until="sft")
+    first = read_metrics(tmp_path)[0]["metrics"]
+    assert first["loss"] == pytest.approx(2 * first["nll"], rel=1e-5)
