@@ -146,7 +146,7 @@ def _card(context: Context, policy: str) -> str:
         for name, folder in context.folders.items()
         if (manifest := storage.finished(folder))
     ]
-    settings = json.dumps(from_plain(context.config), indent=2, sort_keys=True)
+    settings = json.dumps(storage.plain(context.config.to_dict()), indent=2, sort_keys=True)
     return "\n".join(
         [
             f"# {context.config.name}: policy {policy}",
@@ -157,11 +157,6 @@ def _card(context: Context, policy: str) -> str:
             f"\n## Settings\n\n```json\n{settings}\n```\n",
         ]
     )
-
-
-def from_plain(config: ConfigDict) -> Any:
-    """The config in JSON's types."""
-    return storage.plain(config.to_dict())
 
 
 def sample(

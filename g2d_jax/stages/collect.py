@@ -16,7 +16,7 @@ from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.external import external_groups
 from g2d_jax.stages.online import count_rollouts, draws_of, journal_of
-from g2d_jax.stages.rollouts import Groups, describe, sampled_groups
+from g2d_jax.stages.rollouts import Groups, describe, grouped, sampled_groups
 from g2d_jax.tables import read_rollouts, write_preferences
 
 Draws = list[tuple[Problem, int]]
@@ -93,9 +93,8 @@ def _archive(context: Context, stage: ConfigDict) -> tuple[Draws, Groups]:
     for k in range(int(step) if step else settings.steps):
         some = draws_of(context, order, k, settings.prompts_per_step)
         rows = read_rollouts(journal_of(context.folders[source], k))
-        found = {(r.rollout.problem_id, r.rollout.visit, r.rollout.sample): r for r in rows}
         draws += some
-        groups += [[found[p.id, visit, i] for i in range(settings.num_generations)] for p, visit in some]
+        groups += grouped(rows, some, settings.num_generations)
     return draws, groups
 
 
