@@ -49,13 +49,29 @@ def from_dict(values: Mapping[str, Any]) -> ConfigDict:
     for name, stage in stages.items():
         config.stages[name] = _stage_template(name, stage)
     config.unlock()
+    if "sweep" in values:
+        _add_sweep(config, values["sweep"])
     _fill(config, values, "", config)
     return config.lock()
 
 
-def _stage_template(name: str, stage: Any) -> ConfigDict:
+def _add_sweep(config: ConfigDict, values: Any) -> None:
+    """The fields of a study with these arms, which only configs of studies have."""
+    config.sweep = schema.sweep()
+    arms = values.get("arms", {}) if isinstance(values, Mapping) else {}
+    for name in arms if isinstance(arms, Mapping) else ():
+        _check_name("sweep.arms", name)
+        with config.sweep.arms.unlocked():
+            config.sweep.arms[name] = schema.arm()
+
+
+def _check_name(section: str, name: Any) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", str(name)):
-        raise ValueError(f"stages.{name}: a stage's name is made of letters, digits, - and _")
+        raise ValueError(f"{section}.{name}: a name is made of letters, digits, - and _")
+
+
+def _stage_template(name: str, stage: Any) -> ConfigDict:
+    _check_name("stages", name)
     kind = stage.get("kind") if isinstance(stage, Mapping) else None
     if not isinstance(kind, str) or kind not in STAGES:
         raise ValueError(f"stages.{name}.kind must be one of {listed(STAGES)}, got {kind!r}{suggest(kind, STAGES)}")

@@ -1,4 +1,4 @@
-"""The g2d command: run, evaluate, export, sample, status."""
+"""The g2d command: run, sweep, evaluate, export, sample, status."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _run_arguments(commands.add_parser("run", help="run a config, or continue it"))
+    _sweep_arguments(commands.add_parser("sweep", help="run a config under many overrides, or continue"))
     _evaluate_arguments(commands.add_parser("evaluate", help="evaluate a policy of a run on a set of problems"))
     _export_arguments(commands.add_parser("export", help="write a policy as a Hugging Face model"))
     _sample_arguments(commands.add_parser("sample", help="show a policy's answers to a problem"))
@@ -43,7 +44,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     arguments, rest = parser.parse_known_args(argv)
     overrides = [item.removeprefix("--") for item in rest if item.startswith("--config.") and "=" in item]
     unknown = [item for item in rest if item.removeprefix("--") not in overrides]
-    if unknown or (overrides and arguments.command is not _run):
+    if unknown or (overrides and arguments.command not in (_run, _sweep)):
         parser.error(f"unknown argument {(unknown or overrides)[0]!r}; settings are written --config.field=value")
     return arguments, overrides
 
@@ -56,6 +57,20 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--until", help="stop after this stage")
     parser.add_argument("--dry-run", action="store_true", help="show settings, stages, disk need and the first batch")
     parser.set_defaults(command=_run)
+
+
+def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, help="a config with a study (sweep-k), or any other with --product")
+    parser.add_argument("--workdir", required=True, help="where results go; several processes may share it")
+    parser.add_argument("--product", action="append", default=[], metavar="FIELD=V,V", help="every value of a field")
+    parser.add_argument("--zip", action="append", default=[], metavar="FIELD=V,V", help="fields that go together")
+    parser.add_argument("--seeds", type=_integers, default=(), metavar="N,N", help="every point with each seed")
+    parser.add_argument("--dry-run", action="store_true", help="list the points, and what is left to compute")
+    parser.set_defaults(command=_sweep)
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(int(item) for item in text.split(","))
 
 
 def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +103,8 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = resolve(arguments.config, overrides)
+    if "sweep" in config:
+        raise ValueError(f"{arguments.config} describes a study: g2d sweep --config {arguments.config} --workdir DIR")
     from g2d_jax import dryrun, pipeline
 
     pipeline.check(config)
@@ -99,6 +116,17 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if not arguments.workdir:
         print(f"to continue this run, add: --workdir {workdir}", flush=True)
     pipeline.run(config, workdir, until=arguments.until)
+
+
+def _sweep(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    config = resolve(arguments.config, overrides)
+    from g2d_jax.sweep import points, run
+
+    config = points.with_axes(config, arguments.product, arguments.zip, arguments.seeds)
+    if arguments.dry_run:
+        run.show(config, arguments.workdir)
+        return 0
+    return 1 if run.run(config, arguments.workdir) else 0
 
 
 def _evaluate(arguments: argparse.Namespace, _: list[str]) -> None:

@@ -82,6 +82,7 @@ def base() -> ConfigDict:
                 "slots": 256,  # rows of the sampler
                 "chunk": 16,  # decode steps between two looks at finished rows
                 "prefill_rows": 32,  # prompts of one prefill
+                "price_per_device_hour": optional(float),  # in your money: reports then have a column of it
             },
             "logging": {"tensorboard": True, "wandb": optional(str), "samples": 8, "every": 1},
             "checkpoint": {"every": 50, "keep": 2},
@@ -139,6 +140,9 @@ def online(**changes: Any) -> ConfigDict:
             "policy": "sft",
             "steps": 20,
             "keep": (),
+            "stop": "steps",  # "budget" or "adaptive" may end it earlier: see stages/ending.py and stopping.py
+            "budget": {"measure": "flops", "amount": 0.0},
+            "adaptive": {"min_steps": 10, "every": 5, "shift": 1.0},
             "prompts_per_step": 32,
             "num_generations": 8,
             "sampling": sampling(256),
@@ -157,7 +161,8 @@ def online(**changes: Any) -> ConfigDict:
 def collect(**changes: Any) -> ConfigDict:
     """Rollouts of a frozen policy, and preference pairs from them.
 
-    rollouts: "sample"; "archive" takes the groups that the policy's own online stage drew; or a JSONL file's path.
+    rollouts: "sample"; "archive" takes the groups that the policy's own online stage drew; the name of another collect
+    stage takes those it has, whatever this one says of prompts and sampling; or a JSONL file's path.
     """
     return _stage(
         {
@@ -171,13 +176,19 @@ def collect(**changes: Any) -> ConfigDict:
             "pairs_per_prompt": 4,
             "min_pass_rate": 0.0,  # prompts outside this window of pass rates give no pair
             "max_pass_rate": 1.0,
+            "select": "all",  # or "random", "uncertain", "confident": which pairs to keep when max_pairs is set
+            "max_pairs": optional(int),  # unset: all pairs
         },
         changes,
     )
 
 
 def offline(**changes: Any) -> ConfigDict:
-    """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from."""
+    """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from.
+
+    diagnose: measure what the pairs are to the policy, before and after; its cost is counted apart. The trained policy
+    is the same without.
+    """
     return _stage(
         {
             "kind": "offline",
@@ -188,6 +199,8 @@ def offline(**changes: Any) -> ConfigDict:
             "loss_type": "sigmoid",
             "beta": 0.1,
             "label_smoothing": 0.0,
+            "diagnose": True,
+            "signal_pairs": 256,  # of the gradient's signal at the start, in 16 batches; 0: not measured
             "optimizer": optimizer(1e-6, eps=1e-4),
         },
         changes,
@@ -208,6 +221,20 @@ def evaluate(**changes: Any) -> ConfigDict:
         },
         changes,
     )
+
+
+def sweep(**changes: Any) -> ConfigDict:
+    """A study: the config under many overrides. seeds: () keeps the config's own. Fill `arms` with `arm(…)`."""
+    return _stage({"seeds": (), "arms": {}}, changes)
+
+
+def arm(**changes: Any) -> ConfigDict:
+    """Points of a study that vary alike, written as overrides of the config.
+
+    fixed: for all of them ("stages.dpo.beta=0.5"). product: every combination of "field=value,value,…"; a value with
+    commas stands in brackets. zip: fields that go together, value by value. stages: those the points keep, () for all.
+    """
+    return _stage({"fixed": (), "product": (), "zip": (), "stages": ()}, changes)
 
 
 def _stage(defaults: dict[str, Any], changes: dict[str, Any]) -> ConfigDict:

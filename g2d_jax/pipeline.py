@@ -19,11 +19,11 @@ from ml_collections import ConfigDict
 from g2d_jax import storage
 from g2d_jax.models.decoder import Remat
 from g2d_jax.records import SamplingParams
-from g2d_jax.report.html import write_report
-from g2d_jax.report.summary import summary_table, write_markdown
+from g2d_jax.report import summary_table, write_all
 from g2d_jax.rewards.functions import RewardFunction, load_reward
-from g2d_jax.stages import collect, evaluate, offline, online, sft
+from g2d_jax.stages import collect, ending, evaluate, offline, online, sft
 from g2d_jax.stages.context import Context, check_elsewhere
+from g2d_jax.stages.origin import lender
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.optimizer import make_optimizer
@@ -86,8 +86,8 @@ def check(config: ConfigDict) -> Plan:
         stage = config.stages[name]
         try:
             if stage.kind in TRAINING:
-                # The updates of an offline stage are known when its pairs are.
-                total = stage.get("steps", stage.optimizer.warmup_steps + 1 if stage.kind == "offline" else None)
+                # The updates of an offline stage are known when its pairs are; a warm-up of 0 steps needs no schedule.
+                total = stage.get("steps") or stage.optimizer.warmup_steps + 1
                 make_optimizer(**stage.optimizer.to_dict(), total_steps=total)
             if "sampling" in stage:
                 SamplingParams(**stage.sampling.to_dict())
@@ -95,6 +95,7 @@ def check(config: ConfigDict) -> Plan:
                 raise ValueError(f"batch_size must be at least 1, got {stage.batch_size}")
             if stage.kind == "online":
                 online.check(stage)
+                ending.check_plan(name, config.stages)
             if stage.kind == "collect":
                 collect.check(stage, config.stages)
             if stage.kind == "offline":
@@ -149,6 +150,8 @@ def _inputs(name: str, stage: ConfigDict, stages: ConfigDict) -> list[str]:
         found.append(base)
     if stage.kind == "offline" and stage.preferences in stages:
         found.append(stage.preferences)
+    if stage.kind == "collect" and (other := lender(stage, stages)):
+        found.append(other)
     return found
 
 
@@ -255,9 +258,9 @@ def _wandb(config: ConfigDict) -> dict[str, Any] | None:
 
 
 def conclude(workdir: epath.Path, tracker: Tracker, manifests: Mapping[str, Mapping[str, Any]]) -> None:
-    """Show the final table and write report.html and report.md."""
+    """Show the final table and write report.html, report.md and report.csv."""
     for manifest in manifests.values():
         if manifest["kind"] == "evaluate":
             tracker.table(*summary_table(manifest, list(manifests.values())))
-    write_markdown(workdir)
-    tracker.say(f"report: {write_report(workdir)}")
+    page, *_ = write_all(workdir)
+    tracker.say(f"report: {page}")

@@ -32,7 +32,7 @@ from g2d_jax.canonical import (
     wrong_type,
 )
 
-__all__ = ["choices", "differences", "from_dict", "identity", "locate", "resolve", "shipped", "to_dict"]
+__all__ = ["apply", "choices", "differences", "from_dict", "identity", "locate", "resolve", "shipped", "to_dict"]
 
 Scalar: TypeAlias = bool | int | float | str
 
@@ -53,7 +53,7 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     for override in overrides:
-        _override(config, override)
+        apply(config, override)
     return config
 
 
@@ -151,8 +151,8 @@ def _text(error: BaseException) -> str:
 # Overrides
 
 
-def _override(config: ConfigDict, override: str) -> None:
-    """Apply one "path=text" to the config."""
+def apply(config: ConfigDict, override: str) -> None:
+    """Apply one override, "path=text", to the config. Raises ValueError as `resolve` does."""
     path, equals, text = override.partition("=")
     path = path.strip().removeprefix("config.")
     if not equals:

@@ -1,4 +1,4 @@
-"""Rollouts and preferences as Parquet parts, which pandas, TRL and `datasets` read as they are.
+"""Rollouts, preferences and columns of figures as Parquet parts, which pandas, TRL and `datasets` read as they are.
 
 A part is one file, written whole (see `storage.write_bytes`), its pages check-summed. Arrays and numbers come back bit
 for bit. Text comes back as it was, but for lone surrogates, which Parquet's UTF-8 cannot hold: see `safe_text`.
@@ -21,6 +21,7 @@ from g2d_jax.storage import PathLike, naming, read_bytes, write_bytes
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _Row = TypeVar("_Row")
+_Parsed = TypeVar("_Parsed")
 
 
 def _required(**columns: pa.DataType) -> list[pa.Field]:
@@ -156,6 +157,53 @@ def _reply(messages: Sequence[Mapping[str, Any]]) -> str:
     return _message(messages[0])["content"]
 
 
+def write_columns(path: PathLike, columns: Mapping[str, np.ndarray | Sequence[Any]]) -> None:
+    """Write a table of named columns [N]: numbers or booleans, or texts with None for no text.
+
+    Raises ValueError naming the column for anything else and for columns of different lengths; OSError.
+    """
+    _write(path, {name: _column(f"{os.fspath(path)}: column {name}", values) for name, values in columns.items()}, None)
+
+
+def read_columns(path: PathLike, names: Sequence[str] | None = None) -> dict[str, np.ndarray | list[str | None]]:
+    """The columns of one file, in order: numbers and booleans as arrays of the dtype written, texts as lists.
+
+    names: which ones, None for all. Raises FileNotFoundError, and ValueError naming the file if it is damaged, lacks a
+    column or has columns of another kind.
+    """
+    return _read(epath.Path(path), _columns, names)
+
+
+def _column(name: str, values: np.ndarray | Sequence[Any]) -> pa.Array:
+    try:
+        numbers = isinstance(values, np.ndarray) and values.dtype.kind not in "OU"
+        array = pa.array(values if numbers else [safe_text(v) if isinstance(v, str) else v for v in values])
+    except (pa.ArrowException, OverflowError) as error:
+        raise ValueError(f"{name} must have one axis and hold numbers, booleans or texts: {error}") from error
+    if pa.types.is_null(array.type):  # of an empty list, or of None only
+        array = array.cast(pa.string())
+    _check_kind(name, array)
+    return array
+
+
+def _columns(table: pa.Table) -> dict[str, np.ndarray | list[str | None]]:
+    table.validate(full=True)
+    columns: dict[str, np.ndarray | list[str | None]] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        _check_kind(f"column {name}", column)
+        columns[name] = column.to_pylist() if pa.types.is_string(column.type) else np.array(column.to_numpy())
+    return columns
+
+
+def _check_kind(name: str, column: pa.Array | pa.ChunkedArray) -> None:
+    kind = column.type
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if not number and not pa.types.is_string(kind):
+        raise ValueError(f"{name} must hold numbers, booleans or texts, got {kind}")
+    if number and column.null_count:
+        raise ValueError(f"{name} has no value in {column.null_count} rows: only texts may be None; NaN is a number")
+
+
 def _ragged(name: str, arrays: Sequence[np.ndarray], dtype: type[np.generic]) -> pa.Array:
     """Arrays [T_i] as one Arrow list column, without a Python object per number."""
     for array in arrays:
@@ -183,7 +231,7 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
     return [dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _write(path: PathLike, columns: Mapping[str, Any], schema: pa.Schema) -> None:
+def _write(path: PathLike, columns: Mapping[str, Any], schema: pa.Schema | None) -> None:
     sink = pa.BufferOutputStream()
     try:
         pq.write_table(pa.table(dict(columns), schema=schema), sink, compression="zstd", write_page_checksum=True)
@@ -199,14 +247,16 @@ def _read_parts(path: PathLike, parse: Callable[[pa.Table], list[_Row]], *schema
     parts = [source] if names is None else [source / name for name in sorted(names) if name.endswith(".parquet")]
     if not parts:
         raise FileNotFoundError(f"no *.parquet in {source}")
-    return [row for part in parts for row in _read(part, parse, schemas)]
+    return [row for part in parts for row in _read(part, lambda table: parse(_conform(table, schemas)))]
 
 
-def _read(path: epath.Path, parse: Callable[[pa.Table], list[_Row]], schemas: Sequence[pa.Schema]) -> list[_Row]:
+def _read(path: epath.Path, parse: Callable[[pa.Table], _Parsed], names: Sequence[str] | None = None) -> _Parsed:
     data = read_bytes(path)
     try:
         with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
-            return parse(_conform(file.read(), schemas))
+            if missing := [name for name in names or () if name not in file.schema_arrow.names]:
+                raise ValueError(f"it has no column {', '.join(missing)}")
+            return parse(file.read(None if names is None else list(names)))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ValueError(f"{path} is damaged or not a part written here: {error}") from error
 

@@ -20,6 +20,9 @@ from g2d_jax import __version__, storage
 from g2d_jax.canonical import differences, to_dict
 
 LOCK = ".lock"
+_STAGE = re.compile(r"(\d+)-(.+)")
+PLANS = "sweeps"  # folder of studies: NAME.json has its config and points
+LINKS = "stages.json"  # of a study's point: [[stage, folder relative to the point's], …] in order
 
 
 def absolute(workdir: storage.PathLike) -> epath.Path:
@@ -27,22 +30,46 @@ def absolute(workdir: storage.PathLike) -> epath.Path:
     return epath.Path(workdir).expanduser().resolve() if storage.is_local(workdir) else epath.Path(workdir)
 
 
+def stage_folders(workdir: epath.Path) -> dict[str, epath.Path]:
+    """Stage -> folder, in order, of the stages that a run has begun, or of those a study's point is made of."""
+    links = workdir / LINKS
+    if links.exists():
+        return {name: absolute(workdir / path) for name, path in storage.read_json(links)}
+    numbered = sorted((int(match[1]), match[2], path) for match, path in _numbered(workdir) if match)
+    return {name: path for _, name, path in numbered}
+
+
+def _numbered(workdir: epath.Path) -> list[tuple[re.Match[str] | None, epath.Path]]:
+    with storage.naming("list", workdir):
+        return [(_STAGE.fullmatch(path.name), path) for path in workdir.iterdir()]
+
+
 @contextmanager
 def locked(workdir: epath.Path) -> Iterator[None]:
-    """Keep a local work directory to this process. Raises ValueError when another one runs in it.
-
-    The system lifts the lock when the process ends, however it ends.
-    """
-    if not storage.is_local(workdir):
+    """Keep a local work directory to this process. Raises ValueError when another one runs in it."""
+    with try_lock(workdir) as got:
+        if not got:
+            raise ValueError(f"{workdir} is in use by another process: wait, or choose another --workdir")
         yield
+
+
+@contextmanager
+def try_lock(folder: epath.Path) -> Iterator[bool]:
+    """Take the lock of a local folder, which is made if it is not there; False if another process has it.
+
+    The system lifts the lock when the process ends, however it ends. Folders on an object store are not locked: True.
+    """
+    if not storage.is_local(folder):
+        yield True
         return
-    workdir.mkdir(parents=True, exist_ok=True)
-    with open(workdir / LOCK, "a") as file:
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / LOCK, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(f"{workdir} is in use by another process: wait, or choose another --workdir") from error
-        yield
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def claim(config: ConfigDict, workdir: epath.Path, own: Mapping[str, str] = MappingProxyType({})) -> None:

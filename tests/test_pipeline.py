@@ -53,6 +53,11 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
         ("warmup", "sampling", settings.sampling(8, top_p=0.9), "top_p 1"),
         ("collect", "rollouts", "rollouts.jsonl", "path of a file that exists"),
         ("collect", "min_pass_rate", 1.5, "no window"),
+        ("collect", "rollouts", "warmup", "'warmup', a stage that is no collect stage; .* rollouts=\"archive\""),
+        ("collect", "rollouts", "collect", "circle: collect, dpo, evaluate"),
+        ("collect", "select", "hardest", "select is 'hardest'; choose one of all, random, uncertain, confident"),
+        ("collect", "select", "uncertain", "stages.collect: select='uncertain' chooses among pairs: set max_pairs"),
+        ("collect", "max_pairs", 0, "max_pairs must be at least 1, or unset"),
         ("dpo", "preferences", "colect", r"nor a collect stage \(collect\)"),
         ("dpo", "preferences", "sft", "a stage that collects none"),
         ("dpo", "loss_type", "hinge", "sigmoid, ipo"),
@@ -74,6 +79,33 @@ def test_archived_rollouts_need_an_online_policy(config: ConfigDict) -> None:
     pipeline.check(config)
     config.stages.collect.policy = "sft"
     with pytest.raises(ValueError, match="policy that is an online stage of this run, got 'sft'"):
+        pipeline.check(config)
+
+
+def test_an_archive_of_no_steps_is_refused(config: ConfigDict) -> None:
+    config.stages.collect.rollouts = "archive"
+    config.stages.warmup.steps = 0
+    with pytest.raises(ValueError, match="finds none before 'warmup', which is 0 steps on"):
+        pipeline.check(config)
+
+
+def test_collect_stages_share_the_rollouts_of_one_policy(config: ConfigDict, tmp_path: Path) -> None:
+    with config.stages.unlocked():
+        config.stages.again = settings.collect(rollouts="other")
+        config.stages.other = settings.collect(rollouts="collect", select="confident", max_pairs=4)
+    plan = pipeline.check(config)
+    assert plan.order == ("sft", "warmup", "collect", "dpo", "other", "again", "evaluate")
+    assert plan.inputs["other"] == ("warmup", "collect") and plan.inputs["again"] == ("warmup", "other")
+    config.stages.other.policy = "sft"
+    with pytest.raises(ValueError, match=r"stages\.other: rollouts of 'collect' are those of .*'warmup'.*got 'sft'"):
+        pipeline.check(config)
+    config.stages.other.policy = "warmup"
+    config.stages.collect.rollouts = "again"
+    with pytest.raises(ValueError, match="circle: again, collect, dpo, evaluate, other"):
+        pipeline.check(config)
+    (tmp_path / "mine.jsonl").touch()
+    config.stages.collect.rollouts = str(tmp_path / "mine.jsonl")
+    with pytest.raises(ValueError, match=r"stages\.other: .* entropies, which the rollouts of .*mine\.jsonl lack"):
         pipeline.check(config)
 
 

@@ -191,3 +191,74 @@ def test_preferences_that_fit_no_table_are_refused(tmp_path):
         tables.write_preferences(tmp_path / "0.parquet", [preference(named)])
     tables.write_preferences(tmp_path / "0.parquet", [])
     assert tables.read_preferences(tmp_path) == []
+
+
+columns = st.dictionaries(
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=3),
+    hnp.arrays(
+        st.sampled_from([np.float64, np.float32, np.int64, np.int32, np.uint8, np.bool_]), st.just(3), fill=st.nothing()
+    )
+    | st.lists(st.none() | texts, min_size=3, max_size=3),
+    max_size=4,
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(written=columns)
+def test_columns_round_trip_bit_for_bit(written, tmp_path_factory):
+    path = tmp_path_factory.mktemp("columns") / "prompts.parquet"
+    tables.write_columns(path, written)
+    read = tables.read_columns(path)
+    assert list(read) == list(written) and all(same(read[name], written[name]) for name in written)
+
+
+def test_columns_of_lists_and_of_nothing(tmp_path):
+    written = {"count": [1, 2], "share": [0.5, np.nan], "mixed": [True, False], "policy": np.array(["a", "b\ud800"])}
+    tables.write_columns(tmp_path / "new" / "0.parquet", written)
+    read = tables.read_columns(tmp_path / "new" / "0.parquet")
+    assert same(read["count"], np.array([1, 2])) and same(read["share"], np.array([0.5, np.nan]))
+    assert same(read["mixed"], np.array([True, False])) and read["policy"] == ["a", "b\ufffd"]
+    read["count"][0] = 7  # arrays are the reader's own
+    tables.write_columns(tmp_path / "0.parquet", {"figures": np.zeros(0, np.float32), "texts": []})
+    empty = tables.read_columns(tmp_path / "0.parquet")
+    assert same(empty["figures"], np.zeros(0, np.float32)) and empty["texts"] == []
+
+
+def test_pandas_reads_columns(tmp_path):
+    tables.write_columns(tmp_path / "0.parquet", {"policy": ["warmup@0", None], "pass_rate": np.array([0.25, np.nan])})
+    frame = pd.read_parquet(tmp_path / "0.parquet")
+    assert frame["policy"].isna().tolist() == [False, True] and frame["pass_rate"][0] == 0.25
+    assert pq.ParquetFile(tmp_path / "0.parquet").metadata.row_group(0).column(1).compression == "ZSTD"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.zeros((2, 2)), "column x must have one axis"),
+        ([1, "a"], "column x must have one axis and hold numbers, booleans or texts"),
+        ([2**70, 1], "column x must have one axis"),
+        ([[1], [2]], "column x must hold numbers, booleans or texts, got list"),
+        ([1.0, None], "column x has no value in 1 rows"),
+        ([1.0], r"0\.parquet: cannot write these rows: .*length"),
+    ],
+)
+def test_columns_that_fit_no_table_are_refused(values, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        tables.write_columns(tmp_path / "0.parquet", {"y": [1, 2], "x": values})
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_and_foreign_columns_are_named(tmp_path):
+    path = tmp_path / "0.parquet"
+    tables.write_columns(path, {"policy": ["long " * 50]})
+    whole = path.read_bytes()
+    at = whole.index(b"long ")
+    for data in (b"", whole[:-1], whole[:at] + b"wrong" + whole[at + 5 :]):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"0\.parquet is damaged"):
+            tables.read_columns(path)
+    pq.write_table(pa.table({"reward": pa.array([1.0, None])}), path)
+    with pytest.raises(ValueError, match=r"0\.parquet is damaged or not .*: column reward has no value in 1 rows"):
+        tables.read_columns(path)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        tables.read_columns(tmp_path / "absent.parquet")

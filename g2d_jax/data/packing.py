@@ -54,13 +54,15 @@ class Packed:
     arrays: int32 [N, R, T] tokens, positions, segment_ids, source (column whose hidden state predicts this token),
     sequence (place of the response in its row, -1 elsewhere); float32 [N, R, T] for every per-token value, 0 elsewhere;
     float32 [N, R, M] for every per-response value. count: micro-batches that hold anything; N is a power of two.
-    places: for each group, its responses in order. used: tokens that are not padding.
+    places: for each group, its responses in order. used: tokens that are not padding; attended: positions that these
+    read, together, a prompt that is repeated counting as often as it is laid down.
     """
 
     arrays: dict[str, np.ndarray]
     count: int
     places: list[list[Place]]
     used: int
+    attended: int
 
     def unpack(self, values: np.ndarray) -> list[list[np.ndarray]]:
         """Per-token values [N, R, T] back to one array a response, grouped as they came."""
@@ -96,7 +98,8 @@ def pack(
     for row, members in enumerate(rows):
         used += _fill_row(arrays, row, [(unit, groups[unit.group].prompt_ids) for unit in members], where)
     shaped = {name: x.reshape(-1, per_micro, x.shape[-1]) for name, x in arrays.items()}
-    return Packed(shaped, count, where, used)
+    attended = sum(_attended(unit, len(groups[unit.group].prompt_ids)) for unit in units)
+    return Packed(shaped, count, where, used, attended)
 
 
 def size_class(size: int, multiple: int = 1) -> int:
@@ -133,6 +136,12 @@ def _units(index: int, group: Group, row_length: int, places: int) -> list[_Unit
     if group.responses:
         units.append(_Unit(index, first, group.responses[first:], size))
     return units
+
+
+def _attended(unit: _Unit, prompt: int) -> int:
+    """A prompt of P tokens reads P (P + 1) / 2 positions, a response of T behind it P T + T (T + 1) / 2."""
+    lengths = [len(response.token_ids) for response in unit.responses]
+    return prompt * (prompt + 1) // 2 + sum(prompt * n + n * (n + 1) // 2 for n in lengths)
 
 
 def _first_fit(units: Sequence[_Unit], prompts: Sequence[int], row_length: int, places: int) -> list[list[_Unit]]:

@@ -1,13 +1,18 @@
-"""The pair rule: which of a prompt's responses become (chosen, rejected)."""
+"""The pair rule: which of a prompt's responses become (chosen, rejected), and which pairs of all prompts are kept."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from g2d_jax import keys
 from g2d_jax.records import Preference, Prompt, ScoredRollout
+
+Select: TypeAlias = Literal["all", "random", "uncertain", "confident"]
+"""Which pairs go first when not all are kept: random ones, or those of the most or the least uncertain prompts."""
 
 
 def random_pairs(seed: int, problem_id: str, visit: int, correct: np.ndarray, limit: int) -> list[tuple[int, int]]:
@@ -27,6 +32,45 @@ def random_pairs(seed: int, problem_id: str, visit: int, correct: np.ndarray, li
     cycle = int(np.lcm(len(right), len(wrong)))
     turns = range(min(limit, len(right) * len(wrong)))
     return [(int(order[0][t % len(right)]), int(order[1][(t + t // cycle) % len(wrong)])) for t in turns]
+
+
+def select_pairs(
+    seed: int, prompts: Sequence[tuple[str, int, float]], offered: Sequence[int], select: Select, most: int | None
+) -> list[list[int]]:
+    """Which of the pairs on offer to keep: `most` of all prompts together, or all where there are no more.
+
+    prompts: (problem id, visit, uncertainty), no problem and visit twice; the uncertainty is any number and matters to
+    "uncertain" and "confident" alone. offered: how many pairs each of them has. most: None keeps all.
+    Returns for each prompt the kept ones of its pairs 0 … offered - 1, ascending.
+
+    "random" and "all" keep a random subset of the pairs. "uncertain" fills up with the pairs of the most uncertain
+    prompt first, then of the next; "confident" from the other end; equal prompts come in a random order, a prompt's
+    pairs in their own. Drawn by (seed, problem, visit), so the order of the prompts does not matter; and a smaller
+    `most` keeps a part of what a larger one does.
+    Raises ValueError for a negative `most`, and for a NaN uncertainty where it matters.
+    """
+    if most is not None and most < 0:
+        raise ValueError(f"the number of pairs to keep must not be negative, got {most}")
+    ranked: list[tuple[tuple[float, float, str, int, int], int]] = []
+    for place, ((problem_id, visit, uncertainty), count) in enumerate(zip(prompts, offered, strict=True)):
+        first = _rank(select, uncertainty, problem_id)
+        tie, *draws = keys.rng(seed, "select", problem_id, visit).random(1 + count).tolist()
+        for index in range(count):
+            draw = draws[index] if select in ("all", "random") else tie
+            ranked.append(((first, draw, problem_id, visit, index), place))
+    kept: list[list[int]] = [[] for _ in prompts]
+    for (*_, index), place in sorted(ranked)[:most]:
+        kept[place].append(index)
+    return [sorted(indices) for indices in kept]
+
+
+def _rank(select: Select, uncertainty: float, problem_id: str) -> float:
+    """Prompts of a lower rank go first."""
+    if select in ("all", "random"):
+        return 0.0
+    if math.isnan(uncertainty):
+        raise ValueError(f"problem {problem_id} has no uncertainty to choose by: select all or random pairs instead")
+    return uncertainty if select == "confident" else -uncertainty
 
 
 def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: tuple[int, int]) -> Preference:

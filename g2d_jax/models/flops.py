@@ -1,7 +1,8 @@
 """Floating-point operations by formula: what XLA's own count misses inside loops.
 
 A multiply-add counts as two. P_mm are the parameters that tokens are multiplied with: all but the embedding's rows, the
-head included. Attention reads on average half of a causal context.
+head included. Attention counts the positions that each token really reads: itself and what comes before it, of its own
+sequence. Kernels that compute masked positions too do more work than is counted here.
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ def matmul_params(config: ModelConfig) -> int:
     return count_params(config) - (0 if config.tie_word_embeddings else embedding)
 
 
-def forward_flops(config: ModelConfig, tokens: float, context: float) -> float:
-    """Forward pass of `tokens` tokens that each attend to `context` tokens: 2 P_mm + 4 L H d context a token."""
+def attended(length: int, before: int = 0) -> int:
+    """Positions that `length` tokens read together, each itself and what precedes it, behind `before` more."""
+    return length * before + length * (length + 1) // 2
+
+
+def forward_flops(config: ModelConfig, tokens: float, positions: float) -> float:
+    """Forward pass of `tokens` tokens that together read `positions` positions: 2 P_mm a token, 4 L H d a position."""
     width = config.num_attention_heads * config.head_dim
-    return tokens * (2.0 * matmul_params(config) + 4.0 * config.num_hidden_layers * width * context)
+    return 2.0 * matmul_params(config) * tokens + 4.0 * config.num_hidden_layers * width * positions
 
 
-def train_flops(config: ModelConfig, tokens: float, context: float) -> float:
-    """Forward and backward: three times the forward pass."""
-    return 3.0 * forward_flops(config, tokens, context)
+def train_flops(config: ModelConfig, tokens: float, positions: float) -> float:
+    """Forward and backward: three times the forward pass.
+
+    The optimiser's few operations a parameter are not counted, nor what the backward pass computes again: with remat,
+    the layers; in batches of more than one chunk of losses/logprobs.py, the logits.
+    """
+    return 3.0 * forward_flops(config, tokens, positions)

@@ -1,4 +1,4 @@
-"""What a run measured, for people: report.html, report.md and the table at the end of a run.
+"""What a run measured, for people: report.html, report.md, report.csv and the table at the end of a run.
 
 run.py        reads a work directory, finished or not
 format.py     numbers as text
@@ -6,11 +6,25 @@ summary.py    the result table, the sentence above it, compute per stage: plain 
 markup.py     escaping (model text is hostile) and the parts of a page
 charts.py     SVG charts
 results.py    the result section        sections.py   compute, curves, pairs, settings
+informativeness.py   measures of rollouts by policy, of pairs before and after an offline stage
 examples.py   completions side by side
-html.py       the page
+browser.py    rollouts and pairs to look through    listing.py   a list with filters    tokens.py   coloured tokens
+style.py      the page's style sheet               script.py    its only script
+html.py       the page                             spreadsheet.py   report.csv
 """
 
 from g2d_jax.report.html import write_report
+from g2d_jax.report.spreadsheet import write_csv
 from g2d_jax.report.summary import summary_table, write_markdown
+from g2d_jax.storage import PathLike
 
-__all__ = ["summary_table", "write_markdown", "write_report"]
+__all__ = ["summary_table", "write_all", "write_csv", "write_markdown", "write_report"]
+
+
+def write_all(workdir: PathLike) -> list[str]:
+    """Write report.html, report.md and report.csv into a work directory; returns their paths in this order.
+
+    The page last, as it reads the most. Raises as `write_report`.
+    """
+    markdown, table = write_markdown(workdir), write_csv(workdir)
+    return [write_report(workdir), markdown, table]

@@ -90,9 +90,8 @@ def _problem(name: str, problem: Mapping[str, Any], kind: str, columns: Sequence
 
 
 def _prompt(prompt: Prompt | Sequence[Mapping[str, str]]) -> str:
-    if isinstance(prompt, str):
-        return markup.preformatted(prompt) if prompt else ""
-    return markup.preformatted("\n\n".join(f"{message['role']}: {message['content']}" for message in prompt))
+    text = markup.conversation(prompt)
+    return markup.preformatted(text) if text else ""
 
 
 def _completion(title: str, rows: Sequence[ScoredRollout]) -> str:
@@ -102,12 +101,8 @@ def _completion(title: str, rows: Sequence[ScoredRollout]) -> str:
     right = sum(one.score.verdict == Verdict.CORRECT for one in rows)
     facts = [f"{len(row.rollout.token_ids):,} tokens", f"{right} of {len(rows)} samples right"]
     facts += ["cut at the limit"] if row.rollout.stop_reason == "length" else []
-    line = f"{_badge(row.score.verdict)} {markup.shown(', '.join(facts))}"
+    line = f"{markup.badge(row.score.verdict)} {markup.shown(', '.join(facts))}"
     return f'<div><h5>{markup.shown(title)}</h5><p class="facts">{line}</p>{markup.preformatted(row.text)}</div>'
-
-
-def _badge(verdict: Verdict) -> str:
-    return f'<span class="badge v-{verdict.value}">{verdict.value.replace("_", " ")}</span>'
 
 
 def _pairs(stage: Stage) -> str:

@@ -1,25 +1,41 @@
-"""report.html: one file without scripts or requests, to be opened anywhere and sent to anyone."""
+"""report.html: one file without requests, to be opened anywhere and sent to anyone.
+
+Its only script filters what is on the page (script.py); the Content-Security-Policy allows its bytes and no others.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, sections, summary
+from g2d_jax.report.browser import browser
 from g2d_jax.report.charts import COLOURS
 from g2d_jax.report.examples import examples
+from g2d_jax.report.informativeness import informativeness
 from g2d_jax.report.results import results
 from g2d_jax.report.run import Run, read_run
+from g2d_jax.report.script import SCRIPT
 from g2d_jax.report.style import STYLE
 from g2d_jax.storage import PathLike, write_bytes
 
-SECTIONS = (results, sections.compute, sections.curves, sections.pairs, examples, sections.provenance)
+SECTIONS = (
+    results,
+    sections.compute,
+    sections.curves,
+    informativeness,
+    sections.pairs,
+    examples,
+    browser,
+    sections.provenance,
+)
 """Functions of the run, in the order of the page; a section that has nothing to show is left out."""
 
-LINKS = {"results": "Result", "compute": "Compute", "curves": "Curves", "pairs": "Pairs", "examples": "Examples"}
-LINKS |= {"settings": "Settings"}
+LINKS = {"results": "Result", "compute": "Compute", "curves": "Curves", "informativeness": "Informativeness"}
+LINKS |= {"pairs": "Pairs", "examples": "Examples", "browser": "Browser", "settings": "Settings"}
 
 
 def write_report(workdir: PathLike) -> str:
@@ -37,19 +53,35 @@ def write_report(workdir: PathLike) -> str:
 def page(run: Run) -> str:
     """The whole document."""
     body = "".join(section(run) for section in SECTIONS)
-    links = "".join(
-        f'<a href="#{name}">{title}</a>' for name, title in LINKS.items() if f'<section id="{name}">' in body
+    return document(f"{run.name}: G2D report", _header(run), body, LINKS)
+
+
+def document(title: str, header: str, body: str, links: Mapping[str, str]) -> str:
+    """A page of the report's style. title: text; header, body: markup; links: anchors of sections with their names.
+
+    The script stands on it only where there is a list to filter.
+    """
+    listed = "".join(
+        f'<a href="#{name}">{shown}</a>' for name, shown in links.items() if f'<section id="{name}">' in body
     )
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    script = SCRIPT if "<div data-listing=" in body else ""
+    policy = f"default-src 'none'; style-src {_digest(STYLE)}; img-src data:; base-uri 'none'; form-action 'none'"
+    policy += f"; script-src {_digest(script)}" if script else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
-        f"<title>{markup.shown(run.name, plain=True)}: G2D report</title><style>{STYLE}</style></head>\n"
-        f'<body>{_header(run)}<nav aria-label="Sections">{links}</nav>\n<main>{body}</main></body></html>\n'
+        f"<title>{markup.shown(title, plain=True)}</title><style>{STYLE}</style></head>\n"
+        f'<body>{header}<nav aria-label="Sections">{listed}</nav>\n<main>{body}</main>'
+        + (f"<script>{script}</script>" if script else "")
+        + "</body></html>\n"
     )
+
+
+def _digest(source: str) -> str:
+    """What a Content-Security-Policy calls these bytes."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
 def _header(run: Run) -> str:

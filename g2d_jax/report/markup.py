@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import html
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from g2d_jax.records import Prompt, Verdict
 
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format (text direction), surrogates, separators
 
@@ -82,6 +84,18 @@ def charts(*figures: str) -> str:
 def details(summary: str, body: str, *, is_open: bool = False) -> str:
     """A part that unfolds; "" if the body, which is markup, is empty."""
     return f"<details{' open' if is_open else ''}><summary>{shown(summary)}</summary>{body}</details>" if body else ""
+
+
+def conversation(prompt: Prompt | Sequence[Mapping[str, str]]) -> str:
+    """A prompt as text: chat messages below each other with their roles."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+
+
+def badge(verdict: Verdict) -> str:
+    """A verdict as a coloured label."""
+    return f'<span class="badge v-{verdict.value}">{verdict.value.replace("_", " ")}</span>'
 
 
 def preformatted(text: str, limit: int = 4000) -> str:

@@ -10,11 +10,10 @@ from typing import Any
 from etils import epath
 
 from g2d_jax.records import Preference, ScoredRollout
-from g2d_jax.storage import PathLike, finished, naming, read_json, read_segments
-from g2d_jax.tables import read_preferences, read_rollouts
+from g2d_jax.storage import PathLike, fingerprint, finished, read_json, read_segments
+from g2d_jax.tables import read_columns, read_preferences, read_rollouts
 from g2d_jax.tracking import read_metrics
-
-_STAGE = re.compile(r"(\d+)-(.+)")
+from g2d_jax.workdir import stage_folders
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,40 @@ class Stage:
 
     def preferences(self) -> list[Preference]:
         """The pairs of a collect stage, [] if none are written. Raises ValueError for a damaged part."""
-        return _read_parts(read_preferences, self.folder / "preferences")
+        try:
+            return read_preferences(self.folder / "preferences")
+        except FileNotFoundError:
+            return []
 
     def rollouts(self, policy: str) -> list[ScoredRollout]:
         """The completions of a policy in an evaluate stage, [] if none are written; raises as `preferences`."""
-        return _read_parts(read_rollouts, self.folder / "rollouts" / f"{re.sub('[/:#]', '_', policy)}.parquet")
+        file = self.rollouts_file(policy)
+        return read_rollouts(file) if file else []
+
+    def rollouts_file(self, policy: str) -> epath.Path | None:
+        """Where an evaluate stage has a policy's completions: as its manifest says, else by name; None if nowhere."""
+        entries = (self.manifest or {}).get("result", {}).get("policies", ())
+        named = next((entry.get("rollouts") for entry in entries if entry.get("name") == policy), None)
+        stem = re.sub(r"[^\w@.-]", "_", policy)
+        stem += "" if stem == policy else f"-{fingerprint(policy)[:8]}"
+        file = self.folder / str(named or f"rollouts/{stem}.parquet")
+        return file if file.exists() else None
+
+    def parts(self) -> list[epath.Path]:
+        """The files with a stage's completions, in order."""
+        folder = self.folder / "rollouts"
+        return sorted(folder.glob("*.parquet")) if folder.exists() else []
+
+    def informativeness(self) -> Mapping[str, Any]:
+        """Measures of a collect stage's rollouts by name, {} if they are not written."""
+        return _read_optional(self.folder / "informativeness.json") or {}
+
+    def prompts(self) -> Mapping[str, Any]:
+        """The same measures by prompt: columns, {} if they are not written; raises as `preferences`."""
+        try:
+            return read_columns(self.folder / "informativeness" / "prompts.parquet")
+        except FileNotFoundError:
+            return {}
 
     def provenance(self) -> Mapping[str, Any]:
         """How the pairs of a collect stage came about, {} if they are not written."""
@@ -77,13 +105,12 @@ def read_run(workdir: PathLike) -> Run:
     Raises FileNotFoundError if there is no such folder, ValueError if it holds nothing of a run or a file is damaged.
     """
     root = epath.Path(workdir)
-    with naming("list", root):
-        found = sorted((int(m[1]), path.name, path) for path in root.iterdir() if (m := _STAGE.fullmatch(path.name)))
+    found = stage_folders(root)
     config = (_read_optional(root / "config.json") or {}).get("config", {})
     if not config and not found:
         raise ValueError(f"{root} is not a work directory: it has neither config.json nor stage folders such as 01-sft")
     kinds = {name: str(stage.get("kind", "")) for name, stage in config.get("stages", {}).items()}
-    stages = [_stage(path, name.split("-", 1)[1], kinds) for _, name, path in found]
+    stages = [_stage(path, name, kinds) for name, path in found.items()]
     return Run(
         workdir=root,
         config=config,
@@ -105,10 +132,3 @@ def _read_optional(path: epath.Path) -> Any:
         return read_json(path)
     except FileNotFoundError:
         return None
-
-
-def _read_parts(read: Any, path: epath.Path) -> list[Any]:
-    try:
-        return list(read(path))
-    except FileNotFoundError:
-        return []

@@ -33,12 +33,15 @@ CURVES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
 )
 """Charts: title, metrics, and whether those of several stages go on one y axis. Other metrics fold."""
 
+TIME_LINE = CURVES[:4]
+"""These have the same time line of stages: one without values is marked on it as well."""
+
 
 def compute(run: Run) -> str:
     """What each stage cost."""
     if not run.manifests:
         return ""
-    title, columns, rows = summary.compute_table(run.manifests)
+    title, columns, rows = summary.compute_table(run.manifests, run.price_per_device_hour)
     stages = [(str(m.get("name", "")), m) for m in run.manifests]
     seconds = [(name, {"time": fmt.number(m, "seconds")}) for name, m in stages]
     flops = [(name, {"FLOPs": fmt.number(m, "flops")}) for name, m in stages]
@@ -62,10 +65,16 @@ def curves(run: Run) -> str:
     stages = _order(run, (stage for stage, _, _ in table))
     named = {name for _, names, _ in CURVES for name in names}
     others = sorted({name for _, _, name in table} - named)
+    headline = {name for _, names, _ in TIME_LINE for name in names}
+    along = {stage for stage, _, name in table if name in headline}
     across: list[str] = []
     single: dict[str, list[tuple[str, str]]] = {stage: [] for stage in stages}
     for title, names, shared in (*CURVES, *((name, (name,), False) for name in others)):
-        panels = [panel for stage in stages if (panel := Panel(stage, list(_series(table, stage, names)))).series]
+        panels = [Panel(stage, list(_series(table, stage, names))) for stage in stages]
+        if (title, names, shared) in TIME_LINE and len(along) > 1 and any(panel.series for panel in panels):
+            across.append(line_chart(title, [panel for panel in panels if panel.name in along]))
+            continue
+        panels = [panel for panel in panels if panel.series]
         if shared and len(panels) > 1:
             across.append(line_chart(title, panels))
             continue

@@ -6,10 +6,12 @@ Series colours are distinguishable for the colour-blind (after Okabe and Ito 200
 STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --card: #fff; --ink: #1d2125; --soft: #5c646c; --line: #e3e0da;
   --accent: #0b62a8; --s0: #0b62a8; --s1: #c8500a; --s2: #0a7d5c; --s3: #8b3f86; --s4: #8a6d00; --s5: #4f5b66;
+  --p1: #fcebb6; --p2: #fbd48a; --p3: #f6b45e; --p4: #ec9140;
   --good: #0a7d5c; --bad: #c23b22; --none: #8b949c; --slow: #8b3f86; --odd: #b08900; --warn: #fff3d6; --code: #f4f2ee; }
 @media (prefers-color-scheme: dark) {
   :root { --page: #14171a; --card: #1c2024; --ink: #e8eaec; --soft: #a2abb3; --line: #333a41; --accent: #6cb4f0;
     --s0: #6cb4f0; --s1: #f39a5b; --s2: #4fcb9f; --s3: #d795d2; --s4: #dcc052; --s5: #b3bec8; --good: #4fcb9f;
+    --p1: #352d16; --p2: #514016; --p3: #70500f; --p4: #955a0b;
     --bad: #f0806a; --none: #7d868e; --slow: #d795d2; --odd: #dcc052; --warn: #3a300f; --code: #15181b; } }
 * { box-sizing: border-box; }
 html { scroll-behavior: smooth; scroll-padding-top: 3.5rem; -webkit-text-size-adjust: 100%; }
@@ -92,6 +94,36 @@ pre, code { font: .86rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "Dej
 pre { margin: 0 0 .4rem; padding: .6rem .75rem; background: var(--code); border-radius: 8px; white-space: pre-wrap;
   overflow-wrap: anywhere; max-height: 22rem; overflow: auto; unicode-bidi: isolate; }
 code { unicode-bidi: isolate; overflow-wrap: anywhere; }
+.filters { display: flex; flex-wrap: wrap; align-items: end; gap: 8px 14px; margin: 0 0 .7rem; font-size: .84rem;
+  color: var(--soft); }
+.filters label { display: grid; gap: 2px; }
+.filters label:first-child { flex: 1 1 12rem; max-width: 22rem; }
+.filters input, .filters select, .filters button { font: inherit; font-size: .9rem; color: var(--ink);
+  background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 0 .6rem; height: 2.2rem;
+  min-width: 0; }
+.filters select { max-width: 14rem; }
+.filters button { cursor: pointer; }
+.filters output { flex: 1 0 100%; font-variant-numeric: tabular-nums; }
+[hidden] { display: none !important; }
+.rows { max-height: min(75vh, 46rem); overflow: auto; border: 1px solid var(--line); border-radius: 10px;
+  background: var(--card); margin: 0 0 1.6rem; }
+.rows details { margin: 0; border: 0; border-radius: 0; background: none; }
+.rows details + details { border-top: 1px solid var(--line); }
+.rows summary { font-weight: 400; padding: .45rem 0; overflow-wrap: anywhere; }
+.rows summary .facts { margin-left: .6rem; }
+.rows [data-policy] { display: grid; grid-template-columns: minmax(0, 1fr); gap: .7rem; align-content: start; }
+.rows p { font-size: .92rem; margin: .2rem 0 .6rem; }
+.rows h5 { margin: .2rem 0 -.3rem; }
+.rows p.facts { font-size: .82rem; margin: 0 0 .25rem; }
+.wide { grid-column: 1 / -1; }
+.tokens { white-space: pre-wrap; }
+.p1 { background: var(--p1); } .p2 { background: var(--p2); } .p3 { background: var(--p3); }
+.p4 { background: var(--p4); text-decoration: underline 2px; text-underline-offset: 3px; }
+.p1, .p2, .p3, .p4 { border-radius: 2px; box-decoration-break: clone; -webkit-box-decoration-break: clone; }
+.special { color: var(--soft); border: 1px dotted var(--soft); border-radius: 3px; font-size: .85em; padding: 0 .2em; }
+.scale { color: var(--ink); gap: 4px 10px; align-items: center; }
+.scale span { padding: .1em .45em; }
+.scale .p0 { border: 1px solid var(--line); border-radius: 3px; }
 .empty { color: var(--soft); font-style: italic; }
 .escape { color: var(--bad); border: 1px solid var(--bad); border-radius: 3px; padding: 0 .15em; font-size: .9em; }
 details { background: var(--card); border: 1px solid var(--line); border-radius: 10px; margin: 14px 0;
@@ -102,6 +134,6 @@ details .scroll, details figure { background: none; }
 main { padding-bottom: 4rem; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 @media (max-width: 480px) { th, td { padding: .4rem .6rem; } h2 { margin-top: 2rem; } article { padding: 12px; } }
-@media print { nav { display: none; } body { background: #fff; } pre { max-height: none; } }
+@media print { nav, .filters { display: none; } body { background: #fff; } pre, .rows { max-height: none; } }
 @media (prefers-reduced-motion: reduce) { html { scroll-behavior: auto; } }
 """

@@ -21,6 +21,9 @@ LABELS = {"sft": "cold", "warmup": "warm-up", "dpo": "G2D"}
 
 TOKENS = ("generated", "prefilled", "scored", "trained")
 
+FIGURES = (*(f"{name} tokens" for name in TOKENS), "FLOPs", "time", "device time", "verifier CPU", "price")
+"""The columns of the compute table that are numbers."""
+
 
 def policy_name(policy: Manifest) -> str:
     """A policy for readers: "cold (sft)"; its name alone if it has no other label."""
@@ -107,22 +110,29 @@ def _makers(ordered: Sequence[Manifest], stage_manifests: Iterable[Manifest]) ->
     return [[] if name in stages[i + 1 :] else claim(name) for i, name in enumerate(stages)]
 
 
-def compute_table(stage_manifests: Iterable[Manifest]) -> Text:
-    """Title, columns and rows of what each finished stage cost; the last row is the total."""
+def compute_table(stage_manifests: Iterable[Manifest], price_per_device_hour: float | None = None) -> Text:
+    """Title, columns and rows of what each finished stage cost; the last row is the total.
+
+    Device time, which is the time on the clock for each device, is shown where a run had several. A price adds what
+    the device time cost.
+    """
     stages = list(stage_manifests)
-    columns = ["stage", "kind", *(f"{name} tokens" for name in TOKENS), "FLOPs", "time", "verifier CPU"]
-    rows = [[str(stage.get("name", "")), str(stage.get("kind", "")), *_figures([stage])] for stage in stages]
-    if len(stages) > 1:
-        rows.append(["all stages", "", *_figures(stages)])
-    return "Compute of each finished stage", columns, rows
+    several = any(fmt.number(stage, "device_seconds") > fmt.number(stage, "seconds") for stage in stages)
+    hidden = {"device time": not several, "price": price_per_device_hour is None}
+    shown = [name for name in FIGURES if not hidden.get(name)]
+    groups = [[stage] for stage in stages] + ([stages] if len(stages) > 1 else [])
+    names = [(str(stage.get("name", "")), str(stage.get("kind", ""))) for stage in stages] + [("all stages", "")]
+    figures = [_figures(group, price_per_device_hour or 0.0) for group in groups]
+    rows = [[*label, *(found[name] for name in shown)] for label, found in zip(names, figures, strict=False)]
+    return "Compute of each finished stage", ["stage", "kind", *shown], rows
 
 
-def _figures(stages: Sequence[Manifest]) -> list[str]:
+def _figures(stages: Sequence[Manifest], price_per_device_hour: float) -> dict[str, str]:
     amounts = [*(_sum(stages, "tokens", name) for name in TOKENS), _sum(stages, "flops")]
-    return [
-        *map(fmt.quantity, amounts),
-        *(fmt.duration(_sum(stages, name)) for name in ("seconds", "verifier_cpu_seconds")),
-    ]
+    times = [_sum(stages, name) for name in ("seconds", "device_seconds", "verifier_cpu_seconds")]
+    price = times[1] / 3600 * price_per_device_hour
+    written = fmt.UNKNOWN if math.isnan(price) else f"{price:,.2f}"
+    return dict(zip(FIGURES, [*map(fmt.quantity, amounts), *map(fmt.duration, times), written], strict=True))
 
 
 def _sum(stages: Sequence[Manifest], *keys: str) -> float:
@@ -166,13 +176,18 @@ def state(run: Run) -> str:
 def write_markdown(workdir: PathLike) -> str:
     """Write WORKDIR/report.md: verdict, result table, compute table. Returns its path; raises as `read_run`."""
     run = read_run(workdir)
+    path = run.workdir / "report.md"
+    write_bytes(path, markdown(run).encode())
+    return str(path)
+
+
+def markdown(run: Run) -> str:
+    """The text of report.md."""
     evaluations = [stage.manifest for stage in run.evaluations]
     latest = evaluations[-1] if evaluations else None
-    tables = [summary_table(latest, run.manifests), compute_table(run.manifests)]
+    tables = [summary_table(latest, run.manifests), compute_table(run.manifests, run.price_per_device_hour)]
     parts = [f"# {_cell(run.name)}", _cell(verdict(latest)), _cell(state(run)), *(_markdown(*one) for one in tables)]
-    path = run.workdir / "report.md"
-    write_bytes(path, ("\n\n".join(filter(None, parts)) + "\n").encode())
-    return str(path)
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

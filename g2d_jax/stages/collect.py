@@ -1,55 +1,59 @@
-"""Collect: a frozen policy's rollouts, verified and kept, and the static preference dataset made from them."""
+"""Collect: a frozen policy's rollouts, verified and kept, and the static preference dataset made from them.
+
+    rollouts ─► difficulty window ─► pairs on offer ─► those that are kept ─► preferences, informativeness
+
+Several stages may choose from the rollouts of one: all but that one read them back.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import storage
-from g2d_jax.data.loader import draw
-from g2d_jax.data.preferences import random_pairs, to_preference
+from g2d_jax import informativeness, storage
+from g2d_jax.data.preferences import Select, random_pairs, select_pairs, to_preference
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.stages.context import Context, StopRun, Tally
-from g2d_jax.stages.external import external_groups
-from g2d_jax.stages.online import count_rollouts, draws_of, journal_of
-from g2d_jax.stages.rollouts import Groups, describe, grouped, sampled_groups
-from g2d_jax.tables import read_rollouts, write_preferences
+from g2d_jax.stages.origin import Draws, check_rollouts, drawn_by, lender, rollouts_of, sampler_settings
+from g2d_jax.stages.rollouts import Groups, describe
+from g2d_jax.tables import write_columns, write_preferences
 
-Draws = list[tuple[Problem, int]]
+Pairs = list[list[tuple[int, int]]]  # (chosen, rejected) of each group
 
 
 def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     """Rollouts and preference pairs; returns the manifest's fields. Raises StopRun when no prompt gives a pair."""
     folder, tally = context.folders[name], Tally()
     with context.metered(tally):
-        if stage.rollouts == "sample":
-            draws, groups = _sample(context, name, stage, tally)
-        elif stage.rollouts == "archive":
-            draws, groups = _archive(context, stage)
-        else:
-            draws, groups = external_groups(context, stage.rollouts, folder / "rollouts" / "external.parquet")
-        preferences, counts = _pairs(context, stage, draws, groups)
-    if not preferences:
+        draws, groups = rollouts_of(context, name, tally)
+        offered, counts = _offered(context, stage, draws, groups)
+        pairs = _kept(context, stage, draws, groups, offered)
+        measures = _measure(folder, groups, pairs)
+    counts |= _count_pairs(stage, offered, pairs)
+    if not counts["pairs"]:
         raise StopRun(_no_pairs(name, counts))
+    if missing := counts["pairs_missing"]:
+        context.tracker.say(
+            f"{name}: the rollouts give {missing} pairs fewer than max_pairs, {stage.max_pairs}: all kept"
+        )
+    preferences = _preferences(context, draws, groups, pairs)
     write_preferences(folder / "preferences" / "part-00000.parquet", preferences)
     # The underscore lets pandas and pyarrow read the folder: they take every other file in it for Parquet.
     storage.write_json(folder / "preferences" / "_manifest.json", _provenance(context, name, stage, counts))
     metrics = {**describe(groups), **{f"pairs/{key}": float(value) for key, value in counts.items()}}
     context.tracker.log(name, 0, metrics)
-    return {**tally.manifest(), "counts": counts, "result": {**_lengths(preferences), "rollouts": describe(groups)}}
+    result = {**_lengths(preferences), "rollouts": describe(groups), "informativeness": measures}
+    return {**tally.manifest(), "counts": counts, "result": result}
 
 
 def check(stage: ConfigDict, stages: ConfigDict) -> None:
     """Raise ValueError for settings that cannot work, before any work."""
-    source = stage.policy.partition("@")[0]
-    if stage.rollouts == "archive" and (source not in stages or stages[source].kind != "online"):
-        raise ValueError(f'rollouts="archive" needs a policy that is an online stage of this run, got {stage.policy!r}')
-    if stage.rollouts not in ("sample", "archive") and not epath.Path(stage.rollouts).exists():
-        raise ValueError(f"rollouts is {stage.rollouts!r}: write sample, archive, or the path of a file that exists")
+    check_rollouts(stage, stages)
+    _check_selection(stage, stages)
     if not 0 <= stage.min_pass_rate <= stage.max_pass_rate <= 1:
         raise ValueError(f"the pass rates {stage.min_pass_rate} to {stage.max_pass_rate} are no window within 0 to 1")
     for name in ("prompts", "part", "num_generations", "pairs_per_prompt"):
@@ -57,64 +61,73 @@ def check(stage: ConfigDict, stages: ConfigDict) -> None:
             raise ValueError(f"{name} must be at least 1, got {stage[name]}")
 
 
-def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tuple[Draws, Groups]:
-    """Sample the first stage.prompts of a seeded order, part by part; a part that is on disk is read back."""
-    train = context.problems["train"]
-    count = min(stage.prompts, len(train))
-    order = context.order(len(train), f"collect/{name}")
-    draws = [(train[index], visit) for index, visit in draw(order, 0, count)]
-    view = context.sampler().view(context.policy(stage.policy))
-    groups: Groups = []
-    with context.tracker.progress(name, count) as bar:
-        for part, first in enumerate(range(0, count, stage.part)):
-            some = draws[first : first + stage.part]
-            groups += sampled_groups(
-                context,
-                view,
-                some,
-                context.sampling_params(stage.sampling),
-                num_generations=stage.num_generations,
-                purpose=f"collect/{name}",
-                policy=stage.policy,
-                journal=context.folders[name] / "rollouts" / f"part-{part:05d}.parquet",
-            )
-            bar.update(len(groups), describe(groups[first:]))
-    count_rollouts(context, tally, groups)
-    return draws, groups
+def _check_selection(stage: ConfigDict, stages: ConfigDict) -> None:
+    if stage.select not in get_args(Select):
+        raise ValueError(f"select is {stage.select!r}; choose one of {', '.join(get_args(Select))}")
+    if stage.max_pairs is not None and stage.max_pairs < 1:
+        raise ValueError(f"max_pairs must be at least 1, or unset for all pairs, got {stage.max_pairs}")
+    if stage.select in ("all", "random"):
+        return
+    if stage.max_pairs is None:
+        raise ValueError(f'select={stage.select!r} chooses among pairs: set max_pairs to how many, or select="all"')
+    other = lender(stage, stages)
+    origin = stages[drawn_by(other, stages)].rollouts if other else stage.rollouts
+    if origin not in ("sample", "archive"):
+        raise ValueError(
+            f"select={stage.select!r} goes by token entropies, which the rollouts of {origin} lack: use all or random"
+        )
 
 
-def _archive(context: Context, stage: ConfigDict) -> tuple[Draws, Groups]:
-    """The groups an online stage drew on its way to the policy: no further generation."""
-    source, _, step = stage.policy.partition("@")
-    settings = context.config.stages[source]
-    order = context.order(len(context.problems["train"]), f"online/{source}")
-    draws: Draws = []
-    groups: Groups = []
-    for k in range(int(step) if step else settings.steps):
-        some = draws_of(context, order, k, settings.prompts_per_step)
-        rows = read_rollouts(journal_of(context.folders[source], k))
-        draws += some
-        groups += grouped(rows, some, settings.num_generations)
-    return draws, groups
-
-
-def _pairs(
-    context: Context, stage: ConfigDict, draws: Draws, groups: Groups
-) -> tuple[list[Preference], dict[str, int]]:
+def _offered(context: Context, stage: ConfigDict, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
     """Apply the difficulty window and the pair rule; count what becomes of every prompt."""
     counts: Counter[str] = Counter({"prompts": len(groups), "rollouts": sum(len(group) for group in groups)})
-    preferences: list[Preference] = []
+    offered: Pairs = []
     for (problem, visit), group in zip(draws, groups, strict=True):
         right = _right(group)
         counts["unscorable_rollouts"] += int(np.isnan(right).sum())
         fate = _fate(right, stage.min_pass_rate, stage.max_pass_rate)
         counts[fate] += 1
-        if fate == "mixed":
-            pairs = random_pairs(context.config.seed, problem.id, visit, right, stage.pairs_per_prompt)
-            preferences += [to_preference(_shown(context, problem), group, pair) for pair in pairs]
+        limit = stage.pairs_per_prompt if fate == "mixed" else 0
+        offered.append(random_pairs(context.config.seed, problem.id, visit, right, limit))
     for fate in ("mixed", "all_correct", "all_incorrect", "unscorable", "outside_window"):
         counts.setdefault(fate, 0)
-    return preferences, {**counts, "pairs": len(preferences)}
+    return offered, dict(counts)
+
+
+def _kept(context: Context, stage: ConfigDict, draws: Draws, groups: Groups, offered: Pairs) -> Pairs:
+    """stage.max_pairs of the pairs, chosen as stage.select says; a prompt's uncertainty is its tokens' mean entropy."""
+    entropies = informativeness.prompts(groups)["entropy"]
+    prompts = [(problem.id, visit, float(nats)) for (problem, visit), nats in zip(draws, entropies, strict=True)]
+    kept = select_pairs(context.config.seed, prompts, list(map(len, offered)), stage.select, stage.max_pairs)
+    return [[pairs[index] for index in indices] for pairs, indices in zip(offered, kept, strict=True)]
+
+
+def _count_pairs(stage: ConfigDict, offered: Pairs, pairs: Pairs) -> dict[str, int]:
+    available, kept = (sum(map(len, some)) for some in (offered, pairs))
+    return {"pairs": kept, "pairs_available": available, "pairs_missing": max((stage.max_pairs or 0) - available, 0)}
+
+
+def _preferences(context: Context, draws: Draws, groups: Groups, pairs: Pairs) -> list[Preference]:
+    return [
+        to_preference(_shown(context, problem), group, pair)
+        for (problem, _), group, some in zip(draws, groups, pairs, strict=True)
+        for pair in some
+    ]
+
+
+def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]:
+    """Write how much the rollouts and the kept pairs can teach, by prompt and in all; returns the latter.
+
+    NaN stands for what needs log-probabilities where rollouts came without.
+    """
+    columns = {**informativeness.prompts(groups), "pairs": np.array([len(some) for some in pairs], np.int64)}
+    write_columns(folder / "informativeness" / "prompts.parquet", columns)
+    both = [(group[i].rollout, group[j].rollout) for group, some in zip(groups, pairs, strict=True) for i, j in some]
+    logprobs = np.array([[r.logprobs.sum(dtype=np.float64) for r in pair] for pair in both]).reshape(-1, 2)
+    lengths = np.array([[len(r.token_ids) for r in pair] for pair in both]).reshape(-1, 2)
+    measures = {**informativeness.summary(groups), "pairs": informativeness.pair_summary(*logprobs.T, *lengths.T)}
+    storage.write_json(folder / "informativeness.json", measures)
+    return measures
 
 
 def _right(group: list[ScoredRollout]) -> np.ndarray:
@@ -145,7 +158,7 @@ def _provenance(context: Context, name: str, stage: ConfigDict, counts: dict[str
         "done": True,
         "policy": stage.policy,
         "rollouts": stage.rollouts,
-        "sampler": _sampler(context, name, stage),
+        "sampler": sampler_settings(context, name),
         "verifier": {k: v for k, v in context.config.reward.to_dict().items() if k != "workers"},
         "tokenizer": context.tokenizer.fingerprint,
         "pair_rule": {
@@ -153,20 +166,12 @@ def _provenance(context: Context, name: str, stage: ConfigDict, counts: dict[str
             "pairs_per_prompt": stage.pairs_per_prompt,
             "min_pass_rate": stage.min_pass_rate,
             "max_pass_rate": stage.max_pass_rate,
+            "select": stage.select,
+            "max_pairs": stage.max_pairs,
         },
         "seed": context.config.seed,
         "counts": counts,
     }
-
-
-def _sampler(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
-    """The settings the rollouts were really drawn with; of a file only its path is known."""
-    if stage.rollouts not in ("sample", "archive"):
-        return {"file": stage.rollouts}
-    source = name if stage.rollouts == "sample" else stage.policy.partition("@")[0]
-    drawn = context.config.stages[source]
-    purpose = f"{drawn.kind}/{source}"
-    return {**drawn.sampling.to_dict(), "num_generations": drawn.num_generations, "purpose": purpose}
 
 
 def _lengths(preferences: list[Preference]) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +35,7 @@ from g2d_jax.rollout.sampler import Sampler
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.objectives import Compute, Objective
+from g2d_jax.workdir import stage_folders
 
 
 class StopRun(ValueError):
@@ -43,9 +44,13 @@ class StopRun(ValueError):
 
 @dataclass(slots=True)
 class Tally:
-    """What a stage cost, carried across restarts in its checkpoints."""
+    """What a stage cost, carried across restarts in its checkpoints.
+
+    seconds: on the clock, without writing checkpoints. device_seconds: times the devices that were held for it.
+    """
 
     seconds: float = 0.0
+    device_seconds: float = 0.0
     generated: int = 0
     prefilled: int = 0
     scored: int = 0
@@ -66,6 +71,7 @@ class Context:
 
     config: the resolved settings. workdir: where artefacts go. folders: stage name -> its folder.
     reward, objectives: a user's own reward function, and own losses by stage, in place of the configured ones.
+    evaluated: policy -> folder of another evaluate stage that has its completions already.
     """
 
     config: ConfigDict
@@ -75,6 +81,15 @@ class Context:
     reward: RewardFunction | None = None
     objectives: Mapping[str, Callable[[Compute], Objective]] = field(default_factory=dict)
     programs: dict[str, Any] = field(default_factory=dict)  # compiled once for the run
+    evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
+
+    def at(self, config: ConfigDict, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Context:
+        """The same context for a config that differs in its stages only: what was loaded and compiled is shared."""
+        other = copy.copy(self)
+        other.config, other.folders, other.tracker = config, folders, tracker
+        for name, value in changes.items():
+            setattr(other, name, value)
+        return other
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -270,7 +285,9 @@ class Context:
         try:
             yield
         finally:
-            tally.seconds += time.perf_counter() - started
+            spent = time.perf_counter() - started
+            tally.seconds += spent
+            tally.device_seconds += spent * self.mesh.size
             tally.verifier_cpu_seconds += self.pool.stats().cpu_seconds - before
 
     def close(self) -> None:
@@ -304,7 +321,7 @@ def _stage_folder(policy: str, stage: str) -> epath.Path:
     other = epath.Path(workdir).expanduser()
     if not (other / "config.json").exists():
         raise ValueError(f"policy {policy!r}: {other} holds no run (no config.json)")
-    folders = {folder.name.partition("-")[2]: folder for folder in other.iterdir() if re.match(r"\d+-", folder.name)}
+    folders = stage_folders(other)
     if stage not in folders:
         raise ValueError(f"policy {policy!r}: {other} has no stage {stage!r}; it has {', '.join(folders) or 'none'}")
     return folders[stage]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections import Counter
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from g2d_jax import stats, storage
+from g2d_jax import informativeness, stats, storage
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
 from g2d_jax.stages.context import Context, Tally
@@ -65,13 +66,16 @@ def evaluate_policy(
 
     All policies draw with the same random numbers, which makes paired differences sharper.
     """
-    view: Decoder | None = context.sampler().view(context.policy(policy))
     draws = [(problem, 0) for problem in problems]
-    folder = context.folders[name] / "rollouts"
+    folder = context.evaluated.get(policy, context.folders[name]) / "rollouts"
     file = re.sub(r"[^\w@.-]", "_", policy)
     file += "" if file == policy else f"-{storage.fingerprint(policy)[:8]}"  # two paths must not share a file
+    view: Decoder | None = None
 
     def sampled(purpose: str, count: int, journal: str, **changes: Any) -> Groups:
+        nonlocal view
+        if view is None and not (folder / f"{journal}.parquet").exists():
+            view = context.sampler().view(context.policy(policy))
         groups = sampled_groups(
             context,
             view,
@@ -88,6 +92,7 @@ def evaluate_policy(
     groups = sampled("evaluate", stage.num_generations, file)
     answers = correct(groups)
     entry: dict[str, Any] = {"name": policy, "label": policy, **dataclasses.asdict(stats.accuracy(answers))}
+    entry["rollouts"] = os.path.relpath(folder / f"{file}.parquet", context.folders[name])
     entry["pass_at"] = {str(k): stats.pass_at(answers, k) for k in stage.pass_at if k <= stage.num_generations}
     entry["greedy"] = None
     if stage.greedy:
@@ -99,6 +104,7 @@ def evaluate_policy(
     described = describe(groups)
     entry |= {"mean_length": described["completions/mean_length"], "entropy": described["entropy"]}
     entry["truncated"] = described["completions/clipped_ratio"]
+    entry["informativeness"] = informativeness.summary(groups)
     context.tracker.samples(
         name, 0, [{"policy": policy, **row} for row in sample_rows(draws, groups, context.config.logging.samples)]
     )

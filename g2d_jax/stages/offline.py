@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import storage
+from g2d_jax import informativeness, storage
 from g2d_jax.data.loader import draw
 from g2d_jax.data.packing import Group, Response, pack
 from g2d_jax.losses import dpo_weights
@@ -19,18 +19,26 @@ from g2d_jax.mesh import row_ways
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.records import Preference
+from g2d_jax.stages import diagnosis
 from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.online import make_scorer_once
 from g2d_jax.stages.training import trainer
 from g2d_jax.tables import read_preferences
 from g2d_jax.training import objectives
+from g2d_jax.training.objectives import Objective
 from g2d_jax.training.step import put_batch
 
 SCORED_AT_ONCE = 256  # pairs of one scoring call
 
 
 def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
-    """stage.epochs over the pairs; returns the manifest's fields."""
+    """stage.epochs over the pairs; returns the manifest's fields.
+
+    With stage.diagnose, what the pairs are to the policy before and after is measured: `result` has flat groups of
+    figures, `diagnosis` what they cost, which no other field counts, and pairs.parquet each pair's log-probabilities.
+    before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training; before it, rewards
+    and margins are 0 by definition, for the policy is the reference. signal: see `diagnosis.gradient_signal`.
+    """
     pairs = read_preferences(_dataset(context, stage.preferences))
     held_out = {problem.id for split in ("dev", "test") for problem in context.problems[split]}
     if leaked := sum(pair.problem_id in held_out for pair in pairs):
@@ -49,6 +57,8 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     objective = objectives.dpo(
         context.compute, beta=stage.beta, label_smoothing=stage.label_smoothing, loss_type=stage.loss_type
     )
+    before = diagnosis.pair_summary(pairs, references) if stage.diagnose else {}  # now: it refuses what cannot be told
+    signal, cost = _signal(context, name, stage, objective, pairs, references, row_length)
     with trainer(
         context,
         name,
@@ -65,8 +75,43 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
             with context.metered(training.tally):
                 drawn = [i for i, _ in draw(order, training.step * batch_size, batch_size)]
                 training.update(batch([pairs[i] for i in drawn], references[drawn]), {})
+            training.checkpoint_if_due()
         training.flush()
-        return {**training.tally.manifest(), "counts": {"pairs": len(pairs), "steps": steps, "unused": unused}}
+        fields = {**training.tally.manifest(), "counts": {"pairs": len(pairs), "steps": steps, "unused": unused}}
+        if not stage.diagnose:
+            return fields
+        with context.metered(cost):
+            trained = score_pairs(context, training.state.params, pairs, row_length, cost)
+    result = {
+        "before": before,
+        "after": diagnosis.pair_summary(pairs, trained),
+        "margins": informativeness.margin_summary(stage.beta, references, trained),
+        "signal": signal,
+    }
+    diagnosis.write_pairs(context.folders[name] / "pairs.parquet", pairs, references, trained)
+    context.tracker.log(name, steps, diagnosis.figures(result), kind="diagnosis")
+    return {**fields, "result": result, "diagnosis": cost.manifest()}
+
+
+def _signal(
+    context: Context,
+    name: str,
+    stage: ConfigDict,
+    objective: Objective,
+    pairs: list[Preference],
+    references: np.ndarray,
+    row_length: int,
+) -> tuple[dict[str, float], Tally]:
+    """Signal and noise of the gradient that training starts with, and what measuring them cost; ({}, 0) if off."""
+    if not stage.diagnose or not stage.signal_pairs:
+        return {}, Tally()
+    if name in context.objectives:
+        objective = context.objectives[name](context.compute)
+    draws = diagnosis.signal_draws(context.order(len(pairs), f"signal/{name}"), stage.signal_pairs)
+    batches = [batch([pairs[i] for i in drawn], references[drawn]) for drawn in draws]
+    how = [stage.loss_type, stage.beta, stage.label_smoothing, len(draws)]
+    inputs = [how, _inputs(context, stage, [pairs[i] for drawn in draws for i in drawn], row_length)]
+    return diagnosis.gradient_signal(context, name, stage.policy, objective, batches, row_length, inputs)
 
 
 def check(stage: ConfigDict, stages: ConfigDict) -> None:
@@ -85,6 +130,8 @@ def check(stage: ConfigDict, stages: ConfigDict) -> None:
         )
     if stage.epochs < 1 or stage.batch_size < 1:
         raise ValueError(f"epochs and batch_size must be at least 1, got {stage.epochs} and {stage.batch_size}")
+    if stage.signal_pairs < 0 or stage.signal_pairs == 1:
+        raise ValueError(f"signal_pairs must be at least 2, or 0 for no measure of it, got {stage.signal_pairs}")
 
 
 def _warmup_that_fits(context: Context, name: str, settings: ConfigDict, steps: int) -> ConfigDict:
@@ -123,23 +170,23 @@ def reference_logprobs(
     The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id. It holds
     what scoring cost too, so that a restart changes no count.
     """
-    what = [context.fingerprint(), _origin(context, stage.policy), str(context.dtype), row_length]
-    ids = [[p.prompt_ids, p.chosen_ids, p.rejected_ids] for p in pairs]
-    file = context.folders[name] / f"reference-{storage.fingerprint([what, ids])}.json"
+    file = context.folders[name] / f"reference-{storage.fingerprint(_inputs(context, stage, pairs, row_length))}.json"
     if file.exists():
         cached = storage.read_json(file)
         tally.scored, tally.flops, tally.seconds = (cached[key] for key in ("scored", "flops", "seconds"))
+        tally.device_seconds = tally.seconds * context.mesh.size
         return np.asarray(cached["logprobs"], np.float32)
     started = time.perf_counter()
-    params = context.policy(stage.policy)
-    found = [
-        _score(context, params, pairs[first : first + SCORED_AT_ONCE], row_length, tally)
-        for first in range(0, len(pairs), SCORED_AT_ONCE)
-    ]
-    references = np.concatenate(found)
+    references = score_pairs(context, context.policy(stage.policy), pairs, row_length, tally)
     cost = {"scored": tally.scored, "flops": tally.flops, "seconds": time.perf_counter() - started}
     storage.write_json(file, {"logprobs": references, **cost})
     return references
+
+
+def _inputs(context: Context, stage: ConfigDict, pairs: list[Preference], row_length: int) -> list[Any]:
+    """All that decides what the starting policy makes of some pairs, beyond the loss."""
+    what = [context.fingerprint(), _origin(context, stage.policy), str(context.dtype), row_length]
+    return [what, [[p.prompt_ids, p.chosen_ids, p.rejected_ids] for p in pairs]]
 
 
 def _origin(context: Context, policy: str) -> Any:
@@ -148,6 +195,17 @@ def _origin(context: Context, policy: str) -> Any:
         return [policy, None]
     manifest = storage.finished(context.checkpoint_of(policy)[0].parent)
     return [policy, (manifest or {}).get("fingerprint")]
+
+
+def score_pairs(
+    context: Context, params: Decoder, pairs: list[Preference], row_length: int, tally: Tally
+) -> np.ndarray:
+    """Summed log-probabilities of both sides under a policy, float32 [pairs, 2]."""
+    found = [
+        _score(context, params, pairs[first : first + SCORED_AT_ONCE], row_length, tally)
+        for first in range(0, len(pairs), SCORED_AT_ONCE)
+    ]
+    return np.concatenate(found)
 
 
 def _score(context: Context, params: Decoder, pairs: list[Preference], row_length: int, tally: Tally) -> np.ndarray:
@@ -159,6 +217,6 @@ def _score(context: Context, params: Decoder, pairs: list[Preference], row_lengt
     )
     logprobs, _ = make_scorer_once(context)(params, *put_batch(packed, context.mesh))
     tally.scored += packed.used
-    tally.flops += forward_flops(context.model_config, packed.used, row_length / 4)
+    tally.flops += forward_flops(context.model_config, packed.used, packed.attended)
     sides = packed.unpack(np.asarray(logprobs))
     return np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32)

@@ -12,8 +12,9 @@ from g2d_jax.data.loader import Order, draw
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.losses import group_advantages, token_weights
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.models.flops import forward_flops
+from g2d_jax.models.flops import attended, forward_flops
 from g2d_jax.records import Problem
+from g2d_jax.stages import ending
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.rollouts import Groups, describe, rewards, sample_rows, sampled_groups
 from g2d_jax.stages.training import Trainer, trainer
@@ -60,7 +61,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         per="tokens",
         pinned=stage.keep,
     ) as training:
-        while training.step < stage.steps:
+        while training.step < stage.steps and not ending.ended(training):
             with context.metered(training.tally):
                 draws = draws_of(context, order, training.step, stage.prompts_per_step)
                 groups = sampled_groups(
@@ -80,11 +81,16 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
                     packed = with_reference(context, training, reference, packed, stage.sampling.temperature)
                 metrics = describe(groups)
                 training.update(packed, metrics)
+            if ending.ends(context, name, stage, training, groups):
+                training.save_here()
+            else:
+                training.checkpoint_if_due()
             if training.step % max(stage.steps // 4, 1) == 0:
                 rows = sample_rows(draws, groups, context.config.logging.samples)
                 context.tracker.samples(name, training.step, rows)
         training.flush()
-        return {**training.tally.manifest(), "counts": {"steps": training.step, **_census(context, stage)}}
+        counts = {"steps": training.step, **_census(context, stage, training.step)}
+        return {**training.tally.manifest(), "counts": counts, "at": training.facts["at"], **ending.evidence(training)}
 
 
 def check(stage: ConfigDict) -> None:
@@ -96,15 +102,16 @@ def check(stage: ConfigDict) -> None:
         )
     if stage.num_generations < 2:
         raise ValueError("an online stage needs num_generations of at least 2: advantages compare responses of a group")
+    ending.check(stage)
     token_weights(stage.loss_type, [1], num_prompts=1, max_completion_length=1)  # these two raise for unknown names
     group_advantages(np.array([[0.0, 1.0]]), stage.scale_rewards)
-    if stage.beta < 0 or stage.prompts_per_step < 1 or stage.steps < 1:
-        raise ValueError("beta must not be negative, prompts_per_step and steps must be at least 1")
+    if stage.beta < 0 or stage.prompts_per_step < 1 or stage.steps < 0:
+        raise ValueError("beta and steps must not be negative, prompts_per_step must be at least 1")
 
 
-def _census(context: Context, stage: ConfigDict) -> dict[str, int]:
+def _census(context: Context, stage: ConfigDict, steps: int) -> dict[str, int]:
     return {
-        "rollouts": stage.steps * stage.prompts_per_step * stage.num_generations,
+        "rollouts": steps * stage.prompts_per_step * stage.num_generations,
         "train_problems": len(context.problems["train"]),
     }
 
@@ -118,11 +125,11 @@ def count_rollouts(context: Context, tally: Tally, groups: Groups) -> None:
     for group in groups:
         prompt = len(group[0].rollout.prompt_ids)
         tally.prefilled += prompt
-        tally.flops += forward_flops(config, prompt, prompt / 2)
+        tally.flops += forward_flops(config, prompt, attended(prompt))
         for row in group:
             length = len(row.rollout.token_ids)
             tally.generated += length
-            tally.flops += forward_flops(config, length, prompt + length / 2)
+            tally.flops += forward_flops(config, length, attended(length, before=prompt))
 
 
 def _watch_signal(
@@ -189,7 +196,7 @@ def with_reference(
     score = make_scorer_once(context)
     logprobs, _ = score(reference, *put_batch(packed, context.mesh), temperature=float(temperature))
     training.tally.scored += packed.used
-    training.tally.flops += forward_flops(context.model_config, packed.used, training.row_length / 2)
+    training.tally.flops += forward_flops(context.model_config, packed.used, packed.attended)
     found = packed.unpack(np.asarray(logprobs))
     return [
         Group(

@@ -37,6 +37,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
             with context.metered(training.tally):
                 drawn = draw(order, training.step * stage.batch_size, stage.batch_size)
                 training.update(batch(context, [demonstrations[index] for index, _ in drawn]), {})
+            training.checkpoint_if_due()
         training.flush()
         return {**training.tally.manifest(), "counts": counts}
 

@@ -55,7 +55,7 @@ class Trainer:
         arrays, count = put_batch(packed, self.context.mesh)
         self.state, sums = self.run_step(self.state, arrays, count)
         self.tally.trained += packed.used
-        self.tally.flops += train_flops(self.context.model_config, packed.used, self._mean_context(packed))
+        self.tally.flops += train_flops(self.context.model_config, packed.used, packed.attended)
         self.flush()
         now = time.perf_counter()
         extra = {
@@ -66,7 +66,6 @@ class Trainer:
         self._mark = now
         self.step += 1
         self._pending = (self.step, sums, {**metrics, **extra})
-        self.checkpoint_if_due()
 
     def pack(self, groups: list[Group]) -> Packed:
         """Pack groups for this stage's rows and this mesh."""
@@ -92,7 +91,10 @@ class Trainer:
         self.bar.update(step, metrics)
 
     def checkpoint_if_due(self) -> None:
-        """Save after every checkpoint.every steps, at pinned steps and at the end."""
+        """Save after every checkpoint.every steps, at pinned steps and at the end. Call it after the metered block.
+
+        The tally then holds all of the step; the time that writing takes is in no tally.
+        """
         if self.step % self.context.config.checkpoint.every == 0 or self.step in self.pinned or self.step == self.total:
             self.save()
 
@@ -100,18 +102,17 @@ class Trainer:
         """Write one atomic checkpoint: parameters, optimiser, counters, cost so far."""
         self.flush()
         self.context.tracker.flush()
+        if self.step in self.pinned:
+            self.facts.setdefault("at", {})[str(self.step)] = self.tally.manifest()
         host = {"tally": dataclasses.asdict(self.tally), "facts": self.facts}
         self.checkpoints.save(self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host)
 
     def save_here(self) -> None:
         """Save the state as it is, unless it is saved already, and wait: the stage is about to be stopped."""
+        self.pinned = {*self.pinned, self.step}
         self.checkpoints.wait()
         if self.step not in self.checkpoints.steps():
             self.save()
-
-    def _mean_context(self, packed: Packed) -> float:
-        responses = [place.length for places in packed.places for place in places]
-        return packed.used / max(len(responses), 1) / 2
 
 
 @contextmanager
@@ -134,7 +135,7 @@ def trainer(
     if name in context.objectives:
         objective = context.objectives[name](context.compute)
     folder: epath.Path = context.folders[name] / "checkpoints"
-    optimizer, rate = make_optimizer(**settings.to_dict(), total_steps=total)
+    optimizer, rate = make_optimizer(**settings.to_dict(), total_steps=total or settings.warmup_steps + 1)
     run_step = make_train_step(objective, optimizer, context.model_config, context.mesh)
     pins = {total, *pinned}
     with Checkpoints(folder, keep=context.config.checkpoint.keep, pinned=pins) as checkpoints:

@@ -60,6 +60,7 @@ def check(groups: list[Group], packed: Packed, places: int) -> None:
             seen[row, span] = seen[row, prompt] = True
     outside = ~seen
     assert packed.used == seen.sum()
+    assert packed.attended == (arrays["positions"][seen] + 1).sum()  # the token at position p reads p + 1
     assert not arrays["tokens"][outside].any() and not arrays["segment_ids"][outside].any()
     assert (arrays["sequence"] >= 0).sum() == sum(len(r.token_ids) for g in groups for r in g.responses)
 

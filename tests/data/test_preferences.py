@@ -1,4 +1,4 @@
-"""The pair rule."""
+"""The pair rule, and the choice among pairs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.data.preferences import random_pairs, to_preference
+from g2d_jax.data.preferences import random_pairs, select_pairs, to_preference
 from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
 
 NAN = float("nan")
+SELECTS = st.sampled_from(["all", "random", "uncertain", "confident"])
+PROMPTS = st.dictionaries(  # (problem, visit) -> (uncertainty, offered)
+    st.tuples(st.text("pq", max_size=2), st.integers(0, 2)),
+    st.tuples(st.sampled_from([-1.0, 0.0, 0.5, 2.0]), st.integers(0, 4)),
+    max_size=8,
+).map(lambda found: [(*name, *values) for name, values in found.items()])
 REWARDS = st.lists(st.sampled_from([0.0, 1.0, NAN]), max_size=9).map(np.array)
 
 
@@ -71,6 +77,92 @@ def test_every_pair_is_equally_likely():
         counts[pair] = counts.get(pair, 0) + 1
     assert len(counts) == 6
     assert max(abs(count - 200) for count in counts.values()) < 5 * np.sqrt(200 * 5 / 6)
+
+
+def kept(prompts, select, most, seed=0):
+    """{(problem, visit): indices kept}, without prompts of which none is. prompts: (problem, visit, score, offered)."""
+    found = select_pairs(seed, [prompt[:3] for prompt in prompts], [prompt[3] for prompt in prompts], select, most)
+    return {prompt[:2]: indices for prompt, indices in zip(prompts, found, strict=True) if indices}
+
+
+FOUR = [("a", 0, 0.5, 2), ("b", 0, 2.0, 3), ("c", 0, 0.1, 1), ("a", 1, 1.0, 4)]
+
+
+@pytest.mark.parametrize(
+    ("select", "most", "expected"),
+    [
+        ("all", None, [[0, 1], [0, 1, 2], [0], [0, 1, 2, 3]]),
+        ("uncertain", None, [[0, 1], [0, 1, 2], [0], [0, 1, 2, 3]]),
+        ("random", 10, [[0, 1], [0, 1, 2], [0], [0, 1, 2, 3]]),
+        ("confident", 99, [[0, 1], [0, 1, 2], [0], [0, 1, 2, 3]]),
+        ("uncertain", 0, [[], [], [], []]),
+        ("uncertain", 2, [[], [0, 1], [], []]),
+        ("uncertain", 5, [[], [0, 1, 2], [], [0, 1]]),
+        ("confident", 2, [[0], [], [0], []]),
+        ("confident", 4, [[0, 1], [], [0], [0]]),
+        ("random", 4, [[], [0, 2], [0], [2]]),
+        ("all", 4, [[], [0, 2], [0], [2]]),
+    ],
+)
+def test_selection_literal(select, most, expected):
+    """Frozen, as the pair rule is."""
+    assert select_pairs(0, [prompt[:3] for prompt in FOUR], [2, 3, 1, 4], select, most) == expected
+
+
+def test_equally_uncertain_prompts_come_in_a_random_order_that_the_seed_names():
+    prompts = [(name, 0, 1.0, 2) for name in "abcdefgh"]
+    firsts = [next(iter(kept(prompts, "uncertain", 2, seed))) for seed in range(20)]
+    assert len(set(firsts)) > 3
+    assert all(kept(prompts, "uncertain", 2, seed) == {first: [0, 1]} for seed, first in enumerate(firsts))
+    assert all(kept(prompts, "confident", 2, seed) == {first: [0, 1]} for seed, first in enumerate(firsts))
+
+
+@given(PROMPTS, SELECTS, st.integers(0, 12))
+def test_as_many_pairs_as_asked_for_each_once(prompts, select, most):
+    found = kept(prompts, select, most)
+    offered = {prompt[:2]: prompt[3] for prompt in prompts}
+    assert sum(map(len, found.values())) == min(most, sum(offered.values()))
+    for name, indices in found.items():
+        assert indices == sorted(set(indices)) and indices[0] >= 0 and indices[-1] < offered[name]
+
+
+@given(PROMPTS, SELECTS, st.integers(0, 12), st.integers(0, 12))
+def test_fewer_pairs_are_a_part_of_more(prompts, select, one, other):
+    fewer, more = (kept(prompts, select, most) for most in sorted((one, other)))
+    assert all(set(indices) <= set(more.get(name, ())) for name, indices in fewer.items())
+
+
+@given(PROMPTS, SELECTS, st.integers(0, 12), st.randoms(use_true_random=False))
+def test_the_order_of_the_prompts_does_not_matter(prompts, select, most, random):
+    shuffled = random.sample(prompts, len(prompts))
+    assert kept(shuffled, select, most) == kept(prompts, select, most)
+
+
+@given(PROMPTS, st.integers(0, 12))
+def test_kept_prompts_are_at_least_as_uncertain_as_those_left_out(prompts, most):
+    for select, sign in (("uncertain", 1), ("confident", -1)):
+        found = kept(prompts, select, most)
+        taken = [sign * score for *name, score, _ in prompts if tuple(name) in found]
+        left = [sign * score for *name, score, offered in prompts if len(found.get(tuple(name), ())) < offered]
+        assert not taken or not left or min(taken) >= max(left)
+
+
+def test_every_pair_is_equally_likely_to_be_kept():
+    counts = dict.fromkeys(range(10), 0)
+    for seed in range(1000):
+        found = select_pairs(seed, [prompt[:3] for prompt in FOUR], [2, 3, 1, 4], "random", 4)
+        for pair in [start + index for start, some in zip((0, 2, 5, 6), found, strict=True) for index in some]:
+            counts[pair] += 1
+    assert sum(counts.values()) == 4000
+    assert max(abs(count - 400) for count in counts.values()) < 5 * np.sqrt(1000 * 0.4 * 0.6)
+
+
+def test_what_cannot_be_selected():
+    with pytest.raises(ValueError, match="problem a has no uncertainty to choose by: select all or random"):
+        select_pairs(0, [("a", 0, NAN)], [1], "uncertain", 1)
+    assert select_pairs(0, [("a", 0, NAN)], [1], "random", 1) == [[0]]
+    with pytest.raises(ValueError, match="must not be negative, got -1"):
+        select_pairs(0, [("a", 0, 0.0)], [1], "all", -1)
 
 
 def test_the_record():

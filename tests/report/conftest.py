@@ -1,15 +1,22 @@
 """A work directory as a run of the embedded task leaves it, its numbers made up but consistent."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from g2d_jax.data.arithmetic import SOURCE
+from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.report import write_report
+from g2d_jax.report.script import SCRIPT
 from g2d_jax.stats import accuracy, by_subset, paired, pass_at
 from g2d_jax.storage import finish, write_json
-from g2d_jax.tables import write_preferences, write_rollouts
+from g2d_jax.tables import write_columns, write_preferences, write_rollouts
 from g2d_jax.tracking import Tracker
 
 POLICIES = {"sft": ("cold", 0.33), "warmup": ("warm-up", 0.69), "dpo": ("G2D", 0.76)}
@@ -24,6 +31,44 @@ HOSTILE = (
 )
 
 
+VOID = {"meta", "input"}
+ALLOWED = """html head meta title style body header nav main section article h1 h2 h3 h4 h5 p a ol ul li div span strong
+small table caption thead tbody tr th td figure figcaption svg line circle rect path polygon text details summary pre
+code label input select option button output script"""
+ATTRIBUTES = """lang charset http-equiv content name class id href aria-label aria-hidden role scope tabindex title
+viewbox x y x1 x2 y1 y2 cx cy r rx d points width height text-anchor type value
+autocomplete hidden data-listing data-control data-row data-prompt data-policy data-verdict"""
+
+
+class Page(HTMLParser):
+    """Checks nesting and names while reading; keeps the text of each section and all of it."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open, self.text, self.tags, self.links, self.attributes = [], [], [], [], []
+        self.feed(source)
+        self.close()
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        assert tag in ALLOWED.split(), tag
+        assert {name for name, _ in attrs} <= set(ATTRIBUTES.split()), (tag, attrs)
+        self.links += [value for name, value in attrs if name == "href"]
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "script" in self.open:
+            assert data == SCRIPT
+        elif "style" not in self.open:
+            self.text.append(data)
+
+
 def completion(start: int, steps: list[tuple[str, int]], right: bool) -> str:
     """A chain of steps such as the embedded task's, the last result off by one if it is not right."""
     parts, value = [], start
@@ -34,9 +79,15 @@ def completion(start: int, steps: list[tuple[str, int]], right: bool) -> str:
     return ";".join(parts) + f";\\boxed{{{value if right else value + 1}}}"
 
 
+@functools.cache
+def embedded() -> PromptTokenizer:
+    """The tokenizer of the embedded task, in which the completions are written."""
+    return load_tokenizer(SOURCE)
+
+
 def rollout(problem: str, sample: int, text: str, verdict: Verdict, policy: str) -> ScoredRollout:
-    length = len(text)
-    ids, nats = np.arange(length, dtype=np.int32), np.full(length, -0.25, np.float32)
+    ids = embedded().encode_completion(text)
+    nats = np.resize(np.array([-0.01, -0.02, -0.3, -1.2, -0.03, -2.5, -4.0], np.float32), len(ids))
     drawn = Rollout(problem, 0, sample, ids[:5], ids, nats, -nats, "length" if verdict == "no_answer" else "stop")
     reward = None if verdict in ("timeout", "unscorable") else float(verdict == Verdict.CORRECT)
     return ScoredRollout(drawn, text, Score(reward, verdict, text[-4:]), policy)
@@ -75,12 +126,18 @@ def build(workdir: Path, *, problems: int = 48, samples: int = 4, seed: int = 0)
             "seconds": 24.9,
             "flops": 5.0e11,
         }
-        | {"tokens": tokens(scored=331_000, trained=331_000)},
+        | {"tokens": tokens(scored=331_000, trained=331_000), "result": OFFLINE},
     )
     _evaluate(workdir / "05-evaluate", rng, cost, problems, samples)
     return workdir
 
 
+OFFLINE = {
+    "pairs": {"chosen_length": 33.25},
+    "before": {"logprob_gap": 3.5, "margin": 0.0},
+    "after": {"logprob_gap": 9.25, "margin": 7.5},
+    "signal": {"norm_over_noise": 2.75},
+}
 NAMES = ("sft", "warmup", "collect", "dpo", "evaluate")
 KINDS = ("sft", "online", "collect", "offline", "evaluate")
 
@@ -116,13 +173,19 @@ def _metrics(workdir: Path, rng: np.random.Generator) -> None:
 
 
 def _collect(folder: Path, rng: np.random.Generator, cost: dict) -> None:
-    pairs = []
+    pairs, rows = [], []
     for i in range(60):
         start, steps = int(rng.integers(1, 60)), [("+", int(rng.integers(2, 9))), ("-", 3), ("*", 2)]
         good, bad = completion(start, steps, True), f"\\boxed{{{int(rng.integers(0, 99))}}}" * int(rng.integers(1, 3))
-        ids = [np.arange(n, dtype=np.int32) for n in (6, len(good), len(bad))]
+        ids = [np.arange(6, dtype=np.int32), *map(embedded().encode_completion, (good, bad))]
         prompt = f"{start}" + "".join(f"{op}{n}" for op, n in steps)
         pairs.append(Preference(f"{i:016x}", prompt, good, bad, *ids, 1.0, 0.0))
+        rows.append(rollout(f"{i:016x}", 0, good, Verdict.CORRECT, "warmup"))
+        rows.append(rollout(f"{i:016x}", 1, bad, Verdict.INCORRECT, "warmup"))
+    write_rollouts(folder / "rollouts" / "part-00000.parquet", rows)
+    write_json(folder / "informativeness.json", {"pass_rate": 0.5, "frac_mixed": 1.0, "ece": 0.125, "novel_one": 4.0})
+    columns = {"pass_rate": np.full(60, 0.5), "scored": np.full(60, 2)}
+    write_columns(folder / "informativeness" / "prompts.parquet", columns)
     rule = {"name": "random correct with random incorrect", "pairs_per_prompt": 4}
     write_json(
         folder / "preferences" / "_manifest.json", {"done": True, "policy": "warmup", "pair_rule": rule, "seed": 0}
@@ -191,6 +254,7 @@ def _policy(name: str, label: str, right: np.ndarray, rows: list[ScoredRollout],
         "subsets": {s: {"mean": a.mean, "problems": a.problems} for s, a in by_subset(right, subsets).items()},
         "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
         "mean_length": float(np.mean([len(row.rollout.token_ids) for row in rows])),
+        "informativeness": {"pass_rate": measured["mean"], "auroc": 0.75, "entropy": "NaN"},
         "truncated": float(np.mean([row.rollout.stop_reason == "length" for row in rows])),
     }
 
@@ -211,3 +275,21 @@ def fresh_run(tmp_path: Path) -> Path:
 def hostile() -> str:
     """Text that tries to be markup, to run, to steer the terminal and the direction of writing."""
     return "\n".join(HOSTILE)
+
+
+@pytest.fixture(scope="session")
+def read() -> Callable[[Path], tuple[str, Page, str]]:
+    """Writes a run's report.html and returns its source, the parsed page and its text with single spaces."""
+
+    def read_page(workdir: Path) -> tuple[str, Page, str]:
+        source = Path(write_report(workdir)).read_text(encoding="utf-8")
+        page = Page(source)
+        return source, page, " ".join(" ".join(page.text).split())
+
+    return read_page
+
+
+@pytest.fixture(scope="session")
+def make_rollout() -> Callable[..., ScoredRollout]:
+    """See rollout."""
+    return rollout

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -16,54 +15,17 @@ from g2d_jax.report.markup import preformatted, shorten, shown, table
 from g2d_jax.storage import read_json, write_json
 from g2d_jax.tables import write_preferences
 
-VOID = {"meta"}
-ALLOWED = """html head meta title style body header nav main section article h1 h2 h3 h4 h5 p a ol ul li div span strong
-small table caption thead tbody tr th td figure figcaption svg line circle rect path polygon text details summary pre
-code"""
-ATTRIBUTES = """lang charset http-equiv content name class id href aria-label aria-hidden role scope tabindex title
-viewbox x y x1 x2 y1 y2 cx cy r rx d points width height text-anchor"""
 
-
-class Page(HTMLParser):
-    """Checks nesting and names while reading; keeps the text of each section and all of it."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open, self.text, self.tags, self.links = [], [], [], []
-        self.feed(source)
-        self.close()
-        assert not self.open, f"not closed: {self.open}"
-
-    def handle_starttag(self, tag, attrs):
-        assert tag in ALLOWED.split(), tag
-        assert {name for name, _ in attrs} <= set(ATTRIBUTES.split()), (tag, attrs)
-        self.links += [value for name, value in attrs if name == "href"]
-        self.tags.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "style" not in self.open:
-            self.text.append(data)
-
-
-def read(workdir: Path) -> tuple[str, Page, str]:
-    source = Path(write_report(workdir)).read_text(encoding="utf-8")
-    page = Page(source)
-    return source, page, " ".join(" ".join(page.text).split())
-
-
-def test_a_finished_run_has_everything(finished_run):
+def test_a_finished_run_has_everything(read, finished_run):
     _, page, text = read(finished_run)
     assert re.findall("#([a-z]+)", " ".join(page.links)) == [
         "results",
         "compute",
         "curves",
+        "informativeness",
         "pairs",
         "examples",
+        "browser",
         "settings",
     ]
     policy = read_json(finished_run / "05-evaluate" / "manifest.json")["result"]["policies"][2]
@@ -91,7 +53,7 @@ def test_a_finished_run_has_everything(finished_run):
     assert "under way" not in text
 
 
-def test_it_is_one_file_that_asks_for_nothing(finished_run):
+def test_it_is_one_file_that_asks_for_nothing(read, finished_run):
     source, page, _ = read(finished_run)
     assert all(link.startswith("#") for link in page.links)
     assert not re.search(r"url\(|@import|https?://", source)
@@ -109,7 +71,7 @@ def test_the_same_run_gives_the_same_bytes(finished_run):
     assert Path(write_report(finished_run)).read_bytes() == first
 
 
-def test_hostile_completions_stay_text(fresh_run, hostile):
+def test_hostile_completions_stay_text(read, fresh_run, hostile):
     ids = np.arange(3, dtype=np.int32)
     pair = Preference(hostile, hostile, hostile, hostile, ids, ids, ids, 1.0, 0.0)
     write_preferences(fresh_run / "03-collect" / "preferences" / "00000.parquet", [pair])
@@ -122,7 +84,7 @@ def test_hostile_completions_stay_text(fresh_run, hostile):
     assert page.tags.count("main") == 1
 
 
-def test_hostile_names_and_settings_stay_text(fresh_run):
+def test_hostile_names_and_settings_stay_text(read, fresh_run):
     evil = "</title><script>x</script>\u202e\"'&"
     write_json(fresh_run / "config.json", {"config": {"name": evil, "stages": {}, evil: evil}})
     manifest = read_json(fresh_run / "05-evaluate" / "manifest.json")
@@ -169,7 +131,7 @@ def test_tables_have_captions_and_heads():
     assert got.count('class="total"') == 1
 
 
-def test_a_run_that_has_only_begun(tmp_path):
+def test_a_run_that_has_only_begun(read, tmp_path):
     config = {"name": "young", "stages": {"sft": {"kind": "sft"}, "dpo": {"kind": "offline"}}}
     write_json(tmp_path / "config.json", {"config": config})
     (tmp_path / "01-sft").mkdir()
@@ -182,7 +144,7 @@ def test_a_run_that_has_only_begun(tmp_path):
 @pytest.mark.parametrize(
     "missing", ["01-sft", "02-warmup", "03-collect", "04-dpo", "05-evaluate", "metrics", "samples"]
 )
-def test_any_part_may_be_missing(fresh_run, missing):
+def test_any_part_may_be_missing(read, fresh_run, missing):
     shutil.rmtree(fresh_run / missing)
     _, page, text = read(fresh_run)
     assert "#settings" in page.links
@@ -191,20 +153,20 @@ def test_any_part_may_be_missing(fresh_run, missing):
 
 
 @pytest.mark.parametrize("name", ["sft", "warmup", "collect", "dpo", "evaluate"])
-def test_any_stage_may_be_unfinished(fresh_run, name):
+def test_any_stage_may_be_unfinished(read, fresh_run, name):
     next(fresh_run.glob(f"*-{name}/manifest.json")).unlink()
     _, _, text = read(fresh_run)
     assert f"not finished: {name}" in text
 
 
 @pytest.mark.parametrize("name", ["rollouts", "preferences", "problems.json"])
-def test_any_artefact_may_be_missing(fresh_run, name):
+def test_any_artefact_may_be_missing(read, fresh_run, name):
     for path in fresh_run.glob(f"0*/{name}"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     read(fresh_run)
 
 
-def test_a_finished_stage_without_details(fresh_run):
+def test_a_finished_stage_without_details(read, fresh_run):
     for path in fresh_run.glob("0*/manifest.json"):
         manifest = read_json(path)
         write_json(path, {key: manifest[key] for key in ("done", "kind", "name")})
@@ -212,7 +174,7 @@ def test_a_finished_stage_without_details(fresh_run):
     assert "No policy has been evaluated yet." in text
 
 
-def test_conversations_are_shown_with_their_roles(fresh_run):
+def test_conversations_are_shown_with_their_roles(read, fresh_run):
     path = fresh_run / "05-evaluate" / "problems.json"
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "8-4+2 <b>"}]
     write_json(path, [{**row, "prompt": prompt} for row in read_json(path)])
@@ -220,7 +182,7 @@ def test_conversations_are_shown_with_their_roles(fresh_run):
     assert "system: Be brief. user: 8-4+2 <b>" in text
 
 
-def test_stages_are_in_the_order_of_their_numbers(tmp_path):
+def test_stages_are_in_the_order_of_their_numbers(read, tmp_path):
     for name in ("10-dpo", "9-collect", "2-warmup"):
         write_json(
             tmp_path / name / "manifest.json", {"done": True, "kind": "x", "name": name.split("-")[1], "seconds": 1}
@@ -234,3 +196,17 @@ def test_what_is_no_work_directory_is_refused(tmp_path):
         write_report(tmp_path)
     with pytest.raises(FileNotFoundError, match="gone"):
         write_report(tmp_path / "gone")
+
+
+def test_the_main_curves_share_one_time_line(read, finished_run):
+    """KL is measured in the warm-up only; the collection after it is marked on its chart as on the others."""
+    source, _, _ = read(finished_run)
+    for title in (
+        "Reward",
+        "Token entropy, nats",
+        "Completion length, tokens",
+        "KL divergence from the reference, nats",
+    ):
+        chart = re.search(f"<figcaption>{title}[^<]*</figcaption>.*?</figure>", source)[0]
+        marks = re.findall(r'<text class="strong" x="([\d.]+)" y="14">(\w+)', chart)
+        assert marks == [("52.0", "warmup"), ("269.1", "collect")], title

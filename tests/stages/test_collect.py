@@ -11,10 +11,13 @@ import pandas
 import pytest
 from ml_collections import ConfigDict
 
-from g2d_jax import pipeline, storage
+from g2d_jax import config as settings
+from g2d_jax import informativeness, pipeline, storage
+from g2d_jax.data.preferences import random_pairs, to_preference
+from g2d_jax.records import Preference, ScoredRollout
 from g2d_jax.stages import collect, offline
 from g2d_jax.stages.context import Context, StopRun, Tally
-from g2d_jax.tables import read_preferences, read_rollouts
+from g2d_jax.tables import read_columns, read_preferences, read_rollouts
 from g2d_jax.tracking import read_metrics
 
 Opened = Callable[..., Context]
@@ -64,6 +67,154 @@ def test_the_window_of_pass_rates(small: ConfigDict, tmp_path: Path, opened: Ope
         rates.setdefault(row.rollout.problem_id, []).append(row.score.reward or 0.0)
     half = {identifier for identifier, rewards in rates.items() if np.mean(rewards) == 0.5}
     assert {p.problem_id for p in read_preferences(tmp_path / "01-collect" / "preferences")} == half
+
+
+def test_all_pairs_are_those_of_the_pair_rule(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    context = opened(small, tmp_path)
+    stage(context)
+    prompts = {problem.id: problem.prompt for problem in context.problems["train"]}
+    expected = []
+    for group in groups_of(tmp_path / "01-collect"):
+        right = np.array([row.score.reward for row in group])
+        problem = group[0].rollout.problem_id
+        for pair in random_pairs(0, problem, 0, right, 4):
+            expected.append(to_preference(prompts[problem], group, pair))
+    found = read_preferences(tmp_path / "01-collect" / "preferences")
+    assert [texts(pair) for pair in found] == [texts(pair) for pair in expected] != []
+
+
+def groups_of(folder: Path) -> list[list[ScoredRollout]]:
+    groups: dict[str, list[ScoredRollout]] = {}
+    for row in read_rollouts(folder / "rollouts"):
+        groups.setdefault(row.rollout.problem_id, []).append(row)
+    return list(groups.values())
+
+
+def texts(pair: Preference) -> tuple[Any, str, str]:
+    return pair.prompt, pair.chosen, pair.rejected
+
+
+def sharing(config: ConfigDict, **stages: dict[str, Any]) -> ConfigDict:
+    """The config with further collect stages that read the rollouts of "collect"."""
+    with config.unlocked(), config.stages.unlocked():
+        del config.stages.dpo
+        for name, changes in stages.items():
+            config.stages[name] = settings.collect(**{"policy": "init", "rollouts": "collect", **changes})
+    return config
+
+
+def test_stages_choose_from_the_rollouts_of_another(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    config = sharing(
+        small,
+        few=dict(select="random", max_pairs=5),
+        many=dict(max_pairs=9, rollouts="few", prompts=1, num_generations=2),
+        sure=dict(select="confident", max_pairs=5),
+        unsure=dict(select="uncertain", max_pairs=5),
+    )
+    context = opened(config, tmp_path)
+    manifests = {name: stage(context, name) for name in pipeline.check(config).order}
+    pairs = {name: read_preferences(context.folders[name] / "preferences") for name in manifests}
+    assert {name: len(some) for name, some in pairs.items()} == dict(collect=18, few=5, many=9, sure=5, unsure=5)
+    places = {name: [list(map(texts, pairs["collect"])).index(texts(p)) for p in some] for name, some in pairs.items()}
+    assert all(some == sorted(set(some)) for some in places.values())  # in the order of the prompts, each once
+    assert set(places["few"]) < set(places["many"])
+    entropy = {
+        group[0].rollout.problem_id: informativeness.summary([group])["entropy"]
+        for group in groups_of(context.folders["collect"])
+    }
+    mixed = {pair.problem_id for pair in pairs["collect"]}
+    ranked = sorted(mixed, key=entropy.__getitem__)
+    assert {p.problem_id for p in pairs["sure"]} == set(ranked[:2]) and ranked[-1] in {
+        p.problem_id for p in pairs["unsure"]
+    }
+    for name, manifest in manifests.items():
+        own = name == "collect"
+        assert (manifest["tokens"]["generated"] > 0) == (manifest["flops"] > 0) == own
+        assert (context.folders[name] / "rollouts").exists() == own
+        assert manifest["counts"]["rollouts"] == 32 and manifest["counts"]["pairs_available"] == 18
+        how = storage.read_json(context.folders[name] / "preferences" / "_manifest.json")
+        assert how["sampler"]["purpose"] == "collect/collect" and how["sampler"]["num_generations"] == 4
+    assert manifests["many"]["inputs"] == {"few": manifests["few"]["fingerprint"]}
+    assert (how["rollouts"], how["pair_rule"]["select"], how["pair_rule"]["max_pairs"]) == ("collect", "uncertain", 5)
+
+
+def test_fewer_pairs_than_asked_for(small: ConfigDict, tmp_path: Path, opened: Opened, capsys: Any) -> None:
+    small.stages.collect.max_pairs = 1000
+    manifest = stage(opened(small, tmp_path))
+    counts = manifest["counts"]
+    assert counts["pairs"] == counts["pairs_available"] > 0 and counts["pairs_missing"] == 1000 - counts["pairs"]
+    assert f"the rollouts give {counts['pairs_missing']} pairs fewer than max_pairs, 1000" in capsys.readouterr().out
+
+
+def test_shared_rollouts_from_an_archive_or_a_file(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    rows = [{"prompt": "1+1=?", "completion": f"\\boxed{{{i}}}", "reward": i % 2} for i in range(4)]
+    with config.unlocked():
+        config.stages = {"warmup": config.stages.warmup, "archive1": config.stages.collect}
+        config.stages.mine = settings.collect(policy="init", rollouts=lines(tmp_path / "mine.jsonl", rows))
+        config.stages.mine2 = settings.collect(policy="init", rollouts="mine", max_pairs=2)
+        config.stages.archive2 = settings.collect(rollouts="archive1", max_pairs=2)
+    config.stages.warmup.policy = "init"
+    config.stages.archive1.rollouts = "archive"
+    context = opened(config, tmp_path / "work")
+    manifests = {name: stage(context, name) for name in pipeline.check(config).order}
+    assert [manifests[name]["counts"]["pairs"] for name in ("archive2", "mine", "mine2")] == [2, 4, 2]
+    assert manifests["archive2"]["counts"]["prompts"] == manifests["archive1"]["counts"]["prompts"] == 12
+    how = {
+        name: storage.read_json(context.folders[name] / "preferences" / "_manifest.json")
+        for name in ("archive2", "mine2")
+    }
+    assert how["archive2"]["sampler"]["purpose"] == "online/warmup"
+    assert how["mine2"]["sampler"] == {"file": config.stages.mine.rollouts}
+
+
+def test_informativeness_on_disk(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    with small.unlocked(), small.stages.unlocked():
+        small.stages.evaluate = settings.evaluate(
+            policies=("init",), num_generations=2, pass_at=(1,), greedy=False, sampling=settings.sampling(8)
+        )
+    small.stages.collect.max_pairs = 7
+    context = opened(small, tmp_path)
+    measures = stage(context)["result"]["informativeness"]
+    folder = tmp_path / "01-collect"
+    assert storage.read_json(folder / "informativeness.json") == measures
+    groups = groups_of(folder)
+    summary = informativeness.summary(groups)
+    assert {key: float(value) for key, value in measures.items() if key != "pairs"} == pytest.approx(
+        summary, nan_ok=True
+    )
+    columns = read_columns(folder / "informativeness" / "prompts.parquet")
+    assert columns["problem_id"] == [group[0].rollout.problem_id for group in groups]
+    pairs = read_preferences(folder / "preferences")
+    assert columns["pairs"].tolist() == [sum(p.problem_id == i for p in pairs) for i in columns["problem_id"]]
+    own = {(r.rollout.problem_id, r.text): float(r.rollout.logprobs.sum(dtype=np.float64)) for g in groups for r in g}
+    gaps = [own[p.problem_id, p.chosen] - own[p.problem_id, p.rejected] for p in pairs]
+    assert measures["pairs"]["pairs"] == 7.0 == len(pairs)
+    assert measures["pairs"]["gap_mean"] == pytest.approx(np.mean(gaps))
+    (entry,) = stage(context, "evaluate")["result"]["policies"]
+    answers = groups_of(tmp_path / "03-evaluate")
+    assert entry["informativeness"] == storage.plain(informativeness.summary(answers))
+
+
+def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(
+    small: ConfigDict, tmp_path: Path, opened: Opened
+) -> None:
+    config = sharing(small, few=dict(select="uncertain", max_pairs=5))
+    whole = opened(config, tmp_path)
+    for name in ("collect", "few"):
+        stage(whole, name)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")}
+    for lost in (
+        "*/manifest.json",
+        "*/preferences/*",
+        "*/informativeness*/*",
+        "01-collect/rollouts/part-00001.parquet",
+    ):
+        for path in tmp_path.glob(lost):
+            path.unlink()
+    again = opened(config, tmp_path)
+    for name in ("collect", "few"):
+        stage(again, name)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")} == files
 
 
 @pytest.mark.parametrize(
@@ -116,8 +267,13 @@ def test_rollouts_made_elsewhere(small: ConfigDict, tmp_path: Path, opened: Open
     manifest = stage(opened(small, tmp_path / "work", None))
     assert manifest["counts"] == {
         **dict.fromkeys(FATES, 0),
-        **{"prompts": 3, "rollouts": 7, "unscorable_rollouts": 1, "mixed": 3, "pairs": 3},
+        **{"prompts": 3, "rollouts": 7, "unscorable_rollouts": 1, "mixed": 3},
+        **{"pairs": 3, "pairs_available": 3, "pairs_missing": 0},
     }
+    measures = manifest["result"]["informativeness"]
+    assert measures["frac_mixed"] == 1.0 and measures["scored"] == 6.0 and measures["pairs"]["chosen_length"] > 1
+    for unknown in (measures["entropy"], measures["auroc"], measures["ece"], measures["pairs"]["frac_ranked"]):
+        assert unknown == "NaN"
     pairs = {p.prompt: p for p in read_preferences(tmp_path / "work" / "01-collect" / "preferences")}
     assert (pairs["1+1=?"].chosen, pairs["1+1=?"].rejected) == ("\\boxed{2}", "\\boxed{3}")
     assert pairs[train[0].prompt].rejected == "\\boxed{2}"

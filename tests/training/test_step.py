@@ -145,7 +145,7 @@ def in_micro_batches(batch: Packed, micro_batches: int) -> Packed:
     rows = batch.arrays["tokens"].shape[1]
     mine = (np.arange(4)[:, None] == np.arange(rows)[None] % micro_batches)[:, :, None]
     arrays = {name: np.where(mine, x, np.array(-(name == "sequence"), x.dtype)) for name, x in batch.arrays.items()}
-    return Packed(arrays, micro_batches, batch.places, batch.used)
+    return Packed(arrays, micro_batches, batch.places, batch.used, batch.attended)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,96 @@
+"""What a policy cost (tokens, FLOPs, device time, verifier time, money), from the manifests of what made it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+TOKENS = ("generated", "prefilled", "scored", "trained")
+TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
+MEASURES = (*TOKENS, "tokens", "flops", *TIMES, "price")
+"""tokens: of the four kinds together. seconds: on the clock. price: in the unit of price_per_device_hour."""
+
+TRAINING = ("sft", "online", "offline")
+"""The kinds of stages that make policies."""
+
+Stages = Mapping[str, Mapping[str, Any]]
+Manifests = Mapping[str, Mapping[str, Any]]
+
+
+def cost(record: Mapping[str, Any], price_per_device_hour: float | None = None) -> dict[str, float]:
+    """The cost in a manifest, or in an entry of a manifest's "at", by measure. Without a price there is none.
+
+    What a record lacks is NaN, not known: manifests of version 0.1 have no device_seconds.
+    """
+    known = record.get("tokens", {})
+    tokens = {name: float(known.get(name, math.nan)) for name in TOKENS}
+    times = {name: float(record.get(name, math.nan)) for name in TIMES}
+    priced = {} if price_per_device_hour is None else {"price": times["device_seconds"] / 3600 * price_per_device_hour}
+    return {**tokens, "tokens": sum(tokens.values()), "flops": float(record.get("flops", math.nan)), **times, **priced}
+
+
+def cost_of(
+    policy: str,
+    stages: Stages,
+    manifests: Manifests,
+    *,
+    without: Collection[str] = ("sft",),
+    price_per_device_hour: float | None = None,
+) -> dict[str, float]:
+    """All that was spent to make a policy, by measure: its own stage and all that stage was made from, each once.
+
+    policy: "STAGE", "STAGE@K", "init", or a policy of elsewhere ("run:…", "hf:…"), which costs nothing here. stages:
+    the config's, by name. without: kinds of stages that do not count. A trajectory reached at two steps counts up to
+    the later one. Raises ValueError for a policy that no stage makes, and naming a stage without a manifest, or a step
+    whose cost was not kept.
+    """
+    reached: dict[str, int | None] = {}
+    _reach_policy(policy, stages, reached)
+    total = dict.fromkeys(cost(_nothing(), price_per_device_hour), 0.0)
+    for name, step in reached.items():
+        if stages[name]["kind"] in without:
+            continue
+        spent = cost(_record(name, step, manifests), price_per_device_hour)
+        total = {measure: total[measure] + spent[measure] for measure in total}
+    return total
+
+
+def _reach_policy(policy: str, stages: Stages, reached: dict[str, int | None]) -> None:
+    """Note the stages behind a policy, with the step they were taken at; None is the end."""
+    if policy == "init" or policy.startswith(("run:", "hf:")):
+        return
+    name, at, step = policy.partition("@")
+    makers = [other for other, stage in stages.items() if stage["kind"] in TRAINING]
+    if name not in makers or (at and not step.isdecimal()):
+        raise ValueError(f"no stage makes {policy!r}: a policy is init, run:…, hf:…, or of {', '.join(makers)}")
+    _reach(name, int(step) if at else None, stages, reached)
+
+
+def _reach(name: str, step: int | None, stages: Stages, reached: dict[str, int | None]) -> None:
+    if name in reached:
+        before = reached[name]
+        reached[name] = None if before is None or step is None else max(before, step)
+        return
+    reached[name] = step
+    stage = stages[name]
+    _reach_policy(stage["policy"], stages, reached)
+    for other in (stage.get("preferences", ""), stage.get("rollouts", "")):
+        if stages.get(other, {}).get("kind") == "collect":  # else a file, or "sample" or "archive"
+            _reach(other, None, stages, reached)
+
+
+def _record(name: str, step: int | None, manifests: Manifests) -> Mapping[str, Any]:
+    if name not in manifests:
+        raise ValueError(f"stage {name!r} has no manifest yet: its cost is not known")
+    manifest = manifests[name]
+    if step is None or step == manifest.get("counts", {}).get("steps"):
+        return manifest
+    if str(step) not in manifest.get("at", {}):
+        raise ValueError(f"stage {name!r} kept no cost of step {step}: add the step to its keep")
+    record: Mapping[str, Any] = manifest["at"][str(step)]
+    return record
+
+
+def _nothing() -> dict[str, Any]:
+    return {**dict.fromkeys(("flops", *TIMES), 0.0), "tokens": dict.fromkeys(TOKENS, 0)}

@@ -1,0 +1,361 @@
+"""How much a policy's rollouts can teach: by prompt, by policy, by preference pair and by gradient.
+
+A group is the responses of one policy to one draw of a prompt. A response is scored if its reward is a finite number:
+timeouts and what cannot be scored have none and are left out, not counted as wrong. Correct means scored with the
+verdict CORRECT; incorrect is every other scored response, those without an answer included.
+
+Log-probabilities and entropies are in nats and those of the distribution sampled from: after temperature and filters.
+Greedy responses have log-prob 0 at every token, so confidence and calibration say nothing about them.
+NaN stands for what is not defined, as the mean of nothing. Spreads are population ones: divided by N, not N - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from g2d_jax.records import ScoredRollout, Verdict
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Responses:
+    """G responses as arrays [G]; wrong: scored and not correct. logprob and entropy: sums over tokens, float64."""
+
+    reward: NDArray[np.float64]  # NaN where not scored
+    correct: NDArray[np.bool_]
+    wrong: NDArray[np.bool_]
+    length: NDArray[np.int64]
+    logprob: NDArray[np.float64]
+    entropy: NDArray[np.float64]
+    truncated: NDArray[np.bool_]
+
+    @property
+    def scored(self) -> NDArray[np.bool_]:
+        return self.correct | self.wrong
+
+    @property
+    def token_logprob(self) -> NDArray[np.float64]:
+        """Mean log-prob of a token, the length-normalised log-prob; NaN for an empty response."""
+        return np.where(self.length > 0, self.logprob / np.maximum(self.length, 1), math.nan)
+
+    @property
+    def confidence(self) -> NDArray[np.float64]:
+        """Geometric mean of the tokens' probabilities, in [0, 1]: rounding may leave a log-prob just above 0."""
+        return np.exp(np.minimum(self.token_logprob, 0.0))
+
+    @property
+    def token_entropy(self) -> float:
+        tokens = int(self.length.sum())
+        return float(self.entropy.sum()) / tokens if tokens else math.nan
+
+
+def _responses(rows: Sequence[ScoredRollout]) -> _Responses:
+    rollouts = [row.rollout for row in rows]
+    reward = np.array([math.nan if row.score.reward is None else row.score.reward for row in rows], np.float64)
+    reward[~np.isfinite(reward)] = math.nan
+    scored = ~np.isnan(reward)
+    right = np.array([row.score.verdict is Verdict.CORRECT for row in rows], np.bool_)
+    return _Responses(
+        reward=reward,
+        correct=scored & right,
+        wrong=scored & ~right,
+        length=np.array([len(rollout.token_ids) for rollout in rollouts], np.int64),
+        logprob=np.array([rollout.logprobs.sum(dtype=np.float64) for rollout in rollouts], np.float64),
+        entropy=np.array([rollout.entropies.sum(dtype=np.float64) for rollout in rollouts], np.float64),
+        truncated=np.array([rollout.stop_reason == "length" for rollout in rollouts], np.bool_),
+    )
+
+
+def prompts(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, list[str] | np.ndarray]:
+    """Columns of one row per group, in their order: texts in lists, numbers in arrays [len(groups)].
+
+      problem_id, visit, policy   what was drawn and who answered
+      samples, scored             responses, and those with a reward
+      pass_rate                   share of correct among scored responses
+      reward_mean, reward_variance
+      mixed                       at least one correct and one incorrect response, so that pairs can be made
+      entropy                     mean over the tokens of all responses, nats
+      distinct_answers            different extracted answers, compared as text; "none" counts as one of them
+      mean_length, mean_length_correct, mean_length_incorrect   tokens
+      confidence                  mean over responses of exp(mean log-prob of a token)
+      logprob_gap                 mean summed log-prob of correct responses minus that of incorrect ones, nats
+
+    Raises ValueError for a group without responses, or of several prompts, draws or policies.
+    """
+    owners = [_owner(group) for group in groups]
+    parts = [_responses(group) for group in groups]
+    return {
+        "problem_id": [problem_id for problem_id, _, _ in owners],
+        "visit": np.array([visit for _, visit, _ in owners], np.int64),
+        "policy": [policy for _, _, policy in owners],
+        "samples": np.array([len(group) for group in groups], np.int64),
+        "scored": np.array([r.scored.sum() for r in parts], np.int64),
+        "pass_rate": _floats(_mean(r.correct[r.scored]) for r in parts),
+        "reward_mean": _floats(_mean(r.reward[r.scored]) for r in parts),
+        "reward_variance": _floats(_variance(r.reward[r.scored]) for r in parts),
+        "mixed": np.array([r.correct.any() and r.wrong.any() for r in parts], np.bool_),
+        "entropy": _floats(r.token_entropy for r in parts),
+        "distinct_answers": np.array([len({row.score.answer for row in group}) for group in groups], np.int64),
+        "mean_length": _floats(_mean(r.length) for r in parts),
+        "mean_length_correct": _floats(_mean(r.length[r.correct]) for r in parts),
+        "mean_length_incorrect": _floats(_mean(r.length[r.wrong]) for r in parts),
+        "confidence": _floats(_mean_known(r.confidence) for r in parts),
+        "logprob_gap": _floats(_mean(r.logprob[r.correct]) - _mean(r.logprob[r.wrong]) for r in parts),
+    }
+
+
+def summary(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, float]:
+    """One policy in numbers, NaN where nothing has the value.
+
+      prompts, responses, scored   counts
+      pass_rate, reward_variance, frac_mixed, distinct_answers, confidence, logprob_gap
+                                   means of `prompts` over those that have the value, all weighing the same
+      entropy                      mean over all tokens, nats
+      mean_length, mean_length_correct, mean_length_incorrect   means over responses, tokens
+      frac_truncated               share of responses cut by max_new_tokens
+      ece, auroc                   does the policy's own confidence predict correctness? over scored responses:
+                                   `expected_calibration_error` of exp(length-normalised log-prob), 10 bins, and
+                                   `auroc` of the length-normalised log-prob
+
+    Raises ValueError as `prompts`.
+    """
+    table = prompts(groups)
+    every = _responses([row for group in groups for row in group])
+    known = every.scored & ~np.isnan(every.token_logprob)
+    by_prompt = ("pass_rate", "reward_variance", "distinct_answers", "confidence", "logprob_gap")
+    return {
+        "prompts": float(len(groups)),
+        "responses": float(len(every.length)),
+        "scored": float(every.scored.sum()),
+        **{name: _mean_known(np.asarray(table[name], np.float64)) for name in by_prompt},
+        "frac_mixed": _mean(np.asarray(table["mixed"])),
+        "entropy": every.token_entropy,
+        "mean_length": _mean(every.length),
+        "mean_length_correct": _mean(every.length[every.correct]),
+        "mean_length_incorrect": _mean(every.length[every.wrong]),
+        "frac_truncated": _mean(every.truncated),
+        "ece": expected_calibration_error(every.confidence[known], every.correct[known]),
+        "auroc": auroc(every.token_logprob[known], every.correct[known]),
+    }
+
+
+class Bin(NamedTuple):
+    """The answers with confidence in (low, high], in the first bin 0 too. Means are NaN where there are none."""
+
+    low: float
+    high: float
+    answers: int
+    confidence: float
+    accuracy: float
+
+
+def reliability(confidence: ArrayLike, correct: ArrayLike, bins: int = 10) -> list[Bin]:
+    """Accuracy against confidence in equal-width bins over [0, 1], for a reliability diagram.
+
+    confidence [N] in [0, 1]; correct [N], 0 or 1. Raises ValueError for other values or shapes, and if bins < 1.
+    """
+    values, labels = _labelled("confidence", confidence, correct)
+    if np.any((values < 0.0) | (values > 1.0)) or bins < 1:
+        raise ValueError(f"confidences are probabilities in [0, 1] and bins at least 1, got {bins} bins")
+    edges = np.arange(bins + 1) / bins
+    members = np.searchsorted(edges[1:-1], values, side="left") == np.arange(bins)[:, None]  # [bins, N]
+    return [
+        Bin(float(low), float(high), int(inside.sum()), _mean(values[inside]), _mean(labels[inside]))
+        for low, high, inside in zip(edges[:-1], edges[1:], members, strict=True)
+    ]
+
+
+def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike, bins: int = 10) -> float:
+    """Mean over answers of |accuracy - mean confidence| of their bin, in [0, 1]; NaN for no answers.
+
+    Guo et al. 2017 ("On Calibration of Modern Neural Networks", arXiv 1706.04599, eq. 3). Takes and raises what
+    `reliability` does.
+    """
+    filled = [one for one in reliability(confidence, correct, bins) if one.answers]
+    total = sum(one.answers for one in filled)
+    return sum(one.answers * abs(one.accuracy - one.confidence) for one in filled) / total if total else math.nan
+
+
+def auroc(score: ArrayLike, label: ArrayLike) -> float:
+    """Chance that a random answer of label 1 has a higher score than a random one of label 0, ties counting half.
+
+    The area under the ROC curve, from the ranks (Mann and Whitney), exact. NaN if either label is missing.
+    score [N], any numbers but NaN; label [N], 0 or 1. Raises ValueError for other values or shapes.
+    """
+    values, labels = _labelled("score", score, label)
+    positive, negative = int(labels.sum()), int((~labels).sum())
+    if not positive or not negative:
+        return math.nan
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    twice_mid_rank = 2 * np.cumsum(counts) - counts + 1  # equal scores share the mean of their ranks; doubled: integers
+    twice_wins = int(twice_mid_rank[place][labels].sum()) - positive * (positive + 1)
+    return twice_wins / (2 * positive * negative)
+
+
+def pair_summary(
+    chosen: ArrayLike, rejected: ArrayLike, chosen_lengths: ArrayLike, rejected_lengths: ArrayLike
+) -> dict[str, float]:
+    """What one policy thinks of N preference pairs.
+
+    chosen, rejected [N]: its summed log-probs of the responses, nats. chosen_lengths, rejected_lengths [N]: tokens.
+
+      pairs
+      gap_mean, gap_std, gap_p10, gap_p50, gap_p90   chosen - rejected, nats
+      gap_per_token                      mean of chosen / its length - rejected / its length, nats per token
+      frac_ranked                        share of pairs with chosen strictly greater
+      chosen_length, rejected_length     means, tokens
+
+    NaN log-probs give NaN. Raises ValueError unless the four have one shape [N] and lengths are at least 1.
+    """
+    names = ("chosen", "rejected", "chosen_lengths", "rejected_lengths")
+    arrays = [np.asarray(values, np.float64) for values in (chosen, rejected, chosen_lengths, rejected_lengths)]
+    if len({array.shape for array in arrays}) > 1 or arrays[0].ndim != 1:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in zip(names, arrays, strict=True))
+        raise ValueError(f"all four must be [N], got {shapes}")
+    better, worse, better_lengths, worse_lengths = arrays
+    if not (np.all(better_lengths >= 1) and np.all(worse_lengths >= 1)):
+        raise ValueError("lengths count tokens: each response of a pair has at least 1")
+    return {
+        "pairs": float(len(better)),
+        **_spread("gap", better - worse),
+        "gap_per_token": _mean(better / better_lengths - worse / worse_lengths),
+        "frac_ranked": _share_positive(better - worse),
+        "chosen_length": _mean(better_lengths),
+        "rejected_length": _mean(worse_lengths),
+    }
+
+
+def margin_summary(beta: float, ref: ArrayLike, policy: ArrayLike) -> dict[str, float]:
+    """DPO's implicit rewards of N pairs: beta * (policy - ref), after Rafailov et al. (arXiv 2305.18290, section 4).
+
+    ref, policy [N, 2]: summed log-probs (chosen, rejected), nats. beta: that of the loss, positive.
+
+      pairs
+      chosen_*, rejected_*, margin_*   mean, std, p10, p50, p90 of the rewards and of chosen - rejected
+      accuracy                         share of pairs with a margin strictly above 0
+      loss                             mean of -log sigmoid(margin), nats
+
+    A policy that is its reference has rewards, margins and accuracy 0 and loss log 2. NaN log-probs give NaN.
+    Raises ValueError for other shapes, and unless beta > 0.
+    """
+    before, after = np.asarray(ref, np.float64), np.asarray(policy, np.float64)
+    if before.shape != after.shape or before.ndim != 2 or before.shape[1] != 2:
+        shapes = f"ref {list(before.shape)} and policy {list(after.shape)}"
+        raise ValueError(f"ref and policy must both be [N, 2] (chosen, rejected), got {shapes}")
+    if not beta > 0.0:
+        raise ValueError(f"beta must be positive, got {beta}: use that of the DPO loss")
+    rewards = beta * (after - before)
+    margins = rewards[:, 0] - rewards[:, 1]
+    return {
+        "pairs": float(len(margins)),
+        **_spread("chosen", rewards[:, 0]),
+        **_spread("rejected", rewards[:, 1]),
+        **_spread("margin", margins),
+        "accuracy": _share_positive(margins),
+        "loss": _mean(np.logaddexp(0.0, -margins)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSignal:
+    """The expected gradient G of a pair against its noise, from M batches of B pairs each.
+
+    square_signal, trace: unbiased estimates of |G|^2, negative where noise hides it, and of the trace of the covariance
+    of one pair's gradient. signal, noise: their square roots, that of a negative estimate taken as 0.
+    ratio: signal / noise of one pair; of a batch of n pairs it is sqrt(n) times that.
+    noise_scale: trace / signal^2 in pairs, the batch size at which the ratio is 1; infinite where signal is 0.
+    """
+
+    square_signal: float
+    trace: float
+    signal: float
+    noise: float
+    ratio: float
+    noise_scale: float
+    batches: int
+    pairs_per_batch: int
+
+
+def gradient_signal(
+    mean_gradient_norm: float, mean_square_norm: float, batches: int, pairs_per_batch: int
+) -> GradientSignal:
+    """Signal and noise of a gradient from the norms at two batch sizes, B and M * B.
+
+    The gradients g_1 … g_M are means over B pairs each, of independent pairs and at the same parameters.
+    mean_gradient_norm: the squared norm of their mean, |mean g|^2. mean_square_norm: the mean of |g|^2.
+    batches: M, at least 2. pairs_per_batch: B.
+
+        |G|^2 = (M |mean g|^2 - mean |g|^2) / (M - 1)        trace = B (mean |g|^2 - |mean g|^2) M / (M - 1)
+
+    McCandlish et al. 2018 ("An Empirical Model of Large-Batch Training", arXiv 1812.06162, appendix A.1), noise_scale
+    being their B_simple. NaN norms give NaN. Raises ValueError for M < 2, B < 1, negative norms, and a mean gradient
+    longer than its batches' by more than rounding, which no gradients have.
+    """
+    if batches < 2 or pairs_per_batch < 1:
+        raise ValueError(f"noise shows between at least 2 batches of 1 pair, got {batches} of {pairs_per_batch}")
+    if mean_gradient_norm < 0.0 or mean_square_norm < 0.0 or mean_gradient_norm > 1.01 * mean_square_norm:
+        found = f"{mean_gradient_norm} and {mean_square_norm}"
+        raise ValueError(f"need 0 <= |mean g|^2 <= mean |g|^2, got {found}: are both squared, and in this order?")
+    square_signal = (batches * mean_gradient_norm - mean_square_norm) / (batches - 1)
+    trace = pairs_per_batch * max(mean_square_norm - mean_gradient_norm, 0.0) * batches / (batches - 1)
+    signal, noise = math.sqrt(max(square_signal, 0.0)), math.sqrt(trace)
+    ratio, noise_scale = _ratio(signal, noise), _ratio(trace, max(square_signal, 0.0))
+    return GradientSignal(square_signal, trace, signal, noise, ratio, noise_scale, batches, pairs_per_batch)
+
+
+def _owner(group: Sequence[ScoredRollout]) -> tuple[str, int, str]:
+    owners = {(row.rollout.problem_id, row.rollout.visit, row.policy) for row in group}
+    if len(owners) != 1:
+        found = f"{len(group)} responses of {sorted(owners)[:3]}"
+        raise ValueError(f"a group is what one policy answered to one draw of a prompt, got {found}: group them first")
+    return owners.pop()
+
+
+def _labelled(name: str, values: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    numbers, marks = np.asarray(values, np.float64), np.asarray(labels, np.float64)
+    if numbers.ndim != 1 or numbers.shape != marks.shape:
+        raise ValueError(f"{name} and labels must both be [N], got {list(numbers.shape)} and {list(marks.shape)}")
+    if np.isnan(numbers).any() or not np.isin(marks, (0.0, 1.0)).all():
+        raise ValueError(f"{name} must not be NaN and labels must be 0 or 1: leave out what was not scored")
+    return numbers, marks == 1.0
+
+
+def _spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
+    figures = [_mean(values), math.sqrt(_variance(values))]
+    figures += np.quantile(values, (0.1, 0.5, 0.9)).tolist() if len(values) else [math.nan] * 3
+    return {
+        f"{name}_{what}": figure for what, figure in zip(("mean", "std", "p10", "p50", "p90"), figures, strict=True)
+    }
+
+
+def _floats(values: Iterable[float]) -> NDArray[np.float64]:
+    return np.fromiter(values, np.float64)
+
+
+def _mean(values: NDArray[Any]) -> float:
+    return float(values.mean(dtype=np.float64)) if len(values) else math.nan
+
+
+def _mean_known(values: NDArray[np.float64]) -> float:
+    return _mean(values[~np.isnan(values)])
+
+
+def _share_positive(values: NDArray[np.float64]) -> float:
+    """The share above 0; NaN if any is NaN, which is neither above nor below."""
+    return math.nan if np.isnan(values).any() else _mean(values > 0.0)
+
+
+def _variance(values: NDArray[np.float64]) -> float:
+    return float(values.var()) if len(values) else math.nan
+
+
+def _ratio(above: float, below: float) -> float:
+    """above / below of numbers that are not negative: infinite for x / 0, NaN for 0 / 0."""
+    if below:
+        return above / below
+    return math.inf if above > 0.0 else math.nan

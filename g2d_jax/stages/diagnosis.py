@@ -1,0 +1,122 @@
+"""What an offline stage measures of its own pairs: the gradient's signal before training, its rewards after it.
+
+Both change nothing in the trained policy, and what they cost is counted apart from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from g2d_jax import informativeness, storage
+from g2d_jax.data.loader import Order, draw
+from g2d_jax.data.packing import Group, pack
+from g2d_jax.mesh import row_ways
+from g2d_jax.models.flops import train_flops
+from g2d_jax.records import Preference
+from g2d_jax.stages.context import Context, Tally
+from g2d_jax.tables import write_columns
+from g2d_jax.training.objectives import Objective
+from g2d_jax.training.signal import gradient_norms
+
+SIGNAL_BATCHES = 16  # gradients whose mean and spread are measured
+
+
+def signal_draws(order: Order, wanted: int) -> list[list[int]]:
+    """Indices of the pairs of each batch, M batches of B: the first M * B of an order of all pairs.
+
+    wanted: pairs to use in total; no pair is used twice. M is 16, or the number of pairs if that is smaller.
+    """
+    available = min(wanted, order.count)
+    batches = min(SIGNAL_BATCHES, available)
+    size = available // batches if batches else 0
+    return [[index for index, _ in draw(order, first * size, size)] for first in range(batches)]
+
+
+def gradient_signal(
+    context: Context,
+    name: str,
+    policy: str,
+    objective: Objective,
+    batches: Sequence[Sequence[Group]],
+    row_length: int,
+    inputs: Any,
+) -> tuple[dict[str, float], Tally]:
+    """`informativeness.gradient_signal` of a loss at the policy that training starts from, and what it cost.
+
+    batches: groups of equally many pairs, each batch weighted so that its loss is their mean. Pairs of one prompt are
+    not independent: where a few prompts give most of the pairs, what they share counts as signal.
+    inputs: all that decides the result, fingerprinted; the result is read back where it has been computed before.
+    The tally counts tokens that went forward and backward as trained. With fewer than 2 batches there is no noise to
+    see: ({}, nothing), which the run is told.
+    """
+    if len(batches) < 2:
+        context.tracker.say(f"{name}: the gradient's signal is not measured, that takes at least 2 pairs")
+        return {}, Tally()
+    file = context.folders[name] / f"signal-{storage.fingerprint(inputs)}.json"
+    if file.exists():
+        kept = storage.read_json(file)
+        return {key: float(value) for key, value in kept["signal"].items()}, Tally(**kept["tally"])
+    tally = Tally()
+    with context.metered(tally):
+        found = _measure(context, policy, objective, batches, row_length, tally)
+    signal = {key: float(value) for key, value in dataclasses.asdict(found).items()}
+    storage.write_json(file, {"signal": signal, "tally": dataclasses.asdict(tally)})
+    return signal, tally
+
+
+def _measure(
+    context: Context,
+    policy: str,
+    objective: Objective,
+    batches: Sequence[Sequence[Group]],
+    row_length: int,
+    tally: Tally,
+) -> informativeness.GradientSignal:
+    rows = {"microbatch_rows": context.microbatch_rows(row_length), "rows_multiple": row_ways(context.mesh)}
+    packed = [pack(groups, row_length=row_length, **rows) for groups in batches]
+    norms = gradient_norms(objective, context.policy(policy), packed, context.mesh)
+    used = sum(batch.used for batch in packed)
+    tally.trained += used
+    tally.flops += train_flops(context.model_config, used, sum(batch.attended for batch in packed))
+    return informativeness.gradient_signal(*norms, batches=len(batches), pairs_per_batch=len(batches[0]))
+
+
+def pair_summary(pairs: Sequence[Preference], logprobs: np.ndarray) -> dict[str, float]:
+    """`informativeness.pair_summary` of pairs under one policy. logprobs: summed, [pairs, 2] (chosen, rejected), nats.
+
+    Raises ValueError for a response without tokens.
+    """
+    return informativeness.pair_summary(logprobs[:, 0], logprobs[:, 1], *_lengths(pairs))
+
+
+def write_pairs(path: epath.Path, pairs: Sequence[Preference], references: np.ndarray, trained: np.ndarray) -> None:
+    """One row a pair, in their order: problem_id, lengths in tokens, and summed log-probs in nats.
+
+    references, trained: [pairs, 2] (chosen, rejected), under the policy before and after training.
+    """
+    chosen_length, rejected_length = _lengths(pairs)
+    columns: dict[str, Any] = {
+        "problem_id": [pair.problem_id for pair in pairs],
+        "chosen_length": chosen_length,
+        "rejected_length": rejected_length,
+        "ref_chosen": references[:, 0],
+        "ref_rejected": references[:, 1],
+        "chosen": trained[:, 0],
+        "rejected": trained[:, 1],
+    }
+    write_columns(path, columns)
+
+
+def figures(result: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """A result as one row of metrics: "margins/accuracy" and so on."""
+    return {f"{part}/{name}": value for part, values in result.items() for name, value in values.items()}
+
+
+def _lengths(pairs: Sequence[Preference]) -> tuple[np.ndarray, np.ndarray]:
+    chosen = np.array([len(pair.chosen_ids) for pair in pairs], np.int32)
+    return chosen, np.array([len(pair.rejected_ids) for pair in pairs], np.int32)

@@ -1,0 +1,159 @@
+"""Where the rollouts of a collect stage are from.
+
+"sample"     drawn here, from stage.policy
+"archive"    those an online stage drew on its way to stage.policy
+a stage      those of another collect stage of the run
+a file       made elsewhere, see external.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from etils import epath
+from ml_collections import ConfigDict
+
+from g2d_jax import storage
+from g2d_jax.data.loader import draw
+from g2d_jax.models.decoder import Decoder
+from g2d_jax.records import Problem
+from g2d_jax.stages.context import Context, StopRun, Tally
+from g2d_jax.stages.external import external_groups
+from g2d_jax.stages.online import count_rollouts, draws_of, journal_of
+from g2d_jax.stages.rollouts import Groups, describe, grouped, sampled_groups
+from g2d_jax.tables import read_rollouts
+
+Draws = list[tuple[Problem, int]]
+
+
+def check_rollouts(stage: ConfigDict, stages: ConfigDict) -> None:
+    """Raise ValueError if stage.rollouts leads nowhere, or to those of another policy."""
+    if stage.rollouts == "sample":
+        return
+    if stage.rollouts == "archive":
+        source, _, step = stage.policy.partition("@")
+        if source not in stages or stages[source].kind != "online":
+            raise ValueError(
+                f'rollouts="archive" needs a policy that is an online stage of this run, got {stage.policy!r}'
+            )
+        if (int(step) if step else stages[source].steps) == 0:
+            raise ValueError(f'rollouts="archive" finds none before {stage.policy!r}, which is 0 steps on: use sample')
+    elif stage.rollouts in stages:
+        other = stages[stage.rollouts]
+        if other.kind != "collect":
+            raise ValueError(
+                f"rollouts is {stage.rollouts!r}, a stage that is no collect stage; those of an online stage are "
+                f'rollouts="archive" with policy={stage.rollouts!r}'
+            )
+        if other.policy != stage.policy:
+            raise ValueError(
+                f"rollouts of {stage.rollouts!r} are those of policy {other.policy!r}: policy must be the same, "
+                f"got {stage.policy!r}"
+            )
+    elif not epath.Path(stage.rollouts).exists():
+        raise ValueError(
+            f"rollouts is {stage.rollouts!r}: write sample, archive, a collect stage, or the path of a file that exists"
+        )
+
+
+def lender(stage: ConfigDict, stages: ConfigDict) -> str | None:
+    """The collect stage whose rollouts a collect stage reads, None if it has its own. Its name wins over a file's."""
+    named = stage.rollouts
+    is_stage = named not in ("sample", "archive") and named in stages and stages[named].kind == "collect"
+    return named if is_stage else None
+
+
+def drawn_by(name: str, stages: ConfigDict) -> str:
+    """The collect stage that a stage's rollouts are from in the end: itself, if it reads those of no other."""
+    while other := lender(stages[name], stages):
+        name = other
+    return name
+
+
+def rollouts_of(context: Context, name: str, tally: Tally) -> tuple[Draws, Groups]:
+    """A collect stage's rollouts, in groups, and what was drawn. Adds to the tally what generating them costs now.
+
+    Those of another stage, of an archive and of a file cost nothing. Raises StopRun for an archive of nothing,
+    ValueError for rollouts on disk that are not those of this run's problems.
+    """
+    drawn = drawn_by(name, context.config.stages)
+    stage = context.config.stages[drawn]
+    if stage.rollouts == "archive":
+        return _archive(context, stage)
+    if stage.rollouts == "sample" and drawn == name:
+        return _sample(context, name, stage, tally)
+    if stage.rollouts == "sample":
+        draws = _draws(context, drawn, stage)
+        return draws, grouped(read_rollouts(context.folders[drawn] / "rollouts"), draws, stage.num_generations)
+    return external_groups(context, stage.rollouts, context.folders[drawn] / "rollouts" / "external.parquet")
+
+
+def _draws(context: Context, name: str, stage: ConfigDict) -> Draws:
+    """The first stage.prompts of a seeded order of the training problems."""
+    train = context.problems["train"]
+    order = context.order(len(train), f"collect/{name}")
+    return [(train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, len(train)))]
+
+
+def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tuple[Draws, Groups]:
+    """Sample part by part; a part that is on disk is read back."""
+    draws = _draws(context, name, stage)
+    groups: Groups = []
+    view: Decoder | None = None
+    with context.tracker.progress(name, len(draws)) as bar:
+        for part, first in enumerate(range(0, len(draws), stage.part)):
+            some = draws[first : first + stage.part]
+            journal = context.folders[name] / "rollouts" / f"part-{part:05d}.parquet"
+            if view is None and not journal.exists():
+                view = context.sampler().view(context.policy(stage.policy))
+            groups += sampled_groups(
+                context,
+                view,
+                some,
+                context.sampling_params(stage.sampling),
+                num_generations=stage.num_generations,
+                purpose=f"collect/{name}",
+                policy=stage.policy,
+                journal=journal,
+            )
+            bar.update(len(groups), describe(groups[first:]))
+    count_rollouts(context, tally, groups)
+    return draws, groups
+
+
+def _archive(context: Context, stage: ConfigDict) -> tuple[Draws, Groups]:
+    """The groups an online stage drew on its way to the policy: no further generation."""
+    source, _, step = stage.policy.partition("@")
+    settings = context.config.stages[source]
+    order = context.order(len(context.problems["train"]), f"online/{source}")
+    draws: Draws = []
+    groups: Groups = []
+    for k in range(int(step) if step else _steps_done(context, source)):
+        some = draws_of(context, order, k, settings.prompts_per_step)
+        rows = read_rollouts(journal_of(context.folders[source], k))
+        draws += some
+        groups += grouped(rows, some, settings.num_generations)
+    if not groups:
+        raise StopRun(f'{stage.policy} ended after 0 steps, so there is no archive: collect with rollouts="sample"')
+    return draws, groups
+
+
+def _steps_done(context: Context, source: str) -> int:
+    """How many steps an online stage went, which may be fewer than its settings allow."""
+    manifest = storage.finished(context.folders[source])
+    assert manifest is not None  # a stage runs after those it reads
+    return int(manifest["counts"]["steps"])
+
+
+def sampler_settings(context: Context, name: str) -> dict[str, Any]:
+    """The settings the rollouts were really drawn with; of a file only its path is known."""
+    stages = context.config.stages
+    source = drawn_by(name, stages)
+    origin, policy = stages[source].rollouts, stages[source].policy
+    if origin not in ("sample", "archive"):
+        return {"file": origin}
+    if origin == "archive":
+        source = policy.partition("@")[0]
+    drawn = stages[source]
+    purpose = f"{drawn.kind}/{source}"
+    return {**drawn.sampling.to_dict(), "num_generations": drawn.num_generations, "purpose": purpose}

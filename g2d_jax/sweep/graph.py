@@ -1,0 +1,182 @@
+"""The stages of all points as one graph, in which stages that would compute the same are one node.
+
+A node is named by a fingerprint of everything that decides its result: the settings outside the stages, its own, and
+the nodes it reads. An online stage at a constant learning rate is the beginning of the same stage with more steps, so
+all points that differ in its number of steps alone share one trajectory and branch off it:
+
+    steps=20 and policy "warmup" ─► one node with the most steps any point asks for, which keeps 20, and "warmup@20"
+
+An evaluation is one node a policy, shared by all points that evaluate this policy, and one that compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from etils import epath
+from ml_collections import ConfigDict
+
+from g2d_jax import pipeline, storage
+from g2d_jax.canonical import from_dict, identity, to_dict
+from g2d_jax.sweep.points import Point
+
+ENDING = ("steps", "keep", "stop", "budget", "adaptive")
+"""Settings of an online stage that say where it ends, not what it does."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One stage to run. stages: name -> node id of all stages of the config, its own included.
+
+    config: the stage with all it is made from. evaluated: policy -> node where its evaluation lies.
+    """
+
+    id: str
+    name: str
+    config: ConfigDict
+    stages: Mapping[str, str]
+    evaluated: Mapping[str, str]
+
+    @property
+    def inputs(self) -> list[str]:
+        """The nodes that must be finished before this one."""
+        needed = pipeline.plan(self.config).inputs[self.name]
+        return list(dict.fromkeys([*(self.stages[name] for name in needed), *self.evaluated.values()]))
+
+    def folder(self, root: epath.Path) -> epath.Path:
+        """Where the node's files lie."""
+        return node_folder(root, self.id)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """nodes: by id, each after those it reads. points: for each point its config and its stages' nodes."""
+
+    nodes: Mapping[str, Node]
+    points: Sequence[tuple[Point, ConfigDict, Mapping[str, str]]]
+
+
+def node_folder(root: epath.Path, name: str) -> epath.Path:
+    """The folder of a node by id, "dpo-0123456789abcdef"."""
+    return root / "stages" / name
+
+
+@dataclass
+class _Steps:
+    """What all points together ask of one online trajectory."""
+
+    most: int = 0
+    kept: set[int] = field(default_factory=set)
+
+
+def build(found: Sequence[Point]) -> Graph:
+    """The graph of these points. Raises ValueError, naming the point, for a config that cannot work."""
+    trajectories: dict[str, _Steps] = {}
+    explicit = []
+    for point in found:
+        try:
+            pipeline.check(point.config)
+        except ValueError as error:
+            raise ValueError(f"point {point.label}: {error}") from error
+        values = _explicit(point.config)
+        explicit.append(values)
+        for name, key in _ids(values).items():
+            if shares(values["stages"][name]):
+                steps, stage = trajectories.setdefault(key, _Steps()), values["stages"][name]
+                steps.most = max(steps.most, stage["steps"])
+                steps.kept |= {stage["steps"], *(k for k in stage["keep"] if k <= stage["steps"])}
+    nodes: dict[str, Node] = {}
+    points = []
+    for point, values in zip(found, explicit, strict=True):
+        ids = _ids(values)
+        for name, key in ids.items():
+            if key in trajectories:
+                steps = trajectories[key]
+                values["stages"][name] |= {"steps": steps.most, "keep": tuple(sorted(steps.kept))}
+        config = from_dict(values)
+        for name in pipeline.plan(config).order:
+            for node in _nodes(config, ids, name):
+                nodes.setdefault(node.id, node)
+        points.append((point, config, ids))
+    return Graph(nodes, points)
+
+
+def shares(stage: Mapping[str, Any]) -> bool:
+    """Whether fewer steps of this stage are the beginning of more: an online stage whose schedule has no end."""
+    return bool(stage["kind"] == "online" and stage["stop"] == "steps" and stage["optimizer"]["schedule"] == "constant")
+
+
+def _explicit(config: ConfigDict) -> dict[str, Any]:
+    """The config as a dictionary in which policies of shared trajectories are named with their step."""
+    values = to_dict(config)
+    stages = values["stages"]
+
+    def named(policy: str) -> str:
+        stage = stages.get(policy)
+        if stage is None or not shares(stage):
+            return policy
+        return f"{policy}@{stage['steps']}" if stage["steps"] else named(stage["policy"])  # 0 steps change nothing
+
+    for stage in stages.values():
+        if "policies" in stage:
+            stage["policies"] = list(dict.fromkeys(named(policy) for policy in stage["policies"]))
+        else:
+            stage["policy"] = named(stage["policy"])
+    return values
+
+
+def _ids(values: Mapping[str, Any]) -> dict[str, str]:
+    """Stage -> node id, for a config made explicit."""
+    config = from_dict(values)
+    shared = {key: value for key, value in identity(config).items() if key != "stages"}
+    order = pipeline.plan(config)
+    ids: dict[str, str] = {}
+    for name in order.order:
+        ids[name] = _id(shared, name, values["stages"][name], {needed: ids[needed] for needed in order.inputs[name]})
+    return ids
+
+
+def _id(shared: Mapping[str, Any], name: str, stage: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+    own = {k: v for k, v in stage.items() if not (shares(stage) and k in ENDING)}
+    return f"{name}-{storage.fingerprint([shared, name, own, inputs])}"
+
+
+def _nodes(config: ConfigDict, ids: Mapping[str, str], name: str) -> list[Node]:
+    """The node of a stage; before that of an evaluation of several policies, one for each policy."""
+    stage = config.stages[name]
+    policies = tuple(stage.get("policies", ()))
+    if len(policies) < 2:
+        return [_node(config, ids, name, {})]
+    parts = []
+    for policy in policies:
+        alone: ConfigDict = config.copy_and_resolve_references()
+        with alone.unlocked():
+            alone.stages[name].policies = (policy,)
+        parts.append(_node(alone, {**ids, name: _ids(to_dict(_restricted(alone, name)))[name]}, name, {}))
+    evaluated = {policy: part.id for policy, part in zip(policies, parts, strict=True)}
+    return [*parts, _node(config, ids, name, evaluated)]
+
+
+def _node(config: ConfigDict, ids: Mapping[str, str], name: str, evaluated: Mapping[str, str]) -> Node:
+    alone = _restricted(config, name)
+    return Node(ids[name], name, alone, {stage: ids[stage] for stage in alone.stages}, evaluated)
+
+
+def _restricted(config: ConfigDict, name: str) -> ConfigDict:
+    """The config with this stage and those it is made from only."""
+    inputs = pipeline.plan(config).inputs
+    needed: set[str] = set()
+    waiting = [name]
+    while waiting:
+        stage = waiting.pop()
+        if stage not in needed:
+            needed.add(stage)
+            waiting += inputs[stage]
+    alone: ConfigDict = config.copy_and_resolve_references()
+    with alone.unlocked(), alone.stages.unlocked():
+        for stage in list(alone.stages):
+            if stage not in needed:
+                del alone.stages[stage]
+    return alone

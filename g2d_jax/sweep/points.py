@@ -1,0 +1,137 @@
+"""The points of a study: a config, and overrides of it, multiplied out.
+
+config.sweep.arms.NAME ─► fixed, product, zip ─► overrides ─► one config for each seed and combination
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ml_collections import ConfigDict
+
+from g2d_jax import config as schema
+from g2d_jax import storage
+from g2d_jax.canonical import from_dict, listed, suggest, to_dict
+from g2d_jax.resolve import apply
+
+MAIN = "main"  # the arm of a study given on the command line
+
+
+@dataclass(frozen=True)
+class Point:
+    """One config of a study.
+
+    arm: the arm it belongs to. values: what varies within the arm, field -> text. config: without the study's section.
+    label: of the arm, the values and the seed; unique, and the name of the point's folder.
+    """
+
+    arm: str
+    seed: int
+    values: Mapping[str, str]
+    config: ConfigDict
+    label: str
+
+
+def with_axes(config: ConfigDict, product: Sequence[str], zipped: Sequence[str], seeds: Sequence[int]) -> ConfigDict:
+    """The config with a study given by overrides instead of by its own section; seeds replace those of the config.
+
+    Raises ValueError if both give arms, or neither does.
+    """
+    made: ConfigDict = config.copy_and_resolve_references()
+    made.unlock()
+    if "sweep" not in made:
+        made.sweep = schema.sweep()
+    made.sweep.unlock()
+    made.sweep.arms.unlock()
+    if product or zipped:
+        if len(made.sweep.arms):
+            raise ValueError(
+                f"this config has arms of its own ({listed(made.sweep.arms)}): change them there, --product and --zip "
+                "are for configs without"
+            )
+        made.sweep.arms[MAIN] = schema.arm(product=tuple(product), zip=tuple(zipped))
+    if seeds:
+        made.sweep.seeds = tuple(seeds)
+    if not len(made.sweep.arms):
+        if not made.sweep.seeds:
+            raise ValueError("nothing varies: give --product FIELD=VALUE,VALUE or --seeds, or a config with sweep.arms")
+        made.sweep.arms[MAIN] = schema.arm()
+    return made.lock()
+
+
+def points(config: ConfigDict) -> list[Point]:
+    """All points of a config with a sweep section: seed by seed, arm by arm (by name), combination by combination.
+
+    Raises ValueError, naming arm and override, for overrides that do not fit the config and for equal points.
+    """
+    seeds = tuple(config.sweep.seeds) or (config.seed,)
+    found = [
+        _point(config, name, int(seed), values)
+        for seed in seeds
+        for name, arm in config.sweep.arms.items()
+        for values in _combinations(name, arm)
+    ]
+    if double := [label for label, count in Counter(point.label for point in found).items() if count > 1]:
+        raise ValueError(f"the study has the point {double[0]!r} twice: leave one out")
+    return found
+
+
+def _combinations(name: str, arm: ConfigDict) -> list[dict[str, str]]:
+    """What varies within an arm: the product's last field fastest, fields of zip as one axis after it."""
+    axes: list[list[dict[str, str]]] = []
+    for entry in arm.product:
+        field, values = _values(name, entry)
+        axes.append([{field: value} for value in values])
+    if arm.zip:
+        columns = [_values(name, entry) for entry in arm.zip]
+        lengths = {field: len(values) for field, values in columns}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"sweep.arms.{name}.zip: fields that go together need equally many values, got {lengths}")
+        axes.append([{field: values[i] for field, values in columns} for i in range(len(columns[0][1]))])
+    return [{k: v for part in combination for k, v in part.items()} for combination in itertools.product(*axes)]
+
+
+def _values(name: str, entry: str) -> tuple[str, list[str]]:
+    """ "a.b=1,2,(3,4)" -> ("a.b", ["1", "2", "(3,4)"])."""
+    field, equals, text = entry.partition("=")
+    values = [value.strip() for value in re.findall(r"(?:\([^)]*\)|\[[^\]]*\]|[^,])+", text)]
+    if not equals or not values:
+        raise ValueError(f"sweep.arms.{name}: {entry!r} has no values: write FIELD=VALUE,VALUE")
+    return field.strip().removeprefix("config."), values
+
+
+def _point(config: ConfigDict, name: str, seed: int, values: Mapping[str, str]) -> Point:
+    arm = config.sweep.arms[name]
+    made = from_dict({key: value for key, value in to_dict(config).items() if key != "sweep"})
+    made.unlock()
+    made.seed = seed
+    if arm.stages:
+        if unknown := [stage for stage in arm.stages if stage not in made.stages]:
+            raise ValueError(f"sweep.arms.{name}.stages: no stage {unknown[0]!r}{suggest(unknown[0], made.stages)}")
+        for stage in list(made.stages):
+            if stage not in arm.stages:
+                del made.stages[stage]
+    made.lock()
+    try:
+        for override in (*arm.fixed, *(f"{field}={value}" for field, value in values.items())):
+            apply(made, override)
+    except ValueError as error:
+        raise ValueError(f"sweep.arms.{name}: {error}") from error
+    label = _label(name if len(config.sweep.arms) > 1 else "", values, seed)
+    made.name = label
+    return Point(name, seed, dict(values), made, label)
+
+
+def short(field: str) -> str:
+    """A field's name for readers: without "stages." and "optimizer."."""
+    return field.removeprefix("stages.").replace(".optimizer.", ".")
+
+
+def _label(arm: str, values: Mapping[str, str], seed: int) -> str:
+    text = ",".join([*filter(None, [arm]), *(f"{short(k)}={v}" for k, v in values.items()), f"seed={seed}"])
+    safe = re.sub(r"[^\w.,=+()-]", "_", text)
+    return safe if safe == text and len(safe) < 120 else f"{safe[:100]}-{storage.fingerprint(text)[:8]}"

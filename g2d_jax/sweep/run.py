@@ -1,0 +1,218 @@
+"""Run a study: every node of the graph that is not finished and not being run elsewhere, in an order that fits.
+
+    DIR/
+      sweeps/NAME.json               a study of that name: its config, and its points by label
+      points/NAME/LABEL/             config.json and stages.json: a point opens like a run (`g2d report`, `export`, …)
+      stages/NAME-FINGERPRINT/       a node: what a run has in NN-NAME/, with its metrics, settings and environment
+      compiled/                      XLA's compilation cache
+
+Several processes, on one machine or on several that share the directory, may run the same command: each takes the next
+node that is free. Nodes are locked by the file system (`flock`, which network file systems pass on or not: see theirs).
+The command may be given again with more points, and other studies may use the directory: what is there is used.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax
+from etils import epath
+from ml_collections import ConfigDict
+
+from g2d_jax import __version__, pipeline, storage
+from g2d_jax.canonical import to_dict
+from g2d_jax.stages.context import Context, StopRun
+from g2d_jax.sweep.graph import Graph, Node, build, node_folder
+from g2d_jax.sweep.points import points
+from g2d_jax.tracking import Tracker
+from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.workdir import LINKS, LOCK, PLANS, absolute, environment, try_lock
+
+CACHE = "jax_compilation_cache_dir"
+PAUSE = 2.0  # seconds between two looks at nodes that others run
+
+
+def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
+    """Run, or continue, all points of a config with a sweep section; returns the nodes that failed with the reason.
+
+    A stage that cannot go on (StopRun) fails with all that is made from it; the rest of the study goes on. Raises
+    ValueError for a config that cannot work, and for a directory of something else.
+    """
+    if jax.process_count() > 1:
+        raise ValueError("a study of several processes: start each by itself, they share the work by the directory")
+    graph = build(points(config))
+    root = absolute(workdir)
+    _claim(config, graph, root)
+    with _compilation_cache(root), Tracker(root, tensorboard=False) as tracker:
+        failed = _Worker(graph, root, tracker).work()
+        for name, reason in failed.items():
+            tracker.say(f"{name} failed: {reason}")
+    return failed
+
+
+def show(config: ConfigDict, workdir: storage.PathLike) -> None:
+    """Print the points, and which stages are there already. Raises as `run` does."""
+    graph, root = build(points(config)), absolute(workdir)
+    with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
+        rows = []
+        for point, settings, ids in graph.points:
+            left = [
+                name for name in pipeline.plan(settings).order if storage.finished(node_folder(root, ids[name])) is None
+            ]
+            rows.append([point.label, ", ".join(left) or "done"])
+        tracker.table(f"{len(rows)} points", ["point", "left to do"], rows)
+        done = sum(_complete(node, node.folder(root)) for node in graph.nodes.values())
+        tracker.say(f"{len(graph.nodes)} stages after sharing, {done} of them done")
+
+
+def _claim(config: ConfigDict, graph: Graph, root: epath.Path) -> None:
+    """Take the directory for studies and write what this one consists of."""
+    if root.exists() and not (root / PLANS).exists() and any(child.name != LOCK for child in root.iterdir()):
+        raise ValueError(f"{root} is not empty and holds no study: choose another --workdir")
+    for point, settings, ids in graph.points:
+        folder = root / "points" / config.name / point.label
+        storage.write_json(folder / "config.json", {"config": to_dict(settings), "own": {}, "version": __version__})
+        order = pipeline.plan(settings).order
+        storage.write_json(folder / LINKS, [[name, f"../../../stages/{ids[name]}"] for name in order])
+    listed = [
+        {"label": point.label, "arm": point.arm, "seed": point.seed, "values": dict(point.values), "stages": dict(ids)}
+        for point, _, ids in graph.points
+    ]
+    storage.write_json(
+        root / PLANS / f"{config.name}.json", {"config": to_dict(config), "points": listed, "version": __version__}
+    )
+
+
+@contextmanager
+def _compilation_cache(root: epath.Path) -> Iterator[None]:
+    """Compile each program once for the whole study, unless the user has a cache already."""
+    if getattr(jax.config, CACHE) is not None:
+        yield
+        return
+    jax.config.update(CACHE, os.fspath(root / "compiled"))
+    try:
+        yield
+    finally:
+        jax.config.update(CACHE, None)
+
+
+class _Worker:
+    """One process's part in a study. failed: node -> why, for nodes that stopped and all that read them."""
+
+    def __init__(self, graph: Graph, root: epath.Path, tracker: Tracker) -> None:
+        self.graph, self.root, self.tracker = graph, root, tracker
+        self.done: set[str] = set()
+        self.failed: dict[str, str] = {}
+        self._context: Context | None = None
+        self._shared: Any = None
+
+    def work(self) -> dict[str, str]:
+        """Take nodes until all are done or failed."""
+        try:
+            waiting_for: list[str] = []
+            while open_nodes := [n for n in self.graph.nodes.values() if n.id not in self.done | self.failed.keys()]:
+                self._blame(open_nodes)
+                ready = [node for node in open_nodes if self.done.issuperset(node.inputs)]
+                if not ready or any(self._take(node) for node in ready):
+                    waiting_for = []
+                    continue
+                if waiting_for != (busy := [node.id for node in ready]):
+                    self.tracker.say(f"waiting for {', '.join(busy)}, which another process runs")
+                    waiting_for = busy
+                time.sleep(PAUSE)
+            return self.failed
+        finally:
+            self._close()
+
+    def _blame(self, nodes: list[Node]) -> None:
+        """What reads a failed node fails too."""
+        for node in nodes:
+            if bad := next((needed for needed in node.inputs if needed in self.failed), None):
+                self.failed[node.id] = f"it reads {bad}"
+
+    def _take(self, node: Node) -> bool:
+        """Run a node, or see that it is finished; False if another process has it."""
+        folder = node.folder(self.root)
+        if _complete(node, folder):
+            self.done.add(node.id)
+            return True
+        with try_lock(folder) as got:
+            if not got:
+                return False
+            if not _complete(node, folder):
+                self._run(node, folder)
+            if node.id not in self.failed:
+                self.done.add(node.id)
+        return True
+
+    def _run(self, node: Node, folder: epath.Path) -> None:
+        number = list(self.graph.nodes).index(node.id) + 1
+        self.tracker.say(f"[{number}/{len(self.graph.nodes)}] {node.id} ({', '.join(self._users(node))})")
+        _reopen(node, folder)
+        storage.write_json(folder / "stage.json", {"config": to_dict(node.config), "stages": dict(node.stages)})
+        storage.write_json(folder / "environment.json", environment())
+        folders = {name: node_folder(self.root, other) for name, other in node.stages.items()}
+        evaluated = {policy: node_folder(self.root, other) for policy, other in node.evaluated.items()}
+        logging = node.config.logging
+        with Tracker(folder, tensorboard=logging.tensorboard, screen=self.tracker.screen) as tracker:
+            context = self._common(node).at(node.config, folders, tracker, workdir=folder, evaluated=evaluated)
+            try:
+                pipeline.run_stage(context, node.name, pipeline.plan(node.config))
+            except StopRun as error:
+                self.failed[node.id] = str(error)
+
+    def _users(self, node: Node) -> list[str]:
+        """The points the node is for, the first few."""
+        labels = [
+            p.label for p, _, ids in self.graph.points if node.id in {ids.get(node.name), *self._parts(ids, node)}
+        ]
+        return labels if len(labels) <= 2 else [*labels[:2], f"{len(labels) - 2} more"]
+
+    def _parts(self, ids: Mapping[str, str], node: Node) -> set[str]:
+        whole = self.graph.nodes[ids[node.name]] if node.name in ids else None
+        return set(whole.evaluated.values()) if whole else set()
+
+    def _common(self, node: Node) -> Context:
+        """What nodes of equal settings outside the stages share: problems, tokenizer, verifiers, compiled programs."""
+        shared = {key: value for key, value in to_dict(node.config).items() if key not in ("stages", "name")}
+        if self._context is None or shared != self._shared:
+            self._close()
+            self._context = Context(node.config, self.root, self.tracker, {})
+            self._shared = shared
+            for name in ("mesh", "tokenizer", "model_config", "problems", "compute", "pool", "scorer"):
+                getattr(self._context, name)  # loaded now, so that all contexts made from this one share it
+        return self._context
+
+    def _close(self) -> None:
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+
+
+def _complete(node: Node, folder: epath.Path) -> bool:
+    """Whether a node has all that this study asks of it. Raises ValueError for a step that it did not keep."""
+    manifest = storage.finished(folder)
+    if manifest is None:
+        return False
+    stage = node.config.stages[node.name]
+    if stage.kind != "online":
+        return True
+    there = set(Checkpoints(folder / "checkpoints").steps())
+    reached = manifest["counts"]["steps"]
+    if missing := sorted(k for k in stage.keep if k <= reached and k not in there):
+        raise ValueError(
+            f"{folder} is finished without a checkpoint of step {missing[0]}: leave this step out, or choose another "
+            "--workdir"
+        )
+    return bool(reached >= stage.steps)
+
+
+def _reopen(node: Node, folder: epath.Path) -> None:
+    """A trajectory that is finished but too short goes on from its last checkpoint."""
+    if storage.finished(folder) is not None:
+        (folder / storage.MANIFEST).unlink()

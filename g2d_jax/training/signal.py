@@ -1,0 +1,93 @@
+"""A loss's gradient over several batches at fixed parameters: how long its mean is, and how long the batches' own are.
+
+From the two lengths `informativeness.gradient_signal` tells signal from noise. One gradient and one sum of gradients
+are held at a time, so this needs less memory than a training step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from g2d_jax import mesh as meshes
+from g2d_jax.data.packing import Packed
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.decoder import Decoder, abstract, shardings
+from g2d_jax.training.objectives import Objective
+from g2d_jax.training.step import Arrays, accumulate, put_batch
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("gradient", "square_norm"), meta_fields=())
+@dataclass(frozen=True)
+class GradientSums:
+    """Sums over batches. gradient: float32, laid out like the parameters. square_norm: of |g|^2, float32 scalar."""
+
+    gradient: Decoder
+    square_norm: jax.Array
+
+
+def gradient_norms(objective: Objective, params: Decoder, batches: Sequence[Packed], mesh: Mesh) -> tuple[float, float]:
+    """(|mean g|^2, mean |g|^2) of the batches' gradients g of `objective` at `params`, over all parameters.
+
+    params: float32, on the mesh; they are left as they are. batches: packed for this mesh, at least one; the weights in
+    them decide what each gradient is a mean of. NaN or infinite gradients give what they give.
+    """
+    totals = fresh_sums(params.config, mesh)
+    add = make_gradient_sums(objective, params.config, mesh)
+    for batch in alike(batches):
+        totals = add(totals, params, *put_batch(batch, mesh))
+    squares = jax.device_get(jax.jit(_squares, out_shardings=meshes.replicated(mesh))(totals))
+    of_sum, of_batches = (float(square) for square in squares)
+    return of_sum / len(batches) ** 2, of_batches / len(batches)
+
+
+def fresh_sums(config: ModelConfig, mesh: Mesh) -> GradientSums:
+    """Sums over no batch, on the mesh."""
+    shapes = abstract(config)
+    make = jax.jit(
+        lambda: GradientSums(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes), jnp.zeros(())),
+        out_shardings=_where(config, mesh),
+    )
+    return make()
+
+
+def make_gradient_sums(
+    objective: Objective, config: ModelConfig, mesh: Mesh
+) -> Callable[[GradientSums, Decoder, Arrays, jax.Array], GradientSums]:
+    """add(sums, params, arrays [N, R, …], count) -> sums with one batch more; sums are donated."""
+    where = _where(config, mesh)
+
+    def add(sums: GradientSums, params: Decoder, arrays: Arrays, count: jax.Array) -> GradientSums:
+        gradient, _, _ = accumulate(objective, params, arrays, count)
+        gradient = jax.lax.with_sharding_constraint(gradient, where.gradient)
+        square_norm = optax.tree.norm(gradient, squared=True)
+        return GradientSums(jax.tree.map(jnp.add, sums.gradient, gradient), sums.square_norm + square_norm)
+
+    return jax.jit(add, donate_argnums=0, out_shardings=where)
+
+
+def alike(batches: Sequence[Packed]) -> list[Packed]:
+    """The batches with empty rows and micro-batches added until all have one shape: one program runs them all."""
+    shapes = np.array([batch.arrays["tokens"].shape[:2] for batch in batches])
+    largest = shapes.max(axis=0)
+
+    def padded(name: str, array: np.ndarray) -> np.ndarray:
+        widths = [(0, int(most - size)) for most, size in zip(largest, array.shape[:2], strict=True)]
+        return np.pad(array, [*widths, (0, 0)], constant_values=-1 if name == "sequence" else 0)
+
+    return [replace(b, arrays={name: padded(name, x) for name, x in b.arrays.items()}) for b in batches]
+
+
+def _where(config: ModelConfig, mesh: Mesh) -> GradientSums:
+    return GradientSums(shardings(config, mesh), meshes.replicated(mesh))  # type: ignore[arg-type]  # in place of arrays
+
+
+def _squares(totals: GradientSums) -> tuple[jax.Array, jax.Array]:
+    return optax.tree.norm(totals.gradient, squared=True), totals.square_norm

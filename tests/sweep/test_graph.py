@@ -1,0 +1,80 @@
+"""Which stages of a study are one node."""
+
+from pathlib import Path
+
+import pytest
+
+from g2d_jax import config as settings
+from g2d_jax import pipeline
+from g2d_jax.resolve import resolve
+from g2d_jax.sweep.graph import Graph, build
+from g2d_jax.sweep.points import points
+
+TINY = str(Path(__file__).parents[1] / "tiny.py")
+
+
+def graph(*overrides: str, seeds: tuple[int, ...] = (), **arm: tuple[str, ...]) -> Graph:
+    config = resolve(TINY, overrides)
+    config.unlock()
+    config.sweep = settings.sweep(seeds=seeds, arms={"main": settings.arm(**arm)})
+    return build(points(config.lock()))
+
+
+def names(made: Graph) -> list[str]:
+    return sorted(node.name for node in made.nodes.values())
+
+
+def test_one_trajectory_carries_all_numbers_of_steps() -> None:
+    made = graph(product=("stages.warmup.steps=0,1,3",))
+    trajectory = [node for node in made.nodes.values() if node.name == "warmup"]
+    assert len(trajectory) == 1
+    assert (trajectory[0].config.stages.warmup.steps, trajectory[0].config.stages.warmup.keep) == (3, (0, 1, 3))
+    policies = [config.stages.collect.policy for _, config, _ in made.points]
+    assert policies == ["sft", "warmup@1", "warmup@3"]
+    assert [tuple(config.stages.evaluate.policies) for _, config, _ in made.points] == [
+        ("sft", "dpo"),  # 0 steps of online training leave the policy as it was
+        ("sft", "warmup@1", "dpo"),
+        ("sft", "warmup@3", "dpo"),
+    ]
+    # sft once, dpo and collect for each K, each policy evaluated once: sft, warmup@1, warmup@3, three times dpo; and
+    # for each K the comparison.
+    assert names(made) == sorted(["sft", "warmup", *["collect"] * 3, *["dpo"] * 3, *["evaluate"] * (6 + 3)])
+
+
+def test_every_node_comes_after_what_it_reads() -> None:
+    made = graph(product=("stages.warmup.steps=1,3", "stages.dpo.beta=0.1,1"), seeds=(0, 1))
+    seen: set[str] = set()
+    for node in made.nodes.values():
+        assert seen.issuperset(node.inputs)
+        assert set(node.stages) == set(node.config.stages)
+        pipeline.check(node.config)
+        seen.add(node.id)
+
+
+def test_a_schedule_with_an_end_is_not_shared() -> None:
+    made = graph("stages.warmup.optimizer.schedule=linear", product=("stages.warmup.steps=1,3",))
+    assert names(made).count("warmup") == 2
+    assert {config.stages.collect.policy for _, config, _ in made.points} == {"warmup"}
+
+
+@pytest.mark.parametrize(
+    ("field", "shared"),
+    [
+        ("seed=0,1", set()),
+        ("data.train.limit=30,40", set()),
+        ("stages.sft.steps=5,6", set()),
+        ("stages.warmup.optimizer.learning_rate=1e-3,1e-4", {"sft"}),
+        ("stages.collect.num_generations=3,4", {"sft", "warmup"}),
+        ("stages.dpo.beta=0.1,0.2", {"sft", "warmup", "collect"}),
+        ("compute.microbatch_tokens=64,128", {"sft", "warmup", "collect", "dpo", "evaluate"}),
+        ("logging.samples=1,2", {"sft", "warmup", "collect", "dpo", "evaluate"}),
+    ],
+)
+def test_a_stage_is_shared_by_points_that_decide_it_alike(field: str, shared: set[str]) -> None:
+    made = graph(product=(field,))
+    assert {name for name in made.points[0][2] if made.points[0][2][name] == made.points[1][2][name]} == shared
+
+
+def test_a_point_that_cannot_work_is_named() -> None:
+    with pytest.raises(ValueError, match=r"point dpo.beta=-1,seed=0: stages.dpo: beta must be positive"):
+        graph(product=("stages.dpo.beta=1,-1",))

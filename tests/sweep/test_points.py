@@ -1,0 +1,91 @@
+"""From a config with a study to its points."""
+
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from g2d_jax import config as settings
+from g2d_jax.canonical import from_dict, to_dict
+from g2d_jax.resolve import resolve
+from g2d_jax.sweep.points import points, with_axes
+
+TINY = str(Path(__file__).parents[1] / "tiny.py")
+
+
+def study(seeds: tuple[int, ...] = (), **arms: ConfigDict) -> ConfigDict:
+    config = resolve(TINY)
+    config.unlock()
+    config.sweep = settings.sweep(seeds=seeds, arms=arms)
+    return config.lock()
+
+
+def test_product_zip_and_seeds_are_multiplied_out() -> None:
+    arm = settings.arm(
+        fixed=("stages.dpo.beta=0.5",),
+        product=("stages.warmup.steps=1,3",),
+        zip=("stages.dpo.epochs=1,2", "stages.collect.pairs_per_prompt=4,2"),
+    )
+    found = points(study((7, 8), main=arm))
+    assert [point.label for point in found[:4]] == [
+        "warmup.steps=1,dpo.epochs=1,collect.pairs_per_prompt=4,seed=7",
+        "warmup.steps=1,dpo.epochs=2,collect.pairs_per_prompt=2,seed=7",
+        "warmup.steps=3,dpo.epochs=1,collect.pairs_per_prompt=4,seed=7",
+        "warmup.steps=3,dpo.epochs=2,collect.pairs_per_prompt=2,seed=7",
+    ]
+    assert len(found) == 8 and {point.seed for point in found} == {7, 8}
+    last = found[-1].config
+    assert (last.seed, last.stages.warmup.steps, last.stages.dpo.epochs, last.stages.dpo.beta) == (8, 3, 2, 0.5)
+    assert last.stages.collect.pairs_per_prompt == 2 and "sweep" not in last
+
+
+def test_arms_keep_their_stages_and_name_their_points() -> None:
+    few = settings.arm(stages=("sft", "warmup", "evaluate"), fixed=("stages.evaluate.policies=sft,warmup",), product=())
+    found = points(study((), g2d=settings.arm(), grpo=few))
+    assert [point.label for point in found] == ["g2d,seed=0", "grpo,seed=0"]
+    assert set(found[1].config.stages) == {"sft", "warmup", "evaluate"}
+
+
+def test_lists_as_values_stand_in_brackets_and_odd_labels_are_safe_as_folders() -> None:
+    arm = settings.arm(product=("stages.evaluate.pass_at=(1,2),[1]", "tokenizer.prompt_template=a/{problem},plain"))
+    found = points(study(main=arm))
+    assert [tuple(point.config.stages.evaluate.pass_at) for point in found] == [(1, 2), (1, 2), (1,), (1,)]
+    assert all("/" not in point.label and "{" not in point.label for point in found)
+    assert len({point.label for point in found}) == 4
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        (
+            {"product": ("stages.warmup.stepz=1,2",)},
+            "main: unknown field 'stages.warmup.stepz', did you mean",
+        ),
+        ({"product": ("stages.warmup.steps=one",)}, "sweep.arms.main: stages.warmup.steps must be an integer"),
+        ({"product": ("stages.warmup.steps",)}, "has no values"),
+        ({"zip": ("seed=1,2", "stages.dpo.beta=1")}, "equally many values"),
+        ({"stages": ("sft", "warm")}, "no stage 'warm', did you mean warmup"),
+        ({"product": ("stages.dpo.beta=1,1",)}, "twice"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(arm: dict[str, tuple[str, ...]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        points(study(main=settings.arm(**arm)))
+
+
+def test_axes_from_the_command_line() -> None:
+    made = with_axes(resolve(TINY), ["stages.warmup.steps=1,3"], [], (4, 5))
+    assert [point.seed for point in points(made)] == [4, 4, 5, 5]
+    assert [point.seed for point in points(with_axes(resolve(TINY), [], [], (1, 2)))] == [1, 2]
+    with pytest.raises(ValueError, match="nothing varies"):
+        with_axes(resolve(TINY), [], [], ())
+    with pytest.raises(ValueError, match="has arms of its own"):
+        with_axes(study(main=settings.arm()), ["stages.warmup.steps=1"], [], ())
+
+
+def test_a_study_survives_its_file() -> None:
+    config = study((1, 2), grpo=settings.arm(product=("stages.warmup.steps=0,3",)))
+    again = from_dict(to_dict(config))
+    assert [point.label for point in points(again)] == [point.label for point in points(config)]
+    with pytest.raises(ValueError, match=r"sweep.arms.grpo.prodct"):
+        from_dict({**to_dict(config), "sweep": {"arms": {"grpo": {"prodct": []}}}})

@@ -1,0 +1,97 @@
+"""Studies run from the command line, by one process and by two that share the directory."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TINY = str(Path(__file__).parents[1] / "tiny.py")
+STEPS = "stages.warmup.steps=0,1,3"
+
+
+def begin(env: dict[str, str], *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "g2d_jax", *arguments]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: "subprocess.Popen[str]", status: int = 0) -> str:
+    out, err = process.communicate(timeout=400)
+    assert process.returncode == status, err
+    return out
+
+
+def sweep(env: dict[str, str], workdir: Path, *arguments: str, status: int = 0) -> str:
+    return finish(begin(env, "sweep", "--config", TINY, "--workdir", str(workdir), *arguments), status)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, one_device: dict[str, str]) -> tuple[Path, list[str]]:
+    """A study of three K run by two processes at once, and what each of them said."""
+    workdir = tmp_path_factory.mktemp("study") / "work"
+    arguments = ("sweep", "--config", TINY, "--workdir", str(workdir), "--product", STEPS)
+    both = [begin(one_device, *arguments) for _ in range(2)]
+    return workdir, [finish(process) for process in both]
+
+
+def ran(out: str) -> list[str]:
+    return re.findall(r"^\[\d+/\d+\] (\S+)", out, re.MULTILINE)
+
+
+def test_two_processes_share_the_work_and_do_nothing_twice(shared: tuple[Path, list[str]]) -> None:
+    workdir, outputs = shared
+    taken = [name for out in outputs for name in ran(out)]
+    assert len(taken) == len(set(taken)) == len(list((workdir / "stages").iterdir())) == 17
+    assert all((folder / "manifest.json").exists() for folder in (workdir / "stages").iterdir())
+
+
+def test_a_point_is_what_a_run_of_its_config_gives(
+    shared: tuple[Path, list[str]], tmp_path: Path, one_device: dict[str, str]
+) -> None:
+    workdir, _ = shared
+    alone = tmp_path / "run"
+    finish(begin(one_device, "run", "--config", TINY, "--workdir", str(alone), "--config.stages.warmup.steps=1"))
+    point = workdir / "points" / "tiny" / "warmup.steps=1,seed=0"
+    links = {name: point / path for name, path in json.loads((point / "stages.json").read_text())}
+    assert list(links) == ["sft", "warmup", "collect", "dpo", "evaluate"]
+    mine = (links["collect"] / "preferences" / "part-00000.parquet").read_bytes()
+    assert mine == (alone / "03-collect" / "preferences" / "part-00000.parquet").read_bytes()
+    whole, part = (json.loads((f / "manifest.json").read_text()) for f in (alone / "05-evaluate", links["evaluate"]))
+    for one, other in zip(whole["result"]["policies"], part["result"]["policies"], strict=True):
+        assert (one["mean"], one["entropy"]) == (other["mean"], other["entropy"])
+    dpo = [alone / "05-evaluate" / "rollouts", *(workdir / "stages").glob("evaluate-*/rollouts")]
+    assert (dpo[0] / "dpo.parquet").read_bytes() in [
+        (folder / "dpo.parquet").read_bytes() for folder in dpo[1:] if (folder / "dpo.parquet").exists()
+    ]
+    assert [d["difference"] for d in whole["result"]["paired"]] == [d["difference"] for d in part["result"]["paired"]]
+
+
+def test_more_points_use_what_is_there(shared: tuple[Path, list[str]], one_device: dict[str, str]) -> None:
+    workdir, _ = shared
+    assert ran(sweep(one_device, workdir, "--product", STEPS)) == []
+    more = ran(sweep(one_device, workdir, "--product", "stages.warmup.steps=1,5"))
+    assert sorted(name.partition("-")[0] for name in more) == ["collect", "dpo", *["evaluate"] * 3, "warmup"]
+    assert sorted(int(p.name) for p in next((workdir / "stages").glob("warmup-*/checkpoints")).iterdir())[-1] == 5
+    status = sweep(one_device, workdir, "--product", "stages.warmup.steps=1,2", status=1)
+    assert status == ""  # the message is on standard error: step 2 was not kept
+
+
+def test_a_point_that_fails_does_not_end_the_study(tmp_path: Path, one_device: dict[str, str]) -> None:
+    window = ("stages.collect.min_pass_rate=0,0.99", "stages.collect.max_pass_rate=1,0.99")
+    out = sweep(one_device, tmp_path / "w", "--zip", window[0], "--zip", window[1], status=1)
+    assert re.search(r"^collect-\S+ failed: collect: no preference pair", out, re.MULTILINE)
+    assert re.search(r"^dpo-\S+ failed: it reads collect-", out, re.MULTILINE)
+    assert len([name for name in ran(out) if name.startswith("dpo")]) == 1
+
+
+def test_a_study_is_not_a_run(tmp_path: Path, one_device: dict[str, str]) -> None:
+    process = begin(one_device, "run", "--config", "sweep-k:preset=smoke", "--workdir", str(tmp_path / "w"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "describes a study: g2d sweep --config sweep-k:preset=smoke" in err
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    process = begin(one_device, "sweep", "--config", TINY, "--workdir", str(tmp_path / "mine"), "--seeds", "1,2")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "is not empty and holds no study" in err

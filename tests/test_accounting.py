@@ -1,0 +1,104 @@
+"""What a policy cost, from manifests."""
+
+import math
+from typing import Any
+
+import pytest
+
+from g2d_jax.accounting import MEASURES, cost, cost_of
+
+STAGES: dict[str, dict[str, Any]] = {
+    "sft": {"kind": "sft", "policy": "init"},
+    "warmup": {"kind": "online", "policy": "sft"},
+    "pool": {"kind": "collect", "policy": "warmup@10", "rollouts": "sample"},
+    "collect": {"kind": "collect", "policy": "warmup@10", "rollouts": "pool"},
+    "dpo": {"kind": "offline", "policy": "warmup@20", "preferences": "collect"},
+    "evaluate": {"kind": "evaluate", "policies": ("sft", "dpo")},
+}
+
+
+def record(amount: float, **more: Any) -> dict[str, Any]:
+    """Every measure is a multiple of the amount."""
+    tokens = {"generated": amount, "prefilled": 2 * amount, "scored": 3 * amount, "trained": 4 * amount}
+    times = {"seconds": amount, "device_seconds": 8 * amount, "verifier_cpu_seconds": amount / 2}
+    return {"tokens": tokens, "flops": 100 * amount, **times, "counts": {}, **more}
+
+
+MANIFESTS = {
+    "sft": record(1000),
+    "warmup": record(50, counts={"steps": 50}, at={"10": record(10), "20": record(20)}),
+    "pool": record(3),
+    "collect": record(0),
+    "dpo": record(5),
+    "evaluate": record(10_000),
+}
+
+
+def test_a_record_by_measure() -> None:
+    found = cost(record(2), price_per_device_hour=9.0)
+    assert found == {
+        "generated": 2,
+        "prefilled": 4,
+        "scored": 6,
+        "trained": 8,
+        "tokens": 20,
+        "flops": 200,
+        "seconds": 2,
+        "device_seconds": 16,
+        "verifier_cpu_seconds": 1,
+        "price": pytest.approx(0.04),
+    }
+    assert tuple(found) == MEASURES and "price" not in cost(record(2))
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [
+        ("init", 0),
+        ("hf:some/model", 0),
+        ("run:elsewhere#dpo", 0),
+        ("sft", 0),  # left out unless asked for
+        ("warmup@10", 10),
+        ("warmup@50", 50),
+        ("warmup", 50),
+        ("dpo", 5 + 20 + 3),  # the trajectory once, up to the later of its steps; the lent rollouts once
+    ],
+)
+def test_everything_a_policy_is_made_from_counts_once(policy: str, seconds: float) -> None:
+    assert cost_of(policy, STAGES, MANIFESTS)["seconds"] == seconds
+
+
+def test_a_later_branch_extends_the_trajectory() -> None:
+    stages = {**STAGES, "collect": {**STAGES["collect"], "policy": "warmup"}}
+    assert cost_of("dpo", stages, MANIFESTS)["seconds"] == 5 + 50 + 3
+
+
+def test_the_policy_of_an_offline_stage_may_be_another_offline_stage() -> None:
+    stages = {**STAGES, "again": {"kind": "offline", "policy": "dpo", "preferences": "/some/pairs.parquet"}}
+    assert cost_of("again", stages, {**MANIFESTS, "again": record(7)})["seconds"] == 7 + 5 + 20 + 3
+
+
+def test_every_measure_adds_up_and_has_its_price() -> None:
+    total = cost_of("dpo", STAGES, MANIFESTS, price_per_device_hour=3600)
+    assert total == cost(record(5 + 20 + 3), 3600) and total["price"] == 8 * 28
+    assert "price" not in cost_of("init", STAGES, MANIFESTS)
+
+
+def test_what_an_old_manifest_lacks_is_unknown_not_nothing() -> None:
+    old = {key: value for key, value in record(5).items() if key != "device_seconds"}
+    found = cost_of("dpo", STAGES, {**MANIFESTS, "dpo": old}, price_per_device_hour=2.0)
+    assert math.isnan(found["device_seconds"]) and math.isnan(found["price"]) and found["seconds"] == 28
+
+
+def test_the_cold_policy_counts_when_asked() -> None:
+    assert cost_of("dpo", STAGES, MANIFESTS, without=())["seconds"] == 1028
+
+
+def test_what_is_not_known_is_named() -> None:
+    with pytest.raises(ValueError, match="stage 'pool' has no manifest yet"):
+        cost_of("dpo", STAGES, {k: v for k, v in MANIFESTS.items() if k != "pool"})
+    with pytest.raises(ValueError, match="'warmup' kept no cost of step 30"):
+        cost_of("warmup@30", STAGES, MANIFESTS)
+    for policy in ("warm-up", "collect", "evaluate", "warmup@last"):
+        with pytest.raises(ValueError, match=f"no stage makes '{policy}': .* of sft, warmup, dpo"):
+            cost_of(policy, STAGES, MANIFESTS)

@@ -1,0 +1,252 @@
+"""Accuracy against compute: intervals against enumeration and formula, lines by hand, and nothing extrapolated."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from g2d_jax.frontier import (
+    Curve,
+    Interval,
+    at_equal_compute,
+    best_on,
+    bootstrap,
+    compare,
+    interpolate,
+    pareto,
+    seed_spread,
+)
+from g2d_jax.stats import accuracy
+
+NAN = float("nan")
+
+tables = hnp.arrays(
+    np.float64,
+    hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=5),
+    elements=st.sampled_from([-0.5, 0.0, 0.25, 1.0, NAN]),
+)
+
+
+def test_the_mean_is_that_of_the_runs_means():
+    got = bootstrap([[1, 0, NAN, NAN], [1, 1, 1, NAN], [NAN, NAN, NAN, NAN]], samples=50)
+    assert got.mean == 0.75  # of 1/2 and 1; not 4/5
+    assert (got.seeds, got.problems) == (2, 3)
+    nothing = bootstrap([[NAN, NAN]])
+    assert (nothing.seeds, nothing.problems) == (0, 0)
+    assert all(math.isnan(x) for x in (nothing.mean, nothing.low, nothing.high))
+
+
+def enumerated(table):
+    """The statistic of every equally likely draw of runs and problems, by plain loops."""
+    runs, problems = table.shape
+    for rows in itertools.product(range(runs), repeat=runs):
+        for columns in itertools.product(range(problems), repeat=problems):
+            means = [[table[r, n] for n in columns if not math.isnan(table[r, n])] for r in rows]
+            means = [sum(row) / len(row) for row in means if row]
+            if means:
+                yield sum(means) / len(means)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [[0.0, 0.1, 0.7], [0.2, 0.9, 0.4]],
+        [[0.0, NAN, 0.7], [NAN, 0.9, 0.4]],
+        [[0.3, 0.1, 0.8, 0.9]],
+        [[0.5], [0.1], [0.2]],
+    ],
+)
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_the_interval_is_that_of_all_draws(table, level):
+    table = np.array(table)
+    every = np.array(list(enumerated(table)))
+    got = bootstrap(table, samples=20_000, level=level)
+    for value, share in ((got.low, (1 - level) / 2), (got.high, (1 + level) / 2)):
+        # Draws are discrete: a quantile is where their distribution passes the share, 0.01 being noise of the samples.
+        assert (every < value - 1e-9).mean() <= share + 0.01
+        assert (every <= value + 1e-9).mean() >= share - 0.01
+
+
+def test_one_run_has_the_interval_of_its_problems():
+    values = np.random.default_rng(0).random((1, 400))
+    got = bootstrap(values)
+    assert got.high - got.low == pytest.approx(2 * 1.96 * accuracy(values.T).sem_clustered, rel=0.06)
+
+
+def test_copies_of_a_run_are_no_more_certain_about_the_problems():
+    values = np.random.default_rng(0).random((1, 400))
+    one, fifty = bootstrap(values), bootstrap(np.repeat(values, 50, axis=0))
+    assert fifty.high - fifty.low == pytest.approx(one.high - one.low, rel=0.06)  # not a seventh: problems are shared
+    assert (fifty.seeds, fifty.problems) == (50, 400)
+
+
+def test_runs_that_differ_widen_the_interval():
+    rng = np.random.default_rng(1)
+    values = rng.random((1, 300)) + rng.normal(0, 0.1, (10, 1))
+    got, without = bootstrap(values), bootstrap(values - values.mean(axis=1, keepdims=True))
+    spread = seed_spread(values)
+    problems = (without.high - without.low) / 2
+    assert (got.high - got.low) / 2 == pytest.approx(math.hypot(problems, 1.96 * spread.sem * 0.9**0.5), rel=0.08)
+
+
+def test_two_runs_that_differ_give_no_more_than_themselves():
+    got = bootstrap([[0.2] * 8, [0.6] * 8])
+    assert (got.mean, got.low, got.high) == pytest.approx((0.4, 0.2, 0.6))
+
+
+def test_the_same_seed_gives_the_same_interval():
+    values = np.random.default_rng(2).random((5, 64))
+    assert bootstrap(values, seed=3) == bootstrap(values, seed=3)
+    assert bootstrap(values, seed=3) != bootstrap(values, seed=4)
+
+
+@settings(max_examples=30)
+@given(tables)
+def test_intervals_stay_among_the_values(values):
+    got = bootstrap(values, samples=60)
+    if got.seeds:
+        least, greatest = np.nanmin(values) - 1e-12, np.nanmax(values) + 1e-12
+        assert least <= got.mean <= greatest
+        assert math.isnan(got.low) or least <= got.low <= got.high <= greatest
+        shifted, scaled = bootstrap(values + 2, samples=60), bootstrap(4 * values, samples=60)
+        for name in ("mean", "low", "high"):
+            assert getattr(shifted, name) == pytest.approx(getattr(got, name) + 2, nan_ok=True)
+            assert getattr(scaled, name) == pytest.approx(getattr(got, name) * 4, nan_ok=True)
+
+
+@settings(max_examples=30)
+@given(tables)
+def test_unscored_runs_and_problems_change_nothing(values):
+    got, expected = (
+        bootstrap(np.pad(values, ((1, 0), (0, 2)), constant_values=NAN), samples=60),
+        bootstrap(values, samples=60),
+    )
+    assert repr(got) == repr(expected)  # as text, where NaN equals NaN
+
+
+def test_seed_spread_by_hand():
+    mean, std, sem = seed_spread([[1, 0, NAN], [1, 1, 1], [NAN, NAN, NAN], [0, 0, 0]])
+    assert mean == 0.5  # of 1/2, 1 and 0
+    assert std == 0.5
+    assert sem == pytest.approx(0.5 / math.sqrt(3))
+    one = seed_spread([[1, 0]])
+    assert one.mean == 0.5
+    assert math.isnan(one.std) and math.isnan(one.sem)
+    assert all(math.isnan(x) for x in seed_spread(np.zeros((2, 0))))
+
+
+COSTS = [1e18, 3e18, 7e18]
+VALUES = [[0.0, 0.5, NAN], [0.4, 0.5, 1.0], [0.4, 0.1, 0.0]]
+
+
+def test_lines_between_points():
+    np.testing.assert_allclose(interpolate(COSTS, VALUES, 1.5e18), [0.1, 0.5, NAN])
+    np.testing.assert_allclose(interpolate(COSTS, VALUES, 6e18), [0.4, 0.2, 0.25])
+
+
+def test_a_point_is_itself_and_nothing_is_extrapolated():
+    for cost, values in zip(COSTS, VALUES, strict=True):
+        np.testing.assert_array_equal(interpolate(COSTS, VALUES, cost), values)
+    assert interpolate(COSTS, VALUES, np.nextafter(1e18, 0)) is None
+    assert interpolate(COSTS, VALUES, np.nextafter(7e18, 1e19)) is None
+    np.testing.assert_array_equal(interpolate([2.0], [[0.5, 1.0]], 2.0), [0.5, 1.0])
+
+
+@given(
+    st.lists(st.integers(0, 10**6), min_size=2, max_size=6, unique=True),
+    st.floats(0, 1),
+    st.floats(-2, 2),
+    st.floats(-1, 1),
+)
+def test_a_straight_line_is_followed(costs, share, slope, level):
+    costs = np.sort(np.array(costs, dtype=float))
+    cost = float(np.clip(costs[0] + share * (costs[-1] - costs[0]), costs[0], costs[-1]))
+    line = np.stack([level + slope * costs / 1e6, -costs / 1e6], axis=1)
+    np.testing.assert_allclose(
+        interpolate(costs, line, cost), [level + slope * cost / 1e6, -cost / 1e6], rtol=1e-9, atol=1e-12
+    )
+
+
+def test_the_result_is_a_copy():
+    curve = Curve("seed 0", [1, 2], [[0, 1], [1, 1]])
+    at_point = interpolate(curve.costs, curve.values, 1.0)
+    at_point += 5
+    np.testing.assert_array_equal(curve.values, [[0, 1], [1, 1]])
+
+
+def test_a_point_against_its_curve():
+    curve = Curve("seed 0", [0, 10], [[0.0, 0.5], [1.0, 0.5]])
+    np.testing.assert_allclose(at_equal_compute(5, [0.75, NAN], curve), [0.25, NAN])
+    assert at_equal_compute(11, [1.0, 1.0], curve) is None
+
+
+def test_runs_are_compared_with_their_own_curves_and_only_in_range():
+    curves = [Curve(f"seed {s}", [0, 10], np.array([[0.0, 0.0], [1.0, 0.0]]) + s) for s in range(3)]
+    points = [(5.0, [0.7, 0.2]), (10.0, [2.4, 1.0]), (12.0, [9.0, 9.0])]
+    got = compare(points, curves, samples=200)
+    # Differences (0.2, 0.2) and (0.4, 0) of the two in range: 0.2 for both runs.
+    assert got == Interval(pytest.approx(0.2), got.low, got.high, seeds=2, problems=2)
+    assert got.low < 0.2 < got.high
+    assert got == bootstrap([[0.7 - 0.5, 0.2], [2.4 - 2.0, 0.0]], samples=200)
+    assert compare(points[2:], curves[2:]) is None
+    assert compare([], []) is None
+
+
+def test_pareto_by_hand():
+    #        beaten by 1     same as 1        worse, dearer
+    costs = [2.0, 1.0, 4.0, 1.0, NAN, 4.0, 3.0, 5.0]
+    means = [0.3, 0.5, 0.9, 0.5, 1.0, 0.8, 0.6, NAN]
+    assert pareto(costs, means) == [1, 3, 6, 2]
+    assert pareto([], []) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12))
+def test_pareto_is_what_no_point_beats(points):
+    def beats(a, b):
+        return a[0] <= b[0] and a[1] >= b[1] and a != b
+
+    costs, means = [p[0] for p in points], [p[1] for p in points]
+    expected = [k for k, one in enumerate(points) if not any(beats(other, one) for other in points)]
+    got = pareto(costs, means)
+    assert sorted(got) == expected
+    assert [costs[k] for k in got] == sorted(costs[k] for k in got)
+
+
+def test_the_best_on_dev_is_the_first_of_equals():
+    assert best_on([0.2, NAN, 0.5, 0.5, 0.4]) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bootstrap([1, 0]), r"\[runs, problems\], got the shape \[2\]"),
+        (lambda: bootstrap([[math.inf]]), "infinite"),
+        (lambda: bootstrap([[1]], samples=0), "samples of 1 or more"),
+        (lambda: bootstrap([[1]], level=1.0), "level between 0 and 1"),
+        (lambda: seed_spread([1]), r"\[runs, problems\]"),
+        (lambda: interpolate([1, 1], [[0], [0]], 1), r"strictly ascending costs, got \[1.0, 1.0\]"),
+        (lambda: interpolate([2, 1], [[0], [0]], 1), "strictly ascending"),
+        (lambda: interpolate([1, NAN], [[0], [0]], 1), "finite"),
+        (lambda: interpolate([1, 2], [[0]], 1), r"costs of the shape \[2\] and values of \[1, 1\]"),
+        (lambda: interpolate([], np.zeros((0, 2)), 1), "K of at least 1"),
+        (lambda: interpolate([1], [[0]], NAN), "finite cost only"),
+        (lambda: Curve("seed 7", [2, 1], [[0], [0]]), "the curve 'seed 7' must have finite, strictly ascending"),
+        (lambda: Curve("seed 7", [1], [[math.inf]]), "the curve 'seed 7' has infinite"),
+        (lambda: at_equal_compute(1, [0], Curve("a", [1], [[0, 1]])), "the curve 'a' has 2 problems"),
+        (lambda: compare([(1, [0])], []), "1 points and 0 curves"),
+        (
+            lambda: compare([(1, [0]), (1, [0, 0])], [Curve("a", [1], [[0]]), Curve("b", [1], [[0, 0]])]),
+            r"the curves have \[1, 2\] problems",
+        ),
+        (lambda: pareto([1, 2], [1]), r"costs \[2\] and means \[1\]"),
+        (lambda: best_on([NAN]), "one that is not NaN"),
+        (lambda: best_on([]), "one dev mean for each point"),
+    ],
+)
+def test_wrong_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,336 @@
+"""Informativeness by hand, against brute force, and under changes that must not matter."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from g2d_jax.informativeness import (
+    auroc,
+    expected_calibration_error,
+    gradient_signal,
+    margin_summary,
+    pair_summary,
+    prompts,
+    reliability,
+    summary,
+)
+from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
+
+NAN = float("nan")
+REWARDS = {Verdict.CORRECT: 1.0, Verdict.INCORRECT: 0.0, Verdict.NO_ANSWER: 0.0}
+
+
+def response(verdict, logprobs, entropies, *, answer="2", sample=0, problem="aa", reward=NAN, stop_reason="stop"):
+    """reward NaN: the verifier's own for this verdict."""
+    tokens = np.arange(len(logprobs), dtype=np.int32)
+    nats = [np.array(values, np.float32) for values in (logprobs, entropies)]
+    rollout = Rollout(problem, 0, sample, np.array([1], np.int32), tokens, *nats, stop_reason)
+    value = REWARDS.get(verdict) if reward is not None and math.isnan(reward) else reward
+    return ScoredRollout(rollout, "text", Score(value, verdict, answer), "warmup@20")
+
+
+def example():
+    """A mixed prompt with a timeout, and one that no answer of could be scored."""
+    mixed = [
+        response(Verdict.CORRECT, [-1.0, -1.0], [0.5, 1.5]),
+        response(Verdict.INCORRECT, [-2.0, -2.0, -2.0, -2.0], [2.0] * 4, answer="3", stop_reason="length"),
+        response(Verdict.NO_ANSWER, [-4.0, -4.0], [1.0, 1.0], answer=None),
+        response(Verdict.TIMEOUT, [0.0], [0.0], answer="3^{9^9}"),
+    ]
+    unscored = [response(Verdict.UNSCORABLE, [-0.5, -1.5], [3.0, 3.0], problem="bb") for _ in range(2)]
+    return [mixed, unscored]
+
+
+def test_prompts_by_hand():
+    got = prompts(example())
+    assert got["problem_id"] == ["aa", "bb"] and got["policy"] == ["warmup@20"] * 2
+    expected = {
+        "visit": [0, 0],
+        "samples": [4, 2],
+        "scored": [3, 0],
+        "pass_rate": [1 / 3, NAN],
+        "reward_mean": [1 / 3, NAN],
+        "reward_variance": [2 / 9, NAN],
+        "mixed": [True, False],
+        "entropy": [(2 + 8 + 2) / 9, 3],  # over tokens, the timeout's too
+        "distinct_answers": [4, 1],  # 2, 3, 3^{9^9} and none
+        "mean_length": [9 / 4, 2],
+        "mean_length_correct": [2, NAN],
+        "mean_length_incorrect": [3, NAN],
+        "confidence": [(math.exp(-1) + math.exp(-2) + math.exp(-4) + 1) / 4, math.exp(-1)],
+        "logprob_gap": [-2 - (-8 - 8) / 2, NAN],
+    }
+    assert set(got) == {*expected, "problem_id", "policy"}
+    for name, values in expected.items():
+        np.testing.assert_allclose(got[name], values, rtol=1e-12, err_msg=name)
+    kinds = {name: got[name].dtype.kind for name in expected}
+    assert {name for name, kind in kinds.items() if kind == "i"} == {"visit", "samples", "scored", "distinct_answers"}
+    assert kinds["mixed"] == "b"
+
+
+def test_summary_by_hand():
+    got = summary(example())
+    # Confidences e^-1 (right), e^-2 and e^-4 (wrong) fall in three bins.
+    calibration = (abs(1 - math.exp(-1)) + math.exp(-2) + math.exp(-4)) / 3
+    assert got == pytest.approx(
+        {
+            "prompts": 2,
+            "responses": 6,
+            "scored": 3,
+            "pass_rate": 1 / 3,
+            "reward_variance": 2 / 9,
+            "frac_mixed": 1 / 2,
+            "entropy": (12 + 12) / 13,
+            "distinct_answers": 5 / 2,
+            "mean_length": 13 / 6,
+            "mean_length_correct": 2,
+            "mean_length_incorrect": 3,
+            "frac_truncated": 1 / 6,
+            "confidence": ((math.exp(-1) + math.exp(-2) + math.exp(-4) + 1) / 4 + math.exp(-1)) / 2,
+            "logprob_gap": 6,
+            "ece": calibration,
+            "auroc": 1,
+        }
+    )
+
+
+def test_what_is_not_defined_is_nan():
+    assert {name: len(values) for name, values in prompts([]).items()} == dict.fromkeys(prompts(example()), 0)
+    nothing = summary([])
+    assert {name for name, value in nothing.items() if value == 0} == {"prompts", "responses", "scored"}
+    assert sum(map(math.isnan, nothing.values())) == len(nothing) - 3
+    right = summary([[response(Verdict.CORRECT, [-1.0], [1.0])]])
+    assert (right["pass_rate"], right["reward_variance"], right["frac_mixed"]) == (1, 0, 0)
+    assert all(math.isnan(right[name]) for name in ("auroc", "logprob_gap", "mean_length_incorrect"))
+
+
+def test_rewards_that_are_not_numbers_and_responses_without_tokens():
+    group = [
+        response(Verdict.CORRECT, [-1.0], [1.0]),
+        response(Verdict.CORRECT, [-1.0], [1.0], reward=None),
+        response(Verdict.INCORRECT, [-1.0], [1.0], reward=-math.inf),
+        response(Verdict.INCORRECT, [], []),
+    ]
+    got, total = prompts([group]), summary([group])
+    assert (got["scored"][0], got["pass_rate"][0], got["reward_variance"][0]) == (2, 0.5, 0.25)
+    assert got["confidence"][0] == pytest.approx(math.exp(-1))  # of those with tokens
+    assert total["ece"] == pytest.approx(1 - math.exp(-1)) and math.isnan(total["auroc"])
+
+
+def test_partial_rewards_vary_without_a_mixed_verdict():
+    group = [response(Verdict.INCORRECT, [-1.0], [1.0], reward=reward) for reward in (0.1, 0.3)]
+    got = prompts([group])
+    assert got["reward_variance"][0] == pytest.approx(0.01) and not got["mixed"][0]
+
+
+def test_log_probs_that_round_to_above_0_are_certain():
+    group = [response(Verdict.CORRECT, [1e-7], [0.0]), response(Verdict.INCORRECT, [-1e-7], [0.0])]
+    assert prompts([group])["confidence"][0] == pytest.approx(1)
+    assert summary([group])["ece"] == pytest.approx(0.5)
+
+
+verdicts = st.lists(st.sampled_from(Verdict), min_size=1, max_size=8)
+
+
+@given(verdicts, st.randoms(use_true_random=False))
+def test_binary_variance_and_order(found, random):
+    group = [response(verdict, [-i - 0.5], [0.5 * i], answer=str(i % 3)) for i, verdict in enumerate(found)]
+    got = prompts([group])
+    rate = got["pass_rate"][0]
+    assert got["reward_variance"][0] == pytest.approx(rate * (1 - rate), nan_ok=True)
+    assert bool(got["mixed"][0]) == (got["reward_variance"][0] > 0)
+    assert math.isnan(got["logprob_gap"][0]) == (not got["mixed"][0])
+    random.shuffle(group)
+    for name, values in prompts([group]).items():
+        assert values[0] == got[name][0] or values[0] == pytest.approx(got[name][0], nan_ok=True), name
+
+
+@given(verdicts)
+def test_unscored_responses_leave_rewards_alone(found):
+    group = [response(verdict, [-1.0], [1.0]) for verdict in found]
+    got, more = prompts([group]), prompts([[*group, response(Verdict.TIMEOUT, [-9.0], [1.0])]])
+    for name in ("scored", "pass_rate", "reward_mean", "reward_variance", "mixed", "logprob_gap"):
+        assert more[name][0] == pytest.approx(got[name][0], nan_ok=True)
+
+
+def test_groups_of_several_prompts_or_policies_are_refused():
+    one, other = example()
+    for group in ([], [*one, *other], [one[0], dataclasses.replace(one[0], policy="warmup@40")]):
+        with pytest.raises(ValueError, match="a group is what one policy answered to one draw"):
+            prompts([group])
+
+
+def test_reliability_by_hand():
+    low, high = reliability([0.0, 0.25, 0.5, 0.75, 1.0], [0, 0, 1, 0, 1], bins=2)
+    assert low == pytest.approx((0, 0.5, 3, 0.25, 1 / 3))  # 0.5 is in the lower bin
+    assert high == pytest.approx((0.5, 1, 2, 0.875, 0.5))
+    assert [one.answers for one in reliability([0.3, 0.7], [1, 1])] == [0, 0, 1, 0, 0, 0, 1, 0, 0, 0]
+    assert math.isnan(reliability([0.3], [1])[0].accuracy)
+
+
+def test_expected_calibration_error_by_hand():
+    got = expected_calibration_error([0.0, 0.25, 0.5, 0.75, 1.0], [0, 0, 1, 0, 1], bins=2)
+    assert got == pytest.approx(3 / 5 * (1 / 3 - 0.25) + 2 / 5 * (0.875 - 0.5))
+    assert expected_calibration_error([0.75] * 4, [1, 1, 1, 0]) == 0
+    assert expected_calibration_error([1.0, 1.0], [False, False]) == 1
+    assert math.isnan(expected_calibration_error([], []))
+
+
+probabilities = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=30)
+
+
+@given(probabilities, st.integers(1, 12))
+def test_calibration_error_is_bounded(pairs, bins):
+    confidence, correct = zip(*pairs, strict=True)
+    rows = reliability(confidence, correct, bins)
+    assert sum(row.answers for row in rows) == len(pairs)
+    assert all(row.low <= row.confidence <= row.high for row in rows if row.answers)
+    error = expected_calibration_error(confidence, correct, bins)
+    # Bins only take apart what one bin would let cancel.
+    assert abs(np.mean(confidence) - np.mean(correct)) - 1e-12 <= error <= 1
+
+
+def test_auroc_by_hand():
+    assert auroc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]) == 0.75
+    assert auroc([1, 2, 3], [False, False, True]) == 1
+    assert auroc([1, 2, 3], [1, 0, 0]) == 0
+    assert auroc([5, 5, 5], [1, 0, 1]) == 0.5
+    assert auroc([-math.inf, -1.0], [0, 1]) == 1
+    assert math.isnan(auroc([1, 2], [1, 1])) and math.isnan(auroc([], []))
+
+
+scores = st.lists(st.tuples(st.integers(-5, 5), st.booleans()), min_size=2, max_size=30).filter(
+    lambda pairs: len({label for _, label in pairs}) == 2
+)
+
+
+@given(scores)
+def test_auroc_against_all_pairs(pairs):
+    score, label = (np.array(column) for column in zip(*pairs, strict=True))
+    difference = score[label][:, None] - score[~label][None, :]
+    assert auroc(score, label) == np.mean((difference > 0) + 0.5 * (difference == 0))
+
+
+@given(scores, st.randoms(use_true_random=False))
+def test_auroc_knows_only_the_order(pairs, random):
+    shuffled = random.sample(pairs, len(pairs))
+    (score, label), (other, its_label) = ([np.array(c) for c in zip(*p, strict=True)] for p in (pairs, shuffled))
+    expected = auroc(score, label)
+    assert auroc(other, its_label) == expected
+    assert auroc(np.exp(0.5 * score) - 7, label) == expected
+    assert auroc(-score, label) == auroc(score, ~label) == pytest.approx(1 - expected, abs=1e-15)
+
+
+def test_pair_summary_by_hand():
+    got = pair_summary([-2.0, -4.0, -6.0], [-4.0, -4.0, -3.0], [2, 4, 3], [4, 2, 3])
+    assert got == pytest.approx(
+        {
+            "pairs": 3,
+            "gap_mean": -1 / 3,  # of 2, 0, -3
+            "gap_std": math.sqrt(13 / 3 - 1 / 9),
+            "gap_p10": -2.4,
+            "gap_p50": 0,
+            "gap_p90": 1.6,
+            "gap_per_token": (0 + 1 - 1) / 3,
+            "frac_ranked": 1 / 3,
+            "chosen_length": 3,
+            "rejected_length": 3,
+        },
+        abs=1e-15,
+    )
+    nothing = pair_summary([], [], [], [])
+    assert nothing.pop("pairs") == 0 and all(map(math.isnan, nothing.values()))
+    broken = pair_summary([NAN, 1.0], [0.0, 0.0], [1, 1], [1, 1])
+    assert math.isnan(broken["gap_mean"]) and math.isnan(broken["gap_p50"]) and math.isnan(broken["frac_ranked"])
+
+
+def test_margin_summary_by_hand():
+    ref = np.array([[-10.0, -10.0], [-20.0, -5.0]])
+    got = margin_summary(0.5, ref, ref + np.array([[2.0, -2.0], [-4.0, -2.0]]))
+    rewards = {"chosen": (1.0, -2.0), "rejected": (-1.0, -1.0), "margin": (2.0, -1.0)}
+    for name, (first, second) in rewards.items():
+        assert got[f"{name}_mean"] == (first + second) / 2
+        assert got[f"{name}_std"] == abs(first - second) / 2
+        assert got[f"{name}_p10"] == pytest.approx(min(first, second) + 0.1 * abs(first - second))
+        assert got[f"{name}_p50"] == (first + second) / 2
+        assert got[f"{name}_p90"] == pytest.approx(max(first, second) - 0.1 * abs(first - second))
+    assert (got["pairs"], got["accuracy"]) == (2, 0.5)
+    assert got["loss"] == pytest.approx((math.log1p(math.exp(-2)) + math.log1p(math.exp(1))) / 2)
+
+
+@given(hnp.arrays(np.float64, st.tuples(st.integers(1, 6), st.just(2)), elements=st.floats(-1e4, 0)))
+def test_a_policy_that_is_its_reference_has_no_margins(ref):
+    got = margin_summary(0.1, ref, ref)
+    assert (got.pop("pairs"), got.pop("loss")) == (len(ref), pytest.approx(math.log(2), rel=1e-15))
+    assert set(got.values()) == {0.0}
+
+
+def test_margins_without_pairs_and_huge_ones():
+    nothing = margin_summary(0.1, np.zeros((0, 2)), np.zeros((0, 2)))
+    assert nothing.pop("pairs") == 0 and all(map(math.isnan, nothing.values()))
+    assert margin_summary(1.0, [[0.0, 0.0]], [[-1e4, 0.0]])["loss"] == 1e4  # no overflow
+
+
+def test_gradient_signal_by_hand():
+    # Two batches of 3 pairs with gradients (3, 1) and (1, 1): mean (2, 1), squares 10 and 2.
+    got = gradient_signal(5.0, 6.0, 2, 3)
+    assert (got.square_signal, got.trace) == (4, 6)
+    assert (got.signal, got.noise) == (2, math.sqrt(6))
+    assert got.ratio == pytest.approx(2 / math.sqrt(6)) and got.noise_scale == 1.5
+    assert (got.batches, got.pairs_per_batch) == (2, 3)
+
+
+def test_gradient_signal_at_its_ends():
+    hidden = gradient_signal(0.5, 2.0, 2, 1)
+    assert (hidden.square_signal, hidden.signal, hidden.ratio, hidden.noise_scale) == (-1, 0, 0, math.inf)
+    certain = gradient_signal(4.0, 4.0, 8, 16)
+    assert (certain.signal, certain.noise, certain.ratio, certain.noise_scale) == (2, 0, math.inf, 0)
+    rounded = gradient_signal(4.0 + 1e-6, 4.0, 8, 16)
+    assert rounded.trace == 0
+    flat = gradient_signal(0.0, 0.0, 2, 1)
+    assert flat.signal == flat.noise == 0 and math.isnan(flat.ratio) and math.isnan(flat.noise_scale)
+    assert math.isnan(gradient_signal(NAN, NAN, 2, 1).ratio)
+
+
+@pytest.mark.parametrize("true_norm", [0.0, 0.5])
+def test_gradient_signal_is_unbiased(true_norm):
+    rng = np.random.default_rng(0)
+    mean, deviations = np.full(4, true_norm / 2), np.array([0.5, 1.0, 1.5, 2.0])
+    pairs = mean + deviations * rng.standard_normal((10_000, 4, 3, 4))  # experiments, batches, pairs, parameters
+    batches = pairs.mean(axis=2)
+    of_mean, of_batches = (batches.mean(axis=1) ** 2).sum(-1), (batches**2).sum(-1).mean(-1)
+    got = [gradient_signal(a, b, 4, 3) for a, b in zip(of_mean, of_batches, strict=True)]
+    squares, traces = (np.array([getattr(one, name) for one in got]) for name in ("square_signal", "trace"))
+    assert squares.mean() == pytest.approx(true_norm**2, abs=4 * squares.std() / 100)
+    assert traces.mean() == pytest.approx(7.5, abs=4 * traces.std() / 100)
+    assert squares.std() < 0.8 and traces.std() < 5  # bounds of 0.03 and 0.2: |mean g|^2 is 0.6 too high
+    assert squares.min() < 0  # kept negative, or the mean would be biased
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: auroc([1.0, NAN], [0, 1]), "score must not be NaN"),
+        (lambda: auroc([1.0, 2.0], [0, 2]), "labels must be 0 or 1"),
+        (lambda: auroc([[1.0]], [[1]]), r"must both be \[N\], got \[1, 1\]"),
+        (lambda: reliability([0.5, 0.5], [1]), r"got \[2\] and \[1\]"),
+        (lambda: reliability([1.5], [1]), r"probabilities in \[0, 1\]"),
+        (lambda: expected_calibration_error([0.5], [1], bins=0), "got 0 bins"),
+        (lambda: pair_summary([1.0], [1.0, 2.0], [1], [1]), r"rejected \[2\]"),
+        (lambda: pair_summary([1.0], [1.0], [1], [0]), "at least 1"),
+        (lambda: margin_summary(0.1, [1.0, 2.0], [1.0, 2.0]), r"\[N, 2\] \(chosen, rejected\), got ref \[2\]"),
+        (lambda: margin_summary(0.0, [[1.0, 2.0]], [[1.0, 2.0]]), "beta must be positive, got 0.0"),
+        (lambda: gradient_signal(1.0, 1.0, 1, 8), "at least 2 batches of 1 pair, got 1 of 8"),
+        (lambda: gradient_signal(1.0, 1.0, 2, 0), "at least 2 batches of 1 pair, got 2 of 0"),
+        (lambda: gradient_signal(2.0, 1.0, 2, 1), "are both squared, and in this order"),
+        (lambda: gradient_signal(-1.0, 1.0, 2, 1), "need 0 <="),
+    ],
+)
+def test_wrong_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
