@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import pipeline, storage
 from g2d_jax.canonical import from_dict, identity, to_dict
+from g2d_jax.stages import ending
 from g2d_jax.sweep.points import Point
 
 ENDING = ("steps", "keep", "stop", "budget", "adaptive")
@@ -134,13 +135,19 @@ def _ids(values: Mapping[str, Any]) -> dict[str, str]:
     order = pipeline.plan(config)
     ids: dict[str, str] = {}
     for name in order.order:
-        ids[name] = _id(shared, name, values["stages"][name], {needed: ids[needed] for needed in order.inputs[name]})
+        stage = values["stages"][name]
+        own = {k: v for k, v in stage.items() if not (shares(stage) and k in ENDING)}
+        weighed = {other: values["stages"][other] for other in _weighed(config, name)}
+        inputs = {needed: ids[needed] for needed in order.inputs[name]}
+        ids[name] = f"{name}-{storage.fingerprint([shared, name, own, inputs, *filter(None, [weighed])])}"
     return ids
 
 
-def _id(shared: Mapping[str, Any], name: str, stage: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    own = {k: v for k, v in stage.items() if not (shares(stage) and k in ENDING)}
-    return f"{name}-{storage.fingerprint([shared, name, own, inputs])}"
+def _weighed(config: ConfigDict, name: str) -> tuple[str, ...]:
+    """The stages whose settings decide where an adaptive stage ends."""
+    stage = config.stages[name]
+    adaptive = stage.kind == "online" and stage.stop == "adaptive"
+    return (ending.followers(name, config.stages) or ()) if adaptive else ()
 
 
 def _nodes(config: ConfigDict, ids: Mapping[str, str], name: str) -> list[Node]:
@@ -165,7 +172,7 @@ def _node(config: ConfigDict, ids: Mapping[str, str], name: str, evaluated: Mapp
 
 
 def _restricted(config: ConfigDict, name: str) -> ConfigDict:
-    """The config with this stage and those it is made from only."""
+    """The config with this stage and those it is made from, or weighed against, only."""
     inputs = pipeline.plan(config).inputs
     needed: set[str] = set()
     waiting = [name]
@@ -173,7 +180,7 @@ def _restricted(config: ConfigDict, name: str) -> ConfigDict:
         stage = waiting.pop()
         if stage not in needed:
             needed.add(stage)
-            waiting += inputs[stage]
+            waiting += [*inputs[stage], *_weighed(config, stage)]
     alone: ConfigDict = config.copy_and_resolve_references()
     with alone.unlocked(), alone.stages.unlocked():
         for stage in list(alone.stages):

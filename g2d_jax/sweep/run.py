@@ -5,6 +5,7 @@
       points/NAME/LABEL/             config.json and stages.json: a point opens like a run (`g2d report`, `export`, …)
       stages/NAME-FINGERPRINT/       a node: what a run has in NN-NAME/, with its metrics, settings and environment
       compiled/                      XLA's compilation cache
+      NAME.html, NAME.md, NAME.csv   what the study measured, written when a process ends
 
 Several processes, on one machine or on several that share the directory, may run the same command: each takes the next
 node that is free. Nodes are locked by the file system (`flock`, which network file systems pass on or not: see theirs).
@@ -26,6 +27,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import __version__, pipeline, storage
 from g2d_jax.canonical import to_dict
+from g2d_jax.report import write_study
 from g2d_jax.stages.context import Context, StopRun
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder
 from g2d_jax.sweep.points import points
@@ -49,9 +51,11 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     root = absolute(workdir)
     _claim(config, graph, root)
     with _compilation_cache(root), Tracker(root, tensorboard=False) as tracker:
-        failed = _Worker(graph, root, tracker).work()
+        failed = _Worker(config.name, graph, root, tracker).work()
         for name, reason in failed.items():
             tracker.say(f"{name} failed: {reason}")
+        page, *_ = write_study(root, config.name, show=tracker.table)
+        tracker.say(f"report: {page}")
     return failed
 
 
@@ -104,8 +108,8 @@ def _compilation_cache(root: epath.Path) -> Iterator[None]:
 class _Worker:
     """One process's part in a study. failed: node -> why, for nodes that stopped and all that read them."""
 
-    def __init__(self, graph: Graph, root: epath.Path, tracker: Tracker) -> None:
-        self.graph, self.root, self.tracker = graph, root, tracker
+    def __init__(self, name: str, graph: Graph, root: epath.Path, tracker: Tracker) -> None:
+        self.name, self.graph, self.root, self.tracker = name, graph, root, tracker
         self.done: set[str] = set()
         self.failed: dict[str, str] = {}
         self._context: Context | None = None
@@ -159,7 +163,8 @@ class _Worker:
         folders = {name: node_folder(self.root, other) for name, other in node.stages.items()}
         evaluated = {policy: node_folder(self.root, other) for policy, other in node.evaluated.items()}
         logging = node.config.logging
-        with Tracker(folder, tensorboard=logging.tensorboard, screen=self.tracker.screen) as tracker:
+        wandb = {"project": logging.wandb, "name": node.id, "group": self.name} if logging.wandb else None
+        with Tracker(folder, tensorboard=logging.tensorboard, wandb=wandb, screen=self.tracker.screen) as tracker:
             context = self._common(node).at(node.config, folders, tracker, workdir=folder, evaluated=evaluated)
             try:
                 pipeline.run_stage(context, node.name, pipeline.plan(node.config))
@@ -202,12 +207,11 @@ def _complete(node: Node, folder: epath.Path) -> bool:
     stage = node.config.stages[node.name]
     if stage.kind != "online":
         return True
-    there = set(Checkpoints(folder / "checkpoints").steps())
+    there = set(Checkpoints(folder / "checkpoints").steps()) & {int(step) for step in manifest["at"]}
     reached = manifest["counts"]["steps"]
     if missing := sorted(k for k in stage.keep if k <= reached and k not in there):
         raise ValueError(
-            f"{folder} is finished without a checkpoint of step {missing[0]}: leave this step out, or choose another "
-            "--workdir"
+            f"{folder} is finished and did not keep step {missing[0]}: leave this step out, or choose another --workdir"
         )
     return bool(reached >= stage.steps)
 

@@ -78,3 +78,15 @@ def test_a_stage_is_shared_by_points_that_decide_it_alike(field: str, shared: se
 def test_a_point_that_cannot_work_is_named() -> None:
     with pytest.raises(ValueError, match=r"point dpo.beta=-1,seed=0: stages.dpo: beta must be positive"):
         graph(product=("stages.dpo.beta=1,-1",))
+
+
+def test_an_adaptive_warm_up_is_decided_by_what_it_is_weighed_against() -> None:
+    made = graph(
+        "stages.warmup.stop=adaptive", "stages.warmup.adaptive.min_steps=3", product=("stages.dpo.epochs=1,2",)
+    )
+    warmups = [node for node in made.nodes.values() if node.name == "warmup"]
+    assert len(warmups) == 2  # another offline stage may end it elsewhere
+    assert all(set(node.config.stages) == {"sft", "warmup", "collect", "dpo"} for node in warmups)
+    assert all(set(node.inputs) == {node.stages["sft"]} for node in warmups)
+    evaluated = [node for node in made.nodes.values() if node.name == "evaluate"]
+    assert len(evaluated) == 1 + 2 * 3  # sft once; warm-up, dpo and the comparison of each
