@@ -1,4 +1,4 @@
-"""The g2d command: run, sweep, evaluate, export, sample, status."""
+"""The g2d command: run, sweep, evaluate, report, compare, export, sample, status."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from g2d_jax import __version__, storage
 from g2d_jax.resolve import resolve
+
+if TYPE_CHECKING:
+    from etils import epath
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,10 +40,12 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     _run_arguments(commands.add_parser("run", help="run a config, or continue it"))
     _sweep_arguments(commands.add_parser("sweep", help="run a config under many overrides, or continue"))
     _evaluate_arguments(commands.add_parser("evaluate", help="evaluate a policy of a run on a set of problems"))
+    _report_arguments(commands.add_parser("report", help="write what a run or a study measured: HTML, Markdown, CSV"))
+    _compare_arguments(commands.add_parser("compare", help="put runs side by side on the problems they share"))
     _export_arguments(commands.add_parser("export", help="write a policy as a Hugging Face model"))
     _sample_arguments(commands.add_parser("sample", help="show a policy's answers to a problem"))
-    status = commands.add_parser("status", help="show how far a run is")
-    status.add_argument("--workdir", required=True, help="work directory of the run")
+    status = commands.add_parser("status", help="show how far a run or a study is")
+    status.add_argument("--workdir", required=True, help="work directory of the run, or of studies")
     status.set_defaults(command=_status)
     arguments, rest = parser.parse_known_args(argv)
     overrides = [item.removeprefix("--") for item in rest if item.startswith("--config.") and "=" in item]
@@ -82,6 +88,21 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--max-new-tokens", type=int)
     parser.set_defaults(command=_evaluate)
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("workdir", help="work directory of a run, a point of a study, or a directory of studies")
+    parser.add_argument("--study", help="one study of the directory; default: all of them")
+    parser.set_defaults(command=_report)
+
+
+def _compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="work directories of two runs or more, or of points")
+    parser.add_argument("--output", default="compare", help="folder to write; default: compare")
+    parser.add_argument(
+        "--policies", choices=("ends", "all"), default="ends", help="of each run the first and the last, or every one"
+    )
+    parser.set_defaults(command=_compare)
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,6 +164,43 @@ def _evaluate(arguments: argparse.Namespace, _: list[str]) -> None:
     )
 
 
+def _report(arguments: argparse.Namespace, _: list[str]) -> None:
+    """Needs neither the model nor a device."""
+    from g2d_jax import report
+    from g2d_jax.report.study import studies
+    from g2d_jax.tracking import Screen
+
+    names = studies(arguments.workdir)
+    if arguments.study and not names:
+        raise ValueError(f"{arguments.workdir} holds no studies: leave --study out for a run, or give their directory")
+    chosen = [arguments.study] if arguments.study else names
+    show = Screen().table
+    written = [path for name in chosen for path in report.write_study(arguments.workdir, name, show=show)]
+    for path in written or report.write_all(arguments.workdir):
+        print(path)
+
+
+def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
+    """Needs neither the model nor a device."""
+    from g2d_jax.report import compare_page, compare_text
+    from g2d_jax.report.compare_read import read_comparison
+    from g2d_jax.tracking import Screen
+
+    compare_page.check_output(arguments.output)
+    comparison = read_comparison(arguments.runs, policies=arguments.policies)
+    screen = Screen()
+    for line in (*comparison.warnings, compare_text.shared(comparison)):
+        screen.say(line)
+    for table in compare_text.tables(comparison):
+        screen.table(*table)
+    notes = (*compare_text.notes(comparison), compare_text.differences_note(comparison), compare_text.ELO)
+    for line in (*notes, compare_text.same_settings(comparison), compare_text.verdict(comparison)):
+        if line:
+            screen.say(line)
+    for path in compare_page.write_comparison(comparison, arguments.output):
+        screen.say(path)
+
+
 def _export(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import policies
 
@@ -162,26 +220,62 @@ def _sample(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:
-    """Stages with what is done; needs neither the model nor a device."""
-    from etils import epath
+    """Stages with what is done, or points with what is left; needs neither the model nor a device."""
+    from g2d_jax.report.study import studies
+    from g2d_jax.workdir import absolute
 
+    workdir = absolute(arguments.workdir)
+    names = studies(workdir)
+    for name in names:
+        _study_status(workdir, name)
+    if not names:
+        _run_status(workdir)
+
+
+def _study_status(workdir: epath.Path, name: str) -> None:
+    """A row for each point. Stages that points share are counted once."""
+    from g2d_jax.tracking import Screen
+    from g2d_jax.workdir import PLANS, stage_folders
+
+    labels = [str(point["label"]) for point in storage.read_json(workdir / PLANS / f"{name}.json")["points"]]
+    points = {label: stage_folders(workdir / "points" / name / label) for label in labels}
+    stages = {folder: stage for point in points.values() for stage, folder in point.items()}
+    states = {folder: _state(stage, folder, folder) for folder, stage in stages.items()}
+    rows = []
+    for label, folders in points.items():
+        left = [(stage, states[folder]) for stage, folder in folders.items() if states[folder] != "done"]
+        listed = [stage if state == "waiting" else f"{stage} ({state})" for stage, state in left]
+        rows.append([label, ", ".join(listed) or "done"])
+    done, whole = list(states.values()).count("done"), sum(row[1] == "done" for row in rows)
+    screen = Screen()
+    screen.table(f"{name}: {len(rows)} points", ["point", "left to do"], rows)
+    screen.say(f"{whole} of {len(rows)} points done; {len(states)} stages after sharing, {done} of them done")
+
+
+def _run_status(workdir: epath.Path) -> None:
     from g2d_jax import pipeline, policies
-    from g2d_jax.tracking import Screen, read_metrics
+    from g2d_jax.tracking import Screen
+    from g2d_jax.workdir import LINKS, stage_folders
 
-    workdir = epath.Path(arguments.workdir)
     config = policies.read_config(workdir)
-    steps: dict[str, int] = {}
-    for record in read_metrics(workdir):
-        steps[record["stage"]] = max(steps.get(record["stage"], 0), int(record["step"]))
+    is_point = (workdir / LINKS).exists()  # of a study: its stages lie elsewhere, each with its own metrics
     rows: list[list[str]] = []
-    for name, folder in pipeline.plan(config).folders(workdir).items():
+    for name, folder in (stage_folders(workdir) if is_point else pipeline.plan(config).folders(workdir)).items():
         manifest = storage.finished(folder)
-        total = config.stages[name].get("steps", "")
-        state = "done" if manifest else f"at step {steps[name]}" if name in steps else "waiting"
-        rows.append(
-            [name, config.stages[name].kind, state, str(total), f"{manifest['seconds']:.0f}" if manifest else ""]
-        )
+        state = _state(name, folder, folder if is_point else workdir)
+        seconds = f"{manifest['seconds']:.0f}" if manifest else ""
+        rows.append([name, config.stages[name].kind, state, str(config.stages[name].get("steps", "")), seconds])
     Screen().table(str(workdir), ["stage", "kind", "state", "steps", "seconds"], rows)
+
+
+def _state(name: str, folder: epath.Path, logged: epath.Path) -> str:
+    """done, "at step N" by what was logged in that folder, or waiting."""
+    from g2d_jax.tracking import read_metrics
+
+    if storage.finished(folder):
+        return "done"
+    steps = [int(record["step"]) for record in read_metrics(logged) if record["stage"] == name]
+    return f"at step {max(steps)}" if steps else "waiting"
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-r"""When the warm-up has been enough: where what is gained in all is most, per FLOP spent in all.
+r"""When the warm-up has been enough: when online steps add less accuracy per FLOP than offline training would.
 
-After k online steps the whole recipe would end at V(k), the accuracy offline training is predicted to reach from there,
-and would have cost C(k) = k * c + F: online steps, and what offline training costs whenever it comes. It ends at
+Before every step there are two ways to spend compute: one more online step, or the offline stages, which come once, at
+the end, from wherever the warm-up has got to. With a the accuracy of the policy now, a' what a step adds to it, c what
+a step costs, V what offline training is predicted to reach from here and F what it will cost, the warm-up ends when
 
-    K* = argmax_k (V(k) - a) / C(k)                                     a: accuracy at the start
+    (a' + s.e.) / c  <=  (V - a) / F
 
-which is where another step adds as much per FLOP as the recipe as a whole does on average (the marginal value theorem
-of Charnov 1976, Theoretical Population Biology 9, 129-136): before it online steps are the better buy, after it they
-are the worse one. V is measured on the warm-up's own rollouts, at no extra cost:
+so that even one standard error above what was measured, online steps are the worse buy. All is measured on the
+warm-up's own rollouts, at no extra cost. a' is the slope of the accuracy over the later half of the steps, by least
+squares. V - a is taken from how informative the latest rollouts are:
 
-    V_k = mean over the prompts of step k of sigmoid(logit(p) + shift)       p: share of correct responses
+    V = mean over prompts of sigmoid(logit(p) + shift)                     p: share of the prompt's responses correct
 
 A DPO optimum has the odds of a correct response multiplied by e^(1 / beta) (Rafailov et al. 2023, arXiv 2305.18290,
 equation 4, for a reward of 0 or 1); what a stage of finite length reaches of this is `shift`, in nats. Prompts of which
-all responses are correct, or none, give no pair, and by this formula no gain: the more informative the rollouts, the
-larger V - mean p. Single steps are noisy, so V is a saturating curve fitted to all steps so far.
+all responses are correct, or none, give no pair, and by this formula no gain: as a policy grows confident, right or
+wrong, V - a goes to 0, and nothing is left for offline training to add.
 """
 
 from __future__ import annotations
@@ -23,45 +24,31 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-SCALES = 48  # time constants that are tried, evenly on a logarithmic scale
-
-
-@dataclass(frozen=True, slots=True)
-class Saturation:
-    """end + (start - end) * exp(-k / scale): where a curve comes from, where it goes, and in how many steps."""
-
-    start: float
-    end: float
-    scale: float
-
-    def at(self, steps: ArrayLike) -> NDArray[np.float64]:
-        """The curve's value after so many steps, any shape."""
-        return self.end + (self.start - self.end) * np.exp(-np.asarray(steps, np.float64) / self.scale)
+RECENT = 10  # steps whose rollouts tell what offline training would add; the least that a slope is taken over
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the rule sees at one probe. Accuracies are fractions of 1, costs FLOPs.
+    """What the rule sees after `step` steps. Accuracies are fractions of 1, costs FLOPs.
 
-    start: accuracy of the policy the stage starts from. now, offline: fitted accuracy of the policy now, and what
-    offline training is predicted to reach from it. best: K*, the number of steps that gains most per FLOP.
-    step_flops: of one online step. offline_flops: of collecting and training offline afterwards.
+    accuracy: mean over the last RECENT steps. slope, slope_error: what one step adds, and its standard error. gain:
+    what offline training is predicted to add. step_flops, offline_flops: of one step, of all of offline training.
     """
 
     step: int
-    start: float
-    now: float
-    offline: float
-    best: int
+    accuracy: float
+    slope: float
+    slope_error: float
+    gain: float
     step_flops: float
     offline_flops: float
 
     @property
     def enough(self) -> bool:
-        """Whether the best number of steps is reached."""
-        return self.best <= self.step
+        """Whether the warm-up ends here."""
+        return (self.slope + self.slope_error) / self.step_flops <= self.gain / self.offline_flops
 
 
 def tilted(rates: ArrayLike, shift: float) -> float:
@@ -79,53 +66,47 @@ def tilted(rates: ArrayLike, shift: float) -> float:
     return float(np.mean(known * odds / (known * odds + 1 - known)))
 
 
-def fit_saturation(values: ArrayLike, limit: int) -> Saturation:
-    """The saturating curve nearest (least squares) to values [K] of steps 0 … K - 1, NaN left out.
+def trend(values: ArrayLike) -> tuple[float, float]:
+    """Slope a step of values [K] by least squares, and its standard error from the residuals; NaN are left out.
 
-    limit: the most steps the curve is for; time constants from 1 step to four times the limit are tried, and for each
-    the best ends in closed form, kept within [0, 1]. Raises ValueError for fewer than three values.
+    Raises ValueError for fewer than three values.
     """
     y = np.asarray(values, np.float64)
     x = np.flatnonzero(~np.isnan(y)).astype(np.float64)
     y = y[~np.isnan(y)]
     if len(y) < 3:
-        raise ValueError(f"a curve needs at least three steps with a value, there are {len(y)}")
-    found = []
-    for scale in np.geomspace(1.0, 4.0 * max(limit, 1), SCALES):
-        decay = np.exp(-x / scale)
-        basis = np.stack([decay, 1.0 - decay], axis=1)  # multiplied with start and end
-        start, end = np.clip(np.linalg.lstsq(basis, y, rcond=None)[0], 0.0, 1.0)
-        curve = Saturation(float(start), float(end), float(scale))
-        found.append((float(np.square(curve.at(x) - y).sum()), curve))
-    return min(found, key=lambda pair: pair[0])[1]
+        raise ValueError(f"a slope with an error needs at least three steps with a verdict, there are {len(y)}")
+    x -= x.mean()
+    slope = float(x @ y / (x @ x))
+    residual = y - y.mean() - slope * x
+    return slope, math.sqrt(float(residual @ residual) / (len(y) - 2) / float(x @ x))
 
 
-def best_steps(curve: Saturation, start: float, step_flops: float, offline_flops: float, limit: int) -> int:
-    """K*: the number of steps in 0 … limit with the highest (curve - start) per FLOP; the first of equal ones."""
-    steps = np.arange(limit + 1)
-    gained = curve.at(steps) - start
-    return int(np.argmax(gained / (steps * step_flops + offline_flops)))
+def window(steps: int) -> int:
+    """How many of the latest steps the slope is taken over: the later half, at least RECENT, at most all."""
+    return min(max(steps - steps // 2, RECENT), steps)
 
 
-def forecast(
-    accuracies: ArrayLike, reachable: ArrayLike, *, step_flops: float, offline_flops: float, limit: int
-) -> Forecast:
+def forecast(accuracies: ArrayLike, reachable: ArrayLike, *, step_flops: float, offline_flops: float) -> Forecast:
     """What the rule sees after K steps.
 
-    accuracies, reachable: [K], for each step the mean of its prompts' rates, and their `tilted` mean; those of step k
-    were drawn from the policy after k steps; NaN for a step without a verdict. limit: the most steps there may be.
-    Raises ValueError for fewer than three steps with a verdict, and unless step_flops >= 0 and offline_flops > 0.
+    accuracies, reachable: [K], for each step the mean of its prompts' rates, and their `tilted` mean; NaN for a step
+    without a verdict. step_flops: of one step now. Raises ValueError unless at least three of the last `window(K)`
+    steps have a verdict, and unless the costs are positive.
     """
-    if step_flops < 0 or offline_flops <= 0:
+    if not (step_flops > 0 and offline_flops > 0):
         raise ValueError(f"costs must be positive, got {step_flops} a step and {offline_flops} offline")
-    online, offline = fit_saturation(accuracies, limit), fit_saturation(reachable, limit)
-    step = len(np.asarray(accuracies))
+    now, best = np.asarray(accuracies, np.float64), np.asarray(reachable, np.float64)
+    slope, error = trend(now[-window(len(now)) :])
+    gains = (best - now)[-RECENT:]
+    gains = gains[~np.isnan(gains)]
+    recent = now[-RECENT:][~np.isnan(now[-RECENT:])]
     return Forecast(
-        step=step,
-        start=online.start,
-        now=float(online.at(step)),
-        offline=float(offline.at(step)),
-        best=best_steps(offline, online.start, step_flops, offline_flops, limit),
+        step=len(now),
+        accuracy=float(recent.mean()) if recent.size else math.nan,
+        slope=slope,
+        slope_error=error,
+        gain=float(gains.mean()) if gains.size else 0.0,
         step_flops=step_flops,
         offline_flops=offline_flops,
     )

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-import jax
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -104,6 +103,8 @@ def claim(config: ConfigDict, workdir: epath.Path, own: Mapping[str, str] = Mapp
 
 def environment() -> dict[str, Any]:
     """Versions, devices and the command, for provenance."""
+    import jax  # here: reports read work directories without it
+
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "math-verify", "grain", "numpy")
     return {
         "g2d_jax": __version__,

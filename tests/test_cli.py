@@ -112,6 +112,73 @@ def test_status(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "holds no run" in capsys.readouterr().err
 
 
+@pytest.fixture
+def study(work: Path, tmp_path: Path) -> Path:
+    """A directory of a study with two points: the run's stages, and the same ones with an unfinished evaluation."""
+    root = tmp_path / "study"
+    config = storage.read_json(work / "config.json")["config"]
+    stages = {path.name.partition("-")[2]: os.path.relpath(path, root) for path in sorted(work.glob("0?-*"))}
+    listed = []
+    for label, last in (("K=1", stages["evaluate"]), ("K=2", "stages/evaluate-0")):
+        folder = root / "points" / "mine" / label
+        storage.write_json(folder / "config.json", {"config": config, "own": {}})
+        links = {**stages, "evaluate": last}
+        storage.write_json(folder / "stages.json", [[name, f"../../../{path}"] for name, path in links.items()])
+        listed.append({"label": label, "arm": "g2d", "seed": 0, "values": {}, "stages": {}})
+    storage.write_json(root / "sweeps" / "mine.json", {"config": config, "points": listed})
+    (root / "stages" / "evaluate-0").mkdir(parents=True)
+    return root
+
+
+def test_status_of_a_study_and_of_its_points(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--workdir", str(study)]) == 0
+    out = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in out.splitlines() if line.startswith("|")]
+    assert rows[2:] == [["K=1", "done"], ["K=2", "evaluate"]]
+    assert "1 of 2 points done; 6 stages after sharing, 5 of them done" in out
+    record = b'{"stage":"evaluate","step":2,"kind":"train","metrics":{}}\n'
+    storage.write_bytes(study / "stages" / "evaluate-0" / "metrics" / "00000.jsonl", record)
+    assert cli.main(["status", "--workdir", str(study)]) == 0
+    assert "| evaluate (at step 2) |" in capsys.readouterr().out
+    assert cli.main(["status", "--workdir", str(study / "points" / "mine" / "K=2")]) == 0
+    lines = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [line[3].strip() for line in lines[2:]] == ["done"] * 4 + ["at step 2"]
+
+
+def test_report_of_a_run_a_point_and_a_study(work: Path, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    point = study / "points" / "mine" / "K=1"
+    for folder in (work, point):
+        assert cli.main(["report", str(folder)]) == 0
+        assert capsys.readouterr().out.split() == [str(folder / f"report.{kind}") for kind in ("html", "md", "csv")]
+    for arguments in ([], ["--study", "mine"]):
+        assert cli.main(["report", str(study), *arguments]) == 0
+        assert capsys.readouterr().out.split()[-3:] == [str(study / f"mine.{kind}") for kind in ("html", "md", "csv")]
+    assert cli.main(["report", str(study), "--study", "nope"]) == 1
+    assert "no study 'nope'" in capsys.readouterr().err
+    assert cli.main(["report", str(work), "--study", "mine"]) == 1
+    assert "holds no studies" in capsys.readouterr().err
+    assert cli.main(["report", str(study / "stages")]) == 1
+    assert "is not a work directory" in capsys.readouterr().err
+
+
+def test_compare(
+    work: Path, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    point = str(study / "points" / "mine" / "K=1")
+    assert cli.main(["compare", str(work), point]) == 0
+    out = capsys.readouterr().out
+    assert "8 problems are common to all, all there are." in out and "B: all settings as those of A." in out
+    assert "| A: G2D (dpo) → B: G2D (dpo)" in out  # not B's sft, which is the same file
+    assert out.split()[-3:] == [str(tmp_path / "compare" / f"compare.{kind}") for kind in ("html", "md", "csv")]
+    assert cli.main(["compare", str(work), point, "--policies", "all"]) == 0
+    assert "A: warm-up" in capsys.readouterr().out
+    assert cli.main(["compare", str(work), point, "--output", str(work)]) == 1
+    assert "holds other things than a comparison" in capsys.readouterr().err
+    assert cli.main(["compare", str(work), str(study / "points" / "mine" / "K=2")]) == 1
+    assert "has no finished evaluation" in capsys.readouterr().err
+
+
 def test_sample(work: Path, folder: Path, one_device: dict[str, str]) -> None:
     done = g2d(folder, one_device, "sample", "--workdir", "some/work", "--prompt", "1+2+3=?", "--count", "3")
     assert done.returncode == 0, done.stderr

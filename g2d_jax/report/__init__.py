@@ -11,14 +11,18 @@ examples.py   completions side by side
 browser.py    rollouts and pairs to look through    listing.py   a list with filters    tokens.py   coloured tokens
 style.py      the page's style sheet               script.py    its only script
 html.py       the page                             spreadsheet.py   report.csv
+study.py      a study read from its directory: study_entry.py (a point), study_compare.py (points beside each other),
+              study_html.py (the page and Markdown: study_tables.py, study_frontier.py, study_cause.py,
+              study_ablations.py, study_stopping.py), study_csv.py; scatter.py draws its charts
 """
 
 from g2d_jax.report.html import write_report
 from g2d_jax.report.spreadsheet import write_csv
+from g2d_jax.report.study_html import write_study
 from g2d_jax.report.summary import summary_table, write_markdown
 from g2d_jax.storage import PathLike
 
-__all__ = ["summary_table", "write_all", "write_csv", "write_markdown", "write_report"]
+__all__ = ["summary_table", "write_all", "write_csv", "write_markdown", "write_report", "write_study"]
 
 
 def write_all(workdir: PathLike) -> list[str]:

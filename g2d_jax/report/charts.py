@@ -61,8 +61,8 @@ def line_chart(
     if not len(finite):
         return ""
     names = list(dict.fromkeys(series.name for panel in panels for series in panel.series))
-    low, high = _range(float(finite.min()), float(finite.max()))
-    body = [*_y_axis(low, high)]
+    low, high = axis_range(float(finite.min()), float(finite.max()))
+    body = [*y_axis(low, high)]
     left = float(LEFT)
     for i, (panel, width) in enumerate(zip(panels, _widths(panels), strict=True)):
         body += _panel_frame(panel.name if len(panels) > 1 else "", left, width, first=i == 0)
@@ -91,11 +91,11 @@ def interval_chart(title: str, rows: Sequence[tuple[str, float, float]], *, note
     reach = [2 * error if math.isfinite(error) else 0.0 for _, _, error in known]
     low = min(value - far for (_, value, _), far in zip(known, reach, strict=True))
     high = max(value + far for (_, value, _), far in zip(known, reach, strict=True))
-    low, high = _range(100 * max(0.0, low), 100 * min(1.0, high))
+    low, high = axis_range(100 * max(0.0, low), 100 * min(1.0, high))
     bottom = TOP + 40 * len(known)
-    scale = _scale(low, high, LEFT - 34, WIDTH - RIGHT - 10)
+    scale = linear(low, high, LEFT - 34, WIDTH - RIGHT - 10)
     body = []
-    for tick in _ticks(low, high):
+    for tick in round_ticks(low, high):
         body.append(f'<line class="grid" x1="{scale(tick):.1f}" x2="{scale(tick):.1f}" y1="4" y2="{bottom}"/>')
         body.append(f'<text x="{scale(tick):.1f}" y="{bottom + 15}" text-anchor="middle">{fmt.value(tick)}</text>')
     for i, (label, value, error) in enumerate(known):
@@ -181,9 +181,10 @@ def _widths(panels: Sequence[Panel]) -> list[float]:
     return [(WIDTH - LEFT - RIGHT) * share / sum(shares) for share in shares]
 
 
-def _y_axis(low: float, high: float) -> Iterator[str]:
-    scale = _scale(low, high, HEIGHT - BOTTOM, TOP)
-    for tick in _ticks(low, high):
+def y_axis(low: float, high: float, height: float = HEIGHT) -> Iterator[str]:
+    """Lines and numbers of a y axis over [low, high], markup, in a chart of a height."""
+    scale = linear(low, high, height - BOTTOM, TOP)
+    for tick in round_ticks(low, high):
         y = scale(tick)
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{fmt.value(tick)}</text>'
@@ -211,8 +212,9 @@ def _panel_lines(
     if not steps:
         return
     first, last = min(steps), max(steps)
-    across, up = _scale(first, last, left, left + width), _scale(low, high, HEIGHT - BOTTOM, TOP)
-    labels = x_ticks or {tick: fmt.value(tick) for tick in _ticks(first, last, max(3, int(width / 50)), whole=True)}
+    across, up = linear(first, last, left, left + width), linear(low, high, HEIGHT - BOTTOM, TOP)
+    ticks = round_ticks(first, last, max(3, int(width / 50)), whole=True)
+    labels = x_ticks or {tick: fmt.value(tick) for tick in ticks}
     for tick, label in labels.items():
         yield f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{shown(label)}</text>'
     for series in panel.series:
@@ -255,14 +257,14 @@ def _drawable(value: float) -> bool:
     return abs(value) < 1e300
 
 
-def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+def linear(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
     """Maps [low, high] onto [start, end]; everything onto the middle if low is high."""
     if high == low:
         return lambda _: (start + end) / 2
     return lambda value: start + (value - low) / (high - low) * (end - start)
 
 
-def _range(low: float, high: float) -> tuple[float, float]:
+def axis_range(low: float, high: float) -> tuple[float, float]:
     """An axis around the data: with zero if that is near, never of no length."""
     size = max(abs(low), abs(high))
     if size < 1e-290:
@@ -275,7 +277,7 @@ def _range(low: float, high: float) -> tuple[float, float]:
     return bottom, top
 
 
-def _ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
+def round_ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
     """About `count` round numbers in [low, high]: 1, 2, 2.5 or 5 times a power of ten apart. whole: integers."""
     if high == low:
         return [low]

@@ -41,7 +41,7 @@ def compute(run: Run) -> str:
     """What each stage cost."""
     if not run.manifests:
         return ""
-    title, columns, rows = summary.compute_table(run.manifests, run.price_per_device_hour)
+    title, columns, rows = summary.compute_table(run.manifests, summary.price(run))
     stages = [(str(m.get("name", "")), m) for m in run.manifests]
     seconds = [(name, {"time": fmt.number(m, "seconds")}) for name, m in stages]
     flops = [(name, {"FLOPs": fmt.number(m, "flops")}) for name, m in stages]

@@ -78,6 +78,7 @@ svg text.strong { fill: var(--ink); font-size: 11px; font-weight: 600; }
 .line.s1 { stroke-dasharray: 7 3.5; } .line.s2 { stroke-dasharray: 2 3.5; } .line.s3 { stroke-dasharray: 9 3 2 3; }
 .band { fill: var(--c); opacity: .16; }
 .bar { stroke: var(--c); stroke-width: 3; stroke-linecap: round; opacity: .55; }
+.whisker { stroke: var(--c); stroke-width: 1.2; opacity: .65; }
 .dot, .fill { fill: var(--c); }
 .hidden { fill: transparent; }
 .split { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr)); gap: 14px;

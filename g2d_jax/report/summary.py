@@ -127,11 +127,17 @@ def compute_table(stage_manifests: Iterable[Manifest], price_per_device_hour: fl
     return "Compute of each finished stage", ["stage", "kind", *shown], rows
 
 
+def price(run: Run) -> float | None:
+    """The run's compute.price_per_device_hour, None if it has none."""
+    set_to = fmt.number(run.config, "compute", "price_per_device_hour")
+    return None if math.isnan(set_to) else set_to
+
+
 def _figures(stages: Sequence[Manifest], price_per_device_hour: float) -> dict[str, str]:
     amounts = [*(_sum(stages, "tokens", name) for name in TOKENS), _sum(stages, "flops")]
     times = [_sum(stages, name) for name in ("seconds", "device_seconds", "verifier_cpu_seconds")]
-    price = times[1] / 3600 * price_per_device_hour
-    written = fmt.UNKNOWN if math.isnan(price) else f"{price:,.2f}"
+    paid = times[1] / 3600 * price_per_device_hour
+    written = fmt.UNKNOWN if math.isnan(paid) else f"{paid:,.2f}"
     return dict(zip(FIGURES, [*map(fmt.quantity, amounts), *map(fmt.duration, times), written], strict=True))
 
 
@@ -185,7 +191,7 @@ def markdown(run: Run) -> str:
     """The text of report.md."""
     evaluations = [stage.manifest for stage in run.evaluations]
     latest = evaluations[-1] if evaluations else None
-    tables = [summary_table(latest, run.manifests), compute_table(run.manifests, run.price_per_device_hour)]
+    tables = [summary_table(latest, run.manifests), compute_table(run.manifests, price(run))]
     parts = [f"# {_cell(run.name)}", _cell(verdict(latest)), _cell(state(run)), *(_markdown(*one) for one in tables)]
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -16,7 +16,7 @@ from g2d_jax.stages.rollouts import Groups, correct
 from g2d_jax.stages.training import Trainer
 
 STOPS = ("steps", "budget", "adaptive")
-RECENT = 10  # steps whose rollouts tell what the offline stages will cost
+MOST_SHIFT = 100  # nats of adaptive.shift; odds times e^100 are certainty
 
 
 def check(stage: ConfigDict) -> None:
@@ -27,26 +27,49 @@ def check(stage: ConfigDict) -> None:
         known = [measure for measure in accounting.MEASURES if measure != "price"]
         if stage.budget.measure not in known:
             raise ValueError(f"budget.measure is {stage.budget.measure!r}; choose one of {', '.join(known)}")
-        if stage.budget.amount <= 0:
+        if not stage.budget.amount > 0:
             raise ValueError(f"budget.amount must be positive, got {stage.budget.amount}")
-    if stage.stop == "adaptive" and (stage.adaptive.min_steps < 3 or stage.adaptive.every < 1):
-        raise ValueError("adaptive.min_steps must be at least 3, to fit a curve, and adaptive.every at least 1")
+    if stage.stop == "adaptive":
+        _check_adaptive(stage)
+
+
+def _check_adaptive(stage: ConfigDict) -> None:
+    settings = stage.adaptive
+    if settings.min_steps < 3 or settings.every < 1:
+        raise ValueError(
+            "adaptive.min_steps must be at least 3, for a slope with an error, and adaptive.every at least 1"
+        )
+    if settings.min_steps > stage.steps:
+        raise ValueError(
+            f"adaptive.min_steps is {settings.min_steps} but steps, the most there may be, is {stage.steps}: the rule "
+            "would never be asked"
+        )
+    if not 0 <= settings.shift <= MOST_SHIFT:
+        raise ValueError(f"adaptive.shift must be from 0 to {MOST_SHIFT} nats, got {settings.shift}")
 
 
 def check_plan(name: str, stages: ConfigDict) -> None:
     """Raise ValueError if an adaptive stage has no offline stage to be weighed against."""
-    if stages[name].stop == "adaptive" and _followers(name, stages) is None:
+    if stages[name].stop == "adaptive" and followers(name, stages) is None:
         raise ValueError(
-            "stop='adaptive' weighs online steps against the collect and offline stages that start from this stage's "
-            "last policy, and the config has none"
+            f"stop='adaptive' weighs online steps against an offline stage with policy={name!r} and the collect stage "
+            f"of its preferences, with policy={name!r} and rollouts='sample' or 'archive'; the config has none"
         )
 
 
-def _followers(name: str, stages: ConfigDict) -> tuple[ConfigDict, ConfigDict] | None:
-    """The collect and the offline stage that start where this one ends."""
-    for other in stages.values():
-        if other.kind == "offline" and other.policy == name and other.preferences in stages:
-            return stages[other.preferences], other
+def followers(name: str, stages: ConfigDict) -> tuple[str, str, str] | None:
+    """What starts where this stage ends: the stages that draw rollouts, choose pairs from them, and train on those.
+
+    The first two are one stage unless the second takes the rollouts of another. They decide where the stage ends.
+    """
+    for other, offline in stages.items():
+        if offline.kind != "offline" or offline.policy != name or offline.preferences not in stages:
+            continue
+        drawing = offline.preferences
+        while stages[drawing].get("rollouts") in stages:
+            drawing = stages[drawing].rollouts
+        if stages[drawing].get("rollouts") in ("sample", "archive") and stages[drawing].policy == name:
+            return drawing, offline.preferences, other
     return None
 
 
@@ -56,7 +79,7 @@ def ended(training: Trainer) -> bool:
 
 
 def evidence(training: Trainer) -> dict[str, Any]:
-    """For the manifest: the rule that ended the stage, and all it saw; {} if it went on to its last step."""
+    """For the manifest: the rule that ended the stage ("steps": it went on to its last), and all that probes saw."""
     return {"stop": {"probes": training.facts.get("probes", []), **training.facts.get("ended", {"rule": "steps"})}}
 
 
@@ -78,27 +101,47 @@ def ends(context: Context, name: str, stage: ConfigDict, training: Trainer, grou
 
 def _enough(context: Context, name: str, stage: ConfigDict, training: Trainer, groups: Groups) -> dict[str, Any] | None:
     """Add this step to what was seen; at a probe, log the forecast and say whether it is enough."""
-    settings, followers = stage.adaptive, _followers(name, context.config.stages)
-    assert followers is not None
-    seen = training.facts.setdefault("seen", [])
-    seen.append(_seen(groups, settings.shift))
+    settings, seen = stage.adaptive, training.facts.setdefault("seen", [])
+    before = sum(one["flops"] for one in seen)
+    seen.append({**_seen(groups, settings.shift), "flops": training.tally.flops - before})
     step = training.step
     if step < settings.min_steps or (step - settings.min_steps) % settings.every:
         return None
-    recent = {key: _mean(np.array([one[key] for one in seen[-RECENT:]])) for key in seen[-1]}
-    step_flops = training.tally.flops / step
+    accuracies = [one["accuracy"] for one in seen]
+    latest = seen[-stopping.window(step) :]
+    if np.count_nonzero([one["accuracy"] == one["accuracy"] for one in latest]) < 3:
+        return None  # unscorable problems alone: no slope yet
+    recent = {key: _mean(np.array([one[key] for one in seen[-stopping.RECENT :]])) for key in seen[-1]}
+    step_flops = float(np.mean([one["flops"] for one in latest]))
     found = stopping.forecast(
-        [one["accuracy"] for one in seen],
+        accuracies,
         [one["reachable"] for one in seen],
         step_flops=step_flops,
         # Groups all alike cost no training, archived ones no sampling: then the next step is the yardstick.
-        offline_flops=max(offline_flops(context.model_config, *followers, recent), step_flops),
-        limit=stage.steps,
+        offline_flops=max(_offline_flops(context, name, stage, step, recent), step_flops),
     )
     probe = {key: float(value) for key, value in dataclasses.asdict(found).items()}
     training.facts.setdefault("probes", []).append({**probe, "mixed": recent["mixed"]})
     context.tracker.log(name, step, {f"adaptive/{key}": value for key, value in probe.items()}, kind="adaptive")
-    return {"rule": "adaptive"} if found.enough else None
+    # Without one correct response nothing is known of either stage, and there would be no pair: go on.
+    return {"rule": "adaptive"} if found.enough and any(one > 0 for one in accuracies) else None
+
+
+def _offline_flops(context: Context, name: str, stage: ConfigDict, step: int, seen: dict[str, float]) -> float:
+    """What the stages that follow would cost now."""
+    stages = context.config.stages
+    named = followers(name, stages)
+    assert named is not None  # check_plan
+    drawing, collect, offline = (stages[other] for other in named)
+    archived = drawing.rollouts == "archive"
+    return offline_flops(
+        context.model_config,
+        collect,
+        offline,
+        seen,
+        prompts=step * stage.prompts_per_step if archived else min(drawing.prompts, len(context.problems["train"])),
+        responses=0 if archived else drawing.num_generations,
+    )
 
 
 def _seen(groups: Groups, shift: float) -> dict[str, float]:
@@ -123,19 +166,28 @@ def _mean(values: np.ndarray) -> float:
     return float(known.mean()) if known.size else float("nan")
 
 
-def offline_flops(config: ModelConfig, collect: ConfigDict, offline: ConfigDict, seen: dict[str, float]) -> float:
-    """What collecting and training offline would cost now, from mean lengths and the share of mixed prompts.
+def offline_flops(
+    config: ModelConfig,
+    collect: ConfigDict,
+    offline: ConfigDict,
+    seen: dict[str, float],
+    *,
+    prompts: int,
+    responses: int,
+) -> float:
+    """What collecting and training offline would cost, from mean lengths (tokens) and the share of mixed prompts.
 
-    Generation counts each prompt once and each response; of the mixed prompts all pairs that the settings ask for are
-    scored once and trained on in every epoch.
+    prompts: how many pairs are made for; responses: to draw for each, 0 where they are there already. Generation counts
+    each prompt once and each response; of the mixed prompts all pairs that the settings ask for are scored once and
+    trained on in every epoch: the most it can be, for windows of pass rates and one-sided groups leave fewer.
     """
     prompt, length = round(seen["prompt"]), round(seen["length"])
     drawn = forward_flops(config, prompt, attended(prompt))
-    drawn += collect.num_generations * forward_flops(config, length, attended(length, before=prompt))
-    generation = collect.prompts * drawn if collect.rollouts == "sample" else 0.0
+    drawn += responses * forward_flops(config, length, attended(length, before=prompt))
+    generation = prompts * drawn if responses else 0.0
     sides = [round(seen[side]) if seen[side] == seen[side] else length for side in ("chosen", "rejected")]
     positions = attended(prompt) + sum(attended(side, before=prompt) for side in sides)
     each = forward_flops(config, prompt + sum(sides), positions)
-    pairs = collect.prompts * seen["mixed"] * collect.pairs_per_prompt
+    pairs = prompts * seen["mixed"] * collect.pairs_per_prompt
     pairs = min(pairs, collect.max_pairs) if collect.max_pairs else pairs
     return float(generation + pairs * each * (1 + 3 * offline.epochs))

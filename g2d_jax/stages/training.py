@@ -28,7 +28,8 @@ from g2d_jax.training.step import TrainState, abstract_state, fresh_state, make_
 class Trainer:
     """The optimisation side of one stage.
 
-    step: updates done. tally: cost so far. facts: further numbers of the stage that resume with it.
+    step: updates done. tally: cost so far. facts: further numbers of the stage that resume with it; "at" has the cost
+    at every kept step, {"20": the fields of `Tally.manifest`}.
     per: what the objective's metric sums are divided by, "tokens" or "pairs".
     """
 
@@ -147,6 +148,8 @@ def trainer(
             trees, host = checkpoints.restore(step, {"params": like.params, "opt_state": like.opt_state})
             state = TrainState(trees["params"], trees["opt_state"])
             tally, facts = Tally(**host["tally"]), dict(host["facts"])
+            if step in pins:  # it may have been no kept step when it was saved
+                facts.setdefault("at", {}).setdefault(str(step), tally.manifest())
             context.tracker.say(f"{name}: continuing after step {step} of {total}")
         with context.tracker.progress(name, total, step or 0) as bar:
             made = Trainer(

@@ -213,7 +213,7 @@ def _complete(node: Node, folder: epath.Path) -> bool:
         raise ValueError(
             f"{folder} is finished and did not keep step {missing[0]}: leave this step out, or choose another --workdir"
         )
-    return bool(reached >= stage.steps)
+    return bool(reached >= stage.steps or stage.stop != "steps")
 
 
 def _reopen(node: Node, folder: epath.Path) -> None:

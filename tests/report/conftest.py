@@ -290,6 +290,12 @@ def read() -> Callable[[Path], tuple[str, Page, str]]:
 
 
 @pytest.fixture(scope="session")
+def parse() -> type[Page]:
+    """See Page."""
+    return Page
+
+
+@pytest.fixture(scope="session")
 def make_rollout() -> Callable[..., ScoredRollout]:
     """See rollout."""
     return rollout

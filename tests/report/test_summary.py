@@ -79,6 +79,21 @@ def test_compute_sums_up():
     assert len(compute_table(STAGES[:1])[2]) == 1  # no total of one
 
 
+def test_device_time_is_shown_where_it_differs_and_its_price_where_one_is_set():
+    stages = [{**one, "device_seconds": 8 * one["seconds"], "verifier_cpu_seconds": 1.0} for one in STAGES[:2]]
+    _, columns, rows = compute_table(stages, price_per_device_hour=4.5)
+    assert columns[-4:] == ["time", "device time", "verifier CPU", "price"]
+    assert [row[-4:] for row in rows] == [
+        ["1 min 24 s", "11 min 14 s", "1.0 s", "0.84"],
+        ["32 s", "4 min 14 s", "1.0 s", "0.32"],
+        ["1 min 56 s", "15 min 27 s", "2.0 s", "1.16"],
+    ]
+    same = [{**one, "device_seconds": one["seconds"]} for one in STAGES[:2]]
+    assert compute_table(same)[1][-3:] == ["FLOPs", "time", "verifier CPU"]
+    old = compute_table(STAGES[:1], price_per_device_hour=4.5)  # without device_seconds: not known
+    assert old[1][-1] == "price" and old[2][0][-1] == "–"
+
+
 def test_the_sentence_is_made_of_measured_numbers():
     assert verdict(EVALUATION) == (
         "Cold (sft) answers 33.4 ± 1.0 % of 1,024 held-out problems correctly; "

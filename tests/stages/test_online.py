@@ -1,5 +1,7 @@
 """Online RL from random parameters, which a made-up reward gives a signal."""
 
+import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +13,10 @@ from ml_collections import ConfigDict
 from g2d_jax import pipeline, storage
 from g2d_jax.data.packing import Group, Response, pack
 from g2d_jax.losses import group_advantages, token_weights
+from g2d_jax.mesh import make_mesh
+from g2d_jax.models.flops import forward_flops
 from g2d_jax.stages import online
-from g2d_jax.stages.context import Context, StopRun
+from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.rollouts import Groups, rewards, sampled_groups
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
@@ -80,6 +84,51 @@ def test_metrics_have_trl_names_and_tokens_are_those_of_the_rollouts(
     assert manifest["tokens"]["generated"] == usage.generated
     assert manifest["tokens"]["prefilled"] == usage.prefilled
     assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1, 2]
+
+
+def test_the_cost_at_every_kept_step_survives_a_restart(warmup: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    warmup.stages.warmup.keep = (0, 1)
+    whole = run(opened(warmup, tmp_path))
+    at, folder = whole["at"], tmp_path / "01-warmup"
+    assert set(at) == {"0", "1", "2"}
+    assert at["0"] == Tally().manifest()
+    assert at["2"] == {key: whole[key] for key in at["2"]}  # the checkpoint holds all of its own step
+    for key in ("flops", "seconds"):
+        assert 0 < at["1"][key] < at["2"][key]
+    assert at["1"]["device_seconds"] == at["1"]["seconds"]
+    (folder / storage.MANIFEST).unlink()
+    shutil.rmtree(folder / "checkpoints" / "2")  # as if killed in the second step
+    again = run(opened(warmup, tmp_path))
+    assert again["at"]["0"] == at["0"] and again["at"]["1"] == at["1"]
+    for key in ("flops", "tokens"):
+        assert again["at"]["2"][key] == again[key] == whole[key]
+
+
+def test_attention_is_counted_position_by_position(warmup: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    context, tally = opened(warmup, tmp_path), Tally()
+    groups = sampled(context, tmp_path)
+    online.count_rollouts(context, tally, groups)
+    prompts = [len(group[0].rollout.prompt_ids) for group in groups]
+    responses = [[len(row.rollout.token_ids) for row in group] for group in groups]
+    read = sum(sum(range(1, prompt + 1)) for prompt in prompts)
+    read += sum(sum(range(p + 1, p + n + 1)) for p, ns in zip(prompts, responses, strict=True) for n in ns)
+    tokens = sum(prompts) + sum(map(sum, responses))
+    assert tally.prefilled + tally.generated == tokens
+    assert tally.flops == pytest.approx(forward_flops(context.model_config, tokens, read), rel=1e-12)
+
+
+def test_device_time_is_paid_for_every_device(warmup: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    context, tally = opened(warmup, tmp_path), Tally()
+    context.mesh = make_mesh(1, 2, 1, devices=jax.devices()[:2])
+    with context.metered(tally):
+        pass
+    assert tally.device_seconds == 2 * tally.seconds > 0
+
+
+def test_a_checkpoint_from_before_device_time_was_counted_still_loads() -> None:
+    kept = dataclasses.asdict(Tally(seconds=3.0, trained=5))
+    del kept["device_seconds"]
+    assert Tally(**kept) == Tally(seconds=3.0, trained=5)
 
 
 @pytest.mark.parametrize("loss_type", ["sum", "grpo", "dr_grpo", "dapo", "bnpo"])

@@ -1,0 +1,83 @@
+"""Arms of a study whose points differ in something else than K: a figure and a table for each, at each K."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from g2d_jax.report import format as fmt
+from g2d_jax.report import markup
+from g2d_jax.report.scatter import Mark, Marks, scatter_chart
+from g2d_jax.report.study import Row, Study, described
+from g2d_jax.report.study_cause import mean
+from g2d_jax.report.study_compare import difference
+from g2d_jax.report.study_tables import caution, pairs_of, percent_interval, points_interval, seed_spread, steps_of
+from g2d_jax.report.summary import Text
+
+MEASURES = ("mixed prompts, %", "pass rate, %", "token entropy, nats", "gap before, nats", "implicit margin")
+"""Of study_cause.MEASURES, those beside the accuracies."""
+
+
+class Setting(NamedTuple):
+    """One setting of an arm. values: what tells it from the others, field -> text."""
+
+    values: Mapping[str, str]
+    row: Row
+
+    @property
+    def words(self) -> str:
+        """For readers: "select random"."""
+        return described(self.values)
+
+
+def section(study: Study) -> str:
+    """A figure for each arm in a grid, then their tables."""
+    found = list(arms(study))
+    figures = [_figure(name, settings) for name, settings in found]
+    tables = [f"<h3>{markup.shown(name)}</h3>{markup.table(*table(name, settings))}" for name, settings in found]
+    hint = markup.paragraph(caution(study), "hint") if found else ""
+    return markup.section("settings-compared", "Settings compared", hint, markup.charts(*figures), *tables)
+
+
+def arms(study: Study) -> Iterator[tuple[str, list[Setting]]]:
+    """Each arm with several settings that end offline, once for each K that at least two of them have."""
+    for arm in dict.fromkeys(group.arm for group in study.offline):
+        groups = [group for group in study.offline if group.arm == arm]
+        told = [field for field in groups[0].values if len({one.values.get(field) for one in groups}) > 1]
+        for steps in dict.fromkeys(row.steps for group in groups for row in group.rows):
+            settings = [
+                Setting({field: group.values.get(field, "") for field in told}, row)
+                for group in groups
+                for row in group.rows
+                if row.steps == steps
+            ]
+            if len(settings) > 1:
+                yield arm if steps is None else f"{arm}, K = {steps}", settings
+
+
+def table(name: str, settings: Sequence[Setting]) -> Text:
+    """Title, columns and rows: accuracy, paired difference to the first setting, pairs and what they could teach."""
+    first, base = settings[0].words, settings[0].row
+    columns = ["setting", "K", "seeds", "dev %", "test % [95 %]", "seed std", f"over {first}", "pairs"]
+    columns += [*MEASURES, "length, tokens", "offline gain", "FLOPs"]
+    lines = [
+        [setting.words, steps_of(row), str(len(row.entries)), fmt.percent(row.dev), percent_interval(row.accuracy)]
+        + [seed_spread(row), "reference" if row is base else points_interval(difference(row, base)), pairs_of(row)]
+        + [mean(row, measure) for measure in (*MEASURES, "length, tokens")]
+        + [points_interval(row.offline_gain), fmt.quantity(row.cost("flops"))]
+        for setting in settings
+        for row in (setting.row,)
+    ]
+    kept = [i for i, _ in enumerate(columns) if any(line[i] != fmt.UNKNOWN for line in lines)]
+    title = f"{name}: differences in points on test, paired by seed and problem"
+    return title, [columns[i] for i in kept], [[line[i] for i in kept] for line in lines]
+
+
+def _figure(name: str, settings: Sequence[Setting]) -> str:
+    marks = []
+    for place, setting in enumerate(settings):
+        found = setting.row.accuracy
+        marks.append(Mark(place, 100 * found.mean, 100 * found.low, 100 * found.high))
+    x_title = ", ".join(field.rpartition(".")[2].replace("_", " ") for field in settings[0].values)
+    names = [", ".join(setting.values.values()) for setting in settings]
+    return scatter_chart(f"Test accuracy, %: {name}", [Marks(name, marks, joined=False)], x_title=x_title, names=names)

@@ -1,0 +1,113 @@
+"""What the points of a study show beside each other: at equal compute, at equal K, and chosen on dev."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from g2d_jax import frontier
+from g2d_jax.report.study import Group, Row, Study
+from g2d_jax.report.study_entry import Array
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """What offline training is worth against a baseline that spent as much on a measure, seed by seed.
+
+    difference: None where no seed's cost is within its baseline's. seeds: those that have both a point and a baseline.
+    """
+
+    group: Group
+    row: Row
+    baseline: Group
+    measure: str
+    difference: frontier.Interval | None
+    seeds: int
+
+
+@functools.lru_cache(maxsize=1024)  # page, Markdown and CSV have the same ones
+def advantage(group: Group, row: Row, baseline: Group, measure: str) -> Advantage:
+    """A row of a group that ends offline against a baseline, whose accuracy is interpolated at the row's cost."""
+    pairs = [
+        ((entry.costs[measure], row.accuracies[i]), curve)
+        for i, entry in enumerate(row.entries)
+        if baseline.rows[0].ids == row.ids and (curve := baseline.curve(entry.seed, measure)) is not None
+    ]
+    difference = frontier.compare([point for point, _ in pairs], [curve for _, curve in pairs]) if pairs else None
+    return Advantage(group, row, baseline, measure, difference, len(pairs))
+
+
+def advantages(study: Study, measure: str) -> list[Advantage]:
+    """Every row of every group that ends offline, against every baseline."""
+    return [
+        advantage(group, row, baseline, measure)
+        for group in study.offline
+        for row in group.rows
+        for baseline in study.baselines
+    ]
+
+
+def difference(row: Row, other: Row) -> frontier.Interval | None:
+    """A row's accuracy minus another's, paired by seed and problem; None without a seed in common."""
+    found = differences(row, other)
+    return frontier.bootstrap(np.stack(list(found.values()))) if found else None
+
+
+def differences(row: Row, other: Row) -> dict[int, Array]:
+    """Seed -> the difference on each problem [N], of the seeds that both have; {} if the problems are not the same."""
+    if row.ids != other.ids:
+        return {}
+    there = {entry.seed: values for entry, values in zip(other.entries, other.accuracies, strict=True)}
+    pairs = zip(row.entries, row.accuracies, strict=True)
+    return {entry.seed: values - there[entry.seed] for entry, values in pairs if entry.seed in there}
+
+
+def chosen(rows: Sequence[Row]) -> Row | None:
+    """The row that is best on dev, the cheapest of equal ones; None if dev was not evaluated."""
+    return _best(rows, [row.dev for row in rows])
+
+
+def most_per_flop(rows: Sequence[Row]) -> Row | None:
+    """The row that gained most on dev per FLOP spent, over the policy that nothing was spent on; None if unknown."""
+    return _best(rows, [gain_per_flop(row) for row in rows])
+
+
+def gain_per_flop(row: Row) -> float:
+    """(accuracy on dev - that of the policy before all training) / FLOPs; NaN where one is not known."""
+    spent = row.cost("flops")
+    return (row.dev - row.cold_dev) / spent if spent > 0 else float("nan")
+
+
+def _best(rows: Sequence[Row], values: Sequence[float]) -> Row | None:
+    known = [(row, value) for row, value in zip(rows, values, strict=True) if value == value]
+    return known[frontier.best_on([value for _, value in known])][0] if known else None
+
+
+def swept_rows(study: Study) -> list[Row]:
+    """The rows of all groups that vary K and do not stop by themselves, cheapest first."""
+    rows = [row for group in study.swept if not group.stops for row in group.rows]
+    return sorted(rows, key=lambda row: row.cost("flops"))
+
+
+def rank_correlation(x: ArrayLike, y: ArrayLike) -> tuple[float, int]:
+    """Spearman's rho of two measures [N], ties sharing their mean rank, and how many points have both.
+
+    NaN for fewer than three points and for a measure that is the same everywhere.
+    """
+    first, second = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    known = ~np.isnan(first + second)
+    ranks = [_ranks(values[known]) for values in (first, second)]
+    n = int(known.sum())
+    if n < 3 or any(np.ptp(one) == 0 for one in ranks):
+        return float("nan"), n
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]), n
+
+
+def _ranks(values: Array) -> Array:
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[places]

@@ -1,0 +1,88 @@
+"""NAME.csv of a study: every figure as one tidy table, for spreadsheets, pandas and R."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from g2d_jax.report.spreadsheet import _leaves as leaves
+from g2d_jax.report.spreadsheet import _written as written
+from g2d_jax.report.spreadsheet import guarded
+from g2d_jax.report.study import Group, Row, Study
+from g2d_jax.report.study_compare import advantage, gain_per_flop
+from g2d_jax.report.study_entry import Entry
+
+COLUMNS = ("arm", "values", "seed", "K", "split", "measure", "value")
+ALL = "all"  # in the column seed: a figure of all seeds together
+
+Record = tuple[str, str, str, str, str, str, float]
+
+
+def document(study: Study) -> str:
+    """The file's text: columns `COLUMNS`; value is a number, or NaN. Units are those of the manifests.
+
+    measure is a path such as "accuracy", "cost/flops", "collect/informativeness/ece", "offline/margins/margin_mean",
+    and, of all seeds together, "accuracy/low" or "advantage/BASELINE/flops/mean". split is "" where none applies.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for *texts, value in records(study):
+        writer.writerow([*(guarded(text) for text in texts), written(value)])
+    return buffer.getvalue()
+
+
+def records(study: Study) -> Iterator[Record]:
+    """All figures, group by group and K by K: those of each seed, then those of all together."""
+    for group in study.groups:
+        values = ";".join(f"{field}={text}" for field, text in group.values.items())
+        for row in group.rows:
+            for entry in row.entries:
+                for split, measure, value in _of_entry(entry):
+                    yield group.arm, values, str(entry.seed), str(entry.reached), split, measure, value
+            for split, measure, value in _of_row(study, group, row):
+                yield group.arm, values, ALL, f"{row.reached:g}", split, measure, value
+
+
+def _of_entry(entry: Entry) -> Iterator[tuple[str, str, float]]:
+    for split in ("dev", "test"):
+        answers = entry.answers(split)
+        if answers is not None:
+            yield split, "accuracy", mean_of(answers.values)
+        for measure, value in leaves(entry.result(split)):
+            yield split, measure, value
+    yield "test", "offline_gain", mean_of(entry.offline_gain)
+    for measure, value in entry.costs.items():
+        yield "", f"cost/{measure}", value
+    yield from _of_stage("collect", entry.pairs_from)
+    yield from _of_stage("offline", entry.trained if entry.parent else {})
+
+
+def _of_stage(name: str, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    for part in ("counts", "result"):
+        for measure, value in leaves(manifest.get(part, {})):
+            yield "", f"{name}/{measure}", value
+
+
+def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, float]]:
+    yield "dev", "accuracy/mean", row.dev
+    yield "dev", "gain_per_flop", gain_per_flop(row)
+    intervals = {"accuracy": row.accuracy, "offline_gain": row.offline_gain}
+    for baseline in study.baselines if not group.is_baseline else ():
+        intervals[f"advantage/{baseline.name}/flops"] = advantage(group, row, baseline, "flops").difference
+    for name, found in intervals.items():
+        if found is not None:
+            for part in ("mean", "low", "high", "seeds"):
+                yield "test", f"{name}/{part}", float(getattr(found, part))
+    for measure in row.entries[0].costs:
+        yield "", f"cost/{measure}", row.cost(measure)
+
+
+def mean_of(values: np.ndarray | None) -> float:
+    """The mean of [N] over what is not NaN; NaN for None or nothing."""
+    known = np.array([]) if values is None else values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")

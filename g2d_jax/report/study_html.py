@@ -1,0 +1,178 @@
+"""NAME.html and NAME.md of a study."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from g2d_jax.report import format as fmt
+from g2d_jax.report import html, markup, study_ablations, study_cause, study_frontier, study_stopping
+from g2d_jax.report.study import Study, read_study
+from g2d_jax.report.study_csv import document as csv_document
+from g2d_jax.report.study_csv import mean_of
+from g2d_jax.report.study_entry import Entry
+from g2d_jax.report.study_tables import baselines, equal_compute, headline, sentence
+from g2d_jax.report.summary import Text
+from g2d_jax.report.summary import _cell as one_line
+from g2d_jax.report.summary import _markdown as markdown_table
+from g2d_jax.storage import PathLike, fingerprint, plain, read_json, write_bytes
+
+LINKS = {"headline": "Result", "frontier": "Compute", "informativeness": "Informativeness"}
+LINKS |= {"settings-compared": "Settings compared", "stopping": "K that chose itself", "points": "Points"}
+LINKS |= {"settings": "Settings"}
+
+Show = Callable[[str, list[str], list[list[str]]], None]
+
+
+def write_study(workdir: PathLike, name: str, *, show: Show | None = None) -> list[str]:
+    """Write WORKDIR/NAME.html, NAME.md and NAME.csv of a study, finished or not; returns their paths in this order.
+
+    show: is given the headline table (title, columns, rows), such as to print it. The same directory gives the same
+    bytes. Raises ValueError if it holds no study of that name or a file is damaged, OSError.
+    """
+    study = read_study(workdir, name)
+    if show is not None and study.offline:
+        show(*headline(study))
+    documents = {"html": page(study), "md": markdown(study), "csv": csv_document(study)}
+    for kind, text in documents.items():
+        write_bytes(study.workdir / f"{name}.{kind}", text.encode())
+    return [str(study.workdir / f"{name}.{kind}") for kind in documents]
+
+
+def page(study: Study) -> str:
+    """The whole document."""
+    parts = (
+        _headline(study),
+        study_frontier.section(study),
+        study_cause.section(study),
+        study_ablations.section(study),
+        study_stopping.section(study),
+        _points(study),
+        _settings(study),
+    )
+    header = "".join(
+        [
+            markup.paragraph(_line(study), "eyebrow"),
+            f"<h1>{markup.shown(study.name)}</h1>",
+            markup.paragraph(_kept_together(sentence(study)), "verdict"),
+            markup.paragraph(state(study), "warning"),
+        ]
+    )
+    return html.document(f"{study.name}: G2D study", f"<header>{header}</header>", "".join(parts), LINKS)
+
+
+def _kept_together(text: str) -> str:
+    """Without line breaks within intervals and before percent signs."""
+    return re.sub(r" \[[^\]]*\]( %)?", lambda found: found[0].replace(" ", "\u00a0"), text)
+
+
+def _headline(study: Study) -> str:
+    title, columns, rows = headline(study)
+    body = markup.table(title, columns, rows, total=bool(rows) and "best on dev" in rows[-1][0]) if rows else ""
+    return markup.section("headline", "Result", body)
+
+
+def _line(study: Study) -> str:
+    """How much there is, and until when it was measured."""
+    manifests = [manifest for entry in study.entries for manifest in entry.manifests.values()]
+    times = [fmt.number(manifest, "started") + fmt.number(manifest, "seconds") for manifest in manifests]
+    known = [time for time in times if time == time]
+    seeds = {entry.seed for entry in study.entries}
+    parts = ["G2D study", f"{len(study.entries)} points, {len(seeds)} seeds"]
+    parts += [f"measured until {datetime.fromtimestamp(max(known), UTC):%d %B %Y, %H:%M} UTC"] if known else []
+    return " · ".join(parts)
+
+
+def state(study: Study) -> str:
+    """What is missing, "" if nothing is."""
+    parts = []
+    if study.unfinished:
+        total = len(study.unfinished) + len(study.untested) + len(study.entries)
+        parts.append(f"{len(study.unfinished)} of {total} points are not finished and left out (listed under Points).")
+    if study.untested:
+        parts.append(f"{len(study.untested)} points were not evaluated on the test split and are left out.")
+    counts = {len(row.entries) for group in study.groups for row in group.rows}
+    if len(counts) > 1:
+        parts.append("Rows have different numbers of seeds: their means are not yet comparable.")
+    return " ".join(parts)
+
+
+def points_table(study: Study) -> Text:
+    """Title, columns and rows: every point by itself."""
+    columns = ["point", "seed", "K", "dev %", "test %", "offline gain", "pairs", "FLOPs", "generated", "trained"]
+    rows = [_point(entry) for entry in study.entries]
+    return "Every point that is finished", [*columns, "device time", "verifier CPU"], rows
+
+
+def _point(entry: Entry) -> list[str]:
+    cost, answers = entry.costs, entry.answers("test")
+    gain = 100 * mean_of(entry.offline_gain)
+    return [
+        entry.label,
+        str(entry.seed),
+        str(entry.reached),
+        fmt.percent(fmt.number(entry.result("dev"), "mean")),
+        fmt.percent(mean_of(None if answers is None else answers.values)),
+        f"{gain:+.1f}" if gain == gain else fmt.UNKNOWN,
+        fmt.count(entry.measure("collect", "counts", "pairs")),
+        *(fmt.quantity(cost[name]) for name in ("flops", "generated", "trained")),
+        *(fmt.duration(cost[name]) for name in ("device_seconds", "verifier_cpu_seconds")),
+    ]
+
+
+def _points(study: Study) -> str:
+    title, columns, rows = points_table(study)
+    missing = [("not finished", label) for label in study.unfinished]
+    missing += [("not tested", label) for label in study.untested]
+    listed = [[label, why] for why, label in missing]
+    return markup.section(
+        "points",
+        "Points",
+        markup.details(f"Every point by seed ({len(rows)})", markup.table(title, columns, rows) if rows else ""),
+        markup.details(
+            f"Points left out ({len(listed)})",
+            markup.table("Points left out of this page", ["point", "why"], listed) if listed else "",
+        ),
+    )
+
+
+def _settings(study: Study) -> str:
+    found = environments(study)
+    folded = "".join(
+        markup.details(f"Environment of {count} stages (environment.json)", _json(environment))
+        for environment, count in found
+    )
+    return markup.section(
+        "settings", "Settings and provenance", markup.details("Configuration of the study", _json(study.config)), folded
+    )
+
+
+def environments(study: Study) -> list[tuple[dict[str, Any], int]]:
+    """The environments the stages were made in, but for the command, with how many stages; the most common first."""
+    folders = {str(folder): folder for entry in study.entries for folder in entry.folders.values()}
+    found: dict[str, tuple[dict[str, Any], int]] = {}
+    for folder in folders.values():
+        if (folder / "environment.json").exists():
+            content = {k: v for k, v in read_json(folder / "environment.json").items() if k != "command"}
+            key = fingerprint(content)
+            found[key] = content, found.get(key, (content, 0))[1] + 1
+    return sorted(found.values(), key=lambda pair: (-pair[1], fingerprint(pair[0])))
+
+
+def _json(value: Any) -> str:
+    return markup.preformatted(json.dumps(plain(value), indent=2, ensure_ascii=False), limit=200_000)
+
+
+def markdown(study: Study) -> str:
+    """The text of NAME.md: sentence and tables."""
+    tables = [headline(study), equal_compute(study), study_frontier.pareto(study), baselines(study)]
+    tables += [study_cause.table(study), study_cause.correlations(study)] if study.swept else []
+    tables += [study_ablations.table(*one) for one in study_ablations.arms(study)]
+    tables += [study_stopping.table(study, group, row) for group in study.groups if group.stops for row in group.rows]
+    parts = [f"# {one_line(study.name)}", one_line(sentence(study)), one_line(state(study))]
+    parts += [markdown_table(*one) for one in tables]
+    parts += [f"- not finished: {one_line(label)}" for label in study.unfinished]
+    return "\n\n".join(filter(None, parts)) + "\n"

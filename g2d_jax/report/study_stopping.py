@@ -1,0 +1,113 @@
+"""Warm-ups that stopped by themselves: which K they chose, why, and how that compares with K chosen by a sweep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from g2d_jax import frontier
+from g2d_jax.report import format as fmt
+from g2d_jax.report import markup
+from g2d_jax.report.study import Group, Row, Study
+from g2d_jax.report.study_compare import chosen, differences, most_per_flop, swept_rows
+from g2d_jax.report.study_entry import Entry
+from g2d_jax.report.study_tables import flops, points_interval, steps_of
+from g2d_jax.report.summary import Text
+
+WHY = {
+    "adaptive": "enough",
+    "budget": "budget",
+    "steps": "last step",
+}
+
+
+def section(study: Study) -> str:
+    """A table for each group whose warm-up may end by itself."""
+    tables = [table(study, group, row) for group in study.groups if group.stops for row in group.rows]
+    hint = markup.paragraph(note(study), "hint") if tables else ""
+    return markup.section("stopping", "K that chose itself", hint, *(markup.table(*one) for one in tables))
+
+
+def note(study: Study) -> str:
+    """What the columns compare with, and the sweep's median compute."""
+    rows = swept_rows(study)
+    text = (
+        "Why: online steps had come to add less per FLOP than offline training was predicted to (adaptive), at a "
+        "budget, or at the last step there was. Rates, in points a TFLOP: what the last probe saw of online steps "
+        "(± standard error) and predicted of offline training. Differences are on test, in points, of the same seed "
+        "and problems."
+    )
+    if rows:
+        median = float(np.median([row.cost("flops") for row in rows]))
+        text += f" The swept K spent {flops(median)} in the median, {_all_swept(rows)} in all"
+        text += " (each seed's shared steps counted once for every K)."
+    return text
+
+
+def _all_swept(rows: Sequence[Row]) -> str:
+    return flops(sum(row.cost("flops") * len(row.entries) for row in rows))
+
+
+def table(study: Study, group: Group, row: Row) -> Text:
+    """Title, columns and rows, seed by seed and over all: K reached, why, the forecast, accuracy, cost, differences."""
+    others = _others(study)
+    columns = ["seed", "K", "why", "online rate", "offline rate", "dev %", "test %", "FLOPs", "device time"]
+    compared = [differences(row, other) for _, other in others]
+    lines = [
+        [*_line(entry, row.accuracies[i]), *(_one(found.get(entry.seed)) for found in compared)]
+        for i, entry in enumerate(row.entries)
+    ]
+    total = [points_interval(_all(found)) for found in compared]
+    lines.append(["all seeds", f"{row.reached:.1f}", "", "", "", fmt.percent(row.dev), fmt.percent(row.accuracy.mean)])
+    lines[-1] += [fmt.quantity(row.cost("flops")), fmt.duration(row.cost("device_seconds")), *total]
+    return f"{group.name}: where the warm-up ended", [*columns, *(name for name, _ in others)], lines
+
+
+def _others(study: Study) -> list[tuple[str, Row]]:
+    """The swept rows to compare with, and what they are: one if the same row is both."""
+    rows = swept_rows(study)
+    best, steep = chosen(rows), most_per_flop(rows)
+    if best is not None and best is steep:
+        return [(f"over K = {steps_of(best)}, best and most gain per FLOP on dev", best)]
+    found = (("best on dev", best), ("most gain per FLOP on dev", steep))
+    return [(f"over K = {steps_of(row)}, {why}", row) for why, row in found if row is not None]
+
+
+def _line(entry: Entry, accuracies: np.ndarray) -> list[str]:
+    stop = entry.stop
+    probes = stop.get("probes") or [{}]
+    last = {
+        name: fmt.number(probes[-1], name) for name in ("slope", "slope_error", "step_flops", "gain", "offline_flops")
+    }
+    return [
+        str(entry.seed),
+        str(entry.reached),
+        _why(stop),
+        fmt.spread(last["slope"] / last["step_flops"] * 1e12, last["slope_error"] / last["step_flops"] * 1e12),
+        fmt.percent(last["gain"] / last["offline_flops"] * 1e12),
+        fmt.percent(fmt.number(entry.result("dev"), "mean")),
+        fmt.percent(frontier.seed_spread(accuracies[None]).mean),
+        fmt.quantity(entry.costs["flops"]),
+        fmt.duration(entry.costs["device_seconds"]),
+    ]
+
+
+def _why(stop: dict[str, object] | object) -> str:
+    rule = str(stop.get("rule", "")) if isinstance(stop, dict) else ""
+    measure = f" ({stop['measure']})" if isinstance(stop, dict) and "measure" in stop else ""
+    return WHY.get(rule, rule) + measure
+
+
+def _one(found: np.ndarray | None) -> str:
+    """One seed's difference with its standard error over problems."""
+    known = np.array([]) if found is None else found[~np.isnan(found)]
+    if not len(known):
+        return fmt.UNKNOWN
+    error = float(known.std(ddof=1)) / math.sqrt(len(known)) if len(known) > 1 else math.nan
+    return fmt.change(float(known.mean()), error)
+
+
+def _all(found: dict[int, np.ndarray]) -> frontier.Interval | None:
+    return frontier.bootstrap(np.stack(list(found.values()))) if found else None

@@ -1,0 +1,210 @@
+"""The headline of a study: what each K reached, cost and was worth, in tables and in a sentence of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from g2d_jax import frontier
+from g2d_jax.report import format as fmt
+from g2d_jax.report.study import Group, Row, Study
+from g2d_jax.report.study_compare import Advantage, advantage, chosen
+from g2d_jax.report.summary import Text
+
+OUT_OF_RANGE = "out of range"
+FEW_SEEDS = 5
+"""Intervals of fewer seeds are too narrow (see frontier.py)."""
+
+
+def percent_interval(found: frontier.Interval | None) -> str:
+    """A mean with its interval in percent, "84.2 [83.1, 85.3]"."""
+    if found is None or math.isnan(found.mean):
+        return fmt.UNKNOWN
+    return f"{100 * found.mean:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+
+
+def points_interval(found: frontier.Interval | None) -> str:
+    """A difference with its interval in percentage points, "+3.1 [+2.0, +4.2]"."""
+    if found is None or math.isnan(found.mean):
+        return fmt.UNKNOWN
+    return f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+
+
+def seed_spread(row: Row) -> str:
+    """The standard deviation over seeds in points, a dash for a single seed."""
+    return fmt.percent(frontier.seed_spread(row.accuracies).std)
+
+
+def worth(found: Advantage | None) -> str:
+    """An advantage in points; how many seeds it is of, where the baseline did not reach the cost of all."""
+    if found is None or not found.seeds:
+        return fmt.UNKNOWN
+    if found.difference is None:
+        return OUT_OF_RANGE
+    some = f" ({found.difference.seeds} of {found.seeds} seeds)" if found.difference.seeds < found.seeds else ""
+    return points_interval(found.difference) + some
+
+
+def point_name(study: Study, group: Group, row: Row) -> str:
+    """K, with the group before it where a study has several groups that end offline."""
+    return f"{group.name}, K = {steps_of(row)}" if len(study.offline) > 1 else steps_of(row)
+
+
+def steps_of(row: Row) -> str:
+    """K of a row, the mean of those reached where seeds differ."""
+    reached = {entry.reached for entry in row.entries}
+    return str(reached.pop()) if len(reached) == 1 else f"{row.reached:.1f} on average"
+
+
+def cost_cells(row: Row) -> list[str]:
+    """FLOPs, generated, trained, device time, and the price if one is given."""
+    amounts = [fmt.quantity(row.cost(name)) for name in ("flops", "generated", "trained")]
+    price = row.cost("price")
+    return [*amounts, fmt.duration(row.cost("device_seconds")), *([f"{price:,.2f}"] if price == price else [])]
+
+
+def flops(amount: float) -> str:
+    """An amount of compute, "2.58 TFLOPs"."""
+    text = fmt.quantity(amount)
+    return f"{text}{' ' * text[-1:].isdigit()}FLOPs"
+
+
+def cost_columns(rows: Sequence[Row]) -> list[str]:
+    """The heads of `cost_cells`."""
+    priced = any(row.cost("price") == row.cost("price") for row in rows)
+    return ["FLOPs", "generated", "trained", "device time", *(["price"] if priced else [])]
+
+
+def pairs_of(row: Row) -> str:
+    """The mean number of preference pairs."""
+    return fmt.count(float(np.mean(row.by_seed("collect", "counts", "pairs"))))
+
+
+def headline(study: Study) -> Text:
+    """Title, columns and rows: every K of every group that ends offline, and last, for each, the K chosen on dev."""
+    best = study.best_baseline()
+    rows = [row for group in study.offline for row in group.rows]
+    versus = ["at equal FLOPs"] if best else []
+    columns = [_head(study), "seeds", "dev %", "test % [95 %]", "seed std", "offline gain", *versus, "pairs"]
+    lines = [
+        _line(study, group, row, best, point_name(study, group, row)) for group in study.offline for row in group.rows
+    ]
+    for group in study.swept:
+        if (row := chosen(group.rows)) is not None:
+            lines.append(_line(study, group, row, best, f"best on dev: {point_name(study, group, row)}"))
+    title = "Offline training after K online steps. Offline gain: over the policy it started from"
+    title += f"; at equal FLOPs: over {best.name}, the best baseline on dev" if best else ""
+    title += f"; in points, paired by seed and problem. {caution(study)}"
+    return title, *_without_one_number([*columns, *cost_columns(rows)], lines, "seeds")
+
+
+def _without_one_number(columns: list[str], lines: list[list[str]], name: str) -> tuple[list[str], list[list[str]]]:
+    """A table without the column of a name, if all its cells are the same: `caution` says how many seeds there are."""
+    at = columns.index(name)
+    if len({line[at] for line in lines}) > 1:
+        return columns, lines
+    return columns[:at] + columns[at + 1 :], [line[:at] + line[at + 1 :] for line in lines]
+
+
+def _head(study: Study) -> str:
+    return "point" if len(study.offline) > 1 else "K"
+
+
+def caution(study: Study) -> str:
+    """What intervals are, and that those of few seeds are too narrow."""
+    seeds = {len(row.entries) for group in study.groups for row in group.rows} or {0}
+    many = f"{min(seeds)} seed{'s' * (min(seeds) != 1)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
+    words = f"Intervals are 95 %, over problems and {many}"
+    words += f": with fewer than {FEW_SEEDS} seeds they are too narrow" if min(seeds) < FEW_SEEDS else ""
+    return words + ". Costs leave out supervised fine-tuning, which is the same for all"
+
+
+def _line(study: Study, group: Group, row: Row, best: Group | None, name: str) -> list[str]:
+    versus = [worth(advantage(group, row, best, "flops"))] if best else []
+    return [
+        name,
+        *_accuracy(row),
+        points_interval(row.offline_gain),
+        *versus,
+        pairs_of(row),
+        *cost_cells(row),
+    ]
+
+
+def _accuracy(row: Row) -> list[str]:
+    seeds = str(len(row.entries))
+    return [seeds, fmt.percent(row.dev), percent_interval(row.accuracy), seed_spread(row)]
+
+
+def equal_compute(study: Study) -> Text:
+    """Title, columns and rows: what each K is worth against every baseline at equal FLOPs."""
+    best = study.best_baseline()
+    columns = [_head(study), *(group.name + (" (chosen on dev)" if group is best else "") for group in study.baselines)]
+    lines = [
+        [point_name(study, group, row)]
+        + [worth(advantage(group, row, baseline, "flops")) for baseline in study.baselines]
+        for group in study.offline
+        for row in group.rows
+    ]
+    title = "Advantage over online training alone that spent the same FLOPs, in points of test accuracy"
+    title += "; between two of its points its accuracy is interpolated, beyond them it is out of range"
+    return title, columns, lines if study.baselines else []
+
+
+def baselines(study: Study) -> Text:
+    """Title, columns and rows of online training alone."""
+    rows = [row for group in study.baselines for row in group.rows]
+    columns = ["online training alone", "K", "seeds", "dev %", "test % [95 %]", "seed std", *cost_columns(rows)]
+    lines = [
+        [group.name, steps_of(row), *_accuracy(row), *cost_cells(row)]
+        for group in study.baselines
+        for row in group.rows
+    ]
+    return "Online training alone, which goes on", columns, lines
+
+
+def sentence(study: Study) -> str:
+    """What the study measured: each group's K chosen on dev, and the baseline's that is chosen there too."""
+    if not study.entries:
+        return "No point of this study is finished and tested yet."
+    best, parts = study.best_baseline(), []
+    for group in study.swept:
+        if (row := chosen(group.rows)) is not None:
+            parts.append(_told(group, row, best))
+    if not parts:
+        return _all_told(study)
+    problems = len(study.groups[0].rows[0].ids)
+    return f"On {fmt.count(problems)} test problems: " + " ".join(parts)
+
+
+def _told(group: Group, row: Row, best: Group | None) -> str:
+    seeds = f"{len(row.entries)} seed{'s' * (len(row.entries) > 1)}"
+    text = (
+        f"{group.name} with K = {steps_of(row)}, chosen on dev, answers {percent_interval(row.accuracy)} % correctly "
+    )
+    text += f"({seeds}) after {flops(row.cost('flops'))}"
+    if (gain := row.offline_gain) is not None:
+        text += f"; its offline stage added {points_interval(gain)} points"
+    if best is not None:
+        found = advantage(group, row, best, "flops")
+        if found.difference is not None:
+            text += f"; {best.name}, chosen on dev too, has at these FLOPs {_less(found.difference)}"
+        elif found.seeds:
+            text += f"; {best.name}, chosen on dev too, never spent as much"
+    return text + "."
+
+
+def _less(difference: frontier.Interval) -> str:
+    lower = -100 * difference.mean
+    ends = f"[{-100 * difference.high:+.1f}, {-100 * difference.low:+.1f}]"
+    return f"{abs(lower):.1f} points {'less' if lower < 0 else 'more'} ({lower:+.1f} {ends})"
+
+
+def _all_told(study: Study) -> str:
+    """Without a choice of K: the span of accuracies."""
+    rows = [row for group in study.groups for row in group.rows]
+    means = [row.accuracy.mean for row in rows]
+    span = f"{fmt.percent(min(means))} to {fmt.percent(max(means))} %"
+    return f"{len(study.entries)} points of {len(rows)} settings answer {span} of {len(rows[0].ids):,} test problems."

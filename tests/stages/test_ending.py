@@ -1,0 +1,294 @@
+"""Online stages that end before their last step: the rules' settings, what they cost out, and runs that go on after."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from ml_collections import ConfigDict
+
+from g2d_jax import accounting, pipeline, storage
+from g2d_jax import config as settings
+from g2d_jax.models.flops import forward_flops
+from g2d_jax.resolve import resolve
+from g2d_jax.stages import ending
+from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.rollouts import correct
+from g2d_jax.tables import read_rollouts
+from g2d_jax.tracking import read_metrics
+from g2d_jax.training.checkpoint import Checkpoints
+
+HERE = Path(__file__).parent
+Opened = Callable[..., Context]
+Manifests = dict[str, dict[str, Any]]
+
+
+@pytest.fixture
+def early() -> ConfigDict:
+    return resolve(str(HERE / "early.py"))
+
+
+def run(context: Context, until: str = "dpo") -> Manifests:
+    """The stages of the context's config up to one, in order."""
+    plan = pipeline.plan(context.config)
+    return {name: pipeline.run_stage(context, name, plan) for name in plan.order[: plan.order.index(until) + 1]}
+
+
+def elsewhere(context: Context, config: ConfigDict, workdir: Path) -> Context:
+    """The same context, programs and all, for another config in another folder."""
+    folders = pipeline.plan(config).folders(epath.Path(workdir))
+    return context.at(config, folders, context.tracker, workdir=epath.Path(workdir))
+
+
+def changed(config: ConfigDict, **changes: Any) -> ConfigDict:
+    """A copy with stages.warmup changed."""
+    other = config.copy_and_resolve_references()
+    other.stages.warmup.update(changes)
+    return other
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stop": "never"}, "stop is 'never'; choose one of steps, budget, adaptive"),
+        ({"stop": "budget"}, "budget.amount must be positive, got 0.0"),
+        ({"stop": "budget", "budget": {"amount": -1.0}}, "budget.amount must be positive, got -1.0"),
+        ({"stop": "budget", "budget": {"amount": float("nan")}}, "budget.amount must be positive, got nan"),
+        (
+            {"stop": "budget", "budget": {"measure": "price", "amount": 1.0}},
+            "budget.measure is 'price'; choose one of generated, prefilled, scored, trained, tokens, flops, seconds",
+        ),
+        ({"adaptive": {"min_steps": 2}}, "min_steps must be at least 3, for a slope with an error"),
+        ({"adaptive": {"every": 0}}, "adaptive.every at least 1"),
+        ({"adaptive": {"min_steps": 9}}, "min_steps is 9 but steps, the most there may be, is 8: the rule would never"),
+        ({"steps": 0}, "min_steps is 3 but steps, the most there may be, is 0"),
+        ({"adaptive": {"shift": -1.0}}, "adaptive.shift must be from 0 to 100 nats, got -1.0"),
+        ({"adaptive": {"shift": 800.0}}, "adaptive.shift must be from 0 to 100 nats, got 800.0"),
+        ({"adaptive": {"shift": float("nan")}}, "adaptive.shift must be from 0 to 100 nats, got nan"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_any_work(
+    early: ConfigDict, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=r"^stages\.warmup: ") as error:
+        pipeline.check(changed(early, **changes))
+    assert message in str(error.value)
+
+
+def test_settings_of_a_rule_that_is_not_used_do_not_matter(early: ConfigDict) -> None:
+    wrong = {"adaptive": {"min_steps": 0, "shift": -1.0}, "budget": {"amount": -1.0}}
+    pipeline.check(changed(early, stop="steps", **wrong))
+    pipeline.check(changed(early, stop="budget", budget={"measure": "flops", "amount": 1.0}, adaptive={"every": 0}))
+    pipeline.check(early)
+
+
+def test_an_adaptive_stage_needs_what_it_is_weighed_against(early: ConfigDict) -> None:
+    assert ending.followers("warmup", early.stages) == ("collect", "collect", "dpo")
+    stages = early.stages
+    with early.unlocked(), stages.unlocked():
+        stages.pool = stages.collect.copy_and_resolve_references()
+    stages.collect.rollouts = "pool"
+    assert ending.followers("warmup", stages) == ("pool", "collect", "dpo")
+    pipeline.check(early)
+    stages.collect.rollouts = "archive"
+    assert ending.followers("warmup", stages) == ("collect", "collect", "dpo")
+    ending.check_plan("warmup", stages)
+    stages.collect.rollouts = str(HERE / "early.py")  # a file's rollouts are not of this stage's last policy
+    with pytest.raises(ValueError, match="offline stage with policy='warmup' and the collect stage of its preferences"):
+        ending.check_plan("warmup", stages)
+    stages.collect.update(rollouts="sample", policy="init")
+    with pytest.raises(ValueError, match="the config has none"):
+        ending.check_plan("warmup", stages)
+    stages.collect.policy, stages.dpo.policy = "warmup", "warmup@8"
+    with pytest.raises(ValueError, match="the config has none"):
+        ending.check_plan("warmup", stages)
+    ending.check_plan("warmup", changed(early, stop="steps").stages)
+
+
+def test_offline_flops_are_those_counted_by_hand(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    model = opened(config, tmp_path).model_config
+    seen = {"prompt": 3.0, "length": 2.0, "chosen": 2.2, "rejected": 3.0, "mixed": 0.25}
+    collect, offline = settings.collect(pairs_per_prompt=2), settings.offline(epochs=3)
+    prompt = (3, 1 + 2 + 3)  # tokens, and the positions they read
+    generated = [(3, 6), *[(2, 4 + 5)] * 5]
+    pair = [prompt, (2, 4 + 5), (3, 4 + 5 + 6)]
+
+    def flops(parts: list[tuple[int, int]]) -> float:
+        return sum(forward_flops(model, tokens, positions) for tokens, positions in parts)
+
+    def found(**changes: Any) -> float:
+        return ending.offline_flops(model, collect, offline, {**seen, **changes}, prompts=40, responses=5)
+
+    scored_and_trained = flops(pair) * (1 + 3 * 3)
+    assert found() == pytest.approx(40 * flops(generated) + 40 * 0.25 * 2 * scored_and_trained, rel=1e-12)
+    assert found(mixed=0.0) == pytest.approx(40 * flops(generated), rel=1e-12)
+    only_wrong = flops([prompt, (2, 9), (3, 15)])  # without a chosen one the mean response stands for it
+    assert found(chosen=float("nan")) == pytest.approx(40 * flops(generated) + 20 * only_wrong * (1 + 3 * 3), rel=1e-12)
+    collect.max_pairs = 7
+    assert found() == pytest.approx(40 * flops(generated) + 7 * scored_and_trained, rel=1e-12)
+    archived = ending.offline_flops(model, collect, offline, seen, prompts=40, responses=0)
+    assert archived == pytest.approx(7 * scored_and_trained, rel=1e-12)
+
+
+def test_a_budget_ends_with_the_step_that_reaches_it(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    whole = changed(early, stop="steps", steps=3, keep=(0, 1, 2))
+    context = opened(whole, tmp_path / "whole", None)
+    manifest = run(context, "warmup")["warmup"]
+    assert manifest["stop"] == {"rule": "steps", "probes": []}
+    at = {int(step): accounting.cost(record) for step, record in manifest["at"].items()}
+    assert manifest["at"]["0"] == Tally().manifest()
+    assert sorted(at) == [0, 1, 2, 3]
+    just, more = 1.0, 1 + 1e-9
+    for measure, step, factor, expected in (
+        ("flops", 2, just, 2),
+        ("flops", 1, more, 2),
+        ("generated", 1, just, 1),
+        ("trained", 2, more, 3),
+        ("device_seconds", 0, just, 1),
+        ("scored", 1, just, 3),  # nothing is scored without a reference
+    ):
+        name = f"{measure}-{step}-{factor}"
+        amount = max(at[step][measure] * factor, 1e-6)
+        budgeted = changed(whole, stop="budget", budget={"measure": measure, "amount": amount}, keep=())
+        ended = run(elsewhere(context, budgeted, tmp_path / name), "warmup")["warmup"]
+        assert ended["counts"]["steps"] == expected, name
+        assert ended["counts"]["rollouts"] == expected * 4 * 4
+        assert accounting.cost(ended)["flops"] == at[expected]["flops"]
+        assert ended["at"][str(expected)] == {key: ended[key] for key in ended["at"][str(expected)]}
+        assert Checkpoints(tmp_path / name / "01-warmup" / "checkpoints").latest() == expected
+        if measure == "scored":
+            assert ended["stop"] == {"rule": "steps", "probes": []}
+        else:
+            spent = accounting.cost(ended)[measure]
+            rule = {"rule": "budget", "measure": measure, "spent": spent, "step": expected}
+            assert ended["stop"] == {**rule, "probes": []}
+            assert spent >= amount
+
+
+@pytest.mark.parametrize("rollouts", ["sample", "archive"])
+def test_what_follows_goes_on_from_where_the_budget_ended_it(
+    early: ConfigDict, tmp_path: Path, opened: Opened, rollouts: str
+) -> None:
+    budgeted = changed(early, stop="budget", steps=5, budget={"measure": "device_seconds", "amount": 1e-6})
+    budgeted.stages.collect.rollouts = rollouts
+    context = opened(budgeted, tmp_path, None)
+    pipeline.check(budgeted)
+    found = run(context)
+    assert found["warmup"]["counts"]["steps"] == 1
+    assert same(context.policy("warmup"), context.policy("warmup@1"))
+    assert not same(context.policy("warmup"), context.policy("init"))
+    assert found["collect"]["counts"]["prompts"] == (8 if rollouts == "sample" else 4)
+    assert found["dpo"]["counts"]["steps"] == 1
+    if rollouts == "sample":
+        assert estimated(context, found) == pytest.approx(found["collect"]["flops"] + found["dpo"]["flops"], rel=0.03)
+
+
+def estimated(context: Context, found: Manifests) -> float:
+    """offline_flops from the lengths and the share of mixed prompts that the collect stage really had."""
+    rows = read_rollouts(context.folders["collect"] / "rollouts")
+    groups = [rows[i : i + 4] for i in range(0, len(rows), 4)]
+    lengths = np.array([len(row.rollout.token_ids) for row in rows]).reshape(-1, 4)
+    right = correct(groups)
+    seen = {
+        "prompt": float(np.mean([len(group[0].rollout.prompt_ids) for group in groups])),
+        "length": float(lengths.mean()),
+        "chosen": found["collect"]["result"]["chosen_mean_length"],
+        "rejected": found["collect"]["result"]["rejected_mean_length"],
+        "mixed": float(np.mean([0 < rate < 1 for rate in right.mean(axis=1)])),
+    }
+    stages = context.config.stages
+    return ending.offline_flops(context.model_config, stages.collect, stages.dpo, seen, prompts=8, responses=4)
+
+
+def test_no_step_at_all_leaves_the_policy_it_starts_from(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    none = changed(early, stop="budget", steps=0, budget={"measure": "flops", "amount": 1.0})
+    context = opened(none, tmp_path, None)
+    found = run(context)
+    assert found["warmup"]["counts"] == {"steps": 0, "rollouts": 0, "train_problems": 40}
+    assert found["warmup"]["at"] == {"0": Tally().manifest()}
+    assert found["warmup"]["stop"] == {"rule": "steps", "probes": []}
+    assert Checkpoints(context.folders["warmup"] / "checkpoints").steps() == [0]
+    assert same(context.policy("warmup"), context.policy("init"))
+    assert found["collect"]["counts"]["pairs"] > 0
+    assert found["dpo"]["counts"]["steps"] == 1
+
+
+def unscorable_at_first(steps: int) -> Callable[..., list[float | None]]:
+    """No verdict in so many steps, then the tiny task's rewards."""
+    calls = iter(range(10**6))
+
+    def reward(completions: list[str], **columns: Any) -> list[float | None]:
+        known = next(calls) >= steps
+        return [float(len(text) % 2 == 0) if known else None for text in completions]
+
+    return reward
+
+
+def test_probes_wait_for_verdicts_and_a_finished_stage_says_the_same_again(
+    early: ConfigDict, tmp_path: Path, opened: Opened
+) -> None:
+    context = opened(early, tmp_path, unscorable_at_first(2))
+    manifest = run(context, "warmup")["warmup"]
+    probes = manifest["stop"]["probes"]
+    assert probes[0]["step"] == 5  # at 3 and 4 there were fewer than three steps with a verdict
+    assert all(0 < probe["mixed"] <= 1 and 0 <= probe["accuracy"] <= 1 for probe in probes)
+    (context.folders["warmup"] / storage.MANIFEST).unlink()
+    again = run(context, "warmup")["warmup"]  # from the checkpoint: nothing is done, what was seen is still there
+    assert {**again, "started": 0} == {**manifest, "started": 0}
+
+
+def test_as_long_as_nothing_was_right_it_goes_on(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    early.stages.warmup.steps = 4
+    manifest = run(opened(early, tmp_path, lambda completions, **_: [0.0] * len(completions)), "warmup")["warmup"]
+    assert manifest["counts"]["steps"] == 4
+    assert manifest["stop"]["rule"] == "steps"
+    assert [probe["mixed"] for probe in manifest["stop"]["probes"]] == [0.0, 0.0]
+
+
+def start(workdir: Path, env: dict[str, str], until: str, pattern: str = "") -> int:
+    command = [sys.executable, HERE / "early.py", workdir, until, pattern]
+    env = {**env, "PYTHONPATH": f"{env['PYTHONPATH']}:{HERE}"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode in (0, -9), done.stderr
+    return done.returncode
+
+
+def enough(probe: dict[str, float]) -> bool:
+    """The rule, by hand."""
+    online = (probe["slope"] + probe["slope_error"]) / probe["step_flops"]
+    return online <= probe["gain"] / probe["offline_flops"]
+
+
+def test_an_adaptive_stage_that_is_killed_ends_where_it_would_have(tmp_path: Path, one_device: dict[str, str]) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert start(whole, one_device, "warmup") == 0
+    manifest = storage.finished(whole / "01-warmup")
+    assert manifest is not None
+    probes, end = manifest["stop"]["probes"], manifest["counts"]["steps"]
+    assert manifest["stop"]["rule"] == "adaptive" and manifest["stop"]["step"] == end
+    assert end < 8 and [probe["step"] for probe in probes] == list(range(3, end + 1))
+    assert [enough(probe) for probe in probes] == [*[False] * (end - 3), True]
+    assert probes[-1]["step_flops"] == manifest["flops"] / end
+    logged = [record for record in read_metrics(whole) if record["kind"] == "adaptive"]
+    assert [record["step"] for record in logged] == list(range(3, end + 1))
+    for record, probe in zip(logged, probes, strict=True):
+        assert record["metrics"] == {f"adaptive/{key}": value for key, value in probe.items() if key != "mixed"}
+
+    assert start(broken, one_device, "warmup", "01-warmup/rollouts/step-000002.parquet") == -9
+    assert start(broken, one_device, "collect", f"01-warmup/checkpoints/{end}") == -9
+    assert Checkpoints(broken / "01-warmup" / "checkpoints").latest() == end
+    assert start(broken, one_device, "warmup") == 0
+    again = storage.finished(broken / "01-warmup")
+    assert again is not None
+    for key in ("stop", "counts", "tokens", "flops", "fingerprint"):
+        assert again[key] == manifest[key], key
+    assert not (broken / "01-warmup" / "rollouts" / f"step-{end:06d}.parquet").exists()
