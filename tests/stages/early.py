@@ -24,7 +24,7 @@ def get_config(arg: str = "") -> ConfigDict:
     warmup.update(policy="init", stop="adaptive", steps=8, keep=())
     warmup.adaptive.update(min_steps=3, every=1, shift=4.0)
     warmup.optimizer.learning_rate = 1e-2
-    config.stages.collect.update(prompts=8, pairs_per_prompt=3)
+    config.stages.collect.update(prompts=8, pairs_per_prompt=1)
     config.stages.dpo.update(diagnose=False, batch_size=64, epochs=1)
     return config
 
