@@ -84,7 +84,7 @@ def test_no_circles():
     graphlib.TopologicalSorter(rooms).prepare()
 
 
-@pytest.mark.parametrize("module", ["g2d_jax", "g2d_jax.rewards.worker", "g2d_jax.resolve"])
+@pytest.mark.parametrize("module", ["g2d_jax", "g2d_jax.rewards.worker", "g2d_jax.resolve", "g2d_jax.report"])
 def test_jax_is_not_imported(module):
     code = f"import sys, {module}; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent, timeout=60)

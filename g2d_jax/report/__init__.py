@@ -14,6 +14,7 @@ html.py       the page                             spreadsheet.py   report.csv
 study.py      a study read from its directory: study_entry.py (a point), study_compare.py (points beside each other),
               study_html.py (the page and Markdown: study_tables.py, study_frontier.py, study_cause.py,
               study_ablations.py, study_stopping.py), study_csv.py; scatter.py draws its charts
+compare.py    runs beside each other: compare_read.py, compare_text.py, compare_page.py (page, Markdown and CSV)
 """
 
 from g2d_jax.report.html import write_report

@@ -18,8 +18,7 @@ from g2d_jax.report.compare_read import completions
 from g2d_jax.report.html import document
 from g2d_jax.report.listing import Row, cell, listing, rollout
 from g2d_jax.report.markup import shown
-from g2d_jax.report.summary import _cell as one_line
-from g2d_jax.report.summary import _markdown as markdown_table
+from g2d_jax.report.summary import markdown_table, one_line
 from g2d_jax.storage import PathLike, write_bytes
 from g2d_jax.workdir import absolute
 

@@ -41,7 +41,7 @@ def document(run: Run) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
     for stage, policy, measure, value in records(run):
-        writer.writerow([guarded(stage), guarded(policy), guarded(measure), _written(value)])
+        writer.writerow([guarded(stage), guarded(policy), guarded(measure), written(value)])
     return buffer.getvalue()
 
 
@@ -53,28 +53,28 @@ def records(run: Run) -> Iterator[Record]:
 
 
 def _records(stage: Stage, manifest: Mapping[str, Any]) -> Iterator[Record]:
-    for measure, value in _leaves(manifest):
+    for measure, value in leaves(manifest):
         yield stage.name, "", measure, value
-    for measure, value in _leaves(stage.informativeness()) if stage.kind == "collect" else ():
+    for measure, value in leaves(stage.informativeness()) if stage.kind == "collect" else ():
         yield stage.name, "", f"informativeness/{measure}", value
     if stage.kind != "evaluate":
         return
     for policy in summary.policies(manifest):
-        for measure, value in _leaves(policy):
+        for measure, value in leaves(policy):
             yield stage.name, str(policy["name"]), measure, value
     for (before, after), found in summary.differences(manifest).items():
         for measure, value in zip(("difference", "sem"), found, strict=True):
             yield stage.name, str(after), f"paired/{before}/{measure}", value
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     """Numbers by path, those in "result" without that name in front."""
     for key, value in values.items():
         if key in _NOT_FIGURES:
             continue
         path = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            yield from _leaves(value, "" if path == "result" else f"{path}/")
+            yield from leaves(value, "" if path == "result" else f"{path}/")
         elif value in _SPELLED or (isinstance(value, int | float) and not isinstance(value, bool)):
             yield path, float(value)
 
@@ -85,7 +85,7 @@ def guarded(text: str) -> str:
     return f"'{line}" if line.lstrip().startswith(tuple(_FORMULA)) else line
 
 
-def _written(value: float) -> str:
+def written(value: float) -> str:
     """A number that reads back as the same float."""
     if math.isnan(value):
         return "NaN"

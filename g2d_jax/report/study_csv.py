@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from g2d_jax.report.spreadsheet import _leaves as leaves
-from g2d_jax.report.spreadsheet import _written as written
-from g2d_jax.report.spreadsheet import guarded
+from g2d_jax.report.spreadsheet import guarded, leaves, written
 from g2d_jax.report.study import Group, Row, Study
 from g2d_jax.report.study_compare import advantage, gain_per_flop
 from g2d_jax.report.study_entry import Entry

@@ -15,9 +15,7 @@ from g2d_jax.report.study_csv import document as csv_document
 from g2d_jax.report.study_csv import mean_of
 from g2d_jax.report.study_entry import Entry
 from g2d_jax.report.study_tables import baselines, equal_compute, headline, sentence
-from g2d_jax.report.summary import Text
-from g2d_jax.report.summary import _cell as one_line
-from g2d_jax.report.summary import _markdown as markdown_table
+from g2d_jax.report.summary import Text, markdown_table, one_line
 from g2d_jax.storage import PathLike, fingerprint, plain, read_json, write_bytes
 
 LINKS = {"headline": "Result", "frontier": "Compute", "informativeness": "Informativeness"}

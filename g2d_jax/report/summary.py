@@ -192,20 +192,26 @@ def markdown(run: Run) -> str:
     evaluations = [stage.manifest for stage in run.evaluations]
     latest = evaluations[-1] if evaluations else None
     tables = [summary_table(latest, run.manifests), compute_table(run.manifests, price(run))]
-    parts = [f"# {_cell(run.name)}", _cell(verdict(latest)), _cell(state(run)), *(_markdown(*one) for one in tables)]
+    parts = [
+        f"# {one_line(run.name)}",
+        one_line(verdict(latest)),
+        one_line(state(run)),
+        *(markdown_table(*one) for one in tables),
+    ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table under its title; "" without rows."""
     if not rows:
         return ""
     lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
-    body = "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines[:1])
+    body = "\n".join("| " + " | ".join(one_line(cell) for cell in line) + " |" for line in lines[:1])
     rule = "| " + " | ".join(lines[1]) + " |"
-    rest = "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines[2:])
-    return f"{_cell(title)}:\n\n{body}\n{rule}\n{rest}"
+    rest = "\n".join("| " + " | ".join(one_line(cell) for cell in line) + " |" for line in lines[2:])
+    return f"{one_line(title)}:\n\n{body}\n{rule}\n{rest}"
 
 
-def _cell(text: str) -> str:
+def one_line(text: str) -> str:
     """Text on one line in which Markdown and HTML see no markup."""
     return "".join(f"\\{char}" if char in "\\|`*_<>[]#" else char for char in clean(text, newlines=False))

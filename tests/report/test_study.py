@@ -132,7 +132,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 links = {"warmup": f"warmup-{rate}-{seed}", "dev": fake.evaluation(f"dev-{key}", {policy: right}, best)}
                 links["evaluate"] = fake.evaluation(f"evaluate-{key}", {policy: right})
                 fake.point("grpo", seed, {RATE: rate, STEPS: str(k)}, recipe(policy, offline=False), links)
-        stop = {"rule": "adaptive", "step": 3 - seed, "probes": [{"best": 3.0, "offline": 0.8125}]}
+        probe = {"slope": 0.004, "slope_error": 0.001, "step_flops": 4e10, "gain": 0.08, "offline_flops": 5e11}
+        stop = {"rule": "adaptive", "step": 3 - seed, "probes": [probe]}
         own = fake.stage(f"warmup-own-{seed}", "online", **cost(150), counts={"steps": 3 - seed}, stop=stop)
         add_offline(fake, "own", seed, {}, "warmup", own, [1, 1, 1 - seed, 0], dev=0.65, stop="adaptive")
         for select, right, pairs in (("all", [1, 0, 0, 0], 80), (HOSTILE, [1, 1, 0, seed], 60)):
@@ -240,6 +241,6 @@ def test_the_page(study, parse):
     assert "script-src" not in source  # no script is needed
     for words in ("Accuracy against compute", "Informativeness against K", "Settings compared", "K that chose itself"):
         assert words in text
-    assert "81.2" in text  # the forecast
+    assert "10.0 ± 2.5 16.0" in text  # what the last probe saw, in points a TFLOP: online and offline
     assert "over K = 2, best and most gain per FLOP on dev" in text and "out of range" in text
     assert "g2d,steps=4,s2" in text
