@@ -5,8 +5,8 @@ Hardware:  2 CPU cores
 Result:    ablations.html in the directory; written down in docs/evidence.md
 
 Arms: difficulty (a window of pass rates), uncertainty (token entropy of a prompt's responses), temperature of the
-rollouts, number of pairs (one epoch; and at equal updates). Pairs are drawn from rollouts on 3,072 prompts, so that the
-narrow windows have enough of them. Choices: preset=full|smoke, seeds=N, K=N.
+rollouts, number of pairs (one epoch; and at equal updates). Every pair is of another prompt, so that no arm has more
+prompts than another; they come from rollouts on 3,072 prompts. Choices: preset=full|smoke, seeds=N, K=N.
 """
 
 from ml_collections import ConfigDict
@@ -22,12 +22,12 @@ def get_config(arg: str = "") -> ConfigDict:
     config = resolve(f"sweep-k:preset={chosen.preset}")
     config.unlock()
     config.name = "ablations" if not smoke else "ablations-smoke"
-    stages, count = config.stages, 8 if smoke else 512
+    stages, count = config.stages, 4 if smoke else 480
     del stages["dev"]  # nothing is chosen here
     stages.warmup.steps = 4 if smoke else chosen.K
     stages.pool = stages.collect.copy_and_resolve_references()
-    stages.pool.prompts = 64 if smoke else 3072
-    stages.collect = settings.collect(rollouts="pool", select="random", max_pairs=count)
+    stages.pool.update(prompts=64 if smoke else 3072, pairs_per_prompt=1)
+    stages.collect = settings.collect(rollouts="pool", pairs_per_prompt=1, select="random", max_pairs=count)
     stages.dpo.batch_size = 4 if smoke else 16
     stages.evaluate.policies = ("warmup", "dpo")
     numbers = [count // 2, count] if smoke else [count // 4, count // 2, count, 2 * count, 4 * count]
@@ -37,8 +37,8 @@ def get_config(arg: str = "") -> ConfigDict:
         arms={
             "difficulty": settings.arm(
                 zip=(
-                    f"stages.collect.min_pass_rate={'0,0.01' if smoke else '0,0.01,0.35,0.65'}",
-                    f"stages.collect.max_pass_rate={'1,0.99' if smoke else '1,0.34,0.64,0.99'}",
+                    f"stages.collect.min_pass_rate={'0,0.01' if smoke else '0,0.01,0.24,0.49'}",
+                    f"stages.collect.max_pass_rate={'1,0.99' if smoke else '1,0.51,0.76,0.99'}",
                 )
             ),
             "uncertainty": settings.arm(product=("stages.collect.select=random,uncertain,confident",)),

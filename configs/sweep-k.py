@@ -1,8 +1,8 @@
 """How many online steps K are enough: accuracy and compute over K, against GRPO that goes on, at equal compute.
 
 Command:   g2d sweep --config sweep-k --workdir runs/study     (again, or on another machine, to continue or share)
-           g2d sweep --config sweep-k:preset=qwen2.5-7b --workdir gs://bucket/study --config.compute.slots=512
-Hardware:  2 CPU cores for the embedded task; an 8-way slice of 64 GB and more a chip for the 7B and 8B presets
+           g2d sweep --config sweep-k:preset=qwen2.5-7b --workdir /shared/study
+Hardware:  2 CPU cores for the embedded task; the 7B and 8B presets have not been run: eight devices of 80 GB are meant
 Result:    sweep-k.html in the directory; that of the embedded task is written down in docs/evidence.md
 
 Choices: preset=full|smoke (the embedded task), qwen2.5-7b, llama-3.1-8b; seeds=N; train=SOURCE of the real presets.

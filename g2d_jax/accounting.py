@@ -45,15 +45,24 @@ def cost_of(
     the later one. Raises ValueError for a policy that no stage makes, and naming a stage without a manifest, or a step
     whose cost was not kept.
     """
-    reached: dict[str, int | None] = {}
-    _reach_policy(policy, stages, reached)
     total = dict.fromkeys(cost(_nothing(), price_per_device_hour), 0.0)
-    for name, step in reached.items():
+    for name, step in behind(policy, stages).items():
         if stages[name]["kind"] in without:
             continue
         spent = cost(_record(name, step, manifests), price_per_device_hour)
         total = {measure: total[measure] + spent[measure] for measure in total}
     return total
+
+
+def behind(policy: str, stages: Stages) -> dict[str, int | None]:
+    """The stages that a policy was made from, its own first, each with the step it was taken at; None is its end.
+
+    policy, stages: as in `cost_of`. A trajectory taken at two steps has the later one. Raises ValueError for a policy
+    that no stage makes.
+    """
+    reached: dict[str, int | None] = {}
+    _reach_policy(policy, stages, reached)
+    return reached
 
 
 def _reach_policy(policy: str, stages: Stages, reached: dict[str, int | None]) -> None:

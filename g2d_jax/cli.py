@@ -76,6 +76,8 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _integers(text: str) -> tuple[int, ...]:
+    if not all(item.strip().isdecimal() for item in text.split(",")):
+        raise argparse.ArgumentTypeError(f"write whole numbers with commas, 0,1,2, not {text!r}")
     return tuple(int(item) for item in text.split(","))
 
 

@@ -20,6 +20,7 @@ problems: the pigeonhole bootstrap of Owen 2007 (Annals of Applied Statistics 1,
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def bootstrap(values: ArrayLike, *, samples: int = 2000, level: float = 0.95, se
     table = table[scored.any(axis=1)][:, scored.any(axis=0)]
     if not table.size:
         return Interval(math.nan, math.nan, math.nan, 0, 0)
-    means = _replicates(table, samples, np.random.default_rng(seed))
+    means = _replicates(table, samples, seed)
     # Few samples of a table that is mostly NaN can all be without a scored entry.
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2]) if len(means) else (math.nan, math.nan)
     return Interval(float(_run_means(table).mean()), float(low), float(high), *table.shape)
@@ -187,16 +188,25 @@ def best_on(dev_means: ArrayLike) -> int:
     return int(np.nanargmax(means))
 
 
-def _replicates(table: Array, samples: int, rng: np.random.Generator) -> Array:
+def _replicates(table: Array, samples: int, seed: int) -> Array:
     """The statistic of up to `samples` crossed resamples of a table without empty rows and columns."""
-    runs, problems = table.shape
     scored = ~np.isnan(table)
-    drawn = rng.multinomial(problems, np.full(problems, 1 / problems), size=samples).astype(np.float64)
+    chosen, drawn = _draws(*table.shape, samples, seed)
     counts = drawn @ scored.T.astype(np.float64)  # [samples, R]: how many scored problems each run has
     means = drawn @ np.where(scored, table, 0.0).T / np.maximum(counts, 1)
-    weights = rng.multinomial(runs, np.full(runs, 1 / runs), size=samples) * (counts > 0)
+    weights = chosen * (counts > 0)
     totals = weights.sum(axis=1)
     return (weights * means).sum(axis=1)[totals > 0] / totals[totals > 0]
+
+
+@functools.lru_cache(maxsize=4)  # a report has many tables of few shapes, and drawing takes longest
+def _draws(runs: int, problems: int, samples: int, seed: int) -> tuple[NDArray[np.int64], Array]:
+    """How often each run [samples, R] and each problem [samples, N] is in a replicate."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(problems, np.full(problems, 1 / problems), size=samples).astype(np.float64)
+    chosen = rng.multinomial(runs, np.full(runs, 1 / runs), size=samples)
+    chosen.flags.writeable = drawn.flags.writeable = False
+    return chosen, drawn
 
 
 def _at_cost(costs: Array, values: Array, cost: float) -> Array | None:

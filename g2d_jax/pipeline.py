@@ -214,11 +214,14 @@ def _run_stages(
     return manifests
 
 
-def run_stage(context: Context, name: str, order: Plan) -> dict[str, Any]:
-    """Run one stage unless its manifest is there; returns the manifest."""
+def run_stage(context: Context, name: str, order: Plan, *, again: bool = False) -> dict[str, Any]:
+    """Run one stage unless its manifest is there; returns the manifest.
+
+    again: go on with a stage that is finished already, and replace its manifest at the end.
+    """
     folder, stage = context.folders[name], context.config.stages[name]
     done = storage.finished(folder)
-    if done is not None:
+    if done is not None and not again:
         context.tracker.say(f"{name}: done before, skipped")
         return done
     started = time.time()

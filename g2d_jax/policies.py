@@ -22,7 +22,7 @@ from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.stages.context import Context
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import absolute
+from g2d_jax.workdir import absolute, stage_folders, stage_steps
 
 
 def read_config(workdir: epath.Path) -> ConfigDict:
@@ -39,7 +39,8 @@ def opened(workdir: storage.PathLike, config: ConfigDict | None = None) -> Itera
     folder = absolute(workdir)
     config = config or read_config(folder)
     with Tracker(folder, tensorboard=False) as tracker:
-        context = Context(config, folder, tracker, pipeline.plan(config).folders(folder))
+        folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
+        context = Context(config, folder, tracker, folders, steps=stage_steps(folder))
         try:
             yield context
         finally:

@@ -21,7 +21,7 @@ from g2d_jax.canonical import differences, to_dict
 LOCK = ".lock"
 _STAGE = re.compile(r"(\d+)-(.+)")
 PLANS = "sweeps"  # folder of studies: NAME.json has its config and points
-LINKS = "stages.json"  # of a study's point: [[stage, folder relative to the point's], …] in order
+LINKS = "stages.json"  # of a study's point: [[stage, folder relative to the point's, step it is taken at], …] in order
 
 
 def absolute(workdir: storage.PathLike) -> epath.Path:
@@ -33,9 +33,15 @@ def stage_folders(workdir: epath.Path) -> dict[str, epath.Path]:
     """Stage -> folder, in order, of the stages that a run has begun, or of those a study's point is made of."""
     links = workdir / LINKS
     if links.exists():
-        return {name: absolute(workdir / path) for name, path in storage.read_json(links)}
+        return {row[0]: absolute(workdir / row[1]) for row in storage.read_json(links)}
     numbered = sorted((int(match[1]), match[2], path) for match, path in _numbered(workdir) if match)
     return {name: path for _, name, path in numbered}
+
+
+def stage_steps(workdir: epath.Path) -> dict[str, int]:
+    """Stage -> step at which a study's point takes a trajectory that goes on; {} for a run."""
+    links = workdir / LINKS
+    return {row[0]: row[2] for row in storage.read_json(links) if row[2] is not None} if links.exists() else {}
 
 
 def _numbered(workdir: epath.Path) -> list[tuple[re.Match[str] | None, epath.Path]]:

@@ -1,12 +1,13 @@
 """What a study measured, read from its directory: points in rows, and GRPO's curves beside them.
 
 sweeps/NAME.json ─► entries (one a finished point) ─► rows (their seeds) ─► groups (their K)
+                                                              └─► warm-ups, where GRPO has no points of its own
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from etils import epath
 
 from g2d_jax import frontier
+from g2d_jax.accounting import behind
 from g2d_jax.report.format import number
 from g2d_jax.report.study_entry import OFFLINE, ONLINE, Array, Entry, Files
 from g2d_jax.storage import PathLike, read_json
@@ -32,6 +34,11 @@ class Row:
     def steps(self) -> int | None:
         """K where it is varied."""
         return self.entries[0].steps
+
+    @property
+    def seeds(self) -> frozenset[int]:
+        """Of its points."""
+        return frozenset(entry.seed for entry in self.entries)
 
     @property
     def reached(self) -> float:
@@ -89,6 +96,16 @@ class Group:
         """Whether the warm-up ends by itself."""
         return any(entry.stop for row in self.rows for entry in row.entries)
 
+    @property
+    def trajectories(self) -> frozenset[epath.Path]:
+        """The folders of the online stages behind its points."""
+        entries = [entry for row in self.rows for entry in row.entries]
+        return frozenset(entry.folders[entry.warmup[0]] for entry in entries if entry.warmup)
+
+    def goes_on_from(self, other: Group) -> bool:
+        """Whether a point has the same online training behind it, and was tested on the same problems."""
+        return bool(self.trajectories & other.trajectories) and self.rows[0].ids == other.rows[0].ids
+
     def curve(self, seed: int, measure: str) -> frontier.Curve | None:
         """One seed's trajectory over a cost, None if it has fewer than two points there."""
         found = [
@@ -106,12 +123,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Study:
-    """A study's directory. unfinished: labels of points that lack a stage; untested: of those without a test split."""
+    """A study's directory. unfinished: labels of points that lack a stage; untested: of those without a test split.
+
+    warmups: online training alone, as points that end offline evaluated it on their way, where no point is about it.
+    """
 
     workdir: epath.Path
     name: str
     config: Mapping[str, Any]
     groups: Sequence[Group]
+    warmups: Sequence[Group]
     unfinished: Sequence[str]
     untested: Sequence[str]
 
@@ -128,22 +149,16 @@ class Study:
     @property
     def baselines(self) -> list[Group]:
         """Groups of online training alone."""
-        return [group for group in self.groups if group.is_baseline]
+        return [*(group for group in self.groups if group.is_baseline), *self.warmups]
 
     @property
     def swept(self) -> list[Group]:
         """Groups that end with offline training at several K."""
         return [group for group in self.offline if len(group.rows) > 1]
 
-    def best_baseline(self) -> Group | None:
-        """The baseline whose best point on dev is highest: how a learning rate is chosen without the test split."""
-        known = [group for group in self.baselines if any(row.dev == row.dev for row in group.rows)]
-        best = [max(row.dev for row in group.rows if row.dev == row.dev) for group in known]
-        return known[frontier.best_on(best)] if known else None
 
-
-READ = ("policy", "preferences", "rollouts")
-"""Settings in which a stage names another one that it reads."""
+WARMUP = "warm-up (GRPO goes on)"
+"""The name of `Study.warmups`."""
 
 
 def studies(workdir: PathLike) -> list[str]:
@@ -171,7 +186,8 @@ def read_study(workdir: PathLike, name: str) -> Study:
             entries.append(entry)
     tested = [entry for entry in entries if entry.result("test")]
     untested = [entry.label for entry in entries if not entry.result("test")]
-    return Study(root, name, plan["config"], _groups(tested), unfinished, untested)
+    groups = _groups(tested)
+    return Study(root, name, plan["config"], groups, _warmups(groups), unfinished, untested)
 
 
 def _entry(folder: epath.Path, point: Mapping[str, Any], files: Files) -> Entry | None:
@@ -192,18 +208,8 @@ def _entry(folder: epath.Path, point: Mapping[str, Any], files: Files) -> Entry 
 
 def _needed(stages: Mapping[str, Mapping[str, Any]]) -> set[str]:
     """Evaluations, and all the stages they rest on: points of K = 0 do not wait for a warm-up."""
-    found: set[str] = set()
-    waiting = [name for name, stage in stages.items() if stage["kind"] == "evaluate"]
-    while waiting:
-        name = waiting.pop().partition("@")[0]
-        if name in stages and name not in found:
-            found.add(name)
-            stage = stages[name]
-            waiting += [
-                *stage.get("policies", ()),
-                *(stage.get(key, "") for key in ("policy", "preferences", "rollouts")),
-            ]
-    return found
+    evaluations = {name: stage["policies"] for name, stage in stages.items() if stage["kind"] == "evaluate"}
+    return {*evaluations, *(name for some in evaluations.values() for policy in some for name in behind(policy, stages))}
 
 
 def _is_steps(field: str, config: Mapping[str, Any]) -> bool:
@@ -223,6 +229,35 @@ def _groups(entries: Sequence[Entry]) -> list[Group]:
         kind = OFFLINE if any(entry.kind == OFFLINE for row in rows for entry in row.entries) else ONLINE
         groups.append(Group(_name(arm, values), arm, dict(values), kind, rows))
     return groups
+
+
+def _warmups(groups: Sequence[Group]) -> list[Group]:
+    """Online training alone from what points evaluated of their own warm-ups, unless a group is about just that."""
+    alone, families = [group for group in groups if group.is_baseline], list[list[Group]]()
+    for group in groups:
+        one_warmup = all(entry.has_one_warmup for row in group.rows for entry in row.entries)
+        if group.stops or not one_warmup or any(group.goes_on_from(other) for other in alone):
+            continue
+        family = next((some for some in families if any(group.goes_on_from(other) for other in some)), None)
+        if family is None:
+            families.append([group])
+        else:
+            family.append(group)
+    found = [_warmup(family) for family in families]
+    return [group for group in found if len(group.rows) > 1]
+
+
+def _warmup(family: Sequence[Group]) -> Group:
+    """Groups with one warm-up as a group of online training: K = 0 is the policy that it starts from."""
+    values = {field: text for field, text in family[0].values.items() if all((field, text) in g.values.items() for g in family)}
+    by_steps: dict[int, dict[int, Entry]] = {}
+    for entry in (entry for group in family for row in group.rows for entry in row.entries):
+        for policy in entry.chain[1:]:
+            one = replace(entry, arm=WARMUP, values=values, final=policy, kind=ONLINE)
+            if one.answers("test") is not None:
+                by_steps.setdefault(one.reached, {}).setdefault(one.seed, replace(one, steps=one.reached))
+    rows = [_row([entries[seed] for seed in sorted(entries)]) for _, entries in sorted(by_steps.items())]
+    return Group(_name(WARMUP, list(values.items())), WARMUP, values, ONLINE, rows)
 
 
 def _row(entries: Sequence[Entry]) -> Row:

@@ -35,6 +35,7 @@ class Files:
     def __init__(self) -> None:
         self._manifests: dict[epath.Path, dict[str, Any] | None] = {}
         self._answers: dict[epath.Path, Answers] = {}
+        self._prompts: dict[epath.Path, float] = {}
 
     def manifest(self, folder: epath.Path) -> dict[str, Any] | None:
         """A stage's manifest, None if the stage is not finished."""
@@ -47,6 +48,14 @@ class Files:
         if file not in self._answers:
             self._answers[file] = _answers(folder, file)
         return self._answers[file]
+
+    def prompts(self, folder: epath.Path) -> float:
+        """How many prompts the pairs of a collect stage come from, NaN if it did not write that."""
+        if folder not in self._prompts:
+            file = folder / "informativeness" / "prompts.parquet"
+            pairs = np.asarray(read_columns(file, ("pairs",))["pairs"]) if file.exists() else None
+            self._prompts[folder] = float("nan") if pairs is None else float((pairs > 0).sum())
+        return self._prompts[folder]
 
 
 def _answers(folder: epath.Path, file: epath.Path) -> Answers:
@@ -98,7 +107,10 @@ class Entry:
 
     @cached_property
     def chain(self) -> list[str]:
-        """The policies that led to the final one: itself, what it was trained from, and so on."""
+        """The policies that led to the final one: itself, what it was trained from, and so on.
+
+        Unlike `accounting.behind` without what its pairs were made from, which may be of other policies.
+        """
         stages, found = self.config["stages"], [self.final]
         while (stage := stages.get(found[-1].partition("@")[0])) and stage["kind"] in (ONLINE, OFFLINE):
             found.append(stage["policy"])
@@ -166,10 +178,38 @@ class Entry:
         return None if before is None or after is None or before.ids != after.ids else after.values - before.values
 
     @property
+    def has_one_warmup(self) -> bool:
+        """Whether offline training started from the cold policy, or from one that online training alone made of it."""
+        kinds = [self.config["stages"][policy.partition("@")[0]]["kind"] for policy in self.chain[1:-1]]
+        return self.parent is not None and kinds in ([], [ONLINE])
+
+    @property
     def pairs_from(self) -> Mapping[str, Any]:
         """The manifest of the collect stage that the offline stage read, {} without one."""
-        stage = self.config["stages"].get(self.final.partition("@")[0], {})
-        return self.manifests.get(stage.get("preferences", ""), {})
+        return self.manifests.get(self._pairs_stage, {})
+
+    @property
+    def _pairs_stage(self) -> str:
+        """ "" for a policy that is not trained on a stage's pairs."""
+        name = str(self.config["stages"].get(self.final.partition("@")[0], {}).get("preferences", ""))
+        return name if name in self.folders else ""
+
+    @property
+    def pair_prompts(self) -> float:
+        """How many prompts the pairs come from, NaN where it is not known."""
+        return self.files.prompts(self.folders[self._pairs_stage]) if self._pairs_stage else float("nan")
+
+    @property
+    def drawn(self) -> tuple[Any, ...]:
+        """The settings that shape the distribution that the rollouts behind the pairs were drawn from, () without."""
+        stages = self.config["stages"]
+        stage = stages.get(self._pairs_stage, {})
+        while stage.get("rollouts") in stages:  # lent by another collect stage
+            stage = stages[stage["rollouts"]]
+        if stage.get("rollouts") == "archive":
+            stage = stages.get(stage["policy"].partition("@")[0], {})
+        sampling = stage.get("sampling", {})
+        return tuple(sampling[name] for name in ("temperature", "top_p", "top_k") if name in sampling)
 
     @property
     def trained(self) -> Mapping[str, Any]:

@@ -58,6 +58,12 @@ class Tally:
     flops: float = 0.0
     verifier_cpu_seconds: float = 0.0
 
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add what a manifest tells of another stage's cost."""
+        for name, amount in {**record, **record["tokens"]}.items():
+            if name in self.__slots__:
+                setattr(self, name, getattr(self, name) + amount)
+
     def manifest(self) -> dict[str, Any]:
         """The fields of a stage's manifest that tell its cost."""
         values = dataclasses.asdict(self)
@@ -71,7 +77,8 @@ class Context:
 
     config: the resolved settings. workdir: where artefacts go. folders: stage name -> its folder.
     reward, objectives: a user's own reward function, and own losses by stage, in place of the configured ones.
-    evaluated: policy -> folder of another evaluate stage that has its completions already.
+    evaluated: policy -> folder of another evaluate stage that has its completions already. steps: stage -> step that
+    its bare name means, where this is not the last one.
     """
 
     config: ConfigDict
@@ -82,6 +89,7 @@ class Context:
     objectives: Mapping[str, Callable[[Compute], Objective]] = field(default_factory=dict)
     programs: dict[str, Any] = field(default_factory=dict)  # compiled once for the run
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
 
     def at(self, config: ConfigDict, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Context:
         """The same context for a config that differs in its stages only: what was loaded and compiled is shared."""
@@ -268,7 +276,7 @@ class Context:
             folder = self.folders[stage]
         else:
             raise ValueError(f"policy {name!r}: no such stage; this run has {', '.join(self.folders)}, and 'init'")
-        return folder / "checkpoints", int(step) if step else None
+        return folder / "checkpoints", int(step) if step else self.steps.get(name)
 
     def _initial(self) -> Decoder:
         if self.model_folder is not None:

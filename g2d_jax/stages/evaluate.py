@@ -29,6 +29,8 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         for number, policy in enumerate(stage.policies, start=1):
             found, answers[policy] = evaluate_policy(context, name, stage, policy, problems, tally)
             policies.append(found)
+            if policy in context.evaluated:
+                tally.add(storage.finished(context.evaluated[policy]) or {})
             bar.update(number, {"reward": found["mean"]})
             context.tracker.log(
                 name, number, {"pass@1": found["mean"], "completions/mean_length": found["mean_length"]}
@@ -86,7 +88,8 @@ def evaluate_policy(
             policy=policy,
             journal=folder / f"{journal}.parquet",
         )
-        count_rollouts(context, tally, groups)
+        if policy not in context.evaluated:
+            count_rollouts(context, tally, groups)
         return groups
 
     groups = sampled("evaluate", stage.num_generations, file)

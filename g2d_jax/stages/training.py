@@ -67,6 +67,8 @@ class Trainer:
         self._mark = now
         self.step += 1
         self._pending = (self.step, sums, {**metrics, **extra})
+        if self._due():
+            self.flush()  # here, so that the tally of a step that is kept has all of its time
 
     def pack(self, groups: list[Group]) -> Packed:
         """Pack groups for this stage's rows and this mesh."""
@@ -96,8 +98,11 @@ class Trainer:
 
         The tally then holds all of the step; the time that writing takes is in no tally.
         """
-        if self.step % self.context.config.checkpoint.every == 0 or self.step in self.pinned or self.step == self.total:
+        if self._due():
             self.save()
+
+    def _due(self) -> bool:
+        return self.step % self.context.config.checkpoint.every == 0 or self.step in {*self.pinned, self.total}
 
     def save(self) -> None:
         """Write one atomic checkpoint: parameters, optimiser, counters, cost so far."""
@@ -138,38 +143,41 @@ def trainer(
     folder: epath.Path = context.folders[name] / "checkpoints"
     optimizer, rate = make_optimizer(**settings.to_dict(), total_steps=total or settings.warmup_steps + 1)
     run_step = make_train_step(objective, optimizer, context.model_config, context.mesh)
-    pins = {total, *pinned}
-    with Checkpoints(folder, keep=context.config.checkpoint.keep, pinned=pins) as checkpoints:
-        step, tally, facts = checkpoints.latest(), Tally(), {}
-        if step is None:
-            state = fresh_state(context.policy(policy), optimizer, context.mesh)
-        else:
-            like = abstract_state(context.model_config, optimizer, context.mesh)
-            trees, host = checkpoints.restore(step, {"params": like.params, "opt_state": like.opt_state})
-            state = TrainState(trees["params"], trees["opt_state"])
-            tally, facts = Tally(**host["tally"]), dict(host["facts"])
-            if step in pins:  # it may have been no kept step when it was saved
-                facts.setdefault("at", {}).setdefault(str(step), tally.manifest())
-            context.tracker.say(f"{name}: continuing after step {step} of {total}")
-        with context.tracker.progress(name, total, step or 0) as bar:
-            made = Trainer(
-                context,
-                name,
-                state,
-                step or 0,
-                tally,
-                facts,
-                per,
-                total,
-                row_length,
-                checkpoints,
-                run_step,
-                rate,
-                pins,
-                bar,
-            )
-            if step is None and 0 in pins:
-                made.save()
-            yield made
-            made.flush()
-            checkpoints.wait()
+    pins, there = {total, *pinned}, Checkpoints(folder)
+    step, tally, facts = there.latest(), Tally(), {}
+    if step is None:
+        state = fresh_state(context.policy(policy), optimizer, context.mesh)
+    else:
+        like = abstract_state(context.model_config, optimizer, context.mesh)
+        trees, host = there.restore(step, {"params": like.params, "opt_state": like.opt_state})
+        state = TrainState(trees["params"], trees["opt_state"])
+        tally, facts = Tally(**host["tally"]), dict(host["facts"])
+        if step in pins:  # it may have been no kept step when it was saved
+            facts.setdefault("at", {}).setdefault(str(step), tally.manifest())
+        pins |= {int(kept) for kept in facts.get("at", {})}  # what was kept once stays, for others may read it
+        context.tracker.say(f"{name}: continuing after step {step} of {total}")
+    with (
+        Checkpoints(folder, keep=context.config.checkpoint.keep, pinned=pins) as checkpoints,
+        context.tracker.progress(name, total, step or 0) as bar,
+    ):
+        made = Trainer(
+            context,
+            name,
+            state,
+            step or 0,
+            tally,
+            facts,
+            per,
+            total,
+            row_length,
+            checkpoints,
+            run_step,
+            rate,
+            pins,
+            bar,
+        )
+        if step is None and 0 in pins:
+            made.save()
+        yield made
+        made.flush()
+        checkpoints.wait()

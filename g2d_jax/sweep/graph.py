@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from etils import epath
@@ -31,7 +32,8 @@ ENDING = ("steps", "keep", "stop", "budget", "adaptive")
 class Node:
     """One stage to run. stages: name -> node id of all stages of the config, its own included.
 
-    config: the stage with all it is made from. evaluated: policy -> node where its evaluation lies.
+    config: the stage with all it is made from. evaluated: policy -> node where its evaluation lies. inputs: the nodes
+    that must be finished before this one.
     """
 
     id: str
@@ -39,12 +41,7 @@ class Node:
     config: ConfigDict
     stages: Mapping[str, str]
     evaluated: Mapping[str, str]
-
-    @property
-    def inputs(self) -> list[str]:
-        """The nodes that must be finished before this one."""
-        needed = pipeline.plan(self.config).inputs[self.name]
-        return list(dict.fromkeys([*(self.stages[name] for name in needed), *self.evaluated.values()]))
+    inputs: Sequence[str]
 
     def folder(self, root: epath.Path) -> epath.Path:
         """Where the node's files lie."""
@@ -53,10 +50,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """nodes: by id, each after those it reads. points: for each point its config and its stages' nodes."""
+    """nodes: by id, each after those it reads. points: for each point its config and its stages' nodes.
+
+    trajectories: node -> the most steps of it, and the steps to keep.
+    """
 
     nodes: Mapping[str, Node]
     points: Sequence[tuple[Point, ConfigDict, Mapping[str, str]]]
+    trajectories: Mapping[str, tuple[int, list[int]]]
 
 
 def node_folder(root: epath.Path, name: str) -> epath.Path:
@@ -72,8 +73,11 @@ class _Steps:
     kept: set[int] = field(default_factory=set)
 
 
-def build(found: Sequence[Point]) -> Graph:
-    """The graph of these points. Raises ValueError, naming the point, for a config that cannot work."""
+def build(found: Sequence[Point], asked: Mapping[str, tuple[int, Sequence[int]]] = MappingProxyType({})) -> Graph:
+    """The graph of these points. Raises ValueError, naming the point, for a config that cannot work.
+
+    asked: what others want of trajectories, as in `Graph.trajectories`.
+    """
     trajectories: dict[str, _Steps] = {}
     explicit = []
     for point in found:
@@ -85,7 +89,8 @@ def build(found: Sequence[Point]) -> Graph:
         explicit.append(values)
         for name, key in _ids(values).items():
             if shares(values["stages"][name]):
-                steps, stage = trajectories.setdefault(key, _Steps()), values["stages"][name]
+                most, kept = asked.get(key, (0, ()))
+                steps, stage = trajectories.setdefault(key, _Steps(most, set(kept))), values["stages"][name]
                 steps.most = max(steps.most, stage["steps"])
                 steps.kept |= {stage["steps"], *(k for k in stage["keep"] if k <= stage["steps"])}
     nodes: dict[str, Node] = {}
@@ -101,7 +106,7 @@ def build(found: Sequence[Point]) -> Graph:
             for node in _nodes(config, ids, name):
                 nodes.setdefault(node.id, node)
         points.append((point, config, ids))
-    return Graph(nodes, points)
+    return Graph(nodes, points, {key: (steps.most, sorted(steps.kept)) for key, steps in trajectories.items()})
 
 
 def shares(stage: Mapping[str, Any]) -> bool:
@@ -168,7 +173,9 @@ def _nodes(config: ConfigDict, ids: Mapping[str, str], name: str) -> list[Node]:
 
 def _node(config: ConfigDict, ids: Mapping[str, str], name: str, evaluated: Mapping[str, str]) -> Node:
     alone = _restricted(config, name)
-    return Node(ids[name], name, alone, {stage: ids[stage] for stage in alone.stages}, evaluated)
+    needed = [ids[other] for other in pipeline.plan(alone).inputs[name]]
+    inputs = list(dict.fromkeys([*needed, *evaluated.values()]))
+    return Node(ids[name], name, alone, {stage: ids[stage] for stage in alone.stages}, evaluated, inputs)
 
 
 def _restricted(config: ConfigDict, name: str) -> ConfigDict:

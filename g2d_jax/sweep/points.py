@@ -98,6 +98,10 @@ def _combinations(name: str, arm: ConfigDict) -> list[dict[str, str]]:
 def _values(name: str, entry: str) -> tuple[str, list[str]]:
     """ "a.b=1,2,(3,4)" -> ("a.b", ["1", "2", "(3,4)"])."""
     field, equals, text = entry.partition("=")
+    if field.strip().removeprefix("config.") in ("seed", "name"):
+        raise ValueError(
+            f"sweep.arms.{name}: {entry!r}: seeds are given by sweep.seeds or --seeds, names are made here"
+        )
     values = [value.strip() for value in re.findall(r"(?:\([^)]*\)|\[[^\]]*\]|[^,])+", text)]
     if not equals or not values:
         raise ValueError(f"sweep.arms.{name}: {entry!r} has no values: write FIELD=VALUE,VALUE")
@@ -117,6 +121,8 @@ def _point(config: ConfigDict, name: str, seed: int, values: Mapping[str, str]) 
                 del made.stages[stage]
     made.lock()
     try:
+        for entry in arm.fixed:
+            _values(name, entry)
         for override in (*arm.fixed, *(f"{field}={value}" for field, value in values.items())):
             apply(made, override)
     except ValueError as error:

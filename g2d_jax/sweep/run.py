@@ -28,7 +28,7 @@ from ml_collections import ConfigDict
 from g2d_jax import __version__, pipeline, storage
 from g2d_jax.canonical import to_dict
 from g2d_jax.report import write_study
-from g2d_jax.stages.context import Context, StopRun
+from g2d_jax.stages.context import Context
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder
 from g2d_jax.sweep.points import points
 from g2d_jax.tracking import Tracker
@@ -36,19 +36,24 @@ from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import LINKS, LOCK, PLANS, absolute, environment, try_lock
 
 CACHE = "jax_compilation_cache_dir"
+DONE, OPEN = "done", "open"
 PAUSE = 2.0  # seconds between two looks at nodes that others run
 
 
 def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     """Run, or continue, all points of a config with a sweep section; returns the nodes that failed with the reason.
 
-    A stage that cannot go on (StopRun) fails with all that is made from it; the rest of the study goes on. Raises
-    ValueError for a config that cannot work, and for a directory of something else.
+    A stage that cannot go on fails with all that is made from it; the rest of the study goes on. Raises ValueError for
+    a config that cannot work, and for a directory of something else; OSError for a full disk.
     """
     if jax.process_count() > 1:
         raise ValueError("a study of several processes: start each by itself, they share the work by the directory")
-    graph = build(points(config))
+    if not storage.is_local(workdir):
+        raise ValueError(
+            f"{workdir}: a study needs a directory that a file system can lock; use a local or network disk"
+        )
     root = absolute(workdir)
+    graph = build(points(config), _asked(root))
     _claim(config, graph, root)
     with _compilation_cache(root), Tracker(root, tensorboard=False) as tracker:
         failed = _Worker(config.name, graph, root, tracker).work()
@@ -61,7 +66,8 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
 
 def show(config: ConfigDict, workdir: storage.PathLike) -> None:
     """Print the points, and which stages are there already. Raises as `run` does."""
-    graph, root = build(points(config)), absolute(workdir)
+    root = absolute(workdir)
+    graph = build(points(config), _asked(root))
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         rows = []
         for point, settings, ids in graph.points:
@@ -70,8 +76,18 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
             ]
             rows.append([point.label, ", ".join(left) or "done"])
         tracker.table(f"{len(rows)} points", ["point", "left to do"], rows)
-        done = sum(_complete(node, node.folder(root)) for node in graph.nodes.values())
+        done = sum(_state(node, node.folder(root)) == DONE for node in graph.nodes.values())
         tracker.say(f"{len(graph.nodes)} stages after sharing, {done} of them done")
+
+
+def _asked(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
+    """Trajectory -> the most steps, and the steps to keep, that any study of the directory asks of it."""
+    asked: dict[str, tuple[int, list[int]]] = {}
+    for path in (root / PLANS).glob("*.json") if (root / PLANS).exists() else ():
+        for name, (most, kept) in storage.read_json(path)["trajectories"].items():
+            before, others = asked.get(name, (0, []))
+            asked[name] = max(before, most), sorted({*others, *kept})
+    return asked
 
 
 def _claim(config: ConfigDict, graph: Graph, root: epath.Path) -> None:
@@ -81,15 +97,28 @@ def _claim(config: ConfigDict, graph: Graph, root: epath.Path) -> None:
     for point, settings, ids in graph.points:
         folder = root / "points" / config.name / point.label
         storage.write_json(folder / "config.json", {"config": to_dict(settings), "own": {}, "version": __version__})
-        order = pipeline.plan(settings).order
-        storage.write_json(folder / LINKS, [[name, f"../../../stages/{ids[name]}"] for name in order])
-    listed = [
-        {"label": point.label, "arm": point.arm, "seed": point.seed, "values": dict(point.values), "stages": dict(ids)}
+        links = [
+            [
+                name,
+                f"../../../stages/{ids[name]}",
+                point.config.stages[name].steps if ids[name] in graph.trajectories else None,
+            ]
+            for name in pipeline.plan(settings).order
+        ]
+        storage.write_json(folder / LINKS, links)
+    listed = {
+        point.label: {"arm": point.arm, "seed": point.seed, "values": dict(point.values), "stages": dict(ids)}
         for point, _, ids in graph.points
-    ]
-    storage.write_json(
-        root / PLANS / f"{config.name}.json", {"config": to_dict(config), "points": listed, "version": __version__}
-    )
+    }
+    file = root / PLANS / f"{config.name}.json"
+    before = {point.pop("label"): point for point in storage.read_json(file)["points"]} if file.exists() else {}
+    plan = {
+        "config": to_dict(config),
+        "points": [{"label": label, **point} for label, point in {**before, **listed}.items()],
+        "trajectories": graph.trajectories,
+        "version": __version__,
+    }
+    storage.write_json(file, plan)
 
 
 @contextmanager
@@ -142,22 +171,22 @@ class _Worker:
     def _take(self, node: Node) -> bool:
         """Run a node, or see that it is finished; False if another process has it."""
         folder = node.folder(self.root)
-        if _complete(node, folder):
+        if (state := _state(node, folder)) == OPEN:
+            with try_lock(folder) as got:
+                if not got:
+                    return False
+                if (state := _state(node, folder)) == OPEN:
+                    state = self._run(node, folder)
+        if state == DONE:
             self.done.add(node.id)
-            return True
-        with try_lock(folder) as got:
-            if not got:
-                return False
-            if not _complete(node, folder):
-                self._run(node, folder)
-            if node.id not in self.failed:
-                self.done.add(node.id)
+        else:
+            self.failed[node.id] = state
         return True
 
-    def _run(self, node: Node, folder: epath.Path) -> None:
+    def _run(self, node: Node, folder: epath.Path) -> str:
+        """DONE, or why the stage cannot go on."""
         number = list(self.graph.nodes).index(node.id) + 1
         self.tracker.say(f"[{number}/{len(self.graph.nodes)}] {node.id} ({', '.join(self._users(node))})")
-        _reopen(node, folder)
         storage.write_json(folder / "stage.json", {"config": to_dict(node.config), "stages": dict(node.stages)})
         storage.write_json(folder / "environment.json", environment())
         folders = {name: node_folder(self.root, other) for name, other in node.stages.items()}
@@ -167,9 +196,12 @@ class _Worker:
         with Tracker(folder, tensorboard=logging.tensorboard, wandb=wandb, screen=self.tracker.screen) as tracker:
             context = self._common(node).at(node.config, folders, tracker, workdir=folder, evaluated=evaluated)
             try:
-                pipeline.run_stage(context, node.name, pipeline.plan(node.config))
-            except StopRun as error:
-                self.failed[node.id] = str(error)
+                pipeline.run_stage(context, node.name, pipeline.plan(node.config), again=True)
+            except (ValueError, RuntimeError) as error:  # RuntimeError: what XLA raises, out of memory for one
+                if os.environ.get("G2D_TRACEBACK"):
+                    raise
+                return f"{error}"
+        return DONE
 
     def _users(self, node: Node) -> list[str]:
         """The points the node is for, the first few."""
@@ -199,24 +231,16 @@ class _Worker:
             self._context = None
 
 
-def _complete(node: Node, folder: epath.Path) -> bool:
-    """Whether a node has all that this study asks of it. Raises ValueError for a step that it did not keep."""
+def _state(node: Node, folder: epath.Path) -> str:
+    """DONE if the node has all that is asked of it, OPEN if it has to be run, or why it cannot be had here."""
     manifest = storage.finished(folder)
     if manifest is None:
-        return False
+        return OPEN
     stage = node.config.stages[node.name]
-    if stage.kind != "online":
-        return True
+    if stage.kind != "online" or stage.stop != "steps":
+        return DONE
     there = set(Checkpoints(folder / "checkpoints").steps()) & {int(step) for step in manifest["at"]}
     reached = manifest["counts"]["steps"]
     if missing := sorted(k for k in stage.keep if k <= reached and k not in there):
-        raise ValueError(
-            f"{folder} is finished and did not keep step {missing[0]}: leave this step out, or choose another --workdir"
-        )
-    return bool(reached >= stage.steps or stage.stop != "steps")
-
-
-def _reopen(node: Node, folder: epath.Path) -> None:
-    """A trajectory that is finished but too short goes on from its last checkpoint."""
-    if storage.finished(folder) is not None:
-        (folder / storage.MANIFEST).unlink()
+        return f"{folder} went on to {reached} without keeping step {missing[0]}: take another --workdir for this step"
+    return DONE if reached >= stage.steps else OPEN

@@ -66,6 +66,8 @@ def test_lists_as_values_stand_in_brackets_and_odd_labels_are_safe_as_folders() 
         ({"zip": ("seed=1,2", "stages.dpo.beta=1")}, "equally many values"),
         ({"stages": ("sft", "warm")}, "no stage 'warm', did you mean warmup"),
         ({"product": ("stages.dpo.beta=1,1",)}, "twice"),
+        ({"product": ("seed=0,1",)}, "seeds are given by sweep.seeds or --seeds"),
+        ({"fixed": ("config.name=mine",)}, "names are made here"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(arm: dict[str, tuple[str, ...]], message: str) -> None:

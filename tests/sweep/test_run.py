@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from etils import epath
+
+from g2d_jax import policies
+from g2d_jax.workdir import stage_folders
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
 STEPS = "stages.warmup.steps=0,1,3"
@@ -54,7 +58,7 @@ def test_a_point_is_what_a_run_of_its_config_gives(
     alone = tmp_path / "run"
     finish(begin(one_device, "run", "--config", TINY, "--workdir", str(alone), "--config.stages.warmup.steps=1"))
     point = workdir / "points" / "tiny" / "warmup.steps=1,seed=0"
-    links = {name: point / path for name, path in json.loads((point / "stages.json").read_text())}
+    links = stage_folders(epath.Path(point))
     assert list(links) == ["sft", "warmup", "collect", "dpo", "evaluate"]
     mine = (links["collect"] / "preferences" / "part-00000.parquet").read_bytes()
     assert mine == (alone / "03-collect" / "preferences" / "part-00000.parquet").read_bytes()
@@ -74,8 +78,22 @@ def test_more_points_use_what_is_there(shared: tuple[Path, list[str]], one_devic
     more = ran(sweep(one_device, workdir, "--product", "stages.warmup.steps=1,5"))
     assert sorted(name.partition("-")[0] for name in more) == ["collect", "dpo", *["evaluate"] * 3, "warmup"]
     assert sorted(int(p.name) for p in next((workdir / "stages").glob("warmup-*/checkpoints")).iterdir())[-1] == 5
-    status = sweep(one_device, workdir, "--product", "stages.warmup.steps=1,2", status=1)
-    assert status == ""  # the message is on standard error: step 2 was not kept
+    kept = {path.name for path in next((workdir / "stages").glob("warmup-*/checkpoints")).iterdir()}
+    assert kept >= {"0", "1", "3", "5"}  # what other points read stays
+    assert ran(sweep(one_device, workdir, "--product", STEPS)) == []
+    plan = json.loads((workdir / "sweeps" / "tiny.json").read_text())
+    assert len(plan["points"]) == 4  # 0, 1, 3 and 5
+    missing = sweep(one_device, workdir, "--product", "stages.warmup.steps=1,2", status=1)
+    assert re.search(r"^warmup-\S+ failed: .* went on to 5 without keeping step 2", missing, re.MULTILINE)
+
+
+def test_a_point_opens_like_a_run(shared: tuple[Path, list[str]], tmp_path: Path, one_device: dict[str, str]) -> None:
+    point = shared[0] / "points" / "tiny" / "warmup.steps=1,seed=0"
+    with policies.opened(point) as context:
+        assert context.checkpoint_of("warmup")[1] == 1  # of the trajectory, the step this point is about
+        assert context.checkpoint_of("dpo")[0].parent.parent == shared[0] / "stages"
+    finish(begin(one_device, "export", "--workdir", str(point), "--output", str(tmp_path / "model")))
+    assert (tmp_path / "model" / "model.safetensors").exists()
 
 
 def test_a_point_that_fails_does_not_end_the_study(tmp_path: Path, one_device: dict[str, str]) -> None:
