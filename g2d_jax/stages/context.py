@@ -271,7 +271,7 @@ class Context:
         if at and not step.isdecimal():
             raise ValueError(f"policy {name!r}: write the step after @ as a number, as in {stage}@20")
         if name.startswith("run:"):
-            folder = _stage_folder(name, stage)
+            folder = stage_of_run(name)
         elif stage in self.folders:
             folder = self.folders[stage]
         else:
@@ -313,17 +313,18 @@ class Context:
 def check_elsewhere(policy: str) -> None:
     """Raise ValueError if a policy outside this run ("run:…", "hf:…") is not there. A hub id is not looked up."""
     if policy.startswith("run:"):
-        stage, at, step = policy.rpartition("#")[2].partition("@")
-        steps = Checkpoints(_stage_folder(policy, stage) / "checkpoints").steps()
+        _, at, step = policy.rpartition("#")[2].partition("@")
+        steps = Checkpoints(stage_of_run(policy) / "checkpoints").steps()
         if not steps or (at and step not in map(str, steps)):
             raise ValueError(f"policy {policy!r}: there are checkpoints of {', '.join(map(str, steps)) or 'no step'}")
     if policy.startswith(("hf:.", "hf:/", "hf:~")):
         hf.read_config(hf.resolve(policy.removeprefix("hf:")))
 
 
-def _stage_folder(policy: str, stage: str) -> epath.Path:
-    """The folder of another run's stage. Raises ValueError for "run:WORKDIR#STAGE" that leads nowhere."""
-    workdir, hash_sign, _ = policy.removeprefix("run:").rpartition("#")
+def stage_of_run(policy: str) -> epath.Path:
+    """The folder of another run's stage. Raises ValueError for "run:WORKDIR#STAGE[@STEP]" that leads nowhere."""
+    workdir, hash_sign, last = policy.removeprefix("run:").rpartition("#")
+    stage = last.partition("@")[0]
     if not (workdir and hash_sign and stage):
         raise ValueError(f"policy {policy!r}: write run:WORKDIR#STAGE or run:WORKDIR#STAGE@STEP")
     other = epath.Path(workdir).expanduser()

@@ -1,7 +1,7 @@
 """The stages of all points as one graph, in which stages that would compute the same are one node.
 
-A node is named by a fingerprint of everything that decides its result: the settings outside the stages, its own, and
-the nodes it reads. An online stage at a constant learning rate is the beginning of the same stage with more steps, so
+A node is named by a fingerprint of everything that decides its result: the settings outside the stages, its own, the
+nodes it reads, and what lies in the files and other runs that these name (of a hub data set: its name alone). An online stage at a constant learning rate is the beginning of the same stage with more steps, so
 all points that differ in its number of steps alone share one trajectory and branch off it:
 
     steps=20 and policy "warmup" ─► one node with the most steps any point asks for, which keeps 20, and "warmup@20"
@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 from g2d_jax import pipeline, storage
 from g2d_jax.canonical import from_dict, identity, to_dict
 from g2d_jax.stages import ending
+from g2d_jax.sweep.contents import contents
 from g2d_jax.sweep.points import Point
 
 ENDING = ("steps", "keep", "stop", "budget", "adaptive")
@@ -144,7 +145,8 @@ def _ids(values: Mapping[str, Any]) -> dict[str, str]:
         own = {k: v for k, v in stage.items() if not (shares(stage) and k in ENDING)}
         weighed = {other: values["stages"][other] for other in _weighed(config, name)}
         inputs = {needed: ids[needed] for needed in order.inputs[name]}
-        ids[name] = f"{name}-{storage.fingerprint([shared, name, own, inputs, *filter(None, [weighed])])}"
+        more = [part for part in (weighed, contents(config, name)) if part]
+        ids[name] = f"{name}-{storage.fingerprint([shared, name, own, inputs, *more])}"
     return ids
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline
+from g2d_jax import pipeline, storage
 from g2d_jax.resolve import resolve
+from g2d_jax.sweep.contents import contents
 from g2d_jax.sweep.graph import Graph, build
 from g2d_jax.sweep.points import points
 
@@ -60,7 +61,7 @@ def test_a_schedule_with_an_end_is_not_shared() -> None:
 @pytest.mark.parametrize(
     ("field", "shared"),
     [
-        ("seed=0,1", set()),
+        ("data.seed=0,1", set()),
         ("data.train.limit=30,40", set()),
         ("stages.sft.steps=5,6", set()),
         ("stages.warmup.optimizer.learning_rate=1e-3,1e-4", {"sft"}),
@@ -90,3 +91,28 @@ def test_an_adaptive_warm_up_is_decided_by_what_it_is_weighed_against() -> None:
     assert all(set(node.inputs) == {node.stages["sft"]} for node in warmups)
     evaluated = [node for node in made.nodes.values() if node.name == "evaluate"]
     assert len(evaluated) == 1 + 2 * 3  # sft once; warm-up, dpo and the comparison of each
+
+
+def test_a_file_that_changes_makes_another_study(tmp_path: Path) -> None:
+    file = tmp_path / "problems.jsonl"
+    overrides = (f"data.train.path={file}", "data.train.split=", "seed=0")
+
+    def first_id() -> str:
+        return next(iter(graph(*overrides, product=("stages.dpo.beta=1,2",)).nodes))
+
+    file.write_text('{"problem": "1+1", "answer": "2"}\n')
+    before = first_id()
+    assert first_id() == before
+    file.write_text('{"problem": "1+2", "answer": "3"}\n{"problem": "1+3", "answer": "4"}\n')
+    assert first_id() != before
+
+
+def test_a_policy_of_another_run_is_known_by_what_made_it(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    storage.write_json(other / "config.json", {})
+    (other / "01-sft" / "checkpoints" / "6").mkdir(parents=True)
+    config = resolve(TINY)
+    config.stages.warmup.policy = f"run:{other}#sft"
+    storage.write_json(other / "01-sft" / "manifest.json", {"done": True, "fingerprint": "a"})
+    assert contents(config, "warmup") == {f"run:{other}#sft": "a"}
+    assert contents(config, "dpo") == {}

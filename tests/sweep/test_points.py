@@ -63,7 +63,7 @@ def test_lists_as_values_stand_in_brackets_and_odd_labels_are_safe_as_folders() 
         ),
         ({"product": ("stages.warmup.steps=one",)}, "sweep.arms.main: stages.warmup.steps must be an integer"),
         ({"product": ("stages.warmup.steps",)}, "has no values"),
-        ({"zip": ("seed=1,2", "stages.dpo.beta=1")}, "equally many values"),
+        ({"zip": ("stages.dpo.epochs=1,2", "stages.dpo.beta=1")}, "equally many values"),
         ({"stages": ("sft", "warm")}, "no stage 'warm', did you mean warmup"),
         ({"product": ("stages.dpo.beta=1,1",)}, "twice"),
         ({"product": ("seed=0,1",)}, "seeds are given by sweep.seeds or --seeds"),

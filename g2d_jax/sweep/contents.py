@@ -1,0 +1,48 @@
+"""What a stage reads that lies outside the study, by content: a file that changed makes another node."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+
+from etils import epath
+from ml_collections import ConfigDict
+
+from g2d_jax import storage
+from g2d_jax.stages.context import stage_of_run
+
+
+def contents(config: ConfigDict, name: str) -> dict[str, str]:
+    """Path or policy -> digest, of the local files and the other runs' stages that a stage of the config reads."""
+    stage = config.stages[name]
+    named = [source.path for source in (config.data.train, config.data.dev, config.data.test)]
+    named += [stage.data.path] if "data" in stage else []
+    named += [
+        stage[field] for field in ("rollouts", "preferences") if field in stage and stage[field] not in config.stages
+    ]
+    found = {path: digest for path in named if (digest := _file(path))}
+    policies = [policy for policy in stage.get("policies", ()) or [stage.policy] if policy.startswith("run:")]
+    return found | {policy: _run(policy) for policy in policies}
+
+
+def _file(path: str) -> str:
+    """The digest of a local file, or of all files of a folder; "" if there is none. "math500:FILE" is the file."""
+    for one in (path, path.partition(":")[2]):
+        if one and storage.is_local(one) and epath.Path(one).expanduser().exists():
+            place = epath.Path(one).expanduser()
+            files = sorted(child for child in place.iterdir() if child.is_file()) if place.is_dir() else [place]
+            return "-".join(_digest(os.fspath(file), file.stat().mtime, file.stat().length) for file in files)
+    return ""
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(path: str, changed: float, size: int) -> str:
+    """Of a file's bytes; read again only when its time or size has changed."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+
+
+def _run(policy: str) -> str:
+    """What made a policy of another run, "" as long as its stage is not finished."""
+    return str((storage.finished(stage_of_run(policy)) or {}).get("fingerprint", ""))
