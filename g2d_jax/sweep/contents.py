@@ -18,9 +18,8 @@ def contents(config: ConfigDict, name: str) -> dict[str, str]:
     stage = config.stages[name]
     named = [source.path for source in (config.data.train, config.data.dev, config.data.test)]
     named += [stage.data.path] if "data" in stage else []
-    named += [
-        stage[field] for field in ("rollouts", "preferences") if field in stage and stage[field] not in config.stages
-    ]
+    inside = {"sample", "archive", *config.stages}
+    named += [stage[field] for field in ("rollouts", "preferences") if field in stage and stage[field] not in inside]
     found = {path: digest for path in named if (digest := _file(path))}
     policies = [policy for policy in stage.get("policies", ()) or [stage.policy] if policy.startswith("run:")]
     return found | {policy: _run(policy) for policy in policies}

@@ -1,8 +1,9 @@
 """The stages of all points as one graph, in which stages that would compute the same are one node.
 
 A node is named by a fingerprint of everything that decides its result: the settings outside the stages, its own, the
-nodes it reads, and what lies in the files and other runs that these name (of a hub data set: its name alone). An online stage at a constant learning rate is the beginning of the same stage with more steps, so
-all points that differ in its number of steps alone share one trajectory and branch off it:
+nodes it reads, and what lies in the files and other runs that these name (of a hub data set: its name alone). An online
+stage at a constant learning rate is the beginning of the same stage with more steps, so all points that differ in its
+number of steps alone share one trajectory and branch off it:
 
     steps=20 and policy "warmup" ─► one node with the most steps any point asks for, which keeps 20, and "warmup@20"
 
