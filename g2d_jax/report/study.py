@@ -209,7 +209,8 @@ def _entry(folder: epath.Path, point: Mapping[str, Any], files: Files) -> Entry 
 def _needed(stages: Mapping[str, Mapping[str, Any]]) -> set[str]:
     """Evaluations, and all the stages they rest on: points of K = 0 do not wait for a warm-up."""
     evaluations = {name: stage["policies"] for name, stage in stages.items() if stage["kind"] == "evaluate"}
-    return {*evaluations, *(name for some in evaluations.values() for policy in some for name in behind(policy, stages))}
+    policies = {policy for some in evaluations.values() for policy in some}
+    return {*evaluations, *(name for policy in policies for name in behind(policy, stages))}
 
 
 def _is_steps(field: str, config: Mapping[str, Any]) -> bool:
@@ -243,21 +244,23 @@ def _warmups(groups: Sequence[Group]) -> list[Group]:
             families.append([group])
         else:
             family.append(group)
-    found = [_warmup(family) for family in families]
+    found = [_warmup(family, several=len(families) > 1) for family in families]
     return [group for group in found if len(group.rows) > 1]
 
 
-def _warmup(family: Sequence[Group]) -> Group:
+def _warmup(family: Sequence[Group], *, several: bool) -> Group:
     """Groups with one warm-up as a group of online training: K = 0 is the policy that it starts from."""
-    values = {field: text for field, text in family[0].values.items() if all((field, text) in g.values.items() for g in family)}
+    shared = set[tuple[str, str]].intersection(*(set(group.values.items()) for group in family))
+    values = {field: text for field, text in family[0].values.items() if (field, text) in shared}
+    arm = f"{WARMUP} of {', '.join(dict.fromkeys(group.arm for group in family))}" if several else WARMUP
     by_steps: dict[int, dict[int, Entry]] = {}
     for entry in (entry for group in family for row in group.rows for entry in row.entries):
         for policy in entry.chain[1:]:
-            one = replace(entry, arm=WARMUP, values=values, final=policy, kind=ONLINE)
+            one = replace(entry, arm=arm, values=values, final=policy, kind=ONLINE)
             if one.answers("test") is not None:
                 by_steps.setdefault(one.reached, {}).setdefault(one.seed, replace(one, steps=one.reached))
     rows = [_row([entries[seed] for seed in sorted(entries)]) for _, entries in sorted(by_steps.items())]
-    return Group(_name(WARMUP, list(values.items())), WARMUP, values, ONLINE, rows)
+    return Group(_name(arm, list(values.items())), arm, values, ONLINE, rows)
 
 
 def _row(entries: Sequence[Entry]) -> Row:

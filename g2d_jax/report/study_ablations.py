@@ -11,11 +11,21 @@ from g2d_jax.report.scatter import Mark, Marks, scatter_chart
 from g2d_jax.report.study import Row, Study, described
 from g2d_jax.report.study_cause import mean
 from g2d_jax.report.study_compare import difference
-from g2d_jax.report.study_tables import caution, pairs_of, percent_interval, points_interval, seed_spread, steps_of
+from g2d_jax.report.study_tables import (
+    caution,
+    pairs_of,
+    percent_interval,
+    points_interval,
+    prompts_of,
+    seed_spread,
+    steps_of,
+)
 from g2d_jax.report.summary import Text
 
 MEASURES = ("mixed prompts, %", "pass rate, %", "token entropy, nats", "gap before, nats", "implicit margin")
 """Of study_cause.MEASURES, those beside the accuracies."""
+OF_THE_DRAWS = ("token entropy, nats", "ECE", "confidence, %")
+"""Of study_cause.MEASURES, those of the distribution drawn from: after temperature and filters."""
 
 
 class Setting(NamedTuple):
@@ -34,7 +44,10 @@ def section(study: Study) -> str:
     """A figure for each arm in a grid, then their tables."""
     found = list(arms(study))
     figures = [_figure(name, settings) for name, settings in found]
-    tables = [f"<h3>{markup.shown(name)}</h3>{markup.table(*table(name, settings))}" for name, settings in found]
+    tables = [
+        f"<h3>{markup.shown(name)}</h3>{markup.table(*table(name, settings))}{markup.paragraph(note(settings), 'hint')}"
+        for name, settings in found
+    ]
     hint = markup.paragraph(caution(study), "hint") if found else ""
     return markup.section("settings-compared", "Settings compared", hint, markup.charts(*figures), *tables)
 
@@ -55,16 +68,40 @@ def arms(study: Study) -> Iterator[tuple[str, list[Setting]]]:
                 yield arm if steps is None else f"{arm}, K = {steps}", settings
 
 
+def drawn_alike(settings: Sequence[Setting]) -> bool:
+    """Whether all rollouts were drawn at the same temperature, top_p and top_k."""
+    return len({entry.drawn for setting in settings for entry in setting.row.entries}) == 1
+
+
+def note(settings: Sequence[Setting]) -> str:
+    """What cannot be compared, "" if all can."""
+    if drawn_alike(settings):
+        return ""
+    return (
+        "Rollouts were drawn at different temperatures or with different filters: their token entropy, ECE and "
+        "confidence are of different distributions, not comparable, and left out."
+    )
+
+
 def table(name: str, settings: Sequence[Setting]) -> Text:
     """Title, columns and rows: accuracy, paired difference to the first setting, pairs and what they could teach."""
     first, base = settings[0].words, settings[0].row
+    measures = [measure for measure in MEASURES if drawn_alike(settings) or measure not in OF_THE_DRAWS]
     columns = ["setting", "K", "seeds", "dev %", "test % [95 %]", "seed std", f"over {first}", "pairs"]
-    columns += [*MEASURES, "length, tokens", "offline gain", "FLOPs"]
+    columns += ["prompts with pairs", *measures, "length, tokens", "offline gain", "FLOPs"]
     lines = [
-        [setting.words, steps_of(row), str(len(row.entries)), fmt.percent(row.dev), percent_interval(row.accuracy)]
-        + [seed_spread(row), "reference" if row is base else points_interval(difference(row, base)), pairs_of(row)]
-        + [mean(row, measure) for measure in (*MEASURES, "length, tokens")]
-        + [points_interval(row.offline_gain), fmt.quantity(row.cost("flops"))]
+        [
+            *(
+                setting.words,
+                steps_of(row),
+                str(len(row.entries)),
+                fmt.percent(row.dev),
+                percent_interval(row.accuracy),
+            ),
+            *(seed_spread(row), "reference" if row is base else points_interval(difference(row, base))),
+            *(pairs_of(row), prompts_of(row), *(mean(row, measure) for measure in (*measures, "length, tokens"))),
+            *(points_interval(row.offline_gain), fmt.quantity(row.cost("flops"))),
+        ]
         for setting in settings
         for row in (setting.row,)
     ]

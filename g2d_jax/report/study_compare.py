@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,14 +66,69 @@ def differences(row: Row, other: Row) -> dict[int, Array]:
     return {entry.seed: values - there[entry.seed] for entry, values in pairs if entry.seed in there}
 
 
+def comparable(rows: Sequence[Row]) -> list[Row]:
+    """The rows to choose among: those that have every seed that any of them has, all of them evaluated on dev.
+
+    A row of fewer seeds may be best because its seeds are.
+    """
+    seeds = frozenset().union(*(row.seeds for row in rows))
+    return [row for row in rows if row.seeds == seeds and row.dev == row.dev]
+
+
 def chosen(rows: Sequence[Row]) -> Row | None:
-    """The row that is best on dev, the cheapest of equal ones; None if dev was not evaluated."""
-    return _best(rows, [row.dev for row in rows])
+    """The row that is best on dev, the first of equal ones; None if none is `comparable`."""
+    return _best(comparable(rows), lambda row: row.dev)
 
 
 def most_per_flop(rows: Sequence[Row]) -> Row | None:
     """The row that gained most on dev per FLOP spent, over the policy that nothing was spent on; None if unknown."""
-    return _best(rows, [gain_per_flop(row) for row in rows])
+    return _best(comparable(rows), gain_per_flop)
+
+
+def best_at(study: Study, row: Row, measure: str) -> Group | None:
+    """The baseline that is best on dev at a row's cost, its mean over seeds taken between its `comparable` points.
+
+    So its learning rate is chosen for each budget without the test split. None where none reaches the cost, or dev was
+    not evaluated; where there is but one baseline it is that one.
+    """
+    baselines = [group for group in study.baselines if group.rows[0].ids == row.ids]
+    if len(baselines) == 1:
+        return baselines[0]
+    rows = comparable([one for group in baselines for one in group.rows])
+    at_cost = [(group, _dev_at([one for one in group.rows if one in rows], row, measure)) for group in baselines]
+    known = [(group, dev) for group, dev in at_cost if dev is not None]
+    return known[frontier.best_on([dev for _, dev in known])][0] if known else None
+
+
+def _dev_at(rows: Sequence[Row], point: Row, measure: str) -> float | None:
+    points = sorted((row.cost(measure), row.dev) for row in rows)
+    costs = np.array([cost for cost, _ in points])
+    if not len(points) or not np.isfinite([*costs, point.cost(measure)]).all() or (np.diff(costs) <= 0).any():
+        return None
+    found = frontier.interpolate(costs, [[dev] for _, dev in points], point.cost(measure))
+    return None if found is None else float(found[0])
+
+
+def choices(study: Study) -> str:
+    """Which K and baselines could not be chosen among, and why; "" if all could."""
+    parts = []
+    for group in study.swept:
+        of = f" of {group.name}" if len(study.swept) > 1 else ""
+        parts.append(_choice(f"K{of}", "K", group.rows))
+    if len(study.baselines) > 1:
+        parts.append(_choice("The baseline", "point", [row for group in study.baselines for row in group.rows]))
+    return " ".join(filter(None, parts))
+
+
+def _choice(what: str, one: str, rows: Sequence[Row]) -> str:
+    known = comparable(rows)
+    if not any(entry.result("dev") for row in rows for entry in row.entries):
+        return f"{what} is not chosen: nothing was evaluated on dev."
+    if not known:
+        return f"{what} is not chosen yet: no {one} has all seeds."
+    if len(known) == len(rows):
+        return ""
+    return f"{what} is chosen among {len(known)} of {len(rows)}: the others lack seeds, or dev."
 
 
 def gain_per_flop(row: Row) -> float:
@@ -82,8 +137,8 @@ def gain_per_flop(row: Row) -> float:
     return (row.dev - row.cold_dev) / spent if spent > 0 else float("nan")
 
 
-def _best(rows: Sequence[Row], values: Sequence[float]) -> Row | None:
-    known = [(row, value) for row, value in zip(rows, values, strict=True) if value == value]
+def _best(rows: Sequence[Row], measure: Callable[[Row], float]) -> Row | None:
+    known = [(row, value) for row in rows if (value := measure(row)) == value]
     return known[frontier.best_on([value for _, value in known])][0] if known else None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from g2d_jax.report.spreadsheet import guarded, leaves, written
 from g2d_jax.report.study import Group, Row, Study
-from g2d_jax.report.study_compare import advantage, gain_per_flop
+from g2d_jax.report.study_compare import advantage, best_at, gain_per_flop
 from g2d_jax.report.study_entry import Entry
 
 COLUMNS = ("arm", "values", "seed", "K", "split", "measure", "value")
@@ -24,7 +24,8 @@ def document(study: Study) -> str:
     """The file's text: columns `COLUMNS`; value is a number, or NaN. Units are those of the manifests.
 
     measure is a path such as "accuracy", "cost/flops", "collect/informativeness/ece", "offline/margins/margin_mean",
-    and, of all seeds together, "accuracy/low" or "advantage/BASELINE/flops/mean". split is "" where none applies.
+    and, of all seeds together, "accuracy/low" or "advantage/BASELINE/flops/mean"; BASELINE is "best on dev" for the one
+    that is best there at these FLOPs. split is "" where none applies.
     """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -36,7 +37,7 @@ def document(study: Study) -> str:
 
 def records(study: Study) -> Iterator[Record]:
     """All figures, group by group and K by K: those of each seed, then those of all together."""
-    for group in study.groups:
+    for group in (*study.groups, *study.warmups):
         values = ";".join(f"{field}={text}" for field, text in group.values.items())
         for row in group.rows:
             for entry in row.entries:
@@ -72,6 +73,8 @@ def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, fl
     intervals = {"accuracy": row.accuracy, "offline_gain": row.offline_gain}
     for baseline in study.baselines if not group.is_baseline else ():
         intervals[f"advantage/{baseline.name}/flops"] = advantage(group, row, baseline, "flops").difference
+    if not group.is_baseline and (best := best_at(study, row, "flops")) is not None:
+        intervals["advantage/best on dev/flops"] = advantage(group, row, best, "flops").difference
     for name, found in intervals.items():
         if found is not None:
             for part in ("mean", "low", "high", "seeds"):

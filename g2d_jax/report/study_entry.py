@@ -204,8 +204,8 @@ class Entry:
         """The settings that shape the distribution that the rollouts behind the pairs were drawn from, () without."""
         stages = self.config["stages"]
         stage = stages.get(self._pairs_stage, {})
-        while stage.get("rollouts") in stages:  # lent by another collect stage
-            stage = stages[stage["rollouts"]]
+        for _ in stages:  # to the one that drew them, not the one that they are lent to; no config makes this endless
+            stage = stages.get(stage.get("rollouts", ""), stage)
         if stage.get("rollouts") == "archive":
             stage = stages.get(stage["policy"].partition("@")[0], {})
         sampling = stage.get("sampling", {})

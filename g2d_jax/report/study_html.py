@@ -92,9 +92,8 @@ def state(study: Study) -> str:
         parts.append(f"{len(study.unfinished)} of {total} points are not finished and left out (listed under Points).")
     if study.untested:
         parts.append(f"{len(study.untested)} points were not evaluated on the test split and are left out.")
-    counts = {len(row.entries) for group in study.groups for row in group.rows}
-    if len(counts) > 1:
-        parts.append("Rows have different numbers of seeds: their means are not yet comparable.")
+    if len({row.seeds for group in study.groups for row in group.rows}) > 1:
+        parts.append("Rows have different seeds: their means are not yet comparable.")
     return " ".join(parts)
 
 
@@ -168,9 +167,12 @@ def markdown(study: Study) -> str:
     """The text of NAME.md: sentence and tables."""
     tables = [headline(study), equal_compute(study), study_frontier.pareto(study), baselines(study)]
     tables += [study_cause.table(study), study_cause.correlations(study)] if study.swept else []
-    tables += [study_ablations.table(*one) for one in study_ablations.arms(study)]
-    tables += [study_stopping.table(study, group, row) for group in study.groups if group.stops for row in group.rows]
+    compared = list(study_ablations.arms(study))
+    stopped = [(group, row) for group in study.groups if group.stops for row in group.rows]
     parts = [f"# {one_line(study.name)}", one_line(sentence(study)), one_line(state(study))]
     parts += [markdown_table(*one) for one in tables]
+    for name, settings in compared:
+        parts += [markdown_table(*study_ablations.table(name, settings)), study_ablations.note(settings)]
+    parts += [markdown_table(*study_stopping.table(study, group, row)) for group, row in stopped]
     parts += [f"- not finished: {one_line(label)}" for label in study.unfinished]
     return "\n\n".join(filter(None, parts)) + "\n"

@@ -11,7 +11,7 @@ from g2d_jax import frontier
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup
 from g2d_jax.report.study import Group, Row, Study
-from g2d_jax.report.study_compare import chosen, differences, most_per_flop, swept_rows
+from g2d_jax.report.study_compare import choices, chosen, differences, most_per_flop, swept_rows
 from g2d_jax.report.study_entry import Entry
 from g2d_jax.report.study_tables import flops, points_interval, steps_of
 from g2d_jax.report.summary import Text
@@ -37,13 +37,14 @@ def note(study: Study) -> str:
         "Why: online steps had come to add less per FLOP than offline training was predicted to (adaptive), at a "
         "budget, or at the last step there was. Rates, in points a TFLOP: what the last probe saw of online steps "
         "(± standard error) and predicted of offline training. Differences are on test, in points, of the same seed "
-        "and problems."
+        "and problems: to the swept K that is best on dev, and to the one that gained most per FLOP on dev, which is "
+        "easier to beat."
     )
     if rows:
         median = float(np.median([row.cost("flops") for row in rows]))
         text += f" The swept K spent {flops(median)} in the median, {_all_swept(rows)} in all"
         text += " (each seed's shared steps counted once for every K)."
-    return text
+    return " ".join(filter(None, [text, choices(study)]))
 
 
 def _all_swept(rows: Sequence[Row]) -> str:
@@ -66,12 +67,12 @@ def table(study: Study, group: Group, row: Row) -> Text:
 
 
 def _others(study: Study) -> list[tuple[str, Row]]:
-    """The swept rows to compare with, and what they are: one if the same row is both."""
+    """The swept rows to compare with, and what they are, the harder one first: one if the same row is both."""
     rows = swept_rows(study)
     best, steep = chosen(rows), most_per_flop(rows)
     if best is not None and best is steep:
         return [(f"over K = {steps_of(best)}, best and most gain per FLOP on dev", best)]
-    found = (("best on dev", best), ("most gain per FLOP on dev", steep))
+    found = (("best on dev", best), ("most gain per FLOP on dev (easier to beat)", steep))
     return [(f"over K = {steps_of(row)}, {why}", row) for why, row in found if row is not None]
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from g2d_jax import frontier
 from g2d_jax.report import format as fmt
-from g2d_jax.report.study import Group, Row, Study
-from g2d_jax.report.study_compare import Advantage, advantage, chosen
+from g2d_jax.report.study import Group, Row, Study, described
+from g2d_jax.report.study_compare import Advantage, advantage, best_at, choices, chosen
 from g2d_jax.report.summary import Text
 
 OUT_OF_RANGE = "out of range"
@@ -82,21 +82,23 @@ def pairs_of(row: Row) -> str:
     return fmt.count(float(np.mean(row.by_seed("collect", "counts", "pairs"))))
 
 
+def prompts_of(row: Row) -> str:
+    """The mean number of prompts that the pairs come from."""
+    return fmt.count(float(np.mean([entry.pair_prompts for entry in row.entries])))
+
+
 def headline(study: Study) -> Text:
     """Title, columns and rows: every K of every group that ends offline, and last, for each, the K chosen on dev."""
-    best = study.best_baseline()
     rows = [row for group in study.offline for row in group.rows]
-    versus = ["at equal FLOPs"] if best else []
+    versus = [_against(study)] if study.baselines else []
     columns = [_head(study), "seeds", "dev %", "test % [95 %]", "seed std", "offline gain", *versus, "pairs"]
-    lines = [
-        _line(study, group, row, best, point_name(study, group, row)) for group in study.offline for row in group.rows
-    ]
+    lines = [_line(study, group, row, point_name(study, group, row)) for group in study.offline for row in group.rows]
     for group in study.swept:
         if (row := chosen(group.rows)) is not None:
-            lines.append(_line(study, group, row, best, f"best on dev: {point_name(study, group, row)}"))
+            lines.append(_line(study, group, row, f"best on dev: {point_name(study, group, row)}"))
     title = "Offline training after K online steps. Offline gain: over the policy it started from"
-    title += f"; at equal FLOPs: over {best.name}, the best baseline on dev" if best else ""
-    title += f"; in points, paired by seed and problem. {caution(study)}"
+    title += "; budget: FLOPs" if versus else ""
+    title += f"; in points, paired by seed and problem. {' '.join(filter(None, [choices(study), caution(study)]))}"
     return title, *_without_one_number([*columns, *cost_columns(rows)], lines, "seeds")
 
 
@@ -121,8 +123,26 @@ def caution(study: Study) -> str:
     return words + ". Costs leave out supervised fine-tuning, which is the same for all"
 
 
-def _line(study: Study, group: Group, row: Row, best: Group | None, name: str) -> list[str]:
-    versus = [worth(advantage(group, row, best, "flops"))] if best else []
+def _against(study: Study) -> str:
+    """Whom `_versus` compares with."""
+    if len(study.baselines) > 1:
+        return "against the best GRPO on dev at this budget"
+    return f"against {study.baselines[0].name} at this budget"
+
+
+def _versus(study: Study, group: Group, row: Row) -> str:
+    """What a row is worth against the baseline `best_at` its cost, named if there are several."""
+    best = best_at(study, row, "flops")
+    if best is None:
+        on_dev = any(one.dev == one.dev for baseline in study.baselines for one in baseline.rows)
+        return OUT_OF_RANGE if on_dev else fmt.UNKNOWN
+    text = worth(advantage(group, row, best, "flops"))
+    named = len(study.baselines) > 1 and text not in (OUT_OF_RANGE, fmt.UNKNOWN)
+    return f"{text}, {described(best.values) or best.name}" if named else text
+
+
+def _line(study: Study, group: Group, row: Row, name: str) -> list[str]:
+    versus = [_versus(study, group, row)] if study.baselines else []
     return [
         name,
         *_accuracy(row),
@@ -140,10 +160,10 @@ def _accuracy(row: Row) -> list[str]:
 
 def equal_compute(study: Study) -> Text:
     """Title, columns and rows: what each K is worth against every baseline at equal FLOPs."""
-    best = study.best_baseline()
-    columns = [_head(study), *(group.name + (" (chosen on dev)" if group is best else "") for group in study.baselines)]
+    many = len(study.baselines) > 1
+    columns = [_head(study), *([_against(study)] if many else []), *(group.name for group in study.baselines)]
     lines = [
-        [point_name(study, group, row)]
+        [point_name(study, group, row), *([_versus(study, group, row)] if many else [])]
         + [worth(advantage(group, row, baseline, "flops")) for baseline in study.baselines]
         for group in study.offline
         for row in group.rows
@@ -169,17 +189,17 @@ def sentence(study: Study) -> str:
     """What the study measured: each group's K chosen on dev, and the baseline's that is chosen there too."""
     if not study.entries:
         return "No point of this study is finished and tested yet."
-    best, parts = study.best_baseline(), []
+    parts = []
     for group in study.swept:
         if (row := chosen(group.rows)) is not None:
-            parts.append(_told(group, row, best))
+            parts.append(_told(study, group, row))
     if not parts:
         return _all_told(study)
     problems = len(study.groups[0].rows[0].ids)
     return f"On {fmt.count(problems)} test problems: " + " ".join(parts)
 
 
-def _told(group: Group, row: Row, best: Group | None) -> str:
+def _told(study: Study, group: Group, row: Row) -> str:
     seeds = f"{len(row.entries)} seed{'s' * (len(row.entries) > 1)}"
     text = (
         f"{group.name} with K = {steps_of(row)}, chosen on dev, answers {percent_interval(row.accuracy)} % correctly "
@@ -187,12 +207,13 @@ def _told(group: Group, row: Row, best: Group | None) -> str:
     text += f"({seeds}) after {flops(row.cost('flops'))}"
     if (gain := row.offline_gain) is not None:
         text += f"; its offline stage added {points_interval(gain)} points"
-    if best is not None:
-        found = advantage(group, row, best, "flops")
-        if found.difference is not None:
-            text += f"; {best.name}, chosen on dev too, has at these FLOPs {_less(found.difference)}"
-        elif found.seeds:
-            text += f"; {best.name}, chosen on dev too, never spent as much"
+    best = best_at(study, row, "flops")
+    found = advantage(group, row, best, "flops") if best else None
+    if best and found and found.difference is not None:
+        why = ", the best on dev there," if len(study.baselines) > 1 else ""
+        text += f"; {best.name}{why} has at these FLOPs {_less(found.difference)}"
+    elif _versus(study, group, row) == OUT_OF_RANGE:
+        text += "; no online training alone has points on both sides of these FLOPs"
     return text + "."
 
 
@@ -207,4 +228,5 @@ def _all_told(study: Study) -> str:
     rows = [row for group in study.groups for row in group.rows]
     means = [row.accuracy.mean for row in rows]
     span = f"{fmt.percent(min(means))} to {fmt.percent(max(means))} %"
-    return f"{len(study.entries)} points of {len(rows)} settings answer {span} of {len(rows[0].ids):,} test problems."
+    text = f"{len(study.entries)} points of {len(rows)} settings answer {span} of {len(rows[0].ids):,} test problems."
+    return " ".join(filter(None, [text, choices(study)]))

@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from g2d_jax.accounting import behind
 from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.report import write_study
+from g2d_jax.report import study_ablations, study_stopping, write_study
 from g2d_jax.report.study import read_study, studies
 from g2d_jax.report.study_compare import (
     advantage,
+    best_at,
+    choices,
     chosen,
     difference,
     gain_per_flop,
@@ -19,12 +22,13 @@ from g2d_jax.report.study_compare import (
     rank_correlation,
     swept_rows,
 )
-from g2d_jax.report.study_html import page, state
-from g2d_jax.report.study_tables import headline, sentence
+from g2d_jax.report.study_html import markdown, page, state
+from g2d_jax.report.study_tables import baselines, equal_compute, headline, sentence
 from g2d_jax.storage import finish, write_json
-from g2d_jax.tables import write_rollouts
+from g2d_jax.tables import write_columns, write_rollouts
 
 STEPS, RATE, SELECT = "stages.warmup.steps", "stages.warmup.optimizer.learning_rate", "stages.collect.select"
+VERSUS = "against the best GRPO on dev at this budget"
 HOSTILE = "<img src=x onerror=alert(1)>|=1"
 TIMES = {"seconds": 1.0, "device_seconds": 1.0, "verifier_cpu_seconds": 0.5}
 WARM = {2: [1, 0, 0, 0], 4: [1, 1, 0, 0]}  # right or wrong on each test problem after so many steps
@@ -102,16 +106,40 @@ def add_offline(
 ) -> None:
     """A point that collects 20 and trains for 30 FLOPs after a warm-up."""
     key = f"{arm}{seed}{'.'.join(values.values())}".replace("/", "_")
-    measured = {"frac_mixed": more.get("mixed", 0.5)}
+    measured = {"frac_mixed": more.get("mixed", 0.5), "entropy": more.get("entropy")}
     pairs = {"pairs": more.get("pairs", 100)}
     fake.stage(f"collect-{key}", "collect", **cost(20), counts=pairs, result={"informativeness": measured})
     fake.stage(f"dpo-{key}", "offline", **cost(30), result={"before": {"gap_mean": 1.5}, "after": {"gap_mean": 4.5}})
     before = {} if policy == "init" else {policy: more.get("before", [0, 0, 0, 0])}
     answers = {"init": [0, 0, 0, 0], **before, "dpo": right}
     links = {"warmup": warmup, "collect": f"collect-{key}", "dpo": f"dpo-{key}"}
-    links["dev"] = fake.evaluation(f"dev-{key}", answers, dev=more["dev"])
+    stages = recipe(policy, stop=more.get("stop", "steps"))
+    if "prompts" in more:
+        folder = fake.root / "stages" / f"collect-{key}" / "informativeness"
+        write_columns(folder / "prompts.parquet", {"pairs": np.array(more["prompts"])})
+    if "temperature" in more:
+        stages["collect"]["sampling"] = {"temperature": more["temperature"], "top_p": 1.0, "top_k": 0}
+    if more["dev"] is None:
+        del stages["dev"]
+    else:
+        links["dev"] = fake.evaluation(f"dev-{key}", answers, dev=more["dev"])
     links["evaluate"] = fake.evaluation(f"evaluate-{key}", answers)
-    fake.point(arm, seed, values, recipe(policy, stop=more.get("stop", "steps")), links)
+    fake.point(arm, seed, values, stages, links)
+
+
+def add_warmup(fake: Fake, rate: str, seed: int, each: float) -> None:
+    """A trajectory that keeps 0, 2 and 4 steps, each for so many FLOPs."""
+    at = {str(k): cost(k * each) for k in (0, 2, 4)}
+    fake.stage(f"warmup-{rate}-{seed}", "online", **cost(4 * each), counts={"steps": 4}, at=at)
+
+
+def add_online(fake: Fake, rate: str, seed: int, k: int, dev: float) -> None:
+    """A point of online training alone."""
+    policy, right = (f"warmup@{k}", WARM[k]) if k else ("init", [0, 0, 0, 0])
+    key = f"{rate}-{k}-{seed}"
+    links = {"warmup": f"warmup-{rate}-{seed}", "dev": fake.evaluation(f"dev-{key}", {policy: right}, dev)}
+    links["evaluate"] = fake.evaluation(f"evaluate-{key}", {policy: right})
+    fake.point("grpo", seed, {RATE: rate, STEPS: str(k)}, recipe(policy, offline=False), links)
 
 
 @pytest.fixture(scope="module")
@@ -119,19 +147,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fake = Fake(tmp_path_factory.mktemp("study"))
     for seed in (0, 1):
         for rate, each in (("0.1", 50.0), ("0.2", 75.0)):
-            at = {str(k): cost(k * each) for k in (0, 2, 4)}
-            fake.stage(f"warmup-{rate}-{seed}", "online", **cost(4 * each), counts={"steps": 4}, at=at)
+            add_warmup(fake, rate, seed, each)
         for k, right in ENDS.items():
             more = {"dev": DEV[k], "before": WARM.get(k), "mixed": 0.9 - k / 10}
             policy = f"warmup@{k}" if k else "init"
             add_offline(fake, "g2d", seed, {STEPS: str(k)}, policy, f"warmup-0.1-{seed}", right[seed], **more)
         for rate, best in (("0.1", 0.5), ("0.2", 0.55)):
             for k in (0, 2, 4):
-                policy, right = (f"warmup@{k}", WARM[k]) if k else ("init", [0, 0, 0, 0])
-                key = f"{rate}-{k}-{seed}"
-                links = {"warmup": f"warmup-{rate}-{seed}", "dev": fake.evaluation(f"dev-{key}", {policy: right}, best)}
-                links["evaluate"] = fake.evaluation(f"evaluate-{key}", {policy: right})
-                fake.point("grpo", seed, {RATE: rate, STEPS: str(k)}, recipe(policy, offline=False), links)
+                add_online(fake, rate, seed, k, best)
         probe = {"slope": 0.004, "slope_error": 0.001, "step_flops": 4e10, "gain": 0.08, "offline_flops": 5e11}
         stop = {"rule": "adaptive", "step": 3 - seed, "probes": [probe]}
         own = fake.stage(f"warmup-own-{seed}", "online", **cost(150), counts={"steps": 3 - seed}, stop=stop)
@@ -181,7 +204,8 @@ def test_an_advantage_is_taken_between_the_baselines_points_and_never_beyond(stu
 def test_choices_are_made_on_dev(study):
     g2d = group(study, "g2d")
     assert chosen(g2d.rows).steps == 2  # though K = 4 is better on test
-    assert study.best_baseline().name == "grpo, learning rate 0.2"
+    assert best_at(study, g2d.rows[1], "flops").name == "grpo, learning rate 0.2"
+    assert choices(study) == ""
     assert gain_per_flop(g2d.rows[1]) == pytest.approx(0.6 / 150)
     assert [gain_per_flop(row) for row in g2d.rows] == pytest.approx([0.1 / 50, 0.6 / 150, 0.5 / 250])
     assert most_per_flop(g2d.rows).steps == 2
@@ -190,7 +214,9 @@ def test_choices_are_made_on_dev(study):
     last = dict(zip(columns, next(row for row in rows if row[0].startswith("best on dev")), strict=True))
     assert last["point"] == "best on dev: g2d, K = 2" and last["dev %"] == "70.0"
     assert last["test % [95 %]"].startswith("87.5 [") and last["seed std"] == "17.7" and last["pairs"] == "100"
-    assert last["at equal FLOPs"].startswith("+62.5 [") and last["FLOPs"] == "150"  # the fast one has 0.25 there
+    assert (
+        last[VERSUS].startswith("+62.5 [") and last[VERSUS].endswith("], learning rate 0.2") and last["FLOPs"] == "150"
+    )  # the fast one has 0.25 there
     assert "over problems and 2 seeds: with fewer than 5 seeds they are too narrow" in title
     told = "g2d with K = 2, chosen on dev, answers 87.5 ["
     assert told in sentence(study) and "has at these FLOPs 62.5 points less" in sentence(study)
@@ -244,3 +270,127 @@ def test_the_page(study, parse):
     assert "10.0 ± 2.5 16.0" in text  # what the last probe saw, in points a TFLOP: online and offline
     assert "over K = 2, best and most gain per FLOP on dev" in text and "out of range" in text
     assert "g2d,steps=4,s2" in text
+
+
+def test_a_row_that_lacks_seeds_is_never_chosen(tmp_path):
+    fake = Fake(tmp_path)
+    for seed in (0, 1):
+        add_warmup(fake, "0.1", seed, 50.0)
+        add_warmup(fake, "0.2", seed, 50.0)
+        for k in (0, 2, 4):
+            for rate, dev in (("0.1", 0.3), ("0.2", 0.9)):
+                if (rate, seed) != ("0.2", 1):
+                    add_online(fake, rate, seed, k, dev)
+            if (k, seed) != (4, 1):
+                policy = f"warmup@{k}" if k else "init"
+                dev = {0: 0.2, 2: 0.5, 4: 0.9}[k]
+                add_offline(fake, "g2d", seed, {STEPS: str(k)}, policy, f"warmup-0.1-{seed}", ENDS[k][seed], dev=dev)
+    study = read_study(fake.done(), "fake")
+    rows = group(study, "g2d").rows
+    assert [row.dev for row in rows] == pytest.approx([0.2, 0.5, 0.9])
+    assert chosen(rows).steps == 2 and most_per_flop(rows).steps == 2  # the 0.9 of K = 4 is one seed's
+    assert best_at(study, rows[1], "flops").name == "grpo, learning rate 0.1"  # as are those of the faster one
+    told = "K is chosen among 2 of 3: the others lack seeds, or dev. "
+    told += "The baseline is chosen among 3 of 6: the others lack seeds, or dev."
+    assert choices(study) == told and told in headline(study)[0]
+    assert state(study) == "Rows have different seeds: their means are not yet comparable."
+
+
+def test_as_many_seeds_are_not_the_same_seeds(tmp_path):
+    fake = Fake(tmp_path)
+    for k, seed in ((2, 0), (4, 1)):
+        add_warmup(fake, "0.1", seed, 50.0)
+        add_offline(fake, "g2d", seed, {STEPS: str(k)}, f"warmup@{k}", f"warmup-0.1-{seed}", ENDS[k][seed], dev=DEV[k])
+    study = read_study(fake.done(), "fake")
+    assert chosen(group(study, "g2d").rows) is None
+    assert choices(study) == "K is not chosen yet: no K has all seeds."
+    assert state(study) == "Rows have different seeds: their means are not yet comparable."
+
+
+def test_warm_ups_are_the_baseline_of_a_study_without_one(tmp_path):
+    fake = Fake(tmp_path)
+    for seed in (0, 1):
+        add_warmup(fake, "0.1", seed, 50.0)
+        for k in (0, 2, 4):
+            more = {"dev": None, "before": WARM.get(k)}
+            policy = f"warmup@{k}" if k else "init"
+            add_offline(fake, "g2d", seed, {STEPS: str(k)}, policy, f"warmup-0.1-{seed}", ENDS[k][seed], **more)
+    study = read_study(fake.done(), "fake")
+    (alone,) = study.baselines
+    assert alone.name == "warm-up (GRPO goes on)" and [row.steps for row in alone.rows] == [0, 2, 4]
+    assert [row.cost("flops") for row in alone.rows] == [0.0, 100.0, 200.0]
+    assert [row.accuracy.mean for row in alone.rows] == [0.0, 0.25, 0.5]
+    assert [row.seeds for row in alone.rows] == [{0, 1}] * 3
+    g2d = group(study, "g2d")
+    assert advantage(g2d, g2d.rows[1], alone, "flops").difference.mean == pytest.approx(0.5)  # 0.875 - 0.375
+    assert [row[1][:4] for row in equal_compute(study)[2]] == ["+12.", "+50.", "out "]
+    assert headline(study)[1][5] == "against warm-up (GRPO goes on) at this budget"
+    assert [row[:2] for row in baselines(study)[2]] == [[alone.name, k] for k in ("0", "2", "4")]
+    assert len(study.entries) == 6  # no points of their own
+    assert "K is not chosen: nothing was evaluated on dev." in sentence(study)
+    assert "K is not chosen: nothing was evaluated on dev." in headline(study)[0]
+
+
+def test_a_baselines_learning_rate_is_chosen_for_each_budget(tmp_path):
+    fake = Fake(tmp_path)
+    add_warmup(fake, "0.1", 0, 50.0)
+    add_warmup(fake, "0.2", 0, 50.0)
+    for k in (0, 2, 4):
+        add_online(fake, "0.1", 0, k, {0: 0.1, 2: 0.4, 4: 0.5}[k])
+        add_online(fake, "0.2", 0, k, {0: 0.1, 2: 0.2, 4: 0.9}[k])  # best in the end
+        policy = f"warmup@{k}" if k else "init"
+        add_offline(fake, "g2d", 0, {STEPS: str(k)}, policy, "warmup-0.1-0", ENDS[k][0], dev=DEV[k])
+    study = read_study(fake.done(), "fake")
+    rows = group(study, "g2d").rows
+    assert [row.cost("flops") for row in rows] == [50.0, 150.0, 250.0]
+    found = [best_at(study, row, "flops") for row in rows]
+    # on dev 0.25 and 0.15 at 50 FLOPs, 0.45 and 0.55 at 150; neither has spent 250
+    assert [one and one.values[RATE] for one in found] == ["0.1", "0.2", None]
+    _, columns, lines = headline(study)
+    cells = [line[columns.index(VERSUS)] for line in lines[:3]]
+    assert [cell.rpartition(", ")[2] for cell in cells] == ["learning rate 0.1", "learning rate 0.2", "out of range"]
+
+
+def test_settings_drawn_at_different_temperatures(tmp_path):
+    fake = Fake(tmp_path)
+    add_warmup(fake, "0.1", 0, 50.0)
+    heat = "stages.collect.sampling.temperature"
+    for arm, field, texts in (("heat", heat, ("0.7", "1.3")), ("ways", SELECT, ("all", "some"))):
+        for text, prompts in zip(texts, ([0, 4, 1], [2, 2, 2]), strict=True):
+            more = {"dev": 0.5, "prompts": prompts, "temperature": float(text) if arm == "heat" else 1.0}
+            more["entropy"] = 0.25
+            add_offline(fake, arm, 0, {field: text}, "warmup@2", "warmup-0.1-0", [1, 0, 0, 0], **more)
+    study = read_study(fake.done(), "fake")
+    (_, heated), (_, others) = study_ablations.arms(study)
+    tables = [study_ablations.table("arm", settings) for settings in (heated, others)]
+    assert ["token entropy, nats" in columns for _, columns, _ in tables] == [False, True]
+    assert [[row[columns.index("prompts with pairs")] for row in rows] for _, columns, rows in tables] == [
+        ["2", "3"]
+    ] * 2
+    assert study_ablations.note(others) == ""
+    assert study_ablations.note(heated).startswith("Rollouts were drawn at different temperatures")
+    assert study_ablations.note(heated) in page(study) and study_ablations.note(heated) in markdown(study)
+
+
+def test_a_stopped_warm_up_is_first_compared_with_the_best_k(tmp_path):
+    fake = Fake(tmp_path)
+    add_warmup(fake, "0.1", 0, 50.0)
+    for k, dev in ((0, 0.4), (2, 0.7)):
+        policy = f"warmup@{k}" if k else "init"
+        add_offline(fake, "g2d", 0, {STEPS: str(k)}, policy, "warmup-0.1-0", ENDS[k][0], dev=dev)
+    own = fake.stage("warmup-own", "online", **cost(150), counts={"steps": 3}, stop={"rule": "budget", "step": 3})
+    add_offline(fake, "own", 0, {}, "warmup", own, [1, 1, 1, 1], dev=0.65, stop="budget")
+    study = read_study(fake.done(), "fake")
+    own = group(study, "own")
+    _, columns, lines = study_stopping.table(study, own, own.rows[0])
+    assert columns[-2:] == ["over K = 2, best on dev", "over K = 0, most gain per FLOP on dev (easier to beat)"]
+    assert [cell.split()[0] for cell in lines[0][-2:]] == ["+25.0", "+75.0"]
+
+
+def test_a_point_of_no_steps_does_not_wait_for_its_warm_up(tmp_path):
+    fake = Fake(tmp_path)
+    for k in (0, 2):
+        add_offline(fake, "g2d", 0, {STEPS: str(k)}, f"warmup@{k}" if k else "init", "none", ENDS[k][0], dev=0.5)
+    study = read_study(fake.done(), "fake")
+    assert [entry.label for entry in study.entries] == ["g2d,steps=0,s0"] and study.unfinished == ["g2d,steps=2,s0"]
+    assert behind("dpo", recipe("warmup@2")) == {"dpo": None, "warmup": 2, "collect": None}
