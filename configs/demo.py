@@ -17,6 +17,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.name = "demo"
     config.seed = chosen.seed
     config.data.max_prompt_length = 16
+    config.data.dev.limit = 512
     config.compute.slots = 256
     config.compute.chunk = 8
     drawn = settings.sampling(48)

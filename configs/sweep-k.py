@@ -58,7 +58,6 @@ def get_config(arg: str = "") -> ConfigDict:
 def _embedded(smoke: bool) -> ConfigDict:
     config = resolve("demo:preset=smoke" if smoke else "demo")
     config.unlock()
-    config.data.dev.limit = 32 if smoke else 512
     config.stages.evaluate.greedy = not smoke
     if smoke:
         config.stages.warmup.adaptive.min_steps = 3

@@ -152,7 +152,7 @@ def test_wrong_choices(write, arg, message):
             r"stages\.x\.kind must be one of sft, .*, got 'onlin', did you mean online",
         ),
         ("config.stages.x = {'kind': []}", r"stages\.x\.kind must be one of sft, .*, got \[\]"),
-        ("config.stages['a/b'] = schema.sft()", r"stages\.a/b: a stage's name is made of letters"),
+        ("config.stages['a/b'] = schema.sft()", r"stages\.a/b: a name is made of letters"),
         ("config.stages.x = {'kind': 'sft', 'data': 3}", r"stages\.x\.data is a section, got 3; its fields are "),
         (
             "config.stages.x = {'kind': 'evaluate', 'pass_at': (1, 'two')}",
@@ -259,7 +259,7 @@ def test_the_last_override_wins(write):
         ("stages.warmup.keep=0,x", r"stages\.warmup\.keep must be an integer \(int\), got 'x'"),
         ("logging.tensorboard=1", r"logging\.tensorboard must be true or false \(bool\), got '1'"),
         ("data.train.limit=all", r"data\.train\.limit must be an integer \(int\) or none, got 'all'"),
-        ("stages.warmup=1", r"stages\.warmup is a section; set one of its fields: beta, "),
+        ("stages.warmup=1", r"stages\.warmup is a section; set one of its fields: adaptive, beta, "),
         ("stages.warmup.kind=sft", r"stages\.warmup\.kind decides which fields the stage has"),
         ("seed", r"override 'seed' has no value: write seed=value"),
         ("", r"has no value"),
@@ -276,7 +276,7 @@ def test_wrong_overrides_are_named(write, override, message):
 def test_no_override_fails_otherwise(path, text):
     made = canonical.from_dict({"stages": {"warmup": {"kind": "online"}}})
     try:
-        resolve._override(made, f"{path}={text}")
+        resolve.apply(made, f"{path}={text}")
     except ValueError:
         return
     assert resolve.from_dict(resolve.to_dict(made)) == made
