@@ -52,7 +52,7 @@ caption span { display: inline-block; position: sticky; left: .7rem; max-width: 
 th, td { padding: .42rem .7rem; text-align: left; vertical-align: top; overflow-wrap: break-word; }
 thead th { font-weight: 600; color: var(--soft); font-size: .82rem; border-bottom: 1px solid var(--line);
   white-space: nowrap; }
-tbody th { font-weight: 600; min-width: 6.2rem; }
+tbody th { font-weight: 600; min-width: 8.5rem; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
 .number { text-align: right; white-space: nowrap; }
 .total > * { font-weight: 650; }
