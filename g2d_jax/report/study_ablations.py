@@ -111,10 +111,12 @@ def table(name: str, settings: Sequence[Setting]) -> Text:
 
 
 def _figure(name: str, settings: Sequence[Setting]) -> str:
-    marks = []
-    for place, setting in enumerate(settings):
-        found = setting.row.accuracy
-        marks.append(Mark(place, 100 * found.mean, 100 * found.low, 100 * found.high))
+    """What offline training added, which is paired by seed; accuracy, which seeds spread, where this is not known."""
+    gains = [setting.row.offline_gain for setting in settings]
+    known = [gain for gain in gains if gain is not None]
+    found = known if len(known) == len(gains) else [setting.row.accuracy for setting in settings]
+    what = "Added by offline training, points" if found is known else "Test accuracy, %"
+    marks = [Mark(place, 100 * one.mean, 100 * one.low, 100 * one.high) for place, one in enumerate(found)]
     x_title = ", ".join(field.rpartition(".")[2].replace("_", " ") for field in settings[0].values)
     names = [", ".join(setting.values.values()) for setting in settings]
-    return scatter_chart(f"Test accuracy, %: {name}", [Marks(name, marks, joined=False)], x_title=x_title, names=names)
+    return scatter_chart(f"{what}: {name}", [Marks(name, marks, joined=False)], x_title=x_title, names=names)
