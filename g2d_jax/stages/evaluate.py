@@ -73,6 +73,7 @@ def evaluate_policy(
     file = re.sub(r"[^\w@.-]", "_", policy)
     file += "" if file == policy else f"-{storage.fingerprint(policy)[:8]}"  # two paths must not share a file
     view: Decoder | None = None
+    own = Tally() if policy in context.evaluated else tally  # what lies elsewhere was paid for there
 
     def sampled(purpose: str, count: int, journal: str, **changes: Any) -> Groups:
         nonlocal view
@@ -87,9 +88,9 @@ def evaluate_policy(
             purpose=purpose,
             policy=policy,
             journal=folder / f"{journal}.parquet",
+            tally=own,
         )
-        if policy not in context.evaluated:
-            count_rollouts(context, tally, groups)
+        count_rollouts(context, own, groups)
         return groups
 
     groups = sampled("evaluate", stage.num_generations, file)

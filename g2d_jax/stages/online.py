@@ -73,6 +73,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
                     purpose=f"online/{name}",
                     policy=f"{name}@{training.step}",
                     journal=journal_of(folder, training.step),
+                    tally=training.tally,
                 )
                 count_rollouts(context, training.tally, groups)
                 _watch_signal(context, name, stage, training, draws, groups)

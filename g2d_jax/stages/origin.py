@@ -115,6 +115,7 @@ def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tup
                 purpose=f"collect/{name}",
                 policy=stage.policy,
                 journal=journal,
+                tally=tally,
             )
             bar.update(len(groups), describe(groups[first:]))
     count_rollouts(context, tally, groups)

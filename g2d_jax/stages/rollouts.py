@@ -7,10 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 
+from g2d_jax import storage
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, ScoredRollout, Verdict
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.context import Context, Tally
 from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
+
+TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
+"""Of a Tally: what a clock measures, and rollouts read back cannot tell."""
 
 Draws = Sequence[tuple[Problem, int]]
 """Problems with their visit: how often each was drawn before."""
@@ -29,16 +33,25 @@ def sampled_groups(
     purpose: str,
     policy: str,
     journal: epath.Path,
+    tally: Tally,
 ) -> Groups:
     """Sample and score `num_generations` responses for each draw, or read them back where that was done before.
 
     The journal, one Parquet file, is written before anything uses the verdicts: a run that is killed and started again
-    trains on the same tokens and the same verdicts, a timeout included. view may be None if the journal exists.
+    trains on the same tokens and the same verdicts, a timeout included. view may be None if the journal exists. What is
+    read back adds the time it once took, kept beside the journal, to the tally; new time is the caller's to meter.
     """
-    if not journal.exists():
+    spent = journal.parent / f"_{journal.stem}.json"  # the underscore: as in stages/collect.py
+    if journal.exists():
+        for name, amount in (storage.read_json(spent) if spent.exists() else {}).items():
+            setattr(tally, name, getattr(tally, name) + amount)
+    else:
         assert view is not None
-        rollouts = _generate(context, view, draws, params, num_generations, purpose)
-        write_rollouts(journal, _score(context, draws, rollouts, policy))
+        with context.metered(took := Tally()):
+            rollouts = _generate(context, view, draws, params, num_generations, purpose)
+            scored = _score(context, draws, rollouts, policy)
+        storage.write_json(spent, {name: getattr(took, name) for name in TIMES})
+        write_rollouts(journal, scored)
     return grouped(read_rollouts(journal), draws, num_generations)
 
 

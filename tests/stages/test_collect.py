@@ -211,10 +211,14 @@ def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(
     ):
         for path in tmp_path.glob(lost):
             path.unlink()
+    times = {"seconds": 1000.0, "device_seconds": 8000.0, "verifier_cpu_seconds": 3.0}
+    storage.write_json(tmp_path / "01-collect" / "rollouts" / "_part-00000.json", times)
     again = opened(config, tmp_path)
-    for name in ("collect", "few"):
-        stage(again, name)
+    found = {name: stage(again, name) for name in ("collect", "few")}
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")} == files
+    assert 1000 < found["collect"]["seconds"] < 2000 and found["collect"]["device_seconds"] > 8000
+    assert found["collect"]["verifier_cpu_seconds"] >= 3
+    assert found["few"]["seconds"] < 1000  # rollouts of another stage were paid for there
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def sampled(context: Context, tmp_path: Path) -> Groups:
         purpose="test",
         policy="init",
         journal=tmp_path / "journal.parquet",
+        tally=Tally(),
     )
 
 
