@@ -17,6 +17,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import storage
+from g2d_jax.accounting import TRAINING
 from g2d_jax.models.decoder import Remat
 from g2d_jax.records import SamplingParams
 from g2d_jax.report import summary_table, write_all
@@ -38,9 +39,6 @@ STAGES: Mapping[str, Stage] = {
     "offline": offline.run,
     "evaluate": evaluate.run,
 }
-
-TRAINING = ("sft", "online", "offline")
-"""The kinds of stages that end with a policy."""
 
 
 @dataclass(frozen=True)

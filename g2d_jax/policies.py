@@ -12,6 +12,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import __version__, pipeline, storage
+from g2d_jax.accounting import TRAINING
 from g2d_jax.canonical import from_dict
 from g2d_jax.config import source
 from g2d_jax.data.splits import problem_id
@@ -49,7 +50,7 @@ def opened(workdir: storage.PathLike, config: ConfigDict | None = None) -> Itera
 
 def last_policy(config: ConfigDict) -> str:
     """The last stage that trains: what a run is for."""
-    trained = [name for name in pipeline.plan(config).order if config.stages[name].kind in pipeline.TRAINING]
+    trained = [name for name in pipeline.plan(config).order if config.stages[name].kind in TRAINING]
     if not trained:
         raise ValueError("no stage of this run trains a policy: name one with --policy")
     return trained[-1]

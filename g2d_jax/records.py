@@ -9,6 +9,7 @@ Shapes: P prompt tokens, T response tokens (the stop token included, when there 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -123,6 +124,15 @@ class Verdict(enum.StrEnum):
     NO_ANSWER = "no_answer"
     TIMEOUT = "timeout"
     UNSCORABLE = "unscorable"
+
+    @property
+    def accuracy(self) -> float:
+        """What it counts as in an accuracy: 1 for CORRECT, NaN (left out) for UNSCORABLE, else 0, a timeout too.
+
+        A timeout gives no reward in training, but an accuracy that left it out would rise when a model learns answers
+        that the verifier cannot finish.
+        """
+        return 1.0 if self is Verdict.CORRECT else math.nan if self is Verdict.UNSCORABLE else 0.0
 
 
 @dataclass(frozen=True, slots=True)

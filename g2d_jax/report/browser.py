@@ -11,6 +11,7 @@ from g2d_jax.data.tokenizer import Ids, PromptTokenizer
 from g2d_jax.records import Preference, ScoredRollout, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary
+from g2d_jax.report.examples import sides
 from g2d_jax.report.listing import Row, cell, listing, rollout
 from g2d_jax.report.markup import shown
 from g2d_jax.report.run import Run, Stage
@@ -155,15 +156,11 @@ def _pairs(
     """Pairs of one problem below each other, each chosen beside rejected, as one cell."""
     found = []
     for pair in pairs[:SAMPLES]:
-        sides = (
-            ("chosen", pair.chosen, pair.chosen_ids, pair.chosen_reward, Verdict.CORRECT),
-            ("rejected", pair.rejected, pair.rejected_ids, pair.rejected_reward, Verdict.INCORRECT),
-        )
         cells = "".join(
             f'<div><p class="facts"><span class="badge v-{colour.value}">{side}</span> '
             f"{shown(f'{len(ids):,} tokens, reward {fmt.value(reward)}')}</p>"
             f"{paint(text, ids, logprobs.get((problem, ids.tobytes())))}</div>"
-            for side, text, ids, reward, colour in sides
+            for side, text, ids, reward, colour in sides(pair)
         )
         found.append(f'<div class="beside" data-verdict="">{cells}</div>')
     return f'<div class="wide" data-policy="0">{"".join(found)}</div>'

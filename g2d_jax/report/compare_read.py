@@ -17,7 +17,7 @@ from etils import epath
 
 from g2d_jax import accounting
 from g2d_jax.canonical import differences
-from g2d_jax.records import ScoredRollout, Verdict
+from g2d_jax.records import ScoredRollout
 from g2d_jax.report import format as fmt
 from g2d_jax.report import summary
 from g2d_jax.report.compare import Comparison, Player, Side
@@ -156,12 +156,11 @@ class _Answers:
 
 
 def _measure(rows: Iterable[ScoredRollout]) -> dict[str, _Answers]:
-    """By problem id. A timeout is not correct, what cannot be scored is NaN: as evaluations count."""
-    values = {Verdict.CORRECT: 1.0, Verdict.UNSCORABLE: math.nan}
+    """By problem id."""
     found: dict[str, _Answers] = {}
     for row in rows:
         answers = found.setdefault(row.rollout.problem_id, _Answers([]))
-        answers.correct.append(values.get(row.score.verdict, 0.0))
+        answers.correct.append(row.score.verdict.accuracy)
         answers.tokens += len(row.rollout.token_ids)
         answers.nats += float(row.rollout.entropies.sum(dtype=np.float64))
     return found

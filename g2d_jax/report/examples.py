@@ -115,15 +115,19 @@ def _pairs(stage: Stage) -> str:
     return f"<h3>Chosen and rejected, {markup.shown(stage.name)}</h3>{markup.paragraph(rule, 'hint')}{articles}"
 
 
-def _pair(row: Preference) -> str:
-    sides = (
+def sides(row: Preference) -> tuple[tuple[str, str, np.ndarray, float, Verdict], ...]:
+    """Chosen and rejected of a pair: name, text, token ids, reward, and the verdict whose colour it has."""
+    return (
         ("chosen", row.chosen, row.chosen_ids, row.chosen_reward, Verdict.CORRECT),
         ("rejected", row.rejected, row.rejected_ids, row.rejected_reward, Verdict.INCORRECT),
     )
+
+
+def _pair(row: Preference) -> str:
     cells = "".join(
         f'<div><h5><span class="badge v-{colour.value}">{name}</span></h5>'
         f'<p class="facts">{len(ids):,} tokens, reward {fmt.value(reward)}</p>{markup.preformatted(text)}</div>'
-        for name, text, ids, reward, colour in sides
+        for name, text, ids, reward, colour in sides(row)
     )
     head = f"<h4>problem <code>{markup.shown(row.problem_id)}</code></h4>"
     return f'<article>{head}{_prompt(row.prompt)}<div class="beside">{cells}</div></article>'

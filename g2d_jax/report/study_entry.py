@@ -65,7 +65,7 @@ def _answers(folder: epath.Path, file: epath.Path) -> Answers:
         raise ValueError(
             f"{file} has answers to a problem that {folder / 'problems.json'} lacks: {min(unknown)!r:.100}"
         )
-    values = {Verdict.CORRECT.value: 1.0, Verdict.UNSCORABLE.value: np.nan}
+    values = {verdict.value: verdict.accuracy for verdict in Verdict}
     right = np.array([values.get(str(verdict), 0.0) for verdict in rows["verdict"]])
     places = np.array([order[str(name)] for name in rows["problem_id"]], np.int64)
     known = ~np.isnan(right)

@@ -59,8 +59,8 @@ class Tally:
     verifier_cpu_seconds: float = 0.0
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add what a manifest tells of another stage's cost."""
-        for name, amount in {**record, **record["tokens"]}.items():
+        """Add the cost in a manifest, or in a part of one."""
+        for name, amount in {**record, **record.get("tokens", {})}.items():
             if name in self.__slots__:
                 setattr(self, name, getattr(self, name) + amount)
 

@@ -8,13 +8,11 @@ import numpy as np
 from etils import epath
 
 from g2d_jax import storage
+from g2d_jax.accounting import TIMES
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, ScoredRollout, Verdict
 from g2d_jax.stages.context import Context, Tally
 from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
-
-TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
-"""Of a Tally: what a clock measures, and rollouts read back cannot tell."""
 
 Draws = Sequence[tuple[Problem, int]]
 """Problems with their visit: how often each was drawn before."""
@@ -43,8 +41,7 @@ def sampled_groups(
     """
     spent = journal.parent / f"_{journal.stem}.json"  # the underscore: as in stages/collect.py
     if journal.exists():
-        for name, amount in (storage.read_json(spent) if spent.exists() else {}).items():
-            setattr(tally, name, getattr(tally, name) + amount)
+        tally.add(storage.read_json(spent) if spent.exists() else {})
     else:
         assert view is not None
         with context.metered(took := Tally()):
@@ -103,13 +100,8 @@ def rewards(groups: Groups) -> np.ndarray:
 
 
 def correct(groups: Groups) -> np.ndarray:
-    """float64 [N, G] for accuracies: 1 for a correct verdict, NaN where the problem itself cannot be scored, else 0.
-
-    A timeout counts as not correct here, though it gives no reward in training: an accuracy that left it out would rise
-    when a model learns answers that the verifier cannot finish. Verdicts are counted beside it.
-    """
-    values = {Verdict.CORRECT: 1.0, Verdict.UNSCORABLE: np.nan}
-    return np.array([[values.get(row.score.verdict, 0.0) for row in group] for group in groups])
+    """float64 [N, G]: what each verdict counts as in accuracies, see `Verdict.accuracy`."""
+    return np.array([[row.score.verdict.accuracy for row in group] for group in groups])
 
 
 def describe(groups: Groups) -> dict[str, float]:
