@@ -91,8 +91,12 @@ def pieces(tokenizer: PromptTokenizer, ids: Ids, offset: int = 0) -> list[Piece]
         before, now = tokenizer.decode_raw(ids[anchor:start]), tokenizer.decode_raw(ids[anchor:end])
         if now.endswith(_BROKEN) and not _settled(tokenizer, ids[anchor:], end - anchor, now):
             continue
-        found.append(Piece(now[len(before) :], offset + start, offset + end))
-        anchor, start = start, end
+        if found and now == before:  # more bytes of a character that stays broken: they add nothing to its piece
+            found[-1] = Piece(found[-1].text, found[-1].first, offset + end)
+        else:
+            found.append(Piece(now[len(before) :], offset + start, offset + end))
+            anchor = start
+        start = end
     whole = "".join(piece.text for piece in found)
     return found if start == len(ids) and whole == tokenizer.decode_raw(ids) else None
 
