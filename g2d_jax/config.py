@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 RUNTIME = (
-    *("mesh", "compute", "logging", "checkpoint", "reward.workers", "reward.model.batch_tokens"),
+    *("mesh", "compute", "logging", "checkpoint", "faults", "reward.workers", "reward.model.batch_tokens"),
     *(f"reward.judge.{name}" for name in ("url", "api_key_env", "timeout", "retries", "concurrency")),
 )
 """Top-level sections and fields that do not change what is computed, beyond rounding."""
@@ -86,6 +86,11 @@ def base() -> ConfigDict:
             },
             "logging": {"tensorboard": True, "wandb": optional(str), "samples": 8, "every": 1},
             "checkpoint": {"every": 50, "keep": 2},
+            "faults": {
+                "max_skipped": 5,  # updates in a row skipped for a loss or gradient that is not finite: then stop
+                "peer_timeout": 60.0,  # seconds without a sign of life after which another process counts as lost
+                "hang_timeout": 3600.0,  # seconds in which no process gets any further: then end all
+            },
             "stages": {},
         }
     )

@@ -127,6 +127,9 @@ def _check_shared(config: ConfigDict) -> None:
         "compute.chunk": 1,
         "compute.prefill_rows": 1,
         "data.max_prompt_length": 1,
+        "faults.max_skipped": 1,
+        "faults.peer_timeout": 5,
+        "faults.hang_timeout": 5,
     }
     for path, least in at_least.items():
         section, _, field = path.partition(".")
