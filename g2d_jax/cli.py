@@ -1,4 +1,4 @@
-"""The g2d command: run, sweep, evaluate, report, compare, export, sample, outputs, judge, status."""
+"""The g2d command: run, sweep, evaluate, report, compare, export, sample, outputs, judge, replay, status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from g2d_jax import __version__, storage
+from g2d_jax import __version__, processes, storage
 from g2d_jax.resolve import resolve
 
 if TYPE_CHECKING:
@@ -17,15 +17,19 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0 done, 1 stopped with a message, 130 interrupted."""
+    """Entry point; returns the exit status: 0 done, 1 stopped with a message, 130 interrupted.
+
+    A run that was told to stop, or lost another of its processes, exits with `processes.RESTART`.
+    """
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         return int(arguments.command(arguments, overrides) or 0)
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError, processes.PeerFailed) as error:
         if os.environ.get("G2D_TRACEBACK"):
             raise
-        print(f"g2d: {error}", file=sys.stderr)
+        where = f"{processes.name()}: " if processes.count() > 1 else ""
+        print(f"g2d: {where}{error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("g2d: interrupted; the same command with the same --workdir continues", file=sys.stderr)
@@ -46,6 +50,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     _sample_arguments(commands.add_parser("sample", help="show a policy's answers to a problem"))
     _outputs_arguments(commands.add_parser("outputs", help="write a policy's answers as AlpacaEval or Arena-Hard do"))
     _judge_arguments(commands.add_parser("judge", help="compare models' answers by a judge behind an endpoint"))
+    replay = commands.add_parser("replay", help="compute an update that was not finite again, from its dump")
+    replay.add_argument("dump", metavar="DUMP", help="folder STAGE/dump-NNNNNN of a work directory, or a copy of it")
+    replay.set_defaults(command=_replay)
     status = commands.add_parser("status", help="show how far a run or a study is")
     status.add_argument("--workdir", required=True, help="work directory of the run, or of studies")
     status.set_defaults(command=_status)
@@ -64,6 +71,10 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", help="where results go; chosen and printed if left out")
     parser.add_argument("--until", help="stop after this stage")
     parser.add_argument("--dry-run", action="store_true", help="show settings, stages, disk need and the first batch")
+    several = parser.add_argument_group("several processes", "found by themselves on Cloud TPU, Slurm and Open MPI")
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
+    several.add_argument("--num-processes", type=int, metavar="N", help="how many processes there are")
+    several.add_argument("--process-id", type=int, metavar="I", help="which of them this is, from 0")
     parser.set_defaults(command=_run)
 
 
@@ -174,10 +185,13 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.dry_run:
         dryrun.show(config)
         return
-    workdir = arguments.workdir or f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    print(f"work directory: {workdir}", flush=True)
-    if not arguments.workdir:
-        print(f"to continue this run, add: --workdir {workdir}", flush=True)
+    processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
+    chosen = f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    workdir = arguments.workdir or processes.once(lambda: chosen)
+    if processes.leader():
+        print(f"work directory: {workdir}", flush=True)
+        if not arguments.workdir:
+            print(f"to continue this run, add: --workdir {workdir}", flush=True)
     pipeline.run(config, workdir, until=arguments.until)
 
 
@@ -290,6 +304,13 @@ def _judge(arguments: argparse.Namespace, _: list[str]) -> None:
     names = ("url", "model", "api_key_env", "max_tokens", "timeout", "retries", "concurrency")
     endpoint = Endpoint(**{name: getattr(arguments, name) for name in names})
     pairwise.judge_files(arguments.files, endpoint, arguments.output, Screen())
+
+
+def _replay(arguments: argparse.Namespace, _: list[str]) -> int:
+    """Exit status 0 if the update is not finite here either, 1 if it is."""
+    from g2d_jax.replay import replay
+
+    return 0 if replay(arguments.dump).reproduced else 1
 
 
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:

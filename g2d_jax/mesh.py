@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
+
+Tree = TypeVar("Tree")
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
 
@@ -91,3 +94,48 @@ def put_rows(mesh: Mesh, array: np.ndarray, axis: int = 0) -> jax.Array:
 def put(array: np.ndarray, where: NamedSharding) -> jax.Array:
     """Place a host array that every process holds in full; works with one process and with many."""
     return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
+
+
+def own(mesh: Mesh) -> Mesh:
+    """The mesh of this process's own devices, for work that each process does for itself, such as sampling.
+
+    With one process it is the mesh itself. Else tensor stays as it is, and of data and fsdp the one that the mesh uses
+    takes what is left. Raises ValueError if the tensor axis reaches beyond one process.
+    """
+    if jax.process_count() == 1:
+        return mesh
+    return Mesh(_by_process(mesh)[jax.process_index()], AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def copy_to_own(mesh: Mesh, tree: Tree, where: Any) -> Tree:
+    """Arrays on the mesh as arrays on `own(mesh)`, every process with all of them. All processes make the call.
+
+    where: the tree with each array's NamedSharding on own(mesh), which must not use the data axis.
+    """
+    if own(mesh) is mesh:
+        return tree
+    # The same layout in every process: processes are the rows of `data`, over which nothing is split.
+    grid = _by_process(mesh)
+    every = Mesh(grid.reshape(-1, *grid.shape[2:]), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+    def move(array: jax.Array, target: NamedSharding) -> jax.Array:
+        there = jax.device_put(array, NamedSharding(every, target.spec))
+        return jax.make_array_from_single_device_arrays(
+            array.shape, target, [shard.data for shard in there.addressable_shards]
+        )
+
+    return jax.tree.map(move, tree, where)
+
+
+def _by_process(mesh: Mesh) -> np.ndarray:
+    """The devices as [process, data, fsdp, tensor], for `own`."""
+    rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
+    owners = np.array([[device.process_index for device in row] for row in rows])
+    counts = np.bincount(owners[:, 0], minlength=jax.process_count())
+    if (owners != owners[:, :1]).any() or (counts != counts[0]).any():
+        raise ValueError(
+            f"mesh.tensor is {mesh.shape['tensor']}, but a process has {len(jax.local_devices())} devices: each "
+            "samples on its own ones, so mesh.tensor must divide their number"
+        )
+    grid = rows[np.argsort(owners[:, 0], kind="stable")].reshape(len(counts), 1, counts[0], -1)
+    return grid if mesh.shape["fsdp"] > 1 else grid.swapaxes(1, 2)

@@ -8,9 +8,10 @@ Stages name their inputs; a stage is finished when its manifest says so; running
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -18,8 +19,9 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import storage
+from g2d_jax import processes, storage
 from g2d_jax.accounting import POLICIES, TRAINING
+from g2d_jax.canonical import identity
 from g2d_jax.config import is_scalar
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Remat
@@ -33,7 +35,7 @@ from g2d_jax.stages.origin import lender
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.optimizer import make_optimizer
-from g2d_jax.workdir import absolute, claim, locked
+from g2d_jax.workdir import absolute, check_token, claim, locked
 
 Stage = Callable[[Context, str, ConfigDict], dict[str, Any]]
 
@@ -223,11 +225,23 @@ def run(
     if until is not None and until not in order.order:
         raise ValueError(f"there is no stage {until!r}; the stages are {', '.join(order.order)}")
     folder = absolute(workdir)
-    if jax.process_count() > 1:
-        raise ValueError("runs of several processes are not supported yet: start one process that sees all devices")
-    with locked(folder):
-        claim(config, folder, _own(reward, objectives))
+    if jax.process_count() != processes.count():
+        raise ValueError("there are several processes that do not know each other: call g2d_jax.processes.initialise()")
+    limits = config.faults
+    with processes.watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout), _locked(folder):
+        processes.agreed("settings", storage.fingerprint(identity(config)))
+        token = processes.once(lambda: claim(config, folder, _own(reward, objectives)))
+        with processes.together():
+            check_token(folder, token)
         return _run_stages(config, folder, order, until, reward, objectives)
+
+
+@contextlib.contextmanager
+def _locked(folder: epath.Path) -> Iterator[None]:
+    """The work directory kept to this run, by its leader."""
+    with contextlib.ExitStack() as stack:
+        processes.once(lambda: stack.enter_context(locked(folder)))
+        yield
 
 
 def _run_stages(
@@ -238,7 +252,8 @@ def _run_stages(
     reward: RewardFunction | None,
     objectives: Mapping[str, Callable[[Compute], Objective]] | None,
 ) -> dict[str, Any]:
-    with Tracker(folder, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
+    shown = folder if processes.leader() else None
+    with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
         context = Context(config, folder, tracker, order.folders(folder), reward, objectives or {})
         try:
             manifests = {}
@@ -246,10 +261,13 @@ def _run_stages(
                 manifests[name] = run_stage(context, name, order)
                 if name == until:
                     break
+        except processes.Preempted:
+            tracker.say("stopped by SIGTERM: the same command with the same --workdir continues")
+            raise
         finally:
             context.close()
         if until is None:
-            conclude(folder, tracker, manifests)
+            processes.once(lambda: conclude(folder, tracker, manifests))
     return manifests
 
 
@@ -259,7 +277,8 @@ def run_stage(context: Context, name: str, order: Plan, *, again: bool = False) 
     again: go on with a stage that is finished already, and replace its manifest at the end.
     """
     folder, stage = context.folders[name], context.config.stages[name]
-    done = storage.finished(folder)
+    processes.mark(name)
+    done = processes.once(lambda: storage.finished(folder))
     if done is not None and not again:
         context.tracker.say(f"{name}: done before, skipped")
         return done
@@ -278,7 +297,7 @@ def run_stage(context: Context, name: str, order: Plan, *, again: bool = False) 
         **fields,
     }
     context.tracker.flush()
-    storage.finish(folder, manifest)
+    processes.once(lambda: storage.finish(folder, manifest))
     context.tracker.say(f"{name}: done in {manifest['seconds']:.0f} s")
     return storage.finished(folder) or manifest
 

@@ -225,36 +225,50 @@ def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: context
 class Tracker:
     """Log a run. Use it in a with statement, in one thread of one process.
 
-    workdir/metrics is the record. Steps redone after a resume are logged there again and the last record counts (see
+    workdir/metrics is the record; without a workdir nothing is said and nothing written, as it is for all processes
+    of a run but one. Steps redone after a resume are logged there again and the last record counts (see
     `read_metrics`); TensorBoard and W&B, which cannot replace a point, keep the first. wandb: keywords of `wandb.init`
     (project, entity, name, config …), None for no W&B.
     """
 
     def __init__(
         self,
-        workdir: PathLike,
+        workdir: PathLike | None,
         *,
         tensorboard: bool,
         wandb: Mapping[str, Any] | None = None,
         screen: Screen | None = None,
     ) -> None:
         """Raises ImportError naming the extra if W&B is wanted and missing; OSError; ValueError for a damaged log."""
-        self.workdir = epath.Path(workdir)
-        self.screen = Screen() if screen is None else screen
-        self.say, self.table, self.progress = self.screen.say, self.screen.table, self.screen.progress
-        self._seen = {(record["stage"], record["step"], record["kind"]) for record in read_metrics(workdir)}
+        self._metrics: Segments | None = None
+        self._samples: Segments | None = None
+        self._wandb: Any = None
+        self._tensorboard: _TensorBoard | None = None
         with contextlib.ExitStack() as stack:  # closes what is open if the next cannot be opened
-            self._metrics = stack.enter_context(contextlib.closing(Segments(self.workdir / "metrics")))
-            self._samples = stack.enter_context(contextlib.closing(Segments(self.workdir / "samples")))
-            self._wandb = None if wandb is None else _start_wandb(self.workdir, wandb, stack)
-            self._tensorboard = _TensorBoard(self.workdir / "tensorboard", stack) if tensorboard else None
+            if workdir is None:
+                screen = Screen(stack.enter_context(open(os.devnull, "w")))
+            else:
+                self._open(epath.Path(workdir), tensorboard, wandb, stack)
+            self.screen = Screen() if screen is None else screen
             self._stack = stack.pop_all()
+        self.say, self.table, self.progress = self.screen.say, self.screen.table, self.screen.progress
+
+    def _open(
+        self, workdir: epath.Path, tensorboard: bool, wandb: Mapping[str, Any] | None, stack: contextlib.ExitStack
+    ) -> None:
+        self._seen = {(record["stage"], record["step"], record["kind"]) for record in read_metrics(workdir)}
+        self._metrics = stack.enter_context(contextlib.closing(Segments(workdir / "metrics")))
+        self._samples = stack.enter_context(contextlib.closing(Segments(workdir / "samples")))
+        self._wandb = None if wandb is None else _start_wandb(workdir, wandb, stack)
+        self._tensorboard = _TensorBoard(workdir / "tensorboard", stack) if tensorboard else None
 
     def log(self, stage: str, step: int, metrics: Mapping[str, float], *, kind: str = "train") -> None:
         """Log scalars of one step. Of several logs at one step only those of different kinds are all kept.
 
         Non-finite values are kept: in the files as "NaN", "Infinity", "-Infinity". Raises OSError naming the file.
         """
+        if self._metrics is None:
+            return
         values = {name: float(value) for name, value in metrics.items()}
         self._metrics.append({"stage": stage, "step": int(step), "kind": kind, "time": time.time(), "metrics": values})
         if (stage, step, kind) in self._seen:
@@ -268,13 +282,14 @@ class Tracker:
 
     def samples(self, stage: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep a table of completions: rows with equal columns, such as prompt, completion, answer, reward, verdict."""
-        record = {"stage": stage, "step": int(step), "kind": "samples", "time": time.time(), "rows": [*rows]}
-        self._samples.append(record)
+        if self._samples is not None:
+            record = {"stage": stage, "step": int(step), "kind": "samples", "time": time.time(), "rows": [*rows]}
+            self._samples.append(record)
 
     def flush(self) -> None:
         """Make all that was logged durable: before a checkpoint."""
-        self._metrics.flush()
-        self._samples.flush()
+        for log in filter(None, (self._metrics, self._samples)):
+            log.flush()
         if self._tensorboard is not None:
             self._tensorboard.file.flush()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
+import os
 import platform
+import posixpath
 import re
+import secrets
+import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -17,16 +19,27 @@ from ml_collections import ConfigDict
 
 from g2d_jax import __version__, storage
 from g2d_jax.canonical import differences, to_dict
+from g2d_jax.locks import LOCK as LOCK
+from g2d_jax.locks import locked as locked
+from g2d_jax.locks import try_lock as try_lock
 
-LOCK = ".lock"
 _STAGE = re.compile(r"(\d+)-(.+)")
+_LOGIN = re.compile(r"(://)[^/?#\s@]*@")
+_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS)$", re.IGNORECASE)
 PLANS = "sweeps"  # folder of studies: NAME.json has its config and points
 LINKS = "stages.json"  # of a study's point: [[stage, folder relative to the point's, step it is taken at], …] in order
 
 
 def absolute(workdir: storage.PathLike) -> epath.Path:
-    """A local path made absolute, as Orbax wants it; an object store's as it is."""
-    return epath.Path(workdir).expanduser().resolve() if storage.is_local(workdir) else epath.Path(workdir)
+    """A local path made absolute, as Orbax wants it; in an object store's, ".." is taken out: keys know none.
+
+    Raises as `storage.check_driver` does.
+    """
+    storage.check_driver(workdir)
+    if storage.is_local(workdir):
+        return epath.Path(workdir).expanduser().resolve()
+    scheme, _, rest = os.fspath(workdir).partition("://")
+    return epath.Path(f"{scheme}://{posixpath.normpath(rest)}")
 
 
 def stage_folders(workdir: epath.Path) -> dict[str, epath.Path]:
@@ -49,36 +62,10 @@ def _numbered(workdir: epath.Path) -> list[tuple[re.Match[str] | None, epath.Pat
         return [(_STAGE.fullmatch(path.name), path) for path in workdir.iterdir()]
 
 
-@contextmanager
-def locked(workdir: epath.Path) -> Iterator[None]:
-    """Keep a local work directory to this process. Raises ValueError when another one runs in it."""
-    with try_lock(workdir) as got:
-        if not got:
-            raise ValueError(f"{workdir} is in use by another process: wait, or choose another --workdir")
-        yield
-
-
-@contextmanager
-def try_lock(folder: epath.Path) -> Iterator[bool]:
-    """Take the lock of a local folder, which is made if it is not there; False if another process has it.
-
-    The system lifts the lock when the process ends, however it ends. Folders on an object store are not locked: True.
-    """
-    if not storage.is_local(folder):
-        yield True
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
-def claim(config: ConfigDict, workdir: epath.Path, own: Mapping[str, str] = MappingProxyType({})) -> None:
+def claim(config: ConfigDict, workdir: epath.Path, own: Mapping[str, str] = MappingProxyType({})) -> str:
     """Take a work directory for a config, or check that it is this config's. Writes config.json and environment.json.
+
+    Returns a token of this start, for `check_token`.
 
     own: names of functions given from Python in place of configured ones; they belong to the run's identity.
     As long as no stage has begun, the settings may still change: a mistake in the first try costs nothing.
@@ -104,11 +91,23 @@ def claim(config: ConfigDict, workdir: epath.Path, own: Mapping[str, str] = Mapp
     elif workdir.exists() and any(child.name != LOCK for child in workdir.iterdir()):
         raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")
     storage.write_json(file, {"config": to_dict(config), "own": dict(own), "version": __version__})
-    storage.write_json(workdir / "environment.json", environment())
+    token = secrets.token_hex(8)
+    storage.write_json(workdir / "environment.json", {**environment(), "start": token})
+    return token
+
+
+def check_token(workdir: epath.Path, token: str) -> None:
+    """Raise ValueError if this process sees another folder there than the one that `claim` was called for."""
+    file = workdir / "environment.json"
+    if not file.exists() or storage.read_json(file).get("start") != token:
+        raise ValueError(
+            f"{workdir} is not the same folder on {socket.gethostname()} as for process 0: the work directory must be "
+            "on a file system or object store that all processes share"
+        )
 
 
 def environment() -> dict[str, Any]:
-    """Versions, devices and the command, for provenance."""
+    """Versions, devices and the command (without secrets), for provenance."""
     import jax  # here: reports read work directories without it
 
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "math-verify", "grain", "numpy")
@@ -119,5 +118,14 @@ def environment() -> dict[str, Any]:
         "packages": {name: importlib.metadata.version(name) for name in packages},
         "devices": [str(device) for device in jax.devices()],
         "processes": jax.process_count(),
-        "command": sys.argv,
+        "command": [without_secrets(argument) for argument in sys.argv],
     }
+
+
+def without_secrets(text: str) -> str:
+    """The text with "***" for logins in URLs and for the values of environment variables named like a secret."""
+    text = _LOGIN.sub(r"\1***@", text)
+    for name, value in os.environ.items():
+        if _SECRET.search(name) and len(value) >= 8:
+            text = text.replace(value, "***")
+    return text

@@ -14,13 +14,14 @@ PACKAGE = Path(__file__).resolve().parents[1] / "g2d_jax"
 
 LEVELS = {
     **dict.fromkeys(
-        ["records", "keys", "config", "canonical", "resolve", "mesh", "storage", "tables", "tracking", "workdir"], 0
+        ["records", "keys", "config", "canonical", "resolve", "mesh", "processes", "storage", "tables", "tracking"], 0
     ),
+    **dict.fromkeys(["locks", "workdir"], 0),
     **dict.fromkeys(["models", "data", "losses", "rewards", "stats", "frontier", "elo", "informativeness"], 1),
     **dict.fromkeys(["accounting", "stopping"], 1),
     **dict.fromkeys(["rollout", "training", "scoring"], 2),
     **dict.fromkeys(["stages"], 3),
-    **dict.fromkeys(["pipeline", "sweep", "report", "policies", "judging", "dryrun", "cli", "__main__"], 4),
+    **dict.fromkeys(["pipeline", "sweep", "report", "policies", "judging", "dryrun", "replay", "cli", "__main__"], 4),
 }
 SIDEWAYS = {("data", "g2d_jax.rewards.extract")}
 """What one part of level 1 may import of another: data takes the final answer of a solution."""

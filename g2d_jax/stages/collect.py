@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import informativeness, storage
+from g2d_jax import informativeness, processes, storage
 from g2d_jax.data.preferences import Select, pairs_of, right, select_pairs, to_preference
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout
 from g2d_jax.stages.context import Context, StopRun, Tally
@@ -41,13 +41,31 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
             f"{name}: the rollouts give {missing} pairs fewer than max_pairs, {stage.max_pairs}: all kept"
         )
     preferences = _preferences(context, draws, groups, pairs)
-    write_preferences(folder / "preferences" / "part-00000.parquet", preferences)
-    # The underscore lets pandas and pyarrow read the folder: they take every other file in it for Parquet.
-    storage.write_json(folder / "preferences" / "_manifest.json", _provenance(context, name, stage, counts))
+    _write(folder / "preferences", preferences, _provenance(context, name, stage, counts))
     metrics = {**describe(groups), **{f"pairs/{key}": float(value) for key, value in counts.items()}}
     context.tracker.log(name, 0, metrics)
     result = {**_lengths(preferences), "rollouts": describe(groups), "informativeness": measures}
     return {**tally.manifest(), "counts": counts, "result": result}
+
+
+def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[str, Any]) -> None:
+    """The dataset: every process writes a part, an unbroken stretch of the pairs, and then the leader the index.
+
+    Read in the order of the parts' names it is the same dataset whatever the number of processes.
+    """
+
+    def clear() -> None:  # parts of a run of other processes that was killed here
+        for part in folder.glob("*.parquet"):
+            part.unlink()
+
+    processes.once(clear)
+    shares = [list(some) for some in np.array_split(np.arange(len(preferences)), processes.count())]
+    parts = {f"part-{number:05d}.parquet": len(share) for number, share in enumerate(shares) if share}
+    with processes.together():
+        if share := shares[processes.index()]:
+            write_preferences(folder / f"part-{processes.index():05d}.parquet", [preferences[i] for i in share])
+    # The underscore lets pandas and pyarrow read the folder: they take every other file in it for Parquet.
+    processes.once(lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts}))
 
 
 def check(stage: ConfigDict, stages: ConfigDict) -> None:
@@ -121,12 +139,12 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]
     NaN stands for what needs log-probabilities where rollouts came without.
     """
     columns = {**informativeness.prompts(groups), "pairs": np.array([len(some) for some in pairs], np.int64)}
-    write_columns(folder / "informativeness" / "prompts.parquet", columns)
+    processes.once(lambda: write_columns(folder / "informativeness" / "prompts.parquet", columns))
     both = [(group[i].rollout, group[j].rollout) for group, some in zip(groups, pairs, strict=True) for i, j in some]
     logprobs = np.array([[r.logprobs.sum(dtype=np.float64) for r in pair] for pair in both]).reshape(-1, 2)
     lengths = np.array([[len(r.token_ids) for r in pair] for pair in both]).reshape(-1, 2)
     measures = {**informativeness.summary(groups), "pairs": informativeness.pair_summary(*logprobs.T, *lengths.T)}
-    storage.write_json(folder / "informativeness.json", measures)
+    processes.once(lambda: storage.write_json(folder / "informativeness.json", measures))
     return measures
 
 

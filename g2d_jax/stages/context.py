@@ -19,7 +19,7 @@ from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from g2d_jax import keys, storage
+from g2d_jax import keys, processes, storage
 from g2d_jax import mesh as meshes
 from g2d_jax.canonical import identity
 from g2d_jax.config import is_scalar
@@ -180,6 +180,8 @@ class Context:
         for split, problems in loaded.items():
             if not problems:
                 raise ValueError(f"data.{split} has no problem left after filtering; see the messages above")
+        ids = {split: [problem.id for problem in problems] for split, problems in loaded.items()}
+        processes.agreed("problems", storage.fingerprint(ids))
         return loaded
 
     @cached_property
@@ -252,12 +254,12 @@ class Context:
         return Order(count, int(low))
 
     def sampler(self) -> Sampler:
-        """The sampler; one for the run, so that its programs are compiled once."""
+        """The sampler, on this process's devices; one for the run, so that its programs are compiled once."""
         if "sampler" not in self.programs:
             compute = self.config.compute
             self.programs["sampler"] = Sampler(
                 self.model_config,
-                self.mesh,
+                meshes.own(self.mesh),
                 seed=self.config.seed,
                 slots=compute.slots,
                 chunk=compute.chunk,
@@ -266,6 +268,16 @@ class Context:
             )
         made: Sampler = self.programs["sampler"]
         return made
+
+    def view(self, params: Decoder) -> Decoder:
+        """A policy as the sampler reads it. All processes make the call."""
+        sampler = self.sampler()
+        if sampler.mesh is not self.mesh:
+            if "cast" not in self.programs:
+                self.programs["cast"] = jax.jit(lambda model: jax.tree.map(lambda x: x.astype(self.dtype), model))
+            where = decoder.shardings(self.model_config, sampler.mesh)
+            params = meshes.copy_to_own(self.mesh, self.programs["cast"](params), where)
+        return sampler.view(params)
 
     def sampling_params(self, sampling: ConfigDict, **changes: Any) -> SamplingParams:
         """Settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""
@@ -312,9 +324,10 @@ class Context:
             return hf.load(folder, mesh=self.mesh)
         folder, step = self.checkpoint_of(name)
         with Checkpoints(folder) as checkpoints:
-            found = checkpoints.latest() if step is None else step
-            if found is None or found not in checkpoints.steps():
-                kept = ", ".join(map(str, checkpoints.steps())) or "none"
+            there = processes.once(checkpoints.steps)
+            found = max(there, default=None) if step is None else step
+            if found is None or found not in there:
+                kept = ", ".join(map(str, there)) or "none"
                 raise ValueError(
                     f"policy {name!r}: no checkpoint of that step in {folder} (there: {kept}); see stages.*.keep"
                 )

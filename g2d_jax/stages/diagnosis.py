@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax import informativeness, storage
+from g2d_jax import informativeness, processes, storage
 from g2d_jax.data.loader import Order, draw
 from g2d_jax.data.packing import Group
 from g2d_jax.models.flops import train_flops
 from g2d_jax.records import Preference
 from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.rollouts import on_disk
 from g2d_jax.tables import write_columns
 from g2d_jax.training.objectives import Objective
 from g2d_jax.training.signal import gradient_norms
@@ -57,14 +58,14 @@ def gradient_signal(
         context.tracker.say(f"{name}: the gradient's signal is not measured, that takes at least 2 pairs")
         return {}, Tally()
     file = context.folders[name] / f"signal-{storage.fingerprint(inputs)}.json"
-    if file.exists():
+    if on_disk([file]):
         kept = storage.read_json(file)
         return {key: float(value) for key, value in kept["signal"].items()}, Tally(**kept["tally"])
     tally = Tally()
     with context.metered(tally):
         found = _measure(context, policy, objective, batches, row_length, tally)
     signal = {key: float(value) for key, value in dataclasses.asdict(found).items()}
-    storage.write_json(file, {"signal": signal, "tally": dataclasses.asdict(tally)})
+    processes.once(lambda: storage.write_json(file, {"signal": signal, "tally": dataclasses.asdict(tally)}))
     return signal, tally
 
 
@@ -107,7 +108,7 @@ def write_pairs(path: epath.Path, pairs: Sequence[Preference], references: np.nd
         "chosen": trained[:, 0],
         "rejected": trained[:, 1],
     }
-    write_columns(path, columns)
+    processes.once(lambda: write_columns(path, columns))
 
 
 def figures(result: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from g2d_jax import storage
+from g2d_jax import processes, storage
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
 from g2d_jax.stages.context import Context, Tally
-from g2d_jax.stages.rollouts import Groups, correct, count_rollouts, describe, sampled_groups
+from g2d_jax.stages.rollouts import Groups, correct, count_rollouts, describe, on_disk, sampled_groups
 from g2d_jax.stages.training import Trainer
 
 FIGURES = (
@@ -113,7 +113,7 @@ def _measured(
     """Figures of the policy at this step, and the fields of a Tally."""
     folder = context.folders[name] / "probe"
     file, journal = (folder / f"step-{training.step:06d}.{kind}" for kind in ("json", "parquet"))
-    if file.exists():
+    if on_disk([file]):
         kept = storage.read_json(file)
         return {key: float(value) for key, value in kept["figures"].items()}, kept["cost"]
     cost = Tally()
@@ -121,7 +121,7 @@ def _measured(
     with context.metered(cost):
         groups = sampled_groups(
             context,
-            None if journal.exists() else context.sampler().view(training.state.params),
+            None if on_disk([journal]) else context.view(training.state.params),
             [(problem, 0) for problem in probed(context.problems[stage.probe.split], stage.probe.prompts)],
             context.sampling_params(sampling),
             num_generations=stage.probe.num_generations,
@@ -135,7 +135,7 @@ def _measured(
         if reference is not None:
             found["kl"] = divergence(groups, reference_logprobs(context, groups, reference(), sampling, cost))
     spent = dataclasses.asdict(cost)
-    storage.write_json(file, {"figures": found, "cost": spent})
+    processes.once(lambda: storage.write_json(file, {"figures": found, "cost": spent}))
     return found, spent
 
 

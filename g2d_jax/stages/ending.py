@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from g2d_jax import accounting, stopping
+from g2d_jax import accounting, processes, stopping
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import attended, forward_flops
 from g2d_jax.stages.context import Context
@@ -87,7 +87,8 @@ def ends(context: Context, name: str, stage: ConfigDict, training: Trainer, grou
     """Whether the stage ends with the step that was just done. Notes why in training.facts, and tells the user."""
     reason = None
     if stage.stop == "budget":
-        spent = accounting.cost(training.tally.manifest())[stage.budget.measure]
+        tally = training.tally  # of several processes the leader's: seconds differ
+        spent = processes.once(lambda: accounting.cost(tally.manifest())[stage.budget.measure])
         if spent >= stage.budget.amount:
             reason = {"rule": "budget", "measure": stage.budget.measure, "spent": spent}
     elif stage.stop == "adaptive":

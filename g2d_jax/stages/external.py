@@ -9,13 +9,14 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
+from g2d_jax import processes
 from g2d_jax.config import is_scalar
 from g2d_jax.data.fields import BrokenRow, as_answer, as_prompt, as_text
 from g2d_jax.data.problems import open_rows
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages.context import Context
-from g2d_jax.stages.rollouts import Groups
+from g2d_jax.stages.rollouts import Groups, on_disk
 from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
 
 
@@ -27,8 +28,9 @@ def external_groups(context: Context, path: str, journal: epath.Path) -> tuple[l
     Raises ValueError naming file and line of a broken row.
     """
     problems, rows = _read(context, path)
-    if not journal.exists():
-        write_rollouts(journal, _score(context, problems, rows))
+    if not on_disk([journal]):
+        scored = _score(context, problems, rows)
+        processes.once(lambda: write_rollouts(journal, scored))
     groups: dict[str, list[ScoredRollout]] = {}
     for row in read_rollouts(journal):
         groups.setdefault(row.rollout.problem_id, []).append(row)

@@ -16,11 +16,11 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import stats, storage
+from g2d_jax import processes, stats, storage
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Verdict
 from g2d_jax.stages.context import Context, Tally
-from g2d_jax.stages.rollouts import Groups, correct, count_rollouts, rewards, sampled_groups
+from g2d_jax.stages.rollouts import Groups, correct, count_rollouts, on_disk, rewards, sampled_groups
 
 
 @dataclass
@@ -51,8 +51,8 @@ class HeldOut:
     def answers(self, sampling: ConfigDict, purpose: str, count: int, suffix: str = "", **changes: Any) -> Groups:
         """`count` answers to each problem, scored. Those on disk are read back; the policy is loaded if it must be."""
         journal = self.file(suffix)
-        if self._view is None and not journal.exists():
-            self._view = self.context.sampler().view(self.context.policy(self.policy))
+        if self._view is None and not on_disk([journal]):
+            self._view = self.context.view(self.context.policy(self.policy))
         groups = sampled_groups(
             self.context,
             self._view,
@@ -71,7 +71,7 @@ class HeldOut:
 def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:
     """What was asked, beside the answers: FOLDER/problems.json."""
     texts = [{"id": p.id, "prompt": p.prompt, "answer": p.answer, "subset": p.subset} for p in problems]
-    storage.write_json(folder / "problems.json", texts)
+    processes.once(lambda: storage.write_json(folder / "problems.json", texts))
 
 
 def places(problems: Sequence[Problem]) -> dict[str, list[int]]:

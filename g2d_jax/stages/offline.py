@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import informativeness, storage
+from g2d_jax import informativeness, processes, storage
 from g2d_jax.data.loader import InOrder, draw
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.losses import check_dpo, dpo_weights
@@ -19,6 +19,7 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
 from g2d_jax.stages import diagnosis, dynamics
 from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.rollouts import on_disk
 from g2d_jax.stages.training import trainer
 from g2d_jax.tables import read_preferences
 from g2d_jax.training import objectives
@@ -69,7 +70,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
             training.tally = scoring
         probe = partial(dynamics.probe, context, name, stage, training, reference=lambda: context.policy(stage.policy))
         probe()
-        while training.step < steps:
+        while training.goes_on():
             with context.metered(training.tally):
                 drawn = [i for i, _ in draw(order, training.step * batch_size, batch_size)]
                 training.update(batch([pairs[i] for i in drawn], references[drawn]), {})
@@ -167,7 +168,7 @@ def reference_logprobs(
     what scoring cost too, so that a restart changes no count.
     """
     file = context.folders[name] / f"reference-{storage.fingerprint(_inputs(context, stage, pairs, row_length))}.json"
-    if file.exists():
+    if on_disk([file]):
         cached = storage.read_json(file)
         tally.scored, tally.flops, tally.seconds = (cached[key] for key in ("scored", "flops", "seconds"))
         tally.device_seconds = tally.seconds * context.mesh.size
@@ -175,7 +176,7 @@ def reference_logprobs(
     started = time.perf_counter()
     references = score_pairs(context, context.policy(stage.policy), pairs, row_length, tally)
     cost = {"scored": tally.scored, "flops": tally.flops, "seconds": time.perf_counter() - started}
-    storage.write_json(file, {"logprobs": references, **cost})
+    processes.once(lambda: storage.write_json(file, {"logprobs": references, **cost}))
     return references
 
 

@@ -43,7 +43,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         reference = supply.fixed_reference if compares(stage) else None
         probe = partial(dynamics.probe, context, name, stage, training, reference=reference)
         probe()
-        while training.step < stage.steps and not ending.ended(training):
+        while training.goes_on() and not ending.ended(training):
             generation = supply.synchronise()
             with context.metered(training.tally):
                 taken = supply.take()

@@ -18,7 +18,7 @@ from g2d_jax.data.loader import draw
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.external import external_groups
-from g2d_jax.stages.rollouts import Draws, Groups, count_rollouts, describe, grouped, sampled_groups
+from g2d_jax.stages.rollouts import Draws, Groups, count_rollouts, describe, grouped, on_disk, sampled_groups
 from g2d_jax.stages.supply import interval_at, read_batch
 from g2d_jax.tables import read_rollouts
 
@@ -101,8 +101,8 @@ def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tup
         for part, first in enumerate(range(0, len(draws), stage.part)):
             some = draws[first : first + stage.part]
             journal = context.folders[name] / "rollouts" / f"part-{part:05d}.parquet"
-            if view is None and not journal.exists():
-                view = context.sampler().view(context.policy(stage.policy))
+            if view is None and not on_disk([journal]):
+                view = context.view(context.policy(stage.policy))
             groups += sampled_groups(
                 context,
                 view,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from etils import epath
 
-from g2d_jax import storage
+from g2d_jax import processes, storage
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import attended, forward_flops
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, ScoredRollout, Verdict
@@ -40,7 +42,7 @@ def sampled_groups(
     See `generate`. view may be None if the journal exists. What is read back adds the time it once took to the tally;
     new time is the caller's to meter.
     """
-    if journal.exists():
+    if on_disk([journal]):
         tally.add(spent_on(journal))
     else:
         assert view is not None
@@ -66,30 +68,49 @@ def generate(
     started again trains on the same tokens and the same verdicts, a timeout included. A call whose journals are all
     there is left out; else all of it is done again, since log-probabilities depend, in their last bits, on what is
     sampled together. Beside a journal lies what it took: its share, by tokens, of the call's time and of what the
-    rewards cost.
+    rewards cost. Of several processes each samples, and scores, its share of the draws.
     """
     done, prompts = 0, sum(len(draws) for draws, _ in wanted)
     for call in _calls(wanted, max(context.config.compute.responses_at_once // num_generations, 1)):
         done += sum(len(draws) for draws, _ in call)
-        if all(journal.exists() for _, journal in call):
+        if on_disk([journal for _, journal in call]):
             continue
-        draws = [draw for some, _ in call for draw in some]
+        draws, parts = [draw for some, _ in call for draw in some], call[0][1].parent / "_parts"
         with context.metered(took := Tally()):
-            started = time.perf_counter()
-            rollouts = _generate(context, view, draws, params, num_generations, purpose)
-            sampling = time.perf_counter() - started
-            scored = _score(context, draws, rollouts, policy)
-        total, first = sum(len(rollout.token_ids) for rollout in rollouts), 0
-        for some, journal in call:
-            rows = scored[first : first + len(some) * num_generations]
-            first += len(rows)
-            tokens = sum(len(row.rollout.token_ids) for row in rows)
-            share = tokens / total
-            call_share = {"calls": len(some) / len(draws), "prompts": len(some), "sampling_seconds": sampling * share}
-            storage.write_json(_beside(journal), {**took.parts(share), **call_share, "sampled_tokens": tokens})
-            write_rollouts(journal, rows)
+            rows, sampling = _rows(context, view, draws, params, num_generations, purpose, policy, parts)
+        processes.once(partial(_write, call, rows, took, max(processes.gather(sampling)), parts))
         if len(call) < len(wanted):
             context.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
+
+
+def on_disk(files: Sequence[epath.Path]) -> bool:
+    """Whether all of the files are there, for all processes alike."""
+    return processes.once(lambda: all(file.exists() for file in files))
+
+
+def _write(
+    call: Sequence[tuple[Draws, epath.Path]],
+    rows: Sequence[ScoredRollout],
+    took: Tally,
+    sampling: float,
+    parts: epath.Path,
+) -> None:
+    """One call's journals. rows: the responses of all its draws, equally many of each, in order. sampling: seconds.
+
+    parts: folder of what several processes left, which is in the journals then.
+    """
+    prompts = sum(len(draws) for draws, _ in call)
+    total, first = sum(len(row.rollout.token_ids) for row in rows), 0
+    for draws, journal in call:
+        some = rows[first : first + len(draws) * (len(rows) // prompts)]
+        first += len(some)
+        tokens = sum(len(row.rollout.token_ids) for row in some)
+        share = tokens / total
+        call_share = {"calls": len(draws) / prompts, "prompts": len(draws), "sampling_seconds": sampling * share}
+        storage.write_json(_beside(journal), {**took.parts(share), **call_share, "sampled_tokens": tokens})
+        write_rollouts(journal, some)
+    if parts.exists():
+        parts.rmtree()
 
 
 def _calls(batches: Sequence[tuple[Draws, epath.Path]], prompts: int) -> Iterator[list[tuple[Draws, epath.Path]]]:
@@ -152,6 +173,53 @@ def count_rollouts(context: Context, tally: Tally, groups: Groups) -> None:
             tally.flops += forward_flops(config, length, attended(length, before=prompt))
 
 
+def _rows(
+    context: Context,
+    view: Decoder,
+    draws: Draws,
+    params: SamplingParams,
+    num_generations: int,
+    purpose: str,
+    policy: str,
+    parts: epath.Path,
+) -> tuple[list[ScoredRollout], float]:
+    """Scored responses, in the order of draws and samples, and the seconds that sampling took in this process.
+
+    Of several processes each has every so-manieth draw, samples it on its own devices, scores it, and leaves the rows
+    in the folder `parts`. The leader, which is to write the journals, gets all rows; the others may get none.
+    """
+    mine = draws[processes.index() :: processes.count()]
+    with processes.together():
+        processes.mark(f"sampling {policy}")
+        started = time.perf_counter()
+        rollouts = _generate(context, view, mine, params, num_generations, purpose)
+        sampling = time.perf_counter() - started
+        processes.mark(f"scoring {policy}")
+        texts = [safe_text(context.tokenizer.decode(rollout.token_ids)) for rollout in rollouts]
+        scores = context.scorer.apart(*_questions(context, mine, rollouts, texts))
+        rows = [ScoredRollout(*row, policy) for row in zip(rollouts, texts, scores, strict=True)]
+        if processes.count() > 1:
+            write_rollouts(parts / f"{processes.index()}.parquet", rows)
+    context.scorer.share_usage()
+    if processes.count() > 1:
+        with processes.together():
+            needed = processes.leader() or context.scorer.has_joint()
+            rows = _put_together(parts, len(draws), num_generations) if needed else []
+    if context.scorer.has_joint():
+        asked = _questions(context, draws, [row.rollout for row in rows], [row.text for row in rows])
+        scores = context.scorer.joint(*asked, [row.score for row in rows])
+        rows = [replace(row, score=score) for row, score in zip(rows, scores, strict=True)]
+    return rows, sampling
+
+
+def _put_together(parts: epath.Path, draws: int, num_generations: int) -> list[ScoredRollout]:
+    """The rows that all processes left, in the order of draws."""
+    total = processes.count()
+    shares = [read_rollouts(parts / f"{peer}.parquet") for peer in range(total)]
+    spans = [(i % total, i // total * num_generations) for i in range(draws)]
+    return [row for peer, first in spans for row in shares[peer][first : first + num_generations]]
+
+
 def _generate(
     context: Context, view: Decoder, draws: Draws, params: SamplingParams, num_generations: int, purpose: str
 ) -> list[Rollout]:
@@ -166,20 +234,18 @@ def _generate(
     return sorted(rollouts, key=lambda r: (place[r.problem_id, r.visit], r.sample))
 
 
-def _score(context: Context, draws: Draws, rollouts: Sequence[Rollout], policy: str) -> list[ScoredRollout]:
+def _questions(
+    context: Context, draws: Draws, rollouts: Sequence[Rollout], texts: Sequence[str]
+) -> tuple[list[Problem], list[str], list[np.ndarray]]:
+    """Responses as scorers take them."""
     problems = {problem.id: problem for problem, _ in draws}
-    texts = [safe_text(context.tokenizer.decode(rollout.token_ids)) for rollout in rollouts]
     # A template may open the thought in the prompt; the verifier must know that what follows is not yet the answer.
     opened = {i for i, problem in problems.items() if context.tokenizer.render(problem).rstrip().endswith("<think>")}
-    scores = context.scorer(
+    return (
         [problems[rollout.problem_id] for rollout in rollouts],
         ["<think>" + text if r.problem_id in opened else text for r, text in zip(rollouts, texts, strict=True)],
         [rollout.token_ids for rollout in rollouts],
     )
-    return [
-        ScoredRollout(rollout, text, score, policy)
-        for rollout, text, score in zip(rollouts, texts, scores, strict=True)
-    ]
 
 
 def rewards(groups: Groups) -> np.ndarray:

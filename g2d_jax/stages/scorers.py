@@ -10,8 +10,9 @@ from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from g2d_jax import processes
 from g2d_jax.config import is_scalar
-from g2d_jax.records import Problem, Score
+from g2d_jax.records import Problem, Score, Verdict
 from g2d_jax.rewards.functions import RewardFunction, Scorer, function_scorer, load_reward, verifier_scorer
 from g2d_jax.rewards.judge import JudgeScorer, judge_scorer
 from g2d_jax.rewards.pool import VerifierPool
@@ -31,7 +32,9 @@ class Usage:
 class Scorers:
     """rewards: task -> its reward section. own: a caller's function in place of the main task's reward.
 
-    journal: folder for what judges answer. Pools and reward models start when they are first needed.
+    journal: folder for what judges answer; of several processes each has its own in it. Pools and reward models start
+    when they are first needed. Of several processes each scores some of the responses, but a reward model lies on the
+    devices of all of them, and all must run it at once, on the same responses: its scores are joint.
     """
 
     rewards: Mapping[str, ConfigDict]
@@ -42,27 +45,83 @@ class Scorers:
     _pools: list[VerifierPool] = field(default_factory=list)
     _models: list[RewardModel] = field(default_factory=list)
     _judges: list[JudgeScorer] = field(default_factory=list)
+    _elsewhere: float = 0.0  # CPU seconds of other processes' verifiers
 
     def __call__(
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
     ) -> list[Score]:
-        """One Score per response, in order. token_ids: [T] int32 each."""
-        scores: dict[int, Score] = {}
+        """One Score per response, in order. token_ids: [T] int32 each. All processes call it, with the same."""
+        mine = slice(processes.index(), None, processes.count())
+        with processes.together():
+            own = self.apart(problems[mine], texts[mine], token_ids[mine])
+        self.share_usage()
+        shares = processes.gather([[score.reward, score.verdict.value, score.answer] for score in own])
+        scores = [Score(None, Verdict.UNSCORABLE)] * len(problems)
+        for first, share in enumerate(shares):
+            scores[first :: processes.count()] = [
+                Score(reward, Verdict(verdict), answer) for reward, verdict, answer in share
+            ]
+        return self.joint(problems, texts, token_ids, scores)
+
+    def apart(self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]) -> list[Score]:
+        """The scores that this process can give by itself; those that are joint are unscorable as yet."""
+        scores = [Score(None, Verdict.UNSCORABLE)] * len(problems)
+        return self._score(problems, texts, token_ids, scores, joint=False)
+
+    def joint(
+        self,
+        problems: Sequence[Problem],
+        texts: Sequence[str],
+        token_ids: Sequence[np.ndarray],
+        scores: Sequence[Score],
+    ) -> list[Score]:
+        """The scores with the joint ones put in. All processes call it with the same responses."""
+        return self._score(problems, texts, token_ids, scores, joint=True)
+
+    def has_joint(self) -> bool:
+        """Whether any task has joint scores."""
+        return any(map(self._is_joint, self.rewards))
+
+    def _is_joint(self, task: str) -> bool:
+        return self.rewards[task].function == "model" and not (task == "main" and self.own)
+
+    def _score(
+        self,
+        problems: Sequence[Problem],
+        texts: Sequence[str],
+        token_ids: Sequence[np.ndarray],
+        scores: Sequence[Score],
+        *,
+        joint: bool,
+    ) -> list[Score]:
+        """The scores with those of some tasks' problems replaced."""
+        found = list(scores)
         for task in dict.fromkeys(problem.task for problem in problems):
+            if self._is_joint(task) != joint:
+                continue
             places = [i for i, problem in enumerate(problems) if problem.task == task]
-            found = self._of(task)(
+            made = self._of(task)(
                 [problems[i] for i in places], [texts[i] for i in places], [token_ids[i] for i in places]
             )
-            scores |= dict(zip(places, found, strict=True))
-        return [scores[i] for i in range(len(problems))]
+            for place, score in zip(places, made, strict=True):
+                found[place] = score
+        return found
 
     def usage(self) -> Usage:
-        """Counts since the start."""
+        """Counts since the start; of other processes those known from the last `share_usage`."""
         return Usage(
-            sum(pool.stats().cpu_seconds for pool in self._pools),
+            self._elsewhere + self._own_seconds(),
             sum(model.usage.tokens for model in self._models),
             sum(model.usage.flops for model in self._models),
         )
+
+    def share_usage(self) -> None:
+        """Tell the other processes what this one's verifiers took. All processes make the call."""
+        own = self._own_seconds()
+        self._elsewhere = sum(processes.gather(own)) - own
+
+    def _own_seconds(self) -> float:
+        return sum(pool.stats().cpu_seconds for pool in self._pools)
 
     def close(self) -> None:
         """End the verifiers' processes and the judges' connections."""
@@ -89,7 +148,10 @@ class Scorers:
             self._models.append(model)
             return lambda problems, texts, _: model.score([problem.prompt for problem in problems], texts)
         if own is None and reward.function == "judge":
-            judge = judge_scorer(reward.judge, self.journal / task)
+            folder = self.journal / task
+            judge = judge_scorer(
+                reward.judge, folder / f"process-{processes.index()}" if processes.count() > 1 else folder
+            )
             self._judges.append(judge)
             return judge
         return function_scorer(own or load_reward(reward.function), None if is_scalar(reward) else reward.correct_above)

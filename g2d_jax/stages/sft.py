@@ -33,7 +33,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         row_length=context.row_length(stage.max_length),
         per="tokens",
     ) as training:
-        while training.step < stage.steps:
+        while training.goes_on():
             with context.metered(training.tally):
                 drawn = draw(order, training.step * stage.batch_size, stage.batch_size)
                 training.update(batch(context, [demonstrations[index] for index, _ in drawn]), {})

@@ -20,7 +20,7 @@ from etils import epath
 from ml_collections import ConfigDict
 from safetensors.numpy import load, save
 
-from g2d_jax import storage
+from g2d_jax import processes, storage
 from g2d_jax.data import curriculum
 from g2d_jax.data.packing import Group
 from g2d_jax.models.decoder import Decoder
@@ -33,6 +33,7 @@ from g2d_jax.stages.rollouts import (
     correct,
     count_rollouts,
     generate,
+    on_disk,
     read_groups,
     rewards,
     spent_on,
@@ -277,11 +278,11 @@ class Supply:
             if count:
                 parts.append((found[first : first + count], journal_of(self.folder, number, extra)))
             first += count
-        if all(journal.exists() for _, journal in parts):
+        if on_disk([journal for _, journal in parts]):
             return
         generate(
             self.context,
-            self.context.sampler().view(self.training.state.params),
+            self.context.view(self.training.state.params),
             parts,
             self.context.sampling_params(self.stage.sampling),
             num_generations=self.stage.num_generations,
@@ -303,7 +304,7 @@ class Supply:
         """Write what the reference, and the policy as it is, make of a batch, unless it is there."""
         stage, file = self.stage, self._file(number)
         wanted = self._wanted()
-        if not wanted or file.exists():
+        if not wanted or on_disk([file]):
             return
         if "reference" in wanted and not stage.reference_sync:
             self.reference = self.fixed_reference()
@@ -315,7 +316,8 @@ class Supply:
             if "trainer" in wanted or stage.reference_sync:
                 now = self._under(self.training.state.params, groups, took)
                 found |= {which: now for which in wanted if which not in found}
-        storage.write_bytes(file, save(found, {"cost": json.dumps(took.parts(1.0))}))
+        data = save(found, {"cost": json.dumps(took.parts(1.0))})
+        processes.once(lambda: storage.write_bytes(file, data))
 
     def _under(self, params: Decoder, groups: Sequence[Group], tally: Tally) -> np.ndarray:
         """Log-probabilities of all responses, one after the other, float32 [tokens]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +13,14 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
+from g2d_jax import canonical, processes
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models.flops import train_flops
-from g2d_jax.stages.context import Context, Tally
-from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.stages.context import Context, StopRun, Tally
+from g2d_jax.stages.sick import Skips, told
+from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
+from g2d_jax.training.dump import write_dump
 from g2d_jax.training.objectives import Objective
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import TrainState, abstract_state, fresh_state, make_train_step, put_batch
@@ -27,8 +30,8 @@ from g2d_jax.training.step import TrainState, abstract_state, fresh_state, make_
 class Trainer:
     """The optimisation side of one stage.
 
-    step: updates done. tally: cost so far. facts: further numbers of the stage that resume with it; "at" has the cost
-    at every kept step, {"20": the fields of `Tally.manifest`}.
+    step: updates done, those that were skipped included. tally: cost so far. facts: further numbers of the stage that
+    resume with it; "at" has the cost at every kept step, {"20": the fields of `Tally.manifest`}, "skipped" see `Skips`.
     per: what the objective's metric sums are divided by, "tokens" or "pairs".
     """
 
@@ -50,9 +53,19 @@ class Trainer:
     extra_facts: Callable[[], dict[str, Any]] = dict  # asked when a checkpoint is saved
     _pending: tuple[int, dict[str, jax.Array], dict[str, float]] | None = None
     _mark: float = field(default_factory=time.perf_counter)
+    _last: dict[str, float] = field(default_factory=dict)  # metrics of the last update that were fetched
+
+    def goes_on(self) -> bool:
+        """Whether there are updates to do. Call it before anything of the next; raises Preempted if told to stop."""
+        processes.mark(f"{self.name}, step {self.step}")
+        processes.check_stop_together()
+        return self.step < self.total
 
     def update(self, groups: Sequence[Group], metrics: dict[str, float]) -> None:
-        """One optimiser step on packed groups; logs the step before, whose metrics are ready by now."""
+        """One optimiser step on packed groups; logs the step before, whose metrics are ready by now.
+
+        Raises StopRun at the last of faults.max_skipped updates in a row whose loss or gradient is not finite.
+        """
         packed = self.pack(groups)
         arrays, count = put_batch(packed, self.context.mesh)
         self.state, sums = self.run_step(self.state, arrays, count)
@@ -61,32 +74,72 @@ class Trainer:
         self.flush()
         now = time.perf_counter()
         extra = {
-            "learning_rate": float(self.rate(self.step)),
+            "learning_rate": float(self.rate(self.step - self.skips.total)),
             "step_time": now - self._mark,
             "num_tokens": float(self.tally.generated + self.tally.prefilled + self.tally.trained),
         }
         self._mark = now
         self.step += 1
         self._pending = (self.step, sums, {**metrics, **extra})
-        if self._due():
-            self.flush()  # here, so that the tally of a step that is kept has all of its time
+        limit = self.context.config.faults.max_skipped
+        if self._due() or self.skips.row + 1 >= limit:
+            self.flush()  # here, so that the tally of a step that is kept has all of its time, and a dump its state
+        if self.skips.row >= limit:
+            self._give_up(packed)
 
     def pack(self, groups: Sequence[Group]) -> Packed:
         """Pack groups for this stage's rows and this mesh."""
         return self.context.pack(groups, self.row_length, places=self.places)
 
+    @property
+    def skips(self) -> Skips:
+        """The updates that were skipped, as far as metrics were fetched: all but the last one perhaps."""
+        return Skips(self.facts)
+
     def flush(self) -> None:
-        """Fetch and log the metrics of the last update."""
+        """Fetch and log the metrics of the last update; count it if it was skipped."""
         if self._pending is None:
             return
         step, sums, metrics = self._pending
         values = {name: float(value) for name, value in jax.device_get(sums).items()}
         fixed = {name: values.pop(name) for name in ("loss", "grad_norm")}
-        metrics = {**metrics, **fixed, **mean_metrics(values, self.per)}
         self._pending = None
+        if self.skips.count(bool(values.pop("skipped"))):
+            self.context.tracker.say(
+                f"{self.name}: update {step} is skipped, it is not finite ({told(**fixed)}): parameters stay as they "
+                f"are; {self.context.config.faults.max_skipped} in a row stop the run"
+            )
+        metrics = {**metrics, **fixed, **mean_metrics(values, self.per), "skipped_updates": float(self.skips.total)}
+        self._last = metrics
         if step % self.context.config.logging.every == 0 or step == self.total:
             self.context.tracker.log(self.name, step, metrics)
         self.bar.update(step, metrics)
+
+    def _give_up(self, packed: Packed) -> None:
+        """Write what the last update saw, which a skipped update leaves as it was, and stop the run."""
+        context, metrics = self.context, self._last
+        folder = context.folders[self.name] / f"dump-{self.step:06d}"
+        record = {
+            "stage": self.name,
+            "step": self.step,
+            "metrics": metrics,
+            "config": canonical.to_dict(context.config),
+            "model": context.model_config,
+            "mesh": dict(context.mesh.shape),
+            "devices": [str(context.mesh.devices.flat[0].device_kind), context.mesh.size, processes.count()],
+            "own_objective": self.name in context.objectives,
+        }
+        try:
+            write_dump(folder, self.state, packed, record)
+            where = f"What the update saw is in {folder}; to look into it: g2d replay {folder}"
+        except OSError as error:
+            where = f"What the update saw could not be written: {error}"
+        raise StopRun(
+            f"{self.name}: {self.skips.row} updates in a row were not finite, the last of them number {self.step} "
+            f"({told(metrics['loss'], metrics['grad_norm'])}). {where}. Likely causes: a learning rate that is too "
+            "high, rewards or reference log-probabilities that are not finite, or a model that bfloat16 is too coarse "
+            "for"
+        )
 
     def checkpoint_if_due(self) -> None:
         """Save after every checkpoint.every steps, at pinned steps and at the end. Call it after the metered block.
@@ -111,8 +164,12 @@ class Trainer:
     def save_here(self) -> None:
         """Save the state as it is, unless it is saved already, and wait: the stage is about to be stopped."""
         self.pinned = {*self.pinned, self.step}
+        self.save_if_new()
+
+    def save_if_new(self) -> None:
+        """Save the state unless it is saved already, and wait."""
         self.checkpoints.wait()
-        if self.step not in self.checkpoints.steps():
+        if self.step not in processes.once(self.checkpoints.steps):
             self.save()
 
 
@@ -132,7 +189,7 @@ def trainer(
 ) -> Iterator[Trainer]:
     """A Trainer for one stage, resumed where it stopped. places: responses that a packed row can hold, an even number.
 
-    Parameters come from, in this order: 1. this stage's newest checkpoint; 2. the policy it starts from.
+    Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the policy it starts from.
     """
     if name in context.objectives:
         objective = context.objectives[name](context.compute)
@@ -140,12 +197,13 @@ def trainer(
     optimizer, rate = make_optimizer(**settings.to_dict(), total_steps=total or settings.warmup_steps + 1)
     run_step = make_train_step(objective, optimizer, context.model_config, context.mesh)
     pins, there = {total, *pinned}, Checkpoints(folder)
-    step, tally, facts = there.latest(), Tally(), {}
-    if step is None:
+    step, tally, facts = None, Tally(), {}
+    like = abstract_state(context.model_config, optimizer, context.mesh)
+    found = newest(there, {"params": like.params, "opt_state": like.opt_state}, name, context.tracker.say)
+    if found is None:
         state = fresh_state(context.policy(policy), optimizer, context.mesh)
     else:
-        like = abstract_state(context.model_config, optimizer, context.mesh)
-        trees, host = there.restore(step, {"params": like.params, "opt_state": like.opt_state})
+        step, trees, host = found
         state = TrainState(trees["params"], trees["opt_state"])
         tally, facts = Tally(**host["tally"]), dict(host["facts"])
         if step in pins:  # it may have been no kept step when it was saved
@@ -175,6 +233,51 @@ def trainer(
         )
         if step is None and 0 in pins:
             made.save()
-        yield made
+        try:
+            yield made
+        except processes.Preempted:
+            made.save_if_new()
+            context.tracker.say(f"{name}: told to stop; saved at step {made.step} of {total}")
+            raise
         made.flush()
         checkpoints.wait()
+
+
+def newest(
+    there: Checkpoints, like: Mapping[str, Any], name: str, say: Callable[[str], None]
+) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+    """Step, trees and host's JSON of the newest checkpoint that is whole; None if there is none.
+
+    Damaged ones are moved aside, each with a message to the user. like: as in `Checkpoints.restore`. Whatever else
+    keeps a checkpoint from being read is raised: another model's shapes (ValueError), a file system that fails now
+    (OSError). Several processes call it together, and agree on what is damaged before any of them restores.
+    """
+    while (step := processes.once(there.latest)) is not None:
+        wrong = _damage(there, step)
+        try:
+            if not wrong:
+                return step, *there.restore(step, like)
+        except DamagedCheckpoint as error:
+            if processes.count() > 1:
+                raise
+            wrong = str(error)
+        aside = processes.once(lambda step=step: there.set_aside(step))  # type: ignore[misc]
+        before = processes.once(there.latest)
+        then = "from the start of the stage" if before is None else f"from step {before}, the checkpoint before it"
+        say(
+            f"WARNING: {name}: the checkpoint of step {step} is damaged and is not used: "
+            f"{wrong.partition('. Delete')[0]}. It {f'was moved to {aside}' if aside else 'was deleted'}. Continuing "
+            f"{then}; the steps since then are done again. Damage like this comes from a failing disk, or from a file "
+            "changed by hand: look into it"
+        )
+    return None
+
+
+def _damage(there: Checkpoints, step: int) -> str:
+    """Of several processes each reads a share of the arrays, alone: one that stopped inside `restore` would leave the
+    others waiting. A single process finds out by restoring."""
+    if processes.count() == 1:
+        return ""
+    with processes.together():
+        mine = there.damage(step, processes.index(), processes.count())
+    return next((text for text in processes.gather(mine) if text), "")

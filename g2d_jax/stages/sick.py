@@ -1,0 +1,78 @@
+"""Numbers that are not finite, where a stage can tell: in what was sampled, and in its updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from g2d_jax.records import Rollout
+from g2d_jax.stages.context import StopRun
+
+
+def check_rollouts(rollouts: Sequence[Rollout], policy: str) -> None:
+    """Raise StopRun if the log-probabilities that a policy sampled with are not all finite: its weights are sick.
+
+    What was sampled from such a distribution says nothing of the policy; nobody should train on it, nor measure it.
+    policy: its name, for the message.
+    """
+    sick = [rollout for rollout in rollouts if not np.isfinite(rollout.logprobs).all()]
+    if not sick:
+        return
+    first = sick[0]
+    at = int(np.argmin(np.isfinite(first.logprobs)))
+    raise StopRun(
+        f"policy {policy}: {len(sick)} of {len(rollouts)} sampled responses have log-probabilities that are not finite "
+        f"(problem {first.problem_id}, sample {first.sample}: {first.logprobs[at]} at token {at + 1}), so its weights "
+        "or its activations are not finite either. Nothing was written of them. Check the checkpoint or model the "
+        "policy came from, try dtype='float32', or train it again with a lower learning rate"
+    )
+
+
+class Skips:
+    """Updates that were skipped because their loss or gradient was not finite; kept in a stage's facts.
+
+    total: of the whole stage. row: in a row, up to the last update.
+    """
+
+    def __init__(self, facts: dict[str, object]) -> None:
+        """facts: of the Trainer; "skipped" is in it from the first skip on."""
+        self._facts = facts
+
+    @property
+    def total(self) -> int:
+        """How many of the stage's updates were skipped."""
+        return self._counts()["total"]
+
+    @property
+    def row(self) -> int:
+        """How many of them came last, one after the other."""
+        return self._counts()["row"]
+
+    def _counts(self) -> dict[str, int]:
+        found = self._facts.get("skipped", {"total": 0, "row": 0})
+        assert isinstance(found, dict)
+        return found
+
+    def count(self, skipped: bool) -> bool:
+        """Take in one more update; True for the first skip of a row."""
+        before = self._counts()
+        if not skipped and not before["row"]:
+            return False
+        row = before["row"] + 1 if skipped else 0
+        self._facts["skipped"] = {"total": before["total"] + skipped, "row": row}
+        return row == 1
+
+    def manifest(self) -> dict[str, int]:
+        """For a manifest's counts: {"skipped_updates": …}, {} if there were none."""
+        return {"skipped_updates": self.total} if self.total else {}
+
+
+def told(loss: float, grad_norm: float) -> str:
+    """The two numbers that decide whether an update is done, for a message."""
+    return f"loss {_number(loss)}, gradient norm {_number(grad_norm)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else "NaN" if math.isnan(value) else "infinite"
