@@ -31,11 +31,30 @@ STAGES = {
 _MEANING = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list like 0,10,20"}
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as storage writes them
 _ABSENT = object()
+_LOGIN = re.compile(r"[A-Za-z][\w+.-]*://[^/?#\s@]*@")
 
 
 def to_dict(config: ConfigDict) -> dict[str, Any]:
-    """The config in JSON's types, keys sorted; unset fields are None. `from_dict` gives the config back."""
-    return storage.plain(config.to_dict())
+    """The config in JSON's types, keys sorted; unset fields are None. `from_dict` gives the config back.
+
+    Raises ValueError naming a field with a URL that holds a login.
+    """
+    values = storage.plain(config.to_dict())
+    _refuse_logins(values, "")
+    return values
+
+
+def _refuse_logins(value: Any, path: str) -> None:
+    """Settings are printed and written to the run's files: none may hold a password. It is not repeated here."""
+    if isinstance(value, str) and _LOGIN.search(value):
+        raise ValueError(
+            f"{path} holds a URL with a user name or password, which would be written to the run's files: take it out. "
+            "A judge's key belongs in an environment variable (reward.judge.api_key_env), the login of a store or hub "
+            "where its own tools keep it"
+        )
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        _refuse_logins(item, f"{path}.{key}" if path else str(key))
 
 
 def from_dict(values: Mapping[str, Any]) -> ConfigDict:
@@ -43,10 +62,12 @@ def from_dict(values: Mapping[str, Any]) -> ConfigDict:
 
     Raises ValueError naming the full path of a field that is unknown or has the wrong type.
     """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"a config must be a section, got {values!r:.200}")
     config = schema.base()
     stages = values.get("stages", {})
     if not isinstance(stages, Mapping):
-        raise ValueError(f"stages must be a section, got {stages!r}")
+        raise ValueError(f"stages must be a section, got {stages!r:.200}")
     for name, stage in stages.items():
         config.stages[name] = _stage_template(name, stage)
     config.unlock()
@@ -81,7 +102,7 @@ def _stage_template(name: str, stage: Any) -> ConfigDict:
     _check_name("stages", name)
     kind = stage.get("kind") if isinstance(stage, Mapping) else None
     if not isinstance(kind, str) or kind not in STAGES:
-        raise ValueError(f"stages.{name}.kind must be one of {listed(STAGES)}, got {kind!r}{suggest(kind, STAGES)}")
+        raise ValueError(f"stages.{name}.kind must be one of {listed(STAGES)}, got {kind!r:.50}{suggest(kind, STAGES)}")
     return STAGES[kind]()
 
 
@@ -92,12 +113,20 @@ def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: C
         path = f"{prefix}{key}"
         field = "" if is_open else field_of(section, str(key), path, config)
         if not isinstance(field, ConfigDict):
-            with section.unlocked():  # a section of the user's own names, such as fields, has none of them yet
-                section[key] = typed(value, field, path)
+            assign(section, key, typed(value, field, path), path)
         elif isinstance(value, Mapping):
             _fill(field, value, f"{path}.", config)
         else:
-            raise ValueError(f"{path} is a section, got {value!r}; its fields are {listed(field.keys())}")
+            raise ValueError(f"{path} is a section, got {value!r:.200}; its fields are {listed(field.keys())}")
+
+
+def assign(section: ConfigDict, key: str, value: Any, path: str) -> None:
+    """Set a field; a section of the user's own names, such as fields, may not have it yet. Raises ValueError."""
+    try:
+        with section.unlocked():
+            section[key] = value
+    except (KeyError, TypeError, ValueError) as error:  # a name with a dot in it, or one of ConfigDict's own
+        raise ValueError(f"{path} cannot be set: {error}") from error
 
 
 def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
@@ -131,13 +160,17 @@ def kind_of(field: Any) -> tuple[type, bool]:
 def typed(value: Any, field: Any, path: str) -> Any:
     """The value if it has the field's type: None only where optional, integers for floats, lists for tuples.
 
-    Raises ValueError naming the path and the type expected.
+    Raises ValueError naming the path and the type expected, and for a URL with a login.
     """
+    _refuse_logins(value, path)
     kind, optional = kind_of(field)
     if value is None and optional:
         return None
     if kind is float and (type(value) is int or value in _NOT_FINITE):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise wrong_type(path, field, value) from error
     if kind is tuple and isinstance(value, list | tuple):
         known = None if optional or not field else field[0]
         return tuple(item if known is None else typed(item, known, f"{path}[{i}]") for i, item in enumerate(value))
@@ -150,7 +183,7 @@ def wrong_type(path: str, field: Any, value: Any) -> ValueError:
     """The error that says what the field at this path takes."""
     kind, optional = kind_of(field)
     expected = f"{_MEANING.get(kind, 'a value')} ({kind.__name__})" + (" or none" if optional else "")
-    return ValueError(f"{path} must be {expected}, got {value!r}")
+    return ValueError(f"{path} must be {expected}, got {value!r:.500}")
 
 
 def identity(config: ConfigDict | Mapping[str, Any]) -> dict[str, Any]:

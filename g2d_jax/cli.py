@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         where = f"{processes.name()}: " if processes.count() > 1 else ""
         print(f"g2d: {where}{error}", file=sys.stderr)
-        return 1
+        return processes.leave(processes.status_of(error))
+    except processes.Preempted:
+        return processes.leave(processes.RESTART)
+    except Exception as error:
+        if processes.count() == 1:
+            raise
+        traceback.print_exc()
+        return processes.leave(processes.status_of(error))
     except KeyboardInterrupt:
         print("g2d: interrupted; the same command with the same --workdir continues", file=sys.stderr)
         return 130

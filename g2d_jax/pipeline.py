@@ -35,6 +35,7 @@ from g2d_jax.stages.origin import lender
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.optimizer import make_optimizer
+from g2d_jax.watcher import watched
 from g2d_jax.workdir import absolute, check_token, claim, locked
 
 Stage = Callable[[Context, str, ConfigDict], dict[str, Any]]
@@ -228,7 +229,7 @@ def run(
     if jax.process_count() != processes.count():
         raise ValueError("there are several processes that do not know each other: call g2d_jax.processes.initialise()")
     limits = config.faults
-    with processes.watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout), _locked(folder):
+    with watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout), _locked(folder):
         processes.agreed("settings", storage.fingerprint(identity(config)))
         token = processes.once(lambda: claim(config, folder, _own(reward, objectives)))
         with processes.together():

@@ -20,24 +20,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 RESTART = 75
 """EX_TEMPFAIL: what launchers start again on."""
 
-_PREFIX = "g2d"
-_SLICE = 1.0  # seconds of one wait, between two looks at what else happened
-_PAUSE = 1.0  # seconds between two signs of life
+PREFIX = "g2d"
+"""Of keys in the store."""
+
+SLICE = 1.0  # seconds of one wait, between two looks at what else happened
 
 
 class Preempted(SystemExit):
@@ -47,17 +46,22 @@ class Preempted(SystemExit):
         super().__init__(RESTART)
 
 
+class Unreachable(ConnectionError):
+    """The other processes of the run were not found in time: they may be next time."""
+
+
 class PeerFailed(RuntimeError):
     """Another process failed; the message names its host and has its error."""
 
 
 @dataclass
-class _State:
+class State:
     """This process: calls of `gather` made so far, marks of progress, and where it is.
 
-    patience: seconds in which a lost peer is found.
+    run: times that it was watched. patience: seconds in which a lost peer is found.
     """
 
+    run: int = 0
     patience: float = 0.0
     gathers: int = 0
     marks: int = 0
@@ -65,7 +69,7 @@ class _State:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-_state = _State()
+state = State()
 
 
 def _distributed() -> Any:
@@ -74,9 +78,14 @@ def _distributed() -> Any:
     return distributed.global_state
 
 
+def store() -> Any:
+    """The key-value store that all processes share, None for one process."""
+    return _distributed().client
+
+
 def count() -> int:
     """How many processes there are; starts no backend."""
-    return int(_distributed().num_processes) if _distributed().client is not None else 1
+    return int(_distributed().num_processes) if store() is not None else 1
 
 
 def index() -> int:
@@ -100,9 +109,9 @@ def initialise(coordinator: str | None = None, num_processes: int | None = None,
     From, in this order: the arguments, coordinator being HOST:PORT of process 0; JAX_COORDINATOR_ADDRESS,
     JAX_NUM_PROCESSES and JAX_PROCESS_ID; what JAX detects itself (Cloud TPU, Slurm, Open MPI, Kubernetes). Without any
     of these, and when joined already, it does nothing. Raises ValueError for half of an address, and when the others
-    cannot be reached.
+    cannot be joined; Unreachable when they did not all come in time.
     """
-    if _distributed().client is not None:
+    if store() is not None:
         return
     address = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     total = _integer("JAX_NUM_PROCESSES") if num_processes is None else num_processes
@@ -149,7 +158,9 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
     """With all three, or with None to have JAX find them."""
     import jax
 
-    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours, see `watched`
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours, see `watcher.watched`
+    if jax.config.read("jax_platforms") == "cpu":
+        _order_collectives()
     try:
         jax.distributed.initialize(
             address,
@@ -160,11 +171,24 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
         )
     except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        late = isinstance(error, jax.errors.JaxRuntimeError)  # what the coordination service says: it timed out
         place = f"process {mine} of {total} with the coordinator {address}" if address else "the cluster's environment"
-        raise ValueError(
+        raise (Unreachable if late else ValueError)(
             f"the processes did not find each other ({place}): {reason:.300}. Check that all were started, with the "
             "same address and count and each with its own id, and that the port is free and reachable"
         ) from error
+
+
+def _order_collectives() -> None:
+    """Keep XLA's CPU backend from starting collectives of one program in another order than the other processes do.
+
+    Its scheduler runs independent ones at once, each in a thread that blocks, and there are as many threads as cores:
+    seen to hang with two cores and two devices a process. Accelerators queue theirs.
+    """
+    flag = "--xla_cpu_enable_concurrency_optimized_scheduler"
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flag not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}=false".strip()
 
 
 # Agreement
@@ -177,14 +201,14 @@ def gather(value: Any) -> list[Any]:
     """
     if count() == 1:
         return [value]
-    client, number = _distributed().client, _state.gathers
-    _state.gathers += 1
-    mark(_state.place)
-    client.key_value_set(f"{_PREFIX}/gather/{number}/{index()}", json.dumps(value))
-    found = [json.loads(_wait(f"{_PREFIX}/gather/{number}/{peer}", peer)) for peer in range(count())]
+    client, number = store(), state.gathers
+    state.gathers += 1
+    mark(state.place)
+    client.key_value_set(f"{PREFIX}/gather/{number}/{index()}", json.dumps(value))
+    found = [json.loads(_wait(f"{PREFIX}/gather/{number}/{peer}", peer)) for peer in range(count())]
     if number:  # all have come this far, so all have read the one before
-        client.key_value_delete(f"{_PREFIX}/gather/{number - 1}/{index()}")
-    mark(_state.place)
+        client.key_value_delete(f"{PREFIX}/gather/{number - 1}/{index()}")
+    mark(state.place)
     return found
 
 
@@ -192,15 +216,15 @@ def _wait(key: str, peer: int) -> str:
     """The value that a peer sets; the watcher ends this process if it never will."""
     import jax
 
-    client = _distributed().client
+    client = store()
     while True:
         try:
-            return str(client.blocking_key_value_get(key, int(_SLICE * 1000)))
+            return str(client.blocking_key_value_get(key, int(SLICE * 1000)))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
-        if (left := _left()).get(peer):
-            raise PeerFailed(left[peer])
+        if peer in (gone := left_behind()):
+            raise PeerFailed(gone[peer])
 
 
 def once(make: Callable[[], T]) -> T:
@@ -216,7 +240,7 @@ def once(make: Callable[[], T]) -> T:
         try:
             told = {"value": make()}
         except Exception as error:
-            failure, told = error, {"failure": _described(error)}
+            failure, told = error, {"failure": described(error)}
     found = gather(told)[0]
     if failure is not None:
         raise failure
@@ -239,7 +263,7 @@ def together() -> Iterator[None]:
         yield
     except (Exception, Preempted) as error:
         failure = error
-    told = "" if failure is None else "stop" if isinstance(failure, Preempted) else _described(failure)
+    told = "" if failure is None else "stop" if isinstance(failure, Preempted) else described(failure)
     outcomes = gather(told)
     if failure is not None and not isinstance(failure, Preempted):
         raise failure
@@ -249,7 +273,8 @@ def together() -> Iterator[None]:
         raise Preempted
 
 
-def _described(error: BaseException) -> str:
+def described(error: BaseException) -> str:
+    """An error and whose it is, for the others."""
     return f"{name()}: {type(error).__name__}: {error}"
 
 
@@ -269,226 +294,64 @@ def agreed(what: str, value: Any) -> None:
 
 def check_stop() -> None:
     """Raise Preempted if this run was told to stop. For blocks where each process works for itself."""
-    if _state.stop.is_set():
+    if state.stop.is_set():
         raise Preempted
 
 
 def check_stop_together() -> None:
     """The same where all processes are at one place: if any was told to stop, all raise Preempted."""
-    if any(gather(_state.stop.is_set())):
+    if any(gather(state.stop.is_set())):
         raise Preempted
+
+
+def patiently(future: Future[T]) -> T:
+    """A future's result; raises Preempted if this run is told to stop before it is there."""
+    while not future.done():
+        check_stop()
+        wait([future], SLICE)
+    return future.result()
+
+
+def patiently_completed(futures: Iterable[Future[T]]) -> Iterator[Future[T]]:
+    """Futures as they are done; raises Preempted if this run is told to stop before all are."""
+    left = set(futures)
+    while left:
+        check_stop()
+        done, left = wait(left, SLICE, FIRST_COMPLETED)
+        yield from done
 
 
 def mark(place: str) -> None:
     """Tell that this process is getting on, and where it is."""
-    _state.place = place
-    _state.marks += 1
+    state.place = place
+    state.marks += 1
 
 
-# Watching
+# Leaving
 
 
-@contextlib.contextmanager
-def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
-    """See to it that no process waits for ever, and that SIGTERM of one stops all where they can be continued.
+def status_of(error: BaseException | str) -> int:
+    """The exit status for an error, or for one as `describe` tells it: RESTART where it may be gone next time."""
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    passing = "Unreachable: " in text or ("JaxRuntimeError: " in text and "EXHAUSTED" not in text)  # of memory
+    return RESTART if passing else 1
 
-    A peer that gives no sign of life for peer_timeout seconds is lost; when no process has got any further for
-    hang_timeout seconds they hang. Either ends this process with RESTART, and a message that names the host. An error
-    that leaves the block ends the others within seconds.
+
+def leave(status: int) -> int:
+    """End this process at once with an exit status, unless it is alone and nothing is under way; then return it.
+
+    At the ordinary end of the interpreter JAX would wait for the other processes, and requests for their answers.
     """
-    _state.stop.clear()
-    before = None
-    if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGTERM, lambda *_: _state.stop.set())
-    try:
-        if count() == 1:
-            yield
-            return
-        watcher = _Watcher(peer_timeout, hang_timeout)
-        try:
-            with _told():
-                yield
-        finally:
-            watcher.close()
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+    if count() > 1 or status == RESTART:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Leave together, or tell the others that this process leaves, and why."""
-    import jax
-
-    try:
-        yield
-    except Preempted:
-        gather("stopped")
-        raise
-    except BaseException as error:
-        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-            time.sleep(_state.patience)  # a collective fails first when a peer is gone: the watcher is to name it
-        with contextlib.suppress(Exception):
-            _distributed().client.key_value_set(f"{_PREFIX}/left/{index()}", _described(error), allow_overwrite=True)
-        if leader():
-            time.sleep(3 * _PAUSE)  # its end is that of the store, from which the others read why
-        raise
-    gather("done")  # none leaves while another still needs it
-
-
-def _left() -> dict[int, str]:
+def left_behind() -> dict[int, str]:
     """Who has left with an error, and what it said."""
     with contextlib.suppress(Exception):
-        found = _distributed().client.key_value_dir_get(f"{_PREFIX}/left/")
+        found = store().key_value_dir_get(f"{PREFIX}/{state.run}/left/")
         return {int(key.rsplit("/", 1)[1]): text for key, text in found}
     return {}
-
-
-@dataclass
-class _Peer:
-    """What was last heard of a process. heard: own clock, seconds."""
-
-    heard: float
-    text: str = ""
-    host: str = "?"
-    place: str = "starting"
-    gathers: int = 0
-    marks: int = -1
-
-    def read(self, text: str, now: float) -> bool:
-        """Take in its latest sign of life; True if it has got further."""
-        if text == self.text:
-            return False
-        self.heard, self.text = now, text
-        told = json.loads(text)
-        further = told["marks"] != self.marks
-        self.host, self.place, self.gathers, self.marks = told["host"], told["place"], told["gathers"], told["marks"]
-        return further
-
-
-class _Watcher:
-    """A thread that gives signs of life, looks for those of the others, and ends this process when it must."""
-
-    def __init__(self, peer_timeout: float, hang_timeout: float) -> None:
-        self._peer_timeout, self._hang_timeout = peer_timeout, hang_timeout
-        _state.patience = peer_timeout + 5
-        self._closing = threading.Event()
-        self._told_stop = False
-        self._beats = 0
-        now = time.monotonic()
-        self._peers = [_Peer(now) for _ in range(count())]
-        self._moved = now
-        self._left_at: float | None = None
-        self._witness = _Witness()
-        self._thread = threading.Thread(target=self._run, name="g2d-watcher", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the thread; a process that is to end says so to its witness first."""
-        self._closing.set()
-        self._thread.join()
-        self._witness.close()
-
-    def _run(self) -> None:
-        while not self._closing.wait(_PAUSE):
-            try:
-                self._beat()
-                self._look()
-            except Exception as error:  # the store is gone: so is the coordinator, and JAX ends this process now
-                self._witness.tell(f"{name()}: the coordinator, {self._peer(0)}, does not answer: {error!s:.200}")
-
-    def _beat(self) -> None:
-        client, self._beats = _distributed().client, self._beats + 1
-        told = {
-            "beat": self._beats,
-            "host": socket.gethostname(),
-            "place": _state.place,
-            "gathers": _state.gathers,
-            "marks": _state.marks,
-        }
-        client.key_value_set(f"{_PREFIX}/beat/{index()}", json.dumps(told), allow_overwrite=True)
-        if _state.stop.is_set() and not self._told_stop:
-            client.key_value_set(f"{_PREFIX}/stop", "1", allow_overwrite=True)
-            self._told_stop = True
-
-    def _look(self) -> None:
-        client, now = _distributed().client, time.monotonic()
-        for key, text in client.key_value_dir_get(f"{_PREFIX}/beat/"):
-            if self._peers[int(key.rsplit("/", 1)[1])].read(text, now):
-                self._moved = now
-        self._witness.tell(
-            f"{name()} has ended without a word; if JAX's coordination service failed above, {self._peer(0)}, which "
-            f"runs it, is lost. {self._all()}"
-        )
-        if not _state.stop.is_set() and client.key_value_dir_get(f"{_PREFIX}/stop"):
-            _state.stop.set()
-        self._judge(now)
-
-    def _judge(self, now: float) -> None:
-        """End this process if a peer is lost, has left, or none gets on."""
-        for number, peer in enumerate(self._peers):
-            if number != index() and now - peer.heard > self._peer_timeout:
-                self._end(f"{self._peer(number)} was not heard of for {now - peer.heard:.0f} s: it is lost")
-        if left := {number: text for number, text in _left().items() if number != index()}:
-            self._left_at = self._left_at or now
-            if now - self._left_at > 5:  # enough to hear of it where it waits for the other
-                self._end(f"{next(iter(left.values()))}; it has left, so this process ends too", status=_status(left))
-        if now - self._moved > self._hang_timeout:
-            last = min(range(count()), key=lambda number: self._peers[number].gathers)
-            waited = f"no process got on for {now - self._moved:.0f} s"
-            self._end(f"{waited}; the others wait for {self._peer(last)}. {self._all()}")
-
-    def _end(self, message: str, status: int = RESTART) -> NoReturn:
-        """End this process at once: its main thread may be inside a collective that never returns."""
-        self._witness.close()
-        print(f"g2d: {name()}: {message}", file=sys.stderr, flush=True)
-        os._exit(status)
-
-    def _peer(self, number: int) -> str:
-        peer = self._peers[number]
-        return f"process {number} on {peer.host} ({peer.place})"
-
-    def _all(self) -> str:
-        return "Last heard of: " + ", ".join(self._peer(number) for number in range(count()))
-
-
-def _status(left: dict[int, str]) -> int:
-    """The exit status that goes with another's error: a fault of the network or of a peer may be gone next time."""
-    return RESTART if all(": JaxRuntimeError: " in text for text in left.values()) else 1
-
-
-class _Witness:
-    """A small process that says this one's last words if it is ended by JAX or by a signal, and cannot say them."""
-
-    _PROGRAM = (
-        "import sys\n"
-        "words = ''\n"
-        "for line in sys.stdin:\n"
-        "    words = line\n"
-        "if words.strip():\n"
-        "    sys.stderr.write('g2d: ' + words)\n"
-    )
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", self._PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            text=True,
-        )
-
-    def tell(self, words: str) -> None:
-        """Replace what it would say."""
-        with contextlib.suppress(OSError, ValueError):
-            assert self._process.stdin is not None
-            self._process.stdin.write(" ".join(words.split()) + "\n")
-            self._process.stdin.flush()
-
-    def close(self) -> None:
-        """Nothing is to be said."""
-        self.tell("")
-        with contextlib.suppress(OSError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-        self._process.wait()

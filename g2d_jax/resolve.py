@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 from ml_collections import ConfigDict
 
 from g2d_jax.canonical import (
+    assign,
     differences,
     field_of,
     from_dict,
@@ -168,8 +169,7 @@ def apply(config: ConfigDict, override: str) -> None:
     value = typed(_parse(text.strip(), field, path), field, path)
     if key == "kind" and value != field:
         raise ValueError(f"{path} decides which fields the stage has: change it in the config file")
-    with section.unlocked():
-        section[key] = value
+    assign(section, key, value, path)
 
 
 def _parse(text: str, field: Any, path: str) -> Any:
@@ -207,8 +207,8 @@ def _literal(text: str, path: str) -> Scalar:
         return _BOOLS[text.lower()]
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deeply
         value = None
     if not isinstance(value, bool | int | float | str):
-        raise ValueError(f"{path}: an item must be a number, true, false or quoted text, got {text!r}")
+        raise ValueError(f"{path}: an item must be a number, true, false or quoted text, got {text!r:.200}")
     return value

@@ -26,12 +26,18 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+import fsspec
 from etils import epath
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
 MANIFEST = "manifest.json"
 _SEGMENT = re.compile(r"(\d{5,})\.jsonl")
+_EXTRAS = {"gs": "gcs", "s3": "s3"}  # scheme of a URL: the extra that installs its driver
+_DRIVERS = {"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"}  # packages that raise errors of their own
+
+for _scheme in _EXTRAS:  # else a listing made once hides what other processes, and Orbax, write later
+    fsspec.config.conf.setdefault(_scheme, {}).setdefault("use_listings_cache", False)
 
 
 def is_local(path: PathLike) -> bool:
@@ -39,17 +45,41 @@ def is_local(path: PathLike) -> bool:
     return "://" not in os.fspath(path)
 
 
+def check_driver(path: PathLike) -> None:
+    """Raise ImportError naming the extra if an object store's driver is missing, ValueError for an unknown store."""
+    if is_local(path):
+        return
+    scheme = os.fspath(path).partition("://")[0]
+    if scheme not in _EXTRAS:
+        raise ValueError(f"{os.fspath(path)}: paths are local, gs://BUCKET/… or s3://BUCKET/…, not {scheme}://")
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        extra = _EXTRAS[scheme]
+        raise ImportError(f"{os.fspath(path)} needs an extra: pip install 'g2d-jax[{extra}]'") from error
+
+
 @contextlib.contextmanager
 def naming(action: str, path: PathLike) -> Iterator[None]:
-    """Give an OSError the file it is about (that of a full disk names none); the kind of error stays the same."""
+    """Give an OSError the file it is about (that of a full disk names none); the kind of error stays the same.
+
+    Errors of an object store's driver that are none (no credentials, no connection) become OSErrors.
+    """
     try:
         yield
+    except ImportError:
+        check_driver(path)
+        raise
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno is not None:
             raise OSError(error.errno, f"cannot {action}: {reason}", os.fspath(path)) from error
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
         raise kind(f"cannot {action} {os.fspath(path)}: {reason}") from error
+    except Exception as error:
+        if is_local(path) or type(error).__module__.partition(".")[0] not in _DRIVERS:
+            raise
+        raise OSError(f"cannot {action} {os.fspath(path)}: {type(error).__name__}: {error!s:.300}") from error
 
 
 def read_bytes(path: PathLike) -> bytes:

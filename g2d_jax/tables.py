@@ -133,6 +133,8 @@ def read_preferences(path: PathLike) -> list[Preference]:
 def _preference(row: dict[str, Any]) -> Preference:
     if isinstance(row["prompt"], str):
         return Preference(**row)
+    if not row["prompt"]:
+        raise ValueError("a prompt has at least one message")
     prompt = tuple(_message(message) for message in row["prompt"])
     return Preference(**{**row, "prompt": prompt, "chosen": _reply(row["chosen"]), "rejected": _reply(row["rejected"])})
 
@@ -142,8 +144,9 @@ def _prompt(prompt: Prompt) -> str | list[dict[str, str]]:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, str]:
-    if set(message) != {"role", "content"} or not all(isinstance(text, str) for text in message.values()):
-        raise ValueError(f"a chat message has the text fields role and content, got {dict(message)!r:.200}")
+    fields = message if isinstance(message, Mapping) else {}
+    if set(fields) != {"role", "content"} or not all(isinstance(text, str) for text in fields.values()):
+        raise ValueError(f"a chat message has the text fields role and content, got {message!r:.200}")
     return {"role": safe_text(message["role"]), "content": safe_text(message["content"])}
 
 
@@ -152,9 +155,10 @@ def _completion(text: str, *, chat: bool) -> str | list[dict[str, str]]:
 
 
 def _reply(messages: Sequence[Mapping[str, Any]]) -> str:
-    if len(messages) != 1 or messages[0]["role"] != "assistant":
+    read = [_message(message) for message in messages]
+    if len(read) != 1 or read[0]["role"] != "assistant":
         raise ValueError(f"a completion is one assistant message, got {messages!r:.200}")
-    return _message(messages[0])["content"]
+    return read[0]["content"]
 
 
 def write_columns(path: PathLike, columns: Mapping[str, np.ndarray | Sequence[Any]]) -> None:
@@ -235,7 +239,7 @@ def _write(path: PathLike, columns: Mapping[str, Any], schema: pa.Schema | None)
     sink = pa.BufferOutputStream()
     try:
         pq.write_table(pa.table(dict(columns), schema=schema), sink, compression="zstd", write_page_checksum=True)
-    except (pa.ArrowException, OverflowError) as error:
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
         raise ValueError(f"{os.fspath(path)}: cannot write these rows: {error}") from error
     write_bytes(path, sink.getvalue().to_pybytes())
 
@@ -254,7 +258,10 @@ def _read(path: epath.Path, parse: Callable[[pa.Table], _Parsed], names: Sequenc
     data = read_bytes(path)
     try:
         with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
-            if missing := [name for name in names or () if name not in file.schema_arrow.names]:
+            found = file.schema_arrow.names
+            if twice := sorted({name for name in found if found.count(name) > 1}):
+                raise ValueError(f"it has column {', '.join(twice)} twice")
+            if missing := [name for name in names or () if name not in found]:
                 raise ValueError(f"it has no column {', '.join(missing)}")
             return parse(file.read(None if names is None else list(names)))
     except (pa.ArrowException, OSError, ValueError) as error:

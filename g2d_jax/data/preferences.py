@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -124,3 +125,27 @@ def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: tuple[in
         chosen_reward=chosen.score.reward,
         rejected_reward=rejected.score.reward,
     )
+
+
+def check_preferences(path: str | os.PathLike[str], pairs: Sequence[Preference], vocab_size: int) -> None:
+    """Raise ValueError, naming the file and the pair, for what cannot be trained on; pairs may be made elsewhere.
+
+    That is: no pairs at all, an empty prompt or response, and token ids that a model of vocab_size has no row for,
+    which a lookup on the device would silently take for others.
+    """
+    if not pairs:
+        raise ValueError(f"{os.fspath(path)} holds no pairs")
+    for number, pair in enumerate(pairs, 1):
+        for name in ("prompt_ids", "chosen_ids", "rejected_ids"):
+            ids = getattr(pair, name)
+            where = f"{os.fspath(path)}, pair {number} of {len(pairs)}: {name}"
+            if not ids.size:
+                raise ValueError(
+                    f"{where} is empty; each response of a pair has at least 1 token, and so has its prompt"
+                )
+            wrong = ids[(ids < 0) | (ids >= vocab_size)]
+            if wrong.size:
+                raise ValueError(
+                    f"{where} has {wrong[-1]}; ids lie between 0 and {vocab_size - 1}: "
+                    "was it made with another tokenizer?"
+                )

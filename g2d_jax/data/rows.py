@@ -109,6 +109,8 @@ def _parquet_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
                     yield _checked(where, batch.slice(i, 1).to_pylist()[0])
                 except UnicodeDecodeError as error:
                     yield Row(where, {}, f"not UTF-8: {error}")
+                except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a date in the year 10000 …
+                    yield Row(where, {}, f"it holds what Python cannot: {error}")
     except pa.ArrowException as error:
         raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
 

@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from g2d_jax.data.rehearsal import rehearse
 from g2d_jax.records import Message, Prompt
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Template:
             raise ValueError(f"a system prompt needs a chat template, which is not in use here: {settings.system!r}")
         self.settings = settings
         self._tokenizer = tokenizer
-        self.source: str = tokenizer.get_chat_template() if self.is_chat else ""
+        self.source: str = _chat_template(tokenizer) if self.is_chat else ""
         self._bos = str(tokenizer.bos_token or "")
         self._inserted = self._inserted_block() if self.is_chat and settings.system is None else ""
 
@@ -144,24 +145,20 @@ class Template:
 
         Whatever it raises becomes a ValueError that says what to do.
         """
-        date = datetime.date.fromisoformat(self.settings.date)
-        variables: dict[str, Any] = {"date_string": f"{date.day:02d} {_MONTHS[date.month - 1][:3]} {date.year}"}
-        if self.settings.enable_thinking is not None:
-            variables["enable_thinking"] = self.settings.enable_thinking
         conversation = [dict(message) for message in messages]
         try:
             text = self._tokenizer.apply_chat_template(
                 conversation,
-                chat_template=_with_fixed_clock(self.source, date),
+                chat_template=_with_fixed_clock(self.source, datetime.date.fromisoformat(self.settings.date)),
                 tokenize=False,
                 add_generation_prompt=generation,
-                **variables,
+                **_variables(self.settings),
             )
         except Exception as error:  # the template is someone else's program
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(
-                f"the tokenizer's chat template failed on a conversation ({roles}): {error}. Some templates take no "
-                "system message or ask for alternating roles; change system, or set chat=False to do without it."
+                f"the tokenizer's chat template failed on a conversation ({roles}): {error!s:.1000}. Some templates "
+                "take no system message or ask for alternating roles; change system, or set chat=False to do without."
             ) from error
         return str(text)
 
@@ -210,6 +207,34 @@ class Template:
         return (
             bool(found) and len(text) >= len(before) + len(after) and text.startswith(before) and text.endswith(after)
         )
+
+
+def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> None:
+    """Run the tokenizer's chat template, if it is to be used, where it can do no harm: see `rehearse`.
+
+    Raises ValueError when it takes too long or too much memory.
+    """
+    if not tokenizer.chat_template or settings.chat is False:
+        return
+    source = _with_fixed_clock(_chat_template(tokenizer), datetime.date.fromisoformat(settings.date))
+    system, user = {"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}
+    answer, more = {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _NEXT}
+    conversations = ([user], [system, user], [user, answer], [user, answer, more])
+    rehearse(source, conversations, {**tokenizer.special_tokens_map, **_variables(settings)})
+
+
+def _chat_template(tokenizer: PreTrainedTokenizerFast) -> str:
+    source = tokenizer.get_chat_template()
+    if not isinstance(source, str):
+        raise ValueError(f"the tokenizer's chat template must be a text, got {type(source).__name__}")
+    return source
+
+
+def _variables(settings: TemplateSettings) -> dict[str, Any]:
+    """What chat templates are given beside the messages."""
+    date = datetime.date.fromisoformat(settings.date)
+    variables: dict[str, Any] = {"date_string": f"{date.day:02d} {_MONTHS[date.month - 1][:3]} {date.year}"}
+    return variables if settings.enable_thinking is None else {**variables, "enable_thinking": settings.enable_thinking}
 
 
 def _with_fixed_clock(source: str, date: datetime.date) -> str:

@@ -20,7 +20,7 @@ from etils import epath
 
 from g2d_jax import storage
 from g2d_jax.data import arithmetic
-from g2d_jax.data.template import Template, TemplateSettings
+from g2d_jax.data.template import Template, TemplateSettings, try_out
 from g2d_jax.records import Example, Message, Problem, Prompt
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ Ids: TypeAlias = np.ndarray
 """[T] int32 token ids."""
 
 Record = TypeVar("Record", Problem, Example)
+
+_MAX_VOCABULARY = 2**24  # a larger id is a damaged file's: the tables of a model are made for the largest one
 
 
 class PromptTokenizer:
@@ -59,9 +61,11 @@ class PromptTokenizer:
         self.settings = settings or TemplateSettings()
         self.template = Template(tokenizer, self.settings)
         self.pretrained = tokenizer
+        vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        if not 0 < self.vocab_size <= _MAX_VOCABULARY:  # before a copy is made: the bindings walk through all ids
+            raise ValueError(f"a tokenizer has 1 to {_MAX_VOCABULARY} ids, this one has {self.vocab_size}")
         self.backend = _backend_copy(tokenizer)
-        vocabulary = self.backend.get_vocab(with_added_tokens=True)
-        self.vocab_size: int = max(vocabulary.values()) + 1
         self.special_tokens: dict[str, int] = {
             token.content: i for i, token in self.backend.get_added_tokens_decoder().items() if token.special
         }
@@ -176,7 +180,7 @@ class PromptTokenizer:
             raise ValueError("the tokenizer has no end-of-sequence token: set its eos_token, or pass eos_ids")
         for i in found:
             if isinstance(i, bool) or not isinstance(i, int | np.integer) or not 0 <= i < self.vocab_size:
-                raise ValueError(f"end-of-sequence ids lie between 0 and {self.vocab_size - 1}, got {i!r}")
+                raise ValueError(f"end-of-sequence ids lie between 0 and {self.vocab_size - 1}, got {i!r:.100}")
         return int(found[0]), tuple(sorted({int(i) for i in found}))
 
     def _fingerprint(self) -> str:
@@ -231,11 +235,17 @@ def _load_hugging_face(name: str, settings: TemplateSettings | None, revision: s
         loader: Any = PreTrainedTokenizerFast if generic else AutoTokenizer
         tokenizer = loader.from_pretrained(name, revision=revision, trust_remote_code=False)
         declared = _declared_eos(name, revision)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"tokenizer {name!r} cannot be loaded: {error}") from error
+    except ImportError:
+        raise  # it names what to install
+    except Exception as error:  # damaged files make transformers raise anything, and the bindings bare Exceptions
+        raise ValueError(f"tokenizer {name!r} cannot be loaded: {type(error).__name__}: {error!s:.1000}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"tokenizer {name!r} has no fast version (tokenizer.json)")
-    return PromptTokenizer(tokenizer, settings, eos_ids=declared)
+    try:
+        try_out(tokenizer, settings or TemplateSettings())
+        return PromptTokenizer(tokenizer, settings, eos_ids=declared)
+    except ValueError as error:
+        raise ValueError(f"tokenizer {name!r}: {error}") from error
 
 
 def _declared_eos(name: str, revision: str | None) -> tuple[int, ...]:

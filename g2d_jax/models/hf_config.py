@@ -6,6 +6,7 @@ would change the arithmetic and is not built here is refused by name, never igno
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -165,7 +166,7 @@ def _integer(raw: Mapping[str, Any], name: str, default: int | None = None) -> i
 
 def _number(raw: Mapping[str, Any], name: str, default: float | None = None) -> float:
     value = default if raw.get(name) is None else raw[name]
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise ValueError(f"config.json: {name} must be a positive number, got {value!r}")
     return float(value)
 

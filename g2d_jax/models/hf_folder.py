@@ -26,6 +26,7 @@ DTYPES = ("F32", "F16", "BF16")
 _DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md"]
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # derived from the config, written by old transformers
 _NAMED = 5
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ def resolve(path_or_id: str | Path, *, revision: str | None = None) -> Path:
     Only JSON, safetensors and tokenizer files of the repository's top folder are fetched, into Hugging Face's cache.
     Raises ValueError when neither a folder nor a readable hub repository, ImportError when huggingface_hub is absent.
     """
-    folder = Path(path_or_id).expanduser()
+    try:
+        folder = Path(path_or_id).expanduser()
+    except RuntimeError as error:  # "~nobody/…", or "~/…" without HOME and without an entry for this user
+        raise ValueError(f"model {str(path_or_id)!r}: {error}; give the folder without ~") from error
     if folder.is_dir():
         return folder
     name = str(path_or_id)
@@ -131,6 +135,10 @@ def check_headers(
     other than float32, float16 and bfloat16. Of what the architecture does not know only rotary inverse frequencies
     and a tied model's lm_head.weight (the caller compares it with the embedding) are accepted.
     """
+    if config.num_hidden_layers > len(found):  # before the names of a billion layers are made up
+        raise ValueError(
+            f"{folder}: {CONFIG} says {config.num_hidden_layers} layers, the files hold {len(found)} tensors"
+        )
     expected = expected_shapes(config) | dict(extra or {})
     allowed = dict(expected)
     if config.tie_word_embeddings:
@@ -188,13 +196,22 @@ def _indexed_files(folder: Path) -> list[Path]:
 
 def _read_header(file: Path) -> dict[str, Stored]:
     try:
+        _check_length(file)
         with safe_open(file, "np", backend="pread") as tensors:
             views = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - not a mapping
             return {name: Stored(file, tuple(v.get_shape()), v.get_dtype()) for name, v in views.items()}
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         cut = _first_cut_tensor(file)
         what = f"truncated: tensor {cut} ends after the end of the file; download or copy it again" if cut else error
         raise ValueError(f"{file} is not a readable safetensors file: {what}") from error
+
+
+def _check_length(file: Path) -> None:
+    """Raise ValueError for a header that cannot be true, which safetensors would make room for."""
+    with file.open("rb") as stream:
+        length, size = int.from_bytes(stream.read(8), "little"), file.stat().st_size
+    if length > min(size - 8, _MAX_HEADER_BYTES):
+        raise ValueError(f"it declares a header of {length} bytes in a file of {size}")
 
 
 def _first_cut_tensor(file: Path) -> str | None:
@@ -202,12 +219,12 @@ def _first_cut_tensor(file: Path) -> str | None:
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        if length > size - 8:
+        if length > min(size - 8, _MAX_HEADER_BYTES):
             return None
         try:
             header = json.loads(stream.read(length))
             ends = {name: int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"}
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
             return None
     cut = [name for name, end in sorted(ends.items(), key=lambda item: item[1]) if 8 + length + end > size]
     return cut[0] if cut else None

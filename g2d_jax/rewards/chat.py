@@ -15,13 +15,13 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from g2d_jax import storage
+from g2d_jax import processes, storage
 from g2d_jax.records import Message
 from g2d_jax.tables import safe_text
 
@@ -161,20 +161,21 @@ class Chat:
         failed: dict[str, Reply] = {}
         if not requests:
             return failed
-        with ThreadPoolExecutor(min(self.endpoint.concurrency, len(requests))) as pool:
-            waiting = {pool.submit(self._request, messages): name for name, messages in requests.items()}
-            try:
-                for done, future in enumerate(as_completed(waiting), 1):
-                    reply, usage = future.result()
-                    self._record(waiting[future], reply, usage)
-                    if reply.failure:
-                        failed[waiting[future]] = reply
-                        self._check_alive(reply, len(failed), done == len(requests))
-                    if progress is not None:
-                        progress(done)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # what is under way ends; the rest is not sent
-                raise
+        pool = ThreadPoolExecutor(min(self.endpoint.concurrency, len(requests)))
+        waiting = {pool.submit(self._request, messages): name for name, messages in requests.items()}
+        try:
+            for done, future in enumerate(processes.patiently_completed(waiting), 1):
+                reply, usage = future.result()
+                self._record(waiting[future], reply, usage)
+                if reply.failure:
+                    failed[waiting[future]] = reply
+                    self._check_alive(reply, len(failed), done == len(requests))
+                if progress is not None:
+                    progress(done)
+        finally:
+            pool.shutdown(
+                wait=False, cancel_futures=True
+            )  # after an error what is under way ends, the rest is not sent
         return failed
 
     def _record(self, name: str, reply: Reply, usage: dict[str, int]) -> None:

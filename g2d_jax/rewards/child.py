@@ -29,7 +29,10 @@ class WorkerOverdue(Exception):
 
 
 class Child:
-    """A running worker process. Not thread-safe: one owner at a time. Raises RuntimeError if it cannot start."""
+    """A running worker process. Not thread-safe: one owner at a time. Raises RuntimeError if it cannot start.
+
+    unconfined: why the worker has no sandbox (sandbox.py) on this system, "" with one.
+    """
 
     def __init__(self, cpu_seconds: float, memory_mb: int) -> None:
         command = [sys.executable, "-P", "-m", "g2d_jax.rewards.worker"]
@@ -46,7 +49,7 @@ class Child:
                 start_new_session=True,  # Ctrl-C is the parent's business
             )
             try:
-                self._receive(time.monotonic() + START_SECONDS)
+                self.unconfined = str(self._receive(time.monotonic() + START_SECONDS)["unconfined"])
             except (WorkerDied, WorkerOverdue) as error:
                 self.stop(grace=0.0)
                 errors.seek(0)

@@ -18,6 +18,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 
+from g2d_jax import processes
 from g2d_jax.records import Score, Verdict
 from g2d_jax.rewards.child import Child, WorkerDied, WorkerOverdue
 from g2d_jax.rewards.extract import final_answer
@@ -40,12 +41,17 @@ class PoolStats:
 
     verdicts: scores given, by verdict; graded: answers that went to a worker (the others were decided or known here);
     stopped: why workers gave up, by "cpu", "memory", "crash", "wall"; cpu_seconds: spent by workers on answers.
+    peak_mb: the most memory (resident, MiB) that a process had when it graded an answer; 0 before the first.
+    unconfined: why workers run without a sandbox (sandbox.py), for the user to be told; "" where they have one, and
+    before the first has started.
     """
 
     verdicts: Mapping[Verdict, int]
     graded: int
     stopped: Mapping[str, int]
     cpu_seconds: float
+    peak_mb: float
+    unconfined: str
 
 
 class VerifierPool:
@@ -86,6 +92,8 @@ class VerifierPool:
         self._stopped: Counter[str] = Counter()
         self._graded = 0
         self._cpu_seconds = 0.0
+        self._peak_mb = 0.0
+        self._unconfined = ""
 
     def __enter__(self) -> VerifierPool:
         return self
@@ -106,7 +114,7 @@ class VerifierPool:
         answers = [final_answer(text) for text in texts]
         decided = [self._decide(gold, answer) for gold, answer in zip(golds, answers, strict=True)]
         try:
-            verdicts = [item.result() if isinstance(item, Future) else item for item in decided]
+            verdicts = [processes.patiently(item) if isinstance(item, Future) else item for item in decided]
         except CancelledError as error:
             raise RuntimeError("the verifier pool was closed while it was scoring") from error
         with self._lock:
@@ -120,7 +128,8 @@ class VerifierPool:
         """A snapshot of the counts so far."""
         with self._lock:
             counts = {verdict: self._counts[verdict] for verdict in Verdict}
-            return PoolStats(counts, self._graded, dict(self._stopped), self._cpu_seconds)
+            used = (self._cpu_seconds, self._peak_mb)
+            return PoolStats(counts, self._graded, dict(self._stopped), *used, self._unconfined)
 
     def close(self) -> None:
         """End all workers, also those at work. Waits until they are gone; safe to call twice."""
@@ -177,6 +186,8 @@ class VerifierPool:
                 return self._stop_reason("wall", 0.0)
             else:
                 self._give_back(child)
+                with self._lock:
+                    self._peak_mb = max(self._peak_mb, reply["peak_mb"])
                 if reply["stopped"] is None:
                     with self._lock:
                         self._cpu_seconds += reply["cpu_seconds"]
@@ -200,6 +211,7 @@ class VerifierPool:
         if child is None:
             child = Child(*self._limits)  # seconds: not under the lock
             with self._lock:
+                self._unconfined = child.unconfined
                 if not self._closed:
                     self._running.add(child)
                     return child

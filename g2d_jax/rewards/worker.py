@@ -3,11 +3,13 @@
 The worker imports math-verify once and then forks one child per answer, so that nothing an answer does to the
 interpreter (caches, memory, crashes) reaches the next one, and a killed child costs milliseconds. The child's limits
 are the kernel's: CPU seconds by ITIMER_PROF with the default action, memory by RLIMIT_AS. A verdict therefore depends
-on the work an answer makes and not on how busy the machine is. The child can say nothing but its exit status.
+on the work an answer makes and not on how busy the machine is. The child can say nothing but its exit status, and on
+Linux neither reach the network, start a program, change a file nor touch another process (sandbox.py).
 
 Frames (frames.py) on stdin and stdout.
-Ready: {"ready": true}. Request: {"gold": text, "answer": text}.
-Reply: {"verdict": Verdict, "stopped": null | "cpu" | "memory" | "crash", "cpu_seconds": float}.
+Ready: {"ready": true, "unconfined": text}, the text being why there is no sandbox, "" with one.
+Request: {"gold": text, "answer": text}.
+Reply: {"verdict": Verdict, "stopped": null | "cpu" | "memory" | "crash", "cpu_seconds": float, "peak_mb": float}.
 End of file on stdin ends the worker, so it does not outlive its parent. JAX is never imported.
 """
 
@@ -23,6 +25,7 @@ import sys
 from typing import Any, NoReturn
 
 from g2d_jax.records import Verdict
+from g2d_jax.rewards import sandbox
 from g2d_jax.rewards.frames import read_frame, write_frame
 from g2d_jax.rewards.verify import grade
 
@@ -62,17 +65,28 @@ def main() -> None:
         grade(gold, answer)
     gc.freeze()
     signal.signal(signal.SIGTERM, _raise_stop)
-    write_frame(replies, {"ready": True})
-    _to_devnull(2)
+    child_filter, unconfined = _confine()
+    write_frame(replies, {"ready": True, "unconfined": unconfined})
+    os.dup2(1, 2)  # what went wrong before this point is shown
     while (request := read_frame(0)) is not None:
-        reply = _grade_in_child(request["gold"], request["answer"], options.cpu_seconds, options.memory_mb)
-        write_frame(replies, reply)
+        limits = (options.cpu_seconds, options.memory_mb, child_filter)
+        write_frame(replies, _grade_in_child(request["gold"], request["answer"], *limits))
 
 
-def _grade_in_child(gold: str, answer: str, cpu_seconds: float, memory_mb: int) -> dict[str, Any]:
+def _confine() -> tuple[sandbox.Filter | None, str]:
+    """Enter the sandbox: the filter of the children and "", or None and why there is no sandbox."""
+    try:
+        return sandbox.confine(), ""
+    except OSError as error:
+        return None, error.strerror or str(error)
+
+
+def _grade_in_child(
+    gold: str, answer: str, cpu_seconds: float, memory_mb: int, child_filter: sandbox.Filter | None = None
+) -> dict[str, Any]:
     child = os.fork()
     if child == 0:
-        _run_child(gold, answer, cpu_seconds, memory_mb)
+        _run_child(gold, answer, cpu_seconds, memory_mb, child_filter)
     try:
         _, status, usage = os.wait4(child, 0)
     except _Stop:
@@ -84,16 +98,22 @@ def _grade_in_child(gold: str, answer: str, cpu_seconds: float, memory_mb: int) 
     stopped = None
     if verdict is Verdict.TIMEOUT:
         stopped = {-signal.SIGPROF: "cpu", _OUT_OF_MEMORY: "memory"}.get(code, "crash")
-    return {"verdict": verdict.value, "stopped": stopped, "cpu_seconds": usage.ru_utime + usage.ru_stime}
+    peak_mb = usage.ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)  # bytes there, else KiB
+    seconds = usage.ru_utime + usage.ru_stime
+    return {"verdict": verdict.value, "stopped": stopped, "cpu_seconds": seconds, "peak_mb": peak_mb}
 
 
-def _run_child(gold: str, answer: str, cpu_seconds: float, memory_mb: int) -> NoReturn:
+def _run_child(
+    gold: str, answer: str, cpu_seconds: float, memory_mb: int, child_filter: sandbox.Filter | None
+) -> NoReturn:
     """Grade one answer under limits and leave with its exit status. No exception gets past this point."""
     status = 1
     try:
-        _to_devnull(0)
-        _to_devnull(1)
+        _to_devnull(0, os.O_RDONLY)
+        os.closerange(3, 1024)  # the pipe of the replies
         _limit(cpu_seconds, memory_mb)
+        if child_filter is not None:
+            child_filter.install()
         status = _EXIT_STATUS[grade(gold, answer)]
     except RecursionError:  # nested too deeply to be read
         status = _EXIT_STATUS[Verdict.INCORRECT]
@@ -120,8 +140,8 @@ def _raise_stop(signum: int, frame: object) -> None:
     raise _Stop
 
 
-def _to_devnull(fd: int) -> None:
-    devnull = os.open(os.devnull, os.O_RDWR)
+def _to_devnull(fd: int, flags: int = os.O_RDWR) -> None:
+    devnull = os.open(os.devnull, flags)
     os.dup2(devnull, fd)
     os.close(devnull)
 

@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 
 from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
+from g2d_jax import processes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, unstack
 from g2d_jax.records import Request, Rollout
@@ -154,6 +155,8 @@ class _Session:
     def run(self) -> Iterator[Rollout]:
         """Refill, decode a chunk, harvest, until nothing is left."""
         while True:
+            processes.check_stop()
+            processes.mark(f"sampling {self.purpose}")
             started = time.perf_counter()
             self._refill()
             if not any(self.rows):

@@ -33,6 +33,10 @@ def external_groups(context: Context, path: str, journal: epath.Path) -> tuple[l
         processes.once(lambda: write_rollouts(journal, scored))
     groups: dict[str, list[ScoredRollout]] = {}
     for row in read_rollouts(journal):
+        if row.rollout.problem_id not in problems:
+            raise ValueError(
+                f"{path} has changed since {journal} was made of it: restore it, or choose another --workdir"
+            )
         groups.setdefault(row.rollout.problem_id, []).append(row)
     return [(problems[identifier], 0) for identifier in groups], list(groups.values())
 
@@ -84,10 +88,10 @@ def _reward(values: Mapping[str, Any]) -> tuple[float | None, bool]:
         return None, True
     try:
         number = float(reward)
-    except (TypeError, ValueError) as error:
-        raise BrokenRow(f"its reward {reward!r} is not a number or null") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BrokenRow(f"its reward {reward!r:.100} is not a number or null") from error
     if not np.isfinite(number):
-        raise BrokenRow(f"its reward {reward!r} is not finite")
+        raise BrokenRow(f"its reward {reward!r:.100} is not finite")
     return number, True
 
 

@@ -77,7 +77,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
             probe()
             training.checkpoint_if_due()
         training.flush()
-        counts = {"pairs": len(pairs), "steps": steps, "unused": unused}
+        counts = {"pairs": len(pairs), "steps": steps, "unused": unused, **training.skips.manifest()}
         fields = {**training.tally.manifest(), "counts": counts, **dynamics.evidence(training)}
         if not stage.diagnose:
             return fields
@@ -198,10 +198,11 @@ def score_pairs(
     context: Context, params: Decoder, pairs: list[Preference], row_length: int, tally: Tally
 ) -> np.ndarray:
     """Summed log-probabilities of both sides under a policy, float32 [pairs, 2]."""
-    found = [
-        _score(context, params, pairs[first : first + SCORED_AT_ONCE], row_length, tally)
-        for first in range(0, len(pairs), SCORED_AT_ONCE)
-    ]
+    found = []
+    for first in range(0, len(pairs), SCORED_AT_ONCE):
+        processes.check_stop_together()
+        processes.mark(f"scoring pairs from {first}")
+        found.append(_score(context, params, pairs[first : first + SCORED_AT_ONCE], row_length, tally))
     return np.concatenate(found)
 
 

@@ -64,7 +64,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         training.flush()
         return {
             **training.tally.manifest(),
-            "counts": {"steps": training.step, **supply.census()},
+            "counts": {"steps": training.step, **supply.census(), **training.skips.manifest()},
             "at": training.facts["at"],
             "generation": supply.generation(),
             **ending.evidence(training),

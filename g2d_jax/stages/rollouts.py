@@ -16,6 +16,7 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import attended, forward_flops
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, ScoredRollout, Verdict
 from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.sick import check_rollouts
 from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
 
 Draws = list[tuple[Problem, int]]
@@ -190,9 +191,9 @@ def _rows(
     """
     mine = draws[processes.index() :: processes.count()]
     with processes.together():
-        processes.mark(f"sampling {policy}")
         started = time.perf_counter()
         rollouts = _generate(context, view, mine, params, num_generations, purpose)
+        check_rollouts(rollouts, policy)
         sampling = time.perf_counter() - started
         processes.mark(f"scoring {policy}")
         texts = [safe_text(context.tokenizer.decode(rollout.token_ids)) for rollout in rollouts]

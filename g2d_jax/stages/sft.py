@@ -39,7 +39,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
                 training.update(batch(context, [demonstrations[index] for index, _ in drawn]), {})
             training.checkpoint_if_due()
         training.flush()
-        return {**training.tally.manifest(), "counts": counts}
+        return {**training.tally.manifest(), "counts": {**counts, **training.skips.manifest()}}
 
 
 def examples(context: Context, stage: ConfigDict) -> tuple[list[Example], dict[str, int]]:

@@ -154,6 +154,7 @@ class Supply:
         share = {"generation/share": self._sampling / (now - self._mark)} if self._mark else {}
         metrics = self._draw(interval)
         for number in interval.numbers:
+            processes.check_stop_together()
             self._score(number)
         if interval.start + interval.updates == self.stage.steps:
             self.reference = None  # it was needed for the last time

@@ -264,11 +264,11 @@ def newest(
         aside = processes.once(lambda step=step: there.set_aside(step))  # type: ignore[misc]
         before = processes.once(there.latest)
         then = "from the start of the stage" if before is None else f"from step {before}, the checkpoint before it"
+        why = wrong.partition(" is damaged: ")[2].partition(". Delete")[0]
         say(
-            f"WARNING: {name}: the checkpoint of step {step} is damaged and is not used: "
-            f"{wrong.partition('. Delete')[0]}. It {f'was moved to {aside}' if aside else 'was deleted'}. Continuing "
-            f"{then}; the steps since then are done again. Damage like this comes from a failing disk, or from a file "
-            "changed by hand: look into it"
+            f"WARNING: {name}: the checkpoint of step {step} is damaged and is not used: {why}. It "
+            f"{f'was moved to {aside}' if aside else 'was deleted'}. Continuing {then}; the steps since then are done "
+            "again. Damage like this comes from a failing disk, or from a file changed by hand: look into it"
         )
     return None
 

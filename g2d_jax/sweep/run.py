@@ -8,7 +8,8 @@
       NAME.html, NAME.md, NAME.csv   what the study measured, written when a process ends
 
 Several processes, on one machine or on several that share the directory, may run the same command: each takes the next
-node that is free. Nodes are locked by the file system (`flock`, which network file systems pass on or not: see theirs).
+node that is free. Nodes are locked as `locks.py` says: by the file system (`flock`, which network file systems pass on
+or not: see theirs), on an object store by leases; there each process compiles for itself.
 The command may be given again with more points, and other studies may use the directory: what is there is used.
 """
 
@@ -49,10 +50,6 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     """
     if jax.process_count() > 1:
         raise ValueError("a study of several processes: start each by itself, they share the work by the directory")
-    if not storage.is_local(workdir):
-        raise ValueError(
-            f"{workdir}: a study needs a directory that a file system can lock; use a local or network disk"
-        )
     root = absolute(workdir)
     graph = build(points(config), _asked(root))
     _claim(config, graph, root)
@@ -124,8 +121,8 @@ def _claim(config: ConfigDict, graph: Graph, root: epath.Path) -> None:
 
 @contextmanager
 def _compilation_cache(root: epath.Path) -> Iterator[None]:
-    """Compile each program once for the whole study, unless the user has a cache already."""
-    if getattr(jax.config, CACHE) is not None:
+    """Compile each program once for the whole study on a file system, unless the user has a cache already."""
+    if getattr(jax.config, CACHE) is not None or not storage.is_local(root):
         yield
         return
     jax.config.update(CACHE, os.fspath(root / "compiled"))

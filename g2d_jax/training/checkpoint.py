@@ -8,21 +8,35 @@ The files do not depend on the mesh, on the number of devices or on the Python c
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from g2d_jax import storage
+from g2d_jax.training.staging import Staged, is_staged
 
 Tree = TypeVar("Tree")
 
 HOST = "host"
+
+_FILES_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_MISREAD = (ValueError, LookupError, TypeError, AttributeError, NotImplementedError, EOFError, AssertionError)
+"""What parsing changed or cut files raises, in Orbax, TensorStore and json; Orbax also raises a bare Exception."""
+_PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED")
+_REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED")
+_SYSTEM = ("EIO", "ENOMEM", "EACCES", "EPERM", "ESTALE", "ETIMEDOUT", "EMFILE", "ENFILE", "ENETDOWN", "EHOSTUNREACH")
+"""TensorStore raises ValueError for these too: a status in front, or the system's words for an error number."""
 
 
 class DamagedCheckpoint(ValueError):
@@ -42,6 +56,7 @@ class Checkpoints:
             raise ValueError(f"checkpoint.keep must be at least 1, got {keep}")
         self.folder = epath.Path(folder)
         self._keep, self._pinned = keep, frozenset(pinned)
+        self._staged = Staged(self.folder, keep, self._pinned) if is_staged(self.folder) else None
         self._manager: ocp.CheckpointManager | None = None  # made by the first save: it creates and cleans the folder
 
     def save(self, step: int, state: Mapping[str, Any], host: Mapping[str, Any]) -> None:
@@ -62,7 +77,10 @@ class Checkpoints:
         }
         items: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         items[HOST] = ocp.args.JsonSave({**record, "fingerprint": storage.fingerprint(record)})
-        self._open().save(step, args=ocp.args.Composite(**items), force=True)
+        if self._staged is not None:
+            self._staged.save(step, ocp.args.Composite(**items))
+        else:
+            self._open().save(step, args=ocp.args.Composite(**items), force=True)
 
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
@@ -76,6 +94,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps of all complete checkpoints on disk, ascending; a save still under way is not among them."""
+        if self._staged is not None:
+            return self._staged.steps()
         if not self.folder.exists():
             return []
         return sorted(ocp.utils.checkpoint_steps(self.folder))
@@ -86,11 +106,15 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Return when the save under way, if any, is complete. Raises what made it fail."""
+        if self._staged is not None:
+            self._staged.wait()
         if self._manager is not None:
             self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait, and end the background threads. Raises what made the last save fail."""
+        if self._staged is not None:
+            self._staged.close()
         manager, self._manager = self._manager, None
         if manager is not None:
             manager.close()
@@ -109,31 +133,79 @@ class Checkpoints:
         like: name -> tree with a jax.ShapeDtypeStruct that has a sharding (see `placed`), or an array, for every
         array; the mesh may differ from the one that saved. The result has the same tree types.
         Raises FileNotFoundError for a step that is not there; ValueError when names, shapes or dtypes differ from
-        `like`; DamagedCheckpoint when files are cut off or changed.
+        `like`; DamagedCheckpoint when files are missing, cut off or changed; OSError when they cannot be read now.
         """
-        folder = self.folder / str(step)
         if step not in self.steps():
             raise FileNotFoundError(f"no checkpoint of step {step} in {self.folder}; there are {self.steps()}")
         wanted = {name: flatten(tree) for name, tree in like.items()}
-        self._compare(folder, wanted)
-        with _Reading(self, step):
-            values, host = _read(folder, wanted)
+        with self._readable(step, [*wanted, HOST]) as folder:
+            with _Reading(self, step):
+                record = _read_host(folder)
+            self._compare(folder, wanted, record["checksums"])
+            with _Reading(self, step):
+                values = _read(folder, wanted, record["checksums"])
         trees = {name: jax.tree.unflatten(jax.tree.structure(like[name]), values[name].values()) for name in like}
-        return trees, host
+        return trees, record["content"]
+
+    def _readable(self, step: int, names: Collection[str] | None = None) -> AbstractContextManager[epath.Path]:
+        """Where Orbax can read a step, or only these items of it."""
+        if self._staged is not None:
+            return self._staged.fetched(step, names)
+        return nullcontext(self.folder / str(step))
 
     def restore_params(self, step: int, like: Tree) -> Tree:
         """The tree "params" alone, for the next stage; neither optimiser nor reference are read. See `restore`."""
         return self.restore(step, {"params": like})[0]["params"]
 
-    def _compare(self, folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
-        """Raise ValueError for the first array that is not saved as wanted."""
+    def damage(self, step: int, part: int = 0, parts: int = 1) -> str:
+        """What is wrong with the files of a checkpoint, "" if nothing: for a process on its own, without any device.
+
+        Arrays are read whole, one after the other, into host memory: of `parts` shares this process's. Raises OSError
+        when files cannot be read now.
+        """
+        try:
+            with self._readable(step) as folder, _Reading(self, step):
+                saved = _read_host(folder)["checksums"]
+                keys = [(name, key) for name in sorted(saved) for key in sorted(saved[name])]
+                for name, key in keys[part::parts]:
+                    if host_checksum(_read_alone(folder / name, key)) != saved[name][key]:
+                        raise ValueError(f"{name}.{key} does not have the checksum it was saved with")
+        except DamagedCheckpoint as error:
+            return str(error)
+        return ""
+
+    def set_aside(self, step: int) -> str:
+        """Take a damaged checkpoint out of the way; returns where it is now, "" if nowhere.
+
+        A local one is moved beside the folder, to damaged/step-N, and never deleted. On an object store, where a move
+        is a copy of every file, it is deleted. One process calls it. Raises OSError.
+        """
+        folder = self.folder / str(step)
+        if not storage.is_local(folder):
+            with storage.naming("delete", folder):
+                folder.rmtree()
+            return ""
+        aside = self.folder.parent / "damaged"
+        names = (f"step-{step:06d}{f'-{again}' if again else ''}" for again in itertools.count())
+        target = next(aside / name for name in names if not (aside / name).exists())
+        with storage.naming("move", folder):
+            aside.mkdir(parents=True, exist_ok=True)
+            folder.rename(target)
+        return str(target)
+
+    def _compare(
+        self, folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Mapping[str, Mapping[str, int]]
+    ) -> None:
+        """Raise ValueError for the first array that is not saved as wanted. saved: the checksums of what was."""
         for name, arrays in wanted.items():
-            if not (folder / name).exists():
+            if name not in saved:
                 raise ValueError(f"checkpoint {folder} has no {name!r}")
             with _Reading(self, int(folder.name)):
-                saved = ocp.StandardCheckpointHandler().metadata(folder / name).tree
-            for key in sorted({*arrays, *saved}):
-                _compare_array(folder, f"{name}.{key}", saved.get(key), arrays.get(key))
+                found = ocp.StandardCheckpointHandler().metadata(folder / name).tree
+                if found.keys() != saved[name].keys():
+                    raise ValueError(f"{name} does not list the arrays it was saved with")
+            for key in sorted({*arrays, *found}):
+                _compare_array(folder, f"{name}.{key}", found.get(key), arrays.get(key))
 
 
 class _Reading:
@@ -146,31 +218,67 @@ class _Reading:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if not isinstance(error, Exception) or isinstance(error, jax.errors.JaxRuntimeError | PermissionError):
+        if not isinstance(error, Exception):
             return
-        older = [step for step in self._checkpoints.steps() if step < self._step]
-        advice = f"continue from step {older[-1]}" if older else "start the stage again"
         folder = self._checkpoints.folder / str(self._step)
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise DamagedCheckpoint(
-            f"checkpoint {folder} is damaged: {reason:.300}. Delete that folder to {advice}."
-        ) from error
+        if not is_damage(error):
+            if isinstance(error, ValueError):  # TensorStore's word for what is an OSError elsewhere
+                raise OSError(f"cannot read checkpoint {folder} now: {reason:.300}") from error
+            return
+        raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {reason:.300}. {self._advice(folder)}") from error
+
+    def _advice(self, folder: epath.Path) -> str:
+        older = [step for step in self._checkpoints.steps() if step < self._step]
+        then = f"continue from step {older[-1]}" if older else "start the stage again"
+        manifest = folder.parent.parent / storage.MANIFEST
+        also = f", and {manifest}" if manifest.exists() else ""  # a stage with a manifest is not run again
+        return f"Delete that folder{also} to {then}."
 
 
-def _read(folder: epath.Path, wanted: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Arrays by tree and name, and the host's JSON, checked. Raises anything."""
-    items: dict[str, Any] = {name: ocp.args.StandardRestore(arrays) for name, arrays in wanted.items()}
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-        restored = reader.restore(folder, args=ocp.args.Composite(**items, **{HOST: ocp.args.JsonRestore()}))
-    record = {key: restored[HOST][key] for key in ("content", "checksums")}
-    if storage.fingerprint(record) != restored[HOST]["fingerprint"]:
+def is_damage(error: Exception) -> bool:
+    """Whether an error of reading a checkpoint tells of missing or changed files, not of a system that fails now."""
+    if isinstance(error, OSError):
+        return isinstance(error, _FILES_GONE)
+    if not isinstance(error, _MISREAD) and type(error) is not Exception:
+        return False
+    text = str(error)
+    system = (os.strerror(getattr(errno, name)) for name in _SYSTEM)
+    return not text.startswith((*_PASSING, *_REFUSED)) and not any(f": {words}" in text for words in system)
+
+
+def _read_host(folder: epath.Path) -> dict[str, Any]:
+    """The host's JSON "content" and the "checksums" of the arrays by tree and name, checked. Raises anything."""
+    restored = ocp.JsonCheckpointHandler().restore(folder / HOST)
+    record = {key: restored[key] for key in ("content", "checksums")}
+    if storage.fingerprint(record) != restored["fingerprint"]:
         raise ValueError(f"{HOST} does not have the fingerprint it was saved with")
+    return record
+
+
+def _read(
+    folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[str, Any]]:
+    """Arrays by tree and name, checked against the checksums in `saved`. Raises anything."""
+    items: dict[str, Any] = {name: ocp.args.StandardRestore(arrays) for name, arrays in wanted.items()}
+    if not items:
+        return {}
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+        restored = reader.restore(folder, args=ocp.args.Composite(**items))
     values = {name: {key: restored[name][key] for key in arrays} for name, arrays in wanted.items()}
     for name, arrays in values.items():
         for key, number in checksums(arrays).items():
-            if number != record["checksums"][name][key]:
+            if number != saved[name][key]:
                 raise ValueError(f"{name}.{key} does not have the checksum it was saved with")
-    return values, record["content"]
+    return values
+
+
+def _read_alone(folder: epath.Path, key: str) -> np.ndarray:
+    """One array of a tree, whole, without the other processes. Raises anything."""
+    how = {key: ocp.RestoreArgs(restore_type=np.ndarray)}
+    args = ocp.args.PyTreeRestore(item={key: 0}, restore_args=how, partial_restore=True)
+    array: np.ndarray = ocp.PyTreeCheckpointHandler().restore(folder, args=args)[key]
+    return array
 
 
 def _compare_array(folder: epath.Path, name: str, saved: Any, wanted: Any) -> None:
@@ -210,6 +318,18 @@ def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
         jax.block_until_ready(array)  # one program at a time: simulated CPU devices may deadlock with two in flight
         numbers[key] = int(_checksum(array))
     return numbers
+
+
+def host_checksum(array: np.ndarray) -> int:
+    """The number that `checksums` gives an array, of one in host memory."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    bits = flat.view(f"uint{8 * array.dtype.itemsize}")
+    total = 0
+    for first in range(0, bits.size, 1 << 22):
+        part = bits[first : first + (1 << 22)].astype(np.uint32)
+        weights = np.arange(first, first + part.size).astype(np.uint32) * np.uint32(2) + np.uint32(1)
+        total += int(np.sum(part * weights, dtype=np.uint32))
+    return total % (1 << 32)
 
 
 @jax.jit  # compiled once for every shape: parameters and both of Adam's moments share it

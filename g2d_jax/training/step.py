@@ -70,18 +70,23 @@ def make_train_step(
 ) -> Callable[[TrainState, Arrays, jax.Array], tuple[TrainState, dict[str, jax.Array]]]:
     """step(state, arrays [N, R, …], count) -> (state, metrics); state is donated.
 
-    Only the first `count` micro-batches are run. metrics: the objective's sums, loss and grad_norm (before clipping),
-    float32 scalars on the device; fetch them a step late so that the device never waits.
+    Only the first `count` micro-batches are run. metrics: the objective's sums, loss, grad_norm (before clipping) and
+    skipped, float32 scalars on the device; fetch them a step late so that the device never waits.
+    skipped: 1 where loss or grad_norm is not finite. The state then stays as it was, bit for bit; the count of updates
+    too, so that the schedule does not move on.
     """
     where = state_shardings(config, optimizer, mesh)
 
     def step(state: TrainState, arrays: Arrays, count: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         grads, loss, sums = accumulate(objective, state.params, arrays, count)
         grads = jax.lax.with_sharding_constraint(grads, where.params)
+        norm = optax.tree.norm(grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = {**sums, "loss": loss, "grad_norm": optax.tree.norm(grads)}
-        return TrainState(params, opt_state), metrics
+        moved = TrainState(optax.apply_updates(state.params, updates), opt_state)
+        sound = jnp.isfinite(loss) & jnp.isfinite(norm)
+        # Chosen element by element, in the loops that write the new state anyway: no second copy of the state.
+        kept = jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, state)
+        return kept, {**sums, "loss": loss, "grad_norm": norm, "skipped": (~sound).astype(jnp.float32)}
 
     return jax.jit(step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))
 

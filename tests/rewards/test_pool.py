@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 from g2d_jax.records import Score, Verdict
 from g2d_jax.rewards.pool import VerifierPool
 
+ANSWERS = Path(__file__).with_name("answers.jsonl")
 GOLDS = ["x+1", r"\frac{\sqrt{2}}{2}", "5", "5", "7"]
 TEXTS = [r"\boxed{1+x}", r"\boxed{\frac{1}{\sqrt{2}}}", "no idea", r"\boxed{y}", r"\boxed{7}"]
 EXPECTED = [Verdict.CORRECT, Verdict.CORRECT, Verdict.NO_ANSWER, Verdict.INCORRECT, Verdict.CORRECT]
@@ -75,6 +78,44 @@ def test_a_hundred_bombs_leave_the_next_answer_unharmed() -> None:
     assert stats.graded == 101
     assert stats.verdicts[Verdict.TIMEOUT] == 100
     assert stats.cpu_seconds > 5.0
+
+
+def bomb_answers() -> list[str]:
+    """Twenty different ones: towers, factorials, sums, expansions, long integers and words, deep nesting."""
+    kinds = (
+        "10^{{10^{{{0}}}}}",
+        "9^{{9^{{9^{{{0}}}}}}}",
+        "({0}00000000)!",
+        r"\binom{{10^{{{0}}}}}{{10^{{8}}}}",
+        r"\prod_{{k=1}}^{{50000000}} (k+{0})",
+        "(a+b+c+d+e+f+g)^{{9{0}}}",
+        r"\int_0^{{{0}}} \sin(x^x)^{{x^x}} dx",
+    )
+    towers = [kind.format(n) for kind in kinds for n in (10, 11)]
+    nested = ["(" * 4000 + "3" + ")" * 4000, r"\sqrt{" * 1200 + "3" + "}" * 1200, r"\frac{1}{1+" * 60 + "x" + "}" * 60]
+    return [*towers, *nested, "x^{" * 60 + "x" + "}" * 60, "7" * 9000, "z" * 9000]
+
+
+def test_every_verdict_arrives_among_bombs() -> None:
+    cases = [
+        case
+        for case in map(json.loads, ANSWERS.read_text("utf-8").splitlines())
+        if case["category"] != "adversarial" and case["id"] != "natural_log"
+    ]
+    ordinary = [(case["gold"], case["response"], case["expected"]) for case in (cases * 3)[:380]]
+    hostile = [("2", rf"\boxed{{{answer}}}", False) for answer in bomb_answers()]
+    mixed = ordinary + hostile
+    random.Random(0).shuffle(mixed)
+    with VerifierPool(workers=2, cpu_seconds=0.5, memory_mb=1024) as pool:
+        scores = pool.score([gold for gold, _, _ in mixed], [text for _, text, _ in mixed])
+        stats = pool.stats()
+    assert len(hostile) == 20 and len(scores) == 400 == sum(stats.verdicts.values())
+    right = [(score.verdict is Verdict.CORRECT) == known for score, (*_, known) in zip(scores, mixed, strict=True)]
+    assert [case for case, known in zip(mixed, right, strict=True) if not known] == []
+    given_up = [text for score, (_, text, _) in zip(scores, mixed, strict=True) if score.verdict is Verdict.TIMEOUT]
+    assert 5 <= len(given_up) == sum(stats.stopped.values())
+    assert {*given_up} <= {text for _, text, _ in hostile}
+    assert 0 < stats.peak_mb < 1024
 
 
 def test_identical_pairs_are_graded_once() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from g2d_jax.rewards.child import _environment
+from g2d_jax.rewards.child import Child, _environment
 from g2d_jax.rewards.frames import HEADER, encode_frame
 
 
@@ -31,6 +33,25 @@ def test_the_environment_is_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(environment) == {
         "PATH", "LANG", "PYTHONHASHSEED", "PYTHONPATH", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
     }  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_a_running_worker_has_nothing_of_its_parents(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_TOKEN", "sentinel-hf-token")
+    held = os.open(tmp_path, os.O_RDONLY)
+    os.set_inheritable(held, True)
+    child = Child(1.0, 1024)
+    try:
+        process = Path(f"/proc/{child.pid}")
+        assert child.ask("x+1", "1+x", 60.0)["verdict"] == "correct"
+        assert b"sentinel-hf-token" not in (process / "environ").read_bytes()
+        files = {os.readlink(link) for link in (process / "fd").iterdir()}
+        assert {name.partition(":")[0] for name in files} == {"pipe", "/dev/null"}
+        status = dict(line.split(":\t") for line in (process / "status").read_text().splitlines() if ":\t" in line)
+        assert child.unconfined == "" and status["Seccomp"] == "2" and status["NoNewPrivs"] == "1"
+    finally:
+        child.stop()
+        os.close(held)
 
 
 @pytest.mark.parametrize(
@@ -72,5 +93,5 @@ def test_serves_until_its_input_ends() -> None:
         (length,) = HEADER.unpack(output[:4])
         replies.append(json.loads(output[4 : 4 + length]))
         output = output[4 + length :]
-    assert replies[0] == {"ready": True}
+    assert replies[0].keys() == {"ready", "unconfined"}
     assert [reply["verdict"] for reply in replies[1:]] == ["correct", "unscorable"]

@@ -1,5 +1,6 @@
 """Stages in this process, on one device, each from the policies of runs made here."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,8 @@ from g2d_jax.resolve import resolve
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.stages.context import Context
 from g2d_jax.tracking import Tracker
+
+sys.path.append(str(Path(__file__).parent))  # for the helpers beside this file
 
 
 def even(completions: list[str], **columns: Any) -> list[float]:

@@ -249,3 +249,55 @@ def test_the_scorer_on_a_mesh_equals_one_device(model):
         for ours, theirs in responses:
             for a, b in zip(ours, theirs, strict=True):
                 np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def poisoned(kind: str) -> Packed:
+    """A batch whose loss is NaN, infinite, or finite with an infinite gradient."""
+    batch = packed(2)
+    at = np.argwhere(batch.arrays["weight"][: batch.count] != 0)[0]
+    batch.arrays["weight"][tuple(at)] = {"NaN": np.nan, "infinite": np.inf, "gradient": 1e38}[kind]
+    return batch
+
+
+def test_an_update_that_is_not_finite_changes_nothing(model):
+    """Nor does it when others come before and after: they are the same as without it, schedule included."""
+    optimizer, _ = make_optimizer(1e-2, total_steps=10, schedule="linear", warmup_steps=2, weight_decay=0.1)
+    step = make_train_step(objectives.sft(Compute(ONE)), optimizer, CONFIG, ONE)
+    good, *bad = (put_batch(b, ONE) for b in (packed(2), *map(poisoned, ("NaN", "infinite", "gradient"))))
+    states, seen = [], []
+    for batches in ([good, good], [bad[0], good, bad[1], bad[2], good]):
+        state = fresh_state(model, optimizer, ONE)
+        for batch in batches:
+            before = jax.device_get(state)
+            state, metrics = step(state, *batch)
+            seen.append([np.isfinite(metrics["loss"]), np.isfinite(metrics["grad_norm"]), metrics["skipped"] == 1])
+            if batch is not good:
+                jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)
+        states.append(jax.device_get(state))
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    fine, nothing = [True, True, False], [False, False, True]
+    assert np.array_equal(seen, [fine, fine, nothing, fine, nothing, [True, False, True], fine])
+
+
+def test_a_finite_update_is_the_one_without_the_check(model):
+    """Bit for bit, and in as much memory but for some scalars: there is no second copy of the state, nor of a part."""
+    optimizer, _ = make_optimizer(1e-2, total_steps=10, weight_decay=0.1)
+    objective = objectives.sft(Compute(ONE))
+
+    def unchecked(state, arrays, count):
+        grads, _, _ = accumulate(objective, state.params, arrays, count)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        return type(state)(optax.apply_updates(state.params, updates), opt_state), optax.tree.norm(grads)
+
+    batch = put_batch(packed(2), ONE)
+    found = []
+    for step in (jax.jit(unchecked, donate_argnums=0), make_train_step(objective, optimizer, CONFIG, ONE)):
+        state = fresh_state(model, optimizer, ONE)
+        compiled = step.lower(state, *batch).compile()
+        for _ in range(3):
+            state, _ = compiled(state, *batch)
+        memory = compiled.memory_analysis()
+        found.append((jax.device_get(state), memory.temp_size_in_bytes, memory.alias_size_in_bytes))
+    jax.tree.map(np.testing.assert_array_equal, found[0][0], found[1][0])
+    assert found[1][1] - found[0][1] < sum(x.nbytes for x in jax.tree.leaves(model)) / 20
+    assert found[1][2] == found[0][2] > 0  # all of it is donated

@@ -1,0 +1,83 @@
+"""A chat template tried out in a process of its own, so that one that never ends shows before a run and not in it.
+
+Templates come with the weights and are untrusted. Jinja's sandbox keeps them from everything but time and memory:
+`{{ 9**(9**9) }}`, nested loops, a text doubled again and again. What a template does on one text alone is not seen
+here; a run that hangs in it is ended by `faults.hang_timeout`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+CPU_SECONDS = 5
+MEMORY_MB = 1024
+_TOO_MUCH = 3  # exit status; a signal is another way to end for it
+_INHERITED = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TMPDIR", "HOME")
+
+
+def rehearse(source: str, conversations: Sequence[Sequence[Mapping[str, str]]], variables: Mapping[str, Any]) -> None:
+    """Run a template on conversations, each with and without a generation prompt, and throw away what it writes.
+
+    variables: what it is given beside the messages, such as the special tokens. What it raises is not told: the caller
+    runs it next. Raises ValueError when it takes more than CPU_SECONDS or MEMORY_MB.
+    """
+    job = json.dumps(
+        {
+            "source": source,
+            "conversations": conversations,
+            "variables": dict(variables),
+            "seconds": CPU_SECONDS,
+            "bytes": MEMORY_MB * 2**20,
+        },
+        default=str,
+    )
+    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | {"HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-P", __file__]  # -P: this folder's names must not hide other packages
+    done = subprocess.run(command, input=job.encode(), capture_output=True, env=environment)
+    if done.returncode == _TOO_MUCH or done.returncode < 0:
+        raise ValueError(
+            f"the chat template does not end within {CPU_SECONDS} seconds of processor time and {MEMORY_MB} MB: "
+            "replace it, or set chat=False to do without it"
+        )
+    if done.returncode:
+        raise ValueError(f"the chat template could not be tried out: {done.stderr.decode(errors='replace')[-500:]}")
+
+
+def _main() -> int:
+    import resource
+    from pathlib import Path
+
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    job = json.loads(sys.stdin.buffer.read())
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    seconds = int(used) + 1 + job["seconds"]
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    status = Path("/proc/self/statm")
+    if status.exists():
+        pages = int(status.read_text().split()[0])
+        limit = pages * resource.getpagesize() + job["bytes"]
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    for conversation in job["conversations"]:
+        for generation in (False, True):
+            try:
+                render_jinja_template(
+                    conversations=[conversation],
+                    chat_template=job["source"],
+                    add_generation_prompt=generation,
+                    **job["variables"],
+                )
+            except MemoryError:
+                return _TOO_MUCH
+            except Exception:  # the caller meets it too, and says what to do
+                continue
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

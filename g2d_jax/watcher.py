@@ -1,0 +1,235 @@
+"""What keeps several processes from waiting for ever: signs of life, and one end for all.
+
+SIGTERM of one ─► told to all ─► Preempted where the run can be continued
+no sign of life, or no progress anywhere ─► every process ends by itself, with a message that names the host
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+from g2d_jax import processes
+
+_PAUSE = 1.0  # seconds between two signs of life
+
+
+def _prefix() -> str:
+    return f"{processes.PREFIX}/{processes.state.run}"
+
+
+@contextlib.contextmanager
+def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
+    """See to it that no process waits for ever, and that SIGTERM of one stops all where they can be continued.
+
+    A peer that gives no sign of life for peer_timeout seconds is lost; when no process has got any further for
+    hang_timeout seconds they hang. Either ends this process with RESTART, and a message that names the host. An error
+    that leaves the block ends the others within seconds.
+    """
+    processes.state.stop.clear()
+    processes.state.run += 1
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, lambda *_: processes.state.stop.set())
+    try:
+        if processes.count() == 1:
+            yield
+            return
+        watcher = _Watcher(peer_timeout, hang_timeout)
+        try:
+            with _told():
+                yield
+        finally:
+            watcher.close()
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Leave together, or tell the others that this process leaves, and why."""
+    import jax
+
+    try:
+        yield
+    except processes.Preempted:
+        processes.gather("stopped")
+        _outlast()
+        raise
+    except BaseException as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and processes.status_of(error) == processes.RESTART:
+            time.sleep(processes.state.patience)  # collectives fail first when a peer is gone: the watcher names it
+        with contextlib.suppress(Exception):
+            processes.store().key_value_set(
+                f"{_prefix()}/left/{processes.index()}", processes.described(error), allow_overwrite=True
+            )
+        _outlast()
+        raise
+    processes.gather("done")  # none leaves while another still needs it
+
+
+def _outlast() -> None:
+    """The leader leaves last: its end is that of the store, from which the others read why."""
+    if processes.leader():
+        time.sleep(3 * _PAUSE)
+
+
+@dataclass
+class _Peer:
+    """What was last heard of a process. heard: own clock, seconds."""
+
+    heard: float
+    text: str = ""
+    host: str = "?"
+    place: str = "starting"
+    gathers: int = 0
+    marks: int = -1
+
+    def read(self, text: str, now: float) -> bool:
+        """Take in its latest sign of life; True if it has got further."""
+        if text == self.text:
+            return False
+        self.heard, self.text = now, text
+        told = json.loads(text)
+        further = told["marks"] != self.marks
+        self.host, self.place, self.gathers, self.marks = told["host"], told["place"], told["gathers"], told["marks"]
+        return further
+
+
+class _Watcher:
+    """A thread that gives signs of life, looks for those of the others, and ends this process when it must."""
+
+    def __init__(self, peer_timeout: float, hang_timeout: float) -> None:
+        self._peer_timeout, self._hang_timeout = peer_timeout, hang_timeout
+        processes.state.patience = peer_timeout + 5
+        self._closing = threading.Event()
+        self._told_stop = False
+        self._beats = 0
+        now = time.monotonic()
+        self._peers = [_Peer(now) for _ in range(processes.count())]
+        self._moved = now
+        self._left_at: float | None = None
+        self._witness = _Witness()
+        self._thread = threading.Thread(target=self._run, name="g2d-watcher", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; a process that is to end says so to its witness first."""
+        self._closing.set()
+        self._thread.join()
+        self._witness.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(_PAUSE):
+            try:
+                self._beat()
+                self._look()
+            except Exception as error:  # the store is gone: so is the coordinator, and JAX ends this process now
+                self._witness.tell(
+                    f"{processes.name()}: the coordinator, {self._peer(0)}, does not answer: {error!s:.200}"
+                )
+
+    def _beat(self) -> None:
+        client, self._beats = processes.store(), self._beats + 1
+        told = {
+            "beat": self._beats,
+            "host": socket.gethostname(),
+            "place": processes.state.place,
+            "gathers": processes.state.gathers,
+            "marks": processes.state.marks,
+        }
+        client.key_value_set(f"{_prefix()}/beat/{processes.index()}", json.dumps(told), allow_overwrite=True)
+        if processes.state.stop.is_set() and not self._told_stop:
+            client.key_value_set(f"{_prefix()}/stop/{processes.index()}", "1", allow_overwrite=True)
+            self._told_stop = True
+
+    def _look(self) -> None:
+        client, now = processes.store(), time.monotonic()
+        for key, text in client.key_value_dir_get(f"{_prefix()}/beat/"):
+            if self._peers[int(key.rsplit("/", 1)[1])].read(text, now):
+                self._moved = now
+        self._witness.tell(
+            f"{processes.name()} has ended without a word; if JAX's coordination service failed above, "
+            f"{self._peer(0)}, which runs it, is lost. {self._all()}"
+        )
+        if not processes.state.stop.is_set() and client.key_value_dir_get(f"{_prefix()}/stop/"):
+            processes.state.stop.set()
+        self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        """End this process if a peer is lost, has left, or none gets on."""
+        for number, peer in enumerate(self._peers):
+            if number != processes.index() and now - peer.heard > self._peer_timeout:
+                self._end(f"{self._peer(number)} was not heard of for {now - peer.heard:.0f} s: it is lost")
+        if left := {number: text for number, text in processes.left_behind().items() if number != processes.index()}:
+            self._left_at = self._left_at or now
+            if now - self._left_at > 5:  # enough to hear of it where it waits for the other
+                self._end(
+                    f"{next(iter(left.values()))}; it has left, so this process ends too",
+                    status=min(map(processes.status_of, left.values())),
+                )
+        if now - self._moved > self._hang_timeout:
+            last = min(range(processes.count()), key=lambda number: self._peers[number].gathers)
+            waited = f"no process got on for {now - self._moved:.0f} s"
+            self._end(f"{waited}; the others wait for {self._peer(last)}. {self._all()}")
+
+    def _end(self, message: str, status: int = processes.RESTART) -> NoReturn:
+        """End this process at once: its main thread may be inside a collective that never returns."""
+        self._witness.close()
+        print(f"g2d: {processes.name()}: {message}", file=sys.stderr, flush=True)
+        os._exit(status)
+
+    def _peer(self, number: int) -> str:
+        peer = self._peers[number]
+        return f"process {number} on {peer.host} ({peer.place})"
+
+    def _all(self) -> str:
+        return "Last heard of: " + ", ".join(self._peer(number) for number in range(processes.count()))
+
+
+class _Witness:
+    """A small process that says this one's last words if it is ended by JAX or by a signal, and cannot say them."""
+
+    _PROGRAM = (
+        "import sys\n"
+        "words = ''\n"
+        "for line in sys.stdin:\n"
+        "    words = line\n"
+        "if words.strip():\n"
+        "    sys.stderr.write('g2d: ' + words)\n"
+    )
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", self._PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+        )
+
+    def tell(self, words: str) -> None:
+        """Replace what it would say."""
+        with contextlib.suppress(OSError, ValueError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(" ".join(words.split()) + "\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Nothing is to be said."""
+        self.tell("")
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        self._process.wait()

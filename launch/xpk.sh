@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# A workload on a GKE cluster that was made with xpk (github.com/AI-Hypercomputer/xpk).
+#
+#   CLUSTER=my-cluster PROJECT=my-project ZONE=us-east5-b TYPE=v6e-16 IMAGE=us-docker.pkg.dev/my-project/g2d/tpu:1 \
+#     launch/xpk.sh [--dry-run] NAME --config demo --workdir gs://bucket/runs/mine [--config.field=value …]
+#
+# SLICES        1
+# SPOT=1        for clusters that make node pools on demand; those with a spot node pool need nothing
+# MAX_RESTARTS  100
+#
+# xpk restarts on 42 and 127 to 255 by itself, here also on 75; on 1 and 2 the workload fails.
+set -euo pipefail
+
+dry=
+if [[ ${1:-} == --dry-run ]]; then
+  dry=1
+  shift
+fi
+if [[ $# -lt 2 || -z ${CLUSTER:-} || -z ${PROJECT:-} || -z ${ZONE:-} || -z ${TYPE:-} || -z ${IMAGE:-} ]]; then
+  sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2
+  exit 2
+fi
+name=$1
+shift
+
+command=(xpk workload create "--cluster=$CLUSTER" "--project=$PROJECT" "--zone=$ZONE" "--workload=$name"
+  "--tpu-type=$TYPE" "--num-slices=${SLICES:-1}" "--docker-image=$IMAGE"
+  "--max-restarts=${MAX_RESTARTS:-100}" --restart-on-exit-codes=75 --termination-grace-period-seconds=60)
+[[ -z ${SPOT:-} ]] || command+=(--spot)
+arguments=$(printf '%q ' "$@")
+command+=("--command=exec g2d run ${arguments% }") # exec: SIGTERM reaches g2d
+
+if [[ $dry ]]; then
+  printf '%q ' "${command[@]}"
+  echo
+else
+  exec "${command[@]}"
+fi

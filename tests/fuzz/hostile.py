@@ -1,0 +1,128 @@
+"""Hostile files for hypothesis, and the one rule for all of them: a result, or an error of a known kind that names it.
+
+HYPOTHESIS_EXAMPLES in the environment is how many times more examples than usual are tried, for a long run by hand.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+SECONDS = 10.0  # what reading a small file may take at most, however it is made; far more than it does
+
+_TIMES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "1"))
+_Result = TypeVar("_Result")
+
+
+def tries(count: int) -> settings:
+    """Settings for so many examples."""
+    return settings(
+        max_examples=count * _TIMES, deadline=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False
+    )
+
+
+def accepted(call: Callable[[], _Result], name: str) -> _Result | None:
+    """The result of a call, or None when it is refused with a message that names the file, in bounded time."""
+    started = time.perf_counter()
+    try:
+        return call()
+    except (ValueError, OSError) as error:
+        assert name in str(error), f"{type(error).__name__} does not name {name}: {error!s:.500}"
+        assert len(str(error)) < 20_000, "a message is no place for the whole file"
+        return None
+    finally:
+        assert time.perf_counter() - started < SECONDS
+
+
+TEXTS = st.text(st.characters(), max_size=8) | st.sampled_from(
+    ["", " ", "\0", "\ud800", "\udfff\ud800", "\ufeff", "\r\n", "\x1b[2J", "e\u0301", "\U0010ffff", "NaN", "None", "-0"]
+)
+NUMBERS = (
+    st.integers()
+    | st.floats()
+    | st.sampled_from([0, -1, 2**31, 2**63, 2**64, 10**400, -(10**400), 1e308, float("inf"), float("nan")])
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+"""What JSON can hold, and Python's writer of it: NaN, infinities, lone surrogates and integers of any size."""
+
+DEEP = [b"[" * 100_000, b'{"a":' * 100_000, b"[" * 5000 + b"]" * 5000, b'{"a":' * 5000 + b"1" + b"}" * 5000]
+ODD = [
+    *DEEP,
+    *(b"", b"\n", b"\0", b"\xef\xbb\xbf", b"\xff\xfe{\0}\0", b"null", b"[]", b"{}", b'"', b"NaN", b"1e999", b"\x80"),
+    *(b"-" + b"9" * 5000, b'{"a": 1, "a": 2}', b'{"\\ud800": "\\udfff"}', b"PAR1", b"PAR1" * 3, b"\x1f\x8b\x08\0"),
+]
+"""Whole files or lines that a reader may not expect."""
+
+
+def as_json(value: Any) -> bytes:
+    """The value as Python writes it, NaN and lone surrogates included."""
+    return json.dumps(value).encode()
+
+
+@st.composite
+def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
+    """A copy that is cut off, has bits flipped, a piece doubled, lost, zeroed or exchanged, or other line ends."""
+    data = bytearray(whole)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, max(len(data) - 1, 0)))
+        size = draw(st.integers(1, 16))
+        match draw(st.sampled_from(["cut", "flip", "double", "lose", "zero", "noise", "insert", "lines", "mark"])):
+            case "cut":
+                del data[at:]
+            case "flip" if data:
+                data[at] ^= 1 << draw(st.integers(0, 7))
+            case "double":
+                data[at:at] = data[at : at + size]
+            case "lose":
+                del data[at : at + size]
+            case "zero":
+                data[at : at + size] = bytes(len(data[at : at + size]))
+            case "noise":
+                data[at : at + size] = draw(st.binary(max_size=16))
+            case "insert":
+                data[at:at] = draw(st.sampled_from(ODD[4:]))
+            case "lines":
+                data = bytearray(bytes(data).replace(b"\n", b"\r\n\r\n"))
+            case "mark":
+                data[:0] = b"\xef\xbb\xbf"
+    return bytes(data)
+
+
+def changed(good: Any) -> st.SearchStrategy[Any]:
+    """A JSON value with one to three places, at any depth, exchanged, left out or added."""
+    return st.integers(1, 3).flatmap(lambda count: _changed(good, count))
+
+
+@st.composite
+def _changed(draw: st.DrawFn, good: Any, count: int) -> Any:
+    value = json.loads(json.dumps(good))
+    for _ in range(count):
+        value = _change(draw, value)
+    return value
+
+
+def _change(draw: st.DrawFn, value: Any) -> Any:
+    keys: list[Any] = (
+        list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+    )
+    if not keys or draw(st.integers(0, 4)) == 0:
+        return draw(VALUES)
+    key = draw(st.sampled_from(keys))
+    match draw(st.sampled_from(["go on", "go on", "leave out", "add"])):
+        case "go on":
+            value[key] = _change(draw, value[key])
+        case "leave out":
+            del value[key]
+        case "add" if isinstance(value, dict):
+            value[draw(TEXTS)] = draw(VALUES)
+        case "add":
+            value.insert(key, draw(VALUES))
+    return value

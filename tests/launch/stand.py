@@ -1,0 +1,36 @@
+"""Runs a launcher with the stand-ins of tests/launch/bin for foreign programs, and for g2d itself."""
+
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "launch"
+BIN = Path(__file__).parent / "bin"
+ARGUMENTS = ("--config", "demo", "--workdir", "gs://bucket/runs/demo")
+
+
+def environment(record: Path, plan: str = "", **more: str) -> dict[str, str]:
+    """plan: what bin/fake-g2d ends with, a line for each start."""
+    (record / "plan").write_text(plan)
+    return {
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(record),
+        "RECORD": str(record),
+        "G2D_COMMAND": str(BIN / "fake-g2d"),
+        "G2D_PAUSE": "0",
+        "SLURM_JOB_ID": "7",
+        "SLURM_CPUS_PER_TASK": "4",
+        **more,
+    }
+
+
+def launch(script: str, *arguments: str, env: dict[str, str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(LAUNCH / script), *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
+
+
+def starts(record: Path, rank: int = 0) -> int:
+    """How often g2d was started there."""
+    file = record / f"starts{rank}"
+    return len(file.read_text().splitlines()) if file.exists() else 0

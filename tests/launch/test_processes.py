@@ -1,0 +1,38 @@
+"""g2d itself under the Slurm script: two tasks find each other by SLURM_* and train on their two devices."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from stand import BIN, ROOT, launch
+
+from g2d_jax import storage
+
+PORTS = range(2**16 - 2**12, 2**16)  # JAX takes the coordinator's port from the job's number
+
+
+def free_job() -> int:
+    """A job number whose port is free."""
+    for port in reversed(PORTS):
+        with socket.socket() as probe:
+            if probe.connect_ex(("localhost", port)) != 0:
+                return 2**12 + port - PORTS[0]
+    raise AssertionError("no free port")
+
+
+def test_two_slurm_tasks_are_one_run(tmp_path: Path, one_device: dict[str, str]) -> None:
+    env = one_device | {
+        "PATH": f"{BIN}{os.pathsep}{one_device['PATH']}",
+        "RECORD": str(tmp_path),
+        "G2D_COMMAND": f"{sys.executable} -m g2d_jax",
+        "SLURM_JOB_ID": str(free_job()),
+        "SLURM_CPUS_PER_TASK": "1",
+    }
+    work = tmp_path / "work"
+    arguments = ("--config", str(ROOT / "tests" / "tiny.py"), "--workdir", str(work), "--until", "sft")
+    done = launch("slurm.sbatch", *arguments, "--config.stages.sft.steps=2", env=env, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("work directory: ") == 1  # one of the two speaks
+    (stage,) = work.glob("*-sft")
+    assert storage.finished(stage)

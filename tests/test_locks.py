@@ -1,0 +1,196 @@
+"""One process in a folder at a time: by `flock` on local disk, by leases on object stores. Timings are short here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from etils import epath
+from object_store import BUCKET, gs_server, s3_server
+
+from g2d_jax.locks import LOCK, locked, try_lock
+
+ROOT = Path(__file__).resolve().parents[1]
+QUICK = {"beat": 0.2, "lease": 2.0}
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    with s3_server() as variables:
+        yield variables
+
+
+@pytest.fixture(scope="module")
+def gs() -> Iterator[dict[str, str]]:
+    with gs_server() as variables:
+        yield variables
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a process that runs some code with the environment of a store; none outlives the test."""
+    prelude = "import os, sys, time\nfrom etils import epath\nfrom g2d_jax.locks import locked, try_lock\n"
+    with contextlib.ExitStack() as stack:
+
+        def begin(code: str, variables: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [sys.executable, "-c", prelude + code, *arguments],
+                env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield begin
+
+
+def fields(folder: epath.Path, number: int) -> dict:
+    return json.loads((folder / LOCK / f"{number:06d}.json").read_bytes())
+
+
+# Local
+
+
+def test_a_local_folder_is_one_process_s(tmp_path):
+    folder = epath.Path(tmp_path) / "work"
+    with locked(folder):
+        with try_lock(folder) as got:
+            assert not got
+        with pytest.raises(ValueError, match="work is in use by another process: wait, or choose"), locked(folder):
+            pass
+    with locked(folder), try_lock(epath.Path(tmp_path) / "other") as got:
+        assert got
+
+
+# Leases
+
+
+def test_a_lease_is_numbered_released_and_never_deleted(bucket):
+    for number in (1, 2, 3):
+        with locked(bucket / "run", **QUICK):
+            assert fields(bucket / "run", number)["state"] == "held"
+            assert fields(bucket / "run", number)["pid"] == os.getpid()
+        assert fields(bucket / "run", number)["state"] == "released"
+    assert sorted(path.name for path in (bucket / "run" / LOCK).iterdir()) == [f"00000{n}.json" for n in (1, 2, 3)]
+
+
+def test_an_error_inside_releases_too(bucket):
+    with pytest.raises(KeyError), locked(bucket / "run", **QUICK):
+        raise KeyError
+    assert fields(bucket / "run", 1)["state"] == "released"
+
+
+def test_a_living_owner_keeps_its_lock_and_is_named(bucket, capsys):
+    with locked(bucket / "run", **QUICK):
+        with try_lock(bucket / "run", **QUICK) as got:
+            assert not got
+        began = time.monotonic()
+        named = rf"run is in use by process {os.getpid()} on .*: wait, or choose another --workdir"
+        with pytest.raises(ValueError, match=named), locked(bucket / "run", **QUICK):
+            pass
+        assert time.monotonic() - began < QUICK["lease"]  # it is seen to live before the lease is over
+    assert f"is locked by process {os.getpid()} on" in capsys.readouterr().err
+    with locked(bucket / "run", **QUICK):
+        assert fields(bucket / "run", 2)["state"] == "held"
+
+
+@pytest.mark.parametrize("left", [b'{"state": "held", "beat": 7, "host": "a\\u001b[2J"}', b"", b"[1]", b"\xff"])
+def test_what_a_dead_owner_left_is_taken_over_when_it_has_stood_still(bucket, capsys, left):
+    (bucket / "run" / LOCK / "000041.json").write_bytes(left)
+    began = time.monotonic()
+    with locked(bucket / "run", beat=0.1, lease=0.5):
+        assert time.monotonic() - began >= 0.5
+        assert fields(bucket / "run", 42)["state"] == "held"
+    said = capsys.readouterr().err
+    assert "waiting up to 0 s" in said or "waiting up to 1 s" in said
+    assert "its lock is taken over" in said and "\x1b" not in said
+
+
+def test_try_lock_watches_across_its_calls_and_never_waits(bucket):
+    (bucket / "run" / LOCK / "000001.json").write_bytes(b'{"beat": 1}')
+    outcomes = []
+    for content in (b'{"beat": 1}', b'{"beat": 2}', b'{"beat": 2}', b'{"beat": 2}'):
+        (bucket / "run" / LOCK / "000001.json").write_bytes(content)
+        began = time.monotonic()
+        with try_lock(bucket / "run", beat=0.1, lease=0.5) as got:
+            outcomes.append(got)
+        assert time.monotonic() - began < 0.4
+        time.sleep(0.3)
+    assert outcomes == [False, False, False, True]  # the beat in between started the watch again
+
+
+# Against servers, with processes of their own
+
+HOLD = "with locked(epath.Path(sys.argv[1]), beat=0.2, lease=4.0):\n    print('in', flush=True)\n    time.sleep(60)\n"
+
+
+@pytest.mark.parametrize("store", ["s3", "gs"])
+def test_of_many_processes_one_gets_in(store, request, start):
+    variables, folder = request.getfixturevalue(store), f"{store}://{BUCKET}/race"
+    code = """
+print("ready", flush=True)
+sys.stdin.readline()
+with try_lock(epath.Path(sys.argv[1]), beat=0.5, lease=30.0) as got:
+    print(got, flush=True)
+    sys.stdin.readline()
+"""
+    racers = [start(code, variables, folder) for _ in range(4)]
+    assert [racer.stdout.readline() for racer in racers] == ["ready\n"] * 4
+    for racer in racers:
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    assert sorted(racer.stdout.readline() for racer in racers) == ["False\n"] * 3 + ["True\n"]
+
+
+@pytest.mark.parametrize("store", ["s3", "gs"])
+def test_a_killed_owner_is_followed_and_a_replaced_one_ends(store, request, start):
+    variables, folder = request.getfixturevalue(store), f"{store}://{BUCKET}/killed"
+    first = start(HOLD, variables, folder)
+    assert first.stdout.readline() == "in\n"
+    first.kill()
+    first.communicate()
+    second = start(HOLD, variables, folder)
+    assert second.stdout.readline() == "in\n"
+    create = "import fsspec\nfsspec.filesystem(sys.argv[2]).pipe_file(sys.argv[1], b'{}', mode='create')\n"
+    third = start(create, variables, f"{folder}/{LOCK}/000003.json", {"s3": "s3", "gs": "gcs"}[store])
+    assert third.communicate(timeout=60)[1] == ""
+    _, error = second.communicate(timeout=30)
+    assert second.returncode == 1
+    assert "its lock is taken over" in error
+    assert f"the lock of {folder} is lost: another process has taken it over" in error and "this process ends" in error
+
+
+def test_an_owner_that_cannot_reach_the_store_ends_before_another_may_begin(start):
+    with s3_server() as variables:
+        owner = start(HOLD, variables, f"s3://{BUCKET}/gone")
+        assert owner.stdout.readline() == "in\n"
+    began = time.monotonic()
+    _, error = owner.communicate(timeout=30)
+    assert owner.returncode == 75 and time.monotonic() - began < 4.0  # the lease
+    assert "the store could not be written for 3 s" in error
+
+
+def test_a_store_that_ignores_the_condition_is_refused(start):
+    with gs_server(conditional=False) as variables:
+        done = start(HOLD, variables, f"gs://{BUCKET}/run")
+        out, error = done.communicate(timeout=60)
+    assert out == "" and done.returncode == 1
+    assert "ValueError: gs://g2d-bucket/run: this object store overwrites where it was asked to create only" in error
+
+
+def test_no_store_there_is_one_clear_error(start):
+    variables = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    done = start(HOLD, {**variables, "AWS_MAX_ATTEMPTS": "1"}, f"s3://{BUCKET}/run")
+    _, error = done.communicate(timeout=60)
+    assert error.splitlines()[-1].startswith(f"OSError: cannot lock s3://{BUCKET}/run: ")
