@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -228,6 +229,11 @@ def run(
     folder = absolute(workdir)
     if jax.process_count() != processes.count():
         raise ValueError("there are several processes that do not know each other: call g2d_jax.processes.initialise()")
+    if processes.count() > 1 and os.fspath(folder).startswith("s3:"):
+        raise ValueError(
+            f"{folder}: runs of several processes need a work directory on gs:// or on a file system that all share; "
+            "Orbax has no driver for S3, and what replaces it here is for one process"
+        )
     limits = config.faults
     with watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout), _locked(folder):
         processes.agreed("settings", storage.fingerprint(identity(config)))

@@ -159,7 +159,7 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours, see `watcher.watched`
-    if jax.config.read("jax_platforms") == "cpu":
+    if jax.config.jax_platforms == "cpu":  # type: ignore[attr-defined]
         _order_collectives()
     try:
         jax.distributed.initialize(
