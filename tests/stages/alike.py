@@ -35,12 +35,14 @@ def timeless(value: Any) -> Any:
 
 
 def steps_logged(workdir: Path) -> Counter[tuple[str, int]]:
-    """How often each (stage, step) of training was done, redone ones included."""
-    return Counter((r["stage"], r["step"]) for r in read_segments(workdir / "metrics") if r["kind"] == "train")
+    """How often each (stage, step) was done, in the stages that train."""
+    trained = {path.parent.name.partition("-")[2] for path in workdir.glob("[0-9]*-*/checkpoints")}
+    records = (r for r in read_segments(workdir / "metrics") if r["kind"] == "train")
+    return Counter((r["stage"], r["step"]) for r in records if r["stage"] in trained)
 
 
 def redone(workdir: Path) -> int:
-    """Steps done more than once, so often as they were."""
+    """How many steps were done again; one that was done three times counts twice."""
     return sum(times - 1 for times in steps_logged(workdir).values())
 
 

@@ -66,7 +66,7 @@ def test_whatever_a_kill_leaves_of_a_checkpoint_only_whole_ones_count(seen: Path
         there = checkpoints(state)
         newest.append(there.latest() or 0)
         for step in there.steps()[-KEEP:]:
-            content = digest(there.folder / str(step))
+            content = digest(Path(there.folder / str(step)))
             if content not in whole:
                 assert there.damage(step) == "", (state.name, step)
             whole.add(content)
@@ -78,7 +78,7 @@ def test_whatever_a_kill_leaves_of_a_checkpoint_only_whole_ones_count(seen: Path
 def test_runs_continue_from_whatever_a_kill_leaves_of_a_checkpoint(runs: Runs, seen: Path, tmp_path: Path) -> None:
     """From copies of what was on disk, at places all over the writing of checkpoints."""
     states = {digest(state / "01-sft"): state for state in sorted((seen / "kept").iterdir())}
-    spread = list(states.values())[:: len(states) // 6]
+    spread = list(states.values())[:: len(states) // 5]
     for state in spread:
         before, newest = steps_logged(state), checkpoints(state).latest() or 0
         runs(state, until="sft")
@@ -87,7 +87,7 @@ def test_runs_continue_from_whatever_a_kill_leaves_of_a_checkpoint(runs: Runs, s
 
 
 @from_outside
-@pytest.mark.parametrize("share", [0.1, 0.45, 0.62, 0.95])
+@pytest.mark.parametrize("share", [0.45, 0.62, 0.95])
 def test_kill_9_while_checkpoints_are_written(runs: Runs, seen: Path, tmp_path: Path, share: float) -> None:
     number = round(share * len(list((seen / "kept").iterdir())))
     workdir = tmp_path / "run"
