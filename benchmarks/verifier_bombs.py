@@ -137,7 +137,10 @@ def main() -> None:
     )
     print(f"sandbox: {stats.unconfined or 'seccomp'}")
     print(f"{len(scores)} verdicts for {len(mixed)} answers, {hostile} of them bombs; {sum(right)} as expected")
-    print(f"{seconds:.1f} s, {len(scores) / seconds:.1f} answers/s; {stats.graded - options.workers} went to a worker")
+    print(
+        f"{seconds:.1f} s, {len(scores) / seconds:.1f} answers/s; {stats.graded - options.workers} went to a worker, "
+        f"{stats.cpu_seconds:.0f} CPU s in children"
+    )
     print(f"verdicts: {dict(Counter(score.verdict.value for score in scores))}")
     print(
         f"given up: {sum(stats.stopped.values())}, by reason {dict(stats.stopped)}, by kind {dict(Counter(given_up))}"

@@ -159,6 +159,9 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours, see `watcher.watched`
+    # On CPUs collectives wait inside a pool of as many threads as there are cores; two of them soon wait for ever. XLA
+    # takes the number from this variable when the devices are first looked at.
+    os.environ.setdefault("NPROC", str(max(32, os.cpu_count() or 1)))
     if jax.config.jax_platforms == "cpu":  # type: ignore[attr-defined]
         _order_collectives()
     try:

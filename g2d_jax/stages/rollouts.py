@@ -202,6 +202,8 @@ def _rows(
         if processes.count() > 1:
             write_rollouts(parts / f"{processes.index()}.parquet", rows)
     context.scorer.share_usage()
+    for text in context.scorer.news():
+        context.tracker.say(text)
     if processes.count() > 1:
         with processes.together():
             needed = processes.leader() or context.scorer.has_joint()
