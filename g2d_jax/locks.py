@@ -33,10 +33,11 @@ import fsspec
 from etils import epath
 
 from g2d_jax import storage
-from g2d_jax.processes import RESTART
+from g2d_jax.processes import RESTART, check_stop
 
 LOCK = ".lock"
 BEAT = 20.0  # seconds between two rewrites of an owner's object
+PATIENCE = 120.0  # seconds of waiting for a file server to lift the lock of another host
 LEASE = 60.0  # seconds without a change after which an owner counts as dead
 
 _NUMBER = re.compile(r"(\d{6,})\.json")
@@ -55,13 +56,16 @@ def locked(workdir: epath.Path, *, beat: float | None = None, lease: float | Non
     also for a store that cannot create conditionally.
     """
     first, patience = None, LEASE if lease is None else lease
+    began = time.monotonic()
     while True:
         with try_lock(workdir, beat=beat, lease=lease) as got:
             if got:
                 yield
                 return
+        check_stop()
         if storage.is_local(workdir):
-            raise ValueError(f"{workdir} is in use by another process: wait, or choose another --workdir")
+            first = _wait_for_server(workdir, first, time.monotonic() - began)
+            continue
         sight = _seen[os.fspath(workdir)][:2]
         if first is None:
             first = sight
@@ -94,13 +98,31 @@ def try_lock(folder: epath.Path, *, beat: float | None = None, lease: float | No
 @contextmanager
 def _flock(folder: epath.Path) -> Iterator[bool]:
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "a") as file:
+    with open(folder / LOCK, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
         else:
+            file.truncate(0)
+            file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+            file.flush()
             yield True
+
+
+def _wait_for_server(folder: epath.Path, told: _Sight | tuple[int, bytes] | None, waited: float) -> tuple[int, bytes]:
+    """Wait a little for a lock that another host has: a file server may hold that of a dead one for its grace time.
+
+    told: None the first time. Raises ValueError at once for a lock of this host, where the system lifts those of the
+    dead, and when PATIENCE is over.
+    """
+    owner = (folder / LOCK).read_bytes()
+    if waited > PATIENCE or _fields(owner).get("host") in (None, socket.gethostname()):
+        raise ValueError(f"{folder} is in use by another process: wait, or choose another --workdir")
+    if told is None:
+        _say(f"{folder} is locked by {_owner(owner)}: waiting up to {PATIENCE:.0f} s to see whether that host is gone")
+    time.sleep(1.0)
+    return 0, owner
 
 
 def _take(folder: epath.Path, beat: float, lease: float) -> _Lease | None:

@@ -22,8 +22,9 @@ from ml_collections import ConfigDict
 
 from g2d_jax import processes, storage
 from g2d_jax.accounting import POLICIES, TRAINING
-from g2d_jax.canonical import identity
+from g2d_jax.canonical import to_dict
 from g2d_jax.config import is_scalar
+from g2d_jax.mesh import own
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Remat
 from g2d_jax.records import SamplingParams
@@ -37,7 +38,7 @@ from g2d_jax.tracking import Tracker
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.watcher import watched
-from g2d_jax.workdir import absolute, check_token, claim, locked
+from g2d_jax.workdir import absolute, check_token, claim, environment, locked
 
 Stage = Callable[[Context, str, ConfigDict], dict[str, Any]]
 
@@ -139,6 +140,8 @@ def _check_shared(config: ConfigDict) -> None:
         section, _, field = path.partition(".")
         if config[section][field] < least:
             raise ValueError(f"{path} must be at least {least}, got {config[section][field]}")
+    if config.faults.peer_timeout > 90:
+        raise ValueError("faults.peer_timeout is at most 90: JAX itself ends all, without a name, after 100 seconds")
     if config.dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype is float32 or bfloat16, got {config.dtype!r}")
     if config.compute.remat not in get_args(Remat):
@@ -236,7 +239,8 @@ def run(
         )
     limits = config.faults
     with watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout), _locked(folder):
-        processes.agreed("settings", storage.fingerprint(identity(config)))
+        mine = [to_dict(config), until or "", _own(reward, objectives), environment()["packages"]]
+        processes.agreed("settings or packages", storage.fingerprint(mine))
         token = processes.once(lambda: claim(config, folder, _own(reward, objectives)))
         with processes.together():
             check_token(folder, token)
@@ -262,6 +266,7 @@ def _run_stages(
     shown = folder if processes.leader() else None
     with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
         context = Context(config, folder, tracker, order.folders(folder), reward, objectives or {})
+        own(context.mesh)  # raises for a mesh that cannot be sampled on, before any work
         try:
             manifests = {}
             for name in order.order:

@@ -31,7 +31,10 @@ def read_config(workdir: epath.Path) -> ConfigDict:
     file = workdir / "config.json"
     if not file.exists():
         raise ValueError(f"{workdir} holds no run (no config.json)")
-    return from_dict(storage.read_json(file)["config"])
+    content = storage.read_json(file)
+    if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+        raise ValueError(f"{file} is not the settings of a run")
+    return from_dict(content["config"])
 
 
 @contextmanager

@@ -18,6 +18,7 @@ the same command continues.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import socket
@@ -37,6 +38,10 @@ PREFIX = "g2d"
 """Of keys in the store."""
 
 SLICE = 1.0  # seconds of one wait, between two looks at what else happened
+
+
+_NETWORK = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "onnection", "ocket", "NCCL", "loo")
+"""What JAX's errors say where another process or the way to it failed, and not the program. Gloo is CPUs' transport."""
 
 
 class Preempted(SystemExit):
@@ -148,10 +153,18 @@ def _in_cluster() -> bool:
     """Whether JAX would find several processes by itself. A single Slurm or MPI task sees all its devices as it is."""
     from jax._src import clusters
 
-    if "1" in (os.environ.get("SLURM_NTASKS"), os.environ.get("OMPI_COMM_WORLD_SIZE")):
+    tasks = os.environ.get("OMPI_COMM_WORLD_SIZE", "1")
+    if os.environ.get("SLURM_NTASKS") == "1":
         return False
-    kinds = clusters.ClusterEnv._cluster_types
-    return any(kind.is_env_present() for kind in kinds if not kind.opt_in_only_method)
+    if tasks != "1" and "OMPI_MCA_orte_hnp_uri" not in os.environ:
+        raise ValueError(
+            f"{tasks} tasks of an MPI that JAX does not know (Open MPI 5): give --coordinator HOST:PORT, "
+            "--num-processes $OMPI_COMM_WORLD_SIZE and --process-id $OMPI_COMM_WORLD_RANK"
+        )
+    kinds = [kind for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method]
+    if "JOB_COMPLETION_INDEX" not in os.environ:  # a pod of its own, a notebook: no other processes
+        kinds = [kind for kind in kinds if kind.name != "k8s"]
+    return any(kind.is_env_present() for kind in kinds)
 
 
 def _join(address: str | None, total: int | None, mine: int | None) -> None:
@@ -162,7 +175,9 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
     # On CPUs collectives wait inside a pool of as many threads as there are cores; two of them soon wait for ever. XLA
     # takes the number from this variable when the devices are first looked at.
     os.environ.setdefault("NPROC", str(max(32, os.cpu_count() or 1)))
-    if jax.config.jax_platforms == "cpu":  # type: ignore[attr-defined]
+    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+    accelerated = any(importlib.util.find_spec(plugin) for plugin in ("libtpu", "jax_plugins"))
+    if platforms == "cpu" or (not platforms and not accelerated):
         _order_collectives()
     try:
         jax.distributed.initialize(
@@ -207,10 +222,10 @@ def gather(value: Any) -> list[Any]:
     client, number = store(), state.gathers
     state.gathers += 1
     mark(state.place)
-    client.key_value_set(f"{PREFIX}/gather/{number}/{index()}", json.dumps(value))
-    found = [json.loads(_wait(f"{PREFIX}/gather/{number}/{peer}", peer)) for peer in range(count())]
+    client.key_value_set(f"{PREFIX}/{state.run}/gather/{number}/{index()}", json.dumps(value))
+    found = [json.loads(_wait(f"{PREFIX}/{state.run}/gather/{number}/{peer}", peer)) for peer in range(count())]
     if number:  # all have come this far, so all have read the one before
-        client.key_value_delete(f"{PREFIX}/gather/{number - 1}/{index()}")
+        client.key_value_delete(f"{PREFIX}/{state.run}/gather/{number - 1}/{index()}")
     mark(state.place)
     return found
 
@@ -312,6 +327,7 @@ def patiently(future: Future[T]) -> T:
     while not future.done():
         check_stop()
         wait([future], SLICE)
+    mark(state.place)
     return future.result()
 
 
@@ -321,6 +337,8 @@ def patiently_completed(futures: Iterable[Future[T]]) -> Iterator[Future[T]]:
     while left:
         check_stop()
         done, left = wait(left, SLICE, FIRST_COMPLETED)
+        if done:
+            mark(state.place)
         yield from done
 
 
@@ -336,8 +354,8 @@ def mark(place: str) -> None:
 def status_of(error: BaseException | str) -> int:
     """The exit status for an error, or for one as `describe` tells it: RESTART where it may be gone next time."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    passing = "Unreachable: " in text or ("JaxRuntimeError: " in text and "EXHAUSTED" not in text)  # of memory
-    return RESTART if passing else 1
+    fault = "JaxRuntimeError: " in text and any(words in text for words in _NETWORK)
+    return RESTART if fault or "Unreachable: " in text or "StoreUnavailable: " in text else 1
 
 
 def leave(status: int) -> int:

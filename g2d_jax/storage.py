@@ -40,6 +40,10 @@ for _scheme in _EXTRAS:  # else a listing made once hides what other processes, 
     fsspec.config.conf.setdefault(_scheme, {}).setdefault("use_listings_cache", False)
 
 
+class StoreUnavailable(OSError):
+    """An object store did not do what it was asked: it may next time."""
+
+
 def is_local(path: PathLike) -> bool:
     """True for a path on this machine's file system, False for an object store's URL."""
     return "://" not in os.fspath(path)
@@ -74,12 +78,15 @@ def naming(action: str, path: PathLike) -> Iterator[None]:
         reason = error.strerror or str(error)
         if error.errno is not None:
             raise OSError(error.errno, f"cannot {action}: {reason}", os.fspath(path)) from error
-        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
+        kinds = (FileNotFoundError, PermissionError, FileExistsError)
+        passing = OSError if is_local(path) else StoreUnavailable
+        kind = next((kind for kind in kinds if isinstance(error, kind)), passing)
         raise kind(f"cannot {action} {os.fspath(path)}: {reason}") from error
     except Exception as error:
         if is_local(path) or type(error).__module__.partition(".")[0] not in _DRIVERS:
             raise
-        raise OSError(f"cannot {action} {os.fspath(path)}: {type(error).__name__}: {error!s:.300}") from error
+        kind = OSError if "Credentials" in type(error).__name__ else StoreUnavailable
+        raise kind(f"cannot {action} {os.fspath(path)}: {type(error).__name__}: {error!s:.300}") from error
 
 
 def read_bytes(path: PathLike) -> bytes:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from etils import epath
 
 from g2d_jax.records import Preference, Prompt, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.storage import PathLike, naming, read_bytes, write_bytes
+from g2d_jax.storage import PathLike, naming, read_bytes, read_json, write_bytes
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _Row = TypeVar("_Row")
@@ -126,7 +126,16 @@ def write_preferences(path: PathLike, rows: Sequence[Preference]) -> None:
 
 
 def read_preferences(path: PathLike) -> list[Preference]:
-    """The rows of a part, or of all parts of a folder in the order of their names; raises as `read_rollouts`."""
+    """The rows of a part, or of all parts of a folder in the order of their names; raises as `read_rollouts`.
+
+    Raises ValueError too for a folder whose index, _manifest.json, lists other parts: its writing was interrupted.
+    """
+    index = epath.Path(path) / "_manifest.json"
+    if index.exists() and "parts" in (listed := read_json(index)):
+        found = sorted(part.name for part in epath.Path(path).glob("*.parquet"))
+        if found != sorted(listed["parts"]):
+            wanted = ", ".join(listed["parts"])
+            raise ValueError(f"{path} holds {', '.join(found) or 'no part'}, but its index lists {wanted}")
     return _read_parts(path, lambda table: [_preference(row) for row in _rows(table)], PREFERENCES, CHAT_PREFERENCES)
 
 

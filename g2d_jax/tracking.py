@@ -66,6 +66,7 @@ class Screen:
 
     def __init__(self, file: TextIO | None = None, *, every: float = 10.0) -> None:
         file = sys.stdout if file is None else file
+        file = open(os.devnull, "w") if file is None else file  # noqa: SIM115 (a process without standard output)
         self.interactive = file.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
         self.console = Console(file=file, force_terminal=self.interactive, highlight=False)
         self.every = every

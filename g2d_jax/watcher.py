@@ -22,6 +22,7 @@ from typing import NoReturn
 from g2d_jax import processes
 
 _PAUSE = 1.0  # seconds between two signs of life
+_HEED = 3.0  # seconds from another's leaving to this process's end, if it does not end by itself
 
 
 def _prefix() -> str:
@@ -38,9 +39,9 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
     """
     processes.state.stop.clear()
     processes.state.run += 1
-    before = None
-    if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGTERM, lambda *_: processes.state.stop.set())
+    processes.state.gathers = 0
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, lambda *_: processes.state.stop.set()) if ours else None
     try:
         if processes.count() == 1:
             yield
@@ -52,8 +53,8 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
         finally:
             watcher.close()
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 @contextlib.contextmanager
@@ -65,7 +66,7 @@ def _told() -> Iterator[None]:
         yield
     except processes.Preempted:
         processes.gather("stopped")
-        _outlast()
+        _outlast(3 * _PAUSE)
         raise
     except BaseException as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and processes.status_of(error) == processes.RESTART:
@@ -74,15 +75,15 @@ def _told() -> Iterator[None]:
             processes.store().key_value_set(
                 f"{_prefix()}/left/{processes.index()}", processes.described(error), allow_overwrite=True
             )
-        _outlast()
+        _outlast(_HEED + 5 * _PAUSE)
         raise
     processes.gather("done")  # none leaves while another still needs it
 
 
-def _outlast() -> None:
+def _outlast(seconds: float) -> None:
     """The leader leaves last: its end is that of the store, from which the others read why."""
     if processes.leader():
-        time.sleep(3 * _PAUSE)
+        time.sleep(seconds)
 
 
 @dataclass
@@ -174,7 +175,7 @@ class _Watcher:
                 self._end(f"{self._peer(number)} was not heard of for {now - peer.heard:.0f} s: it is lost")
         if left := {number: text for number, text in processes.left_behind().items() if number != processes.index()}:
             self._left_at = self._left_at or now
-            if now - self._left_at > 5:  # enough to hear of it where it waits for the other
+            if now - self._left_at > _HEED:  # enough to hear of it where it waits for the other
                 self._end(
                     f"{next(iter(left.values()))}; it has left, so this process ends too",
                     status=min(map(processes.status_of, left.values())),

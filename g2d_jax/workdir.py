@@ -76,7 +76,7 @@ def claim(config: ConfigDict, workdir: epath.Path, own: Mapping[str, str] = Mapp
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise ValueError(f"{workdir} holds a config.json that is not a run's: choose another --workdir")
         changed = differences(content["config"], config)
-        before = content.get("own", {})
+        before = content.get("own") or {}
         changed += [
             f"{name} from Python: {before.get(name, 'none')} -> {own.get(name, 'none')}"
             for name in sorted({*before, *own})

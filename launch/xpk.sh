@@ -4,7 +4,6 @@
 #   CLUSTER=my-cluster PROJECT=my-project ZONE=us-east5-b TYPE=v6e-16 IMAGE=us-docker.pkg.dev/my-project/g2d/tpu:1 \
 #     launch/xpk.sh [--dry-run] NAME --config demo --workdir gs://bucket/runs/mine [--config.field=value …]
 #
-# SLICES        1
 # SPOT=1        for clusters that make node pools on demand; those with a spot node pool need nothing
 # MAX_RESTARTS  100
 #
@@ -24,7 +23,7 @@ name=$1
 shift
 
 command=(xpk workload create "--cluster=$CLUSTER" "--project=$PROJECT" "--zone=$ZONE" "--workload=$name"
-  "--tpu-type=$TYPE" "--num-slices=${SLICES:-1}" "--docker-image=$IMAGE"
+  "--tpu-type=$TYPE" --num-slices=1 "--docker-image=$IMAGE"
   "--max-restarts=${MAX_RESTARTS:-100}" --restart-on-exit-codes=75 --termination-grace-period-seconds=60)
 [[ -z ${SPOT:-} ]] || command+=(--spot)
 arguments=$(printf '%q ' "$@")

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
+from g2d_jax import processes
 from g2d_jax.data.tokenizer import Ids
 from g2d_jax.models.reward_model import ScalarModel, read_scores, score_flops
 from g2d_jax.rollout.sampler import ladder
@@ -50,6 +51,7 @@ class BatchScorer:
         scores = np.zeros(len(sequences), np.float32)
         waiting = [(rows, self._dispatch([sequences[row] for row in rows])) for rows in self._batches(sequences)]
         for rows, result in waiting:
+            processes.mark("scoring by a reward model")
             scores[rows] = np.asarray(result)[: len(rows)]
         self._count([len(ids) for ids in sequences])
         return scores

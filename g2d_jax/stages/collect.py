@@ -54,7 +54,8 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
     Read in the order of the parts' names it is the same dataset whatever the number of processes.
     """
 
-    def clear() -> None:  # parts of a run of other processes that was killed here
+    def clear() -> None:  # what a run of other processes left that was killed here; first of all the index
+        (folder / "_manifest.json").unlink(missing_ok=True)
         for part in folder.glob("*.parquet"):
             part.unlink()
 

@@ -87,12 +87,12 @@ def ends(context: Context, name: str, stage: ConfigDict, training: Trainer, grou
     """Whether the stage ends with the step that was just done. Notes why in training.facts, and tells the user."""
     reason = None
     if stage.stop == "budget":
-        tally = training.tally  # of several processes the leader's: seconds differ
-        spent = processes.once(lambda: accounting.cost(tally.manifest())[stage.budget.measure])
+        spent = accounting.cost(training.tally.manifest())[stage.budget.measure]
         if spent >= stage.budget.amount:
             reason = {"rule": "budget", "measure": stage.budget.measure, "spent": spent}
     elif stage.stop == "adaptive":
         reason = _enough(context, name, stage, training, groups)
+    reason = processes.once(lambda: reason)  # seconds differ from one process to the next
     if reason is None:
         return False
     training.facts["ended"] = {**reason, "step": training.step}

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from g2d_jax import informativeness, processes, storage
 from g2d_jax.data.loader import InOrder, draw
 from g2d_jax.data.packing import Group, Response
+from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import check_dpo, dpo_weights
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
@@ -36,7 +37,9 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training; before it, rewards
     and margins are 0 by definition, for the policy is the reference. signal: see `diagnosis.gradient_signal`.
     """
-    pairs = read_preferences(_dataset(context, stage.preferences))
+    source = _dataset(context, stage.preferences)
+    pairs = read_preferences(source)
+    check_preferences(source, pairs, context.model_config.vocab_size)
     held_out = {problem.id for split in ("dev", "test") for problem in context.problems[split]}
     if leaked := sum(pair.problem_id in held_out for pair in pairs):
         raise ValueError(f"{leaked} of {len(pairs)} pairs are for problems of data.dev or data.test: leave them out")

@@ -52,8 +52,9 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
                 metrics = {**_describe(taken), **taken.batch.metrics, **generation}
                 training.update(taken.batch.groups, metrics)
             dynamics.watch(context, name, stage, training, metrics)
+            last = ending.ends(context, name, stage, training, taken.groups)  # before a probe, which may be interrupted
             probe()
-            if ending.ends(context, name, stage, training, taken.groups):
+            if last:
                 training.save_here()
             else:
                 training.checkpoint_if_due()

@@ -74,9 +74,10 @@ def generate(
     done, prompts = 0, sum(len(draws) for draws, _ in wanted)
     for call in _calls(wanted, max(context.config.compute.responses_at_once // num_generations, 1)):
         done += sum(len(draws) for draws, _ in call)
-        if on_disk([journal for _, journal in call]):
-            continue
         draws, parts = [draw for some, _ in call for draw in some], call[0][1].parent / "_parts"
+        if on_disk([journal for _, journal in call]):
+            processes.once(partial(_clear, parts))
+            continue
         with context.metered(took := Tally()):
             rows, sampling = _rows(context, view, draws, params, num_generations, purpose, policy, parts)
         processes.once(partial(_write, call, rows, took, max(processes.gather(sampling)), parts))
@@ -110,6 +111,11 @@ def _write(
         call_share = {"calls": len(draws) / prompts, "prompts": len(draws), "sampling_seconds": sampling * share}
         storage.write_json(_beside(journal), {**took.parts(share), **call_share, "sampled_tokens": tokens})
         write_rollouts(journal, some)
+    _clear(parts)
+
+
+def _clear(parts: epath.Path) -> None:
+    """Remove what several processes left for the leader, once it is in the journals."""
     if parts.exists():
         parts.rmtree()
 
@@ -202,7 +208,7 @@ def _rows(
         if processes.count() > 1:
             write_rollouts(parts / f"{processes.index()}.parquet", rows)
     context.scorer.share_usage()
-    for text in context.scorer.news():
+    for text in sorted({text for texts in processes.gather(context.scorer.news()) for text in texts}):
         context.tracker.say(text)
     if processes.count() > 1:
         with processes.together():

@@ -18,6 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from g2d_jax import processes
 from g2d_jax.accounting import TRAINING
 from g2d_jax.records import Problem
 from g2d_jax.stages.context import Context, StopRun, Tally
@@ -95,7 +96,7 @@ def candidates(stage: ConfigDict, context: Context) -> list[int]:
     if stage.steps:
         return sorted(set(stage.steps))
     with Checkpoints(context.folders[stage.policy] / "checkpoints") as checkpoints:
-        last = checkpoints.latest()
+        last = processes.once(checkpoints.latest)
     assert last is not None  # a stage runs after those it reads, and they all save their last step
     kept = kept_steps(context.config.stages[stage.policy]) or []
     return sorted({*(step for step in kept if step <= last), last})

@@ -88,9 +88,12 @@ def journal_of(folder: epath.Path, number: int, extra: int = 0) -> epath.Path:
 
 
 def journals(folder: epath.Path, number: int) -> list[epath.Path]:
-    """The journals of a batch that are there, its first round first."""
-    rounds = (journal_of(folder, number, extra) for extra in itertools.count())
-    return list(itertools.takewhile(lambda file: file.exists(), rounds))
+    """The journals of a batch that are there, its first round first. All processes make the call."""
+
+    def rounds() -> int:
+        return next(extra for extra in itertools.count() if not journal_of(folder, number, extra).exists())
+
+    return [journal_of(folder, number, extra) for extra in range(processes.once(rounds))]
 
 
 def read_batch(context: Context, folder: epath.Path, number: int, rounds: int | None = None) -> tuple[Draws, Groups]:

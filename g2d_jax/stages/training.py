@@ -236,6 +236,8 @@ def trainer(
         try:
             yield made
         except processes.Preempted:
+            if "ended" in facts:  # a step that stays
+                made.save_here()
             made.save_if_new()
             context.tracker.say(f"{name}: told to stop; saved at step {made.step} of {total}")
             raise
@@ -252,6 +254,7 @@ def newest(
     keeps a checkpoint from being read is raised: another model's shapes (ValueError), a file system that fails now
     (OSError). Several processes call it together, and agree on what is damaged before any of them restores.
     """
+    aside = ""
     while (step := processes.once(there.latest)) is not None:
         wrong = _damage(there, step)
         try:
@@ -261,13 +264,18 @@ def newest(
             if processes.count() > 1:
                 raise
             wrong = str(error)
+        if aside:  # one file system fault damages one
+            raise DamagedCheckpoint(
+                f"{name}: the checkpoint of step {step} cannot be read either ({wrong}). Two in a row look like "
+                f"another version of Orbax or a file system that fails, not like damage; {aside} has the newer one"
+            )
         aside = processes.once(lambda step=step: there.set_aside(step))  # type: ignore[misc]
         before = processes.once(there.latest)
         then = "from the start of the stage" if before is None else f"from step {before}, the checkpoint before it"
         why = wrong.partition(" is damaged: ")[2].partition(". Delete")[0]
         say(
             f"WARNING: {name}: the checkpoint of step {step} is damaged and is not used: {why}. It "
-            f"{f'was moved to {aside}' if aside else 'was deleted'}. Continuing {then}; the steps since then are done "
+            f"was moved to {aside}. Continuing {then}; the steps since then are done "
             "again. Damage like this comes from a failing disk, or from a file changed by hand: look into it"
         )
     return None

@@ -35,6 +35,7 @@ from g2d_jax.sweep.graph import Graph, Node, build, node_folder
 from g2d_jax.sweep.points import points
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.watcher import watched
 from g2d_jax.workdir import LINKS, LOCK, PLANS, absolute, environment, try_lock
 
 CACHE = "jax_compilation_cache_dir"
@@ -53,7 +54,12 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     root = absolute(workdir)
     graph = build(points(config), _asked(root))
     _claim(config, graph, root)
-    with _compilation_cache(root), Tracker(root, tensorboard=False) as tracker:
+    limits = config.faults
+    with (
+        watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
+        _compilation_cache(root),
+        Tracker(root, tensorboard=False) as tracker,
+    ):
         failed = _Worker(config.name, graph, root, tracker).work()
         for name, reason in failed.items():
             tracker.say(f"{name} failed: {reason}")

@@ -175,16 +175,17 @@ class Checkpoints:
         return ""
 
     def set_aside(self, step: int) -> str:
-        """Take a damaged checkpoint out of the way; returns where it is now, "" if nowhere.
+        """Move a damaged checkpoint beside the folder, to damaged/step-N; returns where it is now. For one process.
 
-        A local one is moved beside the folder, to damaged/step-N, and never deleted. On an object store, where a move
-        is a copy of every file, it is deleted. One process calls it. Raises OSError.
+        Nothing is deleted: what cannot be read may be a fault of what reads it. Raises OSError, and ValueError on an
+        object store, where a move is a copy of every file: there the user decides.
         """
         folder = self.folder / str(step)
         if not storage.is_local(folder):
-            with storage.naming("delete", folder):
-                folder.rmtree()
-            return ""
+            raise ValueError(
+                f"checkpoint {folder} is damaged, and nothing is deleted on an object store: if an older one is to be "
+                "used, delete that folder and start again"
+            )
         aside = self.folder.parent / "damaged"
         names = (f"step-{step:06d}{f'-{again}' if again else ''}" for again in itertools.count())
         target = next(aside / name for name in names if not (aside / name).exists())
@@ -244,7 +245,9 @@ def is_damage(error: Exception) -> bool:
         return False
     text = str(error)
     system = (os.strerror(getattr(errno, name)) for name in _SYSTEM)
-    return not text.startswith((*_PASSING, *_REFUSED)) and not any(f": {words}" in text for words in system)
+    return not any(word in text for word in (*_PASSING, *_REFUSED)) and not any(
+        f": {words}" in text for words in system
+    )
 
 
 def _read_host(folder: epath.Path) -> dict[str, Any]:

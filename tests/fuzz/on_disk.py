@@ -2,18 +2,22 @@
 
 python on_disk.py WORKDIR OUTPUT CASES        WORKDIR lies on a file system of its own; CASES: JSON, [[WHAT, WHERE], …]
 
-    full       no byte is left on the disk as soon as a file of the pattern WHERE is in WORKDIR; "": before the start
+    full       no byte is left on the disk when a file or folder of the pattern WHERE is about to be made in WORKDIR, ""
+               is before the start
     readonly   the file system is, from before the start
     file       a file lies where the folder WHERE belongs
-    vanish     WORKDIR is taken away as soon as a file of the pattern WHERE is in it
+    vanish     WORKDIR is taken away when a file or folder of the pattern WHERE is about to be made in it;
+               "vanish after": when there is one
 
 After each case all is as before. At last it runs undisturbed, and WORKDIR is copied to OUTPUT. Prints JSON: the exit
-status and what was written to standard error, for every run.
+status and what was written to standard error, for every run; and the threads that would keep the process from ending.
 """
 
 import contextlib
 import io
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +26,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from g2d_jax.cli import main
 
@@ -47,25 +52,31 @@ def fill(ballast: Path) -> None:
                     pass
 
 
-@contextlib.contextmanager
-def when(workdir: Path, pattern: str, happen: Callable[[], None]) -> Iterator[None]:
-    """Something happens once, beside the run, when a file of a pattern is there; "": before the run."""
-    over = threading.Event()
+_waiting: list[tuple[Path, str, Callable[[], None]]] = []  # work directory, pattern, what is to happen once
 
-    def wait() -> None:
-        while pattern and not over.is_set() and not list(workdir.glob(pattern)):
-            time.sleep(0.0002)
+
+def audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """Python tells of every file before it is opened, so nothing here depends on who is faster."""
+    made = event == "os.mkdir" or (event == "open" and set(arguments[1] or "") & set("wxa+"))
+    if not made or not _waiting or not isinstance(arguments[0], str | os.PathLike):
+        return
+    workdir, pattern, happen = _waiting[0]
+    path = Path(os.fspath(arguments[0]))
+    name = re.sub(r"^\.(.+)\.[0-9a-f]{8}\.tmp$", r"\1", path.name)  # storage writes beside the target
+    if path.is_relative_to(workdir) and path.with_name(name).match(f"{workdir}/{pattern}"):
+        _waiting.clear()
         happen()
 
-    thread = threading.Thread(target=wait)
-    thread.start()
+
+@contextlib.contextmanager
+def when(workdir: Path, pattern: str, happen: Callable[[], None]) -> Iterator[None]:
+    """Something happens once; "": before the run."""
     if not pattern:
-        thread.join()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+        happen()
+    else:
+        _waiting.append((workdir, pattern, happen))
+    yield
+    assert not _waiting, f"nothing of {pattern} was made"
 
 
 @contextlib.contextmanager
@@ -86,13 +97,23 @@ def case(workdir: Path, what: str, where: str) -> Iterator[None]:
             yield
             (workdir / where).unlink()
         case "vanish":
-
-            def vanish() -> None:  # renamed first: all of it goes at once
-                workdir.rename(workdir.parent / "gone")
-                shutil.rmtree(workdir.parent / "gone")
-
-            with when(workdir, where, vanish):
+            with when(workdir, where, lambda: vanish(workdir)):
                 yield
+        case "vanish after":
+            thread = threading.Thread(target=lambda: wait_for(workdir, where) or vanish(workdir))
+            thread.start()
+            yield
+            thread.join()
+
+
+def vanish(workdir: Path) -> None:
+    workdir.rename(workdir.parent / "gone")  # first: all of it goes at once
+    shutil.rmtree(workdir.parent / "gone")
+
+
+def wait_for(workdir: Path, pattern: str) -> None:
+    while not list(workdir.glob(pattern)):
+        time.sleep(0.0002)
 
 
 def run(workdir: Path, what: str, where: str) -> tuple[int, str]:
@@ -101,8 +122,11 @@ def run(workdir: Path, what: str, where: str) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
+    sys.addaudithook(audit)
     place, output, cases = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     runs = [run(place, what, where) for what, where in cases]
     last = start(place)
     shutil.copytree(place, output)
-    print("RESULT", json.dumps({"runs": runs, "last": last}))
+    threads = [thread.name for thread in threading.enumerate() if not thread.daemon][1:]
+    print("RESULT", json.dumps({"runs": runs, "last": last, "threads": threads}), flush=True)
+    os._exit(0)  # without waiting for the threads that failed writes may have left

@@ -80,7 +80,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, one_device: dict[str, str]) 
         first.send_signal(signal.SIGCONT)
         assert second.returncode == 1
         assert f"g2d: {workdir} is in use by another process" in second.stderr
-        assert first.wait(120) == 0, (workdir.parent / "log").read_text()
+        assert first.wait(240) == 0, (workdir.parent / "log").read_text()
     finally:
         first.kill()
         first.wait()
@@ -99,15 +99,20 @@ def test_a_disk_that_is_full_or_read_only(tmp_path: Path, whole: Path, one_devic
     cases = {
         ("full", ""): "config.json",
         ("readonly", ""): "work",
-        ("full", "config.json"): "work",
+        ("full", "environment.json"): "environment.json",
         ("file", "metrics"): "metrics",
+        ("full", "metrics/*.jsonl"): "metrics/0000",
         ("file", "01-sft"): "01-sft",
-        ("full", "01-sft/checkpoints/2.*"): "",  # Orbax names no file
-        ("full", "01-sft/checkpoints/2"): "",
-        ("full", "02-collect/rollouts/part-00000.parquet"): "02-collect",
-        ("full", "02-collect/preferences/*.parquet"): "02-collect",
+        ("full", "01-sft/checkpoints/2*"): "",  # Orbax names no file
+        ("full", "01-sft/checkpoints/4*"): "",
+        ("full", "01-sft/manifest.json"): "01-sft/manifest.json",
+        ("full", "02-collect/rollouts/part-00001.parquet"): "02-collect/rollouts/part-00001.parquet",
+        ("full", "02-collect/preferences/*.parquet"): "02-collect/preferences/part-00000.parquet",
+        ("full", "02-collect/manifest.json"): "02-collect/manifest.json",
+        ("full", "report.html"): "report.html",
     }
     result = on_disk(tmp_path, one_device, *cases)
+
     for (what, where), (status, errors) in zip(cases, result["runs"], strict=True):
         message = [line for line in errors.splitlines() if line.startswith("g2d: ")]
         assert status == 1 and len(message) == 1, (what, where, errors)
@@ -122,16 +127,17 @@ def test_a_work_directory_taken_away(tmp_path: Path, whole: Path, one_device: di
     """No later run takes what is left for its own: it refuses the folder, or finds none and starts anew."""
     if not can_mount(tmp_path):
         pytest.skip("this machine lets us mount nothing")
-    result = on_disk(tmp_path, one_device, ("vanish", "01-sft/checkpoints/2"))
+    place = f"{tmp_path}/disk/work"
+    cases = ("vanish", "01-sft/checkpoints/2*"), ("vanish after", "02-collect/rollouts/part-00000.parquet")
+    result = on_disk(tmp_path, one_device, *cases)
+    (first, errors), (second, _) = result["runs"]
+    assert first == 1 and f"{place}/01-sft/checkpoints" in errors
     status, errors = result["last"]
     if status == 0:
         alike(whole, tmp_path / "left")
     else:
-        assert (status, errors) == (
-            1,
-            f"g2d: {tmp_path}/disk/work is not empty and holds no run: choose another --workdir\n",
-        )
-    status, errors = result["runs"][0]
-    if status == 0:
-        pytest.xfail("the run goes on, and ends well, in a folder that it makes anew")
-    assert status == 1 and f"{tmp_path}/disk/work" in errors and "Traceback" not in errors
+        assert (status, errors) == (1, f"g2d: {place} is not empty and holds no run: choose another --workdir\n")
+    if second == 0:
+        pytest.xfail("a run goes on, and ends well, in a folder that it makes anew")
+    if result["threads"]:
+        pytest.xfail("Orbax's threads wait for a folder that was never made: the process ends after up to 20 minutes")

@@ -52,7 +52,7 @@ def check(path: Path, read: Callable[[Path], Any]) -> None:
             texts += (
                 [row.prompt] if isinstance(row.prompt, str) else [m[k] for m in row.prompt for k in ("role", "content")]
             )
-            assert all(isinstance(text, str) for text in texts) and row.prompt
+            assert all(isinstance(text, str) for text in texts) and row.prompt != ()
             ids = [row.prompt_ids, row.chosen_ids, row.rejected_ids]
             accepted(lambda: check_preferences(path, [row], 3), path.name)  # noqa: B023
         else:
