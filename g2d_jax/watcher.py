@@ -48,7 +48,7 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
             return
         watcher = _Watcher(peer_timeout, hang_timeout)
         try:
-            with _told():
+            with _told(watcher):
                 yield
         finally:
             watcher.close()
@@ -58,7 +58,7 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _told(watcher: _Watcher) -> Iterator[None]:
     """Leave together, or tell the others that this process leaves, and why."""
     import jax
 
@@ -66,6 +66,7 @@ def _told() -> Iterator[None]:
         yield
     except processes.Preempted:
         processes.gather("stopped")
+        watcher.leaving = True
         _outlast(3 * _PAUSE)
         raise
     except BaseException as error:
@@ -75,6 +76,7 @@ def _told() -> Iterator[None]:
             processes.store().key_value_set(
                 f"{_prefix()}/left/{processes.index()}", processes.described(error), allow_overwrite=True
             )
+        watcher.leaving = True
         _outlast(_HEED + 5 * _PAUSE)
         raise
     processes.gather("done")  # none leaves while another still needs it
@@ -109,7 +111,10 @@ class _Peer:
 
 
 class _Watcher:
-    """A thread that gives signs of life, looks for those of the others, and ends this process when it must."""
+    """Two threads: one gives signs of life and looks for those of the others, one ends this process when it must.
+
+    The first may wait for ever, for the store of a leader whose host is gone. leaving: this process ends by itself now.
+    """
 
     def __init__(self, peer_timeout: float, hang_timeout: float) -> None:
         self._peer_timeout, self._hang_timeout = peer_timeout, hang_timeout
@@ -119,16 +124,23 @@ class _Watcher:
         self._beats = 0
         now = time.monotonic()
         self._peers = [_Peer(now) for _ in range(processes.count())]
-        self._moved = now
+        self._moved = self._answered = now
+        self._left: dict[int, str] = {}
         self._left_at: float | None = None
+        self.leaving = False
         self._witness = _Witness()
-        self._thread = threading.Thread(target=self._run, name="g2d-watcher", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=target, name=f"g2d-{name}", daemon=True)
+            for name, target in (("signs", self._run), ("watcher", self._watch))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """End the thread; a process that is to end says so to its witness first."""
+        """End the threads; a process that is to end says so to its witness first."""
         self._closing.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join(5 * _PAUSE)
         self._witness.close()
 
     def _run(self) -> None:
@@ -140,6 +152,11 @@ class _Watcher:
                 self._witness.tell(
                     f"{processes.name()}: the coordinator, {self._peer(0)}, does not answer: {error!s:.200}"
                 )
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_PAUSE):
+            if not self.leaving:
+                self._judge(time.monotonic())
 
     def _beat(self) -> None:
         client, self._beats = processes.store(), self._beats + 1
@@ -166,14 +183,17 @@ class _Watcher:
         )
         if not processes.state.stop.is_set() and client.key_value_dir_get(f"{_prefix()}/stop/"):
             processes.state.stop.set()
-        self._judge(now)
+        self._left = {n: text for n, text in processes.left_behind().items() if n != processes.index()}
+        self._answered = time.monotonic()
 
     def _judge(self, now: float) -> None:
         """End this process if a peer is lost, has left, or none gets on."""
+        if now - self._answered > self._peer_timeout:
+            self._end(f"{self._peer(0)} did not answer for {now - self._answered:.0f} s: it is lost")
         for number, peer in enumerate(self._peers):
-            if number != processes.index() and now - peer.heard > self._peer_timeout:
+            if number != processes.index() and self._answered - peer.heard > self._peer_timeout:
                 self._end(f"{self._peer(number)} was not heard of for {now - peer.heard:.0f} s: it is lost")
-        if left := {number: text for number, text in processes.left_behind().items() if number != processes.index()}:
+        if left := self._left:
             self._left_at = self._left_at or now
             if now - self._left_at > _HEED:  # enough to hear of it where it waits for the other
                 self._end(

@@ -44,6 +44,18 @@ def test_named_tests_and_files_exist() -> None:
         assert (ROOT / "g2d_jax" / file).exists(), file
 
 
+def test_every_promise_names_tests_that_exist() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    promises = text.partition("## Promises")[2].partition("\n## ")[0]
+    rows = [line for line in promises.splitlines() if line.startswith("| ") and not line.startswith("| promise")]
+    assert len(rows) > 30
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        assert named, f"a promise without a test: {row}"
+        for file, name in named:
+            assert f"def {name}(" in (ROOT / file).read_text(), (file, name)
+
+
 def test_the_config_in_the_readme_is_one(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     (block,) = [text for text in blocks if "def get_config" in text]

@@ -193,4 +193,4 @@ def test_no_store_there_is_one_clear_error(start):
     variables = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     done = start(HOLD, {**variables, "AWS_MAX_ATTEMPTS": "1"}, f"s3://{BUCKET}/run")
     _, error = done.communicate(timeout=60)
-    assert error.splitlines()[-1].startswith(f"OSError: cannot lock s3://{BUCKET}/run: ")
+    assert error.splitlines()[-1].startswith(f"g2d_jax.storage.StoreUnavailable: cannot lock s3://{BUCKET}/run: ")

@@ -1,4 +1,8 @@
-"""The tiny config with a reward that can be slow or hang in one process, and with refilled batches in its warm-up."""
+"""The tiny config with refilled batches, a reward that can be slow or hang, and a seed that can differ.
+
+SLOW: seconds that a call of the reward takes. HANGS, DIFFERS: index of the process in which it never returns, and of
+the one with another seed.
+"""
 
 import os
 import time
@@ -10,7 +14,7 @@ from g2d_jax import processes
 
 
 def even(completions, **columns):
-    """tiny.py's reward. SLOW: seconds that a call takes. HANGS: in the process of this index it never returns."""
+    """tiny.py's reward."""
     time.sleep(float(os.environ.get("SLOW", "0")))
     while os.environ.get("HANGS") == str(processes.index()):
         time.sleep(1)
@@ -19,6 +23,8 @@ def even(completions, **columns):
 
 def get_config(arg: str = "") -> ConfigDict:
     config = tiny.get_config()
+    config.seed = int(os.environ.get("DIFFERS", "none") == os.environ.get("JAX_PROCESS_ID"))
     config.reward.function = "small:even"
     config.stages.warmup.update(refill=1)
+    config.stages.evaluate.update(policies=("warmup", "dpo"))
     return config

@@ -133,7 +133,6 @@ STOPS = {
     "generation": ("_Session._refill", 1, "warmup", 0),
     "scoring": ("even", 0, "warmup", 0),
     "training online": ("Trainer.update", 1, "warmup", 2),
-    "generation for the dataset": ("_Session._refill", 3, "", 0),
     "log-probabilities of the reference": ("score_pairs", 0, "", 0),
     "evaluation": ("HeldOut.answers", 1, "", 0),
 }

@@ -1,0 +1,55 @@
+"""Two tasks, one of them scored by a reward model; online DPO, a group loss, a selection, and rollouts from elsewhere.
+
+Its files are in the folder of the environment variable MIXED, see test_same_result.py.
+"""
+
+import os
+from pathlib import Path
+
+import tiny
+from ml_collections import ConfigDict
+
+from g2d_jax import config as settings
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    folder = Path(os.environ["MIXED"])
+    config = tiny.get_config()
+    config.reward.function = "small:even"
+    config.tasks.likes = settings.task(
+        *(settings.source(str(folder / f"{split}.jsonl")) for split in ("train", "dev", "test")), function="model"
+    )
+    config.tasks.likes.reward.model.update(
+        path=str(folder / "reward-model"), dtype="float32", max_length=128, batch_tokens=512
+    )
+    drawn, optimizer = config.stages.warmup.sampling, settings.optimizer(1e-3)
+    config.stages = ConfigDict()
+    config.stages.dpo = settings.online(
+        policy="init",
+        steps=4,
+        keep=(2,),
+        loss="dpo",
+        sync_every=2,
+        reference_sync=True,
+        prompts_per_step=6,
+        num_generations=4,
+        sampling=drawn,
+        probe=settings.probe(every=2, prompts=4),
+        optimizer=optimizer,
+    )
+    config.stages.best = settings.select(policy="dpo", sampling=drawn)
+    config.stages.group = settings.online(
+        policy="best",
+        steps=4,
+        loss="group_dpo",
+        grpo_coef=0.5,
+        importance_cap=2.0,
+        sync_every=2,
+        num_iterations=2,
+        prompts_per_step=6,
+        num_generations=4,
+        sampling=drawn,
+        optimizer=optimizer,
+    )
+    config.stages.outside = settings.collect(policy="best", rollouts=str(folder / "outside.jsonl"))
+    return config

@@ -1,0 +1,102 @@
+"""How processes agree, and what becomes of the errors of one, of the leader and of all."""
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launched import HERE, Launched, Told, by_jax, by_slurm, command
+
+from g2d_jax import processes
+
+Launch = Callable[..., Launched]
+
+pytestmark = pytest.mark.timeout(900)
+
+HOST = socket.gethostname()
+
+
+@pytest.mark.parametrize(("count", "told"), [(2, by_slurm), (3, by_jax)], ids=["2 of Slurm", "3"])
+def test_every_way_to_agree(count: int, told: Told, launch: Launch, tmp_path: Path) -> None:
+    for index in range(count):
+        (tmp_path / f"{index}.jsonl").write_text(json.dumps({"problem": f"9 + {index} =", "answer": "9"}) + "\n")
+    launched = launch(count, 1, HERE / "several.py", "agreement", tmp_path, told=told)
+    assert launched.statuses() == [0] * count, launched.told()
+    found = [json.loads(launched.output(index).splitlines()[-1]) for index in range(count)]
+    assert [(one["index"], one["count"]) for one in found] == [(i, count) for i in range(count)]
+    last = count - 1
+    for index, one in enumerate(found):
+        check(one, index, last)
+
+
+def check(one: dict[str, Any], index: int, last: int) -> None:
+    def failed(of: int, whose: str) -> list[str]:
+        text = f"{whose} disk is full"
+        return ["OSError", text] if index == of else ["PeerFailed", f"process {of} on {HOST}: OSError: {text}"]
+
+    stopped = ["Preempted", "75"]
+    assert one["gather"] == ["returned", [{"from": i} for i in range(last + 1)]]
+    assert one["once"] == ["returned", 0]
+    assert one["once, it fails"] == failed(0, "the leader's")
+    assert one["together"] == ["returned", None]
+    assert one["together, the last fails"] == failed(last, f"{last}'s")
+    assert one["together, the leader fails"] == failed(0, "0's")
+    assert one["together, all fail"] == failed(index, f"{index}'s")
+    assert one["together, the last is stopped"] == stopped
+    assert one["together, one is stopped and one fails"] == failed(0, "0's")
+    assert one["agreed"] == one["not stopped"] == ["returned", None]
+    assert one["not agreed"][0] == one["other problems"][0] == "ValueError"
+    differ = f"differ between processes: process 1 on {HOST} has"
+    assert one["not agreed"][1].startswith(f"sizes {differ} [1, 1], process 0 on {HOST} has [1, 0]")
+    assert one["other problems"][1].startswith(f"problems {differ}")
+    assert one["another folder"][0] == ("ValueError" if index == 1 else "PeerFailed" if index == 0 else "ValueError")
+    assert f"is not the same folder on {HOST} as for process 0" in one["another folder"][1]
+    assert one["SIGTERM of the last"] == stopped
+    assert one["an error in a run"] == failed(0, "the leader's")
+
+
+def test_other_settings_on_one_host_are_refused_by_all(launch: Launch, tmp_path: Path) -> None:
+    launched = launch(2, 1, *command(tmp_path / "run"), env={"DIFFERS": "1"})
+    assert launched.statuses() == [1, 1], launched.told()
+    for index in (0, 1):
+        assert f"differ between processes: process 1 on {HOST} has" in launched.errors(index)
+        assert "all hosts need the same files, packages and arguments" in launched.errors(index)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_single_process_starts_nothing(launch: Launch, tmp_path: Path) -> None:
+    launched = launch(1, 1, HERE / "several.py", "alone", tmp_path, env={"SLURM_NTASKS": "1", "SLURM_PROCID": "0"})
+    assert launched.statuses() == [0], launched.told()
+    assert json.loads(launched.output(0)) == {"threads": ["MainThread"], "children": "", "told": [1, 0, True, [7]]}
+
+
+WRONG = {
+    "no id": ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2"}, "need all three"),
+    "no address": ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}, "need all three"),
+    "a word": ({"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES must be a whole number, got 'two'"),
+    "negative": ({"JAX_PROCESS_ID": "-1"}, "JAX_PROCESS_ID must be a whole number, got '-1'"),
+    "nothing": ({"JAX_PROCESS_ID": ""}, "JAX_PROCESS_ID must be a whole number, got ''"),
+    "too high": (by_jax(2, 1, 2), "process 2 of 2 at 'localhost:1'"),
+    "none": (by_jax(0, 1, 0), "process 0 of 0"),
+    "no port": (by_jax(2, 1, 0) | {"JAX_COORDINATOR_ADDRESS": "localhost"}, "the coordinator is HOST:PORT"),
+}
+
+
+@pytest.mark.parametrize(("variables", "message"), WRONG.values(), ids=WRONG)
+def test_half_an_address_is_refused(variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        processes.initialise()
+    assert processes.count() == 1
+
+
+def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in by_jax(2, 1, 0).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="process 3 of 3 at 'other:5'"):
+        processes.initialise("other:5", 3, 3)
+    processes.initialise("other:5", 1, 0)  # one of one: there is nobody to join
+    assert processes.count() == 1

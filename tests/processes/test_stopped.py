@@ -1,0 +1,44 @@
+"""SIGTERM to one of two processes: both save the same step and end with the status launchers restart on."""
+
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import same
+from launched import Launched, command
+
+from g2d_jax.training.checkpoint import Checkpoints
+
+Launch = Callable[..., Launched]
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def stop(launched: Launched, index: int) -> None:
+    launched.send(index, signal.SIGTERM)
+    started = time.monotonic()
+    assert launched.statuses(within=60) == [75, 75], launched.told()
+    assert time.monotonic() - started < 30
+    assert "stopped by SIGTERM" in launched.output(0) + launched.errors(0)
+
+
+def test_a_run_that_is_stopped_ends_like_one_that_never_was(whole: Path, launch: Launch, tmp_path: Path) -> None:
+    workdir = tmp_path / "stopped"
+    launched = launch(2, 2, *command(workdir))
+    launched.wait_for(workdir, "01-sft/checkpoints/2")
+    stop(launched, 1)
+    saved = Checkpoints(workdir / "01-sft" / "checkpoints").steps()
+    assert saved[-1] < 6
+    assert f"saved at step {saved[-1]} of 6" in launched.output(0) + launched.errors(0)
+    # While the reward of the first rollouts is computed, which takes some seconds.
+    launched = launch(2, 2, *command(workdir), env={"SLOW": "3"})
+    launched.wait_for(workdir, "02-warmup/checkpoints")
+    stop(launched, 0)
+    launched = launch(2, 2, *command(workdir, "--until", "warmup"))
+    assert launched.statuses() == [0, 0], launched.told()
+    reference = tmp_path / "whole"
+    shutil.copytree(whole, reference, ignore=shutil.ignore_patterns("03-*", "04-*", "05-*"))
+    same.bits(reference, workdir, ("sft", "warmup@1", "warmup"), tmp_path / "exports")
