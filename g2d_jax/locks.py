@@ -98,15 +98,15 @@ def try_lock(folder: epath.Path, *, beat: float | None = None, lease: float | No
 @contextmanager
 def _flock(folder: epath.Path) -> Iterator[bool]:
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "a+") as file:
+    with open(folder / LOCK, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
         else:
-            file.truncate(0)
-            file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
-            file.flush()
+            with contextlib.suppress(OSError):  # a full disk: the lock holds without its owner's name
+                os.ftruncate(file.fileno(), 0)
+                os.write(file.fileno(), json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode())
             yield True
 
 

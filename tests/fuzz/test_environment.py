@@ -130,7 +130,6 @@ def test_a_standard_output_that_is_full(workdir: Path, one_device: dict[str, str
     assert done.returncode == 1 and done.stderr.startswith(b"g2d: ") and b"No space left" in done.stderr
 
 
-@pytest.mark.xfail(reason="Screen takes sys.stdout, which is None when standard output is closed", strict=True)
 def test_a_standard_output_that_is_closed(workdir: Path, one_device: dict[str, str]) -> None:
     command = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "status", "--workdir", workdir]
     done = subprocess.run(command, env=one_device, stderr=subprocess.PIPE, timeout=60)

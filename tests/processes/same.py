@@ -98,13 +98,15 @@ def close(one: Any, other: Any, where: str) -> None:
 
 
 def metrics(workdir: Path) -> dict[str, Any]:
-    """What was logged last of each stage, step and kind, without times."""
+    """What was logged last of each stage that is there, by stage, step and kind, without times."""
     clocked = ("step_time", "generation/share", "generation/tokens_per_second")
+    there = {folder.name.partition("-")[2] for folder in workdir.glob("[0-9]*-*")}
     return {
         json.dumps([record["stage"], record["step"], record.get("kind")]): {
             key: value for key, value in record["metrics"].items() if key not in clocked
         }
         for record in read_metrics(workdir)
+        if record["stage"] in there
     }
 
 

@@ -18,9 +18,8 @@ RESTARTED = {75, -signal.SIGABRT}  # the latter when JAX's coordination service 
 # What for, who is killed, pattern of a file, and up to how many seconds after it appears.
 KILLS = (
     ("while the first checkpoint is written", 0, "01-sft/checkpoints/2*", 0.0),
-    ("in training", 1, "01-sft/checkpoints/4", 0.3),
     ("while its rollouts are written, or gathered", 1, "02-warmup/rollouts/_parts/*", 0.05),
-    ("sampled, not yet trained on", 0, "02-warmup/rollouts/step-000001.parquet", 0.2),
+    ("in training", 0, "02-warmup/checkpoints/1", 0.5),
     ("between two stages", 1, "03-collect/manifest.json", 0.0),
 )
 

@@ -28,14 +28,14 @@ def test_each_stage_from_the_same_artefacts(
 def test_resume_on_another_number_of_processes_and_devices(whole: Path, launch: Launch, tmp_path: Path) -> None:
     """From 2 to 1 in the middle of sft, from 1 to 2 between stages, from 2 to 4 in the middle of the warm-up."""
     workdir, reference = tmp_path / "elsewhere", tmp_path / "whole"
-    shutil.copytree(whole, workdir, ignore=shutil.ignore_patterns("02-*", "03-*", "04-*", "05-*", "metrics"))
+    shutil.copytree(whole, workdir, ignore=shutil.ignore_patterns("02-*", "03-*", "04-*", "05-*"))
     go_back(workdir / "01-sft", "checkpoints/6")
     for count, devices, until in ((1, 2, "sft"), (2, 2, "warmup"), (4, 1, "warmup")):
         launched = launch(count, devices, *command(workdir, "--until", until))
         assert launched.statuses() == [0] * count, launched.told()
         if count == 2:
             go_back(workdir / "02-warmup", "checkpoints/3", "rollouts/*step-000002*")
-    shutil.copytree(whole, reference, ignore=shutil.ignore_patterns("03-*", "04-*", "05-*", "metrics"))
+    shutil.copytree(whole, reference, ignore=shutil.ignore_patterns("03-*", "04-*", "05-*"))
     same.but_for_rounding(reference, workdir, ("sft", "warmup@1", "warmup"), tmp_path / "exports")
 
 

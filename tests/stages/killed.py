@@ -4,6 +4,7 @@ python killed.py     reads jobs from stdin, one a line in JSON, and forks a proc
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ class Runs:
 
     def __init__(self, env: dict[str, str]) -> None:
         command = [sys.executable, str(Path(__file__))]
+        self._jobs = 0
         self._server = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -39,13 +41,12 @@ class Runs:
     def __exit__(self, *error: object) -> None:
         assert self._server.stdin and self._server.stdout
         self._server.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._server.wait(10)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._server.pid, signal.SIGKILL)  # a run too, if one is under way
-            self._server.wait()
-            self._server.stdout.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._server.pid, signal.SIGKILL)  # a run too, if one is under way
+        self._server.wait()
+        self._server.stdout.close()
 
     def __call__(self, workdir: Path, expected: int = 0, **job: Any) -> dict[str, Any]:
         """Run or continue the tiny config in a work directory; what became of it.
@@ -57,14 +58,17 @@ class Runs:
             change [pattern, n]           SIGKILL just before the n-th change (from 0) of a path that matches
             after [pattern]               SIGKILL just before the first change after such a path was changed
             call [signal, name, n]        the signal at the n-th call (from 0) of a function of this qualified name
-            keep [pattern, folder]        nothing: copies the work directory before every such change, and at the end
+            keep [pattern, folder]        nothing: copies the work directory before every such change, to FOLDER/NNNN
 
         status, text (what was said), changes (how many matched), seconds (from the signal to the end).
         """
         assert self._server.stdin and self._server.stdout
-        self._server.stdin.write(json.dumps({"workdir": workdir, **job}, default=str) + "\n")
+        self._jobs += 1
+        self._server.stdin.write(json.dumps({"job": self._jobs, "workdir": workdir, **job}, default=str) + "\n")
         self._server.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._server.stdout.readline())
+        answer: dict[str, Any] = {}
+        while answer.get("job") != self._jobs:  # before it, those to tests that were given up
+            answer = json.loads(self._server.stdout.readline())
         assert answer["status"] == expected, answer
         return answer
 
@@ -72,8 +76,15 @@ class Runs:
 def serve() -> None:
     from g2d_jax import pipeline, resolve  # noqa: F401 (imported once, for all)
 
+    die_with_parent()
     for line in sys.stdin:
         print(json.dumps(outcome(json.loads(line))), flush=True)
+
+
+def die_with_parent() -> None:
+    """Whatever ends the tests leaves no process behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def outcome(job: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +106,7 @@ def outcome(job: dict[str, Any]) -> dict[str, Any]:
         overdue.cancel()
         told = ours.recv(64)
     seconds = ended - float(told) if told else 0.0
-    return {"status": status, "text": said.read_text(), "changes": changed, "seconds": seconds}
+    return {"job": job["job"], "status": status, "text": said.read_text(), "changes": changed, "seconds": seconds}
 
 
 def watch(job: dict[str, Any], child: int, ours: socket.socket) -> int:
@@ -128,6 +139,7 @@ def watch(job: dict[str, Any], child: int, ours: socket.socket) -> int:
 def work(job: dict[str, Any], said: Path, server: socket.socket) -> None:
     """The child: runs, and never returns."""
     status = 1
+    die_with_parent()
     try:
         with open(said, "wb") as output:
             os.dup2(output.fileno(), 1)

@@ -18,6 +18,7 @@ from g2d_jax.training.checkpoint import Checkpoints
 EVERY, KEEP = 2, 2  # checkpoint.every and checkpoint.keep of the tiny config
 STAGES = ("01-sft", "02-warmup", "03-collect", "04-dpo", "05-evaluate")
 
+pytestmark = pytest.mark.timeout(900)
 from_outside = pytest.mark.skipif(not syscalls.available(), reason="needs seccomp's user notification")
 
 

@@ -3,11 +3,14 @@
 import random
 from pathlib import Path
 
+import pytest
 from alike import differences, redone, steps_logged
 from killed import Runs
 
 from g2d_jax import policies, storage
 from g2d_jax.tables import read_preferences
+
+pytestmark = pytest.mark.timeout(900)
 
 # Pattern of a file, and up to how many seconds after it appears the process dies: 0 is right away.
 KILLS = {
