@@ -209,6 +209,7 @@ class _Watcher:
         """End this process at once: its main thread may be inside a collective that never returns."""
         self._witness.close()
         print(f"g2d: {processes.name()}: {message}", file=sys.stderr, flush=True)
+        _outlast(3 * _PAUSE)
         os._exit(status)
 
     def _peer(self, number: int) -> str:

@@ -259,8 +259,9 @@ def test_a_damaged_checkpoint_is_moved_aside_and_never_deleted(tmp_path: Path, b
         assert checkpoints.set_aside(4) == str(target)
         assert (target / "params").is_dir() and checkpoints.steps() == []
     (bucket / "checkpoints" / "4" / "file").write_text("x")
-    assert Checkpoints(bucket / "checkpoints").set_aside(4) == ""  # an object store has no rename
-    assert not (bucket / "checkpoints" / "4" / "file").exists()
+    with pytest.raises(ValueError, match="nothing is deleted on an object store"):  # which has no rename
+        Checkpoints(bucket / "checkpoints").set_aside(4)
+    assert (bucket / "checkpoints" / "4" / "file").exists()
 
 
 def test_what_may_be_gone_the_next_time_is_no_damage(tmp_path: Path):
