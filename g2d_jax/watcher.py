@@ -150,7 +150,7 @@ class _Watcher:
                 self._look()
             except Exception as error:  # the store is gone: so is the coordinator, and JAX ends this process now
                 self._witness.tell(
-                    f"{processes.name()}: the coordinator, {self._peer(0)}, does not answer: {error!s:.200}"
+                    f"{processes.name()}: the coordinator, {self._peer(0)}, does not answer, it is lost: {error!s:.200}"
                 )
 
     def _watch(self) -> None:
