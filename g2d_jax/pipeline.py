@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,8 +36,9 @@ from g2d_jax.stages.origin import lender
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.optimizer import make_optimizer
+from g2d_jax.training.staging import check_processes
 from g2d_jax.watcher import watched
-from g2d_jax.workdir import absolute, check_token, claim, environment, locked
+from g2d_jax.workdir import absolute, check_token, claim, locked, packages
 
 Stage = Callable[[Context, str, ConfigDict], dict[str, Any]]
 
@@ -232,14 +232,10 @@ def run(
     folder = absolute(workdir)
     if jax.process_count() != processes.count():
         raise ValueError("there are several processes that do not know each other: call g2d_jax.processes.initialise()")
-    if processes.count() > 1 and os.fspath(folder).startswith("s3:"):
-        raise ValueError(
-            f"{folder}: runs of several processes need a work directory on gs:// or on a file system that all share; "
-            "Orbax has no driver for S3, and what replaces it here is for one process"
-        )
+    check_processes(folder)
     limits = config.faults
     with watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout), _locked(folder):
-        mine = [to_dict(config), until or "", _own(reward, objectives), environment()["packages"]]
+        mine = [to_dict(config), until or "", _own(reward, objectives), packages()]
         processes.agreed("settings or packages", storage.fingerprint(mine))
         token = processes.once(lambda: claim(config, folder, _own(reward, objectives)))
         with processes.together():

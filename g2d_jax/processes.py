@@ -39,7 +39,6 @@ PREFIX = "g2d"
 
 SLICE = 1.0  # seconds of one wait, between two looks at what else happened
 
-
 _NETWORK = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "onnection", "ocket", "NCCL", "loo")
 """What JAX's errors say where another process or the way to it failed, and not the program. Gloo is CPUs' transport."""
 
@@ -352,7 +351,7 @@ def mark(place: str) -> None:
 
 
 def status_of(error: BaseException | str) -> int:
-    """The exit status for an error, or for one as `describe` tells it: RESTART where it may be gone next time."""
+    """The exit status for an error, or for one as `described` tells it: RESTART where it may be gone next time."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     fault = "JaxRuntimeError: " in text and any(words in text for words in _NETWORK)
     return RESTART if fault or "Unreachable: " in text or "StoreUnavailable: " in text else 1

@@ -24,7 +24,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
 from g2d_jax.models.config import Llama3Rope, ModelConfig
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.stages import online
+from g2d_jax.stages import offline, online
 from g2d_jax.stages.sick import told
 from g2d_jax.tracking import Screen
 from g2d_jax.training import objectives
@@ -92,9 +92,7 @@ def objective_of(compute: Compute, stage: ConfigDict) -> Objective:
     if stage.kind == "sft":
         return objectives.sft(compute)
     if stage.kind == "offline":
-        return objectives.dpo(
-            compute, beta=stage.beta, label_smoothing=stage.label_smoothing, loss_type=stage.loss_type
-        )
+        return offline.objective_of(compute, stage)
     return online.objective_of(compute, stage)
 
 

@@ -106,16 +106,21 @@ def check_token(workdir: epath.Path, token: str) -> None:
         )
 
 
+def packages() -> dict[str, str]:
+    """The versions of the packages that decide results."""
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "math-verify", "grain", "numpy")
+    return {name: importlib.metadata.version(name) for name in names}
+
+
 def environment() -> dict[str, Any]:
     """Versions, devices and the command (without secrets), for provenance."""
     import jax  # here: reports read work directories without it
 
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "math-verify", "grain", "numpy")
     return {
         "g2d_jax": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "packages": packages(),
         "devices": [str(device) for device in jax.devices()],
         "processes": jax.process_count(),
         "command": [without_secrets(argument) for argument in sys.argv],

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # tiny.py has a reward function that is named by import path
@@ -19,6 +20,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from etils import epath  # noqa: E402
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
+from object_store import gs_server, s3_server  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -61,3 +63,17 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    """The environment variables that lead to an S3 server with an empty bucket, see object_store.py."""
+    with s3_server() as variables:
+        yield variables
+
+
+@pytest.fixture(scope="module")
+def gs() -> Iterator[dict[str, str]]:
+    """The same for Google Cloud Storage."""
+    with gs_server() as variables:
+        yield variables

@@ -21,18 +21,6 @@ ROOT = Path(__file__).resolve().parents[1]
 QUICK = {"beat": 0.2, "lease": 2.0}
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, str]]:
-    with s3_server() as variables:
-        yield variables
-
-
-@pytest.fixture(scope="module")
-def gs() -> Iterator[dict[str, str]]:
-    with gs_server() as variables:
-        yield variables
-
-
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a process that runs some code with the environment of a store; none outlives the test."""

@@ -9,11 +9,10 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from object_store import BUCKET, gs_server, s3_server
+from object_store import BUCKET
 
 TINY = str(Path(__file__).parent / "tiny.py")
 SMALL = (
@@ -60,18 +59,6 @@ def call(env: dict[str, str], code: str, *arguments: str) -> tuple[str, str]:
 def digests(folder: Path) -> dict[str, str]:
     """Of an exported model's weights."""
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.safetensors")}
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, str]]:
-    with s3_server() as variables:
-        yield variables
-
-
-@pytest.fixture(scope="module")
-def gs() -> Iterator[dict[str, str]]:
-    with gs_server() as variables:
-        yield variables
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from g2d_jax.stages.rollouts import on_disk
 from g2d_jax.stages.training import trainer
 from g2d_jax.tables import read_preferences
 from g2d_jax.training import objectives
-from g2d_jax.training.objectives import Objective
+from g2d_jax.training.objectives import Compute, Objective
 
 SCORED_AT_ONCE = 256  # pairs of one scoring call
 
@@ -54,9 +54,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     with context.metered(scoring):
         references = reference_logprobs(context, name, stage, pairs, row_length, scoring)
     order = context.order(len(pairs), f"offline/{name}") if stage.shuffle else InOrder(len(pairs))
-    objective = objectives.dpo(
-        context.compute, beta=stage.beta, label_smoothing=stage.label_smoothing, loss_type=stage.loss_type
-    )
+    objective = objective_of(context.compute, stage)
     before = diagnosis.pair_summary(pairs, references) if stage.diagnose else {}  # now: it refuses what cannot be told
     signal, cost = _signal(context, name, stage, objective, pairs, references, row_length)
     with trainer(
@@ -95,6 +93,11 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     diagnosis.write_pairs(context.folders[name] / "pairs.parquet", pairs, references, trained)
     context.tracker.log(name, steps, diagnosis.figures(result), kind="diagnosis")
     return {**fields, "result": result, "diagnosis": cost.manifest()}
+
+
+def objective_of(compute: Compute, stage: ConfigDict) -> Objective:
+    """The stage's loss."""
+    return objectives.dpo(compute, beta=stage.beta, label_smoothing=stage.label_smoothing, loss_type=stage.loss_type)
 
 
 def _signal(

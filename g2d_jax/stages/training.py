@@ -236,9 +236,8 @@ def trainer(
         try:
             yield made
         except processes.Preempted:
-            if "ended" in facts:  # a step that stays
-                made.save_here()
-            made.save_if_new()
+            save = made.save_here if "ended" in facts else made.save_if_new  # the step a stage ended at stays
+            save()
             context.tracker.say(f"{name}: told to stop; saved at step {made.step} of {total}")
             raise
         made.flush()

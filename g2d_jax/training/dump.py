@@ -10,7 +10,6 @@ Without dump.json a folder is no dump: what was half written is never read. Ther
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,10 +25,10 @@ from g2d_jax.data.packing import Packed
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.step import TrainState
+from g2d_jax.workdir import packages
 
 RECORD, BATCH, STATE = "dump.json", "batch.safetensors", "state"
 _COUNT = "count"  # in the batch's file: no array of packed rows is called so
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,11 +72,7 @@ def _write_rest(folder: epath.Path, packed: Packed, record: Mapping[str, Any]) -
 
 def versions() -> dict[str, str]:
     """Of this package, of Python and of what computes."""
-    return {
-        "g2d_jax": __version__,
-        "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in _PACKAGES},
-    }
+    return {"g2d_jax": __version__, "python": platform.python_version(), **packages()}
 
 
 def read_dump(folder: storage.PathLike) -> Dump:

@@ -30,6 +30,15 @@ def is_staged(folder: storage.PathLike) -> bool:
     return os.fspath(folder).startswith("s3://")
 
 
+def check_processes(folder: storage.PathLike) -> None:
+    """Raise ValueError if several processes are to write checkpoints in a folder where only one can."""
+    if is_staged(folder) and jax.process_count() > 1:
+        raise ValueError(
+            f"{os.fspath(folder)}: several processes cannot write checkpoints to S3, Orbax has no driver for it: "
+            "choose a --workdir on Google Cloud Storage (gs://) or on a file system that all processes share"
+        )
+
+
 class Staged:
     """The checkpoints of one folder on S3, by step. keep, pinned: as in `Checkpoints`. For one thread."""
 
@@ -56,11 +65,7 @@ class Staged:
 
         Raises ValueError if the step is there already, or for several processes; and what made the last upload fail.
         """
-        if jax.process_count() > 1:
-            raise ValueError(
-                f"{self._folder}: several processes cannot write checkpoints to S3, Orbax has no driver for it: choose "
-                "a --workdir on Google Cloud Storage (gs://) or on a file system that all processes share"
-            )
+        check_processes(self._folder)
         self.wait()
         if step in self.steps():
             raise ValueError(f"there is a checkpoint of step {step} in {self._folder} already")

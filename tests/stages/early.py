@@ -30,9 +30,9 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 if __name__ == "__main__":
-    from killed import watch
+    from killed import kill_after
 
     workdir, until, pattern = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     if pattern:
-        threading.Thread(target=watch, args=(workdir, pattern, 0.0), daemon=True).start()
+        threading.Thread(target=kill_after, args=(workdir, pattern, 0.0), daemon=True).start()
     pipeline.run(resolve(__file__), workdir, until=until)
