@@ -18,7 +18,6 @@ the same command continues.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import socket
@@ -112,11 +111,15 @@ def initialise(coordinator: str | None = None, num_processes: int | None = None,
 
     From, in this order: the arguments, coordinator being HOST:PORT of process 0; JAX_COORDINATOR_ADDRESS,
     JAX_NUM_PROCESSES and JAX_PROCESS_ID; what JAX detects itself (Cloud TPU, Slurm, Open MPI, Kubernetes). Without any
-    of these, and when joined already, it does nothing. Raises ValueError for half of an address, and when the others
+    of these, and when joined already, it joins none. Raises ValueError for half of an address, and when the others
     cannot be joined; Unreachable when they did not all come in time.
     """
     if store() is not None:
         return
+    from g2d_jax import mesh as meshes
+
+    if meshes.simulated() > 1:
+        meshes.order_collectives()
     address = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     total = _integer("JAX_NUM_PROCESSES") if num_processes is None else num_processes
     mine = _integer("JAX_PROCESS_ID") if process_id is None else process_id
@@ -170,14 +173,13 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
     """With all three, or with None to have JAX find them."""
     import jax
 
+    from g2d_jax import mesh as meshes
+
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours, see `watcher.watched`
     # On CPUs collectives wait inside a pool of as many threads as there are cores; two of them soon wait for ever. XLA
     # takes the number from this variable when the devices are first looked at.
     os.environ.setdefault("NPROC", str(max(32, os.cpu_count() or 1)))
-    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
-    accelerated = any(importlib.util.find_spec(plugin) for plugin in ("libtpu", "jax_plugins"))
-    if platforms == "cpu" or (not platforms and not accelerated):
-        _order_collectives()
+    meshes.order_collectives()
     try:
         jax.distributed.initialize(
             address,
@@ -194,18 +196,6 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
             f"the processes did not find each other ({place}): {reason:.300}. Check that all were started, with the "
             "same address and count and each with its own id, and that the port is free and reachable"
         ) from error
-
-
-def _order_collectives() -> None:
-    """Keep XLA's CPU backend from starting collectives of one program in another order than the other processes do.
-
-    Its scheduler runs independent ones at once, each in a thread that blocks, and there are as many threads as cores:
-    seen to hang with two cores and two devices a process. Accelerators queue theirs.
-    """
-    flag = "--xla_cpu_enable_concurrency_optimized_scheduler"
-    flags = os.environ.get("XLA_FLAGS", "")
-    if flag not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {flag}=false".strip()
 
 
 # Agreement

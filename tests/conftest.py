@@ -10,6 +10,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
 _FLAGS = (
     "--xla_force_host_platform_device_count=8",
+    "--xla_cpu_enable_concurrency_optimized_scheduler=false",  # see g2d_jax.mesh.order_collectives
     "--xla_backend_optimization_level=0",  # the suite's time is compilation
     "--xla_llvm_disable_expensive_passes=true",
 )

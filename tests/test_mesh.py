@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
 from g2d_jax import mesh as meshes
+from g2d_jax import processes
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,27 @@ def test_chosen_devices():
 def test_wrong_sizes(sizes, message):
     with pytest.raises(ValueError, match=message):
         meshes.make_mesh(*sizes)
+
+
+FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
+
+
+def test_cpu_devices_start_collectives_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+    assert meshes.simulated() == 4
+    with pytest.raises(ValueError, match=f"collectives of 8 CPU devices may hang: .* add {FLAG}=false to XLA_FLAGS"):
+        meshes.make_mesh()
+    assert meshes.make_mesh(devices=jax.devices()[:1]).size == 1
+    processes.initialise()
+    assert os.environ["XLA_FLAGS"] == f"--xla_force_host_platform_device_count=4 {FLAG}=false"
+    assert meshes.make_mesh().size == 8
+
+
+@pytest.mark.parametrize("flags", ["", "--xla_force_host_platform_device_count=1", f"{FLAG}=true"])
+def test_flags_of_one_device_and_those_of_the_user_stay(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    processes.initialise()
+    assert os.environ["XLA_FLAGS"] == flags
 
 
 def test_spec_leaves_out_axes_of_one_device_and_those_that_do_not_divide():

@@ -171,9 +171,10 @@ def run(job: dict[str, Any], server: socket.socket, stack: ExitStack) -> int:
         stack.callback(sys.settrace, None)
     if "devices" in job:
         os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={job['devices']}"
-    from g2d_jax import pipeline
+    from g2d_jax import pipeline, processes
     from g2d_jax.resolve import resolve
 
+    processes.initialise()
     config = resolve(str(HERE.parent / "tiny.py"), job.get("overrides", ()))
     pipeline.run(config, workdir, until=job.get("until"))
     return 0
