@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -35,9 +36,17 @@ def test_workstation(tmp_path: Path, plan: str, status: int, count: int) -> None
     assert set((tmp_path / "starts0").read_text().splitlines()) == {"run --config demo --workdir runs/x"}
 
 
+# As in a terminal: a suite that runs in the background has Ctrl-C ignored, and bash cannot trap what was ignored.
+HEEDING = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp("bash", ["bash", *sys.argv[1:]])
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_workstation_hands_on_a_signal_and_ends(tmp_path: Path, number: signal.Signals) -> None:
-    command = ["bash", str(LAUNCH / "workstation.sh"), *ARGUMENTS]
+    command = [sys.executable, "-c", HEEDING, str(LAUNCH / "workstation.sh"), *ARGUMENTS]
     with subprocess.Popen(command, env=environment(tmp_path, "term\n0"), stdout=subprocess.PIPE, text=True) as script:
         wait_for(tmp_path / "waiting0")
         os.kill(script.pid, number)
