@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 import traceback
@@ -24,6 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is not there
+    processes.state.interrupted.clear()
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in the background, nor in a notebook
+    if heard:
+        signal.signal(signal.SIGINT, processes.on_interrupt)
     try:
         return int(arguments.command(arguments, overrides) or 0)
     except (ValueError, ImportError, OSError, processes.PeerFailed) as error:
@@ -40,8 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         return processes.leave(processes.status_of(error))
     except KeyboardInterrupt:
-        print("g2d: interrupted; the same command with the same --workdir continues", file=sys.stderr)
-        return 130
+        print(f"g2d: interrupted; {processes.AGAIN}", file=sys.stderr)
+        return processes.leave(130)
+    finally:
+        if heard:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -371,13 +380,15 @@ def _run_status(workdir: epath.Path) -> None:
 
 
 def _state(name: str, folder: epath.Path, logged: epath.Path) -> str:
-    """done, "at step N" by what was logged in that folder, or waiting."""
+    """done; how far, by the steps logged in `logged` or by the rollouts that are written; or waiting."""
     from g2d_jax.tracking import read_metrics
 
     if storage.finished(folder):
         return "done"
-    steps = [int(record["step"]) for record in read_metrics(logged) if record["stage"] == name]
-    return f"at step {max(steps)}" if steps else "waiting"
+    if last := max((int(record["step"]) for record in read_metrics(logged) if record["stage"] == name), default=0):
+        return f"at step {last}"
+    written = len(list((folder / "rollouts").glob("*.parquet")))
+    return f"{written} files of rollouts" if written else "waiting"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Who may write in a folder: one process at a time, on local disk and on object stores.
 
-    local        `flock` on FOLDER/.lock; the system lifts it when the process ends, however it ends
+    local        `flock` on FOLDER/.lock; the system lifts it when the process ends, however it ends. A process whose
+                 .lock is gone, the folder having been deleted or moved, ends
     gs, s3       a lease: FOLDER/.lock/000001.json, 000002.json …, of which the highest number owns
 
 A lock object is made by a conditional create, which the store grants to one process only, and is never deleted, so no
@@ -27,7 +28,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import fsspec
 from etils import epath
@@ -38,6 +39,8 @@ from g2d_jax.processes import RESTART, check_stop
 LOCK = ".lock"
 BEAT = 20.0  # seconds between two rewrites of an owner's object
 PATIENCE = 120.0  # seconds of waiting for a file server to lift the lock of another host
+GONE = "was deleted or moved while this process worked in it: nothing more is written"
+LOOK = 2.0  # seconds between two looks whether the folder is still there
 LEASE = 60.0  # seconds without a change after which an owner counts as dead
 
 _NUMBER = re.compile(r"(\d{6,})\.json")
@@ -107,7 +110,36 @@ def _flock(folder: epath.Path) -> Iterator[bool]:
             with contextlib.suppress(OSError):  # a full disk: the lock holds without its owner's name
                 os.ftruncate(file.fileno(), 0)
                 os.write(file.fileno(), json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode())
-            yield True
+            closing = threading.Event()
+            watch = threading.Thread(target=_watch_file, args=(folder, file, closing), name="g2d-lock", daemon=True)
+            watch.start()
+            try:
+                yield True
+            finally:
+                closing.set()
+                watch.join(LOOK)
+            if _is_gone(folder, file):
+                raise ValueError(f"{folder} {GONE}")
+
+
+def _watch_file(folder: epath.Path, file: IO[str], closing: threading.Event) -> None:
+    """End this process when the folder is taken away: it would go on in one that it makes anew, without a config."""
+    looks = 0
+    while not closing.wait(LOOK):
+        looks = looks + 1 if _is_gone(folder, file) else 0
+        if looks == 2:
+            _say(f"{folder} {GONE}")
+            os._exit(1)
+
+
+def _is_gone(folder: epath.Path, file: IO[str]) -> bool:
+    """Whether the folder's lock is another file than the one that is held, or none."""
+    try:
+        return not os.path.samestat(os.stat(folder / LOCK), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return True
+    except OSError:  # a file server that does not answer now
+        return False
 
 
 def _wait_for_server(folder: epath.Path, told: _Sight | tuple[int, bytes] | None, waited: float) -> tuple[int, bytes]:

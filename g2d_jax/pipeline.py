@@ -235,9 +235,10 @@ def run(
     check_processes(folder)
     limits = config.faults
     with watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout), _locked(folder):
-        mine = [to_dict(config), until or "", _own(reward, objectives), packages()]
-        processes.agreed("settings or packages", storage.fingerprint(mine))
-        token = processes.once(lambda: claim(config, folder, _own(reward, objectives)))
+        own_functions = _own(reward, objectives)
+        mine = {"config": to_dict(config), "until": until or "", "own": own_functions, "packages": packages()}
+        processes.agreed("settings or packages", mine)
+        token = processes.once(lambda: claim(config, folder, own_functions))
         with processes.together():
             check_token(folder, token)
         return _run_stages(config, folder, order, until, reward, objectives)
@@ -270,7 +271,7 @@ def _run_stages(
                 if name == until:
                     break
         except processes.Preempted:
-            tracker.say("stopped by SIGTERM: the same command with the same --workdir continues")
+            tracker.say(f"stopped by SIGTERM: {processes.AGAIN}")
             raise
         finally:
             context.close()
@@ -286,6 +287,7 @@ def run_stage(context: Context, name: str, order: Plan, *, again: bool = False) 
     """
     folder, stage = context.folders[name], context.config.stages[name]
     processes.mark(name)
+    processes.check_interrupted()
     done = processes.once(lambda: storage.finished(folder))
     if done is not None and not again:
         context.tracker.say(f"{name}: done before, skipped")

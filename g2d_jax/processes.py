@@ -18,11 +18,14 @@ the same command continues.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -36,6 +39,8 @@ RESTART = 75
 PREFIX = "g2d"
 """Of keys in the store."""
 
+AGAIN = "the same command with the same --workdir continues"
+JOIN = 300  # seconds in which all processes must have started
 SLICE = 1.0  # seconds of one wait, between two looks at what else happened
 
 _NETWORK = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "onnection", "ocket", "NCCL", "loo")
@@ -61,7 +66,8 @@ class PeerFailed(RuntimeError):
 class State:
     """This process: calls of `gather` made so far, marks of progress, and where it is.
 
-    run: times that it was watched. patience: seconds in which a lost peer is found.
+    run: times that it was watched. patience: seconds in which a lost peer is found. joining: waiting for the others to
+    come. stop, interrupted: set by SIGTERM and by Ctrl-C.
     """
 
     run: int = 0
@@ -69,7 +75,9 @@ class State:
     gathers: int = 0
     marks: int = 0
     place: str = "starting"
+    joining: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
+    interrupted: threading.Event = field(default_factory=threading.Event)
 
 
 state = State()
@@ -180,22 +188,82 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
     # takes the number from this variable when the devices are first looked at.
     os.environ.setdefault("NPROC", str(max(32, os.cpu_count() or 1)))
     meshes.order_collectives()
+    place = f"process {mine} of {total} with the coordinator {address}" if address else "the cluster's environment"
     try:
-        jax.distributed.initialize(
-            address,
-            total,
-            mine,
-            cluster_detection_method=address and "deactivate",
-            shutdown_timeout_seconds=30,
+        if address and mine:
+            _reach(address, place)
+        _in_thread(
+            lambda: jax.distributed.initialize(
+                address,
+                total,
+                mine,
+                cluster_detection_method=address and "deactivate",
+                initialization_timeout=2 * JOIN,  # then JAX aborts the process; `_in_thread` is done before
+                shutdown_timeout_seconds=30,
+            ),
+            place,
         )
     except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        late = isinstance(error, jax.errors.JaxRuntimeError)  # what the coordination service says: it timed out
-        place = f"process {mine} of {total} with the coordinator {address}" if address else "the cluster's environment"
+        # Nobody answered, or the coordination service says that not all came.
+        late = isinstance(error, (jax.errors.JaxRuntimeError, TimeoutError))
         raise (Unreachable if late else ValueError)(
             f"the processes did not find each other ({place}): {reason:.300}. Check that all were started, with the "
             "same address and count and each with its own id, and that the port is free and reachable"
         ) from error
+
+
+def _reach(address: str, place: str) -> None:
+    """Wait for the coordinator's port: JAX itself would wait without a word and then abort the process.
+
+    Raises TimeoutError after JOIN seconds, OSError for a host that has no address.
+    """
+    host, _, port = address.rpartition(":")
+    began, told = time.monotonic(), False
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except socket.gaierror:
+            raise
+        except OSError as error:
+            waited = time.monotonic() - began
+            if waited > JOIN:
+                raise TimeoutError(f"{address} did not answer for {JOIN} s: {error}") from error
+        if waited > 5 and not told:
+            _waiting(place)
+            told = True
+        time.sleep(0.2)
+
+
+def _in_thread(call: Callable[[], None], place: str) -> None:
+    """Make a call that waits in foreign code, where Ctrl-C would not be heard. Raises what it raises, and TimeoutError
+    after JOIN seconds."""
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            failure.append(error)
+
+    state.joining, began = True, time.monotonic()
+    thread = threading.Thread(target=run, name="g2d-join", daemon=True)
+    thread.start()
+    thread.join(5)
+    if thread.is_alive():
+        _waiting(place)
+    while thread.is_alive():
+        thread.join(0.2)
+        if time.monotonic() - began > JOIN:
+            raise TimeoutError(f"not all came within {JOIN} s")
+    state.joining = False
+    if failure:
+        raise failure[0]
+
+
+def _waiting(place: str) -> None:
+    print(f"g2d: {place}: waiting for the others, up to {JOIN} s", file=sys.stderr, flush=True)
 
 
 # Agreement
@@ -286,14 +354,28 @@ def described(error: BaseException) -> str:
 
 
 def agreed(what: str, value: Any) -> None:
-    """Raise ValueError on all processes if one has another value than the leader: other files or settings there."""
+    """Raise ValueError on all processes if one has another value than the leader: other files or settings there.
+
+    value: JSON; of nested objects the fields that differ are named.
+    """
     found = gather([value, socket.gethostname()])
     for peer, (other, host) in enumerate(found):
         if other != found[0][0]:
+            listed = "; ".join(itertools.islice(_differing(other, found[0][0], ""), 5))
             raise ValueError(
-                f"{what} differ between processes: process {peer} on {host} has {other!r:.200}, process 0 on "
-                f"{found[0][1]} has {found[0][0]!r:.200}; all hosts need the same files, packages and arguments"
+                f"{what} differ between processes, there process {peer} on {host} and here process 0 on "
+                f"{found[0][1]}: {listed}. All hosts need the same files, packages and arguments"
             )
+
+
+def _differing(theirs: Any, ours: Any, path: str) -> Iterator[str]:
+    """The fields in which two JSON values differ, a line each."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in sorted({*theirs, *ours}):
+            if theirs.get(key) != ours.get(key):
+                yield from _differing(theirs.get(key), ours.get(key), f"{path}.{key}" if path else key)
+    else:
+        yield f"{path or 'it'} is {theirs!r:.100} there and {ours!r:.100} here"
 
 
 # Being told to stop
@@ -301,14 +383,28 @@ def agreed(what: str, value: Any) -> None:
 
 def check_stop() -> None:
     """Raise Preempted if this run was told to stop. For blocks where each process works for itself."""
+    check_interrupted()
     if state.stop.is_set():
         raise Preempted
 
 
 def check_stop_together() -> None:
     """The same where all processes are at one place: if any was told to stop, all raise Preempted."""
+    check_interrupted()
     if any(gather(state.stop.is_set())):
         raise Preempted
+
+
+def on_interrupt(number: int, frame: Any) -> None:
+    """Ctrl-C: KeyboardInterrupt, now and, if that is lost in a callback of foreign code, at the next check."""
+    state.interrupted.set()
+    signal.default_int_handler(number, frame)
+
+
+def check_interrupted() -> None:
+    """Raise KeyboardInterrupt if Ctrl-C was pressed."""
+    if state.interrupted.is_set():
+        raise KeyboardInterrupt
 
 
 def patiently(future: Future[T]) -> T:
@@ -352,7 +448,7 @@ def leave(status: int) -> int:
 
     At the ordinary end of the interpreter JAX would wait for the other processes, and requests for their answers.
     """
-    if count() > 1 or status == RESTART:
+    if count() > 1 or state.joining or status == RESTART:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -208,7 +208,8 @@ class _Watcher:
     def _end(self, message: str, status: int = processes.RESTART) -> NoReturn:
         """End this process at once: its main thread may be inside a collective that never returns."""
         self._witness.close()
-        print(f"g2d: {processes.name()}: {message}", file=sys.stderr, flush=True)
+        then = f"; {processes.AGAIN}" if status == processes.RESTART else ""
+        print(f"g2d: {processes.name()}: {message}{then}", file=sys.stderr, flush=True)
         _outlast(3 * _PAUSE)
         os._exit(status)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,36 @@ def test_without_a_workdir_one_is_chosen_and_the_run_can_stop_early(tmp_path: Pa
     (chosen,) = (tmp_path / "runs").iterdir()
     assert chosen.name.startswith("tiny-") and f"work directory: runs/{chosen.name}\n" in done.stdout
     assert storage.finished(chosen / "01-sft") and not (chosen / "02-warmup").exists()
+
+
+def test_ctrl_c_that_is_lost_in_a_callback_is_heard(tmp_path: Path, one_device: dict[str, str]) -> None:
+    """Python prints and forgets what a callback of the garbage collector raises, and JAX has one."""
+    code = """
+import gc, os, signal, sys
+from g2d_jax import cli
+def press(phase, info):
+    if "jax.numpy" in sys.modules and press in gc.callbacks:
+        gc.callbacks.remove(press)
+        os.kill(os.getpid(), signal.SIGINT)
+        while not cli.processes.state.interrupted.is_set():
+            pass
+gc.callbacks.append(press)
+sys.exit(cli.main(sys.argv[1:]))
+"""
+    command = [sys.executable, "-c", code, "run", "--config", TINY, "--workdir", "work", *SMALL]
+    done = subprocess.run(command, cwd=tmp_path, env=one_device, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 130, done.stderr
+    assert "Exception ignored" in done.stderr and "the same command with the same --workdir continues" in done.stderr
+    assert not (tmp_path / "work" / "01-sft").exists()
+
+
+def test_status_tells_how_far_each_stage_is(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(work, tmp_path / "work")
+    (tmp_path / "work" / "03-collect" / "manifest.json").unlink()
+    (tmp_path / "work" / "02-warmup" / "manifest.json").unlink()
+    assert cli.main(["status", "--workdir", str(tmp_path / "work")]) == 0
+    told = capsys.readouterr().out
+    assert "at step 2" in told and "2 files of rollouts" in told and told.count("done") == 3
 
 
 def test_other_settings_are_refused_for_the_same_workdir(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

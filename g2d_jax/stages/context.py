@@ -327,10 +327,9 @@ class Context:
             there = processes.once(checkpoints.steps)
             found = max(there, default=None) if step is None else step
             if found is None or found not in there:
-                kept = ", ".join(map(str, there)) or "none"
-                raise ValueError(
-                    f"policy {name!r}: no checkpoint of that step in {folder} (there: {kept}); see stages.*.keep"
-                )
+                kept = ", ".join(map(str, there))
+                why = f"of that step in {folder} (there: {kept}); see stages.*.keep" if kept else f"in {folder} yet"
+                raise ValueError(f"policy {name!r}: no checkpoint {why}")
             where = decoder.shardings(self.model_config, self.mesh)
             like = jax.tree.map(
                 lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),

@@ -222,7 +222,7 @@ class _Reading:
         if not isinstance(error, Exception):
             return
         folder = self._checkpoints.folder / str(self._step)
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].partition(" See full TensorStore details")[0]
         if not is_damage(error):
             if isinstance(error, ValueError):  # TensorStore's word for what is an OSError elsewhere
                 raise OSError(f"cannot read checkpoint {folder} now: {reason:.300}") from error

@@ -6,11 +6,9 @@ python on_disk.py WORKDIR OUTPUT CASES        WORKDIR lies on a file system of i
                is before the start
     readonly   the file system is, from before the start
     file       a file lies where the folder WHERE belongs
-    vanish     WORKDIR is taken away when a file or folder of the pattern WHERE is about to be made in it;
-               "vanish after": when there is one
 
 After each case all is as before. At last it runs undisturbed, and WORKDIR is copied to OUTPUT. Prints JSON: the exit
-status and what was written to standard error, for every run; and the threads that would keep the process from ending.
+status and what was written to standard error, for every run.
 """
 
 import contextlib
@@ -21,8 +19,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,24 +92,6 @@ def case(workdir: Path, what: str, where: str) -> Iterator[None]:
             (workdir / where).write_bytes(b"")
             yield
             (workdir / where).unlink()
-        case "vanish":
-            with when(workdir, where, lambda: vanish(workdir)):
-                yield
-        case "vanish after":
-            thread = threading.Thread(target=lambda: wait_for(workdir, where) or vanish(workdir))
-            thread.start()
-            yield
-            thread.join()
-
-
-def vanish(workdir: Path) -> None:
-    workdir.rename(workdir.parent / "gone")  # first: all of it goes at once
-    shutil.rmtree(workdir.parent / "gone")
-
-
-def wait_for(workdir: Path, pattern: str) -> None:
-    while not list(workdir.glob(pattern)):
-        time.sleep(0.0002)
 
 
 def run(workdir: Path, what: str, where: str) -> tuple[int, str]:
@@ -127,6 +105,5 @@ if __name__ == "__main__":
     runs = [run(place, what, where) for what, where in cases]
     last = start(place)
     shutil.copytree(place, output)
-    threads = [thread.name for thread in threading.enumerate() if not thread.daemon][1:]
-    print("RESULT", json.dumps({"runs": runs, "last": last, "threads": threads}), flush=True)
+    print("RESULT", json.dumps({"runs": runs, "last": last}), flush=True)
     os._exit(0)  # without waiting for the threads that failed writes may have left

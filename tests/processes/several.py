@@ -95,6 +95,9 @@ def ways(folder: Path) -> dict[str, Callable[[], Any]]:
         "together, one is stopped and one fails": lambda: together({0}, {max(everyone)}),
         "agreed": lambda: processes.agreed("sizes", [1, 2]),
         "not agreed": lambda: processes.agreed("sizes", [1, mine]),
+        "differing fields": lambda: processes.agreed(
+            "settings", {"a": {"b": 1, "c": mine}, **({} if mine else {"d": 5})}
+        ),
         "another folder": lambda: same_folder(folder / str(mine)),
         "other problems": lambda: problems(folder / f"{mine}.jsonl"),
         "not stopped": processes.check_stop_together,

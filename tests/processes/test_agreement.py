@@ -1,13 +1,16 @@
 """How processes agree, and what becomes of the errors of one, of the leader and of all."""
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launched import HERE, Launched, Told, by_jax, by_slurm, command
+from launched import HERE, Launched, Told, by_jax, by_slurm, command, free_port
 
 from g2d_jax import processes
 
@@ -48,8 +51,11 @@ def check(one: dict[str, Any], index: int, last: int) -> None:
     assert one["together, one is stopped and one fails"] == failed(0, "0's")
     assert one["agreed"] == one["not stopped"] == ["returned", None]
     assert one["not agreed"][0] == one["other problems"][0] == "ValueError"
-    differ = f"differ between processes: process 1 on {HOST} has"
-    assert one["not agreed"][1].startswith(f"sizes {differ} [1, 1], process 0 on {HOST} has [1, 0]")
+    differ = f"differ between processes, there process 1 on {HOST} and here process 0 on {HOST}: "
+    assert one["not agreed"][1].startswith(f"sizes {differ}it is [1, 1] there and [1, 0] here. All hosts need")
+    assert one["differing fields"][1].startswith(
+        f"settings {differ}a.c is 1 there and 0 here; d is None there and 5 here"
+    )
     assert one["other problems"][1].startswith(f"problems {differ}")
     assert one["another folder"][0] == ("ValueError" if index == 1 else "PeerFailed" if index == 0 else "ValueError")
     assert f"is not the same folder on {HOST} as for process 0" in one["another folder"][1]
@@ -61,8 +67,8 @@ def test_other_settings_on_one_host_are_refused_by_all(launch: Launch, tmp_path:
     launched = launch(2, 1, *command(tmp_path / "run"), env={"DIFFERS": "1"})
     assert launched.statuses() == [1, 1], launched.told()
     for index in (0, 1):
-        assert f"differ between processes: process 1 on {HOST} has" in launched.errors(index)
-        assert "all hosts need the same files, packages and arguments" in launched.errors(index)
+        assert "settings or packages differ between processes" in launched.errors(index)
+        assert "All hosts need the same files, packages and arguments" in launched.errors(index)
     assert not (tmp_path / "run" / "config.json").exists()
 
 
@@ -91,6 +97,29 @@ def test_half_an_address_is_refused(variables: dict[str, str], message: str, mon
     with pytest.raises(ValueError, match=message):
         processes.initialise()
     assert processes.count() == 1
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_who_waits_for_the_others_says_so_and_not_for_ever(index: int, one_device: dict[str, str]) -> None:
+    """Neither the coordinator alone nor one that cannot reach it: and Ctrl-C is heard."""
+    code = (
+        "import sys; from g2d_jax import cli, processes; processes.JOIN = int(sys.argv[1]); "
+        f"sys.exit(cli.main(['run', '--config', 'demo', '--coordinator', 'localhost:{free_port()}', "
+        f"'--num-processes', '2', '--process-id', '{index}']))"
+    )
+    start = [sys.executable, "-c", code]
+    found = subprocess.run([*start, "6"], env=one_device, capture_output=True, text=True, timeout=120)
+    assert found.returncode == processes.RESTART, found.stderr
+    place = f"process {index} of 2 with the coordinator localhost:"
+    assert f"g2d: {place}" in found.stderr and "waiting for the others, up to 6 s" in found.stderr
+    assert f"the processes did not find each other ({place}" in found.stderr
+    with subprocess.Popen([*start, "100"], env=one_device, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        while "waiting for the others" not in (line := waiting.stderr.readline()):
+            assert line
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(20) == 130
+        assert "interrupted" in waiting.stderr.read()
 
 
 def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
