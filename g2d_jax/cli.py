@@ -148,6 +148,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
         help="a stage or STAGE@K; default: what the run is for, its last trained or selected one",
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--adapters", action="store_true", help="write the adapters alone, as PEFT reads them")
     parser.set_defaults(command=_export)
 
 
@@ -280,7 +281,8 @@ def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
 def _export(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import policies
 
-    print(policies.export(arguments.workdir, arguments.output, policy=arguments.policy, dtype=arguments.dtype))
+    options = {name: getattr(arguments, name) for name in ("policy", "dtype", "adapters")}
+    print(policies.export(arguments.workdir, arguments.output, **options))
 
 
 def _sample(arguments: argparse.Namespace, _: list[str]) -> None:

@@ -54,6 +54,13 @@ def base() -> ConfigDict:
                 "rope_theta": 10_000.0,
                 "init_std": 0.02,
             },
+            "lora": {  # low-rank adapters beside the model's linear layers; what is trained is they alone
+                "rank": 0,  # 0: none, all parameters are trained
+                "alpha": 16.0,  # their product is scaled by alpha / rank
+                "rslora": False,  # by alpha / sqrt(rank) instead
+                "targets": ("all-linear",),  # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj
+                "base_dtype": "float32",  # of the parameters that are not trained: "bfloat16" halves their memory
+            },
             "tokenizer": {
                 "path": "",  # "" is the model's own
                 "revision": optional(str),

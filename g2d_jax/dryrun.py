@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from g2d_jax import pipeline
 from g2d_jax.canonical import to_dict
 from g2d_jax.data.packing import Packed, pack
-from g2d_jax.models.decoder import count_params
+from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.stages import sft
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.select import kept_steps
@@ -36,7 +36,8 @@ def show(config: ConfigDict) -> None:
             tracker.table("stages", ["stage", "kind", "reads", "disk"], rows)
             counts = [[split, str(len(problems))] for split, problems in context.problems.items()]
             tracker.table("problems", ["split", "count"], counts)
-            tracker.say(f"model: {count_params(context.model_config):,} parameters")
+            trained, total = count_trained(context.model_config), count_params(context.model_config)
+            tracker.say(f"model: {total:,} parameters" + (f", {trained:,} of them trained" if trained < total else ""))
             _show_batch(context, order)
 
 
@@ -46,7 +47,7 @@ def disk_need(context: Context, name: str) -> str:
     size = 0.0
     if stage.kind in ("sft", "online", "offline"):
         kept = context.config.checkpoint.keep + len(stage.get("keep", ())) + 1
-        size += 12.0 * count_params(context.model_config) * kept
+        size += 12.0 * count_trained(context.model_config) * kept
     if "sampling" in stage:
         many = {
             "online": lambda: stage.steps,

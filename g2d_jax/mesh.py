@@ -31,6 +31,7 @@ RULES: Rules = MappingProxyType(
         "head_dim": None,
         "mlp": "tensor",
         "norm": None,
+        "rank": None,
         "rows": ("data", "fsdp"),
     }
 )

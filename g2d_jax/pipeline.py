@@ -30,7 +30,7 @@ from g2d_jax.records import SamplingParams
 from g2d_jax.report import summary_table, write_all
 from g2d_jax.rewards.functions import RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
-from g2d_jax.stages import collect, ending, evaluate, offline, online, select, sft
+from g2d_jax.stages import collect, ending, evaluate, offline, online, select, sft, starting
 from g2d_jax.stages.context import Context, check_elsewhere
 from g2d_jax.stages.origin import lender
 from g2d_jax.tracking import Tracker
@@ -142,8 +142,10 @@ def _check_shared(config: ConfigDict) -> None:
             raise ValueError(f"{path} must be at least {least}, got {config[section][field]}")
     if config.faults.peer_timeout > 90:
         raise ValueError("faults.peer_timeout is at most 90: JAX itself ends all, without a name, after 100 seconds")
-    if config.dtype not in ("float32", "bfloat16"):
-        raise ValueError(f"dtype is float32 or bfloat16, got {config.dtype!r}")
+    starting.adapters(config.lora)
+    for name, dtype in (("dtype", config.dtype), ("lora.base_dtype", config.lora.base_dtype)):
+        if dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"{name} is float32 or bfloat16, got {dtype!r}")
     if config.compute.remat not in get_args(Remat):
         raise ValueError(f"compute.remat is one of {', '.join(get_args(Remat))}, got {config.compute.remat!r}")
     weights = {"data": config.data.weight, **{f"tasks.{name}": task.weight for name, task in config.tasks.items()}}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import jax
 import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
@@ -16,7 +17,7 @@ from g2d_jax.accounting import TRAINING
 from g2d_jax.canonical import from_dict
 from g2d_jax.config import source
 from g2d_jax.data.splits import problem_id
-from g2d_jax.models import hf
+from g2d_jax.models import hf, lora, peft
 from g2d_jax.records import Problem, Request
 from g2d_jax.report.summary import summary_table
 from g2d_jax.stages import evaluate as evaluation
@@ -126,20 +127,32 @@ def version(context: Context, policy: str) -> Any:
 
 
 def export(
-    workdir: storage.PathLike, output: storage.PathLike, *, policy: str | None = None, dtype: str = "float32"
+    workdir: storage.PathLike,
+    output: storage.PathLike,
+    *,
+    policy: str | None = None,
+    dtype: str = "float32",
+    adapters: bool = False,
 ) -> epath.Path:
     """Write a policy as a Hugging Face folder: safetensors, config, tokenizer, generation config, model card.
 
-    Raises ValueError if the folder holds a model already, or there is no such policy.
+    adapters: write these alone, as PEFT has them, in place of the model they are merged into.
+    Raises ValueError if the folder holds a model already, there is no such policy, or it has no adapters to write.
     """
     folder = epath.Path(output)
     if (folder / "config.json").exists():
         raise ValueError(f"{folder} holds a model already: choose another --output")
     with opened(workdir) as context:
         chosen = policy or last_policy(context.config)
+        if adapters and not context.config.lora.rank:
+            raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
         params, tokenizer = context.policy(chosen), context.tokenizer
         tokenizer.save(folder)
-        hf.save(params, folder, dtype=dtype, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id)  # type: ignore[arg-type]
+        if adapters:
+            peft.save(params, folder, base=context.config.model.path, dtype=dtype)  # type: ignore[arg-type]
+        else:
+            merged = jax.jit(lora.merge)(params)
+            hf.save(merged, folder, dtype=dtype, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id)  # type: ignore[arg-type]
         note = _tokenizer_note(folder)
         storage.write_bytes(folder / "README.md", (_card(context, chosen) + note).encode())
         if note:

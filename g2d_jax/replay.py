@@ -21,8 +21,8 @@ from ml_collections import ConfigDict
 
 from g2d_jax import canonical, storage
 from g2d_jax import mesh as meshes
-from g2d_jax.models import decoder
-from g2d_jax.models.config import Llama3Rope, ModelConfig
+from g2d_jax.models import decoder, lora
+from g2d_jax.models.config import Llama3Rope, Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.stages import offline, online
 from g2d_jax.stages.sick import told
@@ -81,7 +81,7 @@ def replay(
     compute = Compute(mesh, jnp.dtype(config.dtype), config.compute.remat)
     made = objective(compute) if objective is not None else objective_of(compute, stage)
     where = decoder.shardings(model, mesh)
-    params = dump.params(placed(decoder.abstract(model), where))
+    params = dump.params(placed(decoder.abstract(model, _dtype(config, model)), where))
     found = _computed(dump, made, params, where, mesh, stage, compute)
     _show(dump, found, mesh, Screen())
     return found
@@ -97,8 +97,14 @@ def objective_of(compute: Compute, stage: ConfigDict) -> Objective:
 
 
 def _model(values: dict[str, Any]) -> ModelConfig:
-    scaling = values["rope_scaling"]
-    return ModelConfig(**{**values, "rope_scaling": Llama3Rope(**scaling) if scaling else None})
+    scaling, adapters = values["rope_scaling"], values["lora"]
+    own = {"rope_scaling": scaling and Llama3Rope(**scaling), "lora": adapters and Lora(**adapters)}
+    return ModelConfig(**{**values, **own})
+
+
+def _dtype(config: ConfigDict, model: ModelConfig) -> jnp.dtype:
+    """Of the parameters that are not trained."""
+    return jnp.dtype(config.lora.base_dtype if model.lora else "float32")
 
 
 def _mesh(config: ConfigDict) -> Mesh:
@@ -113,10 +119,13 @@ def _computed(
     dump: Dump, objective: Objective, params: Decoder, where: Any, mesh: Mesh, stage: ConfigDict, compute: Compute
 ) -> Replay:
     arrays = padded(dump.arrays, meshes.row_ways(mesh))
+    trained, rest = lora.split(params)
 
-    def update(params: Decoder, arrays: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, jax.Array, Decoder]:
-        grads, loss, _ = accumulate(objective, params, arrays, count)
-        grads = jax.lax.with_sharding_constraint(grads, where)
+    def update(
+        params: Decoder, rest: Decoder | None, arrays: dict[str, jax.Array], count: jax.Array
+    ) -> tuple[jax.Array, jax.Array, Decoder]:
+        grads, loss, _ = accumulate(objective, params, arrays, count, rest)
+        grads = jax.lax.with_sharding_constraint(grads, lora.split(where)[0])
         return loss, optax.tree.norm(grads), jax.tree.map(_not_finite, grads)
 
     run = jax.jit(update, out_shardings=meshes.replicated(mesh))
@@ -125,7 +134,7 @@ def _computed(
         """Micro-batches from `first` on, rolled to the front: one program does all of them, and each."""
         rolled = {name: meshes.put_rows(mesh, np.roll(x, -first, axis=0), axis=1) for name, x in arrays.items()}
         number = meshes.put(np.asarray(count, np.int32), meshes.replicated(mesh))
-        loss, norm, sick = jax.device_get(jax.block_until_ready(run(params, rolled, number)))
+        loss, norm, sick = jax.device_get(jax.block_until_ready(run(trained, rest, rolled, number)))
         return {"loss": float(loss), "grad_norm": float(norm)}, sick
 
     whole, sick = at(0, dump.count)
@@ -138,7 +147,7 @@ def _computed(
         micro_batches=[at(i, 1)[0] for i in range(dump.count)],
         inputs=_sick_inputs(dump),
         responses=_sick_responses(dump, _logprobs(arrays, dump.count, params, mesh, stage, compute)),
-        parameters={name: (sizes[name], int(values[name]), int(gradients[name])) for name in sizes},
+        parameters={name: (sizes[name], int(values[name]), int(gradients.get(name, 0))) for name in sizes},
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,11 +20,51 @@ class Llama3Rope:
     original_max_position_embeddings: int
 
 
+LINEAR = {
+    "q_proj": "q",
+    "k_proj": "k",
+    "v_proj": "v",
+    "o_proj": "o",
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+}
+"""The linear layers of a block: Hugging Face's name -> the parameter's here."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685, equation 3): y = x W + scale * (x A) B, W frozen.
+
+    targets: names in LINEAR. scale: alpha / rank; with rslora alpha / sqrt(rank) (Kalajdzievski 2023,
+    arXiv:2312.03732). Raises ValueError for what is out of range.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = tuple(LINEAR)
+    rslora: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not 0 < self.alpha < math.inf:
+            raise ValueError(f"lora.rank and lora.alpha must be positive, got {self.rank} and {self.alpha}")
+        if wrong := [name for name in self.targets if name not in LINEAR]:
+            raise ValueError(f"lora.targets: no linear layer {wrong[0]!r}; there are {', '.join(LINEAR)}")
+        if not self.targets or len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"lora.targets must name at least one layer, and none twice, got {self.targets}")
+
+    @property
+    def scale(self) -> float:
+        """What the adapters' product is multiplied with."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only transformer: pre-norm, RMSNorm, RoPE, grouped-query attention, SwiGLU.
 
-    family decides qkv_bias and qk_norm only through the two flags below; it is kept for export.
+    family decides qkv_bias and qk_norm only through the two flags below; it is kept for export. lora: adapters beside
+    the linear layers; only they are trained then.
     """
 
     family: Family
@@ -40,6 +82,12 @@ class ModelConfig:
     rope_scaling: Llama3Rope | None = None
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 32_768
+    lora: Lora | None = None
+
+    @property
+    def base(self) -> ModelConfig:
+        """The same without adapters."""
+        return dataclasses.replace(self, lora=None)
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:

@@ -22,66 +22,10 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models.attention import attend_cached, packed_attention, rotary_table, rotate
-from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.config import LINEAR, ModelConfig
+from g2d_jax.models.table import Param, block_params, full_shape, outer_params
 
 Remat = Literal["none", "full", "attention"]
-
-
-@dataclass(frozen=True)
-class Param:
-    """One row of the architecture's table: it drives initialisation, sharding, import and export.
-
-    shape and axes leave out the layer dimension. hf: Hugging Face's tensor name, {layer} where there is one per layer.
-    Hugging Face stores a linear layer as [out, in]; `flat` gives our shape as (in, out), a bias as (out,), so that
-    ours.reshape(flat).T is theirs. None means stored alike.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
-    init: Literal["normal", "ones", "zeros"]
-    hf: str
-    flat: tuple[int, ...] | None = None
-
-
-def block_params(c: ModelConfig) -> dict[str, Param]:
-    """The table of one layer."""
-    e, h, k, d, m = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.intermediate_size
-    attn, mlp = "model.layers.{layer}.self_attn", "model.layers.{layer}.mlp"
-    table = {
-        "attn_norm": Param((e,), ("norm",), "ones", "model.layers.{layer}.input_layernorm.weight"),
-        "q": Param((e, h, d), ("embed", "heads", "head_dim"), "normal", f"{attn}.q_proj.weight", (e, h * d)),
-        "k": Param((e, k, d), ("embed", "kv_heads", "head_dim"), "normal", f"{attn}.k_proj.weight", (e, k * d)),
-        "v": Param((e, k, d), ("embed", "kv_heads", "head_dim"), "normal", f"{attn}.v_proj.weight", (e, k * d)),
-        "o": Param((h, d, e), ("heads", "head_dim", "embed"), "normal", f"{attn}.o_proj.weight", (h * d, e)),
-        "mlp_norm": Param((e,), ("norm",), "ones", "model.layers.{layer}.post_attention_layernorm.weight"),
-        "gate": Param((e, m), ("embed", "mlp"), "normal", f"{mlp}.gate_proj.weight", (e, m)),
-        "up": Param((e, m), ("embed", "mlp"), "normal", f"{mlp}.up_proj.weight", (e, m)),
-        "down": Param((m, e), ("mlp", "embed"), "normal", f"{mlp}.down_proj.weight", (m, e)),
-    }
-    if c.qkv_bias:
-        table |= {
-            "q_bias": Param((h, d), ("heads", "head_dim"), "zeros", f"{attn}.q_proj.bias", (h * d,)),
-            "k_bias": Param((k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.k_proj.bias", (k * d,)),
-            "v_bias": Param((k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.v_proj.bias", (k * d,)),
-        }
-    if c.qk_norm:
-        table |= {
-            "q_norm": Param((d,), ("norm",), "ones", f"{attn}.q_norm.weight"),
-            "k_norm": Param((d,), ("norm",), "ones", f"{attn}.k_norm.weight"),
-        }
-    return table
-
-
-def outer_params(c: ModelConfig) -> dict[str, Param]:
-    """The table of what is not in a layer. A tied model has no "head": it reads the embedding transposed."""
-    v, e = c.vocab_size, c.hidden_size
-    table = {
-        "embed": Param((v, e), ("vocab", "embed"), "normal", "model.embed_tokens.weight"),
-        "final_norm": Param((e,), ("norm",), "ones", "model.norm.weight"),
-    }
-    if not c.tie_word_embeddings:
-        table["head"] = Param((e, v), ("embed", "vocab"), "normal", "lm_head.weight", (e, v))
-    return table
 
 
 class Block(nnx.Module):
@@ -131,21 +75,21 @@ def build(config: ModelConfig, make: Callable[[str, Param, bool], jax.Array]) ->
     return Decoder(config, outer, Block(blocks))
 
 
-def full_shape(config: ModelConfig, row: Param, stacked: bool) -> tuple[int, ...]:
-    """The array's shape with the layer dimension."""
-    return (config.num_hidden_layers, *row.shape) if stacked else row.shape
-
-
 def init(config: ModelConfig, key: jax.Array, std: float = 0.02) -> Decoder:
-    """Random float32 parameters: normal(0, std), norms one, biases zero. Each array's key is its name's."""
+    """Random float32 parameters: see `fresh`."""
+    return build(config, lambda name, row, stacked: fresh(config, name, row, stacked, key, std))
 
-    def make(name: str, row: Param, stacked: bool) -> jax.Array:
-        shape = full_shape(config, row, stacked)
-        if row.init == "normal":
-            return std * jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), shape)
-        return (jnp.ones if row.init == "ones" else jnp.zeros)(shape)
 
-    return build(config, make)
+def fresh(config: ModelConfig, name: str, row: Param, stacked: bool, key: jax.Array, std: float) -> jax.Array:
+    """One random array, float32: normal(0, std), norms one, biases and adapters' B zero, their A as PEFT has it,
+    uniform within 1 / sqrt(inputs). Each array's key is its name's."""
+    shape, own = full_shape(config, row, stacked), jax.random.fold_in(key, zlib.crc32(name.encode()))
+    if row.init == "normal":
+        return std * jax.random.normal(own, shape)
+    if row.init == "uniform":
+        bound = 1 / math.sqrt(math.prod(row.shape[:-1]))
+        return jax.random.uniform(own, shape, minval=-bound, maxval=bound)
+    return (jnp.ones if row.init == "ones" else jnp.zeros)(shape)
 
 
 def shardings(config: ModelConfig, mesh: Mesh, rules: meshes.Rules = meshes.RULES) -> Decoder:
@@ -159,10 +103,10 @@ def shardings(config: ModelConfig, mesh: Mesh, rules: meshes.Rules = meshes.RULE
 
 
 def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
-    """The Decoder tree with a ShapeDtypeStruct in place of every array."""
+    """The Decoder tree with a ShapeDtypeStruct in place of every array; adapters are float32 always."""
 
     def make(_: str, row: Param, stacked: bool) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(full_shape(config, row, stacked), dtype)
+        return jax.ShapeDtypeStruct(full_shape(config, row, stacked), jnp.float32 if row.adapter else dtype)
 
     return build(config, make)  # type: ignore[arg-type]  # a tree of shapes
 
@@ -170,6 +114,11 @@ def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  #
 def count_params(config: ModelConfig) -> int:
     """Number of parameters, a tied head counted once."""
     return sum(int(x.size) for x in jax.tree.leaves(abstract(config)))
+
+
+def count_trained(config: ModelConfig) -> int:
+    """Number of parameters that are trained: all, or those of the adapters."""
+    return count_params(config) - (count_params(config.base) if config.lora else 0)
 
 
 def unstack(model: Decoder) -> Decoder:
@@ -212,11 +161,20 @@ def linear(x: jax.Array, weight: jax.Array, inputs: int = 1) -> jax.Array:
     return product.reshape(*x.shape[:2], *weight.shape[inputs:])
 
 
+def project(c: ModelConfig, block: Block, name: str, x: jax.Array, inputs: int = 1) -> jax.Array:
+    """The linear layer `name`, with its adapter if it has one."""
+    y = linear(x, getattr(block, name)[...], inputs)
+    if c.lora is None or name not in (LINEAR[target] for target in c.lora.targets):
+        return y
+    low = linear(x, getattr(block, f"{name}_a")[...], inputs)
+    return y + c.lora.scale * linear(low, getattr(block, f"{name}_b")[...])
+
+
 def project_qkv(
     c: ModelConfig, block: Block, x: jax.Array, rope: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E], rotated."""
-    q, k, v = (linear(x, getattr(block, name)[...]) for name in ("q", "k", "v"))
+    q, k, v = (project(c, block, name, x) for name in ("q", "k", "v"))
     if c.qkv_bias:
         q, k, v = (
             y + getattr(block, f"{name}_bias")[...][None, None] for name, y in zip("qkv", (q, k, v), strict=True)
@@ -229,7 +187,8 @@ def project_qkv(
 def mlp(c: ModelConfig, block: Block, x: jax.Array) -> jax.Array:
     """Residual SwiGLU feed-forward."""
     y = rms_norm(x, block.mlp_norm[...], c.rms_norm_eps)
-    return x + linear(jax.nn.silu(linear(y, block.gate[...])) * linear(y, block.up[...]), block.down[...])
+    hidden = jax.nn.silu(project(c, block, "gate", y)) * project(c, block, "up", y)
+    return x + project(c, block, "down", hidden)
 
 
 def apply_block(
@@ -243,7 +202,7 @@ def apply_block(
     block = jax.tree.map(lambda p: p.astype(x.dtype), block)
     q, k, v = project_qkv(c, block, rms_norm(x, block.attn_norm[...], c.rms_norm_eps), rope)
     mixed = checkpoint_name(attention(q, k, v), "attention")
-    x = x + linear(mixed, block.o[...], inputs=2)
+    x = x + project(c, block, "o", mixed, inputs=2)
     return mlp(c, block, x), (k, v)
 
 

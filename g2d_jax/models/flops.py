@@ -29,9 +29,10 @@ def forward_flops(config: ModelConfig, tokens: float, positions: float) -> float
 
 
 def train_flops(config: ModelConfig, tokens: float, positions: float) -> float:
-    """Forward and backward: three times the forward pass.
+    """Forward and backward: three times the forward pass; with adapters less the gradients of what is not trained.
 
     The optimiser's few operations a parameter are not counted, nor what the backward pass computes again: with remat,
     the layers; in batches of more than one chunk of losses/logprobs.py, the logits.
     """
-    return 3.0 * forward_flops(config, tokens, positions)
+    frozen = matmul_params(config.base) if config.lora else 0
+    return 3.0 * forward_flops(config, tokens, positions) - 2.0 * frozen * tokens

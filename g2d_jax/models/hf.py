@@ -1,4 +1,4 @@
-"""Weights from and to Hugging Face folders, tensor by tensor, by the architecture's table (decoder.Param).
+"""Weights from and to Hugging Face folders, tensor by tensor, by the architecture's table (table.py).
 
     model = load(resolve("Qwen/Qwen2.5-0.5B"), mesh=mesh)
     save(model, "exported", dtype="bfloat16", eos_ids=[151645])
@@ -28,9 +28,10 @@ from safetensors.numpy import save_file
 
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import Decoder, Param
+from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf, one_or_list
 from g2d_jax.models.hf_folder import CONFIG, INDEX, WEIGHTS, Stored, find_weights, read_config, resolve
+from g2d_jax.models.table import Param, block_params, outer_params
 
 __all__ = ["config_from_hf", "config_to_hf", "load", "read_config", "resolve", "save"]
 
@@ -177,15 +178,18 @@ def save(
 ) -> Path:
     """Write a model folder that transformers and `load` read: safetensors, generation_config.json, config.json.
 
-    model: stacked or unstacked. dtype: "float32" or "bfloat16". Files beyond max_shard_bytes are split, with an
-    index. config_entries and generation_entries are added to the two JSON files, metadata to the safetensors headers.
-    config.json is written last: a folder without it is an unfinished export. Write tokenizer and model card before
-    calling this. Every process must call it; the first one writes. Raises ValueError when the folder already holds a
-    finished model and overwrite is not set, or when an entry contradicts the architecture.
+    model: stacked or unstacked, adapters merged (`lora.merge`). dtype: "float32" or "bfloat16". Files beyond
+    max_shard_bytes are split, with an index. config_entries and generation_entries are added to the two JSON files,
+    metadata to the safetensors headers. config.json is written last: a folder without it is an unfinished export. Write
+    tokenizer and model card before calling this. Every process must call it; the first one writes. Raises ValueError
+    when the folder already holds a finished model and overwrite is not set, when an entry contradicts the architecture,
+    and for a model with adapters.
     """
     folder, names = Path(folder), jnp.dtype(dtype).name
     if names not in ("float32", "bfloat16"):
         raise ValueError(f"weights are saved as float32 or bfloat16, not {names}")
+    if model.config.lora is not None:
+        raise ValueError("the model has adapters: merge them, or write them alone (models/peft.py)")
     config = config_to_hf(model.config, eos_ids=eos_ids, bos_id=bos_id, pad_id=pad_id, dtype=names)
     for name, value in (config_entries or {}).items():
         if config.setdefault(name, value) != value:
@@ -197,8 +201,8 @@ def save(
     _save_shards(model, folder, names, max_shard_bytes, {"format": "pt", **(metadata or {})}, writer)
     if writer:
         generation = {name: value for name, value in generation.items() if value is not None}
-        _write_json(folder / "generation_config.json", {**generation, **(generation_entries or {})})
-        _write_json(folder / CONFIG, config)
+        write_json(folder / "generation_config.json", {**generation, **(generation_entries or {})})
+        write_json(folder / CONFIG, config)
     return folder
 
 
@@ -217,40 +221,40 @@ def _save_shards(
     model: Decoder, folder: Path, dtype: str, max_bytes: float, metadata: Mapping[str, str], writer: bool
 ) -> None:
     shards = _plan_shards(model.config, jnp.dtype(dtype).itemsize, max_bytes)
-    fetch = _fetcher(model, jnp.dtype(dtype))
+    fetch = fetcher(model, jnp.dtype(dtype))
     weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         weight_map |= dict.fromkeys(names, file)
-        tensors = {}
+        arrays = {}
         for name in names:  # every process takes part in fetching a sharded array, one keeps it
             array = fetch(name)
             if writer:
-                tensors[name] = array
+                arrays[name] = array
         if writer:
-            save_file(tensors, folder / file, dict(metadata))
+            save_file(arrays, folder / file, dict(metadata))
             (folder / file).chmod(folder.stat().st_mode & 0o666)  # safetensors makes files only the owner may read
     if writer and len(shards) > 1:
         total = decoder.count_params(model.config) * jnp.dtype(dtype).itemsize
-        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
-def _tensors(config: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
+def tensors(config: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
     """Hugging Face's name -> (our name, row, layer), in file order."""
-    table: dict[str, tuple[str, Param, int | None]] = {
-        row.hf: (name, row, None) for name, row in decoder.outer_params(config).items()
+    found: dict[str, tuple[str, Param, int | None]] = {
+        row.hf: (name, row, None) for name, row in outer_params(config).items()
     }
-    rows = decoder.block_params(config).items()
+    rows = block_params(config).items()
     for layer in range(config.num_hidden_layers):
-        table |= {row.hf.format(layer=layer): (name, row, layer) for name, row in rows}
-    return table
+        found |= {row.hf.format(layer=layer): (name, row, layer) for name, row in rows}
+    return found
 
 
 def _plan_shards(config: ModelConfig, itemsize: int, max_bytes: float) -> list[list[str]]:
     """Names by shard, in order, each shard at most max_bytes unless a single tensor is larger."""
     shards: list[list[str]] = [[]]
     room = max_bytes
-    for hf_name, (_, row, _) in _tensors(config).items():
+    for hf_name, (_, row, _) in tensors(config).items():
         size = int(np.prod(row.shape)) * itemsize
         if shards[-1] and size > room:
             shards.append([])
@@ -260,9 +264,9 @@ def _plan_shards(config: ModelConfig, itemsize: int, max_bytes: float) -> list[l
     return shards
 
 
-def _fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
-    """A function from Hugging Face's name to the host array in the stored layout."""
-    table = _tensors(model.config)
+def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
+    """A function from Hugging Face's name to the host array in the stored layout. Every process calls it."""
+    table = tensors(model.config)
 
     def fetch(hf_name: str) -> np.ndarray:
         name, row, layer = table[hf_name]
@@ -280,7 +284,7 @@ def _fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
     return fetch
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Written beside and renamed, so that the file is whole or absent."""
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

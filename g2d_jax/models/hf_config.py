@@ -47,7 +47,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         )
     _refuse_unsupported(raw)
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    fields = {name: _integer(raw, name) for name in sizes}
+    fields: dict[str, Any] = {name: _integer(raw, name) for name in sizes}
     heads = fields["num_attention_heads"]
     theta, scaling = _rope(raw)
     return ModelConfig(

@@ -15,8 +15,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import Param, block_params, outer_params
 from g2d_jax.models.hf_config import config_from_hf
+from g2d_jax.models.table import Param, block_params, outer_params
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

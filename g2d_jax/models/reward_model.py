@@ -28,8 +28,9 @@ from jax.sharding import Mesh
 from g2d_jax import mesh as meshes
 from g2d_jax.models import flops, hf
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import Decoder, Param, forward
+from g2d_jax.models.decoder import Decoder, forward
 from g2d_jax.models.hf_folder import CONFIG, check_headers, read_config, read_headers, read_json, stored_shape
+from g2d_jax.models.table import Param
 from g2d_jax.records import MEMBERS
 
 SCORE, V_HEAD = "score.weight", "v_head.weight"

@@ -24,6 +24,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax import processes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, unstack
+from g2d_jax.models.lora import merge
 from g2d_jax.records import Request, Rollout
 from g2d_jax.rollout import programs
 from g2d_jax.rollout.programs import Prefilled, Rows, State
@@ -102,7 +103,7 @@ class Sampler:
         self.config, self.mesh, self.seed, self.dtype = config, mesh, seed, dtype
         self.slots, self.chunk, self.prefill_rows = slots, chunk, prefill_rows
         self.usage = Usage()
-        self._view = jax.jit(lambda model: unstack(jax.tree.map(lambda x: x.astype(dtype), model)))
+        self._view = jax.jit(lambda model: unstack(jax.tree.map(lambda x: x.astype(dtype), merge(model))))
         self._prefill = jax.jit(partial(programs.prefill, mesh=mesh, dtype=dtype))
         admit = partial(programs.admit, mesh=mesh)
         self._admit = jax.jit(admit, static_argnames="width")
@@ -112,7 +113,7 @@ class Sampler:
         )
 
     def view(self, model: Decoder) -> Decoder:
-        """The model as decode reads it: cast to dtype, one set of arrays a layer. Make it once per policy."""
+        """The model as decode reads it: adapters merged, cast to dtype, one set of arrays a layer. Once per policy."""
         return self._view(model)
 
     def generate(self, view: Decoder, requests: Iterable[Request], purpose: str) -> Iterator[Rollout]:

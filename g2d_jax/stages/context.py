@@ -29,7 +29,7 @@ from g2d_jax.data.problems import LoadReport, load_problems
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
-from g2d_jax.models import decoder, hf
+from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.attention import QUERY_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
@@ -37,9 +37,10 @@ from g2d_jax.models.flops import forward_flops
 from g2d_jax.records import Problem, SamplingParams
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.rollout.sampler import Sampler
+from g2d_jax.stages import starting
 from g2d_jax.stages.scorers import Scorers, Usage
 from g2d_jax.tracking import Tracker
-from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.training.checkpoint import Checkpoints, placed
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.step import make_scorer, put_batch
 from g2d_jax.workdir import stage_folders
@@ -134,13 +135,19 @@ class Context:
 
     @cached_property
     def model_config(self) -> ModelConfig:
-        """The model's shape: from its config.json, or from model.* with the tokenizer's vocabulary."""
+        """The model's shape, with the adapters of lora.*: from its config.json, or from model.* with the tokenizer's
+        vocabulary."""
+        adapters = starting.adapters(self.config.lora)
         if self.model_folder is not None:
-            return hf.read_config(self.model_folder)
+            return dataclasses.replace(hf.read_config(self.model_folder), lora=adapters)
         shape = {k: v for k, v in self.config.model.items() if k not in ("path", "revision", "init_std")}
         family = shape["family"]
         return ModelConfig(
-            **shape, vocab_size=self.tokenizer.vocab_size, qkv_bias=family == "qwen2", qk_norm=family == "qwen3"
+            **shape,
+            vocab_size=self.tokenizer.vocab_size,
+            qkv_bias=family == "qwen2",
+            qk_norm=family == "qwen3",
+            lora=adapters,
         )
 
     @cached_property
@@ -274,8 +281,10 @@ class Context:
         sampler = self.sampler()
         if sampler.mesh is not self.mesh:
             if "cast" not in self.programs:
-                self.programs["cast"] = jax.jit(lambda model: jax.tree.map(lambda x: x.astype(self.dtype), model))
-            where = decoder.shardings(self.model_config, sampler.mesh)
+                self.programs["cast"] = jax.jit(
+                    lambda model: jax.tree.map(lambda x: x.astype(self.dtype), lora.merge(model))
+                )
+            where = decoder.shardings(self.model_config.base, sampler.mesh)
             params = meshes.copy_to_own(self.mesh, self.programs["cast"](params), where)
         return sampler.view(params)
 
@@ -319,10 +328,16 @@ class Context:
             return self._initial()
         if name.startswith("hf:"):
             folder = hf.resolve(name.removeprefix("hf:"))
-            if hf.read_config(folder) != self.model_config:
+            if hf.read_config(folder) != self.model_config.base:
                 raise ValueError(f"policy {name!r} has another shape than this run's model")
-            return hf.load(folder, mesh=self.mesh)
+            model = hf.load(folder, mesh=self.mesh, dtype=starting.base_dtype(self.config))
+            if self.model_config.lora is None:
+                return model
+            rest = lora.frozen(model, self.model_config)
+            return starting.beside(rest, self.model_config, self.mesh, self.config.seed)
         folder, step = self.checkpoint_of(name)
+        if self.model_config.lora and name.startswith("run:"):
+            starting.check_base(self.config, name, folder.parent.parent)
         with Checkpoints(folder) as checkpoints:
             there = processes.once(checkpoints.steps)
             found = max(there, default=None) if step is None else step
@@ -330,13 +345,13 @@ class Context:
                 kept = ", ".join(map(str, there))
                 why = f"of that step in {folder} (there: {kept}); see stages.*.keep" if kept else f"in {folder} yet"
                 raise ValueError(f"policy {name!r}: no checkpoint {why}")
-            where = decoder.shardings(self.model_config, self.mesh)
-            like = jax.tree.map(
-                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-                decoder.abstract(self.model_config),
-                where,
-            )
-            return checkpoints.restore_params(found, like)
+            like = placed(decoder.abstract(self.model_config), decoder.shardings(self.model_config, self.mesh))
+            return lora.join(checkpoints.restore_params(found, lora.split(like)[0]), self.rest)
+
+    @cached_property
+    def rest(self) -> Decoder | None:
+        """The part of every policy that no stage trains, on the mesh, once for all: None without adapters."""
+        return lora.frozen(self._base(), self.model_config) if self.model_config.lora else None
 
     def checkpoint_of(self, name: str) -> tuple[epath.Path, int | None]:
         """The checkpoint folder and step that a policy's name means."""
@@ -368,11 +383,16 @@ class Context:
         return self.folders[stage]
 
     def _initial(self) -> Decoder:
+        if self.rest is None:
+            return self._base()
+        return starting.beside(self.rest, self.model_config, self.mesh, self.config.seed)
+
+    def _base(self) -> Decoder:
+        """The model that the run starts from, without adapters."""
+        dtype = starting.base_dtype(self.config)
         if self.model_folder is not None:
-            return hf.load(self.model_folder, mesh=self.mesh)
-        config, where = self.model_config, decoder.shardings(self.model_config, self.mesh)
-        key, std = keys.key(self.config.seed, "init"), self.config.model.init_std
-        return jax.jit(lambda: decoder.init(config, key, std), out_shardings=where)()
+            return hf.load(self.model_folder, mesh=self.mesh, dtype=dtype)
+        return starting.random(self.config, self.model_config.base, self.mesh)
 
     @contextmanager
     def metered(self, tally: Tally) -> Iterator[None]:
@@ -403,7 +423,7 @@ class Context:
 
     def fingerprint(self) -> str:
         """Of everything outside the stages that decides a policy: model, tokenizer, data, seed."""
-        sections = ("seed", "dtype", "model", "data", "reward", "tasks")
+        sections = ("seed", "dtype", "model", "lora", "data", "reward", "tasks")
         shared = {name: value for name, value in identity(self.config).items() if name in sections}
         return storage.fingerprint([shared, self.tokenizer.fingerprint])
 

@@ -121,7 +121,7 @@ def _measured(
     with context.metered(cost):
         groups = sampled_groups(
             context,
-            None if on_disk([journal]) else context.view(training.state.params),
+            None if on_disk([journal]) else context.view(training.policy),
             [(problem, 0) for problem in probed(context.problems[stage.probe.split], stage.probe.prompts)],
             context.sampling_params(sampling),
             num_generations=stage.probe.num_generations,

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import accounting, processes, stopping
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.flops import attended, forward_flops
+from g2d_jax.models.flops import attended, forward_flops, train_flops
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.rollouts import Groups, correct
 from g2d_jax.stages.training import Trainer
@@ -183,12 +183,12 @@ def offline_flops(
     trained on in every epoch: the most it can be, for windows of pass rates and one-sided groups leave fewer.
     """
     prompt, length = round(seen["prompt"]), round(seen["length"])
-    drawn = forward_flops(config, prompt, attended(prompt))
-    drawn += responses * forward_flops(config, length, attended(length, before=prompt))
+    drawn = forward_flops(config.base, prompt, attended(prompt))
+    drawn += responses * forward_flops(config.base, length, attended(length, before=prompt))
     generation = prompts * drawn if responses else 0.0
     sides = [round(seen[side]) if seen[side] == seen[side] else length for side in ("chosen", "rejected")]
     positions = attended(prompt) + sum(attended(side, before=prompt) for side in sides)
-    each = forward_flops(config, prompt + sum(sides), positions)
+    scored, trained = (flops(config, prompt + sum(sides), positions) for flops in (forward_flops, train_flops))
     pairs = prompts * seen["mixed"] * collect.pairs_per_prompt
     pairs = min(pairs, collect.max_pairs) if collect.max_pairs else pairs
-    return float(generation + pairs * each * (1 + 3 * offline.epochs))
+    return float(generation + pairs * (scored + offline.epochs * trained))

@@ -83,7 +83,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         if not stage.diagnose:
             return fields
         with context.metered(cost):
-            trained = score_pairs(context, training.state.params, pairs, row_length, cost)
+            trained = score_pairs(context, training.policy, pairs, row_length, cost)
     result = {
         "before": before,
         "after": diagnosis.pair_summary(pairs, trained),

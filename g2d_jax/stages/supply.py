@@ -286,7 +286,7 @@ class Supply:
             return
         generate(
             self.context,
-            self.context.view(self.training.state.params),
+            self.context.view(self.training.policy),
             parts,
             self.context.sampling_params(self.stage.sampling),
             num_generations=self.stage.num_generations,
@@ -318,7 +318,7 @@ class Supply:
             if self.reference is not None:
                 found["reference"] = self._under(self.reference, groups, took)
             if "trainer" in wanted or stage.reference_sync:
-                now = self._under(self.training.state.params, groups, took)
+                now = self._under(self.training.policy, groups, took)
                 found |= {which: now for which in wanted if which not in found}
         data = save(found, {"cost": json.dumps(took.parts(1.0))})
         processes.once(lambda: storage.write_bytes(file, data))

@@ -16,6 +16,8 @@ from ml_collections import ConfigDict
 from g2d_jax import canonical, processes
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses import mean_metrics
+from g2d_jax.models import lora
+from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import train_flops
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.sick import Skips, told
@@ -30,14 +32,15 @@ from g2d_jax.training.step import TrainState, abstract_state, fresh_state, make_
 class Trainer:
     """The optimisation side of one stage.
 
-    step: updates done, those that were skipped included. tally: cost so far. facts: further numbers of the stage that
-    resume with it; "at" has the cost at every kept step, {"20": the fields of `Tally.manifest`}, "skipped" see `Skips`.
-    per: what the objective's metric sums are divided by, "tokens" or "pairs".
+    rest: what is not trained of the policy. step: updates done, those that were skipped included. tally: cost so far.
+    facts: further numbers of the stage that resume with it; "at" has the cost at every kept step, {"20": the fields of
+    `Tally.manifest`}, "skipped" see `Skips`. per: what the objective's metric sums are divided by, "tokens" or "pairs".
     """
 
     context: Context
     name: str
     state: TrainState
+    rest: Decoder | None
     step: int
     tally: Tally
     facts: dict[str, Any]
@@ -68,7 +71,7 @@ class Trainer:
         """
         packed = self.pack(groups)
         arrays, count = put_batch(packed, self.context.mesh)
-        self.state, sums = self.run_step(self.state, arrays, count)
+        self.state, sums = self.run_step(self.state, arrays, count, self.rest)
         self.tally.trained += packed.used
         self.tally.flops += train_flops(self.context.model_config, packed.used, packed.attended)
         self.flush()
@@ -86,6 +89,11 @@ class Trainer:
             self.flush()  # here, so that the tally of a step that is kept has all of its time, and a dump its state
         if self.skips.row >= limit:
             self._give_up(packed)
+
+    @property
+    def policy(self) -> Decoder:
+        """The policy as it is now; the next update takes what is trained of it away."""
+        return lora.join(self.state.params, self.rest)
 
     def pack(self, groups: Sequence[Group]) -> Packed:
         """Pack groups for this stage's rows and this mesh."""
@@ -130,7 +138,7 @@ class Trainer:
             "own_objective": self.name in context.objectives,
         }
         try:
-            write_dump(folder, self.state, packed, record)
+            write_dump(folder, TrainState(self.policy, self.state.opt_state), packed, record)
             where = f"What the update saw is in {folder}; to look into it: g2d replay {folder}"
         except OSError as error:
             where = f"What the update saw could not be written: {error}"
@@ -218,6 +226,7 @@ def trainer(
             context,
             name,
             state,
+            context.rest,
             step or 0,
             tally,
             facts,

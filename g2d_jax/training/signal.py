@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Packed
+from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, abstract, shardings
 from g2d_jax.training.objectives import Objective
@@ -34,15 +35,16 @@ class GradientSums:
 
 
 def gradient_norms(objective: Objective, params: Decoder, batches: Sequence[Packed], mesh: Mesh) -> tuple[float, float]:
-    """(|mean g|^2, mean |g|^2) of the batches' gradients g of `objective` at `params`, over all parameters.
+    """(|mean g|^2, mean |g|^2) of the batches' gradients g of `objective` at `params`, over all that is trained.
 
     params: float32, on the mesh; they are left as they are. batches: packed for this mesh, at least one; the weights in
     them decide what each gradient is a mean of. NaN or infinite gradients give what they give.
     """
+    trained, rest = lora.split(params)
     totals = fresh_sums(params.config, mesh)
     add = make_gradient_sums(objective, params.config, mesh)
     for batch in alike(batches):
-        totals = add(totals, params, *put_batch(batch, mesh))
+        totals = add(totals, trained, *put_batch(batch, mesh), rest)
     squares = jax.device_get(jax.jit(_squares, out_shardings=meshes.replicated(mesh))(totals))
     of_sum, of_batches = (float(square) for square in squares)
     return of_sum / len(batches) ** 2, of_batches / len(batches)
@@ -50,7 +52,7 @@ def gradient_norms(objective: Objective, params: Decoder, batches: Sequence[Pack
 
 def fresh_sums(config: ModelConfig, mesh: Mesh) -> GradientSums:
     """Sums over no batch, on the mesh."""
-    shapes = abstract(config)
+    shapes, _ = lora.split(abstract(config))
     make = jax.jit(
         lambda: GradientSums(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes), jnp.zeros(())),
         out_shardings=_where(config, mesh),
@@ -58,14 +60,14 @@ def fresh_sums(config: ModelConfig, mesh: Mesh) -> GradientSums:
     return make()
 
 
-def make_gradient_sums(
-    objective: Objective, config: ModelConfig, mesh: Mesh
-) -> Callable[[GradientSums, Decoder, Arrays, jax.Array], GradientSums]:
-    """add(sums, params, arrays [N, R, …], count) -> sums with one batch more; sums are donated."""
+def make_gradient_sums(objective: Objective, config: ModelConfig, mesh: Mesh) -> Callable[..., GradientSums]:
+    """add(sums, params, arrays [N, R, …], count, rest=None) -> sums with one batch more; sums are donated."""
     where = _where(config, mesh)
 
-    def add(sums: GradientSums, params: Decoder, arrays: Arrays, count: jax.Array) -> GradientSums:
-        gradient, _, _ = accumulate(objective, params, arrays, count)
+    def add(
+        sums: GradientSums, params: Decoder, arrays: Arrays, count: jax.Array, rest: Decoder | None = None
+    ) -> GradientSums:
+        gradient, _, _ = accumulate(objective, params, arrays, count, rest)
         gradient = jax.lax.with_sharding_constraint(gradient, where.gradient)
         square_norm = optax.tree.norm(gradient, squared=True)
         return GradientSums(jax.tree.map(jnp.add, sums.gradient, gradient), sums.square_norm + square_norm)
@@ -86,7 +88,8 @@ def alike(batches: Sequence[Packed]) -> list[Packed]:
 
 
 def _where(config: ModelConfig, mesh: Mesh) -> GradientSums:
-    return GradientSums(shardings(config, mesh), meshes.replicated(mesh))  # type: ignore[arg-type]  # in place of arrays
+    where, _ = lora.split(shardings(config, mesh))
+    return GradientSums(where, meshes.replicated(mesh))  # type: ignore[arg-type]  # in place of arrays
 
 
 def _squares(totals: GradientSums) -> tuple[jax.Array, jax.Array]:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Packed
+from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, abstract, shardings
 from g2d_jax.training.objectives import Compute, Objective, response_logprobs
@@ -29,7 +30,8 @@ Arrays = Mapping[str, jax.Array]
 @partial(jax.tree_util.register_dataclass, data_fields=("params", "opt_state"), meta_fields=())
 @dataclass(frozen=True)
 class TrainState:
-    """params: float32 master weights. opt_state: optax's, with the update count in it."""
+    """params: float32 master weights; of a policy with adapters these alone. opt_state: optax's, with the count of
+    updates."""
 
     params: Decoder
     opt_state: Any
@@ -37,13 +39,13 @@ class TrainState:
 
 def state_shardings(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """The TrainState tree with a sharding in place of every array; moments lie like their parameters."""
-    params = shardings(config, mesh)
-    return TrainState(params, opt_state_shardings(optimizer, abstract(config), params, mesh))
+    params, _ = lora.split(shardings(config, mesh))
+    return TrainState(params, opt_state_shardings(optimizer, lora.split(abstract(config))[0], params, mesh))
 
 
 def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """The TrainState tree with a ShapeDtypeStruct and its sharding in place of every array."""
-    params = abstract(config)
+    params, _ = lora.split(abstract(config))
     shapes = TrainState(params, jax.eval_shape(optimizer.init, params))
     return jax.tree.map(
         lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
@@ -52,11 +54,11 @@ def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation,
     )
 
 
-def fresh_state(params: Decoder, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """Start training from params, which are copied: the step donates its state."""
-    where = state_shardings(params.config, optimizer, mesh)
+def fresh_state(policy: Decoder, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Start training from a policy. What is trained is copied: the step donates its state."""
+    where = state_shardings(policy.config, optimizer, mesh)
     make = jax.jit(lambda p: TrainState(jax.tree.map(jnp.copy, p), optimizer.init(p)), out_shardings=where)
-    return make(params)
+    return make(lora.split(policy)[0])
 
 
 def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -67,9 +69,10 @@ def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.Array], jax.Arr
 
 def make_train_step(
     objective: Objective, optimizer: optax.GradientTransformation, config: ModelConfig, mesh: Mesh
-) -> Callable[[TrainState, Arrays, jax.Array], tuple[TrainState, dict[str, jax.Array]]]:
-    """step(state, arrays [N, R, …], count) -> (state, metrics); state is donated.
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """step(state, arrays [N, R, …], count, rest=None) -> (state, metrics); state is donated.
 
+    rest: what is not trained of a policy with adapters, see `lora.split`.
     Only the first `count` micro-batches are run. metrics: the objective's sums, loss, grad_norm (before clipping) and
     skipped, float32 scalars on the device; fetch them a step late so that the device never waits.
     skipped: 1 where loss or grad_norm is not finite. The state then stays as it was, bit for bit; the count of updates
@@ -77,8 +80,10 @@ def make_train_step(
     """
     where = state_shardings(config, optimizer, mesh)
 
-    def step(state: TrainState, arrays: Arrays, count: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
-        grads, loss, sums = accumulate(objective, state.params, arrays, count)
+    def step(
+        state: TrainState, arrays: Arrays, count: jax.Array, rest: Decoder | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        grads, loss, sums = accumulate(objective, state.params, arrays, count, rest)
         grads = jax.lax.with_sharding_constraint(grads, where.params)
         norm = optax.tree.norm(grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -92,10 +97,10 @@ def make_train_step(
 
 
 def accumulate(
-    objective: Objective, params: Decoder, arrays: Arrays, count: jax.Array
+    objective: Objective, params: Decoder, arrays: Arrays, count: jax.Array, rest: Decoder | None = None
 ) -> tuple[Decoder, jax.Array, dict[str, jax.Array]]:
-    """Gradient, loss and sums added over the first `count` micro-batches, in float32."""
-    value_and_grad = jax.value_and_grad(objective, has_aux=True)
+    """Gradient in params, loss and sums added over the first `count` micro-batches, float32. rest: as in the step."""
+    value_and_grad = jax.value_and_grad(lambda p, micro: objective(lora.join(p, rest), micro), has_aux=True)
 
     def micro(index: jax.Array | int) -> dict[str, jax.Array]:
         return {name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for name, x in arrays.items()}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import decoder
+from g2d_jax.models import decoder, table
 from g2d_jax.models.attention import MEMBERS
 from g2d_jax.models.config import Llama3Rope, ModelConfig
 
@@ -76,7 +76,7 @@ def test_causality_by_gradient(model: decoder.Decoder) -> None:
 
 
 def with_embedding(model: decoder.Decoder, embed: jax.Array) -> decoder.Decoder:
-    outer = {name: getattr(model, name)[...] for name in decoder.outer_params(model.config)}
+    outer = {name: getattr(model, name)[...] for name in table.outer_params(model.config)}
     return decoder.Decoder(model.config, {**outer, "embed": embed}, model.blocks)
 
 

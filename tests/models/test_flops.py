@@ -10,7 +10,7 @@ import pytest
 
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import decoder, flops, shapes
-from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.training import objectives
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import abstract_state, make_train_step
@@ -39,6 +39,15 @@ def test_literal_values():
     assert flops.forward_flops(TINY, 10, 70) == 10 * (2 * 17_568 + 4 * 2 * 32 * 7) == 369_280
     assert flops.train_flops(TINY, 10, 70) == 3 * 369_280
     assert flops.forward_flops(TINY, 0, 0) == 0
+
+
+def test_adapters():
+    """Their gradient needs that of every layer's output, but no gradient of the weights that stay."""
+    config = dataclasses.replace(TINY, lora=Lora(4, 8.0, ("q_proj", "down_proj")))
+    more = 2 * 4 * (32 + 32 + 48 + 32)  # two layers, rank 4, inputs and outputs of the two
+    assert flops.matmul_params(config) == 17_568 + more
+    assert flops.forward_flops(config, 10, 70) == 369_280 + 2 * more * 10
+    assert flops.train_flops(config, 10, 70) == 3 * (369_280 + 2 * more * 10) - 2 * 17_568 * 10
 
 
 def test_positions_read():

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import decoder
+from g2d_jax.models import decoder, table
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.training.optimizer import decay_mask, make_optimizer, make_schedule, opt_state_shardings
 
@@ -90,11 +90,11 @@ def test_clipping_by_the_norm_over_all_parameters(limit: float, first_moment: li
 def test_decay_mask_agrees_with_the_parameter_table(config: ModelConfig, stacked: bool):
     model = decoder.init(config, jax.random.key(0))
     mask = decay_mask(model if stacked else decoder.unstack(model))
-    for table, trees in (
-        (decoder.outer_params(config), [mask]),
-        (decoder.block_params(config), [mask.blocks] if stacked else list(mask.blocks)),
+    for rows, trees in (
+        (table.outer_params(config), [mask]),
+        (table.block_params(config), [mask.blocks] if stacked else list(mask.blocks)),
     ):
-        for name, row in table.items():
+        for name, row in rows.items():
             expected = row.axes != ("norm",) and not name.endswith("_bias")
             assert [jax.tree.leaves(getattr(tree, name)) for tree in trees] == [[expected]] * len(trees), name
 

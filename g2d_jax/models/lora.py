@@ -1,0 +1,85 @@
+"""Low-rank adapters: a Decoder whose config has `lora` carries them in its blocks, as NAME_a and NAME_b beside NAME.
+
+    policy = join(adapters(config, key), frozen(base, config))     B is zero: it computes what the base does
+    trained, rest = split(policy)        only `trained` has gradients, moments and checkpoints
+    join(trained, rest)                  the policy again; all policies of a run share one frozen tree
+    merge(policy)                        a Decoder without adapters that computes the same, for decoding and export
+
+Without `lora` all parameters are trained: split gives the model and None.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from g2d_jax.models.config import LINEAR, ModelConfig
+from g2d_jax.models.decoder import Block, Decoder, build, fresh
+from g2d_jax.models.table import Param
+
+
+def adapters(config: ModelConfig, key: jax.Array) -> Decoder:
+    """Fresh adapters, float32, A random and B zero; None in place of the rest. Each array's key is its name's."""
+
+    def make(name: str, row: Param, stacked: bool) -> Any:
+        return fresh(config, name, row, stacked, key, 0.0) if row.adapter else None
+
+    return build(config, make)
+
+
+def frozen(base: Decoder, config: ModelConfig) -> Decoder:
+    """The part of a policy that adapters in `config` stand beside: the base's own arrays, None for adapters."""
+
+    def make(name: str, row: Param, stacked: bool) -> Any:
+        return None if row.adapter else _value(base, name, stacked)
+
+    return build(config, make)
+
+
+def split(model: Decoder) -> tuple[Decoder, Decoder | None]:
+    """(trained, rest): the tree twice, each with None for what the other has. Leaves may be shapes or shardings."""
+
+    def part(adapters: bool) -> Decoder:
+        def make(name: str, row: Param, stacked: bool) -> Any:
+            return _value(model, name, stacked) if row.adapter == adapters else None
+
+        return build(model.config, make)
+
+    return (part(True), part(False)) if model.config.lora else (model, None)
+
+
+def join(trained: Decoder, rest: Decoder | None) -> Decoder:
+    """What `split` took apart."""
+    if rest is None:
+        return trained
+
+    def make(name: str, row: Param, stacked: bool) -> Any:
+        return _value(trained if row.adapter else rest, name, stacked)
+
+    return build(trained.config, make)
+
+
+def merge(model: Decoder) -> Decoder:
+    """W + scale * A B in place of each adapted layer, float32; the rest as it is. To be traced under jit."""
+    lora = model.config.lora
+    if lora is None:
+        return model
+    adapted = {LINEAR[target] for target in lora.targets}
+
+    def make(name: str, row: Param, stacked: bool) -> Any:
+        value = _value(model, name, stacked)
+        if name not in adapted:
+            return value
+        a, b = (_value(model, f"{name}_{side}", stacked).astype(jnp.float32) for side in "ab")
+        layers, rank = value.shape[0], lora.rank
+        product = jnp.einsum("lir,lro->lio", a.reshape(layers, -1, rank), b.reshape(layers, rank, -1))
+        return value.astype(jnp.float32) + lora.scale * product.reshape(value.shape)
+
+    return build(model.config.base, make)
+
+
+def _value(model: Decoder, name: str, stacked: bool) -> Any:
+    assert isinstance(model.blocks, Block), "adapters are of a stacked model"
+    return getattr(model.blocks if stacked else model, name).get_value()

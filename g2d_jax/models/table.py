@@ -1,0 +1,88 @@
+"""The table of a decoder's parameters: it drives initialisation, sharding, import, export and adapters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from g2d_jax.models.config import LINEAR, ModelConfig
+
+_PEFT = "base_model.model."  # in front of the names in PEFT's files
+
+
+@dataclass(frozen=True)
+class Param:
+    """One row of the table.
+
+    shape and axes leave out the layer dimension. hf: Hugging Face's tensor name, {layer} where there is one per layer.
+    Hugging Face stores a linear layer as [out, in]; `flat` gives our shape as (in, out), a bias as (out,), so that
+    ours.reshape(flat).T is theirs. None means stored alike. adapter: of LoRA; the name is PEFT's then.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    init: Literal["normal", "ones", "zeros", "uniform"]
+    hf: str
+    flat: tuple[int, ...] | None = None
+    adapter: bool = False
+
+
+def block_params(c: ModelConfig) -> dict[str, Param]:
+    """The table of one layer, adapters last."""
+    e, h, k, d, m = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.intermediate_size
+    attn, mlp = "model.layers.{layer}.self_attn", "model.layers.{layer}.mlp"
+    table = {
+        "attn_norm": Param((e,), ("norm",), "ones", "model.layers.{layer}.input_layernorm.weight"),
+        "q": Param((e, h, d), ("embed", "heads", "head_dim"), "normal", f"{attn}.q_proj.weight", (e, h * d)),
+        "k": Param((e, k, d), ("embed", "kv_heads", "head_dim"), "normal", f"{attn}.k_proj.weight", (e, k * d)),
+        "v": Param((e, k, d), ("embed", "kv_heads", "head_dim"), "normal", f"{attn}.v_proj.weight", (e, k * d)),
+        "o": Param((h, d, e), ("heads", "head_dim", "embed"), "normal", f"{attn}.o_proj.weight", (h * d, e)),
+        "mlp_norm": Param((e,), ("norm",), "ones", "model.layers.{layer}.post_attention_layernorm.weight"),
+        "gate": Param((e, m), ("embed", "mlp"), "normal", f"{mlp}.gate_proj.weight", (e, m)),
+        "up": Param((e, m), ("embed", "mlp"), "normal", f"{mlp}.up_proj.weight", (e, m)),
+        "down": Param((m, e), ("mlp", "embed"), "normal", f"{mlp}.down_proj.weight", (m, e)),
+    }
+    if c.qkv_bias:
+        table |= {
+            "q_bias": Param((h, d), ("heads", "head_dim"), "zeros", f"{attn}.q_proj.bias", (h * d,)),
+            "k_bias": Param((k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.k_proj.bias", (k * d,)),
+            "v_bias": Param((k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.v_proj.bias", (k * d,)),
+        }
+    if c.qk_norm:
+        table |= {
+            "q_norm": Param((d,), ("norm",), "ones", f"{attn}.q_norm.weight"),
+            "k_norm": Param((d,), ("norm",), "ones", f"{attn}.k_norm.weight"),
+        }
+    if c.lora:
+        for target in c.lora.targets:
+            table |= _adapter(LINEAR[target], table[LINEAR[target]], c.lora.rank)
+    return table
+
+
+def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
+    """NAME_a [*in, rank] and NAME_b [rank, *out], beside a linear layer [*in, *out]."""
+    assert row.flat is not None
+    inputs = next(n for n in range(1, len(row.shape)) if math.prod(row.shape[:n]) == row.flat[0])
+    stem = _PEFT + row.hf.removesuffix(".weight")
+    to_rank, from_rank = (row.flat[0], rank), (rank, row.flat[1])
+    a = Param((*row.shape[:inputs], rank), (*row.axes[:inputs], "rank"), "uniform", f"{stem}.lora_A.weight", to_rank)
+    b = Param((rank, *row.shape[inputs:]), ("rank", *row.axes[inputs:]), "zeros", f"{stem}.lora_B.weight", from_rank)
+    return {f"{name}_a": replace(a, adapter=True), f"{name}_b": replace(b, adapter=True)}
+
+
+def outer_params(c: ModelConfig) -> dict[str, Param]:
+    """The table of what is not in a layer. A tied model has no "head": it reads the embedding transposed."""
+    v, e = c.vocab_size, c.hidden_size
+    table = {
+        "embed": Param((v, e), ("vocab", "embed"), "normal", "model.embed_tokens.weight"),
+        "final_norm": Param((e,), ("norm",), "ones", "model.norm.weight"),
+    }
+    if not c.tie_word_embeddings:
+        table["head"] = Param((e, v), ("embed", "vocab"), "normal", "lm_head.weight", (e, v))
+    return table
+
+
+def full_shape(config: ModelConfig, row: Param, stacked: bool) -> tuple[int, ...]:
+    """The array's shape with the layer dimension."""
+    return (config.num_hidden_layers, *row.shape) if stacked else row.shape

@@ -1,0 +1,163 @@
+"""Adapters: what they compute, what PEFT and transformers make of them, and that nothing else is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from g2d_jax import mesh as meshes
+from g2d_jax.models import decoder, hf, lora, peft
+from g2d_jax.models.config import LINEAR, Lora, ModelConfig
+from g2d_jax.records import MEMBERS
+
+BASE = ModelConfig("qwen3", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, qk_norm=True)
+SOME = ("q_proj", "o_proj", "down_proj")
+
+
+def policy(base: decoder.Decoder, adapters: Lora, noise: float = 0.1) -> decoder.Decoder:
+    """Adapters whose B is not zero, beside a base."""
+    config = dataclasses.replace(base.config, lora=adapters)
+    made = lora.adapters(config, jax.random.key(1))
+    leaves, tree = jax.tree.flatten(made)
+    draws = jax.random.split(jax.random.key(2), len(leaves))
+    leaves = [x + noise * jax.random.normal(key, x.shape) for x, key in zip(leaves, draws, strict=True)]
+    return lora.join(jax.tree.unflatten(tree, leaves), lora.frozen(base, config))
+
+
+def logits(model: decoder.Decoder, tokens: np.ndarray) -> jax.Array:
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    hidden, _ = decoder.forward(model, jnp.asarray(tokens), positions, jnp.full_like(positions, MEMBERS))
+    return hidden @ decoder.head_matrix(model)[None]
+
+
+@pytest.fixture(scope="module")
+def base() -> decoder.Decoder:
+    return decoder.init(BASE, jax.random.key(0), std=0.2)
+
+
+TOKENS = np.arange(24).reshape(2, 12) % 64
+
+
+@pytest.mark.parametrize(("rslora", "expected"), [(False, 2.0), (True, 4.0)])
+def test_the_scale(rslora: bool, expected: float) -> None:
+    assert Lora(4, 8.0, rslora=rslora).scale == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rank": 0, "alpha": 1.0}, "must be positive, got 0"),
+        ({"rank": 2, "alpha": -1.0}, "must be positive"),
+        ({"rank": 2, "alpha": float("nan")}, "must be positive"),
+        ({"rank": 2, "alpha": 1.0, "targets": ("q",)}, "no linear layer 'q'; there are q_proj, k_proj"),
+        ({"rank": 2, "alpha": 1.0, "targets": ()}, "at least one layer"),
+        ({"rank": 2, "alpha": 1.0, "targets": ("q_proj", "q_proj")}, "none twice"),
+    ],
+)
+def test_wrong_settings(values: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Lora(**values)
+
+
+def test_fresh_adapters_change_nothing(base: decoder.Decoder) -> None:
+    config = dataclasses.replace(BASE, lora=Lora(3, 6.0))
+    fresh = lora.join(lora.adapters(config, jax.random.key(1)), lora.frozen(base, config))
+    np.testing.assert_array_equal(logits(fresh, TOKENS), logits(base, TOKENS))
+    a, b = fresh.blocks.gate_a[...], fresh.blocks.gate_b[...]
+    assert a.shape == (2, 32, 3) and b.shape == (2, 3, 48) and not np.any(b)
+    assert np.abs(a).max() <= 32**-0.5 and a.std() == pytest.approx(32**-0.5 / 3**0.5, rel=0.2)
+    assert fresh.blocks.o_a.shape == (2, 4, 8, 3) and fresh.blocks.k_b.shape == (2, 3, 2, 8)
+
+
+def test_one_layer_by_hand(base: decoder.Decoder) -> None:
+    made = policy(base, Lora(3, 6.0))
+    x = jax.random.normal(jax.random.key(5), (1, 7, 32))
+    block = jax.tree.map(lambda array: array[1], made.blocks)
+    expected = x @ block.gate[...][None] + 2.0 * (x @ block.gate_a[...][None]) @ block.gate_b[...][None]
+    np.testing.assert_allclose(decoder.project(made.config, block, "gate", x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("adapters", [Lora(3, 6.0), Lora(2, 5.0, SOME, rslora=True)], ids=["all", "some"])
+def test_merged_computes_the_same(base: decoder.Decoder, adapters: Lora) -> None:
+    made = policy(base, adapters)
+    merged = jax.jit(lora.merge)(made)
+    assert merged.config == BASE
+    np.testing.assert_allclose(logits(merged, TOKENS), logits(made, TOKENS), atol=2e-5)
+    assert np.abs(logits(made, TOKENS) - logits(base, TOKENS)).max() > 0.1
+    untouched = {"q", "k", "v", "o", "gate", "up", "down"} - {LINEAR[name] for name in adapters.targets}
+    for name in (*untouched, "attn_norm", "q_norm"):
+        np.testing.assert_array_equal(getattr(merged.blocks, name)[...], getattr(base.blocks, name)[...])
+
+
+def test_what_is_trained_is_the_adapters_alone(base: decoder.Decoder) -> None:
+    made = policy(base, Lora(3, 6.0, SOME))
+    trained, rest = lora.split(made)
+    # q: 32 -> 4*8, o: 4*8 -> 32, down: 48 -> 32, of two layers
+    count = 2 * 3 * (32 + 32 + 32 + 32 + 48 + 32)
+    assert sum(x.size for x in jax.tree.leaves(trained)) == decoder.count_trained(made.config) == count
+    assert rest is not None
+    assert sum(x.size for x in jax.tree.leaves(rest)) == decoder.count_params(BASE)
+    jax.tree.map(np.testing.assert_array_equal, lora.join(trained, rest), made)
+    assert lora.split(base) == (base, None) and lora.join(base, None) is base
+
+
+def test_gradients_are_those_of_the_merged_layer(base: decoder.Decoder) -> None:
+    """With W' = W + s A B: dA = s dW' B^T and dB = s A^T dW'."""
+    made = policy(base, Lora(3, 6.0))
+    trained, rest = lora.split(made)
+
+    def loss(model: decoder.Decoder) -> jax.Array:
+        return jnp.sum(jnp.sin(logits(model, TOKENS)))
+
+    found = jax.jit(jax.grad(lambda p: loss(lora.join(p, rest))))(trained)
+    full = jax.jit(jax.grad(loss))(jax.jit(lora.merge)(made))
+    for name in LINEAR.values():
+        a, b = (getattr(made.blocks, f"{name}_{side}")[...] for side in "ab")
+        a, b = a.reshape(2, -1, 3), b.reshape(2, 3, -1)
+        outer = getattr(full.blocks, name)[...].reshape(2, a.shape[1], b.shape[2])
+        expected = {"a": 2.0 * outer @ b.transpose(0, 2, 1), "b": 2.0 * a.transpose(0, 2, 1) @ outer}
+        for side, value in expected.items():
+            ours = getattr(found.blocks, f"{name}_{side}")[...].reshape(value.shape)
+            np.testing.assert_allclose(ours, value, rtol=2e-3, atol=2e-3 * np.abs(value).max(), err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks transformers
+@pytest.mark.parametrize("adapters", [Lora(3, 6.0), Lora(2, 5.0, SOME, rslora=True)], ids=["all", "some"])
+@pytest.mark.parametrize("family", ["qwen2-tied", "qwen3", "llama3"])
+def test_peft_and_transformers_read_them(family: str, adapters: Lora, references: dict, tmp_path: Path) -> None:
+    """Adapters alone beside the base by PEFT, and merged by transformers: the logits that we compute."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    peft_package = pytest.importorskip("peft")
+    source = references[family]
+    mesh = meshes.make_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4])
+    made = policy(hf.load(source.folder, mesh=mesh), adapters)
+    made = jax.device_put(made, decoder.shardings(made.config, mesh))
+    ours = np.asarray(logits(made, source.tokens))
+    assert np.abs(ours - source.logits).max() > 0.1
+
+    peft.save(made, tmp_path / "adapters", base=str(source.folder))
+    hf.save(jax.jit(lora.merge)(made), tmp_path / "merged")
+    of = transformers.AutoModelForCausalLM.from_pretrained
+    beside = peft_package.PeftModel.from_pretrained(
+        of(source.folder, attn_implementation="eager"), tmp_path / "adapters"
+    )
+    for model in (beside, of(tmp_path / "merged", attn_implementation="eager")):
+        with torch.no_grad():
+            theirs = model.eval()(torch.tensor(source.tokens)).logits.numpy()
+        np.testing.assert_allclose(theirs, ours, atol=2e-3)
+
+
+def test_what_cannot_be_written(base: decoder.Decoder, tmp_path: Path) -> None:
+    made = policy(base, Lora(2, 4.0))
+    with pytest.raises(ValueError, match="the model has adapters: merge them"):
+        hf.save(made, tmp_path / "merged")
+    with pytest.raises(ValueError, match="the policy has no adapters"):
+        peft.save(base, tmp_path / "adapters", base="somewhere")
+    peft.save(made, tmp_path / "adapters", base="somewhere")
+    with pytest.raises(ValueError, match="holds adapters already"):
+        peft.save(made, tmp_path / "adapters", base="somewhere")

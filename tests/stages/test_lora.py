@@ -1,0 +1,87 @@
+"""Runs that train adapters: stopped and continued, from a model in bfloat16, and into the files that others read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from alike import arrays, differences, redone
+from killed import Runs
+from safetensors.numpy import load_file
+
+from g2d_jax import policies, storage
+from g2d_jax.models import decoder, hf, lora
+from g2d_jax.tracking import read_metrics
+from g2d_jax.training.checkpoint import Checkpoints
+
+ADAPTERS = ["config.lora.rank=2", "config.lora.targets=q_proj,down_proj"]
+
+
+@pytest.fixture(scope="module")
+def runs(one_device: dict[str, str]) -> Iterator[Runs]:
+    with Runs(one_device) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def whole(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    runs(workdir, overrides=ADAPTERS)
+    return workdir
+
+
+def test_checkpoints_hold_adapters_alone(whole: Path) -> None:
+    for stage in ("01-sft", "02-warmup", "04-dpo"):
+        checkpoints = Checkpoints(whole / stage / "checkpoints")
+        saved = arrays(checkpoints.folder / str(checkpoints.latest()))
+        names = {name.rpartition(".")[2] for name, array in saved.items() if array.ndim}
+        assert names == {"q_a", "q_b", "down_a", "down_b"}, stage
+        assert all(np.any(array) for name, array in saved.items() if name.endswith("_b")), stage  # they were trained
+
+
+def test_dpo_starts_at_its_reference(whole: Path) -> None:
+    """The reference is the warm-up's policy: its adapters beside the same base."""
+    first = next(r for r in read_metrics(whole) if r["stage"] == "dpo" and r["kind"] == "train")
+    assert first["metrics"]["loss"] == pytest.approx(np.log(2), abs=1e-5)
+
+
+def test_a_stopped_run_ends_like_one_that_never_was(runs: Runs, whole: Path, tmp_path: Path) -> None:
+    workdir = tmp_path / "run"
+    runs(workdir, 75, overrides=ADAPTERS, call=["TERM", "Trainer.update", 7])
+    runs(workdir, -9, overrides=ADAPTERS, file=["03-collect/rollouts/part-00000.parquet", 0.0])
+    runs(workdir, overrides=ADAPTERS)
+    assert differences(whole, workdir) == []
+    assert redone(workdir) <= 2
+
+
+def test_export_merged_and_alone(whole: Path, tmp_path: Path) -> None:
+    merged = policies.export(whole, tmp_path / "merged")
+    alone = policies.export(whole, tmp_path / "alone", adapters=True)
+    with policies.opened(whole) as context:
+        policy = context.policy("dpo")
+        expected = jax.device_get(jax.jit(lora.merge)(policy))
+        assert decoder.count_trained(context.model_config) < decoder.count_params(context.model_config) / 4
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(hf.load(merged)), expected)
+    written = load_file(alone / "adapter_model.safetensors")
+    assert len(written) == 2 * 2 * 2  # two layers, two targets, A and B
+    theirs = written["base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"]
+    np.testing.assert_array_equal(theirs, np.asarray(policy.blocks.down_b[1]).T)
+    assert json.loads((alone / "adapter_config.json").read_text())["r"] == 2
+
+
+def test_a_base_in_bfloat16_and_another_runs_adapters(runs: Runs, whole: Path, tmp_path: Path) -> None:
+    narrow = [*ADAPTERS, "config.lora.base_dtype=bfloat16"]
+    start = f"config.stages.warmup.policy=run:{whole}#sft"
+    told = runs(tmp_path / "refused", 1, overrides=[*narrow, start], until="warmup")
+    assert "its adapters are not beside this run's model" in told["text"]
+    runs(tmp_path / "narrow", overrides=narrow, until="sft")
+    with policies.opened(tmp_path / "narrow") as context:
+        policy = context.policy("sft")
+        assert policy.blocks.q.dtype == "bfloat16" and policy.blocks.q_a.dtype == "float32"
+    runs(tmp_path / "taken", overrides=[*ADAPTERS, start], until="warmup")
+    manifest = storage.finished(next((tmp_path / "taken").glob("*-warmup")))
+    assert manifest is not None and manifest["counts"]["steps"] == 3
