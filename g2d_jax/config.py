@@ -82,6 +82,7 @@ def base() -> ConfigDict:
                 "chunk": 16,  # decode steps between two looks at finished rows
                 "prefill_rows": 32,  # prompts of one prefill
                 "responses_at_once": 16_384,  # of one call of the sampler, which is written when it is done
+                "compilation_cache": optional(str),  # a folder; "" is none; unset: JAX's own setting, else the user's
                 "price_per_device_hour": optional(float),  # in your money: reports then have a column of it
             },
             "logging": {"tensorboard": True, "wandb": optional(str), "samples": 8, "every": 1},

@@ -19,7 +19,7 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import processes, storage
+from g2d_jax import compilation, processes, storage
 from g2d_jax.accounting import POLICIES, TRAINING
 from g2d_jax.canonical import to_dict
 from g2d_jax.config import is_scalar
@@ -234,7 +234,11 @@ def run(
         raise ValueError("there are several processes that do not know each other: call g2d_jax.processes.initialise()")
     check_processes(folder)
     limits = config.faults
-    with watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout), _locked(folder):
+    with (
+        watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
+        _locked(folder),
+        compilation.cached(config.compute.compilation_cache),
+    ):
         mine = [to_dict(config), until or "", _own(reward, objectives), packages()]
         processes.agreed("settings or packages", storage.fingerprint(mine))
         token = processes.once(lambda: claim(config, folder, _own(reward, objectives)))
