@@ -85,7 +85,13 @@ def base() -> ConfigDict:
                 "compilation_cache": optional(str),  # a folder; "" is none; unset: JAX's own setting, else the user's
                 "price_per_device_hour": optional(float),  # in your money: reports then have a column of it
             },
-            "logging": {"tensorboard": True, "wandb": optional(str), "samples": 8, "every": 1},
+            "logging": {
+                "tensorboard": True,
+                "wandb": optional(str),
+                "samples": 8,
+                "every": 1,
+                "profile": optional(str),  # updates under JAX's profiler, as STAGE:START-STOP
+            },
             "checkpoint": {"every": 50, "keep": 2},
             "faults": {
                 "max_skipped": 5,  # updates in a row skipped for a loss or gradient that is not finite: then stop
