@@ -153,9 +153,11 @@ def task(train: ConfigDict, dev: ConfigDict, test: ConfigDict, *, weight: float 
 
 
 def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
-    """AdamW. schedule: "constant", "linear" or "cosine" decay over the stage's updates after warmup_steps."""
+    """AdamW or Adafactor. schedule: "constant", "linear" or "cosine" decay over the updates after warmup_steps."""
     config = ConfigDict(
         {
+            "kind": "adamw",  # or "adafactor", which has no use for moment_dtype, b1, b2 and eps
+            "moment_dtype": "float32",  # of AdamW's moments; or "bfloat16"
             "learning_rate": learning_rate,
             "schedule": "constant",
             "warmup_steps": 0,
