@@ -11,6 +11,13 @@ TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
 MEASURES = (*TOKENS, "tokens", "flops", *TIMES, "price")
 """tokens: of the four kinds together. seconds: on the clock. price: in the unit of price_per_device_hour."""
 
+ACTIVITIES = ("generation", "verification", "logprobs", "training", "checkpointing", "compilation")
+"""What a stage's time is spent on; a record has the seconds of each, "generation_seconds" and so on.
+
+generation: sampling. verification: rewards. logprobs: log-probabilities outside updates, of a reference for one.
+training: updates. checkpointing: waiting for checkpoints to be written. compilation: of programs, wherever it happens.
+"""
+
 TRAINING = ("sft", "online", "offline")
 """The kinds of stages that make policies."""
 
@@ -31,6 +38,27 @@ def cost(record: Mapping[str, Any], price_per_device_hour: float | None = None) 
     times = {name: float(record.get(name, math.nan)) for name in TIMES}
     priced = {} if price_per_device_hour is None else {"price": times["device_seconds"] / 3600 * price_per_device_hour}
     return {**tokens, "tokens": sum(tokens.values()), "flops": float(record.get("flops", math.nan)), **times, **priced}
+
+
+def shares(record: Mapping[str, Any]) -> dict[str, float]:
+    """Each activity's share of the wall time in a manifest or other record of costs, and "other", the rest.
+
+    The wall time is the record's `seconds`, in which writing checkpoints is not, and that. {} for a record without any
+    time, or without activities, as manifests were once.
+    """
+    if not any(f"{activity}_seconds" in record for activity in ACTIVITIES):
+        return {}
+    spent = {activity: float(record.get(f"{activity}_seconds", 0.0)) for activity in ACTIVITIES}
+    whole = float(record.get("seconds", 0.0)) + spent["checkpointing"]
+    if not whole > 0:
+        return {}
+    found = {activity: seconds / whole for activity, seconds in spent.items()}
+    return {**found, "other": max(0.0, 1 - sum(found.values()))}
+
+
+def goodput(record: Mapping[str, Any]) -> dict[str, float]:
+    """`shares` as metrics, "goodput/generation" and so on."""
+    return {f"goodput/{activity}": share for activity, share in shares(record).items()}
 
 
 def cost_of(

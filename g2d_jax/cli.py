@@ -88,6 +88,9 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", help="where results go; chosen and printed if left out")
     parser.add_argument("--until", help="stop after this stage")
     parser.add_argument("--dry-run", action="store_true", help="show settings, stages, disk need and the first batch")
+    parser.add_argument(
+        "--profile", metavar="STAGE:START-STOP", help="trace these updates of a stage into WORKDIR/profiles"
+    )
     several = parser.add_argument_group("several processes", "found by themselves on Cloud TPU, Slurm and Open MPI")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
     several.add_argument("--num-processes", type=int, metavar="N", help="how many processes there are")
@@ -194,7 +197,8 @@ def _judge_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    config = resolve(arguments.config, overrides)
+    profile = [f"config.logging.profile={arguments.profile}"] if arguments.profile else []
+    config = resolve(arguments.config, [*overrides, *profile])
     if "sweep" in config:
         raise ValueError(f"{arguments.config} describes a study: g2d sweep --config {arguments.config} --workdir DIR")
     from g2d_jax import dryrun, pipeline

@@ -89,9 +89,16 @@ def base() -> ConfigDict:
                 "chunk": 16,  # decode steps between two looks at finished rows
                 "prefill_rows": 32,  # prompts of one prefill
                 "responses_at_once": 16_384,  # of one call of the sampler, which is written when it is done
+                "compilation_cache": optional(str),  # a folder; "" is none; unset: JAX's own setting, else the user's
                 "price_per_device_hour": optional(float),  # in your money: reports then have a column of it
             },
-            "logging": {"tensorboard": True, "wandb": optional(str), "samples": 8, "every": 1},
+            "logging": {
+                "tensorboard": True,
+                "wandb": optional(str),
+                "samples": 8,
+                "every": 1,
+                "profile": optional(str),  # updates under JAX's profiler, as STAGE:START-STOP
+            },
             "checkpoint": {"every": 50, "keep": 2},
             "faults": {
                 "max_skipped": 5,  # updates in a row skipped for a loss or gradient that is not finite: then stop
@@ -153,9 +160,11 @@ def task(train: ConfigDict, dev: ConfigDict, test: ConfigDict, *, weight: float 
 
 
 def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
-    """AdamW. schedule: "constant", "linear" or "cosine" decay over the stage's updates after warmup_steps."""
+    """AdamW or Adafactor. schedule: "constant", "linear" or "cosine" decay over the updates after warmup_steps."""
     config = ConfigDict(
         {
+            "kind": "adamw",  # or "adafactor", which has no use for moment_dtype, b1, b2 and eps
+            "moment_dtype": "float32",  # of AdamW's moments; or "bfloat16"
             "learning_rate": learning_rate,
             "schedule": "constant",
             "warmup_steps": 0,

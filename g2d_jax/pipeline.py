@@ -19,8 +19,8 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import processes, storage
-from g2d_jax.accounting import POLICIES, TRAINING
+from g2d_jax import compilation, processes, storage
+from g2d_jax.accounting import POLICIES, TRAINING, goodput
 from g2d_jax.canonical import to_dict
 from g2d_jax.config import is_scalar
 from g2d_jax.mesh import own
@@ -30,7 +30,7 @@ from g2d_jax.records import SamplingParams
 from g2d_jax.report import summary_table, write_all
 from g2d_jax.rewards.functions import RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
-from g2d_jax.stages import collect, ending, evaluate, offline, online, select, sft, starting
+from g2d_jax.stages import collect, ending, evaluate, offline, online, profiles, select, sft, starting
 from g2d_jax.stages.context import Context, check_elsewhere
 from g2d_jax.stages.origin import lender
 from g2d_jax.tracking import Tracker
@@ -91,6 +91,7 @@ def check(config: ConfigDict) -> Plan:
     """
     order = plan(config)
     _check_shared(config)
+    profiles.check(config.logging.profile, config.stages)
     for name in order.order:
         stage = config.stages[name]
         try:
@@ -236,7 +237,11 @@ def run(
         raise ValueError("there are several processes that do not know each other: call g2d_jax.processes.initialise()")
     check_processes(folder)
     limits = config.faults
-    with watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout), _locked(folder):
+    with (
+        watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
+        _locked(folder),
+        compilation.cached(config.compute.compilation_cache),
+    ):
         own_functions = _own(reward, objectives)
         mine = {"config": to_dict(config), "until": until or "", "own": own_functions, "packages": packages()}
         processes.agreed("settings or packages", mine)
@@ -308,6 +313,8 @@ def run_stage(context: Context, name: str, order: Plan, *, again: bool = False) 
         "started": started,
         **fields,
     }
+    if stage.kind not in TRAINING:  # these log it with every update
+        context.tracker.log(name, 0, goodput(fields), kind="goodput")
     context.tracker.flush()
     processes.once(lambda: storage.finish(folder, manifest))
     context.tracker.say(f"{name}: done in {manifest['seconds']:.0f} s")

@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, pipeline, storage
+from g2d_jax import __version__, compilation, pipeline, storage
 from g2d_jax.accounting import TRAINING
 from g2d_jax.canonical import from_dict
 from g2d_jax.config import source
@@ -43,7 +43,7 @@ def opened(workdir: storage.PathLike, config: ConfigDict | None = None) -> Itera
     """A run's context for looking at it: logs nothing to TensorBoard or W&B."""
     folder = absolute(workdir)
     config = config or read_config(folder)
-    with Tracker(folder, tensorboard=False) as tracker:
+    with Tracker(folder, tensorboard=False) as tracker, compilation.cached(config.compute.compilation_cache):
         folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
         context = Context(config, folder, tracker, folders, steps=stage_steps(folder))
         try:

@@ -2,12 +2,17 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # tiny.py has a reward function that is named by import path
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
+_CACHES = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+os.environ.setdefault("HF_HOME", str(_CACHES / "huggingface"))  # not moved by what is next
+_OWN = tempfile.TemporaryDirectory(prefix="g2d-tests-")
+os.environ["XDG_CACHE_HOME"] = _OWN.name  # g2d_jax.compilation keeps programs there
 _FLAGS = (
     "--xla_force_host_platform_device_count=8",
     "--xla_cpu_enable_concurrency_optimized_scheduler=false",  # see g2d_jax.mesh.order_collectives

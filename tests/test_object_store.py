@@ -30,7 +30,7 @@ from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import LOCK, absolute, stage_folders
 root = absolute(sys.argv[1])
 folders = stage_folders(root)
-timed = lambda key: key == "step_time" or key.startswith("generation/")  # how fast it went
+timed = lambda key: key == "step_time" or key.startswith(("generation/", "goodput/"))  # how fast it went
 log = [(r["stage"], r["step"], r["kind"], {k: str(v) for k, v in r["metrics"].items() if not timed(k)})
        for r in read_metrics(root)]
 print(json.dumps({

@@ -12,6 +12,7 @@ import numpy as np
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary
 from g2d_jax.report.charts import Panel, Series, bar_chart, line_chart
+from g2d_jax.report.goodput import goodput_table
 from g2d_jax.report.run import Run, Stage
 from g2d_jax.storage import plain
 
@@ -33,8 +34,8 @@ CURVES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
 )
 """Charts: title, metrics, and whether those of several stages go on one y axis. Other metrics fold."""
 
-ELSEWHERE = ("probe", "probe collapse", "train collapse")
-"""Kinds of logs that the dynamics section shows."""
+ELSEWHERE = ("probe", "probe collapse", "train collapse", "goodput")
+"""Kinds of logs that other sections show."""
 
 TIME_LINE = CURVES[:4]
 """These have the same time line of stages: one without values is marked on it as well."""
@@ -45,6 +46,7 @@ def compute(run: Run) -> str:
     if not run.manifests:
         return ""
     title, columns, rows = summary.compute_table(run.manifests, summary.price(run))
+    where = goodput_table(run.manifests)
     stages = [(str(m.get("name", "")), m) for m in run.manifests]
     seconds = [(name, {"time": fmt.number(m, "seconds")}) for name, m in stages]
     flops = [(name, {"FLOPs": fmt.number(m, "flops")}) for name, m in stages]
@@ -54,6 +56,7 @@ def compute(run: Run) -> str:
         "compute",
         "Compute",
         markup.table(title, columns, rows, total=len(rows) > 1),
+        markup.table(*where) if where[2] else "",
         markup.charts(
             bar_chart("Time", seconds, {"time": "s0"}, written=fmt.duration),
             bar_chart("FLOPs", flops, {"FLOPs": "s0"}, written=fmt.quantity),

@@ -9,6 +9,7 @@ from typing import Any
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report import training
+from g2d_jax.report.goodput import goodput_table
 from g2d_jax.report.run import Run, read_run
 from g2d_jax.storage import PathLike, write_bytes
 from g2d_jax.tracking import clean
@@ -308,7 +309,7 @@ def state(run: Run) -> str:
 
 
 def write_markdown(workdir: PathLike) -> str:
-    """Write WORKDIR/report.md: verdict, result table, compute table. Returns its path; raises as `read_run`."""
+    """Write WORKDIR/report.md: verdict, result, compute and goodput tables. Returns its path; raises as `read_run`."""
     run = read_run(workdir)
     path = run.workdir / "report.md"
     write_bytes(path, markdown(run).encode())
@@ -330,6 +331,7 @@ def markdown(run: Run) -> str:
         *(markdown_table(*one) for one in training.tables(run)),
         markdown_warnings(training.warnings(run)),
         markdown_table(*compute_table(run.manifests, price(run))),
+        markdown_table(*goodput_table(run.manifests)),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -38,6 +38,7 @@ from g2d_jax.records import Problem, SamplingParams
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.rollout.sampler import Sampler
 from g2d_jax.stages import starting
+from g2d_jax.stages.clock import Clock
 from g2d_jax.stages.scorers import Scorers, Usage
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.checkpoint import Checkpoints, placed
@@ -54,7 +55,8 @@ class StopRun(ValueError):
 class Tally:
     """What a stage cost, carried across restarts in its checkpoints.
 
-    seconds: on the clock, without writing checkpoints. device_seconds: times the devices that were held for it.
+    seconds: on the clock, without writing checkpoints. device_seconds: times the devices that were held for it. Of each
+    of accounting.ACTIVITIES: what of seconds was spent on it; and checkpointing, beside them.
     """
 
     seconds: float = 0.0
@@ -65,6 +67,12 @@ class Tally:
     trained: int = 0
     flops: float = 0.0
     verifier_cpu_seconds: float = 0.0
+    generation_seconds: float = 0.0
+    verification_seconds: float = 0.0
+    logprobs_seconds: float = 0.0
+    training_seconds: float = 0.0
+    checkpointing_seconds: float = 0.0
+    compilation_seconds: float = 0.0
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the cost in a manifest, or in a part of one."""
@@ -103,6 +111,7 @@ class Context:
     programs: dict[str, Any] = field(default_factory=dict)  # compiled once for the run
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
 
     def at(self, config: ConfigDict, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Context:
         """The same context for a config that differs in its stages only: what was loaded and compiled is shared."""
@@ -397,7 +406,7 @@ class Context:
     @contextmanager
     def metered(self, tally: Tally) -> Iterator[None]:
         """Add the time of a block, and what scoring took in it, to a tally."""
-        before, started = self.scorer.usage(), time.perf_counter()
+        before, clocked, started = self.scorer.usage(), self.clock.read(), time.perf_counter()
         try:
             yield
         finally:
@@ -406,15 +415,17 @@ class Context:
             tally.device_seconds += spent * self.mesh.size
             for name in Usage.__slots__:
                 setattr(tally, name, getattr(tally, name) + getattr(after, name) - getattr(before, name))
+            tally.add(self.clock.since(clocked))
 
     def score_logprobs(self, params: Decoder, packed: Packed, tally: Tally, temperature: float = 1.0) -> np.ndarray:
         """Log-probabilities of packed responses under a policy, float32 [N, R, T]; the cost goes to the tally."""
         if "score" not in self.programs:
             self.programs["score"] = make_scorer(self.compute)
-        logprobs, _ = self.programs["score"](params, *put_batch(packed, self.mesh), temperature=float(temperature))
         tally.scored += packed.used
         tally.flops += forward_flops(self.model_config, packed.used, packed.attended)
-        return np.asarray(logprobs)
+        with self.clock.doing("logprobs"):
+            logprobs, _ = self.programs["score"](params, *put_batch(packed, self.mesh), temperature=float(temperature))
+            return np.asarray(logprobs)
 
     def close(self) -> None:
         """End the verifiers' processes."""

@@ -116,12 +116,12 @@ def _measured(
     if on_disk([file]):
         kept = storage.read_json(file)
         return {key: float(value) for key, value in kept["figures"].items()}, kept["cost"]
-    cost = Tally()
+    params, cost = training.settled(), Tally()
     sampling = stage.probe_sampling if "probe_sampling" in stage else stage.sampling
     with context.metered(cost):
         groups = sampled_groups(
             context,
-            None if on_disk([journal]) else context.view(training.policy),
+            None if on_disk([journal]) else context.view(params),
             [(problem, 0) for problem in probed(context.problems[stage.probe.split], stage.probe.prompts)],
             context.sampling_params(sampling),
             num_generations=stage.probe.num_generations,

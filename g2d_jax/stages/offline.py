@@ -77,7 +77,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
                 training.update(batch([pairs[i] for i in drawn], references[drawn]), {})
             probe()
             training.checkpoint_if_due()
-        training.flush()
+        training.end()
         counts = {"pairs": len(pairs), "steps": steps, "unused": unused, **training.skips.manifest()}
         fields = {**training.tally.manifest(), "counts": counts, **dynamics.evidence(training)}
         if not stage.diagnose:
@@ -178,11 +178,13 @@ def reference_logprobs(
         cached = storage.read_json(file)
         tally.scored, tally.flops, tally.seconds = (cached[key] for key in ("scored", "flops", "seconds"))
         tally.device_seconds = tally.seconds * context.mesh.size
+        tally.add(cached.get("clock", {}))
         return np.asarray(cached["logprobs"], np.float32)
-    started = time.perf_counter()
+    started, clocked = time.perf_counter(), context.clock.read()
     references = score_pairs(context, context.policy(stage.policy), pairs, row_length, tally)
     cost = {"scored": tally.scored, "flops": tally.flops, "seconds": time.perf_counter() - started}
-    processes.once(lambda: storage.write_json(file, {"logprobs": references, **cost}))
+    clock = context.clock.since(clocked)
+    processes.once(lambda: storage.write_json(file, {"logprobs": references, **cost, "clock": clock}))
     return references
 
 

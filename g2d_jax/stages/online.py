@@ -62,7 +62,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
                 rows = sample_rows(taken.draws, taken.groups, context.config.logging.samples)
                 context.tracker.samples(name, training.step, rows)
         probe(last=True)
-        training.flush()
+        training.end()
         return {
             **training.tally.manifest(),
             "counts": {"steps": training.step, **supply.census(), **training.skips.manifest()},

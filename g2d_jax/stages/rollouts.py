@@ -198,12 +198,14 @@ def _rows(
     mine = draws[processes.index() :: processes.count()]
     with processes.together():
         started = time.perf_counter()
-        rollouts = _generate(context, view, mine, params, num_generations, purpose)
+        with context.clock.doing("generation"):
+            rollouts = _generate(context, view, mine, params, num_generations, purpose)
         check_rollouts(rollouts, policy)
         sampling = time.perf_counter() - started
         processes.mark(f"scoring {policy}")
         texts = [safe_text(context.tokenizer.decode(rollout.token_ids)) for rollout in rollouts]
-        scores = context.scorer.apart(*_questions(context, mine, rollouts, texts))
+        with context.clock.doing("verification"):
+            scores = context.scorer.apart(*_questions(context, mine, rollouts, texts))
         rows = [ScoredRollout(*row, policy) for row in zip(rollouts, texts, scores, strict=True)]
         if processes.count() > 1:
             write_rollouts(parts / f"{processes.index()}.parquet", rows)
@@ -216,7 +218,8 @@ def _rows(
             rows = _put_together(parts, len(draws), num_generations) if needed else []
     if context.scorer.has_joint():
         asked = _questions(context, draws, [row.rollout for row in rows], [row.text for row in rows])
-        scores = context.scorer.joint(*asked, [row.score for row in rows])
+        with context.clock.doing("verification"):
+            scores = context.scorer.joint(*asked, [row.score for row in rows])
         rows = [replace(row, score=score) for row, score in zip(rows, scores, strict=True)]
     return rows, sampling
 

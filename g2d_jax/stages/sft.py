@@ -38,7 +38,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
                 drawn = draw(order, training.step * stage.batch_size, stage.batch_size)
                 training.update(batch(context, [demonstrations[index] for index, _ in drawn]), {})
             training.checkpoint_if_due()
-        training.flush()
+        training.end()
         return {**training.tally.manifest(), "counts": {**counts, **training.skips.manifest()}}
 
 

@@ -286,7 +286,7 @@ class Supply:
             return
         generate(
             self.context,
-            self.context.view(self.training.policy),
+            self.context.view(self.training.settled()),
             parts,
             self.context.sampling_params(self.stage.sampling),
             num_generations=self.stage.num_generations,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,14 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import canonical, processes
+from g2d_jax.accounting import goodput
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import train_flops
 from g2d_jax.stages.context import Context, StopRun, Tally
+from g2d_jax.stages.profiles import Profiler
 from g2d_jax.stages.sick import Skips, told
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.dump import write_dump
@@ -53,15 +55,22 @@ class Trainer:
     pinned: Collection[int]
     bar: Any
     places: int
+    profiler: Profiler
     extra_facts: Callable[[], dict[str, Any]] = dict  # asked when a checkpoint is saved
     _pending: tuple[int, dict[str, jax.Array], dict[str, float]] | None = None
     _mark: float = field(default_factory=time.perf_counter)
     _last: dict[str, float] = field(default_factory=dict)  # metrics of the last update that were fetched
+    _clocked: dict[str, float] = field(default_factory=dict)  # the clock at _mark
+
+    def __post_init__(self) -> None:
+        self._clocked = self.context.clock.read()
 
     def goes_on(self) -> bool:
         """Whether there are updates to do. Call it before anything of the next; raises Preempted if told to stop."""
         processes.mark(f"{self.name}, step {self.step}")
         processes.check_stop_together()
+        if told := self.profiler.before(self.step, self.state):
+            self.context.tracker.say(told)
         return self.step < self.total
 
     def update(self, groups: Sequence[Group], metrics: dict[str, float]) -> None:
@@ -69,24 +78,28 @@ class Trainer:
 
         Raises StopRun at the last of faults.max_skipped updates in a row whose loss or gradient is not finite.
         """
-        packed = self.pack(groups)
-        arrays, count = put_batch(packed, self.context.mesh)
-        self.state, sums = self.run_step(self.state, arrays, count, self.rest)
-        self.tally.trained += packed.used
-        self.tally.flops += train_flops(self.context.model_config, packed.used, packed.attended)
-        self.flush()
-        now = time.perf_counter()
+        clock = self.context.clock
+        with clock.doing("training"):
+            packed = self.pack(groups)
+            arrays, count = put_batch(packed, self.context.mesh)
+            self.state, sums = self.run_step(self.state, arrays, count, self.rest)
+            self.tally.trained += packed.used
+            self.tally.flops += train_flops(self.context.model_config, packed.used, packed.attended)
+            self.flush()
+        now, spent = time.perf_counter(), clock.since(self._clocked)
         extra = {
             "learning_rate": float(self.rate(self.step - self.skips.total)),
             "step_time": now - self._mark,
+            **goodput({**spent, "seconds": now - self._mark - spent["checkpointing_seconds"]}),
             "num_tokens": float(self.tally.generated + self.tally.prefilled + self.tally.trained),
         }
-        self._mark = now
+        self._mark, self._clocked = now, clock.read()
         self.step += 1
         self._pending = (self.step, sums, {**metrics, **extra})
         limit = self.context.config.faults.max_skipped
         if self._due() or self.skips.row + 1 >= limit:
-            self.flush()  # here, so that the tally of a step that is kept has all of its time, and a dump its state
+            with clock.doing("training"):
+                self.flush()  # here, so that the tally of a step that is kept has all of its time, and a dump its state
         if self.skips.row >= limit:
             self._give_up(packed)
 
@@ -94,6 +107,12 @@ class Trainer:
     def policy(self) -> Decoder:
         """The policy as it is now; the next update takes what is trained of it away."""
         return lora.join(self.state.params, self.rest)
+
+    def settled(self) -> Decoder:
+        """The policy, once the update under way is done: what samples next would wait for it in its own time."""
+        with self.context.metered(self.tally), self.context.clock.doing("training"):
+            jax.block_until_ready(self.state.params)
+        return self.policy
 
     def pack(self, groups: Sequence[Group]) -> Packed:
         """Pack groups for this stage's rows and this mesh."""
@@ -152,7 +171,7 @@ class Trainer:
     def checkpoint_if_due(self) -> None:
         """Save after every checkpoint.every steps, at pinned steps and at the end. Call it after the metered block.
 
-        The tally then holds all of the step; the time that writing takes is in no tally.
+        The tally then holds all of the step; the time that writing takes is not in its seconds.
         """
         if self._due():
             self.save()
@@ -167,7 +186,8 @@ class Trainer:
         if self.step in self.pinned:
             self.facts.setdefault("at", {})[str(self.step)] = self.tally.manifest()
         host = {"tally": dataclasses.asdict(self.tally), "facts": {**self.facts, **self.extra_facts()}}
-        self.checkpoints.save(self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host)
+        with self._writing():
+            self.checkpoints.save(self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host)
 
     def save_here(self) -> None:
         """Save the state as it is, unless it is saved already, and wait: the stage is about to be stopped."""
@@ -176,9 +196,24 @@ class Trainer:
 
     def save_if_new(self) -> None:
         """Save the state unless it is saved already, and wait."""
-        self.checkpoints.wait()
+        with self._writing():
+            self.checkpoints.wait()
         if self.step not in processes.once(self.checkpoints.steps):
             self.save()
+
+    def end(self) -> None:
+        """Log the last update and wait for its checkpoint, so that the tally has all."""
+        self.flush()
+        with self._writing():
+            self.checkpoints.wait()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Count the time of a block as checkpointing, which the next checkpoint tells."""
+        clocked = self.context.clock.read()
+        with self.context.clock.doing("checkpointing"):
+            yield
+        self.tally.checkpointing_seconds += self.context.clock.since(clocked)["checkpointing_seconds"]
 
 
 @contextmanager
@@ -221,6 +256,7 @@ def trainer(
     with (
         Checkpoints(folder, keep=context.config.checkpoint.keep, pinned=pins) as checkpoints,
         context.tracker.progress(name, total, step or 0) as bar,
+        closing(Profiler(context.config.logging.profile, name, context.workdir)) as profiler,
     ):
         made = Trainer(
             context,
@@ -239,6 +275,7 @@ def trainer(
             pins,
             bar,
             places,
+            profiler,
         )
         if step is None and 0 in pins:
             made.save()

@@ -4,12 +4,11 @@
       sweeps/NAME.json               a study of that name: its config, and its points by label
       points/NAME/LABEL/             config.json and stages.json: a point opens like a run (`g2d report`, `export`, …)
       stages/NAME-FINGERPRINT/       a node: what a run has in NN-NAME/, with its metrics, settings and environment
-      compiled/                      XLA's compilation cache
       NAME.html, NAME.md, NAME.csv   what the study measured, written when a process ends
 
 Several processes, on one machine or on several that share the directory, may run the same command: each takes the next
 node that is free. Nodes are locked as `locks.py` says: by the file system (`flock`, which network file systems pass on
-or not: see theirs), on an object store by leases; there each process compiles for itself.
+or not: see theirs), on an object store by leases.
 The command may be given again with more points, and other studies may use the directory: what is there is used.
 """
 
@@ -18,8 +17,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -27,7 +25,7 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, pipeline, storage
+from g2d_jax import __version__, compilation, pipeline, storage
 from g2d_jax.canonical import to_dict
 from g2d_jax.report import write_study
 from g2d_jax.stages.context import Context
@@ -38,7 +36,6 @@ from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.watcher import watched
 from g2d_jax.workdir import LINKS, LOCK, PLANS, absolute, environment, try_lock
 
-CACHE = "jax_compilation_cache_dir"
 DONE, OPEN = "done", "open"
 PAUSE = 2.0  # seconds between two looks at nodes that others run
 
@@ -57,7 +54,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     limits = config.faults
     with (
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
-        _compilation_cache(root),
+        compilation.cached(config.compute.compilation_cache),
         Tracker(root, tensorboard=False) as tracker,
     ):
         failed = _Worker(config.name, graph, root, tracker).work()
@@ -123,19 +120,6 @@ def _claim(config: ConfigDict, graph: Graph, root: epath.Path) -> None:
         "version": __version__,
     }
     storage.write_json(file, plan)
-
-
-@contextmanager
-def _compilation_cache(root: epath.Path) -> Iterator[None]:
-    """Compile each program once for the whole study on a file system, unless the user has a cache already."""
-    if getattr(jax.config, CACHE) is not None or not storage.is_local(root):
-        yield
-        return
-    jax.config.update(CACHE, os.fspath(root / "compiled"))
-    try:
-        yield
-    finally:
-        jax.config.update(CACHE, None)
 
 
 class _Worker:

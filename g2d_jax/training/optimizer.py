@@ -1,19 +1,23 @@
-"""AdamW with a learning-rate schedule, global-norm clipping and a decay mask; and where its state lies on a mesh."""
+"""AdamW or Adafactor with a schedule, global-norm clipping and a decay mask; and where their state lies on a mesh."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from g2d_jax import mesh as meshes
+from g2d_jax.training.moments import scale_by_adam_bfloat16
 
 Schedule = Literal["constant", "linear", "cosine"]
+Kind = Literal["adamw", "adafactor"]
+MomentDtype = Literal["float32", "bfloat16"]
 
 
 def make_schedule(
@@ -51,6 +55,8 @@ def make_schedule(
 def make_optimizer(
     learning_rate: float,
     *,
+    kind: Kind = "adamw",
+    moment_dtype: MomentDtype = "float32",
     schedule: Schedule = "constant",
     warmup_steps: int = 0,
     total_steps: int,
@@ -60,20 +66,40 @@ def make_optimizer(
     weight_decay: float = 0.0,
     max_grad_norm: float = 1.0,
 ) -> tuple[optax.GradientTransformation, Callable[[int | jax.Array], jax.Array]]:
-    """AdamW (Loshchilov and Hutter 2019, algorithm 2) and its schedule; the names are those of the config.
+    """An optimiser and its schedule; the names are those of the config.
 
         g ← g * min(1, max_grad_norm / |g|)            |g|: L2 norm over all parameters; max_grad_norm <= 0: off
-        p ← p - rate(t) * (m̂ / (√v̂ + eps) + weight_decay * p)      no decay on norms and biases
+        p ← p - rate(t) * (u + weight_decay * p)       no decay on norms and biases
 
+    kind: "adamw" (Loshchilov and Hutter 2019, algorithm 2) has u = m̂ / (√v̂ + eps), with m and v in moment_dtype (see
+    moments.py for "bfloat16"). "adafactor" (Shazeer and Stern 2018, algorithm 4 without its relative step size, in the
+    steps of optax) has u = g / √v with the decay 1 - t^-0.8, v of a matrix factored where both sides are at least 128,
+    and u at most 1 in root mean square over each array, all layers together; b1, b2 and eps are AdamW's alone.
     total_steps: updates of the whole stage, not of what is left after a resume: the count lives in the state.
-    Moments have the parameters' dtype: keep both float32. Raises ValueError for numbers out of range.
+    State in float32 has the parameters' dtype: keep them so. Raises ValueError for what is unknown or out of range.
     """
     _check(learning_rate, b1, b2, eps, weight_decay)
+    _check_kind(kind, moment_dtype)
     rate = make_schedule(learning_rate, schedule=schedule, warmup_steps=warmup_steps, total_steps=total_steps)
     clip = optax.clip_by_global_norm(max_grad_norm) if max_grad_norm > 0 else optax.identity()
     decay = optax.add_decayed_weights(weight_decay, mask=decay_mask) if weight_decay else optax.identity()
-    adam = _promoting(optax.scale_by_adam(b1=b1, b2=b2, eps=eps))
-    return optax.chain(clip, adam, decay, optax.scale_by_learning_rate(rate)), rate
+    if kind == "adafactor":
+        scaled = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
+    elif moment_dtype == "bfloat16":
+        scaled = scale_by_adam_bfloat16(b1=b1, b2=b2, eps=eps)
+    else:
+        scaled = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+    return optax.chain(clip, _promoting(scaled), decay, optax.scale_by_learning_rate(rate)), rate
+
+
+def _check_kind(kind: str, moment_dtype: str) -> None:
+    for name, value, known in (("kind", kind, Kind), ("moment_dtype", moment_dtype, MomentDtype)):
+        if value not in get_args(known):
+            raise ValueError(f"optimizer.{name} must be one of {', '.join(get_args(known))}, got {value!r}")
+    if kind == "adafactor" and moment_dtype != "float32":
+        raise ValueError(
+            "optimizer.moment_dtype is of AdamW's moments, and Adafactor has none of that size: leave it at float32"
+        )
 
 
 def _check(learning_rate: float, b1: float, b2: float, eps: float, weight_decay: float) -> None:
@@ -114,18 +140,30 @@ def opt_state_shardings(
 ) -> Any:
     """The optimiser state's tree with a NamedSharding in place of every array.
 
-    Moments lie like their parameters; counts are on every device. params_abstract: the parameters' tree with arrays
-    or ShapeDtypeStructs; params_shardings: the same tree with NamedShardings.
+    What has a parameter's shape lies like it, what has one dimension less, as Adafactor's factors, like the rest of it;
+    counts and the like are on every device. params_abstract: the parameters' tree with arrays or ShapeDtypeStructs;
+    params_shardings: the same tree with NamedShardings.
     """
     state = jax.eval_shape(optimizer.init, params_abstract)
+    whole = jax.tree.structure(params_abstract)
 
-    def like_parameter(_: Any, where: NamedSharding) -> NamedSharding:
+    def is_whole(part: Any) -> bool:
+        return bool(jax.tree.structure(part) == whole)  # type: ignore[operator]
+
+    def place(part: Any) -> Any:
+        if not is_whole(part):
+            return meshes.replicated(mesh)
+        return jax.tree.map(partial(_like_parameter, mesh), part, params_abstract, params_shardings)
+
+    return jax.tree.map(place, state, is_leaf=is_whole)
+
+
+def _like_parameter(mesh: Mesh, part: Any, parameter: Any, where: NamedSharding) -> NamedSharding:
+    """Where an array of the state lies that belongs to a parameter."""
+    if part.shape == parameter.shape:
         return where
-
-    return optax.tree_utils.tree_map_params(
-        optimizer,
-        like_parameter,
-        state,
-        params_shardings,
-        transform_non_params=lambda _: meshes.replicated(mesh),
-    )
+    axes = [*where.spec, *(None,) * (len(parameter.shape) - len(where.spec))]
+    for gone in range(len(axes)):
+        if part.shape == parameter.shape[:gone] + parameter.shape[gone + 1 :]:
+            return NamedSharding(mesh, PartitionSpec(*axes[:gone], *axes[gone + 1 :]))
+    return meshes.replicated(mesh)

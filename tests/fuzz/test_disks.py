@@ -56,7 +56,7 @@ def alike(one: Path, other: Path) -> None:
 
 
 def metrics(workdir: Path) -> dict[Any, dict[str, float]]:
-    clocked = ("step_time", "generation/")
+    clocked = ("step_time", "generation/", "goodput/")
     return {
         (record["stage"], record["step"], record["kind"]): {
             name: value for name, value in record["metrics"].items() if not name.startswith(clocked)

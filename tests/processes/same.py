@@ -99,11 +99,11 @@ def close(one: Any, other: Any, where: str) -> None:
 
 def metrics(workdir: Path) -> dict[str, Any]:
     """What was logged last of each stage that is there, by stage, step and kind, without times."""
-    clocked = ("step_time", "generation/share", "generation/tokens_per_second")
+    clocked = ("step_time", "generation/share", "generation/tokens_per_second", "goodput/")
     there = {folder.name.partition("-")[2] for folder in workdir.glob("[0-9]*-*")}
     return {
         json.dumps([record["stage"], record["step"], record.get("kind")]): {
-            key: value for key, value in record["metrics"].items() if key not in clocked
+            key: value for key, value in record["metrics"].items() if not key.startswith(clocked)
         }
         for record in read_metrics(workdir)
         if record["stage"] in there

@@ -55,7 +55,7 @@ def _metrics(one: Path, other: Path) -> Iterator[str]:
 
 
 def _steady(metrics: dict[str, float]) -> str:
-    kept = {k: v for k, v in metrics.items() if k != "step_time" and not k.startswith("generation/")}
+    kept = {k: v for k, v in metrics.items() if k != "step_time" and not k.startswith(("generation/", "goodput/"))}
     return json.dumps(kept, sort_keys=True)
 
 

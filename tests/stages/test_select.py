@@ -82,7 +82,11 @@ def test_the_best_step_is_chosen_and_its_answers_are_read_back(
     one = result["steps"]["1"]["tasks"]["main"]
     assert one["reward"] == pytest.approx(np.mean([row.score.reward for row in rows]))
     assert (one["accuracy"], one["problems"], one["unscorable"]) == (None, 8, 0.0)
-    logged = {r["step"]: r["metrics"]["score"] for r in read_metrics(tmp_path) if r["stage"] == "best"}
+    logged = {
+        r["step"]: r["metrics"]["score"]
+        for r in read_metrics(tmp_path)
+        if r["stage"] == "best" and r["kind"] == "train"
+    }
     assert logged == pytest.approx(expected)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
     (tmp_path / "02-best" / "manifest.json").unlink()

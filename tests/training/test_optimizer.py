@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from etils import epath
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, table
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.training.moments import stochastic_round
 from g2d_jax.training.optimizer import decay_mask, make_optimizer, make_schedule, opt_state_shardings
 
 QWEN2 = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True, qkv_bias=True)
@@ -129,8 +132,99 @@ def test_the_state_lies_on_the_mesh_like_the_parameters():
         ({"warmup_steps": 10}, r"warmup_steps \(10\) .* less than the number of updates \(10\)"),
         ({"b2": 1.0}, "optimizer.b2 must be at least 0 and less than 1, got 1.0"),
         ({"eps": math.nan}, "optimizer.eps"),
+        ({"kind": "sgd"}, "optimizer.kind must be one of adamw, adafactor, got 'sgd'"),
+        ({"moment_dtype": "float16"}, "optimizer.moment_dtype must be one of float32, bfloat16, got 'float16'"),
+        ({"kind": "adafactor", "moment_dtype": "bfloat16"}, "leave it at float32"),
     ],
 )
 def test_wrong_settings_are_named(changes: dict, message: str):
     with pytest.raises(ValueError, match=message):
         make_optimizer(0.1, **({"total_steps": 10} | changes))
+
+
+def test_rounding_at_random_is_right_in_the_mean():
+    x = np.float32([1.0, 1 + 1 / 512, 1 + 1 / 1024, -3.001, 0.0, 1e-30])  # neighbours of 1 are 1/128 apart above it
+    keys = jax.random.split(jax.random.key(0), 4096)
+    found = np.asarray(jax.vmap(lambda key: stochastic_round(jnp.asarray(x), key))(keys), np.float32)
+    assert found.dtype == np.float32 and {*np.unique(found[:, 1])} == {1.0, 1 + 1 / 128}
+    assert (found[:, [0, 4]] == x[[0, 4]]).all()  # these are bfloat16 numbers
+    np.testing.assert_allclose(found.mean(axis=0), x, rtol=5e-4)
+
+
+def moments_after(steps: int, grads: tuple[float, float], dtype: str) -> dict[str, np.ndarray]:
+    """The moments after gradients of one size, then of another, of 1024 parameters each."""
+    optimizer, _ = make_optimizer(0.0, total_steps=10, max_grad_norm=0.0, moment_dtype=dtype)  # type: ignore[arg-type]
+    params = {"w": jnp.zeros(1024)}
+
+    def body(step: jax.Array, state: tuple) -> tuple:
+        size = jnp.where(step < steps // 2, grads[0], grads[1])
+        return optimizer.update({"w": jnp.full(1024, size)}, state, params)[1]
+
+    state = jax.jit(lambda: jax.lax.fori_loop(0, steps, body, optimizer.init(params)))()
+    found = {name: optax.tree_utils.tree_get(state, name)["w"] for name in ("mu", "nu")}
+    assert {x.dtype for x in found.values()} == {jnp.dtype(dtype)}
+    return {name: np.asarray(x, np.float32) for name, x in found.items()}
+
+
+def test_moments_in_bfloat16_do_not_stand_still():
+    """The second one falls when gradients do, which rounding to the nearest would never let it."""
+    exact, found = (moments_after(800, (1.0, 0.1), dtype) for dtype in ("float32", "bfloat16"))
+    assert exact["nu"][0] < 0.3
+    np.testing.assert_allclose(found["nu"].mean(), exact["nu"].mean(), rtol=0.01)
+    np.testing.assert_allclose(found["mu"], exact["mu"], rtol=0.025)  # half a step of rounding, ten times
+
+
+def test_the_first_update_with_bfloat16_moments_is_that_of_float32():
+    """An update is made before the moments are rounded."""
+    model, updates = decoder.init(QWEN2, jax.random.key(0)), []
+    grads = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), model)
+    for dtype in ("float32", "bfloat16"):
+        optimizer, _ = make_optimizer(0.1, total_steps=10, moment_dtype=dtype)  # type: ignore[arg-type]
+        updates.append(jax.jit(optimizer.update)(grads, optimizer.init(model), model)[0])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *updates)
+
+
+def test_adafactor_by_hand():
+    """u = g / √v with v the outer product of row and column means over their mean, then at most 1 in RMS."""
+    optimizer, _ = make_optimizer(0.5, total_steps=10, kind="adafactor", max_grad_norm=0.0, weight_decay=0.1)
+    rng = np.random.default_rng(0)
+    params = {"w": jnp.asarray(rng.normal(size=(2, 128, 160)), jnp.float32), "w_bias": jnp.ones(3)}
+    grads = {"w": jnp.asarray(rng.normal(size=(2, 128, 160)), jnp.float32), "w_bias": jnp.array([1.0, -2.0, 4.0])}
+    updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+    g = np.asarray(grads["w"], np.float64)
+    rows, columns = (g * g).mean(axis=2, keepdims=True), (g * g).mean(axis=1, keepdims=True)
+    u = g / np.sqrt(rows * columns / rows.mean(axis=1, keepdims=True))
+    u /= max(1.0, np.sqrt((u * u).mean()))
+    np.testing.assert_allclose(updates["w"], -0.5 * (u + 0.1 * np.asarray(params["w"])), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(updates["w_bias"], [-0.5, 0.5, -0.5], rtol=1e-5)  # not factored, not decayed
+
+
+@pytest.mark.parametrize("settings", [{"kind": "adafactor"}, {"moment_dtype": "bfloat16"}], ids=str)
+def test_other_states_lie_on_the_mesh_and_in_checkpoints(settings: dict, tmp_path):
+    wide = ModelConfig("qwen2", 256, 128, 2, 2, 2, 64, 256, tie_word_embeddings=False, qkv_bias=True)
+    mesh = meshes.make_mesh(1, 4, 2)
+    optimizer, _ = make_optimizer(0.1, total_steps=10, weight_decay=0.5, **settings)
+    where, shapes = decoder.shardings(wide, mesh), decoder.abstract(wide)
+    tree = opt_state_shardings(optimizer, shapes, where, mesh)
+    model = jax.jit(lambda: decoder.init(wide, jax.random.key(0)), out_shardings=where)()
+    state = jax.jit(optimizer.init, out_shardings=tree)(model)
+    updates, state = jax.jit(optimizer.update, out_shardings=(where, tree))(model, state, model)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(updates))
+    with Checkpoints(epath.Path(tmp_path)) as checkpoints:
+        checkpoints.save(1, {"opt_state": state}, {})
+        checkpoints.wait()
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        restored = checkpoints.restore(1, {"opt_state": like})[0]["opt_state"]
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
+    assert [x.sharding for x in jax.tree.leaves(restored)] == [x.sharding for x in jax.tree.leaves(state)]
+    names = ("v_row", "v_col") if "kind" in settings else ("mu", "nu")
+    found = {name: optax.tree_utils.tree_get(state, name) for name in names}
+    of_gate = [found[name].blocks.gate[...] for name in names]  # [layers 2, embed 128 over fsdp, mlp 256 over tensor]
+    if "kind" in settings:
+        assert [x.shape for x in of_gate] == [(2, 128), (2, 256)]
+        assert [tuple(x.sharding.spec) for x in of_gate] == [(None, "fsdp"), (None, "tensor")]
+        of_norm = optax.tree_utils.tree_get(state, "v").final_norm[...]
+        assert of_norm.shape == (128,) and found["v_row"].final_norm[...].shape == (1,)
+    else:
+        (lies,) = jax.tree.leaves(where.blocks.gate)
+        assert all(x.sharding == lies and x.dtype == jnp.bfloat16 for x in of_gate)

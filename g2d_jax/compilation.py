@@ -1,0 +1,94 @@
+"""Compiled programs kept from one start to the next, and how long compiling took.
+
+    cached(setting) ─► JAX's persistent compilation cache, in a folder of the user's own unless told otherwise
+
+A program that is read back gives the bits of the one that was compiled, also on another number of cores: seen on CPU
+with training and scoring. A CPU's programs hold its instructions: there a folder has a part for each kind of processor.
+Starts at the same time may share a folder, on a local disk or an object store: an entry that is cut off, since its
+writer was killed or is not done, is not used (JAX warns, and compiles).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+from etils import epath
+from jax.experimental.compilation_cache import compilation_cache
+
+CACHE = "jax_compilation_cache_dir"
+
+
+@contextmanager
+def cached(setting: str | None) -> Iterator[None]:
+    """Keep the programs compiled in this block, and take those kept before. Touches the devices.
+
+    setting: compute.compilation_cache, a folder; "": none; None: JAX's own setting if there is one (the environment's
+    JAX_COMPILATION_CACHE_DIR), else `user_folder`. A run of several processes has none of its own accord: only the
+    first of them writes, and GPUs agree on kernels while all compile, which the first would not where it need not.
+    Raises OSError for a folder that was asked for and cannot be made; for the user's own it warns.
+    """
+    before = getattr(jax.config, CACHE)
+    if setting is None and (before or jax.process_count() > 1):
+        yield
+        return
+    _use(_made(setting))
+    try:
+        yield
+    finally:
+        _use(before)
+
+
+def user_folder() -> str:
+    """Where programs are kept if nothing else is said: g2d_jax/compiled in XDG_CACHE_HOME, or in ~/.cache."""
+    return str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "g2d_jax" / "compiled")
+
+
+def machine() -> str:
+    """The folder's part for this process: the platform, and the kind of processor where programs run on that.
+
+    Such as "gpu" or "cpu-1f0c9a42b7d5e683".
+    """
+    backend = jax.default_backend()
+    if backend != "cpu":
+        return backend
+    return f"cpu-{hashlib.sha256(repr([platform.machine(), _cpu()]).encode()).hexdigest()[:16]}"
+
+
+def _cpu() -> list[str]:
+    """The processor's model and instruction sets, as the kernel lists them; elsewhere than on Linux its name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", maxsplit=1)[0].splitlines()
+    except OSError:
+        return [platform.processor()]
+    return [line for line in lines if line.partition("\t")[0].rstrip() in ("model name", "flags", "Features")]
+
+
+def _made(setting: str | None) -> str | None:
+    """The folder to use, there now; None for none."""
+    if setting == "":
+        return None
+    folder = epath.Path(setting or user_folder()).expanduser() / machine()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if setting:
+            raise
+        warnings.warn(
+            f"compiled programs are not kept: {error}; compute.compilation_cache names a folder", stacklevel=2
+        )
+        return None
+    return os.fspath(folder)
+
+
+def _use(folder: str | None) -> None:
+    """Let JAX use another folder from now on: what it found about the one before is forgotten."""
+    if getattr(jax.config, CACHE) != folder:
+        jax.config.update(CACHE, folder)
+        compilation_cache.reset_cache()

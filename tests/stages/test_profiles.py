@@ -1,0 +1,62 @@
+"""A window of updates under the profiler: its files are there, and a window that cannot come is refused at once."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from g2d_jax import cli, pipeline
+from g2d_jax.stages.profiles import parse
+
+
+def traced(workdir) -> dict[str, bytes]:
+    return {str(file.relative_to(workdir / "profiles")): file.read_bytes() for file in workdir.rglob("process-*")}
+
+
+def test_a_window_is_traced_and_nothing_else(config, opened, tmp_path, capsys):
+    config.stages.sft.steps = 4
+    config.logging.profile = "sft:2-3"
+    pipeline.run_stage(opened(config, tmp_path), "sft", pipeline.check(config))
+    found = traced(tmp_path)
+    folder = "plugins/profile/sft-2-3"
+    assert found.keys() == {f"{folder}/process-0.xplane.pb", f"{folder}/process-0.trace.json.gz"}
+    events = json.loads(gzip.decompress(found[f"{folder}/process-0.trace.json.gz"]))["traceEvents"]
+    steps = [event for event in events if "PjitFunction(step)" in event.get("name", "")]
+    assert len(steps) == 2
+    assert "tensorboard --logdir" in capsys.readouterr().out
+
+
+def test_a_window_up_to_the_last_update(config, opened, tmp_path):
+    config.stages.sft.steps = 2
+    config.logging.profile = "sft:2-2"
+    pipeline.run_stage(opened(config, tmp_path), "sft", pipeline.check(config))
+    assert len(traced(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("text", ["", "sft", "sft:3", "sft:3-2", "sft:0-1", "sft:1-x", "sft:-1-1", "a b:1-2"])
+def test_what_is_no_window(text: str):
+    with pytest.raises(ValueError, match="write STAGE:START-STOP"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("collect:1-2", "stages with updates are dpo, sft, warmup"),
+        ("none-such:1-2", "stages with updates are dpo, sft, warmup"),
+        ("sft:3-7", "but sft has 6 updates"),
+    ],
+)
+def test_a_window_that_cannot_come_is_refused(config, text: str, message: str):
+    config.logging.profile = text
+    with pytest.raises(ValueError, match=message):
+        pipeline.check(config)
+
+
+def test_the_flag_is_the_setting(tmp_path, capsys):
+    arguments = ["run", "--config", "demo", "--workdir", str(tmp_path / "work"), "--profile", "sft:5"]
+    assert cli.main(arguments) == 1
+    assert "logging.profile is 'sft:5': write STAGE:START-STOP" in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()

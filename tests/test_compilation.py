@@ -1,0 +1,112 @@
+"""Compiled programs are kept and taken again, whatever was left of a writer, and nothing but their time changes."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from g2d_jax import compilation
+from g2d_jax.config import base
+
+HITS, MISSES = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"
+
+
+@pytest.fixture(autouse=True)
+def keep_all() -> Iterator[None]:
+    """Programs that compile within a second are kept too; no folder is set before."""
+    names = {"jax_persistent_cache_min_compile_time_secs": 0.0, compilation.CACHE: None}
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in names.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def compiled() -> tuple[bytes, list[str]]:
+    """What a program gives when a new process would compile it, and what became of it in the cache."""
+    seen: list[str] = []
+    listener = lambda event, **_: seen.append(event) if event in (HITS, MISSES) else None  # noqa: E731
+    jax.clear_caches()
+    jax.monitoring.register_event_listener(listener)
+    try:
+        x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
+        found = jax.jit(lambda x: jnp.tanh(x @ x.T).sum(axis=0))(x)
+        return np.asarray(found).tobytes(), seen
+    finally:
+        jax.monitoring.unregister_event_listener(listener)
+
+
+def entries(folder: epath.Path) -> list[epath.Path]:
+    return [path for part in folder.iterdir() for path in part.iterdir() if path.name.endswith("-cache")]
+
+
+def test_the_second_start_compiles_nothing(tmp_path: Path):
+    fresh, seen = compiled()
+    assert not seen
+    with compilation.cached(str(tmp_path)):
+        assert compiled() == (fresh, [MISSES])
+        assert compiled() == (fresh, [HITS])
+    with compilation.cached(str(tmp_path)):
+        assert compiled() == (fresh, [HITS])
+    assert compiled() == (fresh, [])
+    assert [part.name for part in tmp_path.iterdir()] == [compilation.machine()]
+
+
+def test_an_object_store(bucket: epath.Path):
+    with compilation.cached(os.fspath(bucket)):
+        fresh, seen = compiled()
+        assert seen == [MISSES] and len(entries(bucket)) == 1
+        assert compiled() == (fresh, [HITS])
+
+
+@pytest.mark.parametrize("left", [0, 0.5, 0.99])
+def test_an_entry_that_is_cut_off_is_not_used(tmp_path: Path, left: float):
+    with compilation.cached(str(tmp_path)):
+        fresh, _ = compiled()
+        (entry,) = entries(epath.Path(tmp_path))
+        entry.write_bytes((data := entry.read_bytes())[: int(left * len(data))])
+        with pytest.warns(UserWarning, match="Error reading persistent compilation cache"):
+            assert compiled()[0] == fresh
+
+
+def test_which_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    found = {}
+    jax.config.update(compilation.CACHE, str(tmp_path / "jax"))
+    for setting in (None, "", str(tmp_path / "mine")):
+        with compilation.cached(setting):
+            found[setting] = getattr(jax.config, compilation.CACHE)
+        assert getattr(jax.config, compilation.CACHE) == str(tmp_path / "jax")
+    part = compilation.machine()
+    assert part.startswith("cpu-")
+    assert list(found.values()) == [str(tmp_path / "jax"), None, str(tmp_path / "mine" / part)]
+    jax.config.update(compilation.CACHE, None)
+    assert base().compute.compilation_cache is None
+    with compilation.cached(None):
+        assert getattr(jax.config, compilation.CACHE) == str(tmp_path / "home/g2d_jax/compiled" / part)
+    assert getattr(jax.config, compilation.CACHE) is None
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"), compilation.cached(str(tmp_path / "file")):
+        pass
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="compiled programs are not kept"), compilation.cached(None):
+        assert getattr(jax.config, compilation.CACHE) is None
+
+
+def test_no_warning_where_all_is_well(tmp_path: Path):
+    with warnings.catch_warnings(), compilation.cached(str(tmp_path)):
+        warnings.simplefilter("error")
+        compiled()
+        compiled()
