@@ -85,6 +85,7 @@ def base() -> ConfigDict:
                 "row_length": 0,  # tokens of a packed training row; 0 fits the stage's longest group
                 "microbatch_tokens": 16_384,  # tokens of one forward and backward pass, over all devices
                 "remat": "attention",  # "none", "full" or "attention": what the backward pass recomputes
+                "attention": "auto",  # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
                 "slots": 256,  # rows of the sampler
                 "chunk": 16,  # decode steps between two looks at finished rows
                 "prefill_rows": 32,  # prompts of one prefill

@@ -26,6 +26,7 @@ from g2d_jax.config import is_scalar
 from g2d_jax.mesh import own
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Remat
+from g2d_jax.models.kernels import Setting
 from g2d_jax.records import SamplingParams
 from g2d_jax.report import summary_table, write_all
 from g2d_jax.rewards.functions import RewardFunction, load_reward
@@ -149,6 +150,7 @@ def _check_shared(config: ConfigDict) -> None:
             raise ValueError(f"{name} is float32 or bfloat16, got {dtype!r}")
     if config.compute.remat not in get_args(Remat):
         raise ValueError(f"compute.remat is one of {', '.join(get_args(Remat))}, got {config.compute.remat!r}")
+    _check_attention(config)
     weights = {"data": config.data.weight, **{f"tasks.{name}": task.weight for name, task in config.tasks.items()}}
     for name, weight in weights.items():
         if not 0 <= weight < math.inf or not sum(weights.values()):
@@ -161,6 +163,23 @@ def _check_shared(config: ConfigDict) -> None:
             _check_reward(section.reward)
         except ValueError as error:
             raise ValueError(f"{prefix}{error}") from error
+
+
+def _check_attention(config: ConfigDict) -> None:
+    """Raise ValueError for what is wrong with compute.attention on any devices; `kernels.choose` says the rest."""
+    chosen = config.compute.attention
+    if chosen not in get_args(Setting):
+        raise ValueError(f"compute.attention is one of {', '.join(get_args(Setting))}, got {chosen!r}")
+    training = [name for name, stage in config.stages.items() if stage.kind in TRAINING]
+    if chosen == "cudnn" and training:
+        raise ValueError(
+            f"compute.attention is 'cudnn', but stages.{training[0]} trains on packed rows whose responses share a "
+            "prompt, which cuDNN's masks cannot say: set it to auto, which takes cuDNN for prompts alone"
+        )
+    if chosen == "cudnn" and config.dtype == "float32":
+        raise ValueError(
+            "compute.attention is 'cudnn', which computes in bfloat16 only: set dtype to bfloat16, or auto"
+        )
 
 
 def _check_reward(reward: ConfigDict) -> None:

@@ -78,7 +78,8 @@ def replay(
             f"{folder}: the loss of stage {dump.record['stage']!r} was given from Python, and a command cannot know "
             "it: call g2d_jax.replay.replay(folder, objective=…) with what the run was given"
         )
-    compute = Compute(mesh, jnp.dtype(config.dtype), config.compute.remat)
+    attention = config.compute.get("attention", "auto")  # a dump made before there was this setting lacks it
+    compute = Compute(mesh, jnp.dtype(config.dtype), config.compute.remat, attention)
     made = objective(compute) if objective is not None else objective_of(compute, stage)
     where = decoder.shardings(model, mesh)
     params = dump.params(placed(decoder.abstract(model, _dtype(config, model)), where))

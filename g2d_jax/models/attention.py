@@ -1,4 +1,4 @@
-"""Rotary positions, visibility masks and attention. One numerical path (XLA) for training, prefill and decode.
+"""Rotary positions, visibility masks and attention by XLA; the kernels of TPU and GPU are in models/kernels.py.
 
 Shapes: B rows, T queries, S keys, H query heads, K key/value heads, R = H/K, D head_dim.
 """

@@ -17,12 +17,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models.attention import attend_cached, packed_attention, rotary_table, rotate
+from g2d_jax.models.attention import attend_cached, rotary_table, rotate
 from g2d_jax.models.config import LINEAR, ModelConfig
+from g2d_jax.models.kernels import SAVED, Attention, xla_attention
 from g2d_jax.models.table import Param, block_params, full_shape, outer_params
 
 Remat = Literal["none", "full", "attention"]
@@ -201,8 +201,7 @@ def apply_block(
     """One layer; returns x and this layer's new (keys, values)."""
     block = jax.tree.map(lambda p: p.astype(x.dtype), block)
     q, k, v = project_qkv(c, block, rms_norm(x, block.attn_norm[...], c.rms_norm_eps), rope)
-    mixed = checkpoint_name(attention(q, k, v), "attention")
-    x = x + project(c, block, "o", mixed, inputs=2)
+    x = x + project(c, block, "o", attention(q, k, v), inputs=2)
     return mlp(c, block, x), (k, v)
 
 
@@ -210,7 +209,7 @@ def rematerialise(fn: Callable, remat: Remat) -> Callable:
     """Recompute a layer in the backward pass: "full" saves its input only, "attention" also attention's output."""
     if remat == "none":
         return fn
-    policy = jax.checkpoint_policies.save_only_these_names("attention") if remat == "attention" else None
+    policy = jax.checkpoint_policies.save_only_these_names(SAVED) if remat == "attention" else None
     return jax.checkpoint(fn, prevent_cse=False, policy=policy)
 
 
@@ -224,12 +223,14 @@ def forward(
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
     remat: Remat = "none",
     keep_kv: bool = False,
+    attention: Attention = xla_attention,
 ) -> tuple[jax.Array, Cache | tuple[jax.Array, jax.Array] | None]:
     """Hidden states after the final norm, [B, T, E] in dtype.
 
     tokens, positions, segment_ids: int32 [B, T]; see attention.visible for segment ids. Without a cache, T tokens
     attend among themselves; keep_kv also returns keys and values, each [L, B, T, K, D]. With a cache T is 1: the
-    token is written at cache.column, sees columns start…column, and the advanced cache is returned.
+    token is written at cache.column, sees columns start…column, and the advanced cache is returned. attention: of
+    kernels.attention_for; a cache is read by XLA whatever it is.
     """
     c = model.config
     x = model.embed[...].astype(dtype)[tokens]
@@ -239,7 +240,7 @@ def forward(
         return rms_norm(x, model.final_norm[...].astype(dtype), c.rms_norm_eps), cache
 
     def layer(x: jax.Array, block: Block) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        x, kv = apply_block(c, block, x, rope, lambda q, k, v: packed_attention(q, k, v, segment_ids))
+        x, kv = apply_block(c, block, x, rope, lambda q, k, v: attention(q, k, v, segment_ids))
         return x, kv if keep_kv else None
 
     x, kv = scan_layers(rematerialise(layer, remat), x, model.blocks)

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from g2d_jax import mesh as meshes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, forward, head_matrix
+from g2d_jax.models.kernels import Setting, attention_for
 from g2d_jax.records import MEMBERS
 from g2d_jax.rollout.sampling import draw
 
@@ -118,13 +119,22 @@ def empty_state(config: ModelConfig, slots: int, width: int, stops: int, dtype: 
     return State(rows, cache, jnp.zeros((slots, config.hidden_size), dtype))
 
 
-def prefill(view: Decoder, tokens: jax.Array, lengths: jax.Array, *, mesh: Mesh, dtype: jnp.dtype) -> Prefilled:
+def prefill(
+    view: Decoder,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    attention: Setting = "auto",
+) -> Prefilled:
     """Run prompts, int32 [N, P] right-aligned with lengths int32 [N], through the model."""
     tokens = constrain(mesh, tokens, "rows")
     offsets = jnp.arange(tokens.shape[1])[None, :] - (tokens.shape[1] - lengths)[:, None]
     segments = jnp.where(offsets >= 0, MEMBERS, 0).astype(jnp.int32)
     positions = jnp.maximum(offsets, 0).astype(jnp.int32)
-    hidden, kv = forward(view, tokens, positions, segments, dtype=dtype, keep_kv=True)
+    kernel = attention_for(attention, mesh, "sequence")
+    hidden, kv = forward(view, tokens, positions, segments, dtype=dtype, keep_kv=True, attention=kernel)
     assert isinstance(kv, tuple)
     keys, values = kv[0].transpose(0, 1, 3, 4, 2), kv[1].transpose(0, 1, 3, 2, 4)
     keys, values = (constrain(mesh, x, "layers", "rows", "kv_heads") for x in (keys, values))

@@ -24,6 +24,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax import processes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, unstack
+from g2d_jax.models.kernels import LANES, Setting, choose, platform_of
 from g2d_jax.models.lora import merge
 from g2d_jax.records import Request, Rollout
 from g2d_jax.rollout import programs
@@ -83,8 +84,9 @@ class Sampler:
     """Samples from a model.
 
     slots: rows decoded together. chunk: decode steps between two looks at the rows. prefill_rows: prompts of one
-    prefill. dtype: of activations and cache. Compiled programs are kept for the sampler's life; their shapes come from
-    short ladders of sizes. Samples of one key are bit-equal for the same shapes and mesh; the noise always is.
+    prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py. Compiled programs are kept
+    for the sampler's life; their shapes come from short ladders of sizes. Samples of one key are bit-equal for the same
+    shapes and mesh; the noise always is.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Sampler:
         chunk: int = 16,
         prefill_rows: int = 32,
         dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
+        attention: Setting = "auto",
     ) -> None:
         if min(slots, chunk, prefill_rows) < 1:
             raise ValueError(f"slots, chunk and prefill_rows must be positive, got {slots}, {chunk}, {prefill_rows}")
@@ -104,7 +107,15 @@ class Sampler:
         self.slots, self.chunk, self.prefill_rows = slots, chunk, prefill_rows
         self.usage = Usage()
         self._view = jax.jit(lambda model: unstack(jax.tree.map(lambda x: x.astype(dtype), merge(model))))
-        self._prefill = jax.jit(partial(programs.prefill, mesh=mesh, dtype=dtype))
+        self.kernel = choose(
+            attention,
+            platform=platform_of(mesh),
+            dtype=dtype,
+            head_dim=config.head_dim,
+            length=LANES,
+            layout="sequence",
+        )
+        self._prefill = jax.jit(partial(programs.prefill, mesh=mesh, dtype=dtype, attention=self.kernel))
         admit = partial(programs.admit, mesh=mesh)
         self._admit = jax.jit(admit, static_argnames="width")
         self._admit_in_place = jax.jit(admit, static_argnames="width", donate_argnums=0)
@@ -115,6 +126,11 @@ class Sampler:
     def view(self, model: Decoder) -> Decoder:
         """The model as decode reads it: adapters merged, cast to dtype, one set of arrays a layer. Once per policy."""
         return self._view(model)
+
+    def columns(self, prompt: int) -> int:
+        """Columns of a prefill whose longest prompt has so many tokens."""
+        columns = ladder(prompt, 16)
+        return -(-columns // LANES) * LANES if self.kernel == "splash" else columns
 
     def generate(self, view: Decoder, requests: Iterable[Request], purpose: str) -> Iterator[Rollout]:
         """Yield every request's rollouts as they finish, in no particular order.
@@ -146,7 +162,7 @@ class _Session:
         self.filtered = any(p.top_k > 0 or p.top_p < 1.0 for p in params)
         self.ways = meshes.row_ways(sampler.mesh)
         self.prompt_rows = min(sampler.prefill_rows, _power(len(requests)))
-        longest = max(ladder(len(r.prompt_ids), 16) + r.params.max_new_tokens for r in requests)
+        longest = max(sampler.columns(len(r.prompt_ids)) + r.params.max_new_tokens for r in requests)
         self.widest = -(-(longest + sampler.chunk) // 16) * 16
         slots = self._slots(sum(r.num_samples for r in requests))
         self.rows: list[_Sample | None] = [None] * slots
@@ -197,7 +213,7 @@ class _Session:
     def _prefill_next(self) -> None:
         """Run the next prompts through the model and queue their samples."""
         batch = [self.queue.popleft() for _ in range(min(self.prompt_rows, len(self.queue)))]
-        columns = ladder(max(len(request.prompt_ids) for request in batch), 16)
+        columns = self.sampler.columns(max(len(request.prompt_ids) for request in batch))
         tokens = np.zeros((self.prompt_rows, columns), np.int32)
         lengths = np.ones(self.prompt_rows, np.int32)  # a row without a request is one token of padding
         for row, request in enumerate(batch):

@@ -29,7 +29,7 @@ from g2d_jax.data.problems import LoadReport, load_problems
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
-from g2d_jax.models import decoder, hf, lora
+from g2d_jax.models import decoder, hf, kernels, lora
 from g2d_jax.models.attention import QUERY_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
@@ -134,7 +134,7 @@ class Context:
     @cached_property
     def compute(self) -> Compute:
         """How forward passes are carried out."""
-        return Compute(self.mesh, self.dtype, self.config.compute.remat)
+        return Compute(self.mesh, self.dtype, self.config.compute.remat, self.config.compute.attention)
 
     @cached_property
     def model_folder(self) -> Any:
@@ -281,7 +281,9 @@ class Context:
                 chunk=compute.chunk,
                 prefill_rows=compute.prefill_rows,
                 dtype=self.dtype,
+                attention=compute.attention,
             )
+            self._say_attention("prompts", self.programs["sampler"].kernel)
         made: Sampler = self.programs["sampler"]
         return made
 
@@ -309,7 +311,29 @@ class Context:
                 f"compute.row_length is {chosen} but a group can need {longest} tokens: raise it, or set 0"
             )
         step = 16 if longest <= QUERY_BLOCK else QUERY_BLOCK  # longer rows go through attention in blocks of queries
-        return chosen or -(-longest // step) * step
+        if self._kernel(kernels.LANES) == "splash":
+            step = max(step, kernels.LANES)
+        length = chosen or -(-longest // step) * step
+        self._say_attention(f"packed rows of {length} tokens", self._kernel(length))
+        return length
+
+    def _kernel(self, length: int) -> kernels.Kernel:
+        """Of attention over packed rows of this length. Raises ValueError where the one asked for cannot serve."""
+        return kernels.choose(
+            self.config.compute.attention,
+            platform=kernels.platform_of(self.mesh),
+            dtype=self.dtype,
+            head_dim=self.model_config.head_dim,
+            length=length,
+            layout="packed",
+        )
+
+    def _say_attention(self, rows: str, kernel: kernels.Kernel) -> None:
+        """Say once of each kind of rows which kernel it gets."""
+        said = f"attention over {rows}: {kernel}"
+        if said not in self.programs:
+            self.programs[said] = True
+            self.tracker.say(said)
 
     def microbatch_rows(self, row_length: int) -> int:
         """Rows of one micro-batch: compute.microbatch_tokens, split evenly over the devices."""

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from g2d_jax import losses
 from g2d_jax.models.decoder import Decoder, Remat, forward, head_matrix
+from g2d_jax.models.kernels import Setting, attention_for
 
 Micro = Mapping[str, jax.Array]
 Objective = Callable[[Decoder, Micro], tuple[jax.Array, dict[str, jax.Array]]]
@@ -27,6 +28,7 @@ class Compute:
     mesh: Mesh
     dtype: jnp.dtype = jnp.float32  # type: ignore[assignment]
     remat: Remat = "none"
+    attention: Setting = "auto"
 
 
 def response_logprobs(
@@ -40,6 +42,7 @@ def response_logprobs(
         micro["segment_ids"],
         dtype=compute.dtype,
         remat=compute.remat,
+        attention=attention_for(compute.attention, compute.mesh, "packed"),
     )
     hidden = jnp.take_along_axis(hidden, micro["source"][:, :, None], axis=1)
     return losses.sharded_token_logprobs(

@@ -280,3 +280,10 @@ def test_sizes_must_be_positive():
 
 def test_ladder():
     assert [ladder(n, 16) for n in (1, 16, 17, 24, 25, 33, 49, 64, 65)] == [16, 16, 24, 24, 32, 48, 64, 64, 96]
+
+
+def test_columns_of_a_prefill_suit_the_kernel() -> None:
+    sampler = Sampler(CONFIG, one_device(), seed=SEED)
+    assert [sampler.columns(longest) for longest in (5, 17, 100, 150)] == [16, 24, 128, 192]
+    sampler.kernel = "splash"
+    assert [sampler.columns(longest) for longest in (5, 17, 100, 150)] == [128, 128, 128, 256]

@@ -1,0 +1,227 @@
+"""Attention kernels of the platforms: splash attention on TPU, cuDNN on GPU, XLA anywhere; and the choice among them.
+
+Layouts. "sequence": a row is one sequence with padding on one side (prompts before decoding). "packed": a row holds
+groups whose members share one copy of the prompt (data/packing.py). What a token sees is `attention.visible` in both.
+
+- xla: `attention.packed_attention`, a mask in memory, of at most QUERY_BLOCK queries where rows are a multiple of it.
+- splash: "sequence" by causality and segment ids; "packed" by a mask for each row, made on the device, of which blocks
+  without anything visible are skipped.
+- cudnn: "sequence" by causality, with rows rolled to begin in column 0. Not "packed": its masks are causal and lengths.
+
+Why a mask for shared prompts on TPU. Splash knows equality of segment ids, and a response sees two of them: its own and
+the prompt's. Three ways were weighed. Rows without sharing repeat the prompt for every response: 8 responses of 512
+tokens to a prompt of 256 are 6,144 tokens in place of 4,352, in all products and not in attention alone. Two passes,
+own tokens and prompt, merged by their log-sum-exp, compute every block twice, and their gradient needs parts of the
+kernel that are not public. A mask goes through the public interface, and its gradient is the kernel's own. It costs
+memory, T * T bytes a row for each of the forward and the two backward kernels, and 4 T * T for the row that is under
+way: compiled for v5e, 16,384 tokens a device in rows of 4,096 and 28 heads of 128, one layer's attention and gradient
+peak at 898 MiB, against 745 MiB with segment ids alone and 1,846 MiB by XLA. And it pays by the block: most pairs of a
+row of several groups do not see each other, and a causal mask would not skip them.
+
+Shapes: B rows, T columns, H query heads, K key/value heads, R = H/K, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh
+
+from g2d_jax import mesh as meshes
+from g2d_jax.models.attention import packed_attention, visible
+
+Setting = Literal["auto", "xla", "splash", "cudnn"]
+Kernel = Literal["xla", "splash", "cudnn"]
+Layout = Literal["sequence", "packed"]
+Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+"""(q [B, T, H, D], k and v [B, T, K, D], segment_ids int32 [B, T]) -> [B, T, H, D]."""
+
+LANES = 128
+"""Splash attention's rows are a multiple of this."""
+
+SAVED = "attention"
+"""The name under which attention's output is kept by remat "attention" (decoder.rematerialise)."""
+
+_OF_PLATFORM: dict[str, Kernel] = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn", "cpu": "xla"}
+
+
+def choose(setting: Setting, *, platform: str, dtype: jnp.dtype, head_dim: int, length: int, layout: Layout) -> Kernel:
+    """The kernel for rows of `length` columns.
+
+    setting: compute.attention. platform: of the mesh's devices, as JAX names it. dtype: of activations. "auto" takes
+    the platform's kernel where it can serve and XLA elsewhere. Raises ValueError, which says what to change, where a
+    kernel is asked for that cannot serve.
+    """
+    wanted = _OF_PLATFORM.get(platform, "xla") if setting == "auto" else setting
+    if wanted == "xla":
+        return wanted
+    obstacle = _obstacle(wanted, platform, jnp.dtype(dtype), head_dim, length, layout)
+    if obstacle and setting != "auto":
+        raise ValueError(f"compute.attention is {setting!r}, but {obstacle} set compute.attention to auto")
+    return "xla" if obstacle else wanted
+
+
+def _obstacle(kernel: Kernel, platform: str, dtype: jnp.dtype, head_dim: int, length: int, layout: Layout) -> str:
+    """Why the kernel cannot serve, up to what would change that besides "auto"; "" if it can."""
+    if _OF_PLATFORM.get(platform) != kernel:
+        machine = "a TPU" if kernel == "splash" else "an NVIDIA GPU"
+        return f"that kernel needs {machine} and these devices are {platform!r}: run there, or"
+    if kernel == "splash":
+        if head_dim % 8:
+            return f"it needs a head_dim that is a multiple of 8, and this model's is {head_dim}:"
+        if length % LANES:
+            return f"it needs rows of a multiple of {LANES} tokens, not {length}: set compute.row_length to one, or"
+        return ""
+    if layout == "packed":
+        return "cuDNN's masks cannot say that responses share a prompt, as those in packed rows of training do:"
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it computes in bfloat16, not in {dtype.name}: set dtype to bfloat16, or"
+    if head_dim % 8 or head_dim > 128:
+        return f"it needs a head_dim that is a multiple of 8 and at most 128, and this model's is {head_dim}:"
+    return ""
+
+
+def platform_of(mesh: Mesh) -> str:
+    """The platform of the mesh's devices, present or of a topology that is compiled for."""
+    return str(mesh.devices.flat[0].platform)
+
+
+def attention_for(setting: Setting, mesh: Mesh, layout: Layout) -> Attention:
+    """The attention of `decoder.forward`; which kernel it is, is decided by the shapes it is traced with."""
+
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+        kernel = choose(
+            setting,
+            platform=platform_of(mesh),
+            dtype=q.dtype,
+            head_dim=q.shape[3],
+            length=q.shape[1],
+            layout=layout,
+        )
+        if kernel == "splash":
+            return splash_attention(q, k, v, segment_ids, mesh=mesh, layout=layout)
+        if kernel == "cudnn":
+            return cudnn_attention(q, k, v, segment_ids, mesh=mesh)
+        return xla_attention(q, k, v, segment_ids)
+
+    return attention
+
+
+def xla_attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    """`attention.packed_attention`, its output named SAVED."""
+    return checkpoint_name(packed_attention(q, k, v, segment_ids), SAVED)
+
+
+def splash_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    *,
+    mesh: Mesh,
+    layout: Layout,
+    interpret: bool = False,
+) -> jax.Array:
+    """Attention by jax.experimental.pallas.ops.tpu.splash_attention, each device with its rows and heads.
+
+    interpret: run the kernel's program step by step on any platform, for tests. Its output and log-sum-exp carry the
+    name SAVED, so that remat "attention" does not run the forward kernel again.
+    """
+    block = block_size(str(mesh.devices.flat[0].device_kind), q.shape[1], layout)
+    return _per_device(partial(_splash, layout=layout, block=block, interpret=interpret), mesh, q, k, v, segment_ids)
+
+
+def block_size(device_kind: str, length: int, layout: Layout) -> int:
+    """Columns of a block, a divisor of `length`: up to 512 on v5e, and for masks (1 MiB a block), else up to 1024."""
+    small = layout == "packed" or "v5 lite" in device_kind.lower() or "v5e" in device_kind.lower()
+    sizes = (512, 256, LANES) if small else (1024, 512, 256, LANES)
+    return next(size for size in sizes if length % size == 0)
+
+
+def _splash(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, *, layout: Layout, block: int, interpret: bool
+) -> jax.Array:
+    """One device's rows and heads."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    batch, length, heads, dim = q.shape
+    repeats = heads // k.shape[2]
+    names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
+    sizes: dict[str, Any] = dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block)
+    make: Callable[..., Any] = partial(
+        splash.make_splash_mqa_single_device,
+        block_sizes=splash.BlockSizes(**sizes),
+        residual_checkpoint_name=SAVED,
+        interpret=interpret,
+    )
+
+    def row(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+        """q [K, R, T, D], k and v [K, T, D], ids [T]."""
+        if layout == "sequence":
+            kernel = make(masks.MultiHeadMask([masks.CausalMask((length, length))] * repeats))
+            return jax.vmap(kernel, in_axes=(0, 0, 0, None))(q, k, v, splash.SegmentIds(ids, ids))
+        kernel = make(visible(ids[None], ids[None]))
+        # Made while tracing, this flag is an array, which the kernel could not branch on.
+        infos = (kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info)
+        known = (info._replace(is_dynamic_mask=True) for info in infos)
+        masked: Any = splash.SplashAttentionKernel(*known, **kernel.kwargs)
+        return jax.vmap(masked)(q, k, v)
+
+    scaled = (q.astype(jnp.float32) * dim**-0.5).astype(q.dtype)  # the kernel has no scale of its own
+    q = scaled.transpose(0, 2, 1, 3).reshape(batch, -1, repeats, length, dim)
+    mixed = jax.vmap(row)(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), segment_ids)
+    return mixed.reshape(batch, heads, length, dim).transpose(0, 2, 1, 3)
+
+
+def cudnn_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    *,
+    mesh: Mesh,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> jax.Array:
+    """Attention of rows of one sequence by jax.nn.dot_product_attention: bfloat16, layout "sequence" only.
+
+    Rows are rolled to the left until they begin in column 0. All padding then lies behind the sequence, where causality
+    hides it, so that no lengths are needed; what padding itself sees differs from `visible`, and nobody reads it.
+    implementation: "xla" computes the same without a GPU, for tests.
+    """
+    mixed = _per_device(partial(_causal, implementation=implementation), mesh, q, k, v, segment_ids)
+    return checkpoint_name(mixed, SAVED)
+
+
+def _causal(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, *, implementation: Literal["cudnn", "xla"]
+) -> jax.Array:
+    """One device's rows and heads."""
+    first = jnp.argmax(segment_ids != 0, axis=1)  # [B]
+    roll = jax.vmap(lambda x, by: jnp.roll(x, by, axis=0))
+    q, k, v = (roll(x, -first) for x in (q, k, v))
+    return roll(jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation), first)
+
+
+def _per_device(
+    kernel: Attention, mesh: Mesh, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
+) -> jax.Array:
+    """Run the kernel on each device's rows and heads, since XLA cannot split a kernel by itself.
+
+    Where the tensor axis divides the query heads but not the key heads, these are repeated first: a device's query
+    heads would else need a part of them that no layout names.
+    """
+    q_spec = meshes.spec(mesh, ("rows", None, "heads", None), q.shape)
+    if q_spec[2] and k.shape[2] % mesh.shape["tensor"]:
+        k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+    kv_spec = meshes.spec(mesh, ("rows", None, "kv_heads", None), k.shape)
+    ids_spec = meshes.spec(mesh, ("rows", None), segment_ids.shape)
+    run = jax.shard_map(
+        kernel, mesh=mesh, in_specs=(q_spec, kv_spec, kv_spec, ids_spec), out_specs=q_spec, check_vma=False
+    )
+    return run(q, k, v, segment_ids)

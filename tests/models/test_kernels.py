@@ -1,0 +1,214 @@
+"""The choice of attention's kernel; splash attention interpreted on the CPU and compiled for a TPU; cuDNN's program."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from g2d_jax import mesh as meshes
+from g2d_jax.models import kernels
+from g2d_jax.models.attention import attend, visible
+from g2d_jax.models.kernels import choose
+from g2d_jax.records import MEMBERS
+
+ONE = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+FIELDS = ("platform", "dtype", "head_dim", "length", "layout")
+
+
+@pytest.mark.parametrize(
+    ("case", "kernel"),
+    [
+        (("cpu", "float32", 24, 512, "packed"), "xla"),
+        (("cpu", "bfloat16", 128, 512, "sequence"), "xla"),
+        (("tpu", "bfloat16", 128, 4096, "packed"), "splash"),
+        (("tpu", "float32", 64, 128, "sequence"), "splash"),
+        (("tpu", "bfloat16", 128, 4000, "packed"), "xla"),
+        (("tpu", "bfloat16", 20, 4096, "packed"), "xla"),
+        (("gpu", "bfloat16", 128, 200, "sequence"), "cudnn"),
+        (("cuda", "bfloat16", 64, 16, "sequence"), "cudnn"),
+        (("gpu", "bfloat16", 128, 4096, "packed"), "xla"),
+        (("gpu", "float32", 128, 4096, "sequence"), "xla"),
+        (("gpu", "bfloat16", 256, 4096, "sequence"), "xla"),
+        (("rocm", "bfloat16", 128, 4096, "sequence"), "xla"),
+    ],
+)
+def test_auto(case: tuple[Any, ...], kernel: str) -> None:
+    facts = dict(zip(FIELDS, case, strict=True))
+    assert choose("auto", **facts) == kernel
+    assert choose("xla", **facts) == "xla"
+    if kernel != "xla":
+        assert choose(kernel, **facts) == kernel
+
+
+@pytest.mark.parametrize(
+    ("setting", "case", "message"),
+    [
+        ("splash", ("cpu", "float32", 128, 512, "packed"), "needs a TPU .* 'cpu': run there, or set .* to auto"),
+        ("splash", ("gpu", "bfloat16", 128, 512, "packed"), "needs a TPU"),
+        ("splash", ("tpu", "bfloat16", 128, 500, "packed"), "multiple of 128 tokens, not 500: set compute.row_length"),
+        ("splash", ("tpu", "bfloat16", 20, 512, "packed"), "head_dim that is a multiple of 8, .* is 20"),
+        ("cudnn", ("cpu", "bfloat16", 128, 512, "sequence"), "needs an NVIDIA GPU"),
+        ("cudnn", ("gpu", "bfloat16", 128, 512, "packed"), "responses share a prompt.* set compute.attention to auto"),
+        ("cudnn", ("gpu", "float32", 128, 512, "sequence"), "not in float32: set dtype to bfloat16, or"),
+        ("cudnn", ("gpu", "bfloat16", 160, 512, "sequence"), "at most 128, and this model's is 160"),
+    ],
+)
+def test_a_kernel_that_cannot_serve_is_refused(setting: Any, case: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose(setting, **dict(zip(FIELDS, case, strict=True)))
+
+
+def test_a_forced_kernel_is_refused_while_tracing() -> None:
+    run = kernels.attention_for("splash", ONE, "packed")
+    q = jax.ShapeDtypeStruct((1, 128, 2, 8), jnp.float32)
+    with pytest.raises(ValueError, match="needs a TPU"):
+        jax.eval_shape(run, q, q, q, jax.ShapeDtypeStruct((1, 128), jnp.int32))
+
+
+def test_block_sizes() -> None:
+    assert kernels.block_size("TPU v5 lite", 4096, "sequence") == 512
+    assert kernels.block_size("TPU v6 lite", 4096, "sequence") == 1024
+    assert kernels.block_size("TPU v6 lite", 4096, "packed") == 512
+    assert kernels.block_size("TPU v5p", 768, "sequence") == 256
+    assert kernels.block_size("TPU v5p", 384, "packed") == 128
+
+
+def spans(length: int, *parts: tuple[int, int]) -> list[int]:
+    """Segment ids: (id, tokens) one after the other, then padding."""
+    ids = [number for number, tokens in parts for _ in range(tokens)]
+    return ids + [0] * (length - len(ids))
+
+
+M = MEMBERS
+PACKED = [
+    spans(384, (M, 100), (M + 1, 60), (M + 2, 130), (M + 3, 1), (2 * M, 20), (2 * M + 1, 40)),  # over three blocks
+    spans(384, (M, 1), (M + 1, 128), (2 * M, 127), (2 * M + 1, 128)),  # ends where a block ends
+]
+SEQUENCE = [spans(384, (0, 200), (M, 184)), spans(384, (0, 383), (M, 1))]
+
+
+def inputs(rows: int, length: int, heads: int, kv_heads: int, dim: int = 8) -> tuple[jax.Array, ...]:
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = [(rows, length, n, dim) for n in (heads, kv_heads, kv_heads, heads)]
+    return tuple(jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
+
+
+def both(run: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array, w: jax.Array) -> Any:
+    """The output, and the gradient of its product with w, of q, k and v."""
+
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        out = run(q, k, v)
+        return jnp.sum(w * out), out
+
+    grads, out = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(q, k, v)
+    return out, *grads
+
+
+@pytest.mark.parametrize(("layout", "segments"), [("packed", PACKED), ("sequence", SEQUENCE)])
+def test_splash_is_xla_in_value_and_gradient(layout: Any, segments: list[list[int]]) -> None:
+    ids = jnp.asarray(segments, jnp.int32)
+    q, k, v, w = inputs(2, 384, 2, 1)
+    ours = both(lambda *x: kernels.splash_attention(*x, ids, mesh=ONE, layout=layout, interpret=True), q, k, v, w)
+    theirs = both(lambda *x: attend(*x, visible(ids, ids)), q, k, v, w)
+    for one, other in zip(ours, theirs, strict=True):  # padding's rows too
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_splash_over_rows_and_heads(kv_heads: int) -> None:
+    """The tensor axis divides the query heads; one key head is repeated for it, two are shared out."""
+    mesh = meshes.make_mesh(1, 2, 2, devices=jax.devices()[:4])
+    ids = jnp.asarray([spans(128, (M, 40), (M + 1, 30), (M + 2, 30)), spans(128, (M, 5), (M + 1, 123))], jnp.int32)
+    q, k, v, w = inputs(2, 128, 4, kv_heads)
+    ours = both(lambda *x: kernels.splash_attention(*x, ids, mesh=mesh, layout="packed", interpret=True), q, k, v, w)
+    theirs = both(lambda *x: attend(*x, visible(ids, ids)), q, k, v, w)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_rolled_causal_rows_are_xla_where_there_are_tokens() -> None:
+    ids = jnp.asarray([spans(24, (0, 9), (M, 15)), spans(24, (M, 20)), spans(24, (M, 24))], jnp.int32)
+    q, k, v, w = inputs(3, 24, 4, 2)
+    tokens = (ids != 0)[:, :, None, None]
+    w = jnp.where(tokens, w, 0)
+    ours = both(lambda *x: kernels.cudnn_attention(*x, ids, mesh=ONE, implementation="xla"), q, k, v, w)
+    theirs = both(lambda *x: attend(*x, visible(ids, ids)), q, k, v, w)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(jnp.where(tokens, one, 0), jnp.where(tokens, other, 0), atol=1e-5)
+        assert np.isfinite(one).all()
+
+
+def test_cudnn_is_in_the_program_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    if cudnn.cuda_versions is None:  # lowering asks the installed plugin for cuDNN's version, and here is none
+        monkeypatch.setattr(cudnn, "cuda_versions", SimpleNamespace(cudnn_get_version=lambda: 91_000))
+    q, k = (jax.ShapeDtypeStruct((2, 32, heads, 64), jnp.bfloat16) for heads in (4, 2))
+    ids = jax.ShapeDtypeStruct((2, 32), jnp.int32)
+
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+        return jnp.sum(kernels.cudnn_attention(q, k, v, ids, mesh=ONE).astype(jnp.float32))
+
+    def program(run: Callable[..., Any]) -> str:
+        return jax.jit(run).trace(q, k, k, ids).lower(lowering_platforms=("cuda",)).as_text()
+
+    assert "__cudnn$fmhaSoftmax" in program(loss)
+    backward = program(jax.grad(loss, (0, 1, 2)))
+    assert "__cudnn$fmhaSoftmax(" in backward.replace('"', "(") and "__cudnn$fmhaSoftmaxBackward" in backward
+
+
+FOR_TPU = """
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from g2d_jax import mesh as meshes
+from g2d_jax.models import decoder
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.kernels import attention_for
+
+devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+mesh = meshes.make_mesh(fsdp=2, tensor=2, devices=devices)
+shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 128}
+config = ModelConfig("qwen2", vocab_size=256, num_hidden_layers=2, intermediate_size=128, **shape)
+place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+model = jax.tree.map(place, decoder.abstract(config), decoder.shardings(config, mesh))
+ids = jax.ShapeDtypeStruct((2, 256), jnp.int32, sharding=meshes.sharding(mesh, ("rows", None), (2, 256)))
+
+def total(model, ids, layout):
+    run = attention_for("auto", mesh, layout)
+    hidden, _ = decoder.forward(model, ids, ids, ids, dtype=jnp.bfloat16, remat="attention", attention=run)
+    return jnp.sum(hidden.astype(jnp.float32))
+
+for layout, run in ("packed", jax.grad(total)), ("sequence", total):
+    compiled = jax.jit(run, static_argnames="layout").lower(model, ids, layout=layout).compile()
+    print(layout, compiled.as_text().count('custom_call_target="tpu_custom_call"'))
+"""
+
+
+def test_splash_compiles_for_a_tpu() -> None:
+    """The decoder and its gradient. In a process of its own: libtpu reads the environment when it is loaded."""
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed (extra tpu)")
+    settings = {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", FOR_TPU], env={**os.environ, **settings}, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    # Forward, and backward for q and for k and v: remat "attention" does not run the forward kernel again.
+    assert done.stdout.split() == ["packed", "3", "sequence", "1"]
