@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -273,11 +273,15 @@ class Context:
         """A policy as the sampler reads it. All processes make the call."""
         sampler = self.sampler()
         if sampler.mesh is not self.mesh:
-            if "cast" not in self.programs:
-                self.programs["cast"] = jax.jit(lambda model: jax.tree.map(lambda x: x.astype(self.dtype), model))
             where = decoder.shardings(self.model_config, sampler.mesh)
-            params = meshes.copy_to_own(self.mesh, self.programs["cast"](params), where)
+            params = meshes.copy_to_own(self.mesh, self.cast_program()(params), where)
         return sampler.view(params)
+
+    def cast_program(self) -> Any:
+        """Parameters in the sampler's type, before they are copied to each process's own devices."""
+        if "cast" not in self.programs:
+            self.programs["cast"] = jax.jit(partial(decoder.cast, dtype=self.dtype))
+        return self.programs["cast"]
 
     def sampling_params(self, sampling: ConfigDict, **changes: Any) -> SamplingParams:
         """Settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""
@@ -331,13 +335,7 @@ class Context:
                 raise ValueError(
                     f"policy {name!r}: no checkpoint of that step in {folder} (there: {kept}); see stages.*.keep"
                 )
-            where = decoder.shardings(self.model_config, self.mesh)
-            like = jax.tree.map(
-                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-                decoder.abstract(self.model_config),
-                where,
-            )
-            return checkpoints.restore_params(found, like)
+            return checkpoints.restore_params(found, decoder.abstract_on(self.model_config, self.mesh))
 
     def checkpoint_of(self, name: str) -> tuple[epath.Path, int | None]:
         """The checkpoint folder and step that a policy's name means."""
@@ -390,12 +388,16 @@ class Context:
 
     def score_logprobs(self, params: Decoder, packed: Packed, tally: Tally, temperature: float = 1.0) -> np.ndarray:
         """Log-probabilities of packed responses under a policy, float32 [N, R, T]; the cost goes to the tally."""
-        if "score" not in self.programs:
-            self.programs["score"] = make_scorer(self.compute)
-        logprobs, _ = self.programs["score"](params, *put_batch(packed, self.mesh), temperature=float(temperature))
+        logprobs, _ = self.score_program()(params, *put_batch(packed, self.mesh), temperature=float(temperature))
         tally.scored += packed.used
         tally.flops += forward_flops(self.model_config, packed.used, packed.attended)
         return np.asarray(logprobs)
+
+    def score_program(self) -> Any:
+        """The scorer, compiled once for the run."""
+        if "score" not in self.programs:
+            self.programs["score"] = make_scorer(self.compute)
+        return self.programs["score"]
 
     def close(self) -> None:
         """End the verifiers' processes."""
