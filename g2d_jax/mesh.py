@@ -178,8 +178,8 @@ def _by_process(mesh: Mesh) -> np.ndarray:
     if (owners != owners[:, :1]).any() or (counts != counts[0]).any():
         raise ValueError(
             f"with mesh.tensor={mesh.shape['tensor']} a tensor group would reach beyond the "
-            f"{mesh.size // processes(mesh)} devices of a process, and each process samples on its own ones: set mesh.tensor to 1, or to what lies "
-            "within one host in this machine's order of devices"
+            f"{mesh.size // processes(mesh)} devices of a process, and each process samples on its own ones: set "
+            "mesh.tensor to 1, or to what lies within one host in this machine's order of devices"
         )
     grid = rows[np.argsort(owners[:, 0], kind="stable")].reshape(len(counts), 1, counts[0], -1)
     return grid if mesh.shape["fsdp"] > 1 else grid.swapaxes(1, 2)

@@ -23,9 +23,9 @@ GIB = 2**30
 class Device:
     """One device as JAX counts them.
 
-    hbm: bytes that programs may use. flops: dense bfloat16 operations/s. bandwidth: of its memory, bytes/s. link: bytes/s
-    to other devices in one direction, over all links. per_chip: how many of them a chip is. name_counts: what a chip adds
-    to the number in a name. host: the chips of one host.
+    hbm: bytes that programs may use. flops: dense bfloat16 operations/s. bandwidth: of its memory, bytes/s. link:
+    bytes/s to other devices in one direction, over all links. per_chip: how many of them a chip is. name_counts: what a
+    chip adds to the number in a name. host: the chips of one host.
     """
 
     platform: str
@@ -71,7 +71,7 @@ GRIDS: dict[str, dict[int, str]] = {
 
 @dataclass(frozen=True)
 class Topology:
-    """A named machine. kind: key of DEVICES. grid: its chips as the compiler arranges them. hosts: processes of a run."""
+    """A named machine. kind: key of DEVICES. grid: its chips as the compiler has them. hosts: processes of a run."""
 
     name: str
     kind: str

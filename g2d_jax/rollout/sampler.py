@@ -28,6 +28,8 @@ from g2d_jax.records import Request, Rollout
 from g2d_jax.rollout import programs
 from g2d_jax.rollout.programs import Prefilled, Rows, State
 
+FIRST_WIDTH = 64  # cache columns of a state without rows
+
 
 def ladder(size: int, smallest: int) -> int:
     """The next size up in smallest * (1, 1.5, 2, 3, 4, 6, …): few shapes to compile, at most half of it unused."""
@@ -121,8 +123,9 @@ class Sampler:
 
     @property
     def programs(self) -> dict[str, Any]:
-        """The jitted programs by name."""
-        return {"view": self._view, "prefill": self._prefill, "admit": self._admit, "decode": self._decode}
+        """The jitted programs by name. admit makes a state of another shape, refill changes one in place."""
+        admit = {"admit": self._admit, "refill": self._admit_in_place}
+        return {"view": self._view, "prefill": self._prefill, **admit, "decode": self._decode}
 
     def rows(self, samples: int) -> int:
         """Rows for so many samples: a power of two up to the configured number, divisible over the mesh."""
@@ -169,7 +172,7 @@ class _Session:
         self.widest = max(sampler.widest(len(r.prompt_ids), r.params.max_new_tokens) for r in requests)
         slots = self._slots(sum(r.num_samples for r in requests))
         self.rows: list[_Sample | None] = [None] * slots
-        self.column, self.width = 0, 64
+        self.column, self.width = 0, FIRST_WIDTH
         self.state = self._empty(slots)
 
     def run(self) -> Iterator[Rollout]:
