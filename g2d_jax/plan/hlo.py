@@ -21,6 +21,7 @@ _SHAPE = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+|c\d+)\[([\d,]*)\]")
 _CALLS = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.-]+)")
 _LISTS = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
 _WHILE = re.compile(r"condition=%?([\w.-]+), body=%?([\w.-]+)")
+_CONSTANT = re.compile(r"\bconstant\((\d+)\)")
 _OPCODE = re.compile(r"[)\]}] ([a-z][\w-]*)\(")
 
 
@@ -121,15 +122,13 @@ def _trips(computations: Mapping[str, _Computation], rest: str, condition: str) 
     """How often a loop runs, or None if that is known at run time only."""
     if known := re.search(r'known_trip_count"?[=:]\{"?n"?:"?(\d+)', rest):
         return int(known[1])
-    constants, compares = [], []
-    for line in computations[condition].lines.values():
-        if constant := re.search(r"\bconstant\((\d+)\)", line):
-            constants.append(int(constant[1]))
-        if _opcode(line) in ("compare", "fusion"):
-            compares.append(line)
+    lines = computations[condition].lines
+    constants = {name: int(found[1]) for name, line in lines.items() if (found := _CONSTANT.search(line))}
+    compares = [line for line in lines.values() if _opcode(line) in ("compare", "fusion")]
     # lax.scan and fori_loop with a constant bound count up from 0: one comparison, with that constant.
-    if len(constants) == 1 and len(compares) == 1 and "constant" in compares[0]:
-        return constants[0]
+    if len(constants) == 1 and len(compares) == 1:
+        ((name, value),) = constants.items()
+        return value if re.search(rf"%?{re.escape(name)}\b", compares[0]) else None
     return None
 
 

@@ -87,8 +87,7 @@ def _sft(context: Context, name: str, stage: ConfigDict, _: int | None) -> Itera
 def _online(context: Context, name: str, stage: ConfigDict, response: int | None) -> Iterator[Program]:
     config = context.config
     row_length = context.row_length(online.longest(config, stage))
-    groups = online_groups(context, stage)
-    packed = context.pack(groups, row_length, places=online.places(stage))
+    bare, filled = (context.pack(groups, row_length, places=online.places(stage)) for groups in _groups(context, stage))
     optimizer = _optimizer(stage)
     state = abstract_state(context.model_config, optimizer, context.mesh)
     params = decoder.abstract_on(context.model_config, context.mesh)
@@ -101,9 +100,9 @@ def _online(context: Context, name: str, stage: ConfigDict, response: int | None
     share = _share(stage.sampling.max_new_tokens, config.data.max_prompt_length, response)
     wanted = len(reference) + int(stage.reference_sync or bool(stage.importance_cap))
     if compares(stage) or stage.importance_cap:
-        yield _scoring(context, name, packed, wanted * stage.steps / stage.num_iterations * share, (state,))
+        yield _scoring(context, name, bare, wanted * stage.steps / stage.num_iterations * share, (state,))
     objective = context.objectives.get(name, lambda compute: online.objective_of(compute, stage))(context.compute)
-    yield from _training(context, name, stage, objective, packed, stage.steps * share, resident=reference)
+    yield from _training(context, name, stage, objective, filled, stage.steps * share, resident=reference)
 
 
 def _collect(context: Context, name: str, stage: ConfigDict, response: int | None) -> Iterator[Program]:
@@ -218,8 +217,11 @@ def _gradient(context: Context, name: str, objective: Objective, packed: Packed,
     return Program(name, "gradient", run, lambda _: (sums, params, *inputs), work, {}, packed.count)
 
 
-def online_groups(context: Context, stage: ConfigDict) -> list[Group]:
-    """A batch of an online stage as its own code makes it: prompts and responses of the greatest length, half right."""
+def _groups(context: Context, stage: ConfigDict) -> tuple[list[Group], list[Group]]:
+    """A batch of an online stage as its own code makes it: prompts and responses of the greatest length, half right.
+
+    Without and with the log-probabilities of other policies.
+    """
     prompt, length = _ids(context.config.data.max_prompt_length), stage.sampling.max_new_tokens
     tokens, floats = _ids(length), np.zeros(length, np.float32)
     draws = [(Problem(str(i), "", "0"), 0) for i in range(stage.prompts_per_step)]
@@ -233,7 +235,8 @@ def online_groups(context: Context, stage: ConfigDict) -> list[Group]:
     made = batches.make(context.config.seed, stage, draws, groups, {"main": False}).groups
     count = sum(len(response.token_ids) for group in made for response in group.responses)
     others = np.zeros(count, np.float32)
-    return batches.fill(stage, made, others if compares(stage) else None, others if stage.importance_cap else None)
+    reference, trainer = (others if needed else None for needed in (compares(stage), stage.importance_cap))
+    return made, batches.fill(stage, made, reference, trainer)
 
 
 def activation_bytes(context: Context, packed: Packed) -> int:
