@@ -319,18 +319,15 @@ def _sampling(
     mean = asked.response or new
     responses = asked.prompts * asked.samples / hosts
     whole = int(cache * slots * width / ways)
-    for program, before, calls in (("admit", {"": empty}, 1.0), ("refill", {}, responses / slots)):
-        yield Program(
-            name,
-            program,
-            jitted[program],
-            # The first call makes the rows that all further ones change.
-            lambda made, before=before: (before.get("", made.get("admit")), made["prefill"], *facts),
-            Work(calls, 0.0, 3.0 * whole, {"KV cache": whole}),
-            {"width": width},
-            resident=meanwhile,
-            also=("view",),
+
+    def admit(program: str, calls: float, arguments: Callable[[Outputs], tuple[Any, ...]]) -> Program:
+        work = Work(calls, 0.0, 3.0 * whole, {"KV cache": whole})
+        return Program(
+            name, program, jitted[program], arguments, work, {"width": width}, resident=meanwhile, also=("view",)
         )
+
+    yield admit("admit", 1.0, lambda made: (empty, made["prefill"], *facts))
+    yield admit("refill", responses / slots, lambda made: (made["admit"], made["prefill"], *facts))
     steps, context_length = sampler.chunk, prompt + mean / 2
     flops = forward_flops(config, slots * steps, slots * steps * context_length) / mesh.size
     moved = steps * (weights / mesh.shape["tensor"] + cache * slots * context_length / ways)
