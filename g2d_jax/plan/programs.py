@@ -88,9 +88,7 @@ def _online(context: Context, name: str, stage: ConfigDict, response: int | None
     config = context.config
     row_length = context.row_length(online.longest(config, stage))
     bare, filled = (context.pack(groups, row_length, places=online.places(stage)) for groups in _groups(context, stage))
-    optimizer = _optimizer(stage)
-    state = abstract_state(context.model_config, optimizer, context.mesh)
-    params = decoder.abstract_on(context.model_config, context.mesh)
+    params, state = _params_and_state(context, stage)
     reference = (params,) if compares(stage) and not stage.reference_sync else ()
     calls = rounds(stage.steps, stage.sync_every)
     prompts = stage.prompts_per_step * stage.steps // stage.num_iterations
@@ -135,6 +133,12 @@ def _offline(context: Context, name: str, stage: ConfigDict, response: int | Non
             yield _gradient(context, name, objective, packed(len(draws[0])), len(draws) * share)
     batch = min(stage.batch_size, pairs)
     steps = pairs * stage.epochs // batch
+    if stage.probe.every:
+        params, state = _params_and_state(context, stage, steps)
+        many, held = stage.probe.prompts, (state.opt_state if meshes.processes(context.mesh) == 1 else state)
+        times = many * (steps // stage.probe.every + 2)
+        asked = _Asked(times, stage.probe.num_generations, many, stage.probe_sampling, response)
+        yield from _sampling(context, name, asked, params, beside=(held,), meanwhile=(state,))
     yield from _training(context, name, stage, objective, packed(batch), steps * share, total=steps)
 
 
@@ -159,6 +163,11 @@ def _optimizer(stage: ConfigDict, total: int = 0) -> Any:
     return make_optimizer(**settings, total_steps=max(total, stage.get("steps", 0), settings["warmup_steps"] + 1))[0]
 
 
+def _params_and_state(context: Context, stage: ConfigDict, total: int = 0) -> tuple[Any, Any]:
+    config, mesh = context.model_config, context.mesh
+    return decoder.abstract_on(config, mesh), abstract_state(config, _optimizer(stage, total), mesh)
+
+
 def _training(
     context: Context,
     name: str,
@@ -173,7 +182,7 @@ def _training(
     """The first state, and the train step."""
     config, mesh = context.model_config, context.mesh
     optimizer = _optimizer(stage, total)
-    params, state = decoder.abstract_on(config, mesh), abstract_state(config, optimizer, mesh)
+    params, state = _params_and_state(context, stage, total)
     held = device_bytes(params), device_bytes(state)
     once = Work(1, 0.0, 2 * held[0] + held[1], {"parameters": held[0], "state": held[1]})
     yield Program(name, "fresh state", make_fresh_state(config, optimizer, mesh), lambda _: (params,), once)

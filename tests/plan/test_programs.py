@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import logging
 import os
@@ -14,8 +15,9 @@ import jax
 import pytest
 
 from g2d_jax import cli, pipeline
-from g2d_jax.plan.planning import Compiler, planned
+from g2d_jax.plan.planning import Compiler, choices, make, planned, search
 from g2d_jax.plan.programs import programs_of
+from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.resolve import resolve
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
@@ -61,6 +63,23 @@ def test_a_stage_compiles_what_was_planned(tmp_path, caplog):
     assert {name for name, shapes in compiled.items() if max(map(len, shapes)) > 8} == expected.keys()
     for name, wanted in expected.items():
         assert wanted in compiled[name], name
+
+
+def test_what_fits_is_searched_by_compiling(monkeypatch):
+    """On the suite's own eight devices, with the memory of a v5e and with that of none."""
+    config = resolve(TINY, SMALL)
+    said: list[str] = []
+    compiler, machine = Compiler(jax.devices(), said.append), topology("v5e-8")
+    found = search(config, machine, compiler, stages=["sft"])
+    assert found == choices(config, machine)[0]
+    assert [text.partition(":")[0] for text in said] == [f"trying {found.overrides()}", "sft, train step"]
+    monkeypatch.setitem(DEVICES, "v5e", dataclasses.replace(DEVICES["v5e"], hbm=1000))
+    made = make(found.apply(config), machine, compiler, stages=["sft"])
+    assert [(entry.program.name, entry.fits(machine.device)) for entry in made.misfits] == [
+        ("fresh state", False),
+        ("train step", False),
+    ]
+    assert len(said) == 3  # the train step was not compiled again
 
 
 def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypatch):
