@@ -1,4 +1,4 @@
-"""The g2d command: run, sweep, evaluate, report, compare, export, sample, outputs, judge, replay, status."""
+"""The g2d command: run, plan, sweep, evaluate, report, compare, export, sample, outputs, judge, replay, status."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _run_arguments(commands.add_parser("run", help="run a config, or continue it"))
+    _plan_arguments(commands.add_parser("plan", help="what a run needs and costs on a machine that is not here"))
     _sweep_arguments(commands.add_parser("sweep", help="run a config under many overrides, or continue"))
     _evaluate_arguments(commands.add_parser("evaluate", help="evaluate a policy of a run on a set of problems"))
     _report_arguments(commands.add_parser("report", help="write what a run or a study measured: HTML, Markdown, CSV"))
@@ -76,7 +77,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     arguments, rest = parser.parse_known_args(argv)
     overrides = [item.removeprefix("--") for item in rest if item.startswith("--config.") and "=" in item]
     unknown = [item for item in rest if item.removeprefix("--") not in overrides]
-    if unknown or (overrides and arguments.command not in (_run, _sweep)):
+    if unknown or (overrides and arguments.command not in (_run, _plan, _sweep)):
         parser.error(f"unknown argument {(unknown or overrides)[0]!r}; settings are written --config.field=value")
     return arguments, overrides
 
@@ -96,6 +97,16 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     several.add_argument("--num-processes", type=int, metavar="N", help="how many processes there are")
     several.add_argument("--process-id", type=int, metavar="I", help="which of them this is, from 0")
     parser.set_defaults(command=_run)
+
+
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, help="as in g2d run")
+    parser.add_argument("--topology", required=True, metavar="NAME", help="v5e-16, v6e-8, v5p-16, h100x8, h200x1 …")
+    parser.add_argument("--price", type=float, help="of one chip for an hour, in your money")
+    parser.add_argument("--response", type=int, metavar="N", help="mean tokens of a response; default: max_new_tokens")
+    parser.add_argument("--stage", action="append", default=[], help="this stage only; may be repeated")
+    parser.add_argument("--auto", action="store_true", help="choose mesh, micro-batch, remat and slots")
+    parser.set_defaults(command=_plan)
 
 
 def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
@@ -215,6 +226,21 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         if not arguments.workdir:
             print(f"to continue this run, add: --workdir {workdir}", flush=True)
     pipeline.run(config, workdir, until=arguments.until)
+
+
+def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    """Exit status 0 if everything fits, 1 if not."""
+    from g2d_jax.plan import plan
+
+    fits = plan(
+        resolve(arguments.config, overrides),
+        arguments.topology,
+        price=arguments.price,
+        response=arguments.response,
+        stages=tuple(arguments.stage),
+        auto=arguments.auto,
+    )
+    return 0 if fits else 1
 
 
 def _sweep(arguments: argparse.Namespace, overrides: list[str]) -> int:

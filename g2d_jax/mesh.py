@@ -118,9 +118,14 @@ def row_ways(mesh: Mesh) -> int:
 
 def put_rows(mesh: Mesh, array: np.ndarray, axis: int = 0) -> jax.Array:
     """Place a host array that every process holds in full, `axis` split over the row axes (it must divide)."""
-    axes: list[str | None] = [None] * array.ndim
+    return put(array, rows_sharding(mesh, array.shape, axis))
+
+
+def rows_sharding(mesh: Mesh, shape: Sequence[int], axis: int = 0) -> NamedSharding:
+    """Where an array lies whose `axis` is split over the row axes."""
+    axes: list[str | None] = [None] * len(shape)
     axes[axis] = "rows"
-    return put(array, sharding(mesh, axes, array.shape))
+    return sharding(mesh, axes, shape)
 
 
 def put(array: np.ndarray, where: NamedSharding) -> jax.Array:
@@ -132,11 +137,18 @@ def own(mesh: Mesh) -> Mesh:
     """The mesh of this process's own devices, for work that each process does for itself, such as sampling.
 
     With one process it is the mesh itself. Else tensor stays as it is, and of data and fsdp the one that the mesh uses
-    takes what is left. Raises ValueError if the tensor axis reaches beyond one process.
+    takes what is left. Of a mesh of another machine, which plans are made for, the first process's devices are taken.
+    Raises ValueError if the tensor axis reaches beyond one process.
     """
-    if jax.process_count() == 1:
+    if processes(mesh) == 1:
         return mesh
-    return Mesh(_by_process(mesh)[jax.process_index()], AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    index = jax.process_index() if jax.process_count() > 1 else 0
+    return Mesh(_by_process(mesh)[index], AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def processes(mesh: Mesh) -> int:
+    """How many processes the devices of a mesh belong to."""
+    return len({device.process_index for device in mesh.devices.flat})
 
 
 def copy_to_own(mesh: Mesh, tree: Tree, where: Any) -> Tree:
@@ -163,12 +175,12 @@ def _by_process(mesh: Mesh) -> np.ndarray:
     """The devices as [process, data, fsdp, tensor], for `own`."""
     rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
     owners = np.array([[device.process_index for device in row] for row in rows])
-    counts = np.bincount(owners[:, 0], minlength=jax.process_count())
+    counts = np.bincount(owners[:, 0], minlength=processes(mesh))
     if (owners != owners[:, :1]).any() or (counts != counts[0]).any():
         raise ValueError(
-            f"with mesh.tensor={mesh.shape['tensor']} a tensor group would reach beyond the {len(jax.local_devices())} "
-            "devices of a process, and each process samples on its own ones: set mesh.tensor to 1, or to what lies "
-            "within one host in this machine's order of devices"
+            f"with mesh.tensor={mesh.shape['tensor']} a tensor group would reach beyond the "
+            f"{mesh.size // processes(mesh)} devices of a process, and each process samples on its own ones: set "
+            "mesh.tensor to 1, or to what lies within one host in this machine's order of devices"
         )
     grid = rows[np.argsort(owners[:, 0], kind="stable")].reshape(len(counts), 1, counts[0], -1)
     return grid if mesh.shape["fsdp"] > 1 else grid.swapaxes(1, 2)

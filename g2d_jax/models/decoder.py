@@ -111,6 +111,20 @@ def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  #
     return build(config, make)  # type: ignore[arg-type]  # a tree of shapes
 
 
+def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
+    """`abstract`, every array with its sharding."""
+    return jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        abstract(config, dtype),
+        shardings(config, mesh),
+    )
+
+
+def cast(model: Decoder, dtype: jnp.dtype) -> Decoder:
+    """The same parameters in another type."""
+    return jax.tree.map(lambda x: x.astype(dtype), model)
+
+
 def count_params(config: ModelConfig) -> int:
     """Number of parameters, a tied head counted once."""
     return sum(int(x.size) for x in jax.tree.leaves(abstract(config)))

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,14 @@ from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
 from g2d_jax import processes
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import Decoder, unstack
+from g2d_jax.models.decoder import Decoder, cast, unstack
 from g2d_jax.models.kernels import LANES, Setting, choose, platform_of
 from g2d_jax.models.lora import merge
 from g2d_jax.records import Request, Rollout
 from g2d_jax.rollout import programs
 from g2d_jax.rollout.programs import Prefilled, Rows, State
+
+FIRST_WIDTH = 64  # cache columns of a state without rows
 
 
 def ladder(size: int, smallest: int) -> int:
@@ -106,7 +108,11 @@ class Sampler:
         self.config, self.mesh, self.seed, self.dtype = config, mesh, seed, dtype
         self.slots, self.chunk, self.prefill_rows = slots, chunk, prefill_rows
         self.usage = Usage()
-        self._view = jax.jit(lambda model: unstack(jax.tree.map(lambda x: x.astype(dtype), merge(model))))
+
+        def view(model: Decoder) -> Decoder:
+            return unstack(cast(merge(model), dtype))
+
+        self._view = jax.jit(view)
         self.kernel = choose(
             attention,
             platform=platform_of(mesh),
@@ -131,6 +137,25 @@ class Sampler:
         """Columns of a prefill whose longest prompt has so many tokens."""
         columns = ladder(prompt, 16)
         return -(-columns // LANES) * LANES if self.kernel == "splash" else columns
+
+    @property
+    def programs(self) -> dict[str, Any]:
+        """The jitted programs by name. admit makes a state of another shape, refill changes one in place."""
+        admit = {"admit": self._admit, "refill": self._admit_in_place}
+        return {"view": self._view, "prefill": self._prefill, **admit, "decode": self._decode}
+
+    def rows(self, samples: int) -> int:
+        """Rows for so many samples: a power of two up to the configured number, divisible over the mesh."""
+        wanted, ways = min(self.slots, max(_power(samples), 8)), meshes.row_ways(self.mesh)
+        return -(-wanted // ways) * ways
+
+    def prompt_rows(self, requests: int) -> int:
+        """Prompts of one prefill in a call with so many requests."""
+        return min(self.prefill_rows, _power(requests))
+
+    def widest(self, prompt: int, new_tokens: int) -> int:
+        """The most cache columns that a prompt of so many tokens and its response come to need."""
+        return -(-(self.columns(prompt) + new_tokens + self.chunk) // 16) * 16
 
     def generate(self, view: Decoder, requests: Iterable[Request], purpose: str) -> Iterator[Rollout]:
         """Yield every request's rollouts as they finish, in no particular order.
@@ -160,13 +185,11 @@ class _Session:
         params = [request.params for request in requests]
         self.stops = max(1, *(len(p.stop_ids) for p in params))
         self.filtered = any(p.top_k > 0 or p.top_p < 1.0 for p in params)
-        self.ways = meshes.row_ways(sampler.mesh)
-        self.prompt_rows = min(sampler.prefill_rows, _power(len(requests)))
-        longest = max(sampler.columns(len(r.prompt_ids)) + r.params.max_new_tokens for r in requests)
-        self.widest = -(-(longest + sampler.chunk) // 16) * 16
+        self.prompt_rows = sampler.prompt_rows(len(requests))
+        self.widest = max(sampler.widest(len(r.prompt_ids), r.params.max_new_tokens) for r in requests)
         slots = self._slots(sum(r.num_samples for r in requests))
         self.rows: list[_Sample | None] = [None] * slots
-        self.column, self.width = 0, 64
+        self.column, self.width = 0, FIRST_WIDTH
         self.state = self._empty(slots)
 
     def run(self) -> Iterator[Rollout]:
@@ -184,9 +207,7 @@ class _Session:
             yield from finished
 
     def _slots(self, samples: int) -> int:
-        """Rows for so many samples: a power of two up to the configured number, divisible over the mesh."""
-        wanted = min(self.sampler.slots, max(_power(samples), 8))
-        return -(-wanted // self.ways) * self.ways
+        return self.sampler.rows(samples)
 
     def _empty(self, slots: int) -> State:
         sampler = self.sampler

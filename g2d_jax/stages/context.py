@@ -41,7 +41,7 @@ from g2d_jax.stages import starting
 from g2d_jax.stages.clock import Clock
 from g2d_jax.stages.scorers import Scorers, Usage
 from g2d_jax.tracking import Tracker
-from g2d_jax.training.checkpoint import Checkpoints, placed
+from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.step import make_scorer, put_batch
 from g2d_jax.workdir import stage_folders
@@ -291,13 +291,15 @@ class Context:
         """A policy as the sampler reads it. All processes make the call."""
         sampler = self.sampler()
         if sampler.mesh is not self.mesh:
-            if "cast" not in self.programs:
-                self.programs["cast"] = jax.jit(
-                    lambda model: jax.tree.map(lambda x: x.astype(self.dtype), lora.merge(model))
-                )
             where = decoder.shardings(self.model_config.base, sampler.mesh)
-            params = meshes.copy_to_own(self.mesh, self.programs["cast"](params), where)
+            params = meshes.copy_to_own(self.mesh, self.cast_program()(params), where)
         return sampler.view(params)
+
+    def cast_program(self) -> Any:
+        """Parameters, adapters merged, in the sampler's type, before they are copied to each process's own devices."""
+        if "cast" not in self.programs:
+            self.programs["cast"] = jax.jit(lambda model: decoder.cast(lora.merge(model), self.dtype))
+        return self.programs["cast"]
 
     def sampling_params(self, sampling: ConfigDict, **changes: Any) -> SamplingParams:
         """Settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""
@@ -378,8 +380,8 @@ class Context:
                 kept = ", ".join(map(str, there))
                 why = f"of that step in {folder} (there: {kept}); see stages.*.keep" if kept else f"in {folder} yet"
                 raise ValueError(f"policy {name!r}: no checkpoint {why}")
-            like = placed(decoder.abstract(self.model_config), decoder.shardings(self.model_config, self.mesh))
-            return lora.join(checkpoints.restore_params(found, lora.split(like)[0]), self.rest)
+            like, _ = lora.split(decoder.abstract_on(self.model_config, self.mesh))
+            return lora.join(checkpoints.restore_params(found, like), self.rest)
 
     @cached_property
     def rest(self) -> Decoder | None:
@@ -443,13 +445,17 @@ class Context:
 
     def score_logprobs(self, params: Decoder, packed: Packed, tally: Tally, temperature: float = 1.0) -> np.ndarray:
         """Log-probabilities of packed responses under a policy, float32 [N, R, T]; the cost goes to the tally."""
-        if "score" not in self.programs:
-            self.programs["score"] = make_scorer(self.compute)
         tally.scored += packed.used
         tally.flops += forward_flops(self.model_config, packed.used, packed.attended)
         with self.clock.doing("logprobs"):
-            logprobs, _ = self.programs["score"](params, *put_batch(packed, self.mesh), temperature=float(temperature))
+            logprobs, _ = self.score_program()(params, *put_batch(packed, self.mesh), temperature=float(temperature))
             return np.asarray(logprobs)
+
+    def score_program(self) -> Any:
+        """The scorer, compiled once for the run."""
+        if "score" not in self.programs:
+            self.programs["score"] = make_scorer(self.compute)
+        return self.programs["score"]
 
     def close(self) -> None:
         """End the verifiers' processes."""

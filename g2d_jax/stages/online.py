@@ -34,10 +34,10 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         stage.optimizer,
         policy=stage.policy,
         total=stage.steps,
-        row_length=context.row_length(_longest(context, stage)),
+        row_length=context.row_length(longest(context.config, stage)),
         per="tokens" if stage.loss == "grpo" else "pairs",
         pinned=stage.keep,
-        places=max(16, stage.num_generations + stage.num_generations % 2) if stage.loss == "group_dpo" else 16,
+        places=places(stage),
     ) as training:
         supply = Supply(context, name, stage, training)
         reference = supply.fixed_reference if compares(stage) else None
@@ -178,10 +178,15 @@ def _at_least(stage: ConfigDict, least: int, *fields: str) -> None:
             raise ValueError(f"{field} must be at least {least}, got {stage[field]}")
 
 
-def _longest(context: Context, stage: ConfigDict) -> int:
+def longest(config: ConfigDict, stage: ConfigDict) -> int:
     """Tokens of the longest group that must lie in one row: a response, a pair, or all responses, behind a prompt."""
     together = {"grpo": 1, "dpo": 2, "group_dpo": stage.num_generations}[stage.loss]
-    return context.config.data.max_prompt_length + together * stage.sampling.max_new_tokens
+    return config.data.max_prompt_length + together * stage.sampling.max_new_tokens
+
+
+def places(stage: ConfigDict) -> int:
+    """Responses that a packed row can hold: with GroupDPO at least all of a prompt."""
+    return max(16, stage.num_generations + stage.num_generations % 2) if stage.loss == "group_dpo" else 16
 
 
 def _describe(taken: Taken) -> dict[str, float]:

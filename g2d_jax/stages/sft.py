@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,11 @@ def batch(context: Context, examples: list[Example]) -> list[Group]:
 
     Raises ValueError for an example longer than a row: nothing is cut silently.
     """
-    encoded = [context.tokenizer.encode_example(example) for example in examples]
+    return as_groups([context.tokenizer.encode_example(example) for example in examples])
+
+
+def as_groups(encoded: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Group]:
+    """The same from token ids, (prompt, completion)."""
     weights = sft_weights(np.array([len(completion) for _, completion in encoded]))
     return [
         Group(prompt, [Response(completion, {"weight": weight})])

@@ -56,15 +56,33 @@ def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation,
 
 def fresh_state(policy: Decoder, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """Start training from a policy. What is trained is copied: the step donates its state."""
-    where = state_shardings(policy.config, optimizer, mesh)
-    make = jax.jit(lambda p: TrainState(jax.tree.map(jnp.copy, p), optimizer.init(p)), out_shardings=where)
-    return make(lora.split(policy)[0])
+    return make_fresh_state(policy.config, optimizer, mesh)(lora.split(policy)[0])
+
+
+def make_fresh_state(
+    config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> Callable[[Decoder], TrainState]:
+    """The jitted program of `fresh_state`, of what is trained."""
+
+    def fresh(params: Decoder) -> TrainState:
+        return TrainState(jax.tree.map(jnp.copy, params), optimizer.init(params))
+
+    return jax.jit(fresh, out_shardings=state_shardings(config, optimizer, mesh))
 
 
 def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.Array], jax.Array]:
     """Packed rows on the mesh, rows split over data and fsdp, and the number of micro-batches."""
     arrays = {name: meshes.put_rows(mesh, array, axis=1) for name, array in packed.arrays.items()}
     return arrays, meshes.put(np.asarray(packed.count, np.int32), meshes.replicated(mesh))
+
+
+def abstract_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
+    """What `put_batch` gives, with a ShapeDtypeStruct and its sharding in place of every array."""
+    arrays = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=meshes.rows_sharding(mesh, x.shape, axis=1))
+        for name, x in packed.arrays.items()
+    }
+    return arrays, jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
 
 
 def make_train_step(

@@ -1,0 +1,56 @@
+"""What a run would need and cost on a machine that is not here: its programs, compiled ahead of time.
+
+name ─► topologies ─► compiling: devices        config ─► programs: jitted functions, abstract inputs
+                └──────────────┬──────────────────────────────┘
+                            planning ─► memory, collectives (hlo), rooflines (work) ─► show
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from g2d_jax.plan.topologies import topology
+
+
+def plan(
+    config: ConfigDict,
+    name: str,
+    *,
+    price: float | None = None,
+    response: int | None = None,
+    stages: tuple[str, ...] = (),
+    auto: bool = False,
+) -> bool:
+    """Print the plan of a run on the machine of this name; returns whether it fits.
+
+    price: of one chip for an hour. response: mean tokens of a response. stages: those to plan, () for all. auto: choose
+    mesh, micro-batch, remat and slots. Call it in a process that has not used JAX: the environment is set here.
+    Raises ValueError for a name or settings that cannot work, ImportError where the compiler is not installed.
+    """
+    machine = topology(name)
+    if unknown := [stage for stage in stages if stage not in config.stages]:
+        raise ValueError(f"no stage {unknown[0]!r}; there are {', '.join(config.stages)}")
+    from g2d_jax.plan import compiling
+
+    compiling.prepare(machine)
+    from g2d_jax import pipeline
+    from g2d_jax.plan import planning, show
+    from g2d_jax.tracking import Screen
+
+    pipeline.check(config)
+    screen = Screen()
+    compiler = planning.Compiler(compiling.devices(machine), screen.say)
+    if auto:
+        found = planning.search(config, machine, compiler, stages=stages)
+        if found is None:
+            screen.say(f"none of the {planning.MOST_TRIED} settings tried fits {name}")
+            return False
+        screen.say(f"chosen: {found.overrides()}")
+        config = found.apply(config)
+    made = planning.make(config, machine, compiler, stages=stages, response=response)
+    show.show(made, screen, price=price, response=response)
+    if made.misfits and not auto:
+        found = planning.search(config, machine, compiler, stages=stages)
+        tried = f"none of the {planning.MOST_TRIED} other settings tried; a larger machine, or LoRA"
+        screen.say(f"what would fit: {found.overrides() if found else tried}")
+    return not made.misfits

@@ -1,0 +1,125 @@
+"""Devices of a machine that is not here, and programs compiled for them.
+
+TPUs are compiled for by libtpu, GPUs by JAX's CUDA plugin; neither needs the hardware. What both read from the
+environment is set here, before JAX starts a backend.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from g2d_jax.plan.hlo import bytes_sent, collectives
+from g2d_jax.plan.topologies import Topology
+
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",  # arrays of this process, of which there are none, would lie here
+    "TPU_SKIP_MDS_QUERY": "1",  # no machine's metadata is asked for
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # libtpu wants one; the topology's own name decides
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+# What XLA's GPU compiler asks about a device: openxla/xla, xla/backends/gpu/target_config/specs.
+_GPU_CONFIG = """gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth:.0f} l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: {memory:.0f}
+  shared_memory_per_block_optin: 232448 cuda_compute_capability {{ major: 9 }}
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+runtime_version {{ major: 12 minor: 8 }}
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{name}"
+"""
+
+
+class DoesNotFit(ValueError):
+    """A program needs more memory than a device has; the message is the compiler's."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of one program.
+
+    peak: bytes a device, arguments and results included. sent: bytes each device sends in one call, by kind of
+    collective. seconds: of compiling. outputs: the results' tree with shapes and shardings.
+    """
+
+    peak: int
+    sent: Mapping[str, float]
+    seconds: float
+    outputs: Any
+
+
+def prepare(topology: Topology) -> None:
+    """Set the environment for compiling. Call it before JAX touches a device.
+
+    Raises ImportError naming the extra if the compiler is not installed.
+    """
+    package, extra = ("libtpu", "plan") if topology.device.platform == "tpu" else ("jax_plugins", "cuda")
+    if importlib.util.find_spec(package) is None:
+        raise ImportError(
+            f"what compiles for {topology.name}, {package}, is not installed: pip install 'g2d-jax[{extra}]'"
+        )
+    os.environ.update(ENVIRONMENT)
+
+
+def devices(topology: Topology) -> list[Any]:
+    """The devices of a machine, for a mesh. Raises ValueError if the compiler makes another number of them."""
+    from jax.experimental import topologies
+
+    one = topology.device
+    if one.platform == "cuda":
+        memory = int(one.hbm / 0.9)
+        config = _GPU_CONFIG.format(bandwidth=one.bandwidth, memory=memory, name=f"NVIDIA {topology.kind.upper()}")
+        made = topologies.get_topology_desc(platform="cuda", target_config=config, topology=topology.grid).devices
+    else:
+        # One host for all chips, where that is how it is sold: the compiler's own default is hosts of four.
+        bounds = tuple(map(int, f"{topology.grid}x1x1".split("x")))[:3] if topology.hosts == 1 else ()
+        options: dict[str, Any] = {"chips_per_host_bounds": bounds} if bounds else {}
+        made = topologies.get_topology_desc(platform="tpu", topology_name=topology.compiler_name, **options).devices
+    if len(made) != topology.devices:
+        raise ValueError(f"{topology.compiler_name} has {len(made)} devices here, {topology.devices} were expected")
+    return list(made)
+
+
+def compile_program(lowered: Any, dynamic: int = 1) -> Compiled:
+    """Compile a lowered program. dynamic: trips of its outermost loop, where they are known at run time only.
+
+    Raises DoesNotFit when it needs more memory than there is.
+    """
+    import jax
+
+    started = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise DoesNotFit(_needed(str(error))) from error
+    outputs = jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        lowered.out_info,
+        compiled.output_shardings,
+    )
+    return Compiled(
+        peak=int(compiled.memory_analysis().peak_memory_in_bytes),
+        sent=bytes_sent(collectives(compiled.as_text(), dynamic)),
+        seconds=time.perf_counter() - started,
+        outputs=outputs,
+    )
+
+
+def _needed(message: str) -> str:
+    """The compiler's refusal in one line."""
+    sizes = re.search(r"\(([\d.]+[KMG])\) exceeds available HBM \(([\d.]+[KMG])\)", message)
+    used = re.search(r"Used ([\d.]+[KMG]) of ([\d.]+[KMG]) hbm", message)
+    found = used or sizes
+    return f"needs {found[1]} of {found[2]}" if found else message.splitlines()[0][:200]

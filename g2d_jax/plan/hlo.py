@@ -1,0 +1,163 @@
+"""What a compiled program sends between devices, read from its HLO text, loops multiplied by their trip counts.
+
+XLA's own cost analysis counts a loop's body once. Here every computation is walked from the entry with the number of
+times it runs: a `while` multiplies by its trip count, which the text states, or which its condition compares with.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+_BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64}
+_BITS |= {"u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128}
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .+ \{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*)$")
+_SHAPE = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+|c\d+)\[([\d,]*)\]")
+_CALLS = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.-]+)")
+_LISTS = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
+_WHILE = re.compile(r"condition=%?([\w.-]+), body=%?([\w.-]+)")
+_CONSTANT = re.compile(r"\bconstant\((\d+)\)")
+_OPCODE = re.compile(r"[)\]}] ([a-z][\w-]*)\(")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective instruction. size: bytes of its full array on a device; group: devices that take part.
+
+    times: how often it runs in one call of the program.
+    """
+
+    kind: str
+    size: int
+    group: int
+    times: int
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a device sends in one call, by a ring: (n-1)/n of the array, twice that for an all-reduce."""
+        share = (self.group - 1) / self.group
+        factor = {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
+        return factor * self.size * self.times
+
+
+@dataclass(frozen=True)
+class _Computation:
+    entry: bool
+    lines: dict[str, str]  # instruction -> what follows its "="
+
+
+def collectives(text: str, dynamic: int = 1) -> list[Collective]:
+    """All collectives of a module that move anything. text: `compiled.as_text()`.
+
+    dynamic: trips of a loop whose count is no constant, the outermost such loop on every path; inside it further ones
+    count once. The pieces into which a compiler cuts an asynchronous collective share a channel and count as one.
+    """
+    computations = _parse(text)
+    entry = next(name for name, computation in computations.items() if computation.entry)
+    found: dict[tuple[str, str], Collective] = {}
+    for place, one in _walk(computations, entry, 1, dynamic):
+        known = found.get(place)
+        if known is None or one.times > known.times:
+            found[place] = one
+    return [one for one in found.values() if one.group > 1 and one.size]
+
+
+def bytes_sent(found: list[Collective]) -> dict[str, float]:
+    """Bytes that each device sends in one call of the program, by kind of collective."""
+    return {kind: sum(one.sent for one in found if one.kind == kind) for kind in KINDS}
+
+
+def _parse(text: str) -> dict[str, _Computation]:
+    computations: dict[str, _Computation] = {}
+    lines: dict[str, str] | None = None
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            lines = {}
+            computations[head[2]] = _Computation(bool(head[1]), lines)
+        elif line.startswith("}"):
+            lines = None
+        elif lines is not None and (instruction := _INSTRUCTION.match(line)):
+            lines[instruction[1]] = instruction[2]
+    return computations
+
+
+def _walk(
+    computations: Mapping[str, _Computation], name: str, times: int, dynamic: int
+) -> Iterator[tuple[tuple[str, str], Collective]]:
+    """Every collective that a computation runs, with its channel, or its own name where it has none."""
+    for instruction, rest in computations[name].lines.items():
+        opcode = _opcode(rest)
+        if loop := _WHILE.search(rest) if opcode == "while" else None:
+            trips = _trips(computations, rest, loop[1])
+            inner, left = (dynamic, 1) if trips is None else (trips, dynamic)
+            yield from _walk(computations, loop[2], times * inner, left)
+            continue
+        kind = opcode.removesuffix("-start")
+        if kind in KINDS:
+            channel = re.search(r"channel_id=(\d+)", rest)
+            place = (kind, f"channel {channel[1]}" if channel else f"{name}/{instruction}")
+            yield place, Collective(kind, _size(rest, kind, opcode != kind), _group(rest), times)
+        if opcode.endswith(("-done", "-update")):
+            continue
+        called = _CALLS.findall(rest) + [
+            callee.strip().lstrip("%") for some in _LISTS.findall(rest) for callee in some.split(",")
+        ]
+        for callee in called:
+            if callee in computations and kind not in KINDS:
+                yield from _walk(computations, callee, times, dynamic)
+
+
+def _opcode(rest: str) -> str:
+    """The operation's name: the first word before "(" behind the result's shape."""
+    found = _OPCODE.search(rest)
+    return found[1] if found else ""
+
+
+def _trips(computations: Mapping[str, _Computation], rest: str, condition: str) -> int | None:
+    """How often a loop runs, or None if that is known at run time only."""
+    if known := re.search(r'known_trip_count"?[=:]\{"?n"?:"?(\d+)', rest):
+        return int(known[1])
+    lines = computations[condition].lines
+    constants = {name: int(found[1]) for name, line in lines.items() if (found := _CONSTANT.search(line))}
+    compares = [line for line in lines.values() if _opcode(line) in ("compare", "fusion")]
+    # lax.scan and fori_loop with a constant bound count up from 0: one comparison, with that constant.
+    if len(constants) == 1 and len(compares) == 1:
+        ((name, value),) = constants.items()
+        return value if re.search(rf"%?{re.escape(name)}\b", compares[0]) else None
+    return None
+
+
+def _size(rest: str, kind: str, start: bool) -> int:
+    """Bytes of the full array: what is gathered, or what is scattered or added up."""
+    shapes, operands = rest.split(f" {kind}{'-start' if start else ''}(", 1)
+    sizes = [_bytes(match[1], match[2]) for match in _SHAPE.finditer(shapes)]
+    if start and kind == "all-gather":  # (operands, results)
+        return sum(sizes[len(sizes) // 2 :])
+    if start and kind == "collective-permute":  # (operand, result, context)
+        return sizes[0]
+    return sum(sizes) * (_group(operands) if kind == "reduce-scatter" else 1)
+
+
+def _bytes(kind: str, dimensions: str) -> int:
+    bits = 8 if kind.startswith("f8") else _BITS[kind]
+    return math.prod(int(size) for size in dimensions.split(",") if size) * bits // 8
+
+
+def _group(rest: str) -> int:
+    """Devices of one group, in any of the forms in which XLA writes them. Raises ValueError for another one."""
+    if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", rest):
+        return 1 if all(len(set(pair.split(","))) == 1 for pair in re.findall(r"\d+,\d+", pairs[1])) else 2
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+        return len(listed[1].split(","))
+    if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest):
+        return int(iota[2])
+    if named := re.search(r"replica_groups=@?mesh\w*\[([^\]]*)\](?:[^{]*?)\{([^}]*)\}", rest):
+        sizes = dict(re.findall(r"'?([\w.-]+)'?=(\d+)", named[1]))
+        parts = re.findall(r"'([\w.-]+)'(?::\(\d+\)(\d+))?", named[2])
+        return math.prod(int(part or sizes[axis]) for axis, part in parts)
+    raise ValueError(f"no device groups found in this collective: {rest[:300]}")

@@ -1,0 +1,276 @@
+"""A run's programs compiled for another machine: what each needs, how long it takes at least, and what would fit."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from etils import epath
+from ml_collections import ConfigDict
+
+from g2d_jax import mesh as meshes
+from g2d_jax import pipeline
+from g2d_jax.models import hf, shapes
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.decoder import count_params
+from g2d_jax.plan.compiling import Compiled, DoesNotFit, compile_program
+from g2d_jax.plan.programs import Program, programs_of, saved_per_token
+from g2d_jax.plan.topologies import GIB, Device, Topology
+from g2d_jax.plan.work import Roofline, roofline
+from g2d_jax.stages.context import Context
+from g2d_jax.tracking import Tracker
+
+MOST_TRIED = 5  # compilations that --auto, or the search for what fits, may cost
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One program of one stage. compiled: None where it does not fit, and `why` says so. beside: resident bytes."""
+
+    program: Program
+    compiled: Compiled | None
+    beside: int
+    why: str
+    time: Roofline | None
+
+    @property
+    def total(self) -> int:
+        """Bytes a device at the program's peak, with what lies beside it."""
+        return (self.compiled.peak if self.compiled else 0) + self.beside
+
+    def fits(self, device: Device) -> bool:
+        """Whether it runs."""
+        return self.compiled is not None and self.total <= device.hbm
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All programs of a run on a machine."""
+
+    topology: Topology
+    config: ConfigDict
+    model: ModelConfig
+    mesh: Mapping[str, int]
+    entries: Sequence[Entry]
+
+    @property
+    def misfits(self) -> list[Entry]:
+        """Programs that need more memory than there is."""
+        return [entry for entry in self.entries if not entry.fits(self.topology.device)]
+
+
+class Compiler:
+    """Compiles for the devices of a machine; the same program twice costs nothing."""
+
+    def __init__(self, devices: Sequence[Any], say: Say = lambda _: None) -> None:
+        self.devices, self.say = list(devices), say
+        self._known: dict[str, Compiled | DoesNotFit] = {}
+
+    def compile(self, program: Program, outputs: Mapping[str, Any]) -> Compiled:
+        """Raises DoesNotFit."""
+        lowered = program.lower(outputs)
+        key = hashlib.sha256(f"{program.dynamic} {lowered.as_text()}".encode()).hexdigest()
+        if key not in self._known:
+            try:
+                self._known[key] = made = compile_program(lowered, program.dynamic)
+                peak = f"{made.peak / GIB:.2f} GiB, compiled in {made.seconds:.0f} s"
+            except DoesNotFit as error:
+                self._known[key] = error
+                peak = str(error)
+            self.say(f"{program.stage}, {program.name}: {peak}")
+        found = self._known[key]
+        if isinstance(found, DoesNotFit):
+            raise found
+        return found
+
+
+def model_shape(context: Context) -> ModelConfig:
+    """The run's model without a download: a local folder's config.json, the tables of models/shapes.py, or its own."""
+    path = context.config.model.path
+    if not path:
+        return context.model_config
+    return hf.read_config(hf.resolve(path)) if epath.Path(path).exists() else shapes.shape(path)
+
+
+@contextmanager
+def planned(config: ConfigDict, devices: Sequence[Any]) -> Iterator[Context]:
+    """The run's context on a machine that is not here. Raises ValueError for a mesh that does not fit it."""
+    order = pipeline.plan(config)
+    with tempfile.TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
+        context = Context(config, epath.Path(folder), tracker, order.folders(epath.Path(folder)))
+        mesh = meshes.make_mesh(**config.mesh, devices=devices)
+        yield context.at(config, context.folders, tracker, mesh=mesh, model_config=model_shape(context))
+
+
+def make(
+    config: ConfigDict,
+    topology: Topology,
+    compiler: Compiler,
+    *,
+    stages: Sequence[str] = (),
+    response: int | None = None,
+) -> Plan:
+    """Compile every program of the stages (default: all). response: mean tokens of a response, None: the longest."""
+    with planned(config, compiler.devices) as context:
+        wanted = stages or pipeline.plan(config).order
+        entries = [
+            entry for name in wanted for entry in _stage(compiler, topology, programs_of(context, name, response))
+        ]
+        return Plan(topology, config, context.model_config, dict(context.mesh.shape), entries)
+
+
+def _stage(compiler: Compiler, topology: Topology, programs: Sequence[Program]) -> Iterator[Entry]:
+    outputs: dict[str, Any] = {}
+    for program in programs:
+        try:
+            compiled = compiler.compile(program, outputs)
+        except DoesNotFit as error:
+            yield Entry(program, None, 0, str(error), None)
+            continue
+        except KeyError as missing:
+            yield Entry(program, None, 0, f"not compiled: {missing.args[0]} before it does not fit", None)
+            continue
+        outputs[program.name] = compiled.outputs
+        time = roofline(program.work, compiled.sent, topology.device)
+        yield Entry(program, compiled, program.beside(outputs), "", time)
+
+
+# What would fit
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings of a run that change nothing in its result: mesh, micro-batch, remat, slots."""
+
+    fsdp: int
+    tensor: int
+    microbatch_tokens: int
+    remat: str
+    slots: int
+
+    def apply(self, config: ConfigDict) -> ConfigDict:
+        """A copy of the config with them."""
+        changed = copy.deepcopy(config)
+        changed.mesh.update(data=1, fsdp=self.fsdp, tensor=self.tensor)
+        changed.compute.update(microbatch_tokens=self.microbatch_tokens, remat=self.remat, slots=self.slots)
+        return changed
+
+    def overrides(self) -> str:
+        """As a user writes them."""
+        values = {
+            "mesh.data": 1,
+            "mesh.fsdp": self.fsdp,
+            "mesh.tensor": self.tensor,
+            "compute.microbatch_tokens": self.microbatch_tokens,
+            "compute.remat": self.remat,
+            "compute.slots": self.slots,
+        }
+        return " ".join(f"--config.{name}={value}" for name, value in values.items())
+
+
+def choice_of(config: ConfigDict, devices: int) -> Choice:
+    """The config's own settings as a choice."""
+    mesh = config.mesh
+    tensor = mesh.tensor if mesh.tensor > 0 else devices // (mesh.data * mesh.fsdp)
+    compute = config.compute
+    return Choice(devices // tensor, tensor, compute.microbatch_tokens, compute.remat, compute.slots)
+
+
+def choices(config: ConfigDict, topology: Topology) -> list[Choice]:
+    """All that may be tried, quickest first by formula: little computed again, few micro-batches, no tensor split."""
+    own, devices = choice_of(config, topology.devices), topology.devices
+    host = devices // topology.hosts
+    tensors = [ways for ways in (1, 2, 4, 8) if ways <= host]
+    tokens = [own.microbatch_tokens * 2**power // 16 for power in range(7)]
+    made = [
+        Choice(devices // tensor, tensor, count, remat, slots)
+        for tensor, count, remat, slots in itertools.product(
+            tensors, tokens, ("none", "attention", "full"), (own.slots, own.slots // 2, own.slots // 4)
+        )
+        if count >= devices // tensor and slots >= 8
+    ]
+
+    def cost(choice: Choice) -> tuple[float, ...]:
+        again = {"none": 3.0, "attention": 3.9, "full": 4.0}[choice.remat]
+        return again * (1 + 0.15 * (choice.tensor > 1) * choice.tensor), -choice.slots, -choice.microbatch_tokens
+
+    return sorted(made, key=cost)
+
+
+def train_bytes(model: ModelConfig, config: ConfigDict, choice: Choice, row_length: int) -> float:
+    """A train step's bytes a device by formula.
+
+    16 bytes a parameter, split over fsdp and tensor: float32 parameters, two moments, gradients. What the layers keep;
+    one layer's own work without remat's savings; the head gathered, with its gradient in float32; logits of a chunk of
+    1,024 tokens and two more arrays of their size.
+    """
+    size = 2 if config.dtype == "bfloat16" else 4
+    rows = max(choice.microbatch_tokens // row_length // choice.fsdp, 1)
+    tokens = rows * row_length
+    kept = saved_per_token(model, choice.remat, choice.tensor) * tokens * size
+    layer = saved_per_token(model, "none", choice.tensor) / model.num_hidden_layers * tokens * 2 * size
+    head = model.vocab_size * model.hidden_size * (size + 4)
+    logits = 3 * 4 * min(tokens, 1024) * model.vocab_size
+    return 16 * count_params(model) / (choice.fsdp * choice.tensor) + kept + layer + head + logits
+
+
+def search(
+    config: ConfigDict,
+    topology: Topology,
+    compiler: Compiler,
+    *,
+    stages: Sequence[str] = (),
+    most: int = MOST_TRIED,
+) -> Choice | None:
+    """The quickest choice by formula whose heaviest programs compile and fit; at most `most` are tried.
+
+    Each trial compiles the train step and the decode program of the stages. None if none of those tried fits.
+    """
+    with planned(config, compiler.devices) as context:
+        model = context.model_config
+        row_length = _row_length(context, stages or tuple(config.stages))
+    room = topology.device.hbm
+    likely = [c for c in choices(config, topology) if train_bytes(model, config, c, row_length) <= 0.95 * room]
+    if not likely:  # the formula may be wrong by more than that: try what needs least
+        likely = sorted(choices(config, topology), key=lambda c: train_bytes(model, config, c, row_length))
+    for choice in _spread(likely, most):
+        compiler.say(f"trying {choice.overrides()}")
+        if _heaviest_fit(choice.apply(config), topology, compiler, stages):
+            return choice
+    return None
+
+
+def _spread(likely: Sequence[Choice], most: int) -> list[Choice]:
+    """The first, and from the rest ever more frugal ones, the last of them the last."""
+    if len(likely) <= most:
+        return list(likely)
+    return [likely[round(i * (len(likely) - 1) / (most - 1))] for i in range(most)]
+
+
+def _heaviest_fit(config: ConfigDict, topology: Topology, compiler: Compiler, stages: Sequence[str]) -> bool:
+    with planned(config, compiler.devices) as context:
+        for name in stages or config.stages:
+            programs = programs_of(context, name)
+            step = [program for program in programs if program.name == "train step"]
+            rest = [program for program in programs if program.name in ("cast", "view", "prefill", "admit", "decode")]
+            entries = _stage(compiler, topology, [*step, *rest])
+            if not all(entry.fits(topology.device) for entry in entries):
+                return False
+    return True
+
+
+def _row_length(context: Context, stages: Sequence[str]) -> int:
+    lengths = [
+        program.arguments({})[1]["tokens"].shape[-1]
+        for name in stages
+        for program in programs_of(context, name)
+        if program.name == "train step"
+    ]
+    return max(lengths, default=context.config.data.max_prompt_length)

@@ -1,0 +1,85 @@
+"""A plan as tables: memory and roofline of every program, then time, tokens and cost of every stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from g2d_jax.models.decoder import count_params
+from g2d_jax.plan.planning import Entry, Plan
+from g2d_jax.plan.topologies import GIB
+from g2d_jax.tracking import Screen
+
+EFFICIENCY = 0.5
+"""Of the roofline: published runs reach 40 to 65 % of the peak in training, 40 to 85 % of the bandwidth in decoding."""
+
+
+def show(plan: Plan, screen: Screen, *, price: float | None = None, response: int | None = None) -> None:
+    """Print it. price: of one chip for an hour. response: mean tokens of a response that the work was counted for."""
+    mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
+    compute = plan.config.compute
+    screen.say(plan.topology.describe())
+    screen.say(
+        f"model: {count_params(plan.model):,} parameters; mesh {mesh}; microbatch_tokens={compute.microbatch_tokens}, "
+        f"remat={compute.remat}, slots={compute.slots}, {plan.config.dtype}"
+    )
+    columns = ["stage", "program", "peak GiB", "with the rest", "of", "fits", "of it, by formula, GiB"]
+    screen.table("memory of each device", columns, [memory_row(plan, entry) for entry in plan.entries])
+    columns = ["stage", "program", "TFLOP", "sent GB", "roofline ms", "bound by", "calls"]
+    screen.table("one call on each device", columns, [time_row(entry) for entry in plan.entries if entry.time])
+    columns = ["stage", "generated", "prefilled", "scored", "trained", "hours at least", "hours", "cost"]
+    screen.table("the run", columns, stage_rows(plan, price))
+    length = "max_new_tokens" if response is None else f"{response} tokens"
+    screen.say(
+        f"Tokens and hours are for responses of {length}, without rewards, checkpoints and loading. Hours at least: "
+        f"every program at its roofline, max(FLOPs, memory, links). Hours: at {EFFICIENCY:.0%} of that."
+    )
+    for entry in plan.misfits:
+        needs = entry.why or f"needs {entry.total / GIB:.2f} of {plan.topology.device.hbm / GIB:.2f} GiB"
+        screen.say(f"does not fit: {entry.program.stage}, {entry.program.name}: {needs}")
+
+
+def memory_row(plan: Plan, entry: Entry) -> list[str]:
+    """Stage, program, peak, peak with what is resident beside it, memory of a device, whether it fits, parts."""
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in entry.program.work.parts.items())
+    peak = f"{entry.compiled.peak / GIB:.2f}" if entry.compiled else "?"
+    total = f"{entry.total / GIB:.2f}" if entry.compiled else "?"
+    fits = "yes" if entry.fits(plan.topology.device) else "NO"
+    return [entry.program.stage, entry.program.name, peak, total, f"{plan.topology.device.hbm / GIB:.2f}", fits, parts]
+
+
+def time_row(entry: Entry) -> list[str]:
+    """Stage, program, TFLOP and GB sent in one call, least milliseconds, what bounds it, calls in the stage."""
+    assert entry.compiled is not None and entry.time is not None
+    sent = sum(entry.compiled.sent.values())
+    work = entry.program.work
+    return [
+        entry.program.stage,
+        entry.program.name,
+        f"{work.flops / 1e12:.3g}",
+        f"{sent / 1e9:.3g}",
+        f"{1e3 * entry.time.seconds:.3g}",
+        entry.time.bound,
+        f"{work.calls:,.0f}",
+    ]
+
+
+def stage_rows(plan: Plan, price: float | None) -> list[list[str]]:
+    """Tokens, hours and cost of every stage, and of the run."""
+    names = list(dict.fromkeys(entry.program.stage for entry in plan.entries))
+    rows = [_stage_row(plan, name, [e for e in plan.entries if e.program.stage == name], price) for name in names]
+    return [*rows, _stage_row(plan, "all", plan.entries, price)]
+
+
+def hours(entries: Sequence[Entry]) -> float:
+    """At the roofline; programs that do not fit count as nothing."""
+    return sum(entry.program.work.calls * entry.time.seconds for entry in entries if entry.time) / 3600
+
+
+def _stage_row(plan: Plan, name: str, entries: Sequence[Entry], price: float | None) -> list[str]:
+    counts = [
+        sum(getattr(entry.program.work, kind) for entry in entries)
+        for kind in ("generated", "prefilled", "scored", "trained")
+    ]
+    least = hours(entries)
+    cost = "" if price is None else f"{least / EFFICIENCY * plan.topology.chips * price:,.2f}"
+    return [name, *(f"{count:,.0f}" for count in counts), f"{least:.2f}", f"{least / EFFICIENCY:.2f}", cost]

@@ -1,0 +1,79 @@
+"""What a program does, counted by formula, and how long that takes at least: the roofline of its device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from g2d_jax.plan.topologies import Device
+
+SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
+ASSUMED = 1000  # held-out problems of a file whose length no setting tells
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a program does in a stage. All figures but the tokens are of one device and one call.
+
+    calls: in the whole stage. flops: by models/flops.py, and what remat computes again. moved: bytes from and to
+    memory, at least. parts: bytes that lie in memory, by what they are. generated, prefilled, scored, trained: tokens
+    of the whole stage on all devices.
+    """
+
+    calls: float
+    flops: float
+    moved: float
+    parts: Mapping[str, int]
+    generated: float = 0.0
+    prefilled: float = 0.0
+    scored: float = 0.0
+    trained: float = 0.0
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Least seconds of one call by what it waits for."""
+
+    compute: float
+    memory: float
+    links: float
+
+    @property
+    def seconds(self) -> float:
+        """The longest of them: all three go on at once."""
+        return max(self.compute, self.memory, self.links)
+
+    @property
+    def bound(self) -> str:
+        """The one that decides."""
+        return max(("compute", "memory", "links"), key=lambda name: getattr(self, name))
+
+
+def roofline(work: Work, sent: Mapping[str, float], device: Device) -> Roofline:
+    """sent: bytes a device sends in one call, by kind of collective."""
+    return Roofline(work.flops / device.flops, work.moved / device.bandwidth, sum(sent.values()) / device.link)
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes that a tree of ShapeDtypeStructs with shardings takes on one device."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree) if x.sharding
+    )
+
+
+def rounds(steps: int, sync_every: int) -> int:
+    """How often an online stage of so many updates draws rollouts."""
+    return -(-steps // (sync_every or max(steps, 1)))
+
+
+def problems(config: ConfigDict, split: str) -> int:
+    """Problems of a held-out split over all tasks: its limit, the suite's size, or an assumed number."""
+    sections = [config.data, *config.tasks.values()]
+    return sum(
+        section[split].limit or SUITES.get(section[split].path.partition(":")[0], ASSUMED) for section in sections
+    )

@@ -1,0 +1,102 @@
+"""Collectives in HLO text: literal programs counted by hand, and one that is compiled for 8 devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from g2d_jax.plan.hlo import Collective, bytes_sent, collectives
+
+LOOPS = """HloModule jit_step, is_scheduled=true
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%inner_body (p: (s32[], bf16[64,8])) -> (s32[], bf16[64,8]) {
+  %ag = bf16[64,8]{1,0:T(8,128)(2,1)} all-gather(%x), channel_id=7, replica_groups={{0,1,2,3}}, dimensions={0}
+  ROOT %t = (s32[], bf16[64,8]) tuple(%i, %ag)
+}
+
+%inner_condition (p: (s32[], bf16[64,8])) -> pred[] {
+  %c = s32[]{:T(128)} constant(28)
+  ROOT %lt = pred[]{:T(512)} compare(%i, %c), direction=LT
+}
+
+%async_start (p: bf16[4]) -> bf16[4] {
+  %g = bf16[16]{0} all-gather(%p), channel_id=9, replica_groups=[1,4]<=[4], dimensions={0}
+}
+
+%async_done (p: bf16[4]) -> bf16[4] {
+  %g2 = bf16[16]{0} all-gather(%p), channel_id=9, replica_groups=[1,4]<=[4], dimensions={0}
+}
+
+%outer_body (p: (s32[], s32[])) -> (s32[], s32[]) {
+  %w = (s32[], bf16[64,8]{1,0}) while(%t), condition=%inner_condition, body=%inner_body
+  %f = bf16[4]{0} fusion(%p), kind=kCustom, calls=%async_start
+  %f2 = bf16[4]{0} fusion(%f), kind=kCustom, calls=%async_done
+  %ar = (f32[8,2]{1,0}, f32[]) all-reduce(%a, %b), channel_id=8, replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
+  ROOT %r = (s32[], s32[]) tuple(%i, %n)
+}
+
+%outer_condition (p: (s32[], s32[])) -> pred[] {
+  ROOT %lt2 = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (a: f32[2]) -> f32[2] {
+  %w2 = (s32[], s32[]) while(%t0), condition=%outer_condition, body=%outer_body
+  %s = (f32[2]{0}, f32[8]{0}) all-gather-start(%a), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}
+  %d = f32[8]{0} all-gather-done(%s)
+  %rs = f32[2]{0} reduce-scatter(%d), channel_id=2, replica_groups=[2,4]<=[8], dimensions={0}, to_apply=%add
+  %cp = f32[2]{0} collective-permute(%rs), channel_id=3, source_target_pairs={{0,1},{1,0}}
+  ROOT %alone = f32[2]{0} all-reduce(%cp), channel_id=4, replica_groups={{0},{1}}, to_apply=%add
+}
+"""
+
+
+def test_loops_multiply_and_pieces_of_one_collective_count_once():
+    assert collectives(LOOPS, dynamic=3) == [
+        Collective("all-gather", 64 * 8 * 2, 4, 3 * 28),
+        Collective("all-gather", 16 * 2, 4, 3),
+        Collective("all-reduce", 8 * 2 * 4 + 4, 4, 3),
+        Collective("all-gather", 8 * 4, 4, 1),
+        Collective("reduce-scatter", 8 * 4, 4, 1),
+        Collective("collective-permute", 2 * 4, 2, 1),
+    ]
+
+
+def test_bytes_that_a_device_sends():
+    sent = bytes_sent(collectives(LOOPS))
+    assert sent["all-gather"] == 0.75 * (28 * 1024 + 32 + 32)
+    assert sent["all-reduce"] == 2 * 0.75 * 68
+    assert sent["reduce-scatter"] == 0.75 * 32
+    assert sent["collective-permute"] == 8 and sent["all-to-all"] == 0
+
+
+def test_a_stated_trip_count_is_used():
+    text = LOOPS.replace("body=%inner_body", 'body=%inner_body, backend_config={"known_trip_count":{"n":"5"}}')
+    assert collectives(text)[0].times == 5
+
+
+def test_groups_in_an_unknown_form_are_refused():
+    with pytest.raises(ValueError, match="no device groups"):
+        collectives(LOOPS.replace("replica_groups={{0,1,2,3}}", "replica_groups=new"))
+
+
+def test_an_all_gather_inside_a_compiled_scan():
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+
+    def local(w, x):
+        def body(x, _):
+            full = jax.lax.all_gather(w + x[:1, :1], "x", axis=0, tiled=True)
+            return jnp.tanh(x @ full), None
+
+        return jax.lax.scan(body, x, None, length=5)[0]
+
+    split = PartitionSpec("x")
+    run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split, check_vma=False))
+    args = [jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, split))] * 2
+    found = collectives(run.lower(*args).compile().as_text())
+    assert found == [Collective("all-gather", 64 * 64 * 4, 8, 5)]
+    assert bytes_sent(found)["all-gather"] == 5 * 64 * 64 * 4 * 7 / 8

@@ -1,0 +1,126 @@
+"""The planned programs are those that a run compiles: the same functions, the same inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from g2d_jax import cli, pipeline
+from g2d_jax.plan.planning import Compiler, choices, make, planned, search
+from g2d_jax.plan.programs import programs_of
+from g2d_jax.plan.topologies import DEVICES, topology
+from g2d_jax.resolve import resolve
+
+TINY = str(Path(__file__).parents[1] / "tiny.py")
+SMALL = ["config.model.num_hidden_layers=1", "config.logging.tensorboard=False"]
+
+
+TYPES = {"f32": "float32", "i32": "int32", "ui32": "uint32"}
+
+
+def planned_inputs(lowered) -> list[tuple[str, int]]:
+    """Type and number of dimensions of every array that a program reads."""
+    (line,) = [line for line in lowered.as_text().splitlines() if "func.func public @main" in line]
+    return [(TYPES[kind], sizes.count("x")) for sizes, kind in re.findall(r"%arg\d+: tensor<((?:\d+x)*)(\w+)>", line)]
+
+
+def logged_inputs(text: str) -> dict[str, list[list[tuple[str, int]]]]:
+    """The same of every program that JAX said it compiled, by the function's name."""
+    found: dict[str, list[list[tuple[str, int]]]] = {}
+    for name, arrays in re.findall(r"Compiling jit\((\S+)\) with global shapes and types (.*?)\. Argument", text):
+        shapes = re.findall(r"ShapedArray\((\w+)\[([\d,]*)\]", arrays)
+        found.setdefault(name, []).append([(kind, len(size.split(",")) if size else 0) for kind, size in shapes])
+    return found
+
+
+def test_a_stage_compiles_what_was_planned(tmp_path, caplog):
+    config = resolve(TINY, [*SMALL, "config.stages.warmup.beta=0.1", "config.stages.warmup.policy=init"])
+    with config.unlocked():
+        for name in ("sft", "collect", "dpo", "evaluate"):
+            del config.stages[name]
+    config.stages.warmup.update(steps=1, keep=())
+    expected, outputs = {}, {}
+    with planned(config, jax.devices()) as context:
+        compiler = Compiler(jax.devices())
+        for program in programs_of(context, "warmup"):
+            lowered = program.lower(outputs)
+            expected[re.search(r"module @jit_(\w+)", lowered.as_text())[1]] = planned_inputs(lowered)
+            if program.name in ("view", "prefill", "admit"):
+                outputs[program.name] = compiler.compile(program, outputs).outputs
+    with caplog.at_level(logging.WARNING, "jax"), jax.log_compiles():
+        pipeline.run(config, tmp_path)
+    compiled = logged_inputs(caplog.text)
+    assert expected.keys() == {"view", "prefill", "admit", "decode", "fresh", "score", "step"}
+    assert {name for name, shapes in compiled.items() if max(map(len, shapes)) > 8} == expected.keys()
+    for name, wanted in expected.items():
+        assert wanted in compiled[name], name
+
+
+def test_what_fits_is_searched_by_compiling(monkeypatch):
+    """On the suite's own eight devices, with the memory of a v5e and with that of none."""
+    config = resolve(TINY, SMALL)
+    said: list[str] = []
+    compiler, machine = Compiler(jax.devices(), said.append), topology("v5e-8")
+    found = search(config, machine, compiler, stages=["sft"])
+    assert found == choices(config, machine)[0]
+    assert [text.partition(":")[0] for text in said] == [f"trying {found.overrides()}", "sft, train step"]
+    monkeypatch.setitem(DEVICES, "v5e", dataclasses.replace(DEVICES["v5e"], hbm=1000))
+    made = make(found.apply(config), machine, compiler, stages=["sft"])
+    assert [(entry.program.name, entry.fits(machine.device)) for entry in made.misfits] == [
+        ("fresh state", False),
+        ("train step", False),
+    ]
+    assert len(said) == 3  # the train step was not compiled again
+
+
+def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = resolve("bridging-math:method=grpo,model=qwen2.5-7b", [])
+    with planned(config, jax.devices()) as context:
+        assert context.model_config.hidden_size == 3584
+        step = programs_of(context, "train")[-1]
+        assert step.name == "train step"
+        assert step.arguments({})[1]["ref_logprob"].shape[2] == 1024 + 2048
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topology", "v5e-17"], "did you mean v5e-1"),
+        (["--topology", "v5e-4", "--stage", "warm"], "no stage 'warm'; there are collect, dpo, evaluate, sft, warmup"),
+    ],
+)
+def test_mistakes_are_told_before_any_work(capsys, arguments, message):
+    assert cli.main(["plan", "--config", TINY, *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "package", "extra"), [("v5e-4", "libtpu", "plan"), ("h100x1", "jax_plugins", "cuda")])
+def test_a_missing_compiler_is_named_with_its_extra(capsys, name, package, extra):
+    if importlib.util.find_spec(package):
+        pytest.skip(f"{package} is installed")
+    assert cli.main(["plan", "--config", TINY, "--topology", name]) == 1
+    assert f"g2d-jax[{extra}]" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is absent")
+def test_a_train_step_compiled_for_a_tpu(tmp_path):
+    """As a user types it, in a process of its own: libtpu reads the environment once."""
+    command = [sys.executable, "-m", "g2d_jax", "plan", "--config", TINY, "--topology", "v5e-4", "--price", "1.5"]
+    overrides = ["--stage", "sft", *(f"--{item}" for item in SMALL), "--config.dtype=bfloat16"]
+    paths = [str(Path(TINY).parent), *sys.path]
+    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([*command, *overrides], capture_output=True, text=True, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
+    rows = {cells[2].strip(): cells for line in done.stdout.splitlines() if len(cells := line.split("|")) > 6}
+    assert rows["train step"][1].strip() == "sft" and "v5e-4: 4 chips on 1 host" in done.stdout
+    assert "does not fit" not in done.stdout

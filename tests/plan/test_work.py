@@ -1,0 +1,87 @@
+"""Formulas by literal values: rooflines, bytes on a device, saved activations, a train step's memory."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from g2d_jax import config as settings
+from g2d_jax.mesh import make_mesh
+from g2d_jax.models import shapes
+from g2d_jax.plan.compiling import _needed
+from g2d_jax.plan.planning import Choice, choice_of, choices, train_bytes
+from g2d_jax.plan.programs import saved_per_token
+from g2d_jax.plan.topologies import DEVICES, topology
+from g2d_jax.plan.work import ASSUMED, Work, device_bytes, problems, roofline, rounds
+
+
+def test_the_roofline_is_the_longest_of_three():
+    device = DEVICES["v5e"]  # 197 TFLOP/s, 819 GB/s, 200 GB/s
+    found = roofline(Work(1, 197e12, 819e9 / 2, {}), {"all-gather": 300e9, "all-reduce": 100e9}, device)
+    assert (found.compute, found.memory, found.links) == (1.0, 0.5, 2.0)
+    assert found.seconds == 2.0 and found.bound == "links"
+
+
+def test_decoding_is_bound_by_memory_as_performance_tables_have_it():
+    """Qwen2.5-1.5B, 256 rows at context 1024 on one v6e chip: 3.09 GB of weights and 7.5 GB of cache, 6.5 ms a step."""
+    moved = 2 * 1.544e9 + 256 * 1024 * 28_672
+    found = roofline(Work(1, 2 * 1.544e9 * 256, moved, {}), {}, DEVICES["v6e"])
+    assert found.bound == "memory" and found.seconds == pytest.approx(6.5e-3, rel=0.01)
+
+
+def test_bytes_on_a_device():
+    mesh = make_mesh(fsdp=8)
+    split, whole = NamedSharding(mesh, PartitionSpec("fsdp")), NamedSharding(mesh, PartitionSpec())
+    tree = {
+        "a": jax.ShapeDtypeStruct((16, 3), jnp.float32, sharding=split),
+        "b": jax.ShapeDtypeStruct((5,), jnp.bfloat16, sharding=whole),
+    }
+    assert device_bytes(tree) == 2 * 3 * 4 + 5 * 2
+
+
+def test_saved_activations():
+    model = shapes.shape("Qwen2.5-7B")  # 28 layers, 3584 wide, 28 heads and 4 key heads of 128, 18944 in between
+    assert saved_per_token(model, "full") == 28 * 3584
+    assert saved_per_token(model, "attention") == 28 * 2 * 3584
+    assert saved_per_token(model, "none") == 28 * (7 * 3584 + 3 * 512 + 3 * 18_944)
+
+
+def test_what_a_train_step_needs_by_formula():
+    config = settings.base()
+    config.dtype = "bfloat16"
+    choice = Choice(16, 1, 65_536, "full", 256)
+    found = train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096)
+    state, kept = 16 * 7_615_616_512 / 16, 28 * 3584 * 4096 * 2
+    layer, head, logits = (7 * 3584 + 3 * 512 + 3 * 18_944) * 4096 * 4, 152_064 * 3584 * 6, 12 * 1024 * 152_064
+    assert found == state + kept + layer + head + logits
+
+
+def test_choices_are_those_a_config_can_take_quickest_first():
+    config = settings.base()
+    config.mesh.update(fsdp=-1)
+    assert choice_of(config, 16) == Choice(16, 1, 16_384, "attention", 256)
+    found = choices(config, topology("v5e-16"))
+    assert found[0] == Choice(16, 1, 65_536, "none", 256)
+    assert {choice.tensor for choice in found} == {1, 2, 4}  # within a host
+    assert all(choice.fsdp * choice.tensor == 16 for choice in found)
+    changed = Choice(8, 2, 4096, "full", 64).apply(config)
+    assert dict(changed.mesh) == {"data": 1, "fsdp": 8, "tensor": 2} and changed.compute.remat == "full"
+    assert config.compute.remat == "attention"
+
+
+def test_counts():
+    assert [rounds(100, every) for every in (1, 10, 30, 0)] == [100, 10, 4, 1]
+    config = settings.base()
+    assert problems(config, "test") == 1024
+    config.data.test = settings.source("math500")
+    assert problems(config, "test") == 500
+    config.data.test = settings.source("mine.jsonl")
+    assert problems(config, "test") == ASSUMED
+
+
+def test_the_compilers_refusal_in_a_line():
+    text = "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (720.00G) "
+    assert _needed(text + "exceeds available HBM (15.75G).") == "needs 720.00G of 15.75G"
+    assert _needed("Ran out of memory in memory space hbm. Used 17.2G of 15.75G hbm. Exceeded") == (
+        "needs 17.2G of 15.75G"
+    )
