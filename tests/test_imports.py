@@ -21,7 +21,9 @@ LEVELS = {
     **dict.fromkeys(["accounting", "stopping"], 1),
     **dict.fromkeys(["rollout", "training", "scoring"], 2),
     **dict.fromkeys(["stages"], 3),
-    **dict.fromkeys(["pipeline", "sweep", "report", "policies", "judging", "dryrun", "replay", "plan", "cli", "__main__"], 4),
+    **dict.fromkeys(
+        ["pipeline", "sweep", "report", "policies", "judging", "dryrun", "replay", "plan", "cli", "__main__"], 4
+    ),
 }
 SIDEWAYS = {("data", "g2d_jax.rewards.extract")}
 """What one part of level 1 may import of another: data takes the final answer of a solution."""
