@@ -1,0 +1,68 @@
+"""After the first steps a stage compiles nothing but programs for further sizes, of which there are few."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+from g2d_jax import pipeline
+from g2d_jax.tables import read_rollouts
+from g2d_jax.tracking import Tracker
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+class Marking(Tracker):
+    """Notes how much was compiled when each step was logged, which is within the next update, and at the end."""
+
+    def __init__(self, compiled: list[str]) -> None:
+        super().__init__(None, tensorboard=False)
+        self.compiled, self.marks = compiled, dict[tuple[str, int], int]()
+
+    def log(self, stage, step, metrics, *, kind="train"):
+        self.marks[stage, step] = len(self.compiled)
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """The names of the programs that are compiled, or taken from a cache, as they come."""
+    found: list[str] = []
+
+    def heard(event: str, duration_secs: float, **about: object) -> None:
+        if event == COMPILED:
+            found.append(str(about.get("fun_name")).removeprefix("jit(").removesuffix(")"))
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(heard)
+
+
+def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compiled):
+    """Of ragged lengths, whose programs come in few sizes.
+
+    A train step has at most 2 rows in a micro-batch here, and a power of two of micro-batches: 1 x 1, 1 x 2, 2 x 2,
+    4 x 2 and, with each of an update's 16 responses in a row of its own, 8 x 2. The sampler has 16 rows or 8, and 64,
+    96 or 112 columns of cache; rows are admitted from one of these sizes into the same or the next.
+    """
+    bounds = {"step": 4, "decode": 5, "admit": 11}  # further than the first of each
+    config.stages.sft.steps, config.stages.warmup.steps, config.stages.warmup.keep = 6, 6, ()
+    config.stages.warmup.sampling.max_new_tokens = 96
+    config.stages.sft.optimizer.learning_rate = 1e-5  # it stays random: responses end early and late
+    config.compute.update(row_length=128, microbatch_tokens=256)
+    config.checkpoint.every = 100
+    config.stages.dpo.diagnose, config.stages.dpo.batch_size = False, 2
+    context, order = opened(config, tmp_path), pipeline.plan(config)
+    with Marking(compiled) as context.tracker:
+        for name in ("sft", "warmup", "collect", "dpo"):
+            pipeline.run_stage(context, name, order)
+    marks = context.tracker.marks
+    for name in ("sft", "warmup", "dpo"):
+        last = max(step for stage, step in marks if stage == name)
+        assert last > 2
+        later = Counter(compiled[marks[name, 1] : marks[name, last]])
+        assert later.keys() <= bounds.keys() and all(later[which] <= bounds[which] for which in later), (name, later)
+    files = (tmp_path / "02-warmup").glob("rollouts/*.parquet")
+    assert len({len(row.rollout.token_ids) for file in files for row in read_rollouts(file)}) > 10
