@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import itertools
 import tempfile
@@ -18,11 +19,12 @@ from g2d_jax import mesh as meshes
 from g2d_jax import pipeline
 from g2d_jax.models import hf, shapes
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import count_params
+from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.plan.compiling import Compiled, DoesNotFit, compile_program
 from g2d_jax.plan.programs import Program, programs_of, saved_per_token
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Roofline, roofline
+from g2d_jax.stages import starting
 from g2d_jax.stages.context import Context
 from g2d_jax.tracking import Tracker
 
@@ -96,7 +98,8 @@ def model_shape(context: Context) -> ModelConfig:
     path = context.config.model.path
     if not path:
         return context.model_config
-    return hf.read_config(hf.resolve(path)) if epath.Path(path).exists() else shapes.shape(path)
+    shape = hf.read_config(hf.resolve(path)) if epath.Path(path).exists() else shapes.shape(path)
+    return dataclasses.replace(shape, lora=starting.adapters(context.config.lora))
 
 
 @contextmanager
@@ -207,7 +210,8 @@ def choices(config: ConfigDict, topology: Topology) -> list[Choice]:
 def train_bytes(model: ModelConfig, config: ConfigDict, choice: Choice, row_length: int) -> float:
     """A train step's bytes a device by formula.
 
-    16 bytes a parameter, split over fsdp and tensor: float32 parameters, two moments, gradients. What the layers keep;
+    16 bytes a trained parameter, split over fsdp and tensor: itself, two moments and a gradient in float32; what stands
+    beside adapters in its own type. What the layers keep;
     one layer's own work without remat's savings; the head gathered, with its gradient in float32; logits of a chunk of
     1,024 tokens and two more arrays of their size.
     """
@@ -218,7 +222,9 @@ def train_bytes(model: ModelConfig, config: ConfigDict, choice: Choice, row_leng
     layer = saved_per_token(model, "none", choice.tensor) / model.num_hidden_layers * tokens * 2 * size
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, 1024) * model.vocab_size
-    return 16 * count_params(model) / (choice.fsdp * choice.tensor) + kept + layer + head + logits
+    trained = count_trained(model)
+    held = 16 * trained + starting.base_dtype(config).itemsize * (count_params(model) - trained)
+    return held / (choice.fsdp * choice.tensor) + kept + layer + head + logits
 
 
 def search(

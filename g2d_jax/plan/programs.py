@@ -17,13 +17,13 @@ from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Packed
-from g2d_jax.models import decoder
+from g2d_jax.models import decoder, lora
 from g2d_jax.models.flops import attended, forward_flops, matmul_params, train_flops
 from g2d_jax.plan.work import Work, device_bytes, problems, rounds
 from g2d_jax.records import Preference, Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.rollout import programs as sampling
-from g2d_jax.rollout.sampler import FIRST_WIDTH, ladder
-from g2d_jax.stages import batches, diagnosis, offline, online, sft
+from g2d_jax.rollout.sampler import FIRST_WIDTH
+from g2d_jax.stages import batches, diagnosis, offline, online, sft, starting
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.supply import compares
 from g2d_jax.training import objectives, signal
@@ -107,7 +107,7 @@ def _collect(context: Context, name: str, stage: ConfigDict, response: int | Non
     if stage.rollouts != "sample":
         return
     asked = _Asked(stage.prompts, stage.num_generations, min(stage.part, stage.prompts), stage.sampling, response)
-    yield from _sampling(context, name, asked, decoder.abstract_on(context.model_config, context.mesh))
+    yield from _sampling(context, name, asked, _policy(context))
 
 
 def _offline(context: Context, name: str, stage: ConfigDict, response: int | None) -> Iterator[Program]:
@@ -152,7 +152,7 @@ def _evaluation(context: Context, name: str, stage: ConfigDict, response: int | 
         kept = {*source.get("keep", ()), source.get("steps", 1)}
         policies, samples = len(stage.steps or kept), stage.num_generations
     asked = _Asked(count * policies, samples, count, stage.sampling, response)
-    yield from _sampling(context, name, asked, decoder.abstract_on(context.model_config, context.mesh))
+    yield from _sampling(context, name, asked, _policy(context))
 
 
 # Training
@@ -163,9 +163,13 @@ def _optimizer(stage: ConfigDict, total: int = 0) -> Any:
     return make_optimizer(**settings, total_steps=max(total, stage.get("steps", 0), settings["warmup_steps"] + 1))[0]
 
 
+def _policy(context: Context) -> Any:
+    """A policy's parameters, adapters included."""
+    return decoder.abstract_on(context.model_config, context.mesh, starting.base_dtype(context.config))
+
+
 def _params_and_state(context: Context, stage: ConfigDict, total: int = 0) -> tuple[Any, Any]:
-    config, mesh = context.model_config, context.mesh
-    return decoder.abstract_on(config, mesh), abstract_state(config, _optimizer(stage, total), mesh)
+    return _policy(context), abstract_state(context.model_config, _optimizer(stage, total), context.mesh)
 
 
 def _training(
@@ -183,24 +187,29 @@ def _training(
     config, mesh = context.model_config, context.mesh
     optimizer = _optimizer(stage, total)
     params, state = _params_and_state(context, stage, total)
-    held = device_bytes(params), device_bytes(state)
-    once = Work(1, 0.0, 2 * held[0] + held[1], {"parameters": held[0], "state": held[1]})
-    yield Program(name, "fresh state", make_fresh_state(config, optimizer, mesh), lambda _: (params,), once)
+    trained, rest = lora.split(params)
+    held, changed = (device_bytes(params), device_bytes(state)), device_bytes(trained)
+    once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
+    fixed = () if rest is None else (rest,)
+    yield Program(
+        name, "fresh state", make_fresh_state(config, optimizer, mesh), lambda _: (trained,), once, resident=fixed
+    )
     remat = 1.0 if context.config.compute.remat == "none" else 4 / 3
     count = packed.arrays["tokens"].shape[0]
     flops = remat * train_flops(config, packed.used, packed.attended) / mesh.size
     weights = 2 * matmul_params(config) / mesh.shape["tensor"]
     moved = 2 * held[1] + packed.count * 3 * weights
-    parts = {"parameters": held[0], "optimiser": held[1] - held[0], "gradients": held[0]}
+    parts = {"parameters": held[0], "optimiser": held[1] - changed, "gradients": changed}
     parts["activations"] = activation_bytes(context, packed)
     step = make_train_step(objective, optimizer, config, mesh)
     work = Work(calls, flops, moved, parts, trained=packed.used * calls)
     inputs = abstract_batch(packed, mesh)
-    yield Program(name, "train step", step, lambda _: (state, *inputs), work, {}, min(count, packed.count), resident)
+    arguments = (state, *inputs, *fixed)
+    yield Program(name, "train step", step, lambda _: arguments, work, {}, min(count, packed.count), resident)
 
 
 def _scoring(context: Context, name: str, packed: Packed, calls: float, resident: tuple[Any, ...]) -> Program:
-    params = decoder.abstract_on(context.model_config, context.mesh)
+    params = _policy(context)
     flops = forward_flops(context.model_config, packed.used, packed.attended) / context.mesh.size
     weights = 2 * matmul_params(context.model_config) / context.mesh.shape["tensor"]
     parts = {"parameters": device_bytes(params)}
@@ -215,15 +224,16 @@ def _scoring(context: Context, name: str, packed: Packed, calls: float, resident
 def _gradient(context: Context, name: str, objective: Objective, packed: Packed, calls: float) -> Program:
     """The measure of a gradient's signal before offline training."""
     config, mesh = context.model_config, context.mesh
-    params = decoder.abstract_on(config, mesh)
+    trained, rest = lora.split(_policy(context))
     norm = jax.ShapeDtypeStruct((), jnp.float32, sharding=meshes.replicated(mesh))
-    sums = signal.GradientSums(params, norm)  # type: ignore[arg-type]  # shapes in place of arrays
-    held = device_bytes(params)
+    sums = signal.GradientSums(trained, norm)  # type: ignore[arg-type]  # shapes in place of arrays
+    held, changed = device_bytes((trained, rest)), device_bytes(trained)
     flops = 4 / 3 * train_flops(config, packed.used, packed.attended) / mesh.size
-    work = Work(calls, flops, 3 * held, {"parameters": held, "gradients": 2 * held}, trained=packed.used * calls)
-    inputs = abstract_batch(packed, mesh)
+    parts = {"parameters": held, "gradients": 2 * changed}
+    work = Work(calls, flops, held + 2 * changed, parts, trained=packed.used * calls)
+    inputs = (*abstract_batch(packed, mesh), *(() if rest is None else (rest,)))
     run = signal.make_gradient_sums(objective, config, mesh)
-    return Program(name, "gradient", run, lambda _: (sums, params, *inputs), work, {}, packed.count)
+    return Program(name, "gradient", run, lambda _: (sums, trained, *inputs), work, {}, packed.count)
 
 
 def _groups(context: Context, stage: ConfigDict) -> tuple[list[Group], list[Group]]:
@@ -298,13 +308,13 @@ def _sampling(
     mine = -(-at_once // hosts)
     slots, prompt_rows = sampler.rows(mine * asked.samples), sampler.prompt_rows(mine)
     prompt, new = context.config.data.max_prompt_length, asked.sampling.max_new_tokens
-    columns, width = ladder(prompt, 16), sampler.widest(prompt, new)
+    columns, width = sampler.columns(prompt), sampler.widest(prompt, new)
     jitted, weights = sampler.programs, 2 * matmul_params(config)
     held = device_bytes(params)
     if hosts > 1:
         work = Work(1, 0.0, 1.5 * held, {"parameters": held})
         yield Program(name, "cast", context.cast_program(), lambda _: (params,), work, resident=beside)
-        params = decoder.abstract_on(config, mesh, dtype)
+        params = decoder.abstract_on(config.base, mesh, dtype)
     work = Work(1, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
     yield Program(name, "view", jitted["view"], lambda _: (params,), work, resident=beside)
     everywhere = meshes.replicated(mesh)
