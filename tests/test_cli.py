@@ -63,6 +63,7 @@ def press(phase, info):
         while not cli.processes.state.interrupted.is_set():
             pass
 gc.callbacks.append(press)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
 sys.exit(cli.main(sys.argv[1:]))
 """
     command = [sys.executable, "-c", code, "run", "--config", TINY, "--workdir", "work", *SMALL]
