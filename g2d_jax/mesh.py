@@ -33,6 +33,7 @@ RULES: Rules = MappingProxyType(
         "norm": None,
         "rank": None,
         "rows": ("data", "fsdp"),
+        "replica_rows": "data",  # rows of which fsdp splits the width instead
     }
 )
 

@@ -238,16 +238,25 @@ def forward(
     remat: Remat = "none",
     keep_kv: bool = False,
     attention: Attention = xla_attention,
+    mesh: Mesh | None = None,
 ) -> tuple[jax.Array, Cache | tuple[jax.Array, jax.Array] | None]:
     """Hidden states after the final norm, [B, T, E] in dtype.
 
     tokens, positions, segment_ids: int32 [B, T]; see attention.visible for segment ids. Without a cache, T tokens
     attend among themselves; keep_kv also returns keys and values, each [L, B, T, K, D]. With a cache T is 1: the
     token is written at cache.column, sees columns start…column, and the advanced cache is returned. attention: of
-    kernels.attention_for; a cache is read by XLA whatever it is.
+    kernels.attention_for; a cache is read by XLA whatever it is. mesh: what lies between the layers is split over it by
+    rows alone; left to itself XLA splits it like the weights, by width, and gathers the rows of all devices.
     """
     c = model.config
-    x = model.embed[...].astype(dtype)[tokens]
+
+    def laid_out(x: jax.Array, rows: str, width: str | None) -> jax.Array:
+        if mesh is None:
+            return x
+        return jax.lax.with_sharding_constraint(x, meshes.sharding(mesh, (rows, None, width), x.shape))
+
+    # Looked up where the table lies, each device a part of the width, and then exchanged: the table is not gathered.
+    x = laid_out(laid_out(model.embed[...].astype(dtype)[tokens], "replica_rows", "embed"), "rows", None)
     rope = rotary_table(c, positions)
     if cache is not None:
         x, cache = decode_layers(model, x, rope, cache)
@@ -255,7 +264,7 @@ def forward(
 
     def layer(x: jax.Array, block: Block) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         x, kv = apply_block(c, block, x, rope, lambda q, k, v: attention(q, k, v, segment_ids))
-        return x, kv if keep_kv else None
+        return laid_out(x, "rows", None), kv if keep_kv else None
 
     x, kv = scan_layers(rematerialise(layer, remat), x, model.blocks)
     return rms_norm(x, model.final_norm[...].astype(dtype), c.rms_norm_eps), kv

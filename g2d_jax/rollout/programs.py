@@ -134,7 +134,7 @@ def prefill(
     segments = jnp.where(offsets >= 0, MEMBERS, 0).astype(jnp.int32)
     positions = jnp.maximum(offsets, 0).astype(jnp.int32)
     kernel = attention_for(attention, mesh, "sequence")
-    hidden, kv = forward(view, tokens, positions, segments, dtype=dtype, keep_kv=True, attention=kernel)
+    hidden, kv = forward(view, tokens, positions, segments, dtype=dtype, keep_kv=True, attention=kernel, mesh=mesh)
     assert isinstance(kv, tuple)
     keys, values = kv[0].transpose(0, 1, 3, 4, 2), kv[1].transpose(0, 1, 3, 2, 4)
     keys, values = (constrain(mesh, x, "layers", "rows", "kv_heads") for x in (keys, values))

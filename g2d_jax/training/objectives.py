@@ -42,6 +42,7 @@ def response_logprobs(
         micro["segment_ids"],
         dtype=compute.dtype,
         remat=compute.remat,
+        mesh=compute.mesh,
         attention=attention_for(compute.attention, compute.mesh, "packed"),
     )
     hidden = jnp.take_along_axis(hidden, micro["source"][:, :, None], axis=1)
