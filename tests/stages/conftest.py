@@ -19,6 +19,7 @@ from g2d_jax.stages.context import Context
 from g2d_jax.tracking import Tracker
 
 sys.path.append(str(Path(__file__).parent))  # for the helpers beside this file
+from killed import Runs
 
 
 def even(completions: list[str], **columns: Any) -> list[float]:
@@ -57,3 +58,10 @@ def compiled(one_device: dict[str, str]) -> Iterator[None]:
     yield
     for name, value in before.items():
         jax.config.update(name, value)
+
+
+@pytest.fixture(scope="module")
+def runs(one_device: dict[str, str]) -> Iterator[Runs]:
+    """Starts runs of the tiny config that end as they are told, each in a process of its own."""
+    with Runs(one_device) as made:
+        yield made

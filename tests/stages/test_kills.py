@@ -1,7 +1,6 @@
 """Kill and stop runs at every step of what they do: each continues to the result of a run that nothing disturbed."""
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +19,6 @@ STAGES = ("01-sft", "02-warmup", "03-collect", "04-dpo", "05-evaluate")
 
 pytestmark = pytest.mark.timeout(900)
 from_outside = pytest.mark.skipif(not syscalls.available(), reason="needs seccomp's user notification")
-
-
-@pytest.fixture(scope="module")
-def runs(one_device: dict[str, str]) -> Iterator[Runs]:
-    with Runs(one_device) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -19,12 +18,6 @@ from g2d_jax.tracking import read_metrics
 from g2d_jax.training.checkpoint import Checkpoints
 
 ADAPTERS = ["config.lora.rank=2", "config.lora.targets=q_proj,down_proj"]
-
-
-@pytest.fixture(scope="module")
-def runs(one_device: dict[str, str]) -> Iterator[Runs]:
-    with Runs(one_device) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
