@@ -15,9 +15,11 @@ import jax
 import pytest
 
 from g2d_jax import cli, pipeline
+from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.plan.planning import Compiler, choices, make, planned, search
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import DEVICES, topology
+from g2d_jax.plan.work import device_bytes
 from g2d_jax.resolve import resolve
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
@@ -80,6 +82,18 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
         ("train step", False),
     ]
     assert len(said) == 3  # the train step was not compiled again
+
+
+def test_adapters_are_planned_beside_their_base():
+    config = resolve(TINY, [*SMALL, "config.lora.rank=2", "config.lora.base_dtype=bfloat16"])
+    with planned(config, jax.devices()[:1]) as context:
+        fresh, step = programs_of(context, "sft")
+        state, _, _, rest = step.arguments({})
+        trained = count_trained(context.model_config)
+        assert device_bytes(state) == 3 * 4 * trained + 2 * 4  # parameters and moments; two counts
+        assert device_bytes(rest) == 2 * (count_params(context.model_config) - trained)
+        assert fresh.beside({}) == device_bytes(rest)
+        step.lower({})
 
 
 def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypatch):
