@@ -168,7 +168,7 @@ def test_a_folder_of_other_things_is_refused(config: ConfigDict, tmp_path: Path,
     [
         ("nope", "no such stage; this run has sft, warmup"),
         ("sft@x", "write the step after @ as a number"),
-        ("sft@3", "no checkpoint of that step .* none"),
+        ("sft@3", "no checkpoint in .* yet"),
         ("run:WORK#other", "has no stage 'other'; it has sft"),
         ("hf:no-such-folder", "neither an existing folder nor a hub id"),
     ],
