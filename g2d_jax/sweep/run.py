@@ -93,7 +93,8 @@ def _asked(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
 
 def _claim(config: ConfigDict, graph: Graph, root: epath.Path) -> None:
     """Take the directory for studies and write what this one consists of."""
-    if root.exists() and not (root / PLANS).exists() and any(child.name != LOCK for child in root.iterdir()):
+    begun = {LOCK, PLANS, "points"}  # the last by a process that came first and is not through with this yet
+    if root.exists() and not (root / PLANS).exists() and any(child.name not in begun for child in root.iterdir()):
         raise ValueError(f"{root} is not empty and holds no study: choose another --workdir")
     for point, settings, ids in graph.points:
         folder = root / "points" / config.name / point.label
