@@ -134,6 +134,11 @@ def put(array: np.ndarray, where: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
 
 
+def placed(shapes: Tree, shardings: Any) -> Tree:
+    """The tree of shapes with shardings put in: what programs are compiled for, and checkpoints restored as."""
+    return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings)
+
+
 def own(mesh: Mesh) -> Mesh:
     """The mesh of this process's own devices, for work that each process does for itself, such as sampling.
 

@@ -24,11 +24,11 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.config import Llama3Rope, Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.stages import offline, online
+from g2d_jax.stages import offline, online, starting
 from g2d_jax.stages.sick import told
 from g2d_jax.tracking import Screen
 from g2d_jax.training import objectives
-from g2d_jax.training.checkpoint import flatten, placed
+from g2d_jax.training.checkpoint import flatten
 from g2d_jax.training.dump import Dump, read_dump, versions
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.step import accumulate, make_scorer
@@ -82,7 +82,7 @@ def replay(
     compute = Compute(mesh, jnp.dtype(config.dtype), config.compute.remat, attention)
     made = objective(compute) if objective is not None else objective_of(compute, stage)
     where = decoder.shardings(model, mesh)
-    params = dump.params(placed(decoder.abstract(model, _dtype(config, model)), where))
+    params = dump.params(decoder.abstract_on(model, mesh, starting.base_dtype(config)))
     found = _computed(dump, made, params, where, mesh, stage, compute)
     _show(dump, found, mesh, Screen())
     return found
@@ -101,11 +101,6 @@ def _model(values: dict[str, Any]) -> ModelConfig:
     scaling, adapters = values["rope_scaling"], values["lora"]
     own = {"rope_scaling": scaling and Llama3Rope(**scaling), "lora": adapters and Lora(**adapters)}
     return ModelConfig(**{**values, **own})
-
-
-def _dtype(config: ConfigDict, model: ModelConfig) -> jnp.dtype:
-    """Of the parameters that are not trained."""
-    return jnp.dtype(config.lora.base_dtype if model.lora else "float32")
 
 
 def _mesh(config: ConfigDict) -> Mesh:

@@ -113,11 +113,7 @@ def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  #
 
 def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
     """`abstract`, every array with its sharding."""
-    return jax.tree.map(
-        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-        abstract(config, dtype),
-        shardings(config, mesh),
-    )
+    return meshes.placed(abstract(config, dtype), shardings(config, mesh))
 
 
 def cast(model: Decoder, dtype: jnp.dtype) -> Decoder:

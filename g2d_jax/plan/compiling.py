@@ -97,6 +97,8 @@ def compile_program(lowered: Any, dynamic: int = 1) -> Compiled:
     """
     import jax
 
+    from g2d_jax.mesh import placed
+
     started = time.perf_counter()
     try:
         compiled = lowered.compile()
@@ -104,11 +106,7 @@ def compile_program(lowered: Any, dynamic: int = 1) -> Compiled:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise DoesNotFit(_needed(str(error))) from error
-    outputs = jax.tree.map(
-        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-        lowered.out_info,
-        compiled.output_shardings,
-    )
+    outputs = placed(lowered.out_info, compiled.output_shardings)
     return Compiled(
         peak=int(compiled.memory_analysis().peak_memory_in_bytes),
         sent=bytes_sent(collectives(compiled.as_text(), dynamic)),

@@ -36,7 +36,7 @@ def random(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> Decoder:
     key, std, dtype = keys.key(config.seed, "init"), config.model.init_std, base_dtype(config)
 
     def make() -> Decoder:
-        return jax.tree.map(lambda x: x.astype(dtype), decoder.init(shape, key, std))
+        return decoder.cast(decoder.init(shape, key, std), dtype)
 
     return jax.jit(make, out_shardings=decoder.shardings(shape, mesh))()
 

@@ -130,7 +130,7 @@ class Checkpoints:
     def restore(self, step: int, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The trees named in `like`, and the host's JSON. Trees that are not named are not read.
 
-        like: name -> tree with a jax.ShapeDtypeStruct that has a sharding (see `placed`), or an array, for every
+        like: name -> tree with a jax.ShapeDtypeStruct that has a sharding (see `mesh.placed`), or an array, for every
         array; the mesh may differ from the one that saved. The result has the same tree types.
         Raises FileNotFoundError for a step that is not there; ValueError when names, shapes or dtypes differ from
         `like`; DamagedCheckpoint when files are missing, cut off or changed; OSError when they cannot be read now.
@@ -289,17 +289,14 @@ def _compare_array(folder: epath.Path, name: str, saved: Any, wanted: Any) -> No
         where = f"is in the model but not in {folder}" if saved is None else f"is in {folder} but not in the model"
         raise ValueError(f"{name} {where}: that checkpoint was saved with another model or optimizer")
     if getattr(wanted, "sharding", None) is None:
-        raise ValueError(f"cannot restore {name}: `like` does not say where it goes; use placed(shapes, shardings)")
+        raise ValueError(
+            f"cannot restore {name}: `like` does not say where it goes; use mesh.placed(shapes, shardings)"
+        )
     if tuple(saved.shape) != tuple(wanted.shape) or saved.dtype != wanted.dtype:
         raise ValueError(
             f"{name} is {saved.dtype}{list(saved.shape)} in checkpoint {folder}, but the model has "
             f"{wanted.dtype}{list(wanted.shape)}: it was saved with another configuration"
         )
-
-
-def placed(abstract: Tree, shardings: Any) -> Tree:
-    """The tree of shapes with shardings put in, as `restore` takes it."""
-    return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), abstract, shardings)
 
 
 def flatten(tree: Any) -> dict[str, Any]:

@@ -47,11 +47,7 @@ def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation,
     """The TrainState tree with a ShapeDtypeStruct and its sharding in place of every array."""
     params, _ = lora.split(abstract(config))
     shapes = TrainState(params, jax.eval_shape(optimizer.init, params))
-    return jax.tree.map(
-        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-        shapes,
-        state_shardings(config, optimizer, mesh),
-    )
+    return meshes.placed(shapes, state_shardings(config, optimizer, mesh))
 
 
 def fresh_state(policy: Decoder, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint, checksums, host_checksum, is_damage, placed
+from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint, checksums, host_checksum, is_damage
 from g2d_jax.training.optimizer import make_optimizer, opt_state_shardings
 
 CONFIG = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True, qkv_bias=True)
@@ -36,8 +36,8 @@ def abstract(devices: int, config: ModelConfig = CONFIG) -> dict[str, Any]:
     mesh = meshes.make_mesh(data=1, fsdp=-1, tensor=2 if devices > 1 else 1, devices=jax.devices()[:devices])
     shapes, where = decoder.abstract(config), decoder.shardings(config, mesh)
     return {
-        "params": placed(shapes, where),
-        "opt_state": placed(
+        "params": meshes.placed(shapes, where),
+        "opt_state": meshes.placed(
             jax.eval_shape(OPTIMIZER.init, shapes), opt_state_shardings(OPTIMIZER, shapes, where, mesh)
         ),
     }

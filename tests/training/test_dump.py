@@ -13,7 +13,6 @@ from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.training.checkpoint import placed
 from g2d_jax.training.dump import read_dump, versions, write_dump
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import TrainState, fresh_state
@@ -46,7 +45,7 @@ def test_an_update_comes_back_bit_for_bit(tmp_path: Path, state: TrainState) -> 
     for name, array in packed.arrays.items():
         assert dump.arrays[name].dtype == array.dtype
         assert dump.arrays[name].tobytes() == array.tobytes()
-    params = dump.params(placed(decoder.abstract(CONFIG), decoder.shardings(CONFIG, MESH)))
+    params = dump.params(meshes.placed(decoder.abstract(CONFIG), decoder.shardings(CONFIG, MESH)))
     for found, expected in zip(jax.tree.leaves(params), jax.tree.leaves(state.params), strict=True):
         assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
     assert dump.record["step"] == 7 and dump.record["versions"] == versions()
