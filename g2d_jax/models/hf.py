@@ -32,19 +32,19 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf, one_or_list
 from g2d_jax.models.hf_folder import (
     CONFIG,
+    GENERATION,
     INDEX,
     WEIGHTS,
     expected_shapes,
     find_weights,
     read_config,
+    read_sampling,
     resolve,
 )
 from g2d_jax.models.shard import Stored
 from g2d_jax.models.table import Param, block_params, outer_params
 
-GENERATION = "generation_config.json"
-
-__all__ = ["config_from_hf", "config_to_hf", "load", "read_config", "resolve", "save"]
+__all__ = ["config_from_hf", "config_to_hf", "load", "read_config", "read_sampling", "resolve", "save"]
 
 _OUR_FILES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 _COMPARE_ROWS = 16_384
@@ -292,7 +292,10 @@ def tensors(config: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
 def plan_shards(
     shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes: float
 ) -> list[dict[str, tuple[int, ...]]]:
-    """Names and stored shapes by shard, in order; itemsize: bytes of a number. Each shard is at most max_bytes unless a single tensor is larger."""
+    """Names and stored shapes by shard, in order, each shard at most max_bytes unless a single tensor is larger.
+
+    itemsize: bytes of a number.
+    """
     shards: list[dict[str, tuple[int, ...]]] = [{}]
     room = max_bytes
     for name, shape in shapes.items():

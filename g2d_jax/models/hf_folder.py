@@ -23,10 +23,12 @@ from g2d_jax.models.table import Param, block_params, outer_params
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+GENERATION = "generation_config.json"
 
 _DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md"]
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # derived from the config, written by old transformers
 _NAMED = 5
+_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 
 
 def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epath.Path:
@@ -78,6 +80,17 @@ def read_config(folder: storage.PathLike) -> ModelConfig:
         return config_from_hf(raw)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
+
+
+def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:
+    """How a model folder's generation_config.json says to sample: temperature, top_p and the like, {} without one.
+
+    These are what transformers and vLLM take as defaults. Only numbers and truth values under known names are read.
+    Raises ValueError naming the file if it is damaged.
+    """
+    path = epath.Path(folder) / GENERATION
+    raw = read_json(path) if _is_file(path) else {}
+    return {name: raw[name] for name in _SAMPLING if isinstance(raw.get(name), bool | int | float)}
 
 
 def _is_file(path: epath.Path) -> bool:
