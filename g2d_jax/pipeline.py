@@ -23,7 +23,6 @@ from g2d_jax import compilation, processes, storage
 from g2d_jax.accounting import POLICIES, TRAINING, goodput
 from g2d_jax.canonical import to_dict
 from g2d_jax.config import is_scalar
-from g2d_jax.mesh import own
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Remat
 from g2d_jax.models.kernels import Setting
@@ -133,6 +132,7 @@ def _check_shared(config: ConfigDict) -> None:
         "compute.slots": 1,
         "compute.chunk": 1,
         "compute.prefill_rows": 1,
+        "compute.sampling_tensor": 0,
         "data.max_prompt_length": 1,
         "faults.max_skipped": 1,
         "faults.peer_timeout": 5,
@@ -289,7 +289,7 @@ def _run_stages(
     shown = folder if processes.leader() else None
     with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
         context = Context(config, folder, tracker, order.folders(folder), reward, objectives or {})
-        own(context.mesh)  # raises for a mesh that cannot be sampled on, before any work
+        context.sampling_mesh()  # raises for one that cannot be, before any work
         try:
             manifests = {}
             for name in order.order:

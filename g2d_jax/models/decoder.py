@@ -102,6 +102,16 @@ def shardings(config: ModelConfig, mesh: Mesh, rules: meshes.Rules = meshes.RULE
     return build(config, make)  # type: ignore[arg-type]  # a tree of shardings
 
 
+def unstacked_shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
+    """`shardings` of what `unstack` gives."""
+
+    def make(rows: Mapping[str, Param]) -> Any:
+        return {name: meshes.sharding(mesh, row.axes, full_shape(config, row, False)) for name, row in rows.items()}
+
+    blocks = [Block(make(block_params(config))) for _ in range(config.num_hidden_layers)]
+    return Decoder(config, make(outer_params(config)), nnx.List(blocks))
+
+
 def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
     """The Decoder tree with a ShapeDtypeStruct in place of every array; adapters are float32 always."""
 
@@ -252,7 +262,8 @@ def forward(
         return jax.lax.with_sharding_constraint(x, meshes.sharding(mesh, (rows, None, width), x.shape))
 
     # Looked up where the table lies, each device a part of the width, and then exchanged: the table is not gathered.
-    x = laid_out(laid_out(model.embed[...].astype(dtype)[tokens], "replica_rows", "embed"), "rows", None)
+    # Cast after it: the table's gradient, a sum over all places of a word, is then added up in its own type.
+    x = laid_out(laid_out(model.embed[...][tokens].astype(dtype), "replica_rows", "embed"), "rows", None)
     rope = rotary_table(c, positions)
     if cache is not None:
         x, cache = decode_layers(model, x, rope, cache)

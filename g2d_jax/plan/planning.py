@@ -103,13 +103,21 @@ def model_shape(context: Context) -> ModelConfig:
 
 
 @contextmanager
-def planned(config: ConfigDict, devices: Sequence[Any]) -> Iterator[Context]:
-    """The run's context on a machine that is not here. Raises ValueError for a mesh that does not fit it."""
+def planned(config: ConfigDict, devices: Sequence[Any], memory: int | None = None) -> Iterator[Context]:
+    """The run's context on a machine that is not here. memory: bytes of a device, which these devices do not tell.
+
+    Raises ValueError for a mesh that does not fit the machine.
+    """
     order = pipeline.plan(config)
     with tempfile.TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         context = Context(config, epath.Path(folder), tracker, order.folders(epath.Path(folder)))
         mesh = meshes.make_mesh(**config.mesh, devices=devices)
-        yield context.at(config, context.folders, tracker, mesh=mesh, model_config=model_shape(context))
+        model = model_shape(context)
+        if not config.compute.sampling_tensor:  # what the run would choose
+            size = count_params(model.base) * context.dtype.itemsize
+            config = copy.deepcopy(config)
+            config.compute.sampling_tensor = meshes.fewest(size, memory, mesh.size // meshes.processes(mesh))
+        yield context.at(config, context.folders, tracker, mesh=mesh, model_config=model)
 
 
 def make(
@@ -121,7 +129,7 @@ def make(
     response: int | None = None,
 ) -> Plan:
     """Compile every program of the stages (default: all). response: mean tokens of a response, None: the longest."""
-    with planned(config, compiler.devices) as context:
+    with planned(config, compiler.devices, int(topology.device.hbm)) as context:
         wanted = stages or pipeline.plan(config).order
         entries = [
             entry for name in wanted for entry in _stage(compiler, topology, programs_of(context, name, response))
@@ -239,7 +247,7 @@ def search(
 
     Each trial compiles the train step and the decode program of the stages. None if none of those tried fits.
     """
-    with planned(config, compiler.devices) as context:
+    with planned(config, compiler.devices, int(topology.device.hbm)) as context:
         model = context.model_config
         row_length = _row_length(context, stages or tuple(config.stages))
     room = topology.device.hbm
@@ -261,7 +269,7 @@ def _spread(likely: Sequence[Choice], most: int) -> list[Choice]:
 
 
 def _heaviest_fit(config: ConfigDict, topology: Topology, compiler: Compiler, stages: Sequence[str]) -> bool:
-    with planned(config, compiler.devices) as context:
+    with planned(config, compiler.devices, int(topology.device.hbm)) as context:
         for name in stages or config.stages:
             programs = programs_of(context, name)
             step = [program for program in programs if program.name == "train step"]
