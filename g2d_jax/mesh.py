@@ -34,6 +34,7 @@ RULES: Rules = MappingProxyType(
         "rank": None,
         "rows": ("data", "fsdp"),
         "replica_rows": "data",  # rows of which fsdp splits the width instead
+        "all_rows": ("data", "fsdp", "tensor"),  # rows whose width no device has a part of
     }
 )
 
@@ -139,17 +140,20 @@ def placed(shapes: Tree, shardings: Any) -> Tree:
     return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings)
 
 
-def sampling(mesh: Mesh, tensor: int) -> Mesh:
-    """This process's devices as (the rest, 1, tensor), for sampling, which each process does for itself.
+def own(mesh: Mesh) -> np.ndarray:
+    """This process's devices, in the mesh's order."""
+    return _by_process(mesh)[jax.process_index() if jax.process_count() > 1 else 0]
 
-    Weights are split over tensor alone: split over fsdp they would be gathered anew for every token. Of a mesh of
-    another machine, which plans are made for, the first process's devices are taken. Raises ValueError if tensor does
-    not divide their number.
+
+def sampling(devices: np.ndarray, tensor: int) -> Mesh:
+    """A process's devices as (the rest, 1, tensor), for sampling, which each process does for itself.
+
+    Weights are split over tensor alone: split over fsdp they would be gathered anew for every token. Raises ValueError
+    if tensor does not divide the number of devices.
     """
-    own = _by_process(mesh)[jax.process_index() if jax.process_count() > 1 else 0]
-    if len(own) % tensor:
-        raise ValueError(f"compute.sampling_tensor={tensor} does not divide the {len(own)} devices of a process")
-    return _arranged(own, tensor)
+    if len(devices) % tensor:
+        raise ValueError(f"compute.sampling_tensor={tensor} does not divide the {len(devices)} devices of a process")
+    return _arranged(devices, tensor)
 
 
 def fewest(size: int, memory: int | None, devices: int) -> int:
@@ -160,9 +164,9 @@ def fewest(size: int, memory: int | None, devices: int) -> int:
     return next((n for n in ways if memory is None or 4 * size <= n * memory), ways[-1])
 
 
-def memory(mesh: Mesh) -> int | None:
-    """Bytes that a program may use of one of this process's devices, None where the platform does not tell."""
-    stats = [device.memory_stats() for device in mesh.local_devices]
+def memory(devices: np.ndarray) -> int | None:
+    """Bytes that a program may use of each of the devices, None where the platform does not tell."""
+    stats = [device.memory_stats() for device in devices]
     return min((one["bytes_limit"] for one in stats if one and "bytes_limit" in one), default=None)
 
 
@@ -172,8 +176,10 @@ def processes(mesh: Mesh) -> int:
 
 
 def copy_to_own(mesh: Mesh, tree: Tree, where: Any) -> Tree:
-    """Arrays on the mesh as arrays on `sampling(mesh, tensor)`, every process with all of them. All processes make the
-    call. where: the tree with each array's NamedSharding there."""
+    """Arrays on the mesh as arrays on each process's `sampling` mesh, every process with all of them.
+
+    where: the tree with each array's NamedSharding there. All processes make the call.
+    """
 
     def move(array: jax.Array, target: NamedSharding) -> jax.Array:
         # The same layout in every process: processes follow each other along `data`, over which nothing is split.

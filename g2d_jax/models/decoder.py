@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from g2d_jax import mesh as meshes
 from g2d_jax.models.attention import attend_cached, rotary_table, rotate
 from g2d_jax.models.config import LINEAR, ModelConfig
-from g2d_jax.models.kernels import SAVED, Attention, xla_attention
+from g2d_jax.models.kernels import SAVED, Attention, platform_of, xla_attention
 from g2d_jax.models.table import Param, block_params, full_shape, outer_params
 
 Remat = Literal["none", "full", "attention"]
@@ -266,7 +266,7 @@ def forward(
     x = laid_out(laid_out(model.embed[...][tokens].astype(dtype), "replica_rows", "embed"), "rows", None)
     rope = rotary_table(c, positions)
     if cache is not None:
-        x, cache = decode_layers(model, x, rope, cache)
+        x, cache = decode_layers(model, x, rope, cache, by_sums=mesh is None or platform_of(mesh) == "cpu")
         return rms_norm(x, model.final_norm[...].astype(dtype), c.rms_norm_eps), cache
 
     def layer(x: jax.Array, block: Block) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
@@ -289,9 +289,10 @@ def scan_layers(layer: Callable, x: jax.Array, blocks: Block | nnx.List) -> tupl
 
 
 def decode_layers(
-    model: Decoder, x: jax.Array, rope: tuple[jax.Array, jax.Array], cache: Cache
+    model: Decoder, x: jax.Array, rope: tuple[jax.Array, jax.Array], cache: Cache, *, by_sums: bool
 ) -> tuple[jax.Array, Cache]:
-    """All layers for one new token a row; the model is unstacked, the cache one array a layer."""
+    """All layers for one new token a row; the model is unstacked, the cache one array a layer. by_sums: see
+    attention.attend_cached."""
     assert isinstance(model.blocks, nnx.List), "decode takes an unstacked model"
     columns = jnp.arange(cache.values[0].shape[2])[None]
     mask = (columns >= cache.start[:, None]) & (columns <= cache.column)  # [B, S]
@@ -303,7 +304,7 @@ def decode_layers(
             k, v = k[:, 0, :, :, None].astype(keys.dtype), v[:, 0, :, None, :].astype(values.dtype)
             new_keys.append(jax.lax.dynamic_update_slice_in_dim(keys, k, column, axis=3))
             new_values.append(jax.lax.dynamic_update_slice_in_dim(values, v, column, axis=2))
-            return attend_cached(q, new_keys[-1], new_values[-1], mask)
+            return attend_cached(q, new_keys[-1], new_values[-1], mask, by_sums=by_sums)
 
         x, _ = apply_block(model.config, block, x, rope, attention)
     return x, dataclasses.replace(cache, keys=tuple(new_keys), values=tuple(new_values), column=cache.column + 1)

@@ -39,7 +39,8 @@ def plan(
 
     pipeline.check(config)
     screen = Screen()
-    compiler = planning.Compiler(compiling.devices(machine), screen.say)
+    host = compiling.devices(machine.host) if machine.hosts > 1 else None
+    compiler = planning.Compiler(compiling.devices(machine), host, screen.say)
     if auto:
         found = planning.search(config, machine, compiler, stages=stages)
         if found is None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -69,10 +70,11 @@ class Plan:
 
 
 class Compiler:
-    """Compiles for the devices of a machine; the same program twice costs nothing."""
+    """Compiles for the devices of a machine; the same program twice costs nothing. host: those of one of its hosts, as
+    of a machine of its own, if it has several (for some of a machine's devices a compiler may fail)."""
 
-    def __init__(self, devices: Sequence[Any], say: Say = lambda _: None) -> None:
-        self.devices, self.say = list(devices), say
+    def __init__(self, devices: Sequence[Any], host: Sequence[Any] | None = None, say: Say = lambda _: None) -> None:
+        self.devices, self.host, self.say = list(devices), list(host or devices), say
         self._known: dict[str, Compiled | DoesNotFit] = {}
 
     def compile(self, program: Program, outputs: Mapping[str, Any]) -> Compiled:
@@ -103,21 +105,22 @@ def model_shape(context: Context) -> ModelConfig:
 
 
 @contextmanager
-def planned(config: ConfigDict, devices: Sequence[Any], memory: int | None = None) -> Iterator[Context]:
-    """The run's context on a machine that is not here. memory: bytes of a device, which these devices do not tell.
+def planned(config: ConfigDict, compiler: Compiler, memory: int | None = None) -> Iterator[Context]:
+    """The run's context on the compiler's machine. memory: bytes of a device, which those devices do not tell.
 
     Raises ValueError for a mesh that does not fit the machine.
     """
     order = pipeline.plan(config)
     with tempfile.TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         context = Context(config, epath.Path(folder), tracker, order.folders(epath.Path(folder)))
-        mesh = meshes.make_mesh(**config.mesh, devices=devices)
+        mesh = meshes.make_mesh(**config.mesh, devices=compiler.devices)
         model = model_shape(context)
         if not config.compute.sampling_tensor:  # what the run would choose
             size = count_params(model.base) * context.dtype.itemsize
             config = copy.deepcopy(config)
-            config.compute.sampling_tensor = meshes.fewest(size, memory, mesh.size // meshes.processes(mesh))
-        yield context.at(config, context.folders, tracker, mesh=mesh, model_config=model)
+            config.compute.sampling_tensor = meshes.fewest(size, memory, len(compiler.host))
+        own = np.array(compiler.host)
+        yield context.at(config, context.folders, tracker, mesh=mesh, model_config=model, own=own)
 
 
 def make(
@@ -129,7 +132,7 @@ def make(
     response: int | None = None,
 ) -> Plan:
     """Compile every program of the stages (default: all). response: mean tokens of a response, None: the longest."""
-    with planned(config, compiler.devices, int(topology.device.hbm)) as context:
+    with planned(config, compiler, topology.device.hbm) as context:
         wanted = stages or pipeline.plan(config).order
         entries = [
             entry for name in wanted for entry in _stage(compiler, topology, programs_of(context, name, response))
@@ -247,7 +250,7 @@ def search(
 
     Each trial compiles the train step and the decode program of the stages. None if none of those tried fits.
     """
-    with planned(config, compiler.devices, int(topology.device.hbm)) as context:
+    with planned(config, compiler, topology.device.hbm) as context:
         model = context.model_config
         row_length = _row_length(context, stages or tuple(config.stages))
     room = topology.device.hbm
@@ -269,7 +272,7 @@ def _spread(likely: Sequence[Choice], most: int) -> list[Choice]:
 
 
 def _heaviest_fit(config: ConfigDict, topology: Topology, compiler: Compiler, stages: Sequence[str]) -> bool:
-    with planned(config, compiler.devices, int(topology.device.hbm)) as context:
+    with planned(config, compiler, topology.device.hbm) as context:
         for name in stages or config.stages:
             programs = programs_of(context, name)
             step = [program for program in programs if program.name == "train step"]

@@ -311,12 +311,13 @@ def _sampling(
     columns, width = sampler.columns(prompt), sampler.widest(prompt, new)
     jitted, weights = sampler.programs, 2 * matmul_params(config)
     held = device_bytes(params)
+    copied = params  # another name: `params` is looked up when the program is compiled
     if hosts > 1:
         work = Work(1, 0.0, 1.5 * held, {"parameters": held})
         yield Program(name, "cast", context.cast_program(), lambda _: (params,), work, resident=beside)
-        params = decoder.abstract_on(config.base, mesh, dtype)
-    work = Work(1, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
-    yield Program(name, "view", jitted["view"], lambda _: (params,), work, resident=beside)
+        copied = decoder.abstract_on(config.base, mesh, dtype)
+    work = Work(1, 0.0, 2 * device_bytes(copied), {"parameters": device_bytes(copied)})
+    yield Program(name, "view", jitted["view"], lambda _: (copied,), work, resident=beside)
     everywhere = meshes.replicated(mesh)
 
     def host(*shape: int, kind: Any = np.int32) -> jax.ShapeDtypeStruct:

@@ -112,6 +112,7 @@ class Context:
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
+    own: np.ndarray | None = None  # devices that this process samples on; None: those that it has of the mesh
 
     def at(self, config: ConfigDict, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Context:
         """The same context for a config that differs in its stages only: what was loaded and compiled is shared."""
@@ -271,10 +272,10 @@ class Context:
 
     def sampling_mesh(self) -> Mesh:
         """This process's devices as sampling uses them. Raises ValueError for settings that do not fit them."""
+        own = meshes.own(self.mesh) if self.own is None else self.own
         size = decoder.count_params(self.model_config.base) * self.dtype.itemsize
-        own = self.mesh.size // meshes.processes(self.mesh)
-        tensor = self.config.compute.sampling_tensor or meshes.fewest(size, meshes.memory(self.mesh), own)
-        return meshes.sampling(self.mesh, tensor)
+        tensor = self.config.compute.sampling_tensor or meshes.fewest(size, meshes.memory(own), len(own))
+        return meshes.sampling(own, tensor)
 
     def sampler(self) -> Sampler:
         """The sampler, on this process's devices; one for the run, so that its programs are compiled once."""

@@ -51,8 +51,8 @@ def test_a_stage_compiles_what_was_planned(tmp_path, caplog):
             del config.stages[name]
     config.stages.warmup.update(steps=1, keep=())
     expected, outputs = {}, {}
-    with planned(config, jax.devices()) as context:
-        compiler = Compiler(jax.devices())
+    compiler = Compiler(jax.devices())
+    with planned(config, compiler) as context:
         for program in programs_of(context, "warmup"):
             lowered = program.lower(outputs)
             expected[re.search(r"module @jit_(\w+)", lowered.as_text())[1]] = planned_inputs(lowered)
@@ -71,7 +71,7 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
     """On the suite's own eight devices, with the memory of a v5e and with that of none."""
     config = resolve(TINY, SMALL)
     said: list[str] = []
-    compiler, machine = Compiler(jax.devices(), said.append), topology("v5e-8")
+    compiler, machine = Compiler(jax.devices(), say=said.append), topology("v5e-8")
     found = search(config, machine, compiler, stages=["sft"])
     assert found == choices(config, machine)[0]
     assert [text.partition(":")[0] for text in said] == [f"trying {found.overrides()}", "sft, train step"]
@@ -86,7 +86,7 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
 
 def test_adapters_are_planned_beside_their_base():
     config = resolve(TINY, [*SMALL, "config.lora.rank=2", "config.lora.base_dtype=bfloat16"])
-    with planned(config, jax.devices()[:1]) as context:
+    with planned(config, Compiler(jax.devices()[:1])) as context:
         fresh, step = programs_of(context, "sft")
         state, _, _, rest = step.arguments({})
         trained = count_trained(context.model_config)
@@ -99,7 +99,7 @@ def test_adapters_are_planned_beside_their_base():
 def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = resolve("bridging-math:method=grpo,model=qwen2.5-7b", [])
-    with planned(config, jax.devices()) as context:
+    with planned(config, Compiler(jax.devices())) as context:
         assert context.model_config.hidden_size == 3584
         step = programs_of(context, "train")[-1]
         assert step.name == "train step"
