@@ -106,6 +106,22 @@ def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypa
         assert step.arguments({})[1]["ref_logprob"].shape[2] == 1024 + 2048
 
 
+def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = resolve("bridging-chat:method=s1", ["config.reward.model.batch_tokens=16384"])
+    with planned(config, Compiler(jax.devices())) as context:
+        programs = {program.name: program for program in programs_of(context, "train")}
+        reward = programs["reward"]
+        model, tokens, lengths = reward.arguments({})
+        assert tokens.shape == (8, 4096) and lengths.shape == (8,)
+        size = device_bytes(model)
+        trunk = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128256 * 4096
+        assert 2 * trunk / 8 < size < 2 * trunk / 8 * 1.001
+        state = programs["train step"].arguments({})[0]
+        assert programs["train step"].beside({}) >= size
+        assert programs["log-probs"].beside({}) >= size + device_bytes(state)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
