@@ -23,6 +23,7 @@ from g2d_jax import compilation, processes, storage
 from g2d_jax.accounting import POLICIES, TRAINING, goodput
 from g2d_jax.canonical import to_dict
 from g2d_jax.config import is_scalar
+from g2d_jax.data.problems import check_training
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Remat
 from g2d_jax.models.kernels import Setting
@@ -151,8 +152,10 @@ def _check_shared(config: ConfigDict) -> None:
     if config.compute.remat not in get_args(Remat):
         raise ValueError(f"compute.remat is one of {', '.join(get_args(Remat))}, got {config.compute.remat!r}")
     _check_attention(config)
-    weights = {"data": config.data.weight, **{f"tasks.{name}": task.weight for name, task in config.tasks.items()}}
+    tasks = {"data": config.data, **{f"tasks.{name}": task for name, task in config.tasks.items()}}
+    weights = {name: task.weight for name, task in tasks.items()}
     for name, weight in weights.items():
+        check_training(tasks[name].train.path, f"{name}.train.path")
         if not 0 <= weight < math.inf or not sum(weights.values()):
             raise ValueError(
                 f"{name}.weight must be a number of at least 0, and one of the weights positive, got {weight}"
