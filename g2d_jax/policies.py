@@ -12,12 +12,14 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, compilation, pipeline, storage
+from g2d_jax import compilation, pipeline, storage
 from g2d_jax.accounting import TRAINING
 from g2d_jax.canonical import from_dict
+from g2d_jax.card import card
 from g2d_jax.config import source
 from g2d_jax.data.splits import problem_id
 from g2d_jax.models import hf, lora, peft
+from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request
 from g2d_jax.report.summary import summary_table
 from g2d_jax.stages import evaluate as evaluation
@@ -140,24 +142,38 @@ def export(
     Raises ValueError if the folder holds a model already, there is no such policy, or it has no adapters to write.
     """
     folder = epath.Path(output)
-    if (folder / "config.json").exists():
+    if any((folder / name).exists() for name in ("config.json", peft.CONFIG)):
         raise ValueError(f"{folder} holds a model already: choose another --output")
     with opened(workdir) as context:
         chosen = policy or last_policy(context.config)
         if adapters and not context.config.lora.rank:
             raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
-        params, tokenizer = context.policy(chosen), context.tokenizer
-        tokenizer.save(folder)
+        params, text = context.policy(chosen), card(context, chosen, adapters=adapters)
+        context.tokenizer.save(folder)
+        storage.write_bytes(folder / "README.md", text.encode())
         if adapters:
             peft.save(params, folder, base=context.config.model.path, dtype=dtype)  # type: ignore[arg-type]
         else:
-            merged = jax.jit(lora.merge)(params)
-            hf.save(merged, folder, dtype=dtype, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id)  # type: ignore[arg-type]
-        note = _tokenizer_note(folder)
-        storage.write_bytes(folder / "README.md", (_card(context, chosen) + note).encode())
-        if note:
+            _save_model(context, chosen, params, folder, dtype)
+        if note := _tokenizer_note(folder):
+            storage.write_bytes(folder / "README.md", (text + note).encode())
             context.tracker.say(note.strip())
     return folder
+
+
+def _save_model(context: Context, policy: str, params: Decoder, folder: epath.Path, dtype: str) -> None:
+    """The weights with adapters merged; sampling settings as the model has them that the run started from."""
+    tokenizer = context.tokenizer
+    source = hf.resolve(policy.removeprefix("hf:")) if policy.startswith("hf:") else context.model_folder
+    hf.save(
+        params if params.config.lora is None else jax.jit(lora.merge)(params),
+        folder,
+        dtype=dtype,  # type: ignore[arg-type]
+        eos_ids=tokenizer.eos_ids,
+        bos_id=tokenizer.bos_id,
+        pad_id=tokenizer.pad_id,
+        generation_entries=hf.read_sampling(source) if source is not None else {},
+    )
 
 
 def _tokenizer_note(folder: epath.Path) -> str:
@@ -175,26 +191,6 @@ def _tokenizer_note(folder: epath.Path) -> str:
     return (
         "\nThe tokenizer is not one that transformers uses with this kind of model: load it with "
         "`PreTrainedTokenizerFast.from_pretrained`, since `AutoTokenizer` would put other rules in its place.\n"
-    )
-
-
-def _card(context: Context, policy: str) -> str:
-    """How the model was made, from the run's own files."""
-    stages = [
-        f"| {name} | {manifest['kind']} | {json.dumps(manifest.get('counts', {}))} |"
-        for name, folder in context.folders.items()
-        if (manifest := storage.finished(folder))
-    ]
-    settings = json.dumps(storage.plain(context.config.to_dict()), indent=2, sort_keys=True)
-    return "\n".join(
-        [
-            f"# {context.config.name}: policy {policy}",
-            f"\nMade by g2d_jax {__version__}.\n",
-            "| stage | kind | counts |",
-            "|---|---|---|",
-            *stages,
-            f"\n## Settings\n\n```json\n{settings}\n```\n",
-        ]
     )
 
 

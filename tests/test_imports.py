@@ -16,13 +16,13 @@ LEVELS = {
     **dict.fromkeys(
         ["records", "keys", "config", "canonical", "resolve", "mesh", "processes", "storage", "tables", "tracking"], 0
     ),
-    **dict.fromkeys(["locks", "watcher", "workdir", "compilation", "recipes"], 0),
+    **dict.fromkeys(["locks", "watcher", "workdir", "compilation", "recipes", "ranges"], 0),
     **dict.fromkeys(["models", "data", "losses", "rewards", "stats", "frontier", "elo", "informativeness"], 1),
     **dict.fromkeys(["accounting", "stopping"], 1),
     **dict.fromkeys(["rollout", "training", "scoring"], 2),
     **dict.fromkeys(["stages"], 3),
     **dict.fromkeys(
-        ["pipeline", "sweep", "report", "policies", "judging", "dryrun", "replay", "plan", "cli", "__main__"], 4
+        ["pipeline", "sweep", "report", "policies", "card", "judging", "dryrun", "replay", "plan", "cli", "__main__"], 4
     ),
 }
 SIDEWAYS = {("data", "g2d_jax.rewards.extract")}

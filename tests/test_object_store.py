@@ -19,6 +19,36 @@ SMALL = (
     *("--config.stages.sft.steps=2", "--config.stages.warmup.steps=2", "--config.data.test.limit=8"),
     *("--config.checkpoint.every=1", "--config.checkpoint.keep=1"),
 )
+MODEL = """
+import sys
+import jax, numpy as np, tiny
+from etils import epath
+from g2d_jax.data.tokenizer import load_tokenizer
+from g2d_jax.models import decoder, hf
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.stages.context import Context
+tokenizer = load_tokenizer("procedural:arithmetic")
+shape = ModelConfig("llama", tokenizer.vocab_size, 32, 2, 2, 1, 16, 64)
+model = decoder.init(shape, jax.random.key(0))
+config, folder = tiny.get_config(), epath.Path(sys.argv[1])
+for url in sys.argv[2:]:
+    tokenizer.save(url)
+    hf.save(model, url, max_shard_bytes=20_000, eos_ids=tokenizer.eos_ids)
+    config.model.path = url
+    context = Context(config, folder, None, {})
+    assert context.model_config == shape
+    assert context.tokenizer.fingerprint == tokenizer.fingerprint
+    jax.tree.map(np.testing.assert_array_equal, context.policy("init"), model)
+    config.model.path = url + "/none"
+    context = Context(config, folder, None, {})
+    for attribute in ("model_config", "tokenizer"):
+        try:
+            getattr(context, attribute)
+        except ValueError as error:
+            assert url + "/none" in str(error) and "hub" not in str(error), error
+        else:
+            sys.exit("found what is not there")
+"""
 G2D = "import sys; from g2d_jax import cli, locks; locks.BEAT, locks.LEASE = 0.5, 8.0; sys.exit(cli.main(sys.argv[1:]))"
 READ = """
 import json, sys
@@ -86,6 +116,11 @@ def test_a_run_killed_and_continued_is_the_run_on_local_disk(store, local, reque
     assert digests(tmp_path / "hf") == weights != {}
     assert call(env, G2D, "status", "--workdir", workdir)[0].count(" done ") == 5
     assert "nothing" not in call(env, G2D, "report", workdir)[0]
+
+
+def test_a_run_starts_from_a_model_on_a_store(s3, gs, one_device, tmp_path):
+    urls = [f"{store}://{BUCKET}/models/tiny" for store in ("s3", "gs")]
+    call({**one_device, **s3, **gs}, MODEL, str(tmp_path), *urls)
 
 
 def test_half_an_upload_is_no_checkpoint_and_is_cleared_away(s3, one_device):

@@ -31,6 +31,7 @@ Ids: TypeAlias = np.ndarray
 
 Record = TypeVar("Record", Problem, Example)
 
+_SUFFIXES = (".json", ".jinja", ".txt", ".model")  # of a tokenizer's files
 _MAX_VOCABULARY = 2**24  # a larger id is a damaged file's: the tables of a model are made for the largest one
 
 
@@ -199,7 +200,7 @@ class PromptTokenizer:
 def load_tokenizer(
     source: str | os.PathLike[str], settings: TemplateSettings | None = None, *, revision: str | None = None
 ) -> PromptTokenizer:
-    """A tokenizer by folder (local or gs://), hub id, or "procedural:arithmetic".
+    """A tokenizer by folder (local, gs:// or s3://), hub id, or "procedural:arithmetic".
 
     Its stop tokens include those of config.json and generation_config.json beside it. No code of the repository is run.
     Raises ValueError when it cannot be found or read.
@@ -207,13 +208,27 @@ def load_tokenizer(
     name = os.fspath(source)
     if name == arithmetic.SOURCE:
         return PromptTokenizer(arithmetic.tokenizer(), settings)
-    if not storage.is_local(name):
-        with tempfile.TemporaryDirectory() as temporary:
-            for file in epath.Path(name).iterdir():
-                if file.suffix in (".json", ".jinja", ".txt", ".model"):
-                    (Path(temporary) / file.name).write_bytes(storage.read_bytes(file))
-            return _load_hugging_face(temporary, settings, None)
-    return _load_hugging_face(name, settings, revision)
+    if storage.is_local(name):
+        return _load_hugging_face(name, name, settings, revision)
+    with tempfile.TemporaryDirectory() as temporary:
+        _fetch(name, Path(temporary))
+        return _load_hugging_face(temporary, name, settings, None)
+
+
+def _fetch(name: str, folder: Path) -> None:
+    """Copy a tokenizer's files from an object store. Raises ValueError when there are none."""
+    storage.check_driver(name)
+    try:
+        with storage.naming("list", name):
+            found = [
+                file for file in epath.Path(name).iterdir() if file.suffix in (".json", ".jinja", ".txt", ".model")
+            ]
+    except FileNotFoundError:
+        found = []
+    if not found:
+        raise ValueError(f"tokenizer {name!r}: there is no such folder, or no tokenizer in it")
+    for file in found:
+        (folder / file.name).write_bytes(storage.read_bytes(file))
 
 
 _GENERIC = (
@@ -222,19 +237,22 @@ _GENERIC = (
 )  # tokenizer.json is all there is; names of transformers 4, 5
 
 
-def _load_hugging_face(name: str, settings: TemplateSettings | None, revision: str | None) -> PromptTokenizer:
+def _load_hugging_face(
+    source: str, name: str, settings: TemplateSettings | None, revision: str | None
+) -> PromptTokenizer:
+    """From a local folder or hub id; name: what messages call it."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not os.path.isdir(os.path.expanduser(name)):
+    if (source.startswith((".", "/", "~")) or source.count("/") > 1) and not os.path.isdir(os.path.expanduser(source)):
         raise ValueError(f"tokenizer {name!r}: there is no such folder")
-    name = os.path.expanduser(name) if name.startswith("~") else name
+    source = os.path.expanduser(source) if source.startswith("~") else source
     try:
         # AutoTokenizer goes by the model: beside a Qwen2 model it puts Qwen2's own rules in place of a tokenizer.json
         # that declares a class of its own for generic tokenizers.
-        generic = _declared(name, "tokenizer_config.json", "tokenizer_class", revision) in _GENERIC
+        generic = _declared(source, "tokenizer_config.json", "tokenizer_class", revision) in _GENERIC
         loader: Any = PreTrainedTokenizerFast if generic else AutoTokenizer
-        tokenizer = loader.from_pretrained(name, revision=revision, trust_remote_code=False)
-        declared = _declared_eos(name, revision)
+        tokenizer = loader.from_pretrained(source, revision=revision, trust_remote_code=False)
+        declared = _declared_eos(source, revision)
     except ImportError:
         raise  # it names what to install
     except Exception as error:  # damaged files make transformers raise anything, and the bindings bare Exceptions

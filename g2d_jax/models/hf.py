@@ -3,52 +3,63 @@
     model = load(resolve("Qwen/Qwen2.5-0.5B"), mesh=mesh)
     save(model, "exported", dtype="bfloat16", eos_ids=[151645])
 
-The host holds one tensor of the file at a time when loading and one shard when saving; conversion to our layout
-(transpose, reshape, cast) runs on the devices.
+The host holds one tensor of the file at a time, when loading and when saving; conversion to our layout (transpose,
+reshape, cast) runs on the devices. Folders may be on an object store. `benchmarks/loading.py` measures both.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
-import os
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
-from g2d_jax.models import decoder
+from g2d_jax import processes, storage
+from g2d_jax.models import decoder, shard
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf, one_or_list
-from g2d_jax.models.hf_folder import CONFIG, INDEX, WEIGHTS, Stored, find_weights, read_config, resolve
+from g2d_jax.models.hf_folder import (
+    CONFIG,
+    GENERATION,
+    INDEX,
+    WEIGHTS,
+    expected_shapes,
+    find_weights,
+    read_config,
+    read_sampling,
+    resolve,
+)
+from g2d_jax.models.shard import Stored
 from g2d_jax.models.table import Param, block_params, outer_params
 
-__all__ = ["config_from_hf", "config_to_hf", "load", "read_config", "resolve", "save"]
+__all__ = ["config_from_hf", "config_to_hf", "load", "read_config", "read_sampling", "resolve", "save"]
 
 _OUR_FILES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 _COMPARE_ROWS = 16_384
 
 
-def load(folder: str | Path, *, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
-    """Load a local model folder (see resolve) as a stacked Decoder with parameters in dtype.
+def load(folder: storage.PathLike, *, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
+    """Load a model folder, local or on an object store (see resolve), as a stacked Decoder with parameters in dtype.
 
-    With a mesh every array is placed by decoder.shardings and each process reads only the slices that its devices
-    hold; without one everything lies on the default device. All headers are checked before anything is read: a
-    missing, unexpected, misshapen or truncated tensor raises ValueError by name.
+    With a mesh every array is placed by decoder.shardings; without one everything lies on the default device. Of
+    several processes, which must call it together, each reads its share of the rows of every tensor, one range of the
+    file, and the devices exchange what they need; see `_reading`. All headers are checked before anything is read or
+    made on a device: a missing, unexpected, misshapen or truncated tensor raises ValueError by name.
     """
-    folder = Path(folder)
     config = read_config(folder)
-    found = find_weights(folder, config)
+    found = find_weights(epath.Path(folder), config)
     if config.tie_word_embeddings and "lm_head.weight" in found:
         _check_tied(found)
     return load_decoder(config, found, mesh=mesh, dtype=dtype)
@@ -76,30 +87,36 @@ def load_decoder(
 
 def load_array(row: Param, found: Mapping[str, Stored], target: NamedSharding | None, dtype: jnp.dtype) -> jax.Array:
     """One parameter that is not in a layer, in our layout and dtype, placed by target."""
-    return _converter(row.shape, row.flat, jnp.dtype(dtype), target)(_read(row, row.hf, found, target))
+    kept = target and _stored_sharding(row, target)
+    return _converter(row.shape, row.flat, jnp.dtype(dtype), target, kept)(_read(found[row.hf], kept))
 
 
 def _load_stack(
     row: Param, names: Sequence[str], found: Mapping[str, Stored], target: NamedSharding | None, dtype: jnp.dtype
 ) -> jax.Array:
     """[L, …]: allocated once on the devices and filled in place, so that the host never holds more than a layer."""
-    make_zeros, fill = _stack_programs(len(names), row.shape, row.flat, dtype, target)
-    layer_target = target and NamedSharding(target.mesh, PartitionSpec(*target.spec[1:]))
+    kept = target and _stored_sharding(row, NamedSharding(target.mesh, PartitionSpec(*target.spec[1:])))
+    make_zeros, fill = _stack_programs(len(names), row.shape, row.flat, dtype, target, kept)
     stack = make_zeros()
     for layer, name in enumerate(names):
-        stack = fill(stack, _read(row, name, found, layer_target), layer)
+        stack = fill(stack, _read(found[name], kept), layer)
         stack.block_until_ready()  # or the host would read ahead and queue up layers
     return stack
 
 
 @functools.cache  # jit compiles once for each function object: parameters of one shape share theirs
 def _stack_programs(
-    layers: int, shape: tuple[int, ...], flat: tuple[int, ...] | None, dtype: jnp.dtype, target: NamedSharding | None
+    layers: int,
+    shape: tuple[int, ...],
+    flat: tuple[int, ...] | None,
+    dtype: jnp.dtype,
+    target: NamedSharding | None,
+    kept: NamedSharding | None,
 ) -> tuple[Callable[[], jax.Array], Callable[[jax.Array, jax.Array, int], jax.Array]]:
     """Jitted: make an empty stack; write one stored layer into a (donated) stack."""
 
     def fill(stack: jax.Array, theirs: jax.Array, layer: int) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(stack, _ours(shape, flat, dtype, theirs), layer, 0)
+        return jax.lax.dynamic_update_index_in_dim(stack, _ours(shape, flat, dtype, kept, theirs), layer, 0)
 
     make_zeros = jax.jit(lambda: jnp.zeros((layers, *shape), dtype), out_shardings=target)
     return make_zeros, jax.jit(fill, donate_argnums=0, out_shardings=target)
@@ -107,13 +124,26 @@ def _stack_programs(
 
 @functools.cache
 def _converter(
-    shape: tuple[int, ...], flat: tuple[int, ...] | None, dtype: jnp.dtype, target: NamedSharding | None
+    shape: tuple[int, ...],
+    flat: tuple[int, ...] | None,
+    dtype: jnp.dtype,
+    target: NamedSharding | None,
+    kept: NamedSharding | None,
 ) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(functools.partial(_ours, shape, flat, dtype), out_shardings=target)
+    return jax.jit(functools.partial(_ours, shape, flat, dtype, kept), out_shardings=target)
 
 
-def _ours(shape: tuple[int, ...], flat: tuple[int, ...] | None, dtype: jnp.dtype, theirs: jax.Array) -> jax.Array:
-    """A stored tensor in our layout."""
+def _ours(
+    shape: tuple[int, ...],
+    flat: tuple[int, ...] | None,
+    dtype: jnp.dtype,
+    kept: NamedSharding | None,
+    theirs: jax.Array,
+) -> jax.Array:
+    """A stored tensor in our layout. kept: `_stored_sharding`, into which the parts that processes read are brought
+    first, in the stored dtype: what the devices then do, each does with its own part."""
+    if kept is not None:
+        theirs = jax.lax.with_sharding_constraint(theirs, kept)
     return (theirs if flat is None else theirs.T).reshape(shape).astype(dtype)
 
 
@@ -122,23 +152,33 @@ def _theirs(row: Param, ours: jax.Array) -> jax.Array:
     return ours if row.flat is None else ours.reshape(row.flat).T
 
 
-def _read(row: Param, name: str, found: Mapping[str, Stored], target: NamedSharding | None) -> jax.Array:
-    """A tensor in its stored layout and dtype, each device given its slice of the file."""
-    shape = found[name].shape
-    with safe_open(found[name].file, "np", backend="pread") as tensors:
-        if target is None:
-            return jnp.asarray(tensors.get_tensor(name))
-        view = tensors.get_slice(name)
+def _read(stored: Stored, kept: NamedSharding | None) -> jax.Array:
+    """A tensor in its stored layout and dtype, each device given its part."""
+    if kept is None:
+        return jnp.asarray(shard.read_rows(stored))
 
-        @functools.cache  # devices that hold the same slice share one read
-        def read(*bounds: tuple[int, int]) -> np.ndarray:
-            return view[tuple(slice(start, stop) for start, stop in bounds)]
+    rows = functools.cache(functools.partial(shard.read_rows, stored))  # devices that hold parts of them share one read
 
-        def piece(index: tuple[slice, ...] | None) -> np.ndarray:
-            assert index is not None
-            return read(*((s.indices(size)[0], s.indices(size)[1]) for s, size in zip(index, shape, strict=True)))
+    def piece(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
+        start, stop, _ = index[0].indices(stored.shape[0])
+        return rows(start, stop)[(slice(None), *index[1:])]
 
-        return jax.make_array_from_callback(shape, _stored_sharding(row, target), piece)
+    return jax.make_array_from_callback(stored.shape, _reading(stored.shape, kept), piece)
+
+
+def _reading(shape: tuple[int, ...], kept: NamedSharding) -> NamedSharding:
+    """How a stored tensor is split for reading.
+
+    One process reads all of it once and gives every device its part. Of several, each reads the rows of its devices,
+    every device having as many: together they read the file once, in ranges without gaps, however the parameters are
+    sharded and replicated. Where the rows cannot be shared out evenly, a process reads all those of which its devices
+    hold parts.
+    """
+    mesh = kept.mesh
+    if len({device.process_index for device in mesh.devices.flat}) == 1 or shape[0] % mesh.size:
+        return kept
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
 
 def _stored_sharding(row: Param, target: NamedSharding) -> NamedSharding:
@@ -149,22 +189,27 @@ def _stored_sharding(row: Param, target: NamedSharding) -> NamedSharding:
 
 
 def _check_tied(found: Mapping[str, Stored]) -> None:
-    """A tied model's file may repeat the embedding as lm_head.weight; another head would silently be dropped."""
-    pair = [found["model.embed_tokens.weight"], found["lm_head.weight"]]
-    with safe_open(pair[0].file, "np", backend="pread") as one, safe_open(pair[1].file, "np", backend="pread") as two:
-        embed, head = one.get_slice("model.embed_tokens.weight"), two.get_slice("lm_head.weight")
-        for start in range(0, pair[0].shape[0], _COMPARE_ROWS):
-            rows = slice(start, min(start + _COMPARE_ROWS, pair[0].shape[0]))
-            if not np.array_equal(embed[rows], head[rows]):
-                raise ValueError(
-                    f"{pair[1].file}: config.json says tie_word_embeddings, but lm_head.weight differs from "
-                    "model.embed_tokens.weight; set tie_word_embeddings to false to use it"
-                )
+    """A tied model's file may repeat the embedding as lm_head.weight; another head would silently be dropped.
+
+    The leader compares them.
+    """
+    embed, head = found["model.embed_tokens.weight"], found["lm_head.weight"]
+
+    def same() -> bool:
+        edges = [*range(0, embed.shape[0], _COMPARE_ROWS), embed.shape[0]]
+        parts = itertools.pairwise(edges)
+        return all(np.array_equal(shard.read_rows(embed, *part), shard.read_rows(head, *part)) for part in parts)
+
+    if not processes.once(same):
+        raise ValueError(
+            f"{head.file}: config.json says tie_word_embeddings, but lm_head.weight differs from "
+            "model.embed_tokens.weight; set tie_word_embeddings to false to use it"
+        )
 
 
 def save(
     model: Decoder,
-    folder: str | Path,
+    folder: storage.PathLike,
     *,
     dtype: str = "float32",
     max_shard_bytes: float = 5e9,
@@ -175,7 +220,7 @@ def save(
     generation_entries: Mapping[str, Any] | None = None,
     metadata: Mapping[str, str] | None = None,
     overwrite: bool = False,
-) -> Path:
+) -> epath.Path:
     """Write a model folder that transformers and `load` read: safetensors, generation_config.json, config.json.
 
     model: stacked or unstacked, adapters merged (`lora.merge`). dtype: "float32" or "bfloat16". Files beyond
@@ -185,7 +230,7 @@ def save(
     when the folder already holds a finished model and overwrite is not set, when an entry contradicts the architecture,
     and for a model with adapters.
     """
-    folder, names = Path(folder), jnp.dtype(dtype).name
+    place, names = epath.Path(folder), jnp.dtype(dtype).name
     if names not in ("float32", "bfloat16"):
         raise ValueError(f"weights are saved as float32 or bfloat16, not {names}")
     if model.config.lora is not None:
@@ -197,45 +242,39 @@ def save(
     generation = {"eos_token_id": one_or_list(eos_ids), "bos_token_id": bos_id, "pad_token_id": pad_id}
     writer = jax.process_index() == 0
     if writer:
-        _clear(folder, overwrite)
-    _save_shards(model, folder, names, max_shard_bytes, {"format": "pt", **(metadata or {})}, writer)
+        _clear(place, overwrite)
+    _save_shards(model, place, jnp.dtype(dtype), max_shard_bytes, metadata or {}, writer)
     if writer:
         generation = {name: value for name, value in generation.items() if value is not None}
-        write_json(folder / "generation_config.json", {**generation, **(generation_entries or {})})
-        write_json(folder / CONFIG, config)
-    return folder
+        write_json(place / GENERATION, {**generation, **(generation_entries or {})})
+        write_json(place / CONFIG, config)
+    return place
 
 
-def _clear(folder: Path, overwrite: bool) -> None:
+def _clear(folder: epath.Path, overwrite: bool) -> None:
     """Make the folder and take away what would make a half-written export look complete or mix two exports."""
     if (folder / CONFIG).exists() and not overwrite:
         raise ValueError(f"{folder} already holds a model; choose another folder, or set overwrite to replace it")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).unlink(missing_ok=True)
-    for path in folder.iterdir():
-        if _OUR_FILES.fullmatch(path.name):
-            path.unlink()
+    with storage.naming("write", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).unlink(missing_ok=True)
+        for path in folder.iterdir():
+            if _OUR_FILES.fullmatch(path.name):
+                path.unlink()
 
 
 def _save_shards(
-    model: Decoder, folder: Path, dtype: str, max_bytes: float, metadata: Mapping[str, str], writer: bool
+    model: Decoder, folder: epath.Path, dtype: jnp.dtype, max_bytes: float, metadata: Mapping[str, str], writer: bool
 ) -> None:
-    shards = _plan_shards(model.config, jnp.dtype(dtype).itemsize, max_bytes)
-    fetch = fetcher(model, jnp.dtype(dtype))
+    shards = plan_shards(expected_shapes(model.config), dtype.itemsize, max_bytes)
+    fetch = fetcher(model, dtype)
     weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
+    for number, shapes in enumerate(shards, start=1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        weight_map |= dict.fromkeys(names, file)
-        arrays = {}
-        for name in names:  # every process takes part in fetching a sharded array, one keeps it
-            array = fetch(name)
-            if writer:
-                arrays[name] = array
-        if writer:
-            save_file(arrays, folder / file, dict(metadata))
-            (folder / file).chmod(folder.stat().st_mode & 0o666)  # safetensors makes files only the owner may read
+        weight_map |= dict.fromkeys(shapes, file)
+        shard.write(folder / file, shapes, dtype, fetch, metadata=metadata, writer=writer)
     if writer and len(shards) > 1:
-        total = decoder.count_params(model.config) * jnp.dtype(dtype).itemsize
+        total = decoder.count_params(model.config) * dtype.itemsize
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
@@ -250,16 +289,21 @@ def tensors(config: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
     return found
 
 
-def _plan_shards(config: ModelConfig, itemsize: int, max_bytes: float) -> list[list[str]]:
-    """Names by shard, in order, each shard at most max_bytes unless a single tensor is larger."""
-    shards: list[list[str]] = [[]]
+def plan_shards(
+    shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes: float
+) -> list[dict[str, tuple[int, ...]]]:
+    """Names and stored shapes by shard, in order, each shard at most max_bytes unless a single tensor is larger.
+
+    itemsize: bytes of a number.
+    """
+    shards: list[dict[str, tuple[int, ...]]] = [{}]
     room = max_bytes
-    for hf_name, (_, row, _) in tensors(config).items():
-        size = int(np.prod(row.shape)) * itemsize
+    for name, shape in shapes.items():
+        size = math.prod(shape) * itemsize
         if shards[-1] and size > room:
-            shards.append([])
+            shards.append({})
             room = max_bytes
-        shards[-1].append(hf_name)
+        shards[-1][name] = shape
         room -= size
     return shards
 
@@ -284,8 +328,6 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
     return fetch
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Written beside and renamed, so that the file is whole or absent."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
+def write_json(path: epath.Path, content: Mapping[str, Any]) -> None:
+    """Written at once, so that the file is whole or absent; keys stay in their order."""
+    storage.write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())

@@ -1,5 +1,6 @@
 """A Hugging Face model folder: found or downloaded, its config read, its weight files checked by their headers.
 
+A folder is local, or on an object store (gs://, s3://), where it stays: only what is asked for is fetched.
 Weights are read from safetensors only, never from pickles (pytorch_model.bin), and no code of the folder is run.
 """
 
@@ -8,48 +9,45 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from etils import epath
 
+from g2d_jax import storage
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.hf_config import config_from_hf
+from g2d_jax.models.shard import DTYPES, Stored, read_header
 from g2d_jax.models.table import Param, block_params, outer_params
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-DTYPES = ("F32", "F16", "BF16")
+GENERATION = "generation_config.json"
 
 _DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md"]
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # derived from the config, written by old transformers
 _NAMED = 5
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Where a tensor lies: file, the header's shape (Hugging Face's layout) and safetensors dtype code ("BF16")."""
-
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-
-
-def resolve(path_or_id: str | Path, *, revision: str | None = None) -> Path:
-    """The local folder of a model: an existing folder as it is, otherwise a hub id ("org/name") is downloaded.
+def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epath.Path:
+    """The folder of a model: an existing local one, or one on an object store, as it is; a hub id ("org/name") is
+    downloaded.
 
     Only JSON, safetensors and tokenizer files of the repository's top folder are fetched, into Hugging Face's cache.
-    Raises ValueError when neither a folder nor a readable hub repository, ImportError when huggingface_hub is absent.
+    Raises ValueError when neither a folder nor a readable hub repository, ImportError when huggingface_hub or an object
+    store's driver is absent. Whether a folder on an object store is there, `read_config` says.
     """
+    if not storage.is_local(path_or_id):
+        storage.check_driver(path_or_id)
+        return epath.Path(path_or_id)
     try:
         folder = Path(path_or_id).expanduser()
     except RuntimeError as error:  # "~nobody/…", or "~/…" without HOME and without an entry for this user
         raise ValueError(f"model {str(path_or_id)!r}: {error}; give the folder without ~") from error
     if folder.is_dir():
-        return folder
+        return epath.Path(folder)
     name = str(path_or_id)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
         raise ValueError(f"model {name!r} is neither an existing folder nor a hub id of the form org/name")
@@ -69,13 +67,13 @@ def resolve(path_or_id: str | Path, *, revision: str | None = None) -> Path:
             "Check the name; for a gated model accept its licence on the hub and log in with `hf auth login`; "
             "without a network give the path of a downloaded folder"
         ) from error
-    return Path(found)
+    return epath.Path(found)
 
 
-def read_config(folder: str | Path) -> ModelConfig:
+def read_config(folder: storage.PathLike) -> ModelConfig:
     """The ModelConfig of a model folder. Raises ValueError (see config_from_hf), also when there is no config.json."""
-    path = Path(folder) / CONFIG
-    if not path.is_file():
+    path = epath.Path(folder) / CONFIG
+    if not _is_file(path):
         raise ValueError(f"{folder} holds no {CONFIG}: not a Hugging Face model folder, or an unfinished export")
     raw = read_json(path)
     try:
@@ -84,10 +82,27 @@ def read_config(folder: str | Path) -> ModelConfig:
         raise ValueError(f"{folder}: {error}") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:
+    """How a model folder's generation_config.json says to sample: temperature, top_p and the like, {} without one.
+
+    These are what transformers and vLLM take as defaults. Only numbers and truth values under known names are read.
+    Raises ValueError naming the file if it is damaged.
+    """
+    path = epath.Path(folder) / GENERATION
+    raw = read_json(path) if _is_file(path) else {}
+    return {name: raw[name] for name in _SAMPLING if isinstance(raw.get(name), bool | int | float)}
+
+
+def _is_file(path: epath.Path) -> bool:
+    """Raises OSError naming the path when an object store does not answer."""
+    with storage.naming("read", path):
+        return bool(path.is_file())
+
+
+def read_json(path: epath.Path) -> dict[str, Any]:
     """A JSON object from a file. Raises ValueError naming the file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(storage.read_bytes(path).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
@@ -109,24 +124,27 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def find_weights(folder: Path, config: ModelConfig) -> dict[str, Stored]:
+def find_weights(folder: epath.Path, config: ModelConfig) -> dict[str, Stored]:
     """Every tensor of the folder by name, from the file headers alone, checked as `check_headers` says."""
     return check_headers(folder, read_headers(folder), config)
 
 
-def read_headers(folder: Path) -> dict[str, Stored]:
+def read_headers(folder: epath.Path) -> dict[str, Stored]:
     """Every tensor of the folder by name, unchecked. Raises ValueError naming a file that is missing or unreadable."""
     found: dict[str, Stored] = {}
-    for file in _weight_files(folder):
-        for name, stored in _read_header(file).items():
+    for header in _headers(folder):
+        for name, stored in header.items():
             if name in found:
-                raise ValueError(f"tensor {name} is in both {found[name].file} and {file}")
+                raise ValueError(f"tensor {name} is in both {found[name].file} and {stored.file}")
             found[name] = stored
     return found
 
 
 def check_headers(
-    folder: Path, found: Mapping[str, Stored], config: ModelConfig, extra: Mapping[str, tuple[int, ...]] | None = None
+    folder: epath.Path,
+    found: Mapping[str, Stored],
+    config: ModelConfig,
+    extra: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, Stored]:
     """The tensors of `found` that belong to the architecture, checked against it by name, shape and dtype.
 
@@ -147,7 +165,7 @@ def check_headers(
     _refuse(folder, "missing", [name for name in expected if name not in found])
     _refuse(folder, "not part of the architecture", [name for name in found if name not in allowed])
     wrong = [
-        f"{name} in {stored.file.name}: {list(stored.shape)}, expected {list(allowed[name])}"
+        f"{name} in {epath.Path(stored.file).name}: {list(stored.shape)}, expected {list(allowed[name])}"
         for name, stored in found.items()
         if stored.shape != allowed[name]
     ]
@@ -157,18 +175,21 @@ def check_headers(
     return found
 
 
-def _refuse(folder: Path, what: str, names: list[str]) -> None:
+def _refuse(folder: epath.Path, what: str, names: list[str]) -> None:
     if names:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise ValueError(f"{folder}: tensors {what}: {'; '.join(names[:_NAMED])}{more}")
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if (folder / INDEX).is_file():
-        return _indexed_files(folder)
-    if list(folder.glob("*.bin")) or list(folder.glob("*.pth")):
+def _headers(folder: epath.Path) -> list[dict[str, Stored]]:
+    """That of each weight file."""
+    if _is_file(folder / WEIGHTS):
+        return [read_header(folder / WEIGHTS)]
+    if _is_file(folder / INDEX):
+        return _indexed_headers(folder)
+    with storage.naming("list", folder):
+        pickled = any(path.suffix in (".bin", ".pth") for path in folder.iterdir())
+    if pickled:
         raise ValueError(
             f"{folder} holds only pickled weights (.bin, .pth), which are not read because loading a pickle runs "
             "code; convert it once, where you trust it, with transformers: "
@@ -177,54 +198,19 @@ def _weight_files(folder: Path) -> list[Path]:
     raise ValueError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
 
 
-def _indexed_files(folder: Path) -> list[Path]:
-    """The shards the index names; every tensor it promises must be in the header of its shard."""
+def _indexed_headers(folder: epath.Path) -> list[dict[str, Stored]]:
+    """Of the shards the index names; every tensor it promises must be in the header of its shard."""
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, Mapping) or not all(
         isinstance(file, str) and Path(file).name == file for file in weight_map.values()
     ):
         raise ValueError(f"{folder / INDEX}: weight_map must map tensor names to file names in the same folder")
-    files = {file: folder / file for file in sorted(set(weight_map.values()))}
-    for name, file in weight_map.items():
-        if not files[file].is_file():
+    headers = {}
+    for file in sorted(set(weight_map.values())):
+        if not _is_file(folder / file):
+            name = next(name for name, there in weight_map.items() if there == file)
             raise ValueError(f"{folder}: file {file} is missing; {INDEX} says that it holds {name}")
-    headers = {file: _read_header(path) for file, path in files.items()}
+        headers[file] = read_header(folder / file)
     absent = [f"{name} (by {INDEX} in {file})" for name, file in weight_map.items() if name not in headers[file]]
     _refuse(folder, "missing", absent)
-    return list(files.values())
-
-
-def _read_header(file: Path) -> dict[str, Stored]:
-    try:
-        _check_length(file)
-        with safe_open(file, "np", backend="pread") as tensors:
-            views = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - not a mapping
-            return {name: Stored(file, tuple(v.get_shape()), v.get_dtype()) for name, v in views.items()}
-    except (SafetensorError, OSError, ValueError) as error:
-        cut = _first_cut_tensor(file)
-        what = f"truncated: tensor {cut} ends after the end of the file; download or copy it again" if cut else error
-        raise ValueError(f"{file} is not a readable safetensors file: {what}") from error
-
-
-def _check_length(file: Path) -> None:
-    """Raise ValueError for a header that cannot be true, which safetensors would make room for."""
-    with file.open("rb") as stream:
-        length, size = int.from_bytes(stream.read(8), "little"), file.stat().st_size
-    if length > min(size - 8, _MAX_HEADER_BYTES):
-        raise ValueError(f"it declares a header of {length} bytes in a file of {size}")
-
-
-def _first_cut_tensor(file: Path) -> str | None:
-    """The first tensor that the file is too short for; safetensors itself only says that something is missing."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > min(size - 8, _MAX_HEADER_BYTES):
-            return None
-        try:
-            header = json.loads(stream.read(length))
-            ends = {name: int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"}
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
-            return None
-    cut = [name for name, end in sorted(ends.items(), key=lambda item: item[1]) if 8 + length + end > size]
-    return cut[0] if cut else None
+    return list(headers.values())

@@ -6,39 +6,39 @@ PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B"
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
-from safetensors.numpy import save_file
+from etils import epath
 
+from g2d_jax import storage
+from g2d_jax.models import shard
 from g2d_jax.models.config import Lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf import fetcher, tensors, write_json
+from g2d_jax.models.hf_folder import stored_shape
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def save(policy: Decoder, folder: str | Path, *, base: str, dtype: str = "float32") -> Path:
+def save(policy: Decoder, folder: storage.PathLike, *, base: str, dtype: str = "float32") -> epath.Path:
     """Write a policy's adapters. base: the model they stand beside, a hub id or a folder; PEFT loads it by that name.
 
     adapter_config.json is written last. Every process must call it; the first one writes. Raises ValueError for a
     policy without adapters, and for a folder that holds some already.
     """
-    folder, lora = Path(folder), policy.config.lora
+    place, lora = epath.Path(folder), policy.config.lora
     if lora is None:
         raise ValueError("the policy has no adapters: all its parameters were trained, export it as a model")
-    if (folder / CONFIG).exists():
+    if (place / CONFIG).exists():
         raise ValueError(f"{folder} holds adapters already: choose another folder")
-    fetch = fetcher(policy, jnp.dtype(dtype))
-    names = [name for name, (_, row, _) in tensors(policy.config).items() if row.adapter]
-    arrays = {name: fetch(name) for name in names}
-    if jax.process_index() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, folder / WEIGHTS, {"format": "pt"})
-        (folder / WEIGHTS).chmod(folder.stat().st_mode & 0o666)  # safetensors makes files only the owner may read
-        write_json(folder / CONFIG, _config(lora, base))
-    return folder
+    shapes = {name: stored_shape(row) for name, (_, row, _) in tensors(policy.config).items() if row.adapter}
+    writer = jax.process_index() == 0
+    if writer:
+        place.mkdir(parents=True, exist_ok=True)
+    shard.write(place / WEIGHTS, shapes, jnp.dtype(dtype), fetcher(policy, jnp.dtype(dtype)), writer=writer)
+    if writer:
+        write_json(place / CONFIG, _config(lora, base))
+    return place
 
 
 def _config(lora: Lora, base: str) -> dict[str, object]:

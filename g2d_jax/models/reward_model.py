@@ -17,15 +17,16 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
+from g2d_jax import storage
 from g2d_jax.models import decoder, flops, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, forward
@@ -78,24 +79,24 @@ class ScalarModel:
         return self.trunk.config
 
 
-def load(folder: str | Path, *, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32) -> ScalarModel:  # type: ignore[assignment]
-    """Load a local reward-model folder with the trunk's parameters in dtype and the head in float32.
+def load(folder: storage.PathLike, *, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32) -> ScalarModel:  # type: ignore[assignment]
+    """Load a reward-model folder with the trunk's parameters in dtype and the head in float32.
 
     Streams, places and checks as `hf.load` does: safetensors only, and a missing, unexpected, misshapen or truncated
     tensor raises ValueError by name. Raises it too for several labels, for a folder with neither or both of the two
     heads, and for an architecture whose read-out is not known. A language model's lm_head.weight in the file is not
     read, as in transformers.
     """
-    folder = Path(folder)
-    config = dataclasses.replace(read_config(folder), tie_word_embeddings=True)
-    found = read_headers(folder)
-    name = _head_name(folder, found)
+    place = epath.Path(folder)
+    config = dataclasses.replace(read_config(place), tie_word_embeddings=True)
+    found = read_headers(place)
+    name = _head_name(place, found)
     try:
-        read_out = _read_out(read_json(folder / CONFIG), name, config)
+        read_out = _read_out(read_json(place / CONFIG), name, config)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     head = _head_row(config, name)
-    found = check_headers(folder, found, config, {name: stored_shape(head)})
+    found = check_headers(place, found, config, {name: stored_shape(head)})
     trunk = hf.load_decoder(config, found, mesh=mesh, dtype=dtype)
     everywhere = None if mesh is None else meshes.replicated(mesh)
     return ScalarModel(trunk, hf.load_array(head, found, everywhere, jnp.dtype(jnp.float32)), read_out)
@@ -113,7 +114,7 @@ def _head_row(config: ModelConfig, name: str) -> Param:
     return Param((config.hidden_size,), ("norm",), "normal", name, (config.hidden_size, 1))
 
 
-def _head_name(folder: Path, found: Collection[str]) -> str:
+def _head_name(folder: epath.Path, found: Collection[str]) -> str:
     heads = [name for name in (SCORE, V_HEAD) if name in found]
     if len(heads) != 1:
         what = f"both {SCORE} and {V_HEAD}" if heads else f"neither {SCORE} nor {V_HEAD}"

@@ -139,7 +139,7 @@ class Context:
 
     @cached_property
     def model_folder(self) -> Any:
-        """The local folder of a pretrained model, or None when the run starts from random parameters."""
+        """The folder of a pretrained model, local or on a store, or None when the run starts from random parameters."""
         path = self.config.model.path
         return hf.resolve(path, revision=self.config.model.revision) if path else None
 
@@ -496,7 +496,7 @@ def check_elsewhere(policy: str) -> None:
         steps = Checkpoints(stage_of_run(policy) / "checkpoints").steps()
         if not steps or (at and step not in map(str, steps)):
             raise ValueError(f"policy {policy!r}: there are checkpoints of {', '.join(map(str, steps)) or 'no step'}")
-    if policy.startswith(("hf:.", "hf:/", "hf:~")):
+    if policy.startswith(("hf:.", "hf:/", "hf:~", "hf:gs://", "hf:s3://")):
         hf.read_config(hf.resolve(policy.removeprefix("hf:")))
 
 

@@ -1,0 +1,150 @@
+"""A safetensors file: its header, the rows of its tensors, and writing one; each without holding the whole file.
+
+    8 bytes      length of the header, little endian
+    the header   JSON: tensor name -> dtype, shape, data_offsets [begin, end) into the rest; "__metadata__": texts
+    the rest     the tensors, row by row, one behind the other
+
+(https://github.com/safetensors/safetensors, "Format".) Files are local or on an object store, see ranges.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from g2d_jax import ranges, storage
+
+DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
+"""What weights may be stored as, by safetensors' code."""
+
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_ALIGN = 8  # the rest begins at a multiple of this
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies: file, the header's shape (Hugging Face's layout), safetensors' dtype code ("BF16"), and the
+    byte of the file at which it begins."""
+
+    file: storage.PathLike
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+
+
+def read_header(file: storage.PathLike) -> dict[str, Stored]:
+    """Every tensor of a file by name, nothing but the header being read.
+
+    Raises ValueError naming the file, and the tensor if there is one to name, for a header that is longer than the
+    file, no JSON, or describes anything but tensors that fill the file without gaps: a truncated file names the first
+    tensor that is cut. Raises OSError for an object store that does not answer.
+    """
+    try:
+        return _parse(file, ranges.size(file))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{os.fspath(file)} is not a readable safetensors file: {error}") from error
+    except OSError as error:
+        if not storage.is_local(file):
+            raise
+        raise ValueError(f"{os.fspath(file)} is not a readable safetensors file: {error}") from error
+
+
+def _parse(file: storage.PathLike, size: int) -> dict[str, Stored]:
+    if size < 8:
+        raise ValueError(f"it has {size} bytes, too few for a header: truncated")
+    length = int.from_bytes(ranges.read(file, 0, 8).tobytes(), "little")
+    if length > min(size - 8, _MAX_HEADER_BYTES):  # before room is made for it
+        raise ValueError(f"it declares a header of {length} bytes in a file of {size}: truncated, or not safetensors")
+    header = json.loads(ranges.read(file, 8, length).tobytes().decode("utf-8"))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    header.pop("__metadata__", None)
+    places = sorted((_place(name, entry), name) for name, entry in header.items())
+    data, at = size - 8 - length, 0
+    for (begin, end), name in places:
+        if begin != at:
+            raise ValueError(f"tensor {name:.200} begins at byte {begin} of the data, expected {at}")
+        if end > data:
+            raise ValueError(f"truncated: tensor {name:.200} ends after the end of the file; download or copy it again")
+        at = end
+    if at != data:
+        raise ValueError(f"the tensors take {at} bytes, the file has {data} for them")
+    return {
+        name: Stored(file, tuple(header[name]["shape"]), header[name]["dtype"], 8 + length + begin)
+        for (begin, _), name in places
+    }
+
+
+def _place(name: str, entry: Any) -> tuple[int, int]:
+    """A tensor's [begin, end) in the data. Raises ValueError for an entry that cannot be true."""
+    wrong = ValueError(f"tensor {name:.200}: its entry in the header is {entry!r:.200}")
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        raise wrong
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    if not (_sizes(shape) and _sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1]):
+        raise wrong
+    dtype = DTYPES.get(entry["dtype"])  # others are refused by name later, if they are to be loaded
+    if dtype is not None and math.prod(shape) * dtype.itemsize != offsets[1] - offsets[0]:
+        raise wrong
+    return offsets[0], offsets[1]
+
+
+def _sizes(value: Any) -> TypeGuard[list[int]]:
+    """Whether it is a list of integers from 0 on."""
+    return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
+
+
+def read_rows(stored: Stored, start: int = 0, stop: int | None = None) -> np.ndarray:
+    """Rows [start, stop) of a tensor, all by default, in the stored layout and dtype: one range of its file."""
+    dtype, (rows, *rest) = DTYPES[stored.dtype], stored.shape or (1,)
+    stop, row = rows if stop is None else stop, math.prod(rest) * DTYPES[stored.dtype].itemsize
+    data = ranges.read(stored.file, stored.start + start * row, (stop - start) * row).view(dtype)
+    return data.reshape((stop - start, *rest) if stored.shape else ())
+
+
+def write(
+    file: storage.PathLike,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: np.dtype,
+    fetch: Callable[[str], np.ndarray],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    writer: bool = True,
+) -> None:
+    """Write a file tensor by tensor, in the order of `shapes`; its folder must be there.
+
+    fetch: from a name to the array of that shape and dtype, one of DTYPES; it is asked for one at a time. writer: false
+    in processes that only take part in fetching. The file is as readable as its folder allows (umask). Raises OSError
+    naming it; what was written by then stays, and is not a safetensors file.
+    """
+    if not writer:
+        for name in shapes:
+            fetch(name)
+        return
+    head = _header(shapes, dtype, {"format": "pt", **(metadata or {})})
+    with storage.naming("write", file), epath.Path(file).open("wb") as out:
+        out.write(len(head).to_bytes(8, "little") + head)
+        for name, shape in shapes.items():
+            array = fetch(name)
+            assert (array.shape, array.dtype) == (shape, dtype), name
+            out.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _header(shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, metadata: Mapping[str, str]) -> bytes:
+    code = next(code for code, known in DTYPES.items() if known == dtype)
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    at = 0
+    for name, shape in shapes.items():
+        end = at + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": code, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(entries, separators=(",", ":")).encode("ascii")
+    return text + b" " * (-len(text) % _ALIGN)

@@ -1,0 +1,150 @@
+"""Loading and exporting what is larger than one would like to hold: bounded host memory, and each byte read once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from g2d_jax import mesh as meshes
+from g2d_jax.models import hf
+
+BOUNDED = """
+import json, sys
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np
+from g2d_jax import mesh
+from g2d_jax.models import hf, shard
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.hf_folder import INDEX, expected_shapes
+
+folder = Path(sys.argv[1])
+config = ModelConfig("llama", 4096, 512, 12, 4, 4, 128, 2048)
+shapes, bf16, weight_map = expected_shapes(config), np.dtype(jnp.bfloat16), {}
+(folder / "model").mkdir()
+for number, part in enumerate(hf.plan_shards(shapes, 2, 30e6)):
+    shard.write(folder / "model" / f"{number}", part, bf16, lambda name: np.ones(shapes[name], bf16))
+    weight_map |= dict.fromkeys(part, f"{number}")
+(folder / "model" / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+(folder / "model" / "config.json").write_text(json.dumps(hf.config_to_hf(config)))
+
+def memory(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(field))) * 1024
+
+def peak(work):
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = memory("VmRSS")
+    return work(), memory("VmHWM") - before
+
+load = lambda: jax.block_until_ready(hf.load(folder / "model", mesh=devices))
+devices = mesh.make_mesh()
+hf.save(load(), folder / "first", dtype="bfloat16")  # compiles
+model, loading = peak(load)
+_, exporting = peak(lambda: hf.save(model, folder / "second", dtype="bfloat16"))
+print(json.dumps({
+    "file": sum(path.stat().st_size for path in (folder / "model").iterdir()),
+    "shards": len(set(weight_map.values())),
+    "resident": sum(leaf.nbytes for leaf in jax.tree.leaves(model)),
+    "loading": loading,
+    "exporting": exporting,
+}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
+def test_host_memory_holds_parameters_and_little_else(one_device: dict[str, str], tmp_path: Path) -> None:
+    """A loader that read all shards, or an export that gathered one, would take the file's size more."""
+    flags = f"{one_device['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    order = " --xla_cpu_enable_concurrency_optimized_scheduler=false"
+    env = {**one_device, "XLA_FLAGS": flags + order, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is gone
+    command = [sys.executable, "-c", BOUNDED, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["file"] > 105e6 and found["shards"] == 4 and found["resident"] > 2 * 105e6
+    assert found["loading"] - found["resident"] < 40e6, found
+    assert found["exporting"] < 40e6, found
+
+
+@pytest.fixture
+def requests(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What is fetched from the object store in memory from here on: (file, bytes)."""
+    import fsspec
+
+    store, fetched = fsspec.get_filesystem_class("s3"), []
+    inner = store.cat_file
+
+    def cat_file(self: Any, path: str, start: int | None = None, end: int | None = None, **more: Any) -> bytes:
+        data: bytes = inner(self, path, start=start, end=end, **more)
+        fetched.append((path.rpartition("/")[2], len(data)))
+        return data
+
+    monkeypatch.setattr(store, "cat_file", cat_file)
+    return fetched
+
+
+def test_every_tensor_is_fetched_once_from_a_store(
+    references: dict[str, Any], bucket: Any, requests: list[tuple[str, int]]
+) -> None:
+    model = hf.load(references["qwen2-untied"].folder)
+    hf.save(model, bucket / "model", max_shard_bytes=60_000)
+    files = {path.name: path for path in (bucket / "model").iterdir() if path.suffix == ".safetensors"}
+    assert len(files) > 2
+    requests.clear()
+    mesh = meshes.make_mesh(fsdp=2, tensor=2, data=-1)
+    loaded = hf.load(bucket / "model", mesh=mesh)
+    jax.tree.map(np.testing.assert_array_equal, loaded, model)
+    for name, path in files.items():
+        assert sum(size for file, size in requests if file == name) == len(path.read_bytes())
+    largest = 4 * 131 * 48
+    assert max(size for file, size in requests if file in files) == largest
+
+
+def test_an_export_to_a_store_is_the_one_on_local_disk(references: dict[str, Any], bucket: Any, tmp_path: Path) -> None:
+    model = hf.load(references["llama3"].folder)
+    for folder in (tmp_path / "model", bucket / "model"):
+        hf.save(model, folder, max_shard_bytes=60_000, eos_ids=[3])
+        hf.save(model, folder, max_shard_bytes=90_000, eos_ids=[3], overwrite=True)  # fewer shards: none is left over
+    local = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    assert {path.name: path.read_bytes() for path in (bucket / "model").iterdir()} == local
+    with pytest.raises(ValueError, match="s3://bucket/data/model already holds a model"):
+        hf.save(model, bucket / "model")
+
+
+def test_what_is_wrong_in_a_store_is_named_by_its_url(references: dict[str, Any], bucket: Any) -> None:
+    where = "s3://bucket/data/model"
+    with pytest.raises(ValueError, match=f"{where} holds no config.json"):
+        hf.load(hf.resolve(where))
+    with pytest.raises(ValueError, match="paths are local, gs://BUCKET/… or s3://BUCKET/…, not az://"):
+        hf.resolve("az://container/model")
+    hf.save(hf.load(references["llama3"].folder), bucket / "model", max_shard_bytes=60_000)
+    files = sorted(path for path in (bucket / "model").iterdir() if path.suffix == ".safetensors")
+    whole = files[1].read_bytes()
+    files[1].write_bytes(whole[:-4])
+    with pytest.raises(ValueError, match=f"{where}/{files[1].name} is not a readable .* truncated: tensor model"):
+        hf.load(where)
+    files[1].unlink()
+    with pytest.raises(ValueError, match=f"{where}: file {files[1].name} is missing; .* holds model"):
+        hf.load(where)
+    (bucket / "model" / "model.safetensors.index.json").unlink()
+    with pytest.raises(ValueError, match=f"{where} holds neither model.safetensors nor"):
+        hf.load(where)
+
+
+def test_nothing_is_made_on_a_device_before_all_headers_are_checked(references: dict[str, Any], tmp_path: Path) -> None:
+    hf.save(hf.load(references["llama3"].folder), tmp_path / "model", max_shard_bytes=60_000)
+    last = max((tmp_path / "model").glob("*.safetensors"))
+    names = list(load_file(last))
+    last.write_bytes(last.read_bytes()[:-1])
+    before = {id(array) for array in jax.live_arrays()}
+    with pytest.raises(ValueError, match=rf"{last.name} is not .* truncated: tensor ({'|'.join(names)}) ends after"):
+        hf.load(tmp_path / "model", mesh=meshes.make_mesh())
+    assert {id(array) for array in jax.live_arrays()} <= before
