@@ -218,10 +218,10 @@ def choices(config: ConfigDict, topology: Topology) -> list[Choice]:
 def train_bytes(model: ModelConfig, config: ConfigDict, choice: Choice, row_length: int) -> float:
     """A train step's bytes a device by formula.
 
-    16 bytes a trained parameter, split over fsdp and tensor: itself, two moments and a gradient in float32; what stands
-    beside adapters in its own type. What the layers keep;
-    one layer's own work without remat's savings; the head gathered, with its gradient in float32; logits of a chunk of
-    1,024 tokens and two more arrays of their size.
+    8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's (`state_bytes`), split over fsdp
+    and tensor; what stands beside adapters in its own type. What the layers keep; one layer's own work without remat's
+    savings; the head gathered, with its gradient in float32; logits of a chunk of 1,024 tokens and two more arrays of
+    their size.
     """
     size = 2 if config.dtype == "bfloat16" else 4
     rows = max(choice.microbatch_tokens // row_length // choice.fsdp, 1)
@@ -231,8 +231,16 @@ def train_bytes(model: ModelConfig, config: ConfigDict, choice: Choice, row_leng
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, 1024) * model.vocab_size
     trained = count_trained(model)
-    held = 16 * trained + starting.base_dtype(config).itemsize * (count_params(model) - trained)
+    held = (8 + state_bytes(config)) * trained + starting.base_dtype(config).itemsize * (count_params(model) - trained)
     return held / (choice.fsdp * choice.tensor) + kept + layer + head + logits
+
+
+def state_bytes(config: ConfigDict) -> int:
+    """Bytes a trained parameter of the largest optimiser state of a run's stages: AdamW's two moments; Adafactor's
+    factors are too small to count."""
+    settings = [stage.optimizer for stage in config.stages.values() if "optimizer" in stage]
+    sizes = {"float32": 8, "bfloat16": 4}
+    return max((sizes[s.moment_dtype] if s.kind == "adamw" else 0 for s in settings), default=8)
 
 
 def search(
