@@ -89,7 +89,7 @@ def measure(row: Row) -> dict[str, Any]:
 
     machine = topology(row.machine)
     compiling.prepare(machine)
-    compiler = planning.Compiler(compiling.devices(machine), lambda text: print(f"  {text}", flush=True))
+    compiler = planning.Compiler.of(machine, lambda text: print(f"  {text}", flush=True))
     found = {}
     for method in METHODS:
         spec = f"{row.config}{',' if row.lora else ':'}method={method}"

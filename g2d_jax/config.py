@@ -58,6 +58,7 @@ def base() -> ConfigDict:
                 "rank": 0,  # 0: none, all parameters are trained
                 "alpha": 16.0,  # their product is scaled by alpha / rank
                 "rslora": False,  # by alpha / sqrt(rank) instead
+                "dropout": 0.0,  # of what the adapters read, in train steps only; in [0, 1)
                 "targets": ("all-linear",),  # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj
                 "base_dtype": "float32",  # of the parameters that are not trained: "bfloat16" halves their memory
             },

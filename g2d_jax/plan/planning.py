@@ -21,7 +21,7 @@ from g2d_jax import pipeline
 from g2d_jax.models import hf, shapes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_params, count_trained
-from g2d_jax.plan.compiling import Compiled, DoesNotFit, compile_program
+from g2d_jax.plan.compiling import Compiled, DoesNotFit, compile_program, devices
 from g2d_jax.plan.programs import Program, programs_of, saved_per_token
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Roofline, roofline
@@ -76,6 +76,12 @@ class Compiler:
     def __init__(self, devices: Sequence[Any], host: Sequence[Any] | None = None, say: Say = lambda _: None) -> None:
         self.devices, self.host, self.say = list(devices), list(host or devices), say
         self._known: dict[str, Compiled | DoesNotFit] = {}
+
+    @classmethod
+    def of(cls, topology: Topology, say: Say = lambda _: None) -> Compiler:
+        """For a machine, after `compiling.prepare`."""
+        host = devices(topology.host) if topology.hosts > 1 else None
+        return cls(devices(topology), host, say)
 
     def compile(self, program: Program, outputs: Mapping[str, Any]) -> Compiled:
         """Raises DoesNotFit."""
@@ -221,10 +227,10 @@ def choices(config: ConfigDict, topology: Topology) -> list[Choice]:
 def train_bytes(model: ModelConfig, config: ConfigDict, choice: Choice, row_length: int) -> float:
     """A train step's bytes a device by formula.
 
-    16 bytes a trained parameter, split over fsdp and tensor: itself, two moments and a gradient in float32; what stands
-    beside adapters in its own type. What the layers keep;
-    one layer's own work without remat's savings; the head gathered, with its gradient in float32; logits of a chunk of
-    1,024 tokens and two more arrays of their size.
+    8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's (`state_bytes`), split over fsdp
+    and tensor; what stands beside adapters in its own type. What the layers keep; one layer's own work without remat's
+    savings; the head gathered, with its gradient in float32; logits of a chunk of 1,024 tokens and two more arrays of
+    their size.
     """
     size = 2 if config.dtype == "bfloat16" else 4
     rows = max(choice.microbatch_tokens // row_length // choice.fsdp, 1)
@@ -234,8 +240,16 @@ def train_bytes(model: ModelConfig, config: ConfigDict, choice: Choice, row_leng
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, 1024) * model.vocab_size
     trained = count_trained(model)
-    held = 16 * trained + starting.base_dtype(config).itemsize * (count_params(model) - trained)
+    held = (8 + state_bytes(config)) * trained + starting.base_dtype(config).itemsize * (count_params(model) - trained)
     return held / (choice.fsdp * choice.tensor) + kept + layer + head + logits
+
+
+def state_bytes(config: ConfigDict) -> int:
+    """Bytes a trained parameter of the largest optimiser state of a run's stages: AdamW's two moments; Adafactor's
+    factors are too small to count."""
+    settings = [stage.optimizer for stage in config.stages.values() if "optimizer" in stage]
+    sizes = {"float32": 8, "bfloat16": 4}
+    return max((sizes[s.moment_dtype] if s.kind == "adamw" else 0 for s in settings), default=8)
 
 
 def search(

@@ -30,6 +30,7 @@ from g2d_jax.stages import batches, diagnosis, offline, online, sft, starting
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.supply import compares
 from g2d_jax.training import objectives, signal
+from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import abstract_batch, abstract_state, make_fresh_state, make_train_step
@@ -210,7 +211,7 @@ def _training(
     parts["activations"] = activation_bytes(context, packed)
     step = make_train_step(objective, optimizer, config, mesh)
     work = Work(calls, flops, moved, parts, trained=packed.used * calls)
-    inputs = abstract_batch(packed, mesh)
+    inputs = abstract_batch(with_keys(packed, config, context.config.seed, name, 0), mesh)
     yield Program(
         name, "train step", step, _fixed(state, *inputs, *fixed), work, {}, min(count, packed.count), resident
     )

@@ -18,6 +18,7 @@ from g2d_jax import cli, pipeline
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.plan.planning import Compiler, choices, make, planned, search
 from g2d_jax.plan.programs import programs_of
+from g2d_jax.plan.savings import search_savings
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import device_bytes
 from g2d_jax.resolve import resolve
@@ -82,6 +83,9 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
         ("train step", False),
     ]
     assert len(said) == 3  # the train step was not compiled again
+    monkeypatch.setitem(DEVICES, "v5e", dataclasses.replace(DEVICES["v5e"], hbm=10**9))
+    overrides, found = search_savings(config, machine, compiler, stages=["sft"])
+    assert overrides == ["stages.sft.optimizer.moment_dtype=bfloat16"] and found == choices(config, machine)[0]
 
 
 def test_adapters_are_planned_beside_their_base():
