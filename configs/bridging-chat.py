@@ -28,6 +28,7 @@ from types import SimpleNamespace
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
+from g2d_jax import recipes
 from g2d_jax.resolve import choices
 
 MODELS = {"llama-3.1-8b-instruct": "meta-llama/Llama-3.1-8B-Instruct", "qwen2.5-7b": "Qwen/Qwen2.5-7B"}
@@ -50,14 +51,11 @@ def get_config(arg: str = "") -> ConfigDict:
         train="wildchat",
         dev="",
     )
-    config = settings.base()
+    config = recipes.real(chosen.path or MODELS[chosen.model])
     config.name = f"bridging-chat-{chosen.method}"
-    config.dtype = "bfloat16"
-    config.model.path = chosen.path or MODELS[chosen.model]
     config.data.train = settings.source(chosen.train, "train", 1000)
     config.data.dev = settings.source(chosen.dev) if chosen.dev else settings.source(chosen.train, "dev", HELD_OUT)
     config.data.test = settings.source(chosen.train, "test", HELD_OUT)
-    config.data.max_prompt_length = 1024
     for split in ("train", "dev", "test"):
         config.data[split].on_error = "skip"  # WildChat has blank prompts; they are counted
     config.reward = settings.reward(function="model")

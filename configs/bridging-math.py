@@ -30,6 +30,7 @@ from types import SimpleNamespace
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
+from g2d_jax import recipes
 from g2d_jax.resolve import choices
 
 MODELS = {"llama-3.1-8b-instruct": "meta-llama/Llama-3.1-8B-Instruct", "qwen2.5-7b": "Qwen/Qwen2.5-7B"}
@@ -47,8 +48,6 @@ METHODS = {
     "entropy": ("dpo", 100),  # figure 6, which has s=10 too
 }
 VARIANTS = ("group_dpo", "combined", "nll", "entropy")
-HELD_OUT = 1980  # problems of the paper's validation set
-KL = 0.001  # weight of GRPO's KL term
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -58,7 +57,7 @@ def get_config(arg: str = "") -> ConfigDict:
         method=tuple(METHODS),
         model=tuple(MODELS),
         path="",
-        n=8,
+        n=recipes.GROUP,
         alpha=0.01,
         entropy=3e-4,
         sync=0,
@@ -67,23 +66,14 @@ def get_config(arg: str = "") -> ConfigDict:
         train="numinamath",
         test="math500",
     )
-    config = settings.base()
+    path = chosen.path or MODELS[chosen.model]
+    config = recipes.maths(path, chosen.train, chosen.test, dev=recipes.NUMINAMATH_TEST)
     config.name = f"bridging-math-{chosen.method}"
-    config.dtype = "bfloat16"
-    config.model.path = chosen.path or MODELS[chosen.model]
-    config.tokenizer.prompt_template = "paper"
-    config.data.train = settings.source(chosen.train, "train")
-    config.data.dev = settings.source(chosen.train, "dev", HELD_OUT)
-    config.data.test = settings.source(chosen.test)
-    config.data.max_prompt_length = 1024
-    for split in ("train", "dev", "test"):
-        config.data[split].on_error = "skip"  # a few rows have no text to speak of; they are counted
-    config.reward.workers = 8
     config.checkpoint.every = 100
     config.stages.train = _train(chosen)
-    config.stages.best = settings.select(policy="train", sampling=_deciding())
+    config.stages.best = settings.select(policy="train", sampling=recipes.deciding())
     config.stages.evaluate = settings.evaluate(
-        policies=("init", "best"), num_generations=50, sampling=_deciding(), pass_at=(1,), greedy=False
+        policies=("init", "best"), num_generations=50, sampling=recipes.deciding(), pass_at=(1,), greedy=False
     )
     return config
 
@@ -97,23 +87,18 @@ def _train(chosen: SimpleNamespace) -> ConfigDict:
         policy="init",
         steps=chosen.steps,
         keep=tuple(range(chosen.keep, chosen.steps + 1, chosen.keep)),
-        prompts_per_step=64,
+        prompts_per_step=recipes.PROMPTS_PER_STEP,
         num_generations=chosen.n,
-        sampling=settings.sampling(2048),
+        sampling=settings.sampling(recipes.RESPONSE),
         loss=loss,
         sync_every=every,
         reference_sync=loss != "grpo" and every > 0,
-        beta=KL if chosen.method in ("grpo", "combined") else 0.0,
+        beta=recipes.KL_COEF if chosen.method in ("grpo", "combined") else 0.0,
         grpo_coef=chosen.alpha if chosen.method == "combined" else 0.0,
         entropy_coef=chosen.entropy if chosen.method == "entropy" else 0.0,
-        optimizer=settings.optimizer(1e-6, eps=1e-4, max_grad_norm=1.0),
+        optimizer=recipes.adam(),
         probe=settings.probe(every=100),  # the offline row's own rollouts say nothing of the policy it trains
     )
-    stage.dpo.beta = 0.1
+    stage.dpo.beta = recipes.DPO_BETA
     stage.dpo.nll_coef = 1.0 if chosen.method == "nll" else 0.0
     return stage
-
-
-def _deciding() -> ConfigDict:
-    """How responses are drawn to choose and to compare policies."""
-    return settings.sampling(2048, temperature=0.6, top_p=0.9)

@@ -2,35 +2,36 @@
 
 Command:   g2d sweep --config sweep-k --workdir runs/study     (again, or on another machine, to continue or share)
            g2d sweep --config sweep-k:preset=qwen2.5-7b --workdir /shared/study
-Hardware:  2 CPU cores for the embedded task; the 7B and 8B presets have not been run: eight devices of 80 GB are meant
+Hardware:  2 CPU cores for the embedded task; presets of real models have not been run: their configs have the plans
 Result:    sweep-k.html in the directory; that of the embedded task is written down in docs/evidence.md
 
-Choices: preset=full|smoke (the embedded task), qwen2.5-7b, llama-3.1-8b; seeds=N; train=SOURCE of the real presets.
+Choices: preset=full|smoke (the embedded task), or the name of a real model's config (qwen2.5-7b, llama-3.1-8b, …);
+seeds=N; train=SOURCE of the real presets.
 """
 
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
+from g2d_jax import recipes
 from g2d_jax.resolve import choices, resolve
 
-# K and the learning rates of GRPO alone; the warm-up of G2D has the second one. The largest K of the real presets,
-# and what else they set, are the papers': 150 and 500 steps (arXiv 2605.21266), the rest arXiv 2506.21495, since the
-# former does not report it. The smaller K are a scale below.
+# K and the learning rates of GRPO alone; the warm-up of G2D has the second one.
 GRIDS = {
     "full": ((0, 5, 10, 20, 40, 80, 160), (3e-5, 1e-4, 3e-4)),
     "smoke": ((0, 2, 4), (3e-5, 1e-4)),
-    "qwen2.5-7b": ((0, 25, 50, 100, 150, 300, 600), (3e-7, 1e-6, 3e-6)),
-    "llama-3.1-8b": ((0, 50, 100, 250, 500, 1000), (3e-7, 1e-6, 3e-6)),
 }
-MODELS = {"qwen2.5-7b": "Qwen/Qwen2.5-7B", "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct"}
-MATH = "hub:nlile/hendrycks-MATH-benchmark:train"
+# Around the K that arXiv 2605.21266 found best, 150 for Qwen2.5-7B and 500 for Llama-3.1-8B; what else the real presets
+# set is in g2d_jax/recipes.py.
+REAL = {150: (0, 25, 50, 100, 150, 300, 600), 500: (0, 50, 100, 250, 500, 1000)}
+GRIDS |= {name: (REAL[model.k], (3e-7, 1e-6, 3e-6)) for name, model in recipes.MODELS.items()}
 
 
 def get_config(arg: str = "") -> ConfigDict:
     """The study: one warm-up trajectory for each seed and learning rate carries all K, and one arm chooses K itself."""
-    chosen = choices(arg, preset=tuple(GRIDS), seeds=0, train=MATH)
-    smoke, real = chosen.preset == "smoke", chosen.preset in MODELS
-    config = _real(MODELS[chosen.preset], chosen.train) if real else _embedded(smoke)
+    chosen = choices(arg, preset=tuple(GRIDS), seeds=0, train="math")
+    smoke, real = chosen.preset == "smoke", chosen.preset in recipes.MODELS
+    config = resolve(f"{chosen.preset}:train={chosen.train}") if real else _embedded(smoke)
+    config.unlock()
     config.name = "sweep-k" if chosen.preset == "full" else f"sweep-k-{chosen.preset}"
     warmup, evaluate = config.stages.warmup, config.stages.evaluate
     warmup.keep = ()
@@ -57,32 +58,10 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def _embedded(smoke: bool) -> ConfigDict:
     config = resolve("demo:preset=smoke" if smoke else "demo")
-    config.unlock()
     config.stages.evaluate.greedy = not smoke
     if smoke:
         config.stages.warmup.adaptive.min_steps = 3
         config.stages.dpo.signal_pairs = 16
-    return config
-
-
-def _real(model: str, train: str) -> ConfigDict:
-    """From the pretrained model, without supervised fine-tuning; evaluated on MATH-500."""
-    config = settings.base()
-    config.dtype = "bfloat16"
-    config.model.path = model
-    config.tokenizer.prompt_template = "paper"
-    config.data.train = settings.source(train, "train")
-    config.data.dev = settings.source(train, "dev", 500)
-    config.data.test = settings.source("math500")
-    config.data.max_prompt_length = 1024
-    config.reward.workers = 8
-    drawn = settings.sampling(2048)
-    config.stages.warmup = settings.online(policy="init", prompts_per_step=64, beta=0.001, sampling=drawn)
-    config.stages.collect = settings.collect(prompts=8192, pairs_per_prompt=1, sampling=drawn)
-    config.stages.dpo = settings.offline(beta=0.1, optimizer=settings.optimizer(1e-6, eps=1e-4))
-    config.stages.evaluate = settings.evaluate(
-        policies=("init", "warmup", "dpo"), sampling=settings.sampling(2048, temperature=0.6, top_p=0.9)
-    )
     return config
 
 

@@ -128,7 +128,7 @@ def _integers(text: str) -> tuple[int, ...]:
 def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", required=True, help="work directory of the run")
     parser.add_argument("--policy", required=True, help="a stage, STAGE@K, init, hf:PATH or run:DIR#STAGE")
-    parser.add_argument("--problems", help="math500, amc23, gsm8k, hub:… or a file; default: the run's test problems")
+    parser.add_argument("--problems", help="math500, amc23, gsm8k, numinamath, hub:… or a file; default: the run's")
     parser.add_argument("--split", choices=("train", "dev", "test"), help="of --problems, by id hash; default: all")
     parser.add_argument("--limit", type=int, help="the first so many of --problems")
     parser.add_argument("--task", default="main", help="of a mixed run: whose reward scores --problems")

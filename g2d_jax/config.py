@@ -58,6 +58,7 @@ def base() -> ConfigDict:
                 "rank": 0,  # 0: none, all parameters are trained
                 "alpha": 16.0,  # their product is scaled by alpha / rank
                 "rslora": False,  # by alpha / sqrt(rank) instead
+                "dropout": 0.0,  # of what the adapters read, in train steps only; in [0, 1)
                 "targets": ("all-linear",),  # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj
                 "base_dtype": "float32",  # of the parameters that are not trained: "bfloat16" halves their memory
             },
@@ -89,6 +90,7 @@ def base() -> ConfigDict:
                 "slots": 256,  # rows of the sampler
                 "chunk": 16,  # decode steps between two looks at finished rows
                 "prefill_rows": 32,  # prompts of one prefill
+                "sampling_tensor": 0,  # devices that share one copy of the weights in sampling; 0: as few as hold it
                 "responses_at_once": 16_384,  # of one call of the sampler, which is written when it is done
                 "compilation_cache": optional(str),  # a folder; "" is none; unset: JAX's own setting, else the user's
                 "price_per_device_hour": optional(float),  # in your money: reports then have a column of it

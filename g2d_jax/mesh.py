@@ -34,6 +34,7 @@ RULES: Rules = MappingProxyType(
         "rank": None,
         "rows": ("data", "fsdp"),
         "replica_rows": "data",  # rows of which fsdp splits the width instead
+        "all_rows": ("data", "fsdp", "tensor"),  # rows whose width no device has a part of
     }
 )
 
@@ -139,17 +140,34 @@ def placed(shapes: Tree, shardings: Any) -> Tree:
     return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings)
 
 
-def own(mesh: Mesh) -> Mesh:
-    """The mesh of this process's own devices, for work that each process does for itself, such as sampling.
+def own(mesh: Mesh) -> np.ndarray:
+    """This process's devices, in the mesh's order."""
+    return _by_process(mesh)[jax.process_index() if jax.process_count() > 1 else 0]
 
-    With one process it is the mesh itself. Else tensor stays as it is, and of data and fsdp the one that the mesh uses
-    takes what is left. Of a mesh of another machine, which plans are made for, the first process's devices are taken.
-    Raises ValueError if the tensor axis reaches beyond one process.
+
+def sampling(devices: np.ndarray, tensor: int) -> Mesh:
+    """A process's devices as (the rest, 1, tensor), for sampling, which each process does for itself.
+
+    Weights are split over tensor alone: split over fsdp they would be gathered anew for every token. Raises ValueError
+    if tensor does not divide the number of devices.
     """
-    if processes(mesh) == 1:
-        return mesh
-    index = jax.process_index() if jax.process_count() > 1 else 0
-    return Mesh(_by_process(mesh)[index], AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    if len(devices) % tensor:
+        raise ValueError(f"compute.sampling_tensor={tensor} does not divide the {len(devices)} devices of a process")
+    return _arranged(devices, tensor)
+
+
+def fewest(size: int, memory: int | None, devices: int) -> int:
+    """Over how many devices weights of so many bytes are split for sampling: the smallest power of two that divides
+    `devices` and leaves three quarters of a device's memory for the cache and the training state. memory: bytes of a
+    device; None, where it is not told as on CPU, is 1."""
+    ways = [2**power for power in range(devices.bit_length()) if devices % 2**power == 0]
+    return next((n for n in ways if memory is None or 4 * size <= n * memory), ways[-1])
+
+
+def memory(devices: np.ndarray) -> int | None:
+    """Bytes that a program may use of each of the devices, None where the platform does not tell."""
+    stats = [device.memory_stats() for device in devices]
+    return min((one["bytes_limit"] for one in stats if one and "bytes_limit" in one), default=None)
 
 
 def processes(mesh: Mesh) -> int:
@@ -158,17 +176,14 @@ def processes(mesh: Mesh) -> int:
 
 
 def copy_to_own(mesh: Mesh, tree: Tree, where: Any) -> Tree:
-    """Arrays on the mesh as arrays on `own(mesh)`, every process with all of them. All processes make the call.
+    """Arrays on the mesh as arrays on each process's `sampling` mesh, every process with all of them.
 
-    where: the tree with each array's NamedSharding on own(mesh), which must not use the data axis.
+    where: the tree with each array's NamedSharding there. All processes make the call.
     """
-    if own(mesh) is mesh:
-        return tree
-    # The same layout in every process: processes are the rows of `data`, over which nothing is split.
-    grid = _by_process(mesh)
-    every = Mesh(grid.reshape(-1, *grid.shape[2:]), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
     def move(array: jax.Array, target: NamedSharding) -> jax.Array:
+        # The same layout in every process: processes follow each other along `data`, over which nothing is split.
+        every = _arranged(_by_process(mesh).reshape(-1), target.mesh.shape["tensor"])
         there = jax.device_put(array, NamedSharding(every, target.spec))
         return jax.make_array_from_single_device_arrays(
             array.shape, target, [shard.data for shard in there.addressable_shards]
@@ -177,16 +192,15 @@ def copy_to_own(mesh: Mesh, tree: Tree, where: Any) -> Tree:
     return jax.tree.map(move, tree, where)
 
 
+def _arranged(devices: np.ndarray, tensor: int) -> Mesh:
+    """Devices in a row as (the rest, 1, tensor)."""
+    return Mesh(devices.reshape(-1, 1, tensor), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
 def _by_process(mesh: Mesh) -> np.ndarray:
-    """The devices as [process, data, fsdp, tensor], for `own`."""
-    rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
-    owners = np.array([[device.process_index for device in row] for row in rows])
-    counts = np.bincount(owners[:, 0], minlength=processes(mesh))
-    if (owners != owners[:, :1]).any() or (counts != counts[0]).any():
-        raise ValueError(
-            f"with mesh.tensor={mesh.shape['tensor']} a tensor group would reach beyond the "
-            f"{mesh.size // processes(mesh)} devices of a process, and each process samples on its own ones: set "
-            "mesh.tensor to 1, or to what lies within one host in this machine's order of devices"
-        )
-    grid = rows[np.argsort(owners[:, 0], kind="stable")].reshape(len(counts), 1, counts[0], -1)
-    return grid if mesh.shape["fsdp"] > 1 else grid.swapaxes(1, 2)
+    """The devices as [process, device]. Raises ValueError if processes have different numbers of them."""
+    owners = np.array([device.process_index for device in mesh.devices.flat])
+    counts = np.unique(owners, return_counts=True)[1]
+    if (counts != counts[0]).any():
+        raise ValueError(f"each process must have as many devices as the others, but they have {counts.tolist()}")
+    return mesh.devices.reshape(-1)[np.argsort(owners, kind="stable")].reshape(len(counts), -1)

@@ -23,7 +23,7 @@ from g2d_jax import compilation, processes, storage
 from g2d_jax.accounting import POLICIES, TRAINING, goodput
 from g2d_jax.canonical import to_dict
 from g2d_jax.config import is_scalar
-from g2d_jax.mesh import own
+from g2d_jax.data.problems import check_training
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Remat
 from g2d_jax.models.kernels import Setting
@@ -133,6 +133,7 @@ def _check_shared(config: ConfigDict) -> None:
         "compute.slots": 1,
         "compute.chunk": 1,
         "compute.prefill_rows": 1,
+        "compute.sampling_tensor": 0,
         "data.max_prompt_length": 1,
         "faults.max_skipped": 1,
         "faults.peer_timeout": 5,
@@ -151,8 +152,10 @@ def _check_shared(config: ConfigDict) -> None:
     if config.compute.remat not in get_args(Remat):
         raise ValueError(f"compute.remat is one of {', '.join(get_args(Remat))}, got {config.compute.remat!r}")
     _check_attention(config)
-    weights = {"data": config.data.weight, **{f"tasks.{name}": task.weight for name, task in config.tasks.items()}}
+    tasks = {"data": config.data, **{f"tasks.{name}": task for name, task in config.tasks.items()}}
+    weights = {name: task.weight for name, task in tasks.items()}
     for name, weight in weights.items():
+        check_training(tasks[name].train.path, f"{name}.train.path")
         if not 0 <= weight < math.inf or not sum(weights.values()):
             raise ValueError(
                 f"{name}.weight must be a number of at least 0, and one of the weights positive, got {weight}"
@@ -289,7 +292,7 @@ def _run_stages(
     shown = folder if processes.leader() else None
     with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
         context = Context(config, folder, tracker, order.folders(folder), reward, objectives or {})
-        own(context.mesh)  # raises for a mesh that cannot be sampled on, before any work
+        context.sampling_mesh()  # raises for one that cannot be, before any work
         try:
             manifests = {}
             for name in order.order:

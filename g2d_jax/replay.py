@@ -155,7 +155,7 @@ def padded(arrays: dict[str, np.ndarray], ways: int) -> dict[str, np.ndarray]:
     """[N, R, …] with empty rows added until R is a multiple of `ways`: other devices than those of the run."""
     more = -next(iter(arrays.values())).shape[1] % ways
     return {
-        name: np.pad(x, [(0, 0), (0, more), (0, 0)], constant_values=-1 if name == "sequence" else 0)
+        name: np.pad(x, [(0, 0), (0, more), *[(0, 0)] * (x.ndim - 2)], constant_values=-1 if name == "sequence" else 0)
         for name, x in arrays.items()
     }
 

@@ -167,7 +167,7 @@ def apply(config: ConfigDict, override: str) -> None:
     if isinstance(field, ConfigDict):
         raise ValueError(f"{path} is a section; set one of its fields: {listed(field.keys())}")
     value = typed(_parse(text.strip(), field, path), field, path)
-    if key == "kind" and value != field:
+    if key == "kind" and len(parents) == 2 and value != field:  # of a stage: an optimiser's may be changed
         raise ValueError(f"{path} decides which fields the stage has: change it in the config file")
     assign(section, key, value, path)
 

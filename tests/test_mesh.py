@@ -93,3 +93,27 @@ def test_put_replicated_keeps_type_and_value():
     mesh = meshes.make_mesh(2, 2, 2)
     placed = meshes.put(np.asarray(7, np.int32), meshes.replicated(mesh))
     assert placed.dtype == np.int32 and int(placed) == 7 and placed.is_fully_replicated
+
+
+@pytest.mark.parametrize(
+    ("size", "memory", "devices", "expected"),
+    [
+        (15, None, 8, 1),  # memory that is not told
+        (4, 16, 8, 1),  # a quarter of it
+        (15, 16, 8, 4),
+        (15, 16, 2, 2),  # not enough, and no more to be had
+        (15, 16, 6, 2),
+        (15, 16, 3, 1),
+    ],
+)
+def test_weights_are_split_over_the_fewest_devices_that_hold_them(size, memory, devices, expected):
+    assert meshes.fewest(size, memory, devices) == expected
+
+
+def test_sampling_splits_weights_over_tensor_alone():
+    mesh = meshes.make_mesh(1, 4, 2)
+    sampling = meshes.sampling(meshes.own(mesh), 4)
+    assert dict(sampling.shape) == {"data": 2, "fsdp": 1, "tensor": 4}
+    assert [*sampling.devices.flat] == [*mesh.devices.flat]
+    with pytest.raises(ValueError, match="sampling_tensor=3 does not divide the 8 devices of a process"):
+        meshes.sampling(meshes.own(mesh), 3)

@@ -1,8 +1,7 @@
 """The rows of "Bridging Offline and Online RL for LLMs" (arXiv 2506.21495): their numbers, and each of them run.
 
 At toy size the model, prompts, batch, group and lengths are small; the objective, the optimiser, the synchronisation,
-the rewards and the templates are those of the config. A random model solves nothing, so the toy's output matrix favours
-a few answers that the toy problems have: the verifier then finds right and wrong ones.
+the rewards and the templates are those of the config (tests/toys.py).
 """
 
 import json
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from ml_collections import ConfigDict
+from toys import LLAMA, PAPER, QWEN, SIZES, make_tokenizer, save_policy, save_rows, solved_problems
 
 from g2d_jax import pipeline, policies
 from g2d_jax.config import is_scalar
@@ -135,75 +135,7 @@ def test_choices_that_make_no_row(spec: str, message: str) -> None:
 
 # Toys
 
-LLAMA = (  # Llama 3.1's: the system block is there unasked
-    "{{ bos_token }}<|start|>system<|end|>\n\nToday Date: 26 Jul 2024\n\n"
-    "{% set given = messages[0].role == 'system' %}{% if given %}{{ messages[0].content }}{% endif %}<|eot|>"
-    "{% for m in (messages[1:] if given else messages) %}"
-    "{{ '<|start|>' + m.role + '<|end|>\n\n' + m.content | trim + '<|eot|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>\n\n' }}{% endif %}"
-)
-QWEN = (
-    "{% if messages[0].role != 'system' %}{{ '<|start|>system\nYou are Qwen.<|eot|>\n' }}{% endif %}"
-    "{% for m in messages %}{{ '<|start|>' + m.role + '\n' + m.content + '<|eot|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
-)
-PAPER = (
-    "Given the following problem, reason and give a final answer to the problem. Problem: {}\nYour response should end "
-    "with 'The final answer is $\\boxed{{[answer]}}$. I hope it is correct.' where [answer] is the response to the "
-    "problem."
-)
-SPECIAL = ["<|bos|>", "<|eot|>", "<|start|>", "<|end|>", "<|pad|>", "<|cls|>"]
 CHAT = 3 * "Given the following problem, reason and give a final answer to the problem. "
-ANSWERS = ["\\boxed{1}", "\\boxed{2}"]
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
-
-
-def make_tokenizer(template: str, cls_id: int | None = None) -> Any:
-    """Byte-level BPE that knows the paper's prompt well. cls_id: where special tokens begin, less 5."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator([PAPER] * 5, trainer)
-    if cls_id is not None:
-        state = json.loads(backend.to_str())
-        state["model"]["vocab"] |= {name: cls_id - 5 + i for i, name in enumerate(SPECIAL)}
-        backend = Tokenizer.from_str(json.dumps(state))
-    backend.add_special_tokens(SPECIAL)
-    backend.add_tokens(ANSWERS)
-    names = {"bos_token": "<|bos|>", "eos_token": "<|eot|>", "pad_token": "<|pad|>", "cls_token": "<|cls|>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-def save_policy(folder: Path, family: str, template: str) -> None:
-    """A model whose likeliest tokens are the answers and the end of turn: coordinate 0 is the same everywhere."""
-    import torch
-    import transformers
-
-    tokenizer = make_tokenizer(template)
-    eos = tokenizer.convert_tokens_to_ids("<|eot|>")
-    torch.manual_seed(0)
-    shape = getattr(transformers, f"{family}Config")(**SIZES, vocab_size=len(tokenizer), eos_token_id=eos)
-    model = getattr(transformers, f"{family}ForCausalLM")(shape)
-    with torch.no_grad():
-        model.model.embed_tokens.weight[:, 0] = 3.0
-        model.lm_head.weight[:, 0] = 0.0
-        model.lm_head.weight[[eos, *tokenizer.convert_tokens_to_ids(ANSWERS)], 0] = 1.0
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def save_athene(folder: Path) -> None:
@@ -222,10 +154,6 @@ def save_athene(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(written, default=str))
 
 
-def save_rows(file: Path, rows: list[dict[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of small models, and of data in the forms of NuminaMath-CoT, MATH-500 and WildChat-1M."""
@@ -233,8 +161,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_policy(folder / "llama", "Llama", LLAMA)
     save_policy(folder / "qwen", "Qwen2", QWEN)
     save_athene(folder / "athene")
-    maths = [(f"What is {k + 1 + k % 2} - {k}?", 1 + k % 2) for k in range(80)]
-    solved = [{"problem": p, "solution": f"It is $\\boxed{{{a}}}$.", "source": "aops_forum"} for p, a in maths]
+    solved = solved_problems(80)
     left_out = [{**solved[0], "problem": "Prove it."}, {**solved[1], "problem": "What?", "source": "orca_math"}]
     save_rows(folder / "numina.jsonl", [*left_out, *solved])
     test = [{"problem": f"Find {k}.", "answer": "2", "subject": "Algebra", "level": 1} for k in range(5)]

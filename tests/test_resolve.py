@@ -205,6 +205,7 @@ def test_fields_of_a_source_may_have_any_name(write):
         ("stages.warmup.steps = 40 ", 40),
         ("stages.warmup.beta=1", 1.0),
         ("stages.warmup.optimizer.learning_rate=1e-6", 1e-6),
+        ("stages.warmup.optimizer.kind=adafactor", "adafactor"),
         ("stages.warmup.keep=(0,10,20)", (0, 10, 20)),
         ("stages.warmup.keep=0, 10, 20", (0, 10, 20)),
         ("stages.warmup.keep=[5]", (5,)),

@@ -5,6 +5,7 @@ Sources, all texts:
     problems.jsonl · problems.json · problems.parquet        local or gs://
     hub:owner/name[@configuration][:split]                   Hugging Face hub (extra `hub`); split "train" if not given
     math500 · amc23 · gsm8k[:split]                          from the hub, by name; split "test" if not given
+    math                                                     the 12,000 problems of MATH that are not MATH-500's
     math500:path/to/file.jsonl                               the same from a local file
     numinamath[:split] · wildchat[:split]                    to train on, less what data/filters.py leaves out; from the
                                                              hub (split "train" if not given), or numinamath:file.jsonl
@@ -52,6 +53,7 @@ NAMED = {
     "math500": Hub("HuggingFaceH4/MATH-500", None, "test"),
     "amc23": Hub("math-ai/amc23", None, "test"),
     "gsm8k": Hub("openai/gsm8k", "main", "test"),
+    "math": Hub("nlile/hendrycks-MATH-benchmark", None, "train"),
     "numinamath": Hub("AI-MO/NuminaMath-CoT", None, "train"),
     "wildchat": Hub("allenai/WildChat-1M", None, "train"),
 }
@@ -171,7 +173,7 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
         if rest.lower().endswith(SUFFIXES):
             return head, file_rows(rest)
         hub = NAMED[head]
-        return head, hub_rows(hub.repository, hub.configuration, rest or hub.split, revision)
+        return head, hub_rows(hub.repository, hub.configuration, rest or hub.split, revision, name=head)
     if source.lower().endswith(SUFFIXES):
         return epath.Path(source).name, file_rows(source)
     close = difflib.get_close_matches(source, [*NAMED, arithmetic.SOURCE], n=1)
@@ -180,6 +182,14 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
         f"unknown data source {source!r}: give a {', '.join(SUFFIXES)} file, hub:owner/name, {arithmetic.SOURCE}, "
         f"or one of {', '.join(NAMED)}.{hint}"
     )
+
+
+def check_training(source: str, field: str) -> None:
+    """Raise ValueError naming the field for a suite that, named without a split, means its test problems."""
+    if source in NAMED and NAMED[source].split == "test":
+        raise ValueError(
+            f"{field} is {source!r}, which are test problems: train on math, numinamath or gsm8k:train, or on a file"
+        )
 
 
 def procedural_count(source: str, limit: int | None) -> int:

@@ -47,24 +47,31 @@ def file_rows(path: str) -> Iterator[Row]:
         ) from error
 
 
-def hub_rows(name: str, config: str | None, split: str, revision: str | None = None) -> Iterator[Row]:
+def hub_rows(
+    repository: str, config: str | None, split: str, revision: str | None = None, *, name: str = ""
+) -> Iterator[Row]:
     """The rows of one split of a hub data set, or of a local folder that `datasets.load_dataset` understands.
 
-    Raises ImportError, naming the extra, without the package `datasets`, and ValueError when the set cannot be loaded.
+    name: what the set is known by here, if it is. Raises ImportError, naming the extra, without the package `datasets`,
+    and ValueError when the set cannot be loaded.
     """
     try:
         import datasets
     except ImportError as error:
-        raise ImportError(f"hub:{name} needs the package datasets: pip install 'g2d-jax[hub]'") from error
+        raise ImportError(f"hub:{repository} needs the package datasets: pip install 'g2d-jax[hub]'") from error
     try:
-        loaded = datasets.load_dataset(name, config, split=split, revision=revision)
+        loaded = datasets.load_dataset(repository, config, split=split, revision=revision)
     except Exception as error:  # network, authentication, configuration and parsing each raise their own kinds
+        advice = (
+            f"Download it on a machine that reaches the hub and write {name}:FILE.jsonl"
+            if name
+            else "Write hub:owner/name@configuration:split, or download the file and give its path"
+        )
         raise ValueError(
-            f"hub:{name}: split {split!r} of configuration {config!r} cannot be loaded: {error}. "
-            "Write hub:owner/name@configuration:split, or download the file and give its path"
+            f"hub:{repository}: split {split!r} of configuration {config!r} cannot be loaded: {error}. {advice}"
         ) from error
     for number, values in enumerate(loaded, 1):
-        yield Row(f"hub:{name}, {split} row {number}", values)
+        yield Row(f"hub:{repository}, {split} row {number}", values)
 
 
 def _jsonl_rows(handle: IO[bytes], path: str) -> Iterator[Row]:

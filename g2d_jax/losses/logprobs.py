@@ -10,6 +10,7 @@ N tokens, D width, V vocabulary, C tokens in a chunk, K chunks.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -80,22 +81,36 @@ def token_logprobs(
         )
     if not hidden.shape[0] or chunk < 1:
         raise ValueError(f"need at least one token and chunk >= 1, got {hidden.shape[0]} tokens and chunk {chunk}")
-    logprobs, entropies = _chunked(hidden, head, targets, float(temperature), chunk, with_entropy)
+    logprobs, entropies = _chunked(hidden, head, targets, _Settings(float(temperature), chunk, with_entropy))
     return logprobs, (entropies if with_entropy else None)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+@dataclass(frozen=True)
+class _Settings:
+    """What is known when the program is made. parts: the mesh axes that the head given is a part over, inside
+    `shard_map`, each with the head's dimension that it splits."""
+
+    temperature: float
+    chunk: int
+    with_entropy: bool
+    parts: tuple[tuple[str, int], ...] = ()
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _chunked(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, temperature: float, chunk: int, with_entropy: bool
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, settings: _Settings
 ) -> tuple[jax.Array, jax.Array]:
-    return _forward(hidden, head, targets, temperature, chunk, with_entropy)[0]
+    return _forward(hidden, head, targets, settings)[0]
 
 
 def _forward(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, temperature: float, chunk: int, with_entropy: bool
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, settings: _Settings
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    """((logprobs, entropies), what the backward pass keeps: the inputs and two numbers per token)."""
+    """((logprobs, entropies), what the backward pass keeps: the inputs, the whole head and two numbers per token)."""
+    temperature, chunk, with_entropy = settings.temperature, settings.chunk, settings.with_entropy
     cast_head = head.astype(hidden.dtype)
+    for axis, dimension in settings.parts:
+        cast_head = jax.lax.all_gather(cast_head, axis, axis=dimension, tiled=True)
 
     def step(_: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, ...]]:
         logits = _logits(xs[0], cast_head, temperature)
@@ -112,17 +127,17 @@ def _forward(
 
     chunks = _split(hidden, chunk), _split(targets, chunk)
     target_logits, log_z, entropies = (x.reshape(-1)[: targets.shape[0]] for x in jax.lax.scan(step, None, chunks)[1])
-    known = (targets >= 0) & (targets < head.shape[1])
+    known = (targets >= 0) & (targets < cast_head.shape[1])
     logprobs = jnp.where(known, target_logits - log_z, jnp.nan)
-    return (logprobs, entropies), (hidden, head, targets, log_z, entropies)
+    return (logprobs, entropies), (hidden, head, cast_head, targets, log_z, entropies)
 
 
 def _backward(
-    temperature: float, chunk: int, with_entropy: bool, kept: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
+    settings: _Settings, kept: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, None]:
     """With p the softmax: d logprob / d logit = one_hot - p and d entropy / d logit = -p * (log p + entropy)."""
-    hidden, head, targets, log_z, entropies = kept
-    cast_head = head.astype(hidden.dtype)
+    hidden, head, cast_head, targets, log_z, entropies = kept
+    temperature, chunk, with_entropy = settings.temperature, settings.chunk, settings.with_entropy
 
     def step(head_grad: jax.Array, xs: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
         hidden_c, targets_c, log_z_c, entropies_c, logprob_grad, entropy_grad = xs
@@ -138,7 +153,11 @@ def _backward(
         return head_grad, hidden_grad.astype(hidden.dtype)
 
     chunks = tuple(_split(x, chunk) for x in (hidden, targets, log_z, entropies, *grads))
-    head_grad, hidden_grad = jax.lax.scan(step, jnp.zeros(head.shape, jnp.float32), chunks)
+    head_grad, hidden_grad = jax.lax.scan(step, jnp.zeros(cast_head.shape, jnp.float32), chunks)
+    for axis, dimension in reversed(settings.parts):  # in float32, and each device gets its own part only
+        head_grad = jax.lax.psum_scatter(head_grad, axis, scatter_dimension=dimension, tiled=True)
+    # Left free, XLA would move the sum behind the loop over micro-batches, and keep the whole head's gradient for it.
+    head_grad = jax.lax.optimization_barrier(head_grad)
     hidden_grad = hidden_grad.reshape(-1, hidden.shape[1])[: hidden.shape[0]]
     return hidden_grad, head_grad.astype(head.dtype), None
 
@@ -182,24 +201,26 @@ def sharded_token_logprobs(
     rows are split over data and fsdp and the tokens of a row over tensor (an axis that does not divide is left out),
     each device runs its own chunks against the whole head, and head gradients are added up once, after the last.
 
-    hidden: [R, T, D] rows of packed tokens. head: [D, V], sharded in any way; gathered in its own type. targets: [R, T]
-    int32. chunk: tokens at once on one device. Returns (logprobs [R, T], entropies [R, T] or None), float32.
+    hidden: [R, T, D] rows of packed tokens. head: [D, V], as the mesh splits embed and vocab; gathered in hidden's
+    type. targets: [R, T] int32. chunk: tokens at once on one device. Returns (logprobs [R, T], entropies [R, T] or
+    None), float32.
     """
+    lies = spec(mesh, ("embed", "vocab"), head.shape)
+    settings = _Settings(temperature, chunk, with_entropy, tuple((axis, i) for i, axis in enumerate(lies) if axis))
     tokens = spec(mesh, ("rows", "tokens"), targets.shape, {**RULES, "tokens": "tensor"})
     outputs = (tokens, tokens if with_entropy else None)
 
     def local(hidden: jax.Array, head: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         flat = hidden.reshape(-1, hidden.shape[-1])
-        results = token_logprobs(
-            flat, head, targets.reshape(-1), temperature=temperature, chunk=chunk, with_entropy=with_entropy
-        )
-        return results[0].reshape(targets.shape), None if results[1] is None else results[1].reshape(targets.shape)
+        logprobs, entropies = _chunked(flat, head, targets.reshape(-1), settings)
+        return logprobs.reshape(targets.shape), entropies.reshape(targets.shape) if with_entropy else None
 
-    # check_vma off: the hand-written gradient of the head is per device, and shard_map's transpose adds it up.
+    # check_vma off: the hand-written gradient of the head is a device's own part; shard_map's transpose adds it up
+    # over the axes that do not split the head.
     split = jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(PartitionSpec(*tokens, None), PartitionSpec(), tokens),
+        in_specs=(PartitionSpec(*tokens, None), lies, tokens),
         out_specs=outputs,
         check_vma=False,
     )

@@ -75,16 +75,21 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     return mixed.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, dim)
 
 
-def attend_cached(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
+def attend_cached(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array, *, by_sums: bool) -> jax.Array:
     """Attention of one query a row. q [B, 1, H, D], keys [B, K, D, S], values [B, K, S, D], mask bool [B, S].
 
-    Scores are a product and a sum, not a matrix product: with one query there is nothing to reuse, the compiler fuses
-    the two, and with S last in the keys every step of the sum is a long vector (4x a batched product on a CPU).
+    by_sums: scores are a product and a sum, not a matrix product: with one query there is nothing to reuse, a CPU's
+    compiler fuses the two, and with S last in the keys every step of the sum is a long vector (4x a batched product). A
+    TPU's compiler copies the cache for it, several times a layer; accelerators get the product.
     """
     batch, _, heads, dim = q.shape
-    grouped = q.reshape(batch, keys.shape[1], heads // keys.shape[1], dim, 1).astype(jnp.float32)
-    scores = jnp.sum(grouped * keys[:, :, None].astype(jnp.float32), axis=3) * dim**-0.5  # [B, K, R, S]
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    grouped = q.reshape(batch, keys.shape[1], heads // keys.shape[1], dim)
+    if by_sums:
+        products = grouped[..., None].astype(jnp.float32) * keys[:, :, None].astype(jnp.float32)
+        scores = jnp.sum(products, axis=3)  # [B, K, R, S]
+    else:
+        scores = jnp.einsum("bkrd,bkds->bkrs", grouped, keys, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None, None], scores * dim**-0.5, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     return jnp.einsum("bkrs,bksd->bkrd", weights, values).astype(q.dtype).reshape(q.shape)
 

@@ -37,17 +37,21 @@ class Lora:
     """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685, equation 3): y = x W + scale * (x A) B, W frozen.
 
     targets: names in LINEAR. scale: alpha / rank; with rslora alpha / sqrt(rank) (Kalajdzievski 2023,
-    arXiv:2312.03732). Raises ValueError for what is out of range.
+    arXiv:2312.03732). dropout: rate at which train steps drop numbers of x before A. Raises ValueError for what is out
+    of range.
     """
 
     rank: int
     alpha: float
     targets: tuple[str, ...] = tuple(LINEAR)
     rslora: bool = False
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not 0 < self.alpha < math.inf:
             raise ValueError(f"lora.rank and lora.alpha must be positive, got {self.rank} and {self.alpha}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"lora.dropout must be at least 0 and less than 1, got {self.dropout}")
         if wrong := [name for name in self.targets if name not in LINEAR]:
             raise ValueError(f"lora.targets: no linear layer {wrong[0]!r}; there are {', '.join(LINEAR)}")
         if not self.targets or len(set(self.targets)) < len(self.targets):

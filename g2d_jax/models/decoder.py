@@ -22,7 +22,8 @@ from jax.sharding import Mesh
 from g2d_jax import mesh as meshes
 from g2d_jax.models.attention import attend_cached, rotary_table, rotate
 from g2d_jax.models.config import LINEAR, ModelConfig
-from g2d_jax.models.kernels import SAVED, Attention, xla_attention
+from g2d_jax.models.dropout import Dropout, of_layer, token_keys
+from g2d_jax.models.kernels import SAVED, Attention, platform_of, xla_attention
 from g2d_jax.models.table import Param, block_params, full_shape, outer_params
 
 Remat = Literal["none", "full", "attention"]
@@ -102,6 +103,16 @@ def shardings(config: ModelConfig, mesh: Mesh, rules: meshes.Rules = meshes.RULE
     return build(config, make)  # type: ignore[arg-type]  # a tree of shardings
 
 
+def unstacked_shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
+    """`shardings` of what `unstack` gives."""
+
+    def make(rows: Mapping[str, Param]) -> Any:
+        return {name: meshes.sharding(mesh, row.axes, full_shape(config, row, False)) for name, row in rows.items()}
+
+    blocks = [Block(make(block_params(config))) for _ in range(config.num_hidden_layers)]
+    return Decoder(config, make(outer_params(config)), nnx.List(blocks))
+
+
 def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
     """The Decoder tree with a ShapeDtypeStruct in place of every array; adapters are float32 always."""
 
@@ -171,20 +182,22 @@ def linear(x: jax.Array, weight: jax.Array, inputs: int = 1) -> jax.Array:
     return product.reshape(*x.shape[:2], *weight.shape[inputs:])
 
 
-def project(c: ModelConfig, block: Block, name: str, x: jax.Array, inputs: int = 1) -> jax.Array:
+def project(
+    c: ModelConfig, block: Block, name: str, x: jax.Array, inputs: int = 1, dropout: Dropout | None = None
+) -> jax.Array:
     """The linear layer `name`, with its adapter if it has one."""
     y = linear(x, getattr(block, name)[...], inputs)
     if c.lora is None or name not in (LINEAR[target] for target in c.lora.targets):
         return y
-    low = linear(x, getattr(block, f"{name}_a")[...], inputs)
+    low = linear(x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs)
     return y + c.lora.scale * linear(low, getattr(block, f"{name}_b")[...])
 
 
 def project_qkv(
-    c: ModelConfig, block: Block, x: jax.Array, rope: tuple[jax.Array, jax.Array]
+    c: ModelConfig, block: Block, x: jax.Array, rope: tuple[jax.Array, jax.Array], dropout: Dropout | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E], rotated."""
-    q, k, v = (project(c, block, name, x) for name in ("q", "k", "v"))
+    q, k, v = (project(c, block, name, x, dropout=dropout) for name in ("q", "k", "v"))
     if c.qkv_bias:
         q, k, v = (
             y + getattr(block, f"{name}_bias")[...][None, None] for name, y in zip("qkv", (q, k, v), strict=True)
@@ -194,11 +207,11 @@ def project_qkv(
     return rotate(q, rope), rotate(k, rope), v
 
 
-def mlp(c: ModelConfig, block: Block, x: jax.Array) -> jax.Array:
+def mlp(c: ModelConfig, block: Block, x: jax.Array, dropout: Dropout | None = None) -> jax.Array:
     """Residual SwiGLU feed-forward."""
     y = rms_norm(x, block.mlp_norm[...], c.rms_norm_eps)
-    hidden = jax.nn.silu(project(c, block, "gate", y)) * project(c, block, "up", y)
-    return x + project(c, block, "down", hidden)
+    gate = jax.nn.silu(project(c, block, "gate", y, dropout=dropout))
+    return x + project(c, block, "down", gate * project(c, block, "up", y, dropout=dropout), dropout=dropout)
 
 
 def apply_block(
@@ -207,12 +220,13 @@ def apply_block(
     x: jax.Array,
     rope: tuple[jax.Array, jax.Array],
     attention: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    dropout: Dropout | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """One layer; returns x and this layer's new (keys, values)."""
     block = jax.tree.map(lambda p: p.astype(x.dtype), block)
-    q, k, v = project_qkv(c, block, rms_norm(x, block.attn_norm[...], c.rms_norm_eps), rope)
-    x = x + project(c, block, "o", attention(q, k, v), inputs=2)
-    return mlp(c, block, x), (k, v)
+    q, k, v = project_qkv(c, block, rms_norm(x, block.attn_norm[...], c.rms_norm_eps), rope, dropout)
+    x = x + project(c, block, "o", attention(q, k, v), inputs=2, dropout=dropout)
+    return mlp(c, block, x, dropout), (k, v)
 
 
 def rematerialise(fn: Callable, remat: Remat) -> Callable:
@@ -235,6 +249,7 @@ def forward(
     keep_kv: bool = False,
     attention: Attention = xla_attention,
     mesh: Mesh | None = None,
+    dropout: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache | tuple[jax.Array, jax.Array] | None]:
     """Hidden states after the final norm, [B, T, E] in dtype.
 
@@ -242,7 +257,8 @@ def forward(
     attend among themselves; keep_kv also returns keys and values, each [L, B, T, K, D]. With a cache T is 1: the
     token is written at cache.column, sees columns start…column, and the advanced cache is returned. attention: of
     kernels.attention_for; a cache is read by XLA whatever it is. mesh: what lies between the layers is split over it by
-    rows alone; left to itself XLA splits it like the weights, by width, and gathers the rows of all devices.
+    rows alone; left to itself XLA splits it like the weights, by width, and gathers the rows of all devices. dropout:
+    keys of the tokens' sequences, uint32 [B, T, 2], for the dropout of adapters in training; None: none is dropped.
     """
     c = model.config
 
@@ -252,35 +268,49 @@ def forward(
         return jax.lax.with_sharding_constraint(x, meshes.sharding(mesh, (rows, None, width), x.shape))
 
     # Looked up where the table lies, each device a part of the width, and then exchanged: the table is not gathered.
-    x = laid_out(laid_out(model.embed[...].astype(dtype)[tokens], "replica_rows", "embed"), "rows", None)
+    # Cast after it: the table's gradient, a sum over all places of a word, is then added up in its own type.
+    x = laid_out(laid_out(model.embed[...][tokens].astype(dtype), "replica_rows", "embed"), "rows", None)
     rope = rotary_table(c, positions)
     if cache is not None:
-        x, cache = decode_layers(model, x, rope, cache)
+        x, cache = decode_layers(model, x, rope, cache, by_sums=mesh is None or platform_of(mesh) == "cpu")
         return rms_norm(x, model.final_norm[...].astype(dtype), c.rms_norm_eps), cache
 
-    def layer(x: jax.Array, block: Block) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        x, kv = apply_block(c, block, x, rope, lambda q, k, v: attention(q, k, v, segment_ids))
+    keys = None if dropout is None else token_keys(dropout, positions)
+
+    def layer(
+        x: jax.Array, own: tuple[Block, jax.Array | None]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+        block, number = own
+        dropped = None if keys is None or number is None or c.lora is None else of_layer(c.lora.dropout, keys, number)
+        x, kv = apply_block(c, block, x, rope, lambda q, k, v: attention(q, k, v, segment_ids), dropped)
         return laid_out(x, "rows", None), kv if keep_kv else None
 
-    x, kv = scan_layers(rematerialise(layer, remat), x, model.blocks)
+    numbers = None if keys is None else jnp.arange(c.num_hidden_layers)
+    x, kv = scan_layers(rematerialise(layer, remat), x, model.blocks, numbers)
     return rms_norm(x, model.final_norm[...].astype(dtype), c.rms_norm_eps), kv
 
 
-def scan_layers(layer: Callable, x: jax.Array, blocks: Block | nnx.List) -> tuple[jax.Array, Any]:
-    """Run the layers in order: lax.scan over a stacked Block, a Python loop over a list of them."""
+def scan_layers(
+    layer: Callable, x: jax.Array, blocks: Block | nnx.List, numbers: jax.Array | None = None
+) -> tuple[jax.Array, Any]:
+    """Run layer(x, (block, number)) in order: lax.scan over a stacked Block, a Python loop over a list of them.
+
+    numbers: int32 [L], or None where the layers do not ask for theirs.
+    """
     if isinstance(blocks, Block):
-        return jax.lax.scan(layer, x, blocks)
+        return jax.lax.scan(layer, x, (blocks, numbers))
     outputs = []
-    for block in blocks:
-        x, output = layer(x, block)
+    for i, block in enumerate(blocks):
+        x, output = layer(x, (block, None if numbers is None else numbers[i]))
         outputs.append(output)
     return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
 
 def decode_layers(
-    model: Decoder, x: jax.Array, rope: tuple[jax.Array, jax.Array], cache: Cache
+    model: Decoder, x: jax.Array, rope: tuple[jax.Array, jax.Array], cache: Cache, *, by_sums: bool
 ) -> tuple[jax.Array, Cache]:
-    """All layers for one new token a row; the model is unstacked, the cache one array a layer."""
+    """All layers for one new token a row; the model is unstacked, the cache one array a layer. by_sums: see
+    attention.attend_cached."""
     assert isinstance(model.blocks, nnx.List), "decode takes an unstacked model"
     columns = jnp.arange(cache.values[0].shape[2])[None]
     mask = (columns >= cache.start[:, None]) & (columns <= cache.column)  # [B, S]
@@ -292,7 +322,7 @@ def decode_layers(
             k, v = k[:, 0, :, :, None].astype(keys.dtype), v[:, 0, :, None, :].astype(values.dtype)
             new_keys.append(jax.lax.dynamic_update_slice_in_dim(keys, k, column, axis=3))
             new_values.append(jax.lax.dynamic_update_slice_in_dim(values, v, column, axis=2))
-            return attend_cached(q, new_keys[-1], new_values[-1], mask)
+            return attend_cached(q, new_keys[-1], new_values[-1], mask, by_sums=by_sums)
 
         x, _ = apply_block(model.config, block, x, rope, attention)
     return x, dataclasses.replace(cache, keys=tuple(new_keys), values=tuple(new_values), column=cache.column + 1)

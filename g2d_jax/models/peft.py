@@ -50,7 +50,7 @@ def _config(lora: Lora, base: str) -> dict[str, object]:
         "lora_alpha": lora.alpha,
         "use_rslora": lora.rslora,
         "target_modules": list(lora.targets),
-        "lora_dropout": 0.0,
+        "lora_dropout": lora.dropout,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

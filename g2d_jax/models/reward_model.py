@@ -27,10 +27,11 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax import storage
-from g2d_jax.models import flops, hf
+from g2d_jax.models import decoder, flops, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, forward
 from g2d_jax.models.hf_folder import CONFIG, check_headers, read_config, read_headers, read_json, stored_shape
+from g2d_jax.models.kernels import attention_for
 from g2d_jax.models.table import Param
 from g2d_jax.records import MEMBERS
 
@@ -101,6 +102,13 @@ def load(folder: storage.PathLike, *, mesh: Mesh | None = None, dtype: jnp.dtype
     return ScalarModel(trunk, hf.load_array(head, found, everywhere, jnp.dtype(jnp.float32)), read_out)
 
 
+def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> ScalarModel:
+    """A reward model of this trunk with a ShapeDtypeStruct and its sharding in place of every array."""
+    head = jax.ShapeDtypeStruct((config.hidden_size,), jnp.float32, sharding=meshes.replicated(mesh))
+    trunk = decoder.abstract_on(dataclasses.replace(config, tie_word_embeddings=True), mesh, dtype)
+    return ScalarModel(trunk, head, ReadOut())  # type: ignore[arg-type]  # shapes in place of arrays
+
+
 def _head_row(config: ModelConfig, name: str) -> Param:
     """The head's row of the table: stored [1, E], held [E]."""
     return Param((config.hidden_size,), ("norm",), "normal", name, (config.hidden_size, 1))
@@ -142,15 +150,17 @@ def read_scores(
     tokens: jax.Array,
     lengths: jax.Array,
     *,
+    mesh: Mesh,
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
 ) -> jax.Array:
-    """Scores, float32 [B], read at the last of each row's tokens.
+    """Scores, float32 [B], read at the last of each row's tokens, by the platform's attention where it can serve.
 
     tokens: int32 [B, T], filled up on the right with any ids: no earlier token sees them. lengths: int32 [B], at
     least 1. dtype: of activations. The product with the head is a sum in float32, which no device shortens.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-    hidden, _ = forward(model.trunk, tokens, positions, jnp.full_like(tokens, MEMBERS), dtype=dtype)
+    segments, attention = jnp.full_like(tokens, MEMBERS), attention_for("auto", mesh, "sequence")
+    hidden, _ = forward(model.trunk, tokens, positions, segments, dtype=dtype, attention=attention, mesh=mesh)
     last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
     return jnp.sum(last.astype(jnp.float32) * model.head[None], axis=-1)
 

@@ -86,7 +86,11 @@ SHAPES: dict[str, ModelConfig] = {
     "Llama-3.2-3B": _llama3(3072, 8192, 28, 24, tied=True, rope_factor=32.0),
 }
 
-_OTHER_NAMES = {"Meta-Llama-3-8B": "Llama-3-8B", "Meta-Llama-3.1-8B": "Llama-3.1-8B"}
+_OTHER_NAMES = {
+    "Meta-Llama-3-8B": "Llama-3-8B",
+    "Meta-Llama-3.1-8B": "Llama-3.1-8B",
+    "Athene-RM-8B": "Llama-3.1-8B",  # a reward model's trunk: models/reward_model.py
+}
 
 
 def shape(name: str) -> ModelConfig:

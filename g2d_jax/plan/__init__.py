@@ -34,16 +34,17 @@ def plan(
 
     compiling.prepare(machine)
     from g2d_jax import pipeline
-    from g2d_jax.plan import planning, show
+    from g2d_jax.plan import planning, savings, show
     from g2d_jax.tracking import Screen
 
     pipeline.check(config)
     screen = Screen()
-    compiler = planning.Compiler(compiling.devices(machine), screen.say)
+    compiler = planning.Compiler.of(machine, screen.say)
     if auto:
         found = planning.search(config, machine, compiler, stages=stages)
         if found is None:
-            screen.say(f"none of the {planning.MOST_TRIED} settings tried fits {name}")
+            tried = f"none of the {planning.MOST_TRIED} settings tried fits {name}"
+            screen.say(f"{tried}; without --auto, bfloat16 moments and LoRA are tried too")
             return False
         screen.say(f"chosen: {found.overrides()}")
         config = found.apply(config)
@@ -51,6 +52,15 @@ def plan(
     show.show(made, screen, price=price, response=response)
     if made.misfits and not auto:
         found = planning.search(config, machine, compiler, stages=stages)
-        tried = f"none of the {planning.MOST_TRIED} other settings tried; a larger machine, or LoRA"
-        screen.say(f"what would fit: {found.overrides() if found else tried}")
+        if found is not None:
+            screen.say(f"what would fit: {found.overrides()}")
+        elif changed := savings.search_savings(config, machine, compiler, stages=stages):
+            overrides, found = changed
+            arguments = f"{savings.as_arguments(overrides)} {found.overrides()}"
+            screen.say(f"what would fit, with another result: {arguments}")
+        else:
+            screen.say(
+                "what would fit: none of the settings tried, neither with bfloat16 moments nor with LoRA; take a "
+                "larger machine"
+            )
     return not made.misfits

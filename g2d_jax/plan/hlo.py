@@ -55,16 +55,17 @@ def collectives(text: str, dynamic: int = 1) -> list[Collective]:
     """All collectives of a module that move anything. text: `compiled.as_text()`.
 
     dynamic: trips of a loop whose count is no constant, the outermost such loop on every path; inside it further ones
-    count once. The pieces into which a compiler cuts an asynchronous collective share a channel and count as one.
+    count once. The pieces into which a compiler cuts an asynchronous collective share a channel and count as one, as
+    often as it is started: the pieces between start and end may lie in a loop that goes on beside it.
     """
     computations = _parse(text)
     entry = next(name for name, computation in computations.items() if computation.entry)
-    found: dict[tuple[str, str], Collective] = {}
-    for place, one in _walk(computations, entry, 1, dynamic):
+    found: dict[tuple[str, str], tuple[bool, Collective]] = {}
+    for place, starts, one in _walk(computations, entry, 1, dynamic):
         known = found.get(place)
-        if known is None or one.times > known.times:
-            found[place] = one
-    return [one for one in found.values() if one.group > 1 and one.size]
+        if known is None or (starts, one.times) > (known[0], known[1].times):
+            found[place] = starts, one
+    return [one for _, one in found.values() if one.group > 1 and one.size]
 
 
 def bytes_sent(found: list[Collective]) -> dict[str, float]:
@@ -79,7 +80,7 @@ def _parse(text: str) -> dict[str, _Computation]:
         if head := _HEAD.match(line):
             lines = {}
             computations[head[2]] = _Computation(bool(head[1]), lines)
-        elif line.startswith("}"):
+        elif line.rstrip() == "}":  # not just any line with one: a kernel's metadata may go on over several
             lines = None
         elif lines is not None and (instruction := _INSTRUCTION.match(line)):
             lines[instruction[1]] = instruction[2]
@@ -88,12 +89,14 @@ def _parse(text: str) -> dict[str, _Computation]:
 
 def _walk(
     computations: Mapping[str, _Computation], name: str, times: int, dynamic: int
-) -> Iterator[tuple[tuple[str, str], Collective]]:
-    """Every collective that a computation runs, with its channel, or its own name where it has none."""
+) -> Iterator[tuple[tuple[str, str], bool, Collective]]:
+    """Every collective that a computation runs, with its channel, or its own name where it has none, and whether the
+    computation is the one that starts it asynchronously."""
+    starts = any('"AsyncCollectiveStart"' in rest for rest in computations[name].lines.values())
     for instruction, rest in computations[name].lines.items():
         opcode = _opcode(rest)
         if loop := _WHILE.search(rest) if opcode == "while" else None:
-            trips = _trips(computations, rest, loop[1])
+            trips = _trips(computations, rest, loop[1], loop[2])
             inner, left = (dynamic, 1) if trips is None else (trips, dynamic)
             yield from _walk(computations, loop[2], times * inner, left)
             continue
@@ -101,7 +104,7 @@ def _walk(
         if kind in KINDS:
             channel = re.search(r"channel_id=(\d+)", rest)
             place = (kind, f"channel {channel[1]}" if channel else f"{name}/{instruction}")
-            yield place, Collective(kind, _size(rest, kind, opcode != kind), _group(rest), times)
+            yield place, starts, Collective(kind, _size(rest, kind, opcode != kind), _group(rest), times)
         if opcode.endswith(("-done", "-update")):
             continue
         called = _CALLS.findall(rest) + [
@@ -118,18 +121,43 @@ def _opcode(rest: str) -> str:
     return found[1] if found else ""
 
 
-def _trips(computations: Mapping[str, _Computation], rest: str, condition: str) -> int | None:
+def _trips(computations: Mapping[str, _Computation], rest: str, condition: str, body: str) -> int | None:
     """How often a loop runs, or None if that is known at run time only."""
     if known := re.search(r'known_trip_count"?[=:]\{"?n"?:"?(\d+)', rest):
         return int(known[1])
     lines = computations[condition].lines
-    constants = {name: int(found[1]) for name, line in lines.items() if (found := _CONSTANT.search(line))}
+    constants = _constants(lines)
     compares = [line for line in lines.values() if _opcode(line) in ("compare", "fusion")]
     # lax.scan and fori_loop with a constant bound count up from 0: one comparison, with that constant.
-    if len(constants) == 1 and len(compares) == 1:
-        ((name, value),) = constants.items()
-        return value if re.search(rf"%?{re.escape(name)}\b", compares[0]) else None
-    return None
+    if len(constants) != 1 or len(compares) != 1:
+        return None
+    ((name, bound),) = constants.items()
+    if not re.search(rf"%?{re.escape(name)}\b", compares[0]):
+        return None
+    return -(-bound // _stride(lines, compares[0], computations[body].lines))
+
+
+def _constants(lines: Mapping[str, str]) -> dict[str, int]:
+    return {name: int(found[1]) for name, line in lines.items() if (found := _CONSTANT.search(line))}
+
+
+def _stride(condition: Mapping[str, str], compare: str, body: Mapping[str, str]) -> int:
+    """By how much a loop's counter moves: 1, or what XLA made of it when it put several trips into one body."""
+    counters = [re.search(r"index=(\d+)", condition.get(name, "")) for name in _operands(compare)]
+    place = next((int(found[1]) for found in counters if found), None)
+    result = next((line for line in reversed([*body.values()]) if _opcode(line) == "tuple"), None)
+    if place is None or result is None:
+        return 1
+    step = body.get(_operands(result)[place], "")
+    constants = _constants(body)
+    moves = [constants[name] for name in _operands(step) if name in constants] if _opcode(step) == "add" else []
+    return moves[0] if moves else 1
+
+
+def _operands(rest: str) -> list[str]:
+    """Names of an instruction's operands."""
+    found = _OPCODE.search(rest)
+    return re.findall(r"%([\w.-]+)", rest[found.end() :].split(")", 1)[0]) if found else []
 
 
 def _size(rest: str, kind: str, start: bool) -> int:

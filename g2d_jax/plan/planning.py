@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -20,7 +21,7 @@ from g2d_jax import pipeline
 from g2d_jax.models import hf, shapes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_params, count_trained
-from g2d_jax.plan.compiling import Compiled, DoesNotFit, compile_program
+from g2d_jax.plan.compiling import Compiled, DoesNotFit, compile_program, devices
 from g2d_jax.plan.programs import Program, programs_of, saved_per_token
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Roofline, roofline
@@ -69,11 +70,18 @@ class Plan:
 
 
 class Compiler:
-    """Compiles for the devices of a machine; the same program twice costs nothing."""
+    """Compiles for the devices of a machine; the same program twice costs nothing. host: those of one of its hosts, as
+    of a machine of its own, if it has several (for some of a machine's devices a compiler may fail)."""
 
-    def __init__(self, devices: Sequence[Any], say: Say = lambda _: None) -> None:
-        self.devices, self.say = list(devices), say
+    def __init__(self, devices: Sequence[Any], host: Sequence[Any] | None = None, say: Say = lambda _: None) -> None:
+        self.devices, self.host, self.say = list(devices), list(host or devices), say
         self._known: dict[str, Compiled | DoesNotFit] = {}
+
+    @classmethod
+    def of(cls, topology: Topology, say: Say = lambda _: None) -> Compiler:
+        """For a machine, after `compiling.prepare`."""
+        host = devices(topology.host) if topology.hosts > 1 else None
+        return cls(devices(topology), host, say)
 
     def compile(self, program: Program, outputs: Mapping[str, Any]) -> Compiled:
         """Raises DoesNotFit."""
@@ -103,13 +111,22 @@ def model_shape(context: Context) -> ModelConfig:
 
 
 @contextmanager
-def planned(config: ConfigDict, devices: Sequence[Any]) -> Iterator[Context]:
-    """The run's context on a machine that is not here. Raises ValueError for a mesh that does not fit it."""
+def planned(config: ConfigDict, compiler: Compiler, memory: int | None = None) -> Iterator[Context]:
+    """The run's context on the compiler's machine. memory: bytes of a device, which those devices do not tell.
+
+    Raises ValueError for a mesh that does not fit the machine.
+    """
     order = pipeline.plan(config)
     with tempfile.TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         context = Context(config, epath.Path(folder), tracker, order.folders(epath.Path(folder)))
-        mesh = meshes.make_mesh(**config.mesh, devices=devices)
-        yield context.at(config, context.folders, tracker, mesh=mesh, model_config=model_shape(context))
+        mesh = meshes.make_mesh(**config.mesh, devices=compiler.devices)
+        model = model_shape(context)
+        if not config.compute.sampling_tensor:  # what the run would choose
+            size = count_params(model.base) * context.dtype.itemsize
+            config = copy.deepcopy(config)
+            config.compute.sampling_tensor = meshes.fewest(size, memory, len(compiler.host))
+        own = np.array(compiler.host)
+        yield context.at(config, context.folders, tracker, mesh=mesh, model_config=model, own=own)
 
 
 def make(
@@ -121,7 +138,7 @@ def make(
     response: int | None = None,
 ) -> Plan:
     """Compile every program of the stages (default: all). response: mean tokens of a response, None: the longest."""
-    with planned(config, compiler.devices) as context:
+    with planned(config, compiler, topology.device.hbm) as context:
         wanted = stages or pipeline.plan(config).order
         entries = [
             entry for name in wanted for entry in _stage(compiler, topology, programs_of(context, name, response))
@@ -210,10 +227,10 @@ def choices(config: ConfigDict, topology: Topology) -> list[Choice]:
 def train_bytes(model: ModelConfig, config: ConfigDict, choice: Choice, row_length: int) -> float:
     """A train step's bytes a device by formula.
 
-    16 bytes a trained parameter, split over fsdp and tensor: itself, two moments and a gradient in float32; what stands
-    beside adapters in its own type. What the layers keep;
-    one layer's own work without remat's savings; the head gathered, with its gradient in float32; logits of a chunk of
-    1,024 tokens and two more arrays of their size.
+    8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's (`state_bytes`), split over fsdp
+    and tensor; what stands beside adapters in its own type. What the layers keep; one layer's own work without remat's
+    savings; the head gathered, with its gradient in float32; logits of a chunk of 1,024 tokens and two more arrays of
+    their size.
     """
     size = 2 if config.dtype == "bfloat16" else 4
     rows = max(choice.microbatch_tokens // row_length // choice.fsdp, 1)
@@ -223,8 +240,16 @@ def train_bytes(model: ModelConfig, config: ConfigDict, choice: Choice, row_leng
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, 1024) * model.vocab_size
     trained = count_trained(model)
-    held = 16 * trained + starting.base_dtype(config).itemsize * (count_params(model) - trained)
+    held = (8 + state_bytes(config)) * trained + starting.base_dtype(config).itemsize * (count_params(model) - trained)
     return held / (choice.fsdp * choice.tensor) + kept + layer + head + logits
+
+
+def state_bytes(config: ConfigDict) -> int:
+    """Bytes a trained parameter of the largest optimiser state of a run's stages: AdamW's two moments; Adafactor's
+    factors are too small to count."""
+    settings = [stage.optimizer for stage in config.stages.values() if "optimizer" in stage]
+    sizes = {"float32": 8, "bfloat16": 4}
+    return max((sizes[s.moment_dtype] if s.kind == "adamw" else 0 for s in settings), default=8)
 
 
 def search(
@@ -239,7 +264,7 @@ def search(
 
     Each trial compiles the train step and the decode program of the stages. None if none of those tried fits.
     """
-    with planned(config, compiler.devices) as context:
+    with planned(config, compiler, topology.device.hbm) as context:
         model = context.model_config
         row_length = _row_length(context, stages or tuple(config.stages))
     room = topology.device.hbm
@@ -261,7 +286,7 @@ def _spread(likely: Sequence[Choice], most: int) -> list[Choice]:
 
 
 def _heaviest_fit(config: ConfigDict, topology: Topology, compiler: Compiler, stages: Sequence[str]) -> bool:
-    with planned(config, compiler.devices) as context:
+    with planned(config, compiler, topology.device.hbm) as context:
         for name in stages or config.stages:
             programs = programs_of(context, name)
             step = [program for program in programs if program.name == "train step"]

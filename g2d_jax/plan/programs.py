@@ -6,6 +6,8 @@ its own code from made-up responses of the greatest length, and only the arrays'
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +21,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.flops import attended, forward_flops, matmul_params, train_flops
+from g2d_jax.plan.rewarding import scorings
 from g2d_jax.plan.work import Work, device_bytes, problems, rounds
 from g2d_jax.records import Preference, Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.rollout import programs as sampling
@@ -27,6 +30,7 @@ from g2d_jax.stages import batches, diagnosis, offline, online, sft, starting
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.supply import compares
 from g2d_jax.training import objectives, signal
+from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import abstract_batch, abstract_state, make_fresh_state, make_train_step
@@ -71,7 +75,13 @@ def programs_of(context: Context, name: str, response: int | None = None) -> lis
     """
     stage = context.config.stages[name]
     make = {"sft": _sft, "online": _online, "collect": _collect, "offline": _offline}.get(stage.kind, _evaluation)
-    return list(make(context, name, stage, response))
+    programs = list(make(context, name, stage, response))
+    # Reward models are loaded when they are first needed, and stay.
+    rewards = tuple(scoring.model for scoring in scorings(context.config, context.mesh))
+    return [
+        program if program.name == "reward" else dataclasses.replace(program, resident=(*program.resident, *rewards))
+        for program in programs
+    ]
 
 
 # Stages
@@ -191,9 +201,7 @@ def _training(
     held, changed = (device_bytes(params), device_bytes(state)), device_bytes(trained)
     once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
     fixed = () if rest is None else (rest,)
-    yield Program(
-        name, "fresh state", make_fresh_state(config, optimizer, mesh), lambda _: (trained,), once, resident=fixed
-    )
+    yield Program(name, "fresh state", make_fresh_state(config, optimizer, mesh), _fixed(trained), once, resident=fixed)
     remat = 1.0 if context.config.compute.remat == "none" else 4 / 3
     count = packed.arrays["tokens"].shape[0]
     flops = remat * train_flops(config, packed.used, packed.attended) / mesh.size
@@ -203,9 +211,10 @@ def _training(
     parts["activations"] = activation_bytes(context, packed)
     step = make_train_step(objective, optimizer, config, mesh)
     work = Work(calls, flops, moved, parts, trained=packed.used * calls)
-    inputs = abstract_batch(packed, mesh)
-    arguments = (state, *inputs, *fixed)
-    yield Program(name, "train step", step, lambda _: arguments, work, {}, min(count, packed.count), resident)
+    inputs = abstract_batch(with_keys(packed, config, context.config.seed, name, 0), mesh)
+    yield Program(
+        name, "train step", step, _fixed(state, *inputs, *fixed), work, {}, min(count, packed.count), resident
+    )
 
 
 def _scoring(context: Context, name: str, packed: Packed, calls: float, resident: tuple[Any, ...]) -> Program:
@@ -217,7 +226,7 @@ def _scoring(context: Context, name: str, packed: Packed, calls: float, resident
     inputs = abstract_batch(packed, context.mesh)
     program = context.score_program()
     return Program(
-        name, "log-probs", program, lambda _: (params, *inputs), work, {"temperature": 1.0}, packed.count, resident
+        name, "log-probs", program, _fixed(params, *inputs), work, {"temperature": 1.0}, packed.count, resident
     )
 
 
@@ -233,7 +242,7 @@ def _gradient(context: Context, name: str, objective: Objective, packed: Packed,
     work = Work(calls, flops, held + 2 * changed, parts, trained=packed.used * calls)
     inputs = (*abstract_batch(packed, mesh), *(() if rest is None else (rest,)))
     run = signal.make_gradient_sums(objective, config, mesh)
-    return Program(name, "gradient", run, lambda _: (sums, trained, *inputs), work, {}, packed.count)
+    return Program(name, "gradient", run, _fixed(sums, trained, *inputs), work, {}, packed.count)
 
 
 def _groups(context: Context, stage: ConfigDict) -> tuple[list[Group], list[Group]]:
@@ -311,12 +320,13 @@ def _sampling(
     columns, width = sampler.columns(prompt), sampler.widest(prompt, new)
     jitted, weights = sampler.programs, 2 * matmul_params(config)
     held = device_bytes(params)
+    copied = params
     if hosts > 1:
         work = Work(1, 0.0, 1.5 * held, {"parameters": held})
-        yield Program(name, "cast", context.cast_program(), lambda _: (params,), work, resident=beside)
-        params = decoder.abstract_on(config.base, mesh, dtype)
-    work = Work(1, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
-    yield Program(name, "view", jitted["view"], lambda _: (params,), work, resident=beside)
+        yield Program(name, "cast", context.cast_program(), _fixed(params), work, resident=beside)
+        copied = decoder.abstract_on(config.base, mesh, dtype)
+    work = Work(1, 0.0, 2 * device_bytes(copied), {"parameters": device_bytes(copied)})
+    yield Program(name, "view", jitted["view"], _fixed(copied), work, resident=beside)
     everywhere = meshes.replicated(mesh)
 
     def host(*shape: int, kind: Any = np.int32) -> jax.ShapeDtypeStruct:
@@ -368,6 +378,27 @@ def _sampling(
         steps,
         meanwhile,
     )
+    yield from _rewards(context, name, asked.prompts * asked.samples, prompt + mean, meanwhile)
+
+
+def _rewards(
+    context: Context, name: str, responses: float, mean: float, resident: tuple[Any, ...]
+) -> Iterator[Program]:
+    """Reward models over so many responses of `mean` tokens with their prompts."""
+    found = list(scorings(context.config, context.mesh))
+    for scoring in found:
+        others = tuple(other.model for other in found if other is not scoring)
+        arguments = scoring.model, scoring.tokens, scoring.lengths
+        calls = responses * mean / math.prod(scoring.tokens.shape)
+        weights = scoring.weights() / context.mesh.shape["tensor"]
+        parts = {"parameters": device_bytes(scoring.model)}
+        work = Work(calls, scoring.flops() / context.mesh.size, weights, parts, scored=responses * mean)
+        yield Program(name, "reward", scoring.run, _fixed(*arguments), work, resident=(*resident, *others))
+
+
+def _fixed(*arguments: Any) -> Callable[[Outputs], tuple[Any, ...]]:
+    """Arguments that no program before makes. (A lambda would look its names up when the program is compiled.)"""
+    return lambda _: arguments
 
 
 def _pairs(source: ConfigDict) -> int:

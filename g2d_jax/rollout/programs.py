@@ -204,7 +204,9 @@ def decode(
     def advance(carry: tuple[jax.Array, State, Emitted[jax.Array]]) -> tuple[jax.Array, State, Emitted[jax.Array]]:
         step, state, emitted = carry
         rows, active = state.rows, state.rows.left > 0
+        # Each device multiplies its words, and draws for its rows from all words.
         logits = jnp.matmul(state.hidden, head, preferred_element_type=jnp.float32)
+        logits = constrain(mesh, constrain(mesh, logits, "rows", "vocab"), "all_rows")
         drawn = draw(logits, rows.keys, rows.response, rows.temperature, rows.top_k, rows.top_p, filtered=filtered)
         stopped = active & jnp.any(drawn.token[:, None] == rows.stop_ids, axis=-1)
         one = active.astype(jnp.int32)
@@ -220,7 +222,8 @@ def decode(
             emitted.stopped | stopped,
         )
         token, position = drawn.token[:, None], rows.position[:, None]
-        hidden, cache = forward(view, token, position, jnp.full_like(token, MEMBERS), state.cache, dtype=dtype)
+        segments = jnp.full_like(token, MEMBERS)
+        hidden, cache = forward(view, token, position, segments, state.cache, dtype=dtype, mesh=mesh)
         rows = dataclasses.replace(
             rows,
             position=rows.position + one,

@@ -23,7 +23,7 @@ from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
 from g2d_jax import processes
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import Decoder, cast, unstack
+from g2d_jax.models.decoder import Decoder, cast, unstack, unstacked_shardings
 from g2d_jax.models.kernels import LANES, Setting, choose, platform_of
 from g2d_jax.models.lora import merge
 from g2d_jax.records import Request, Rollout
@@ -112,7 +112,7 @@ class Sampler:
         def view(model: Decoder) -> Decoder:
             return unstack(cast(merge(model), dtype))
 
-        self._view = jax.jit(view)
+        self._view = jax.jit(view, out_shardings=unstacked_shardings(config.base, mesh))
         self.kernel = choose(
             attention,
             platform=platform_of(mesh),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,6 +31,17 @@ class Usage:
     flops: float = 0.0
 
 
+def make_program(mesh: Mesh, dtype: jnp.dtype) -> Callable[[ScalarModel, jax.Array, jax.Array], jax.Array]:
+    """The jitted `read_scores`."""
+    return jax.jit(partial(read_scores, mesh=mesh, dtype=dtype), out_shardings=meshes.replicated(mesh))
+
+
+def full_rows(mesh: Mesh, columns: int, batch_tokens: int) -> int:
+    """Rows of a full batch."""
+    ways = meshes.row_ways(mesh)
+    return max(batch_tokens // columns // ways, 1) * ways
+
+
 class BatchScorer:
     """Scores token ids.
 
@@ -44,7 +55,7 @@ class BatchScorer:
             raise ValueError(f"batch_tokens must be positive, got {batch_tokens}")
         self.model, self.mesh, self.batch_tokens = model, mesh, batch_tokens
         self.usage = Usage()
-        self._run = jax.jit(partial(read_scores, dtype=dtype), out_shardings=meshes.replicated(mesh))
+        self._run = make_program(mesh, dtype)
 
     def score(self, sequences: Sequence[Ids]) -> np.ndarray:
         """Scores, float32 [N], each read at the last token of its sequence, int32 [T], T at least 1."""
@@ -62,13 +73,8 @@ class BatchScorer:
         for row, ids in enumerate(sequences):
             classes[ladder(len(ids), COLUMNS)].append(row)
         for columns, rows in sorted(classes.items(), reverse=True):  # the largest first, where memory would run out
-            full = self._full(columns)
+            full = full_rows(self.mesh, columns, self.batch_tokens)
             yield from (rows[start : start + full] for start in range(0, len(rows), full))
-
-    def _full(self, columns: int) -> int:
-        """Rows of a full batch."""
-        ways = meshes.row_ways(self.mesh)
-        return max(self.batch_tokens // columns // ways, 1) * ways
 
     def _dispatch(self, batch: Sequence[Ids]) -> jax.Array:
         """Start one forward pass; rows without a sequence are one token of padding."""
@@ -76,7 +82,7 @@ class BatchScorer:
         size = ways
         while size < len(batch):
             size *= 2
-        size = min(size, self._full(columns))
+        size = min(size, full_rows(self.mesh, columns, self.batch_tokens))
         tokens, lengths = np.zeros((size, columns), np.int32), np.ones(size, np.int32)
         for row, ids in enumerate(batch):
             tokens[row, : len(ids)], lengths[row] = ids, len(ids)

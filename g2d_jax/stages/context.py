@@ -112,6 +112,7 @@ class Context:
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
+    own: np.ndarray | None = None  # devices that this process samples on; None: those that it has of the mesh
 
     def at(self, config: ConfigDict, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Context:
         """The same context for a config that differs in its stages only: what was loaded and compiled is shared."""
@@ -269,13 +270,20 @@ class Context:
         low, _ = keys.key_data(self.config.seed, "order", purpose)
         return Order(count, int(low))
 
+    def sampling_mesh(self) -> Mesh:
+        """This process's devices as sampling uses them. Raises ValueError for settings that do not fit them."""
+        own = meshes.own(self.mesh) if self.own is None else self.own
+        size = decoder.count_params(self.model_config.base) * self.dtype.itemsize
+        tensor = self.config.compute.sampling_tensor or meshes.fewest(size, meshes.memory(own), len(own))
+        return meshes.sampling(own, tensor)
+
     def sampler(self) -> Sampler:
         """The sampler, on this process's devices; one for the run, so that its programs are compiled once."""
         if "sampler" not in self.programs:
             compute = self.config.compute
             self.programs["sampler"] = Sampler(
                 self.model_config,
-                meshes.own(self.mesh),
+                self.sampling_mesh(),
                 seed=self.config.seed,
                 slots=compute.slots,
                 chunk=compute.chunk,
@@ -290,7 +298,7 @@ class Context:
     def view(self, params: Decoder) -> Decoder:
         """A policy as the sampler reads it. All processes make the call."""
         sampler = self.sampler()
-        if sampler.mesh is not self.mesh:
+        if meshes.processes(self.mesh) > 1:
             where = decoder.shardings(self.model_config.base, sampler.mesh)
             params = meshes.copy_to_own(self.mesh, self.cast_program()(params), where)
         return sampler.view(params)

@@ -20,10 +20,12 @@ from g2d_jax.models.decoder import Decoder
 
 def adapters(settings: ConfigDict) -> Lora | None:
     """The adapters that the section lora.* asks for. Raises ValueError for values out of range."""
+    if not settings.rank and settings.dropout:
+        raise ValueError("lora.dropout is of adapters, and lora.rank is 0: set lora.rank too, or leave dropout at 0")
     if not settings.rank:
         return None
     targets = tuple(LINEAR) if tuple(settings.targets) == ("all-linear",) else tuple(settings.targets)
-    return Lora(settings.rank, settings.alpha, targets, settings.rslora)
+    return Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout)
 
 
 def base_dtype(config: ConfigDict) -> jnp.dtype:
@@ -53,7 +55,8 @@ def check_base(config: ConfigDict, policy: str, other: epath.Path) -> None:
 
     def base(settings: Mapping[str, Any]) -> list[Any]:
         seed = None if settings["model"]["path"] else settings["seed"]  # random parameters
-        return [settings["model"], settings["lora"], seed]
+        adapters = {name: value for name, value in settings["lora"].items() if name != "dropout"}  # that is of training
+        return [settings["model"], adapters, seed]
 
     theirs = storage.read_json(other / "config.json")["config"]
     if base(theirs) != base(to_dict(config)):

@@ -24,6 +24,7 @@ from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.profiles import Profiler
 from g2d_jax.stages.sick import Skips, told
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
+from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.dump import write_dump
 from g2d_jax.training.objectives import Objective
 from g2d_jax.training.optimizer import make_optimizer
@@ -80,7 +81,7 @@ class Trainer:
         """
         clock = self.context.clock
         with clock.doing("training"):
-            packed = self.pack(groups)
+            packed = self._keyed(self.pack(groups))
             arrays, count = put_batch(packed, self.context.mesh)
             self.state, sums = self.run_step(self.state, arrays, count, self.rest)
             self.tally.trained += packed.used
@@ -117,6 +118,10 @@ class Trainer:
     def pack(self, groups: Sequence[Group]) -> Packed:
         """Pack groups for this stage's rows and this mesh."""
         return self.context.pack(groups, self.row_length, places=self.places)
+
+    def _keyed(self, packed: Packed) -> Packed:
+        """The batch of the next update with the keys of its dropout."""
+        return with_keys(packed, self.context.model_config, self.context.config.seed, self.name, self.step)
 
     @property
     def skips(self) -> Skips:

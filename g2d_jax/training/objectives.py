@@ -1,7 +1,8 @@
 """From parameters and one packed micro-batch to a loss: the losses of g2d_jax/losses on the model's log-probabilities.
 
 An objective is a function (params, micro) -> (loss, sums). micro: the arrays of data/packing.py without their first
-dimension: [R, T] per token, [R, M] per response.
+dimension: [R, T] per token, [R, M] per response. With "dropout" among them, as training/dropout.py makes it, the
+adapters' inputs are dropped at the rate of the model's config.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 from g2d_jax import losses
 from g2d_jax.models.decoder import Decoder, Remat, forward, head_matrix
 from g2d_jax.models.kernels import Setting, attention_for
+from g2d_jax.training.dropout import KEYS
 
 Micro = Mapping[str, jax.Array]
 Objective = Callable[[Decoder, Micro], tuple[jax.Array, dict[str, jax.Array]]]
@@ -44,6 +46,7 @@ def response_logprobs(
         remat=compute.remat,
         mesh=compute.mesh,
         attention=attention_for(compute.attention, compute.mesh, "packed"),
+        dropout=micro.get(KEYS),
     )
     hidden = jnp.take_along_axis(hidden, micro["source"][:, :, None], axis=1)
     return losses.sharded_token_logprobs(

@@ -305,6 +305,16 @@ def test_hub_without_the_extra(monkeypatch):
             load_problems(source)
 
 
+@pytest.mark.parametrize("name", ["math500", "amc23", "gsm8k", "gsm8k:train", "math", "numinamath"])
+def test_a_suite_when_the_hub_cannot_be_reached(name, monkeypatch, tmp_path):
+    pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    suite = name.partition(":")[0]
+    with pytest.raises(ValueError, match=rf"hub:\S+/\S+: split .* cannot be loaded: .* write {suite}:FILE\.jsonl"):
+        load_problems(name)
+
+
 def test_hub_data_set_from_a_local_folder(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)

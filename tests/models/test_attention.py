@@ -15,6 +15,7 @@ from g2d_jax.models.attention import (
     MEMBERS,
     QUERY_BLOCK,
     attend,
+    attend_cached,
     inverse_frequencies,
     packed_attention,
     rotary_table,
@@ -107,6 +108,21 @@ def test_attend_against_a_loop_over_heads() -> None:
         weights = np.exp(scores - scores.max())
         expected[b, t, h] = (weights / weights.sum()) @ v[b, : t + 1, h // 3]
     np.testing.assert_allclose(attend(*map(jnp.asarray, (q, k, v, mask))), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scores_by_matrix_products_equal_those_by_sums(dtype: str) -> None:
+    """One query a row against a cache of which each row sees other columns: as CPUs and as accelerators do it."""
+    keys = jax.random.split(jax.random.key(3), 3)
+    q = jax.random.normal(keys[0], (3, 1, 6, 16), dtype)
+    k, v = jax.random.normal(keys[1], (3, 2, 16, 40), dtype), jax.random.normal(keys[2], (3, 2, 40, 16), dtype)
+    columns = jnp.arange(40)[None]
+    mask = (columns >= jnp.array([[0], [7], [30]])) & (columns <= 33)
+    sums, products = (attend_cached(q, k, v, mask, by_sums=by_sums) for by_sums in (True, False))
+    assert sums.dtype == products.dtype == jnp.dtype(dtype)
+    np.testing.assert_allclose(sums.astype(float), products.astype(float), atol=1e-6 if dtype == "float32" else 0.02)
+    plain = attend(q, k.transpose(0, 3, 1, 2), v.transpose(0, 2, 1, 3), mask[:, None])
+    np.testing.assert_allclose(products.astype(float), plain.astype(float), atol=1e-6 if dtype == "float32" else 0.02)
 
 
 def test_query_blocks_equal_one_block_in_value_and_gradient() -> None:

@@ -54,6 +54,8 @@ def test_the_scale(rslora: bool, expected: float) -> None:
         ({"rank": 0, "alpha": 1.0}, "must be positive, got 0"),
         ({"rank": 2, "alpha": -1.0}, "must be positive"),
         ({"rank": 2, "alpha": float("nan")}, "must be positive"),
+        ({"rank": 2, "alpha": 1.0, "dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1"),
+        ({"rank": 2, "alpha": 1.0, "dropout": float("nan")}, "dropout must be"),
         ({"rank": 2, "alpha": 1.0, "targets": ("q",)}, "no linear layer 'q'; there are q_proj, k_proj"),
         ({"rank": 2, "alpha": 1.0, "targets": ()}, "at least one layer"),
         ({"rank": 2, "alpha": 1.0, "targets": ("q_proj", "q_proj")}, "none twice"),
@@ -127,7 +129,7 @@ def test_gradients_are_those_of_the_merged_layer(base: decoder.Decoder) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks transformers
-@pytest.mark.parametrize("adapters", [Lora(3, 6.0), Lora(2, 5.0, SOME, rslora=True)], ids=["all", "some"])
+@pytest.mark.parametrize("adapters", [Lora(3, 6.0), Lora(2, 5.0, SOME, True, 0.2)], ids=["all", "some"])
 @pytest.mark.parametrize("family", ["qwen2-tied", "qwen3", "llama3"])
 def test_peft_and_transformers_read_them(family: str, adapters: Lora, references: dict, tmp_path: Path) -> None:
     """Adapters alone beside the base by PEFT, and merged by transformers: the logits that we compute."""
@@ -146,6 +148,7 @@ def test_peft_and_transformers_read_them(family: str, adapters: Lora, references
     beside = peft_package.PeftModel.from_pretrained(
         of(source.folder, attn_implementation="eager"), tmp_path / "adapters"
     )
+    assert beside.peft_config["default"].lora_dropout == adapters.dropout
     for model in (beside, of(tmp_path / "merged", attn_implementation="eager")):
         with torch.no_grad():
             theirs = model.eval()(torch.tensor(source.tokens)).logits.numpy()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -66,7 +67,11 @@ def ours(folder: Path, sequences: list[np.ndarray]) -> np.ndarray:
     model = reward_model.load(folder)
     parts = [model.read_out.scored_part(model.read_out.complete(ids)) for ids in sequences]
     lengths = jnp.asarray([len(part) for part in parts], jnp.int32)
-    return np.asarray(reward_model.read_scores(model, jnp.asarray(padded(parts, 3)), lengths))
+    return np.asarray(
+        reward_model.read_scores(
+            model, jnp.asarray(padded(parts, 3)), lengths, mesh=meshes.make_mesh(devices=jax.devices()[:1])
+        )
+    )
 
 
 @pytest.mark.parametrize(

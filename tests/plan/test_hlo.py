@@ -66,6 +66,47 @@ def test_loops_multiply_and_pieces_of_one_collective_count_once():
     ]
 
 
+UNROLLED = """HloModule jit_step, is_scheduled=true
+
+%started (p: f32[2]) -> f32[8] {
+  %g = f32[8]{0} all-gather(%p), channel_id=5, replica_groups=[1,4]<=[4], dimensions={0}
+  ROOT %c = (f32[2]{0}, f32[8]{0}) custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}
+
+%between (p: f32[2]) -> f32[8] {
+  %g2 = f32[8]{0} all-gather(%p), channel_id=5, replica_groups=[1,4]<=[4], dimensions={0}
+}
+
+%body (p: (u32[], f32[8])) -> (u32[], f32[8]) {
+  %two = u32[]{:T(128)} constant(2)
+  %i = u32[]{:T(128)} get-tuple-element(%p), index=0
+  %k = f32[8]{0} custom-call(%p), custom_call_target="tpu_custom_call", kernel_metadata={{
+"block": "512"
+}}, metadata={op_name="kernel"}
+  %cp = f32[2]{0} collective-permute(%x), channel_id=6, source_target_pairs={{0,1},{1,0}}
+  %f = f32[8]{0} fusion(%p), kind=kCustom, calls=%between
+  %next = u32[]{:T(128)} add(%i, %two)
+  ROOT %t = (u32[], f32[8]) tuple(%next, %f)
+}
+
+%condition (p: (u32[], f32[8])) -> pred[] {
+  %n = u32[]{:T(128)} constant(7)
+  %j = u32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%j, %n), direction=LT
+}
+
+ENTRY %main (a: f32[2]) -> f32[2] {
+  %s = (f32[2]{0}, f32[8]{0}) fusion(%a), kind=kCustom, calls=%started
+  ROOT %w = (u32[], f32[8]) while(%t0), condition=%condition, body=%body
+}
+"""
+
+
+def test_unrolled_loops_count_their_strides_and_a_gather_beside_a_loop_counts_once():
+    # The kernel's metadata goes on over lines that look like an end; what stands behind them counts too.
+    assert collectives(UNROLLED) == [Collective("all-gather", 32, 4, 1), Collective("collective-permute", 8, 2, 4)]
+
+
 def test_bytes_that_a_device_sends():
     sent = bytes_sent(collectives(LOOPS))
     assert sent["all-gather"] == 0.75 * (28 * 1024 + 32 + 32)

@@ -18,6 +18,7 @@ from g2d_jax import cli, pipeline
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.plan.planning import Compiler, choices, make, planned, search
 from g2d_jax.plan.programs import programs_of
+from g2d_jax.plan.savings import search_savings
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import device_bytes
 from g2d_jax.resolve import resolve
@@ -51,8 +52,8 @@ def test_a_stage_compiles_what_was_planned(tmp_path, caplog):
             del config.stages[name]
     config.stages.warmup.update(steps=1, keep=())
     expected, outputs = {}, {}
-    with planned(config, jax.devices()) as context:
-        compiler = Compiler(jax.devices())
+    compiler = Compiler(jax.devices())
+    with planned(config, compiler) as context:
         for program in programs_of(context, "warmup"):
             lowered = program.lower(outputs)
             expected[re.search(r"module @jit_(\w+)", lowered.as_text())[1]] = planned_inputs(lowered)
@@ -71,7 +72,7 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
     """On the suite's own eight devices, with the memory of a v5e and with that of none."""
     config = resolve(TINY, SMALL)
     said: list[str] = []
-    compiler, machine = Compiler(jax.devices(), said.append), topology("v5e-8")
+    compiler, machine = Compiler(jax.devices(), say=said.append), topology("v5e-8")
     found = search(config, machine, compiler, stages=["sft"])
     assert found == choices(config, machine)[0]
     assert [text.partition(":")[0] for text in said] == [f"trying {found.overrides()}", "sft, train step"]
@@ -82,11 +83,14 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
         ("train step", False),
     ]
     assert len(said) == 3  # the train step was not compiled again
+    monkeypatch.setitem(DEVICES, "v5e", dataclasses.replace(DEVICES["v5e"], hbm=10**9))
+    overrides, found = search_savings(config, machine, compiler, stages=["sft"])
+    assert overrides == ["stages.sft.optimizer.moment_dtype=bfloat16"] and found == choices(config, machine)[0]
 
 
 def test_adapters_are_planned_beside_their_base():
     config = resolve(TINY, [*SMALL, "config.lora.rank=2", "config.lora.base_dtype=bfloat16"])
-    with planned(config, jax.devices()[:1]) as context:
+    with planned(config, Compiler(jax.devices()[:1])) as context:
         fresh, step = programs_of(context, "sft")
         state, _, _, rest = step.arguments({})
         trained = count_trained(context.model_config)
@@ -99,11 +103,27 @@ def test_adapters_are_planned_beside_their_base():
 def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = resolve("bridging-math:method=grpo,model=qwen2.5-7b", [])
-    with planned(config, jax.devices()) as context:
+    with planned(config, Compiler(jax.devices())) as context:
         assert context.model_config.hidden_size == 3584
         step = programs_of(context, "train")[-1]
         assert step.name == "train step"
         assert step.arguments({})[1]["ref_logprob"].shape[2] == 1024 + 2048
+
+
+def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = resolve("bridging-chat:method=s1", ["config.reward.model.batch_tokens=16384"])
+    with planned(config, Compiler(jax.devices())) as context:
+        programs = {program.name: program for program in programs_of(context, "train")}
+        reward = programs["reward"]
+        model, tokens, lengths = reward.arguments({})
+        assert tokens.shape == (8, 4096) and lengths.shape == (8,)
+        size = device_bytes(model)
+        trunk = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128256 * 4096
+        assert 2 * trunk / 8 < size < 2 * trunk / 8 * 1.001
+        state = programs["train step"].arguments({})[0]
+        assert programs["train step"].beside({}) >= size
+        assert programs["log-probs"].beside({}) >= size + device_bytes(state)
 
 
 @pytest.mark.parametrize(

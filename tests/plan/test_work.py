@@ -11,6 +11,7 @@ from g2d_jax.models import shapes
 from g2d_jax.plan.compiling import _needed
 from g2d_jax.plan.planning import Choice, choice_of, choices, train_bytes
 from g2d_jax.plan.programs import saved_per_token
+from g2d_jax.plan.savings import savings
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import ASSUMED, Work, device_bytes, problems, roofline, rounds
 
@@ -54,6 +55,29 @@ def test_what_a_train_step_needs_by_formula():
     state, kept = 16 * 7_615_616_512 / 16, 28 * 3584 * 4096 * 2
     layer, head, logits = (7 * 3584 + 3 * 512 + 3 * 18_944) * 4096 * 4, 152_064 * 3584 * 6, 12 * 1024 * 152_064
     assert found == state + kept + layer + head + logits
+    config.stages.sft = settings.sft(optimizer=settings.optimizer(1e-3, moment_dtype="bfloat16"))
+    assert found - train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == 4 * 7_615_616_512 / 16
+    config.stages.sft.optimizer.update(kind="adafactor", moment_dtype="float32")
+    assert found - train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == 8 * 7_615_616_512 / 16
+    config.stages.dpo = settings.offline()  # AdamW in float32: the largest counts
+    assert train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == found
+
+
+def test_what_saves_memory_and_changes_the_result():
+    config = settings.base()
+    config.stages.sft, config.stages.dpo, config.stages.test = settings.sft(), settings.offline(), settings.evaluate()
+    adapters = ["lora.rank=16", "lora.base_dtype=bfloat16"]
+    moments = [f"stages.{name}.optimizer.moment_dtype=bfloat16" for name in ("dpo", "sft")]
+    assert savings(config) == [moments, adapters]
+    assert savings(config, ["dpo"]) == [moments[:1], adapters]
+    assert savings(config, ["test"]) == []
+    config.stages.sft.optimizer.kind = "adafactor"
+    config.stages.dpo.optimizer.moment_dtype = "bfloat16"
+    assert savings(config) == [adapters]
+    config.lora.rank = 4
+    assert savings(config) == [["lora.base_dtype=bfloat16"]]
+    config.lora.base_dtype = "bfloat16"
+    assert savings(config) == []
 
 
 def test_choices_are_those_a_config_can_take_quickest_first():

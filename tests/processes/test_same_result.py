@@ -59,6 +59,16 @@ def test_tasks_reward_models_and_rollouts_from_elsewhere(launch: Launch, tmp_pat
     same.but_for_rounding(one, two, ("dpo@2", "dpo", "group"), tmp_path / "exports")
 
 
+def test_adapters_with_dropout(launch: Launch, tmp_path: Path) -> None:
+    """Two processes with two devices each against one with four."""
+    two, one = tmp_path / "two", tmp_path / "one"
+    launched = launch(2, 2, *command(two, config="adapters"))
+    assert launched.statuses() == [0, 0], launched.told()
+    launched = launch(1, 4, HERE / "several.py", "stages", HERE / "adapters.py", two, one)
+    assert launched.statuses() == [0], launched.told()
+    same.but_for_rounding(two, one, ("warmup",), tmp_path / "exports")
+
+
 def write_inputs(folder: Path) -> None:
     """What mixed.py reads."""
     for split, first in (("train", 100), ("dev", 200), ("test", 300)):

@@ -150,6 +150,31 @@ def test_a_dump_names_the_parameter_and_the_responses(only_sft: ConfigDict, tmp_
     assert len(found.responses) >= len(carriers) > 0
 
 
+def test_a_dump_of_adapters_gives_the_same_loss_with_the_same_dropout(
+    only_sft: ConfigDict, tmp_path: Path, opened: Opened
+) -> None:
+    """A weight so great that the loss is finite and the gradient's norm is not: the two losses can be compared."""
+    only_sft.faults.max_skipped = 1
+    only_sft.lora.update(rank=2, dropout=0.5, targets=("q_proj", "down_proj"), base_dtype="bfloat16")
+    context = opened(only_sft, tmp_path)
+    with training(context) as made, pytest.raises(StopRun):
+        made.update(groups(context), {})  # from here on B is not zero
+        made.update(groups(context, 1e30), {})
+    found = replay(tmp_path / "01-sft" / "dump-000002", mesh=context.mesh)
+    assert found.reproduced and np.isfinite(found.recorded["loss"])
+    assert found.found["loss"] == found.recorded["loss"] and np.isinf(found.recorded["grad_norm"])
+    assert {name for name, (_, _, gradient) in found.parameters.items() if gradient} <= {
+        f"blocks.{name}_{side}" for name in ("q", "down") for side in "ab"
+    }
+    without = replay(tmp_path / "01-sft" / "dump-000002", mesh=context.mesh, objective=undropped)
+    assert without.found["loss"] != found.recorded["loss"]
+
+
+def undropped(compute: objectives.Compute) -> objectives.Objective:
+    inner = objectives.sft(compute)
+    return lambda params, micro: inner(params, {name: x for name, x in micro.items() if name != "dropout"})
+
+
 def replace_embed(params: object, token: int) -> object:
     """The parameters with an infinity in the embedding of one token."""
     flat, tree = jax.tree_util.tree_flatten_with_path(params)

@@ -1,0 +1,255 @@
+r"""Plans of the recipes for real models: compiled for each machine, then written into docs/models.md and the configs.
+
+    python benchmarks/plans.py --list                       the rows, and which of them are there
+    python benchmarks/plans.py --only qwen2.5-0.5b v5e-4    compile those that have all these words in their name
+    python benchmarks/plans.py                              compile what is missing, row after row
+    python benchmarks/plans.py --write                      compile nothing, write what is there
+
+A row is a config on a machine, for G2D and for GRPO alone, whose programs are mostly the same. It is compiled in a
+process of its own and added to docs/benchmarks/plans.json when it is done, so that this may be stopped at any time. A
+row that is there stays unless --again. TPUs need the extra plan, GPUs the extra cuda.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import multiprocessing
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from g2d_jax import recipes  # noqa: E402
+
+RESULTS = ROOT / "docs" / "benchmarks" / "plans.json"
+TABLE = ROOT / "docs" / "models.md"
+MARK = "<!-- written by benchmarks/plans.py -->\n"
+METHODS = ("g2d", "grpo")
+LORA = 32
+MANY = ("compute.slots=256",)  # where memory allows it: decoding reads the weights once for all rows
+
+Results = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A recipe on a machine. lora: rank, 0 for all parameters. overrides: of settings that change no result."""
+
+    recipe: str
+    lora: int
+    machine: str
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> str:
+        """As --config has it."""
+        return f"{self.recipe}:lora={self.lora}" if self.lora else self.recipe
+
+    @property
+    def name(self) -> str:
+        """Its key in the file of results."""
+        return " ".join([self.config, "on", self.machine, *self.overrides])
+
+
+def rows() -> list[Row]:
+    """All rows, those of the largest models first."""
+    large = [(0, "v5e-16", ()), (0, "v6e-8", ()), (0, "v5p-16", MANY), (0, "h100x8", MANY)]
+    adapters = [(LORA, "v6e-8", ()), (LORA, "h100x1", ())]
+    small = [(0, "v5e-4", ()), (0, "h100x1", MANY), (LORA, "v5e-4", ())]
+    which = {
+        **dict.fromkeys(["qwen2.5-7b", "llama-3.1-8b", "qwen3-8b"], large + adapters),
+        "qwen3-4b": [large[0], large[3], *adapters],
+    }
+    ordered = [*which, *(name for name in recipes.MODELS if name not in which)]
+    return [
+        Row(name, lora, machine, () if recipes.MODELS[name].slots == 256 else settings)
+        for name in ordered
+        for lora, machine, settings in which.get(name, small)
+    ]
+
+
+# Compiling
+
+
+def measure(row: Row) -> dict[str, Any]:
+    """Compile a row's programs. In a process that has not used JAX."""
+    from g2d_jax.plan import compiling, planning
+    from g2d_jax.plan.topologies import GIB, topology
+    from g2d_jax.resolve import resolve
+
+    machine = topology(row.machine)
+    compiling.prepare(machine)
+    compiler = planning.Compiler.of(machine, lambda text: print(f"  {text}", flush=True))
+    found = {}
+    for method in METHODS:
+        spec = f"{row.config}{',' if row.lora else ':'}method={method}"
+        made = planning.make(resolve(spec, row.overrides), machine, compiler)
+        found[method] = [_stage(made, name) for name in dict.fromkeys(entry.program.stage for entry in made.entries)]
+    packages = ["jax", "libtpu" if machine.device.platform == "tpu" else "jax-cuda12-plugin"]
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "versions": versions,
+        "memory": round(machine.device.hbm / GIB, 2),
+        "chips": machine.chips,
+        "methods": found,
+    }
+
+
+def _stage(made: Any, name: str) -> dict[str, Any]:
+    """A stage's fullest program with its GiB a device; what does not fit; hours; tokens of the whole stage."""
+    from g2d_jax.plan.show import EFFICIENCY, hours
+    from g2d_jax.plan.topologies import GIB
+
+    entries = [entry for entry in made.entries if entry.program.stage == name]
+    fullest = max(entries, key=lambda entry: entry.total)
+    misfits = {
+        entry.program.name: entry.why or f"needs {entry.total / GIB:.2f} GiB"
+        for entry in entries
+        if not entry.fits(made.topology.device)
+    }
+    tokens = {kind: sum(getattr(e.program.work, kind) for e in entries) for kind in ("generated", "trained")}
+    return {
+        "stage": name,
+        "peak": round(fullest.total / GIB, 2),
+        "program": fullest.program.name,
+        "misfits": misfits,
+        "hours": round(hours(entries) / EFFICIENCY, 2),
+        **{kind: round(count) for kind, count in tokens.items()},
+    }
+
+
+def compile_rows(wanted: Sequence[Row], results: Results) -> None:
+    """Compile row after row, each in a process of its own, and keep what is found."""
+    for number, row in enumerate(wanted, 1):
+        print(f"{number} of {len(wanted)}: {row.name}", flush=True)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            try:
+                results[row.name] = pool.submit(measure, row).result()
+            except BrokenProcessPool:
+                print("  the process was killed, as for want of memory: left out", flush=True)
+                continue
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+# Writing
+
+
+def total_hours(stages: Sequence[Mapping[str, Any]]) -> str:
+    """Of a whole run; "does not fit" with the program that does not."""
+    for stage in stages:
+        for program, why in stage["misfits"].items():
+            return f"no: {stage['stage']}, {program}, {why}"
+    return f"{sum(stage['hours'] for stage in stages):,.1f}"
+
+
+def peak(stages: Sequence[Mapping[str, Any]]) -> float:
+    """GiB of a device at the fullest moment of a run."""
+    return max(float(stage["peak"]) for stage in stages)
+
+
+def docstring_lines(recipe: str, results: Results) -> list[str]:
+    """The lines that say in a config what its plan is."""
+    cells = [["machine", "trains", "peak GiB", "hours of G2D", "of GRPO", "with"]]
+    for row in rows():
+        if row.recipe == recipe and (found := results.get(row.name)):
+            methods = found["methods"]
+            most = max(peak(stages) for stages in methods.values())
+            hours = [
+                "-" if any(s["misfits"] for s in methods[name]) else total_hours(methods[name]) for name in METHODS
+            ]
+            trained = f"lora={row.lora}" if row.lora else "all"
+            settings = " ".join(f"--config.{override}" for override in row.overrides)
+            cells.append([row.machine, trained, f"{most:.2f} of {found['memory']:.2f}", *hours, settings])
+    if len(cells) == 1:
+        return [f"Plan:      none yet: g2d plan --config {recipe} --topology v5e-16"]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    note = "(all responses at their greatest length, half of the roofline; docs/models.md has more)"
+    return [f"Plan:      {texts[0]}", *(f"           {text}" for text in (*texts[1:], note))]
+
+
+def with_plan(text: str, lines: Sequence[str]) -> str:
+    """A config's source with these lines in place of its plan."""
+    found, count = re.subn(r"^Plan:.*?\n(?=\n)", lambda _: "\n".join(lines) + "\n", text, flags=re.M | re.S)
+    if count != 1:
+        raise ValueError(f"a docstring has one paragraph that begins with Plan:, this has {count}")
+    return found
+
+
+def table(results: Results) -> str:
+    """All results as a Markdown table."""
+    head = ("config", "machine", "fullest program, GiB", "of", "hours of G2D, by stage", "of GRPO alone", "settings")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in rows():
+        if found := results.get(row.name):
+            g2d, grpo = (found["methods"][method] for method in METHODS)
+            fullest = max((*g2d, *grpo), key=lambda stage: float(stage["peak"]))
+            by_stage = ", ".join(f"{stage['stage']} {stage['hours']:.1f}" for stage in g2d)
+            hours = total_hours(g2d)
+            cells = (
+                f"`{row.config}`",
+                row.machine,
+                f"{fullest['peak']:.2f} ({fullest['stage']}, {fullest['program']})",
+                f"{found['memory']:.2f}",
+                hours if hours.startswith("no") else f"**{hours}**: {by_stage}",
+                total_hours(grpo),
+                ", ".join(f"`{override}`" for override in row.overrides),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def stamp(results: Results) -> str:
+    """When, and with which versions."""
+    dates = sorted({found["date"] for found in results.values()})
+    versions = sorted(
+        {f"{name} {version}" for found in results.values() for name, version in found["versions"].items()}
+    )
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return f"Compiled {when} with {', '.join(versions)}; nothing ran on a TPU or GPU.\n"
+
+
+def write(results: Results) -> None:
+    """The table in docs/models.md, after its mark, and the plan in every config's docstring."""
+    head, mark, _ = TABLE.read_text("utf-8").partition(MARK)
+    if not mark:
+        raise ValueError(f"{TABLE} has no line {MARK.strip()!r}")
+    body = f"\n{stamp(results)}\n{table(results)}" if results else "\nNothing compiled yet.\n"
+    TABLE.write_text(head + MARK + body, "utf-8")
+    for recipe in recipes.MODELS:
+        file = ROOT / "configs" / f"{recipe}.py"
+        file.write_text(with_plan(file.read_text("utf-8"), docstring_lines(recipe, results)), "utf-8")
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="rows whose name has all these words")
+    parser.add_argument("--again", action="store_true", help="compile rows that are there, too")
+    parser.add_argument("--list", action="store_true", help="list the rows")
+    parser.add_argument("--write", action="store_true", help="write what is there, compile nothing")
+    arguments = parser.parse_args()
+    results: Results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    chosen = [row for row in rows() if set(arguments.only) <= set(re.split(r"[ :]", row.name))]
+    if arguments.list:
+        print("\n".join(f"{'there  ' if row.name in results else 'missing'}  {row.name}" for row in chosen))
+        return
+    if not arguments.write:
+        compile_rows([row for row in chosen if arguments.again or row.name not in results], results)
+    write(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Qwen2.5-0.5B on maths: G2D, or GRPO alone; all parameters, or adapters.
+
+Command:   g2d run --config qwen2.5-0.5b --workdir DIR                        G2D, K = 150
+           g2d run --config qwen2.5-0.5b:lora=32 --workdir DIR                the same, adapters of rank 32
+           g2d run --config qwen2.5-0.5b:method=grpo --workdir DIR            GRPO alone, 600 updates
+           g2d sweep --config sweep-k:preset=qwen2.5-0.5b --workdir DIR       over K
+Hardware:  those of the plan; not run at this size
+Plan:      machine  trains  peak GiB        hours of G2D  of GRPO  with
+           v5e-4    all     14.88 of 15.75  3.6           8.9
+           (all responses at their greatest length, half of the roofline; docs/models.md has more)
+
+Result:    report.html in DIR. Neither paper has figures for this model.
+Choices:   variant=base|instruct, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;
+           train=math|gsm8k|numinamath, test=math500|amc23|gsm8k|numinamath, or other sources; length=TOKENS;
+           moments=float32|bfloat16. What they mean, and every hyper-parameter with its source: g2d_jax/recipes.py
+"""
+
+from ml_collections import ConfigDict
+
+from g2d_jax import recipes
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """K = 150 is that of the paper's model of this family."""
+    return recipes.recipe("qwen2.5-0.5b", arg)

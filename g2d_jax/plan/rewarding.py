@@ -1,0 +1,61 @@
+"""Reward models in a plan: what lies on the devices for the whole run, and the program that scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from g2d_jax import mesh as meshes
+from g2d_jax.models import hf, reward_model, shapes
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.flops import matmul_params
+from g2d_jax.rollout.sampler import ladder
+from g2d_jax.scoring.batches import COLUMNS, full_rows, make_program
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """One batch through a reward model. columns: of its longest row. model, tokens, lengths: shapes with shardings."""
+
+    settings: ConfigDict
+    config: ModelConfig
+    run: Any
+    model: Any
+    tokens: jax.ShapeDtypeStruct
+    lengths: jax.ShapeDtypeStruct
+
+    def flops(self) -> float:
+        """Of the batch on all devices."""
+        rows, columns = self.tokens.shape
+        return reward_model.score_flops(self.config, [columns] * rows)
+
+    def weights(self) -> float:
+        """Bytes of the matrices that a batch reads."""
+        return 2 * matmul_params(self.config)
+
+
+def scorings(config: ConfigDict, mesh: Mesh) -> Iterator[Scoring]:
+    """A full batch of the longest conversations for every reward model of a run.
+
+    Raises ValueError for a name that models/shapes.py does not know and that is no local folder.
+    """
+    sections = [config.reward, *(task.reward for task in config.tasks.values())]
+    models = {str(one.model.path): one.model for one in sections if one.function == "model"}
+    for path, settings in models.items():
+        shape = hf.read_config(hf.resolve(path)) if epath.Path(path).exists() else shapes.shape(path)
+        dtype, columns = jnp.dtype(settings.dtype), ladder(settings.max_length, COLUMNS)
+        rows = full_rows(mesh, columns, settings.batch_tokens)
+        tokens, lengths = (
+            jax.ShapeDtypeStruct(size, np.int32, sharding=meshes.rows_sharding(mesh, size))
+            for size in ((rows, columns), (rows,))
+        )
+        model = reward_model.abstract_on(shape, mesh, dtype)
+        yield Scoring(settings, model.config, make_program(mesh, dtype), model, tokens, lengths)

@@ -1,0 +1,52 @@
+"""What would fit if the run's result may change: moments in bfloat16, then adapters in place of all parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+from g2d_jax import resolve
+from g2d_jax.plan.planning import Choice, Compiler, search
+from g2d_jax.plan.topologies import Topology
+
+MOST_TRIED = 2  # choices of mesh, micro-batch and so on that are compiled with each
+RANK = 16
+
+
+def savings(config: ConfigDict, stages: Sequence[str] = ()) -> list[list[str]]:
+    """Lists of overrides that make training need less memory, the one that changes least first.
+
+    Full training: AdamW's moments in bfloat16; adapters beside a base in bfloat16. With adapters: the base in bfloat16.
+    """
+    if config.lora.rank:
+        return [["lora.base_dtype=bfloat16"]] if config.lora.base_dtype == "float32" else []
+    trained = [name for name in stages or config.stages if "optimizer" in config.stages[name]]
+    moments = [
+        f"stages.{name}.optimizer.moment_dtype=bfloat16"
+        for name in trained
+        if (config.stages[name].optimizer.kind, config.stages[name].optimizer.moment_dtype) == ("adamw", "float32")
+    ]
+    adapters = [f"lora.rank={RANK}", "lora.base_dtype=bfloat16"]
+    return [found for found in (moments, adapters if trained else []) if found]
+
+
+def search_savings(
+    config: ConfigDict, topology: Topology, compiler: Compiler, *, stages: Sequence[str] = ()
+) -> tuple[list[str], Choice] | None:
+    """The first of `savings` with which something fits, and the choice that does, by compiling; None if none does."""
+    for overrides in savings(config, stages):
+        changed = copy.deepcopy(config)
+        for override in overrides:
+            resolve.apply(changed, override)
+        compiler.say(f"with {as_arguments(overrides)}")
+        found = search(changed, topology, compiler, stages=stages, most=MOST_TRIED)
+        if found is not None:
+            return overrides, found
+    return None
+
+
+def as_arguments(overrides: Sequence[str]) -> str:
+    """As a user writes them."""
+    return " ".join(f"--config.{override}" for override in overrides)

@@ -1,0 +1,210 @@
+"""Every hyper-parameter of the recipes for real models, in one place, with where it comes from.
+
+    configs/qwen2.5-7b.py … ─► recipe(name, arg) ─► a run of G2D, or of GRPO alone
+    configs/sweep-k.py       ─► the same over K
+    configs/bridging-*.py    ─► maths(), adam(), … with the stages of that paper's rows
+
+The papers: G2D (arXiv 2605.21266) gives K, the models, MATH-500 as the test, and that K = 150 costs about a fourth of
+GRPO; no hyper-parameters. "Bridging" (arXiv 2506.21495) gives those of GRPO and DPO with verifiable rewards (its
+table 4, verifiable tasks, and 3.2): they are taken where G2D's are missing. "chosen": neither paper's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from ml_collections import ConfigDict
+
+from g2d_jax import config as settings
+from g2d_jax.resolve import choices
+
+LEARNING_RATE = 1e-6  # Bridging, table 4
+LORA_LEARNING_RATE = 1e-5  # chosen: adapters want ten times that of all parameters (Schulman et al. 2025)
+LORA_ALPHA = 32.0  # chosen: as there ("LoRA Without Regret"), with their product scaled by alpha / rank
+ADAM_EPS = 1e-4  # Bridging, table 4
+MAX_GRAD_NORM = 1.0  # Bridging, table 4
+DPO_BETA = 0.1  # Bridging, table 4
+KL_COEF = 0.001  # Bridging, table 4: beta of GRPO
+RESPONSE = 2048  # Bridging, table 4: tokens; here of the response alone
+PROMPT = 1024  # chosen: longer prompts are dropped and counted
+PROMPTS_PER_STEP = 64  # Bridging, table 4: batch size
+GROUP = 8  # Bridging, table 5: responses to a prompt; 8 is the best of 4, 8 and 12
+DECIDING = (0.6, 0.9)  # Bridging, 3.2: temperature and top-p of evaluation; in training both are 1
+COLLECTED = 8192  # chosen: prompts that G2D's pairs come from, or all there are
+PAIRS_PER_PROMPT = 1  # Bridging, 3.2: one correct and one incorrect response; G2D's rule is not known
+PAIRS_PER_STEP = 64  # chosen: as many as GRPO has prompts; one epoch
+GRPO_STEPS = 4  # chosen: GRPO alone makes so many times K updates; G2D's, at K = 150, costs 4 times G2D
+DEV = 500  # chosen: held-out training problems, to choose settings by
+SAMPLES = 4  # chosen: responses to a test problem, besides a greedy one
+NUMINAMATH_TEST = 1980  # Bridging, 3.2
+MICROBATCH_TOKENS = 65_536  # chosen: 4k tokens a chip on 16 chips, at least one row a device on more
+REMAT = "full"  # chosen: least memory; a third more work in training
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the recipes. variants: name -> hub id, the first is the default. k: updates of G2D's warm-up.
+
+    slots: rows decoded together, the greatest power of two, up to 256, whose caches of RESPONSE + PROMPT tokens take at
+    most 16 GiB: a quarter of a host of four 16 GB chips. tokenizer: settings that differ from the defaults.
+    """
+
+    variants: dict[str, str]
+    k: int
+    slots: int
+    tokenizer: dict[str, bool] = field(default_factory=dict)
+
+
+def _qwen25(size: str, slots: int) -> Model:
+    # K: G2D's of Qwen2.5-7B, for the other sizes chosen.
+    return Model({"base": f"Qwen/Qwen2.5-{size}", "instruct": f"Qwen/Qwen2.5-{size}-Instruct"}, 150, slots)
+
+
+def _qwen3(size: str, slots: int) -> Model:
+    # K: chosen, as of Qwen2.5. Thinking is off since its texts are longer than RESPONSE.
+    variants = {"chat": f"Qwen/Qwen3-{size}", "base": f"Qwen/Qwen3-{size}-Base"}
+    return Model(variants, 150, slots, {"enable_thinking": False})
+
+
+def _llama(size: str, slots: int) -> Model:
+    # K: G2D's of Llama-3.1-8B, for 1B chosen. Instruct first: it is Bridging's, and the base model has no template.
+    return Model({"instruct": f"meta-llama/Llama-{size}-Instruct", "base": f"meta-llama/Llama-{size}"}, 500, slots)
+
+
+MODELS: dict[str, Model] = {
+    "qwen2.5-0.5b": _qwen25("0.5B", 256),
+    "qwen2.5-1.5b": _qwen25("1.5B", 128),
+    "qwen2.5-7b": _qwen25("7B", 64),
+    "qwen3-0.6b": _qwen3("0.6B", 32),
+    "qwen3-4b": _qwen3("4B", 32),
+    "qwen3-8b": _qwen3("8B", 32),
+    "llama-3.2-1b": _llama("3.2-1B", 128),
+    "llama-3.1-8b": _llama("3.1-8B", 32),
+}
+
+TRAIN = {"gsm8k": "gsm8k:train"}
+"""Training sets whose plain name is another split's; every other name is a source as it stands (data/problems.py)."""
+
+
+def recipe(name: str, arg: str) -> ConfigDict:
+    """The run of a model in MODELS that a config's argument asks for.
+
+    method=g2d|grpo; k=K of the warm-up; steps=N of method=grpo, GRPO_STEPS * k if 0; variant of the model, or
+    path=FOLDER_OR_HUB_ID in its place; lora=RANK, 0 trains all parameters; train=math|gsm8k|numinamath and
+    test=math500|amc23|gsm8k|numinamath, or any other source; length, tokens of a response; moments of Adam.
+    Raises ValueError for what is unknown or does not go together.
+    """
+    model = MODELS[name]
+    chosen = choices(
+        arg,
+        method=("g2d", "grpo"),
+        k=model.k,
+        steps=0,
+        variant=tuple(model.variants),
+        path="",
+        lora=0,
+        train="math",
+        test="math500",
+        length=RESPONSE,
+        moments=("float32", "bfloat16"),
+    )
+    _check(chosen)
+    config = maths(chosen.path or model.variants[chosen.variant], chosen.train, chosen.test, slots=model.slots)
+    config.name = "-".join([name, chosen.variant, chosen.method, *([f"lora{chosen.lora}"] if chosen.lora else [])])
+    config.tokenizer.update(model.tokenizer)
+    if chosen.lora:
+        # What is not trained is only read: in bfloat16, as the published weights are.
+        config.lora.update(rank=chosen.lora, alpha=LORA_ALPHA, base_dtype="bfloat16")
+    (_g2d if chosen.method == "g2d" else _grpo)(config, chosen)
+    return config
+
+
+def _check(chosen: SimpleNamespace) -> None:
+    for choice, least in (("k", 0), ("steps", 0), ("lora", 0), ("length", 1)):
+        if getattr(chosen, choice) < least:
+            raise ValueError(f"choice {choice!r} must be at least {least}, got {getattr(chosen, choice)}")
+    if chosen.steps and chosen.method == "g2d":
+        raise ValueError("choice 'steps' is of method=grpo; the steps of G2D's warm-up are k")
+    if chosen.method == "grpo" and not (chosen.steps or chosen.k):
+        raise ValueError(f"method=grpo makes {GRPO_STEPS} * k updates: with k=0 say how many, steps=N")
+
+
+def _g2d(config: ConfigDict, chosen: SimpleNamespace) -> None:
+    """Warm-up, pairs, offline DPO (G2D, section 3); every stage under its usual name."""
+    config.stages.warmup = _online(chosen, chosen.k)
+    config.stages.collect = settings.collect(
+        prompts=COLLECTED,
+        num_generations=GROUP,
+        pairs_per_prompt=PAIRS_PER_PROMPT,
+        sampling=settings.sampling(chosen.length),
+    )
+    config.stages.dpo = settings.offline(
+        beta=DPO_BETA, batch_size=PAIRS_PER_STEP, optimizer=adam(_rate(chosen), moment_dtype=chosen.moments)
+    )
+    config.stages.evaluate = _evaluate(("init", "warmup", "dpo"), chosen)
+
+
+def _grpo(config: ConfigDict, chosen: SimpleNamespace) -> None:
+    config.stages.grpo = _online(chosen, chosen.steps or GRPO_STEPS * chosen.k)
+    config.stages.evaluate = _evaluate(("init", "grpo"), chosen)
+
+
+def _online(chosen: SimpleNamespace, steps: int) -> ConfigDict:
+    return settings.online(
+        policy="init",
+        steps=steps,
+        prompts_per_step=PROMPTS_PER_STEP,
+        num_generations=GROUP,
+        beta=KL_COEF,
+        sampling=settings.sampling(chosen.length),
+        optimizer=adam(_rate(chosen), moment_dtype=chosen.moments),
+    )
+
+
+def _evaluate(policies: tuple[str, ...], chosen: SimpleNamespace) -> ConfigDict:
+    return settings.evaluate(policies=policies, num_generations=SAMPLES, sampling=deciding(chosen.length))
+
+
+def _rate(chosen: SimpleNamespace) -> float:
+    return LORA_LEARNING_RATE if chosen.lora else LEARNING_RATE
+
+
+# What the recipes share with the configs of the other paper's rows
+
+
+def real(path: str, *, slots: int = 32) -> ConfigDict:
+    """A run of a published model, without problems and stages, that does with little memory. slots: see `Model`."""
+    config = settings.base()
+    config.model.path = path
+    config.dtype = "bfloat16"
+    config.data.max_prompt_length = PROMPT
+    config.compute.update(microbatch_tokens=MICROBATCH_TOKENS, remat=REMAT, slots=slots)
+    return config
+
+
+def maths(path: str, train: str, test: str, *, slots: int = 32, dev: int = DEV) -> ConfigDict:
+    """The same on maths problems with Bridging's prompt; dev: how many training problems are held out as data.dev."""
+    config = real(path, slots=slots)
+    config.tokenizer.prompt_template = "paper"
+    source = TRAIN.get(train, train)
+    config.data.train = settings.source(source, "train")
+    config.data.dev = settings.source(source, "dev", dev)
+    # NuminaMath comes in one piece, of which the splits are made here; the other suites are test problems.
+    whole = test.partition(":")[0] != "numinamath"
+    config.data.test = settings.source(test) if whole else settings.source(test, "test", NUMINAMATH_TEST)
+    for split in ("train", "dev", "test"):
+        config.data[split].on_error = "skip"  # a few rows have no text to speak of; they are counted
+    config.reward.workers = 8
+    return config
+
+
+def adam(learning_rate: float = LEARNING_RATE, **changes: str) -> ConfigDict:
+    """AdamW for verifiable rewards: a constant rate, no weight decay (chosen)."""
+    return settings.optimizer(learning_rate, eps=ADAM_EPS, max_grad_norm=MAX_GRAD_NORM, **changes)
+
+
+def deciding(length: int = RESPONSE) -> ConfigDict:
+    """How responses are drawn to choose and to compare policies."""
+    temperature, top_p = DECIDING
+    return settings.sampling(length, temperature=temperature, top_p=top_p)

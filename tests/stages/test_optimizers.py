@@ -1,0 +1,58 @@
+"""Training with other optimisers, and with dropout: what is interrupted and continued ends like what never was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from alike import arrays, contents
+
+from g2d_jax.resolve import resolve
+from g2d_jax.stages import sft
+from g2d_jax.stages.context import Context
+from g2d_jax.stages.training import trainer
+from g2d_jax.training import objectives
+
+FACTORED = ["model.hidden_size=128", "model.intermediate_size=128"]
+ADAPTERS = ["lora.rank=2", "lora.targets=q_proj,down_proj", "lora.dropout=0.3"]
+SETTINGS = {
+    "adafactor": ["stages.sft.optimizer.kind=adafactor", *FACTORED],
+    "bfloat16 moments and dropout": ["stages.sft.optimizer.moment_dtype=bfloat16", *ADAPTERS],
+}
+TINY = str(Path(__file__).parents[1] / "tiny.py")
+
+
+@pytest.mark.parametrize("overrides", SETTINGS.values(), ids=SETTINGS)
+def test_what_is_continued_ends_like_what_never_stopped(
+    overrides: list[str], opened: Callable[..., Context], tmp_path: Path
+) -> None:
+    """It stops after update 3, of which nothing is kept: the checkpoint is that of update 2."""
+    config = resolve(TINY, overrides)
+
+    def train(name: str, start: int, stop: int) -> None:
+        context = opened(config, tmp_path / name)
+        settings, objective = config.stages.sft.optimizer, objectives.sft(context.compute)
+        examples, _ = sft.examples(context, config.stages.sft)
+        with trainer(
+            context, "sft", objective, settings, policy="init", total=4, row_length=64, per="tokens"
+        ) as training:
+            assert training.step == start
+            while training.goes_on() and training.step < stop:
+                training.update(sft.batch(context, examples[4 * training.step :][:4]), {})
+                training.checkpoint_if_due()
+
+    train("whole", 0, 4)
+    train("stopped", 0, 3)
+    train("stopped", 2, 4)
+    ends = [tmp_path / name / "01-sft" / "checkpoints" / "4" for name in ("whole", "stopped")]
+    first, second = map(contents, ends)
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+    state = {name: array for name, array in arrays(ends[1]).items() if name.startswith("opt_state") and array.ndim}
+    assert {str(array.dtype) for array in state.values()} == {"bfloat16" if "bfloat16" in overrides[0] else "float32"}
+    assert any(np.any(array) for array in state.values())
+    assert any("v_row" in name and array.shape[-1] == 128 for name, array in state.items()) == (
+        "adafactor" in overrides[0]
+    )

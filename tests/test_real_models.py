@@ -1,0 +1,321 @@
+"""The recipes for real models: every hyper-parameter, every suite by name, and each method run at toy size."""
+
+import importlib.util
+import itertools
+import json
+import math
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from ml_collections import ConfigDict
+from toys import LLAMA, QWEN, save_policy, save_rows, solved_problems
+
+from g2d_jax import dryrun, pipeline, recipes, storage
+from g2d_jax.models import shapes
+from g2d_jax.resolve import resolve
+from g2d_jax.sweep.points import points
+from g2d_jax.tracking import read_metrics
+
+ROOT = Path(__file__).parents[1]
+
+# Model -> hub ids by variant, the default first; K; updates of GRPO alone; whether templates are told not to think.
+MODELS = {
+    "qwen2.5-0.5b": ("base Qwen/Qwen2.5-0.5B, instruct Qwen/Qwen2.5-0.5B-Instruct", 150, 600, None),
+    "qwen2.5-1.5b": ("base Qwen/Qwen2.5-1.5B, instruct Qwen/Qwen2.5-1.5B-Instruct", 150, 600, None),
+    "qwen2.5-7b": ("base Qwen/Qwen2.5-7B, instruct Qwen/Qwen2.5-7B-Instruct", 150, 600, None),
+    "qwen3-0.6b": ("chat Qwen/Qwen3-0.6B, base Qwen/Qwen3-0.6B-Base", 150, 600, False),
+    "qwen3-4b": ("chat Qwen/Qwen3-4B, base Qwen/Qwen3-4B-Base", 150, 600, False),
+    "qwen3-8b": ("chat Qwen/Qwen3-8B, base Qwen/Qwen3-8B-Base", 150, 600, False),
+    "llama-3.2-1b": ("instruct meta-llama/Llama-3.2-1B-Instruct, base meta-llama/Llama-3.2-1B", 500, 2000, None),
+    "llama-3.1-8b": ("instruct meta-llama/Llama-3.1-8B-Instruct, base meta-llama/Llama-3.1-8B", 500, 2000, None),
+}
+METHODS = {"g2d": ("warmup", "collect", "dpo", "evaluate"), "grpo": ("grpo", "evaluate")}
+
+
+def test_there_is_a_config_for_each_model() -> None:
+    assert list(recipes.MODELS) == list(MODELS)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models(model: str) -> None:
+    variants, steps, alone, thinking = MODELS[model]
+    ids = dict(item.split() for item in variants.split(", "))
+    found = {variant: resolve(f"{model}:variant={variant}").model.path for variant in ids}
+    assert found == ids and resolve(model).model.path == next(iter(ids.values()))
+    assert resolve(model).stages.warmup.steps == steps
+    assert resolve(f"{model}:method=grpo").stages.grpo.steps == alone
+    assert resolve(model).tokenizer.enable_thinking is thinking
+    assert resolve(f"{model}:path=mine/tuned").model.path == "mine/tuned"
+
+    shape = shapes.shape(resolve(model).model.path)
+    cache = 4 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * (1024 + 2048)  # bytes of a row
+    slots = resolve(model).compute.slots
+    assert slots * cache <= 2**34 and (slots == 256 or 2 * slots * cache > 2**34)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("lora", "rate"), [(0, 1e-6), (32, 1e-5)])
+def test_hyper_parameters(model: str, method: str, lora: int, rate: float) -> None:
+    """Table 4 of arXiv 2506.21495, verifiable tasks, and what the papers leave open."""
+    config = resolve(f"{model}:method={method},lora={lora}")
+    assert pipeline.check(config).order == METHODS[method]
+    adapters = (lora, 32.0, "bfloat16") if lora else (0, 16.0, "float32")
+    assert (config.lora.rank, config.lora.alpha, config.lora.base_dtype) == adapters
+    assert (config.lora.targets, config.lora.rslora) == (("all-linear",), False)
+    assert (config.dtype, config.tokenizer.prompt_template, config.tokenizer.system) == ("bfloat16", "paper", None)
+    assert (config.data.max_prompt_length, config.reward.function) == (1024, "verify")
+    assert (config.mesh.data, config.mesh.fsdp, config.mesh.tensor) == (1, -1, 1)
+    assert (config.compute.microbatch_tokens, config.compute.remat) == (65_536, "full")
+
+    online = config.stages[METHODS[method][0]]
+    assert (online.policy, online.loss, online.loss_type, online.scale_rewards) == ("init", "grpo", "sum", "none")
+    assert (online.beta, online.prompts_per_step, online.num_generations, online.sync_every) == (0.001, 64, 8, 1)
+    assert (online.sampling.max_new_tokens, online.sampling.temperature, online.sampling.top_p) == (2048, 1.0, 1.0)
+    trained = [online]
+    if method == "g2d":
+        pairs, dpo = config.stages.collect, config.stages.dpo
+        assert (pairs.policy, pairs.prompts, pairs.num_generations, pairs.pairs_per_prompt) == ("warmup", 8192, 8, 1)
+        assert pairs.sampling == online.sampling
+        assert (dpo.policy, dpo.beta, dpo.loss_type, dpo.batch_size, dpo.epochs) == ("warmup", 0.1, "sigmoid", 64, 1)
+        trained.append(dpo)
+    for stage in trained:
+        adam = stage.optimizer
+        assert (adam.kind, adam.learning_rate, adam.schedule, adam.moment_dtype) == (
+            "adamw", rate, "constant", "float32"
+        )  # fmt: skip
+        assert (adam.eps, adam.max_grad_norm, adam.weight_decay, adam.b1, adam.b2) == (1e-4, 1.0, 0.0, 0.9, 0.999)
+    evaluate = config.stages.evaluate
+    assert evaluate.policies == (("init", "warmup", "dpo") if method == "g2d" else ("init", "grpo"))
+    drawn = evaluate.sampling
+    assert (drawn.temperature, drawn.top_p, drawn.max_new_tokens, evaluate.num_generations) == (0.6, 0.9, 2048, 4)
+
+
+@pytest.mark.parametrize("k", [0, 150, 500])
+def test_k_of_the_paper(k: int) -> None:
+    assert resolve(f"qwen2.5-7b:k={k}").stages.warmup.steps == k
+    assert resolve(f"qwen2.5-7b:method=grpo,k={k},steps=7").stages.grpo.steps == 7
+
+
+def test_what_else_may_be_chosen() -> None:
+    config = resolve("qwen2.5-7b:length=512,moments=bfloat16")
+    assert {stage.sampling.max_new_tokens for stage in config.stages.values() if "sampling" in stage} == {512}
+    assert {config.stages[name].optimizer.moment_dtype for name in ("warmup", "dpo")} == {"bfloat16"}
+    names = [resolve(f"qwen3-8b:{arg}").name for arg in ("", "method=grpo,lora=8", "variant=base")]
+    assert names == ["qwen3-8b-chat-g2d", "qwen3-8b-chat-grpo-lora8", "qwen3-8b-base-g2d"]
+
+
+@pytest.mark.parametrize(
+    ("arg", "message"),
+    [
+        ("method=dpo", "choice 'method' cannot be 'dpo'.*; there are g2d, grpo"),
+        ("variant=chat", "choice 'variant' cannot be 'chat'.*; there are base, instruct"),
+        ("lora=true", r"choice 'lora' must be an integer \(int\), got 'true'"),
+        ("lora=-1", "choice 'lora' must be at least 0, got -1"),
+        ("k=-1", "choice 'k' must be at least 0, got -1"),
+        ("length=0", "choice 'length' must be at least 1, got 0"),
+        ("steps=100", "choice 'steps' is of method=grpo; the steps of G2D's warm-up are k"),
+        ("method=grpo,k=0", r"method=grpo makes 4 \* k updates: with k=0 say how many, steps=N"),
+        ("moments=fp8", "choice 'moments' cannot be 'fp8'.*; there are float32, bfloat16"),
+        ("instruct=true", "unknown choice 'instruct'.*; there are method, k, steps, variant"),
+    ],
+)
+def test_choices_that_make_no_recipe(arg: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        resolve(f"qwen2.5-7b:{arg}")
+
+
+# Suites
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "test"),
+    [
+        ("math", "math", ("math", "", None)),
+        ("gsm8k", "gsm8k:train", ("gsm8k", "", None)),
+        ("numinamath", "numinamath", ("numinamath", "test", 1980)),
+        ("math500:FILE.jsonl", "math500:FILE.jsonl", ("math500:FILE.jsonl", "", None)),
+        ("hub:owner/name", "hub:owner/name", ("hub:owner/name", "", None)),
+    ],
+)
+def test_suites_by_name(name: str, train: str, test: tuple[str, str, int | None]) -> None:
+    data = resolve(f"qwen2.5-7b:train={name},test={name}").data
+    assert (data.train.path, data.train.split, data.train.limit) == (train, "train", None)
+    assert (data.dev.path, data.dev.split, data.dev.limit) == (train, "dev", 500)
+    assert (data.test.path, data.test.split, data.test.limit) == test
+
+
+@pytest.mark.parametrize("suite", ["math500", "amc23", "gsm8k"])
+def test_test_problems_are_not_trained_on(suite: str) -> None:
+    config = resolve("qwen2.5-7b", [f"data.train.path={suite}"])
+    with pytest.raises(ValueError, match=f"data.train.path is '{suite}', which are test problems: train on math"):
+        pipeline.check(config)
+
+
+# The study over K
+
+
+@pytest.mark.parametrize(("model", "steps"), [("qwen2.5-7b", (0, 150, 600)), ("llama-3.1-8b", (0, 500, 1000))])
+def test_the_study_of_a_real_model(model: str, steps: tuple[int, ...]) -> None:
+    study = resolve(f"sweep-k:preset={model},seeds=1")
+    plain = resolve(model)
+    assert study.model == plain.model and study.compute == plain.compute and study.data == plain.data
+    made = [point.config for point in points(study)]
+    assert {c.stages.warmup.steps for c in made if "collect" in c.stages} >= set(steps)
+    assert {c.stages.warmup.optimizer.learning_rate for c in made if "collect" not in c.stages} == {3e-7, 1e-6, 3e-6}
+
+
+# Toys
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a small model of each family, and of problems in the form of each suite."""
+    folder = tmp_path_factory.mktemp("toys")
+    save_policy(folder / "llama", "Llama", LLAMA)
+    save_policy(folder / "qwen2.5", "Qwen2", QWEN)
+    save_policy(folder / "qwen3", "Qwen3", QWEN, head_dim=8)
+    solved = solved_problems(80)
+    answers = [str(1 + k % 2) for k in range(80)]
+    save_rows(folder / "numinamath.jsonl", solved)
+    save_rows(folder / "math.jsonl", [{**row, "answer": a} for row, a in zip(solved, answers, strict=True)])
+    asked = [row["problem"] for row in solved]
+    worked = [{"question": q, "answer": f"So.\n#### {a}"} for q, a in zip(asked, answers, strict=True)]
+    save_rows(folder / "gsm8k.jsonl", worked)
+    save_rows(folder / "gsm8k-test.jsonl", [{"question": f"Find {k}.", "answer": "So.\n#### 2"} for k in range(6)])
+    save_rows(folder / "math500.jsonl", [{"problem": f"Find {k}.", "answer": "2", "level": 1} for k in range(5)])
+    save_rows(folder / "amc23.jsonl", [{"id": k, "question": f"Find {k}.", "answer": "2.0"} for k in range(4)])
+    return folder
+
+
+def at_toy_size(spec: str, toys: Path, train: str, test: str) -> ConfigDict:
+    """The recipe on files in the form of these suites, with a small model of its family."""
+    suites = {"train": train, "test": test}
+    files = [f"{split}={name.partition('-')[0]}:{toys}/{name}.jsonl" for split, name in suites.items()]
+    config = resolve(",".join([spec, f"path={toys}/{spec.partition('-')[0]}", *files]))
+    config.logging.tensorboard = False
+    return config
+
+
+# Every family with every method, with and without adapters; every model once at least.
+SPECS = [
+    f"{models[i % len(models)]}:method={method},lora={lora}"
+    for models in (list(MODELS)[:3], list(MODELS)[3:6], list(MODELS)[6:])
+    for i, (method, lora) in enumerate(itertools.product(METHODS, (0, 8)))
+]
+SUITES = [("math", "math500", 5), ("gsm8k", "amc23", 4), ("numinamath", "gsm8k-test", 6), ("gsm8k", "numinamath", 6)]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, test, count = SUITES[SPECS.index(spec) % len(SUITES)]
+    config = at_toy_size(spec, toys, train, test)
+    pipeline.check(config)
+    dryrun.show(config)
+    shown = capsys.readouterr().out
+    places = [shown.index(f" {name} ", shown.index("disk")) for name in pipeline.plan(config).order]
+    assert places == sorted(places)
+    assert "Given the following problem, reason and give a final answer" in shown
+    assert (" of them trained" in shown) == bool(config.lora.rank)
+    rows = [line.split() for line in shown.splitlines()]
+    assert [row[-2] for row in rows if row[1:2] == ["test"]] == [str(count)]
+
+
+@pytest.fixture(scope="module")
+def process(one_device: dict[str, str]) -> Iterator[ProcessPoolExecutor]:
+    """One process with one device for all runs, so that programs are compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in one_device.items():
+            patch.setenv(name, value)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            pool.submit(math.sqrt, 1.0).result()  # it is started with these variables
+            yield pool
+
+
+@pytest.mark.parametrize(
+    ("spec", "train", "test"),
+    [
+        ("qwen3-8b:method=g2d,k=2,lora=4", "gsm8k", "amc23"),
+        ("llama-3.1-8b:method=grpo,k=1", "numinamath", "math500"),
+    ],
+)
+def test_a_recipe_runs(
+    spec: str, train: str, test: str, toys: Path, process: ProcessPoolExecutor, tmp_path: Path
+) -> None:
+    config = at_toy_size(f"{spec},length=8", toys, train, test)
+    config.dtype = "float32"
+    config.data.max_prompt_length = 96
+    config.data.train.limit, config.data.dev.limit, config.data.test.limit = 24, 4, 4
+    config.compute.update(row_length=384, microbatch_tokens=384, slots=4, chunk=4, prefill_rows=2, remat="none")
+    config.reward.workers = 1
+    config.stages.evaluate.num_generations, config.stages.evaluate.greedy = 2, False
+    config.stages.evaluate.pass_at = (1,)
+    first = config.stages["grpo" if "grpo" in config.stages else "warmup"]
+    first.prompts_per_step = 3
+    if "collect" in config.stages:
+        config.stages.collect.update(prompts=6, part=6)
+        config.stages.dpo.update(batch_size=2, signal_pairs=0)
+    manifests = process.submit(pipeline.run, config, str(tmp_path / "run")).result()
+    method = "grpo" if "grpo" in spec else "g2d"
+    assert tuple(manifests) == METHODS[method]
+    assert manifests[METHODS[method][0]]["counts"]["steps"] == (4 if method == "grpo" else 2)
+    assert [policy["name"] for policy in manifests["evaluate"]["result"]["policies"]] == list(
+        config.stages.evaluate.policies
+    )
+    steps = [row["metrics"] for row in read_metrics(tmp_path / "run") if "loss" in row["metrics"]]
+    assert all(math.isfinite(step["loss"]) for step in steps) and any(step["grad_norm"] > 0 for step in steps)
+    if method == "g2d":
+        assert manifests["collect"]["counts"]["pairs"] > 0
+        dpo = storage.read_json(tmp_path / "run" / "03-dpo" / "manifest.json")
+        assert dpo["counts"]["steps"] > 0
+
+
+# Plans
+
+
+@pytest.fixture(scope="module")
+def plans() -> ModuleType:
+    """benchmarks/plans.py."""
+    spec = importlib.util.spec_from_file_location("plans", ROOT / "benchmarks" / "plans.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "plans", module)
+        spec.loader.exec_module(module)
+    return module
+
+
+def test_plans_that_are_written_are_those_compiled(plans: ModuleType) -> None:
+    results = json.loads(plans.RESULTS.read_text()) if plans.RESULTS.exists() else {}
+    assert set(results) <= {row.name for row in plans.rows()}
+    assert all(resolve(row.config, row.overrides) for row in plans.rows())
+    for model in MODELS:
+        text = (ROOT / "configs" / f"{model}.py").read_text()
+        assert plans.with_plan(text, plans.docstring_lines(model, results)) == text
+        assert f"g2d run --config {model} " in text and f"g2d run --config {model}:lora=32 " in text
+    assert not results or plans.table(results) in plans.TABLE.read_text()
+
+
+def test_how_a_plan_is_written(plans: ModuleType) -> None:
+    def stage(name: str, peak: float, hours: float, **misfits: str) -> dict[str, Any]:
+        return {"stage": name, "peak": peak, "program": "decode", "misfits": misfits, "hours": hours}
+
+    g2d = [stage("warmup", 13.64, 30.0), stage("dpo", 14.1, 4.0), stage("evaluate", 3.0, 0.5)]
+    grpo = [stage("grpo", 15.9, 120.0, decode="needs 15.90 GiB")]
+    found = {"date": "2026-11-21", "versions": {"jax": "1"}, "memory": 15.75, "methods": {"g2d": g2d, "grpo": grpo}}
+    lines = plans.docstring_lines("qwen2.5-7b", {"qwen2.5-7b on v5e-16": found})
+    assert [line.split() for line in lines[:2]] == [
+        ["Plan:", "machine", "trains", "peak", "GiB", "hours", "of", "G2D", "of", "GRPO", "with"],
+        ["v5e-16", "all", "15.90", "of", "15.75", "34.5", "-"],
+    ]
+    assert plans.with_plan('"""A.\n\nPlan:      old\n           rows\n\nResult: x"""\n', lines[:1]) == (
+        f'"""A.\n\n{lines[0]}\n\nResult: x"""\n'
+    )
+    cells = plans.table({"qwen2.5-7b on v5e-16": found}).splitlines()[2].split(" | ")
+    assert cells[2:4] == ["15.90 (grpo, decode)", "15.75"]
+    assert cells[4:6] == ["**34.5**: warmup 30.0, dpo 4.0, evaluate 0.5", "no: grpo, decode, needs 15.90 GiB"]
