@@ -54,6 +54,10 @@ def test_a_stopped_run_ends_like_one_that_never_was(runs: Runs, whole: Path, tmp
 def test_export_merged_and_alone(whole: Path, tmp_path: Path) -> None:
     merged = policies.export(whole, tmp_path / "merged")
     alone = policies.export(whole, tmp_path / "alone", adapters=True)
+    libraries = [(folder / "README.md").read_text().split("\n")[1] for folder in (merged, alone)]
+    assert libraries == ["library_name: transformers", "library_name: peft"]
+    with pytest.raises(ValueError, match="holds a model already"):
+        policies.export(whole, alone, adapters=True)
     with policies.opened(whole) as context:
         policy = context.policy("dpo")
         expected = jax.device_get(jax.jit(lora.merge)(policy))
