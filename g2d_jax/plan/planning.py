@@ -125,7 +125,8 @@ def planned(config: ConfigDict, compiler: Compiler, memory: int | None = None) -
             size = count_params(model.base) * context.dtype.itemsize
             config = copy.deepcopy(config)
             config.compute.sampling_tensor = meshes.fewest(size, memory, len(compiler.host))
-        own = np.array(compiler.host)
+        # On a machine of one host the run samples on the mesh's devices in the mesh's order.
+        own = np.array(compiler.host) if meshes.processes(mesh) > 1 else meshes.own(mesh)
         yield context.at(config, context.folders, tracker, mesh=mesh, model_config=model, own=own)
 
 

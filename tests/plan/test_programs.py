@@ -167,8 +167,8 @@ from g2d_jax.plan.topologies import topology
 from g2d_jax.resolve import resolve
 machine = topology("v5e-4")
 compiling.prepare(machine)
-compiler = planning.Compiler(compiling.devices(machine))
-with planning.planned(resolve({tiny!r}, {overrides!r}), compiler.devices) as context:
+compiler = planning.Compiler.of(machine)
+with planning.planned(resolve({tiny!r}, {overrides!r}), compiler, machine.device.hbm) as context:
     made = {{}}
     for program in programs_of(context, "warmup"):
         if program.name in ("view", "prefill", "admit", "refill"):
