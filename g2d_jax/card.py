@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from g2d_jax import __version__, accounting, storage
 from g2d_jax.canonical import to_dict
-from g2d_jax.report.summary import markdown_table, summary_table
+from g2d_jax.report import format as fmt
+from g2d_jax.report.summary import one_line, summary_table
 from g2d_jax.stages.context import Context
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -24,8 +26,7 @@ def card(context: Context, policy: str, *, adapters: bool = False) -> str:
     parts = [
         _front_matter(config, adapters),
         f"# {config.name}: policy {policy}\n",
-        f"Made by [g2d_jax](https://pypi.org/project/g2d-jax/) {__version__} from {_origin(config)}.\n",
-        _stages(context, policy, manifests),
+        *_made(context, policy, manifests),
         _data(config),
         *(_results(found, manifests) for found in manifests.values() if found["kind"] == "evaluate"),
         _use(context),
@@ -36,11 +37,25 @@ def card(context: Context, policy: str, *, adapters: bool = False) -> str:
 
 
 def _front_matter(config: ConfigDict, adapters: bool) -> str:
-    """What hubs read. A base model is named only by its id there."""
+    """What hubs read. A base model is named by its id there only, not by a folder."""
     lines = [f"library_name: {'peft' if adapters else 'transformers'}", "pipeline_tag: text-generation"]
-    if _HUB_ID.fullmatch(config.model.path) and not config.model.path.startswith("."):
+    if _HUB_ID.fullmatch(config.model.path) and not os.path.isdir(config.model.path):
         lines.append(f"base_model: {config.model.path}")
     return "\n".join(["---", *lines, "tags:", "- g2d-jax", "---", ""])
+
+
+def _made(context: Context, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What the policy was made from, and a row for each stage behind it, in the order of the run."""
+    written, stages = f"Written by g2d_jax {__version__}.", context.config.stages
+    if policy != "init" and policy.partition("@")[0] not in stages:  # run:…, hf:…
+        return [f"{written} It was not trained by this run.\n"]
+    behind = accounting.behind(policy, stages.to_dict())
+    rows = [
+        _row(stages[name], name, behind[name], manifests.get(name, {})) for name in context.folders if name in behind
+    ]
+    columns = ["stage", "what it did", "tokens generated", "tokens trained on", "FLOPs"]
+    origin = f"{written} It began with {_origin(context.config)}{'.' if rows else ', and was not trained.'}\n"
+    return [origin, _table("How it was made", columns, rows)] if rows else [origin]
 
 
 def _origin(config: ConfigDict) -> str:
@@ -51,46 +66,39 @@ def _origin(config: ConfigDict) -> str:
     return f"`{config.model.path}`{revision}{lora}"
 
 
-def _stages(context: Context, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> str:
-    """A row for each stage behind the policy, in the order of the run."""
-    stages = context.config.stages
-    try:
-        behind = accounting.behind(policy, stages.to_dict())
-    except ValueError:  # a stage that is not in the config any more
-        behind = {}
-    if not behind:
-        return "It is the model itself, not trained by this run.\n" if policy == "init" else ""
-    rows = []
-    for name in [name for name in stages if name in behind]:
-        found, step = manifests.get(name, {}), behind[name]
-        cost = accounting.cost(found)
-        taken = f" (taken at step {step})" if step is not None else ""
-        tokens = [f"{cost[kind]:,.0f}" if cost[kind] == cost[kind] else "" for kind in ("generated", "trained")]
-        flops = f"{cost['flops']:.3g}" if cost["flops"] == cost["flops"] else ""
-        rows.append([name, _did(stages[name], found) + taken, *tokens, flops])
-    columns = ["stage", "what it did", "tokens generated", "tokens trained on", "FLOPs"]
-    return markdown_table("How it was made", columns, rows)
+def _row(stage: ConfigDict, name: str, step: int | None, manifest: Mapping[str, Any]) -> list[str]:
+    cost = accounting.cost(manifest)
+    taken = "" if step is None else f"; taken at step {step}"
+    figures = (fmt.count(cost["generated"]), fmt.count(cost["trained"]), fmt.quantity(cost["flops"]))
+    return [name, _did(stage, manifest) + taken, *figures]
 
 
 def _did(stage: ConfigDict, manifest: Mapping[str, Any]) -> str:
     """A stage in one line: its settings, and what its manifest counts."""
     counts = manifest.get("counts", {})
-    steps = counts.get("steps", stage.get("steps"))
+    steps = _many(counts.get("steps", stage.get("steps")), "step")
     rate = f", learning rate {stage.optimizer.learning_rate:g}" if "optimizer" in stage else ""
     if stage.kind == "sft":
-        return f"supervised fine-tuning from {stage.policy}: {steps} steps of {stage.batch_size} examples{rate}"
+        return f"supervised fine-tuning from {stage.policy}: {steps} of {_many(stage.batch_size, 'example')}{rate}"
     if stage.kind == "online":
-        sync = f"refreshed every {stage.sync_every}" if stage.sync_every else "never refreshed"
-        drawn = f"{stage.prompts_per_step} prompts x {stage.num_generations} responses"
-        return f"online {stage.loss} from {stage.policy}: {steps} steps of {drawn}, sampling policy {sync}{rate}"
+        sync = f"every {_many(stage.sync_every, 'update')}" if stage.sync_every else "never"
+        drawn = f"{_many(stage.prompts_per_step, 'prompt')} x {_many(stage.num_generations, 'response')}"
+        return f"online {stage.loss} from {stage.policy}: {steps} of {drawn}, sampling policy refreshed {sync}{rate}"
     if stage.kind == "collect":
-        pairs, rollouts = (counts.get(key, "?") for key in ("pairs", "rollouts"))
-        return f"{pairs} preference pairs from {rollouts} rollouts of {stage.policy} ({stage.rollouts})"
+        pairs, rollouts = (counts.get(key) for key in ("pairs", "rollouts"))
+        return (
+            f"{_many(pairs, 'preference pair')} from {_many(rollouts, 'rollout')} of {stage.policy} ({stage.rollouts})"
+        )
     if stage.kind == "offline":
-        on = f"{counts.get('pairs', '?')} pairs of {stage.preferences}, {stage.epochs} epochs in batches"
-        return f"DPO from {stage.policy}: {steps} steps, {on} of {stage.batch_size}, beta {stage.beta:g}{rate}"
+        seen = f"{_many(counts.get('pairs'), 'pair')} of {stage.preferences}, {_many(stage.epochs, 'epoch')}"
+        return f"DPO from {stage.policy}: {steps} of {stage.batch_size}, {seen}, beta {stage.beta:g}{rate}"
     chosen = manifest.get("result", {}).get("policy", "?")
     return f"chose {chosen} among the checkpoints of {stage.policy}, on {stage.split}"
+
+
+def _many(number: Any, noun: str) -> str:
+    """A number with its noun; "?" where a stage's manifest does not tell."""
+    return f"{'?' if number is None else number} {noun}{'' if number == 1 else 's'}"
 
 
 def _data(config: ConfigDict) -> str:
@@ -105,7 +113,7 @@ def _data(config: ConfigDict) -> str:
         for name, stage in config.stages.items()
         if stage.kind == "sft"
     ]
-    return markdown_table("Data", ["task or stage", "train", "dev", "test", "reward"], rows)
+    return _table("Data", ["task or stage", "train", "dev", "test", "reward"], rows)
 
 
 def _source(section: ConfigDict) -> str:
@@ -116,7 +124,12 @@ def _source(section: ConfigDict) -> str:
 
 def _results(evaluation: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> str:
     title, columns, rows = summary_table(evaluation, manifests.values())
-    return markdown_table(f"Results: {title}", columns, rows) if rows else ""
+    return _table(f"Results: {title}", columns, rows) if rows else ""
+
+
+def _table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([one_line(cell) for cell in row] for row in rows)]
+    return "\n".join([f"## {one_line(heading)}", "", *(f"| {' | '.join(line)} |" for line in lines), ""])
 
 
 def _use(context: Context) -> str:

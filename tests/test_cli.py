@@ -246,7 +246,7 @@ def test_export_loads_in_transformers_with_the_same_logits(
 ) -> None:
     import jax.numpy as jnp
     import torch
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
     from g2d_jax import policies
     from g2d_jax.data.tokenizer import load_tokenizer
@@ -273,12 +273,37 @@ def test_export_loads_in_transformers_with_the_same_logits(
     np.testing.assert_allclose(np.asarray(hidden @ head_matrix(params))[0], theirs, atol=1e-4)
     card = (tmp_path / "model" / "README.md").read_text()
     assert "# tiny: policy dpo" in card and "PreTrainedTokenizerFast.from_pretrained" in card
+    check_card(card)
+    asked = {"temperature": 0.7, "top_k": 20, "do_sample": True, "custom_generate": "org/code"}  # as an owner may write
+    place = tmp_path / "model" / "generation_config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | asked))
     capsys.readouterr()
     assert cli.main(["export", "--workdir", str(work), "--output", "model"]) == 1
     assert "holds a model already" in capsys.readouterr().err
     assert cli.main(["export", "--workdir", str(work), "--output", "other", "--policy", "hf:model"]) == 0  # and back
     first, second = (tmp_path / name / "model.safetensors" for name in ("model", "other"))
     assert first.read_bytes() == second.read_bytes()
+    sampling = GenerationConfig.from_pretrained("other")
+    assert (sampling.temperature, sampling.top_k, sampling.do_sample) == (0.7, 20, True)
+    assert "custom_generate" not in (tmp_path / "other" / "generation_config.json").read_text()
+
+
+def check_card(card: str) -> None:
+    """It tells how dpo of tiny.py was made, and nothing that only other policies were made with."""
+    front = card.split("---")[1]
+    assert "library_name: transformers" in front and "base_model" not in front  # it began with random parameters
+    made = card.partition("## How it was made")[2].partition("\n## ")[0]
+    did = {name.strip(): what.strip() for _, name, what, *_ in (line.split("|") for line in made.split("\n")[4:-1])}
+    assert list(did) == ["sft", "warmup", "collect", "dpo"]
+    assert did["sft"] == "supervised fine-tuning from init: 2 steps of 8 examples, learning rate 0.003"
+    assert did["warmup"] == (
+        "online grpo from sft: 2 steps of 4 prompts x 4 responses, sampling policy refreshed every 1 update, "
+        "learning rate 0.001"
+    )
+    assert did["collect"].endswith("preference pairs from 32 rollouts of warmup (sample)")
+    assert did["dpo"].startswith("DPO from warmup: ") and did["dpo"].endswith("beta 0.1, learning rate 0.001")
+    for heading in ("How it was made", "Data", "Results: ", "Use", "Licence", "Settings"):
+        assert f"\n## {heading}" in card, heading
 
 
 def test_help_is_fast_and_light() -> None:

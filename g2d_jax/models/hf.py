@@ -48,6 +48,7 @@ __all__ = ["config_from_hf", "config_to_hf", "load", "read_config", "read_sampli
 
 _OUR_FILES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 _COMPARE_ROWS = 16_384
+_BLOCK = 32 << 20  # bytes of an array that every device is given at a time, to bring it to the host that writes
 
 
 def load(folder: storage.PathLike, *, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
@@ -321,11 +322,35 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
         else:
             value = getattr(model.blocks, name)[layer]
         array = _theirs(row, value.astype(dtype))
-        if not array.is_fully_addressable:
-            array = multihost_utils.process_allgather(array, tiled=True)
-        return np.ascontiguousarray(array)
+        if array.is_fully_addressable:
+            return np.ascontiguousarray(array)
+        return np.ascontiguousarray(_gathered(array, value.sharding.mesh))
 
     return fetch
+
+
+def _gathered(array: jax.Array, mesh: Mesh) -> np.ndarray:
+    """The array of several processes on each of them. Devices hold a block of a large one at a time, beside their part.
+
+    Every device has as many rows; a block is some of each. Rows that cannot be shared out so are gathered whole.
+    """
+    if array.nbytes <= _BLOCK or array.shape[0] % mesh.size:
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    spread = _spreader(mesh)(array)
+    found = np.empty(spread.shape, array.dtype)
+    step = max(_BLOCK * spread.shape[1] // array.nbytes, 1)
+    for start in range(0, spread.shape[1], step):
+        size = min(step, spread.shape[1] - start)
+        block = jax.lax.dynamic_slice_in_dim(spread, start, size, 1)
+        found[:, start : start + size] = multihost_utils.process_allgather(block, tiled=True)
+    return found.reshape(array.shape)
+
+
+@functools.cache
+def _spreader(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    """Jitted: [rows, …] -> [devices, rows / devices, …], each device with its own."""
+    rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return jax.jit(lambda array: array.reshape(mesh.size, -1, *array.shape[1:]), out_shardings=rows)
 
 
 def write_json(path: epath.Path, content: Mapping[str, Any]) -> None:

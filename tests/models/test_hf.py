@@ -216,6 +216,41 @@ def test_missing_shard_and_escaping_index_are_refused(references: dict[str, Any]
         hf.load(tmp_path / "model")
 
 
+def test_an_index_that_is_wrong_names_tensor_and_shard(references: dict[str, Any], tmp_path: Path) -> None:
+    folder = hf.save(hf.load(references["llama3"].folder), tmp_path / "model", max_shard_bytes=60_000)
+    content = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    first, last = min(content.values()), max(content.values())
+    moved = next(name for name, file in content.items() if file == last)
+    write = (folder / "model.safetensors.index.json").write_text
+    write(json.dumps({"weight_map": {**content, moved: first}}))
+    with pytest.raises(
+        ValueError, match=rf"tensors missing: {moved} \(by model\.safetensors\.index\.json in {first}\)"
+    ):
+        hf.load(folder)
+    write(json.dumps({"weight_map": {name: file for name, file in content.items() if file != last}}))
+    with pytest.raises(ValueError, match=f"tensors missing: .*{moved}"):  # no file is read that the index does not name
+        hf.load(folder)
+    write(json.dumps({"weight_map": content}))
+    save_file({**load_file(folder / last), **load_file(folder / first)}, folder / last)
+    with pytest.raises(ValueError, match=f"is in both .*{first} and .*{last}"):
+        hf.load(folder)
+
+
+def test_sampling_settings_of_a_folder(tmp_path: Path) -> None:
+    assert hf.read_sampling(tmp_path) == {}
+    theirs = {
+        "bos_token_id": 151643, "eos_token_id": [151645, 151643], "do_sample": True, "repetition_penalty": 1.05,
+        "temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": None, "typical_p": "high", "transformers_version": "4",
+    }  # fmt: skip
+    (tmp_path / "generation_config.json").write_text(json.dumps(theirs))
+    assert hf.read_sampling(tmp_path) == {
+        "do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05,
+    }  # fmt: skip
+    (tmp_path / "generation_config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"generation_config\.json must hold a JSON object"):
+        hf.read_sampling(tmp_path)
+
+
 def test_pickled_weights_are_refused(references: dict[str, Any], tmp_path: Path) -> None:
     shutil.copy(references["llama3"].folder / "config.json", tmp_path)
     with pytest.raises(ValueError, match=r"neither model\.safetensors nor"):

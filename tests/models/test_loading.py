@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from hub_server import hub_server
 from safetensors.numpy import load_file
 
 from g2d_jax import mesh as meshes
@@ -148,3 +149,37 @@ def test_nothing_is_made_on_a_device_before_all_headers_are_checked(references: 
     with pytest.raises(ValueError, match=rf"{last.name} is not .* truncated: tensor ({'|'.join(names)}) ends after"):
         hf.load(tmp_path / "model", mesh=meshes.make_mesh())
     assert {id(array) for array in jax.live_arrays()} <= before
+
+
+FROM_HUB = """
+import sys
+from pathlib import Path
+from g2d_jax.models import hf
+found = hf.resolve("org/model", revision="main")
+print(sorted(path.name for path in found.iterdir()))
+assert all(path.read_bytes() == Path(sys.argv[1], path.name).read_bytes() for path in found.iterdir())
+try:
+    hf.resolve("org/none")
+except ValueError as error:
+    assert "'org/none' is not a local folder and could not be downloaded" in str(error), error
+else:
+    sys.exit("found what is not there")
+"""
+
+
+def test_a_hub_id_is_downloaded_without_pickles_and_subfolders(
+    references: dict[str, Any], one_device: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    hf.save(hf.load(references["qwen2-tied"].folder), folder, max_shard_bytes=60_000)
+    (folder / "original").mkdir()
+    for name in ("pytorch_model.bin", "original/params.json", "modeling.py"):
+        (folder / name).write_bytes(b"not wanted")
+    asked: list[str] = []
+    with hub_server("org/model", folder, asked) as url:
+        env = {**one_device, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "cache")}
+        command = [sys.executable, "-c", FROM_HUB, str(folder)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    wanted = sorted(path.name for path in folder.iterdir() if path.suffix in (".json", ".safetensors"))
+    assert sorted(asked) == wanted and done.stdout.strip() == str(wanted)
