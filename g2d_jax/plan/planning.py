@@ -247,7 +247,9 @@ def train_bytes(model: ModelConfig, config: ConfigDict, choice: Choice, row_leng
 
 def state_bytes(config: ConfigDict) -> int:
     """Bytes a trained parameter of the largest optimiser state of a run's stages: AdamW's two moments; Adafactor's
-    factors are too small to count."""
+    factors are too small to count, and what is offloaded is not on the devices."""
+    if config.compute.offload_optimizer:
+        return 0
     settings = [stage.optimizer for stage in config.stages.values() if "optimizer" in stage]
     sizes = {"float32": 8, "bfloat16": 4}
     return max((sizes[s.moment_dtype] if s.kind == "adamw" else 0 for s in settings), default=8)
