@@ -35,6 +35,7 @@ RESULTS = ROOT / "docs" / "benchmarks" / "plans.json"
 TABLE = ROOT / "docs" / "models.md"
 MARK = "<!-- written by benchmarks/plans.py -->\n"
 METHODS = ("g2d", "grpo")
+COMPILERS = {"tpu": ["libtpu"], "cuda": ["jax-cuda12-plugin", "jax-cuda13-plugin"]}
 LORA = 32
 MANY = ("compute.slots=256",)  # where memory allows it: decoding reads the weights once for all rows
 
@@ -95,15 +96,19 @@ def measure(row: Row) -> dict[str, Any]:
         spec = f"{row.config}{',' if row.lora else ':'}method={method}"
         made = planning.make(resolve(spec, row.overrides), machine, compiler)
         found[method] = [_stage(made, name) for name in dict.fromkeys(entry.program.stage for entry in made.entries)]
-    packages = ["jax", "libtpu" if machine.device.platform == "tpu" else "jax-cuda12-plugin"]
-    versions = {name: importlib.metadata.version(name) for name in packages}
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "versions": versions,
+        "versions": _versions(["jax", *COMPILERS[machine.device.platform]]),
         "memory": round(machine.device.hbm / GIB, 2),
         "chips": machine.chips,
         "methods": found,
     }
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of those that are installed."""
+    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    return {name: installed[name] for name in packages if name in installed}
 
 
 def _stage(made: Any, name: str) -> dict[str, Any]:

@@ -5,9 +5,7 @@ Command:   g2d run --config qwen2.5-0.5b --workdir DIR                        G2
            g2d run --config qwen2.5-0.5b:method=grpo --workdir DIR            GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen2.5-0.5b --workdir DIR       over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  trains  peak GiB        hours of G2D  of GRPO  with
-           v5e-4    all     14.88 of 15.75  3.6           8.9
-           (all responses at their greatest length, half of the roofline; docs/models.md has more)
+Plan:      none yet: g2d plan --config qwen2.5-0.5b --topology v5e-16
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=base|instruct, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -87,6 +87,7 @@ def base() -> ConfigDict:
                 "microbatch_tokens": 16_384,  # tokens of one forward and backward pass, over all devices
                 "remat": "attention",  # "none", "full" or "attention": what the backward pass recomputes
                 "attention": "auto",  # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
+                "offload_optimizer": False,  # its state lies in the host's memory but for the update itself
                 "slots": 256,  # rows of the sampler
                 "chunk": 16,  # decode steps between two looks at finished rows
                 "prefill_rows": 32,  # prompts of one prefill

@@ -38,6 +38,9 @@ RULES: Rules = MappingProxyType(
     }
 )
 
+HOST = "pinned_host"
+"""The kind of memory that arrays are offloaded to."""
+
 _ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 
@@ -106,6 +109,24 @@ def spec(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Ru
 def sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = RULES) -> NamedSharding:
     """NamedSharding of `spec`."""
     return NamedSharding(mesh, spec(mesh, axes, shape, rules))
+
+
+def check_host_memory(mesh: Mesh) -> None:
+    """Raise ValueError where arrays cannot be offloaded to the host."""
+    device = mesh.devices.flat[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if HOST not in kinds:
+        raise ValueError(
+            f"compute.offload_optimizer is set, but devices of kind {device.device_kind!r} have no {HOST} memory, only "
+            f"{', '.join(kinds)}: leave it off"
+        )
+
+
+def fetched(array: jax.Array) -> jax.Array:
+    """The array on its devices: a copy of one that is offloaded, else itself."""
+    if array.sharding.memory_kind != HOST:
+        return array
+    return jax.device_put(array, array.sharding.with_memory_kind("device"))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -125,7 +125,8 @@ def planned(config: ConfigDict, compiler: Compiler, memory: int | None = None) -
             size = count_params(model.base) * context.dtype.itemsize
             config = copy.deepcopy(config)
             config.compute.sampling_tensor = meshes.fewest(size, memory, len(compiler.host))
-        own = np.array(compiler.host)
+        # On a machine of one host the run samples on the mesh's devices in the mesh's order.
+        own = np.array(compiler.host) if meshes.processes(mesh) > 1 else meshes.own(mesh)
         yield context.at(config, context.folders, tracker, mesh=mesh, model_config=model, own=own)
 
 
@@ -246,7 +247,9 @@ def train_bytes(model: ModelConfig, config: ConfigDict, choice: Choice, row_leng
 
 def state_bytes(config: ConfigDict) -> int:
     """Bytes a trained parameter of the largest optimiser state of a run's stages: AdamW's two moments; Adafactor's
-    factors are too small to count."""
+    factors are too small to count, and what is offloaded is not on the devices."""
+    if config.compute.offload_optimizer:
+        return 0
     settings = [stage.optimizer for stage in config.stages.values() if "optimizer" in stage]
     sizes = {"float32": 8, "bfloat16": 4}
     return max((sizes[s.moment_dtype] if s.kind == "adamw" else 0 for s in settings), default=8)

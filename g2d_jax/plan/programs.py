@@ -179,7 +179,8 @@ def _policy(context: Context) -> Any:
 
 
 def _params_and_state(context: Context, stage: ConfigDict, total: int = 0) -> tuple[Any, Any]:
-    return _policy(context), abstract_state(context.model_config, _optimizer(stage, total), context.mesh)
+    offload = context.config.compute.offload_optimizer
+    return _policy(context), abstract_state(context.model_config, _optimizer(stage, total), context.mesh, offload)
 
 
 def _training(
@@ -201,7 +202,9 @@ def _training(
     held, changed = (device_bytes(params), device_bytes(state)), device_bytes(trained)
     once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
     fixed = () if rest is None else (rest,)
-    yield Program(name, "fresh state", make_fresh_state(config, optimizer, mesh), _fixed(trained), once, resident=fixed)
+    offload = context.config.compute.offload_optimizer
+    fresh = make_fresh_state(config, optimizer, mesh, offload)
+    yield Program(name, "fresh state", fresh, _fixed(trained), once, resident=fixed)
     remat = 1.0 if context.config.compute.remat == "none" else 4 / 3
     count = packed.arrays["tokens"].shape[0]
     flops = remat * train_flops(config, packed.used, packed.attended) / mesh.size
@@ -209,7 +212,7 @@ def _training(
     moved = 2 * held[1] + packed.count * 3 * weights
     parts = {"parameters": held[0], "optimiser": held[1] - changed, "gradients": changed}
     parts["activations"] = activation_bytes(context, packed)
-    step = make_train_step(objective, optimizer, config, mesh)
+    step = make_train_step(objective, optimizer, config, mesh, offload)
     work = Work(calls, flops, moved, parts, trained=packed.used * calls)
     inputs = abstract_batch(with_keys(packed, config, context.config.seed, name, 0), mesh)
     yield Program(

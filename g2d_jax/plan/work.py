@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from g2d_jax.mesh import HOST
 from g2d_jax.plan.topologies import Device
 
 SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
@@ -60,9 +61,11 @@ def roofline(work: Work, sent: Mapping[str, float], device: Device) -> Roofline:
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes that a tree of ShapeDtypeStructs with shardings takes on one device."""
+    """Bytes that a tree of ShapeDtypeStructs with shardings takes on one device, without what is offloaded."""
     return sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree) if x.sharding
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.tree.leaves(tree)
+        if x.sharding and x.sharding.memory_kind != HOST
     )
 
 

@@ -176,9 +176,17 @@ def admit(
         fresh,
         state.rows,
     )
+    # A layer waits for the one before it: side by side they would all hold the rows of other devices at once.
+    keys: list[jax.Array] = []
+    values: list[jax.Array] = []
+    for i, layer in enumerate(zip(state.cache.keys, state.cache.values, strict=True)):
+        if i:
+            layer, (keys[-1], values[-1]) = jax.lax.optimization_barrier((layer, (keys[-1], values[-1])))
+        keys.append(move(layer[0], prefilled.keys[i], 3))
+        values.append(move(layer[1], prefilled.values[i], 2))
     cache = Cache(
-        keys=tuple(move(old, prefilled.keys[i], 3) for i, old in enumerate(state.cache.keys)),
-        values=tuple(move(old, prefilled.values[i], 2) for i, old in enumerate(state.cache.values)),
+        keys=tuple(keys),
+        values=tuple(values),
         column=column,
         start=jnp.where(filled, column - fresh.position, state.cache.start[order] + shift),
     )

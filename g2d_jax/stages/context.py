@@ -125,7 +125,10 @@ class Context:
     @cached_property
     def mesh(self) -> Mesh:
         """The device mesh of mesh.*."""
-        return meshes.make_mesh(**self.config.mesh)
+        mesh = meshes.make_mesh(**self.config.mesh)
+        if self.config.compute.offload_optimizer:
+            meshes.check_host_memory(mesh)
+        return mesh
 
     @cached_property
     def dtype(self) -> jnp.dtype:

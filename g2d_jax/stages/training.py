@@ -243,13 +243,14 @@ def trainer(
         objective = context.objectives[name](context.compute)
     folder: epath.Path = context.folders[name] / "checkpoints"
     optimizer, rate = make_optimizer(**settings.to_dict(), total_steps=total or settings.warmup_steps + 1)
-    run_step = make_train_step(objective, optimizer, context.model_config, context.mesh)
+    offload = context.config.compute.offload_optimizer
+    run_step = make_train_step(objective, optimizer, context.model_config, context.mesh, offload)
     pins, there = {total, *pinned}, Checkpoints(folder)
     step, tally, facts = None, Tally(), {}
-    like = abstract_state(context.model_config, optimizer, context.mesh)
+    like = abstract_state(context.model_config, optimizer, context.mesh, offload)
     found = newest(there, {"params": like.params, "opt_state": like.opt_state}, name, context.tracker.say)
     if found is None:
-        state = fresh_state(context.policy(policy), optimizer, context.mesh)
+        state = fresh_state(context.policy(policy), optimizer, context.mesh, offload)
     else:
         step, trees, host = found
         state = TrainState(trees["params"], trees["opt_state"])

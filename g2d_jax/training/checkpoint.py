@@ -23,6 +23,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
+from g2d_jax import mesh as meshes
 from g2d_jax import storage
 from g2d_jax.training.staging import Staged, is_staged
 
@@ -316,7 +317,7 @@ def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
     numbers = {}
     for key, array in arrays.items():
         jax.block_until_ready(array)  # one program at a time: simulated CPU devices may deadlock with two in flight
-        numbers[key] = int(_checksum(array))
+        numbers[key] = int(_checksum(meshes.fetched(array)))
     return numbers
 
 

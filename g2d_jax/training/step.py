@@ -37,33 +37,50 @@ class TrainState:
     opt_state: Any
 
 
-def state_shardings(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """The TrainState tree with a sharding in place of every array; moments lie like their parameters."""
+def state_shardings(
+    config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
+) -> TrainState:
+    """The TrainState tree with a sharding in place of every array; moments lie like their parameters.
+
+    offload: the optimiser's arrays lie in pinned memory of the host, each device's part with its own host.
+    """
     params, _ = lora.split(shardings(config, mesh))
-    return TrainState(params, opt_state_shardings(optimizer, lora.split(abstract(config))[0], params, mesh))
+    shapes, _ = lora.split(abstract(config))
+    where = opt_state_shardings(optimizer, shapes, params, mesh)
+    if offload:
+        where = jax.tree.map(
+            lambda x, at: at.with_memory_kind(meshes.HOST) if x.ndim else at,
+            jax.eval_shape(optimizer.init, shapes),
+            where,
+        )
+    return TrainState(params, where)
 
 
-def abstract_state(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def abstract_state(
+    config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
+) -> TrainState:
     """The TrainState tree with a ShapeDtypeStruct and its sharding in place of every array."""
     params, _ = lora.split(abstract(config))
     shapes = TrainState(params, jax.eval_shape(optimizer.init, params))
-    return meshes.placed(shapes, state_shardings(config, optimizer, mesh))
+    return meshes.placed(shapes, state_shardings(config, optimizer, mesh, offload))
 
 
-def fresh_state(policy: Decoder, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def fresh_state(
+    policy: Decoder, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
+) -> TrainState:
     """Start training from a policy. What is trained is copied: the step donates its state."""
-    return make_fresh_state(policy.config, optimizer, mesh)(lora.split(policy)[0])
+    return make_fresh_state(policy.config, optimizer, mesh, offload)(lora.split(policy)[0])
 
 
 def make_fresh_state(
-    config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
+    config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
 ) -> Callable[[Decoder], TrainState]:
     """The jitted program of `fresh_state`, of what is trained."""
 
     def fresh(params: Decoder) -> TrainState:
         return TrainState(jax.tree.map(jnp.copy, params), optimizer.init(params))
 
-    return jax.jit(fresh, out_shardings=state_shardings(config, optimizer, mesh))
+    return jax.jit(fresh, out_shardings=state_shardings(config, optimizer, mesh, offload))
 
 
 def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -82,7 +99,11 @@ def abstract_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.ShapeDtype
 
 
 def make_train_step(
-    objective: Objective, optimizer: optax.GradientTransformation, config: ModelConfig, mesh: Mesh
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    config: ModelConfig,
+    mesh: Mesh,
+    offload: bool = False,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """step(state, arrays [N, R, …], count, rest=None) -> (state, metrics); state is donated.
 
@@ -91,8 +112,10 @@ def make_train_step(
     skipped, float32 scalars on the device; fetch them a step late so that the device never waits.
     skipped: 1 where loss or grad_norm is not finite. The state then stays as it was, bit for bit; the count of updates
     too, so that the schedule does not move on.
+    offload: as in `state_shardings`; the optimiser's arrays are on the devices only while they are used.
     """
-    where = state_shardings(config, optimizer, mesh)
+    where = state_shardings(config, optimizer, mesh, offload)
+    near = state_shardings(config, optimizer, mesh)
 
     def step(
         state: TrainState, arrays: Arrays, count: jax.Array, rest: Decoder | None = None
@@ -100,12 +123,26 @@ def make_train_step(
         grads, loss, sums = accumulate(objective, state.params, arrays, count, rest)
         grads = jax.lax.with_sharding_constraint(grads, where.params)
         norm = optax.tree.norm(grads)
+        kept, sound = (fetched if offload else updated)(state, grads, loss, norm)
+        return kept, {**sums, "loss": loss, "grad_norm": norm, "skipped": (~sound).astype(jnp.float32)}
+
+    def updated(state: TrainState, grads: Decoder, loss: jax.Array, norm: jax.Array) -> tuple[TrainState, jax.Array]:
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         moved = TrainState(optax.apply_updates(state.params, updates), opt_state)
         sound = jnp.isfinite(loss) & jnp.isfinite(norm)
         # Chosen element by element, in the loops that write the new state anyway: no second copy of the state.
-        kept = jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, state)
-        return kept, {**sums, "loss": loss, "grad_norm": norm, "skipped": (~sound).astype(jnp.float32)}
+        return jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, state), sound
+
+    def fetched(state: TrainState, grads: Decoder, loss: jax.Array, norm: jax.Array) -> tuple[TrainState, jax.Array]:
+        def move(state: TrainState, grads: Decoder) -> TrainState:
+            opt_state = jax.device_put(state.opt_state, near.opt_state)
+            updates, opt_state = optimizer.update(grads, opt_state, state.params)
+            return TrainState(optax.apply_updates(state.params, updates), jax.device_put(opt_state, where.opt_state))
+
+        sound = jnp.isfinite(loss) & jnp.isfinite(norm)
+        # A branch, which begins when its condition is known: without it XLA for TPU copies the arrays to the devices at
+        # the start of the step, where they lie beside the activations.
+        return jax.lax.cond(sound, move, lambda state, _: state, state, grads), sound
 
     return jax.jit(step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))
 

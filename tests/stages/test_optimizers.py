@@ -19,7 +19,11 @@ FACTORED = ["model.hidden_size=128", "model.intermediate_size=128"]
 ADAPTERS = ["lora.rank=2", "lora.targets=q_proj,down_proj", "lora.dropout=0.3"]
 SETTINGS = {
     "adafactor": ["stages.sft.optimizer.kind=adafactor", *FACTORED],
-    "bfloat16 moments and dropout": ["stages.sft.optimizer.moment_dtype=bfloat16", *ADAPTERS],
+    "bfloat16 moments, offloaded, and dropout": [
+        "stages.sft.optimizer.moment_dtype=bfloat16",
+        "compute.offload_optimizer=True",
+        *ADAPTERS,
+    ],
 }
 TINY = str(Path(__file__).parents[1] / "tiny.py")
 
