@@ -55,12 +55,13 @@ def collectives(text: str, dynamic: int = 1) -> list[Collective]:
     """All collectives of a module that move anything. text: `compiled.as_text()`.
 
     dynamic: trips of a loop whose count is no constant, the outermost such loop on every path; inside it further ones
-    count once. The pieces into which a compiler cuts an asynchronous collective share a channel and count as one, as
-    often as it is started: the pieces between start and end may lie in a loop that goes on beside it.
+    count once. A compiler may cut an asynchronous collective into pieces, each fused with other work: they have channel
+    and size in common and count as one, as often as it is started (those in between may lie in a loop that goes on
+    beside it). A channel alone does not tell collectives apart: all that are written in a shard_map share one.
     """
     computations = _parse(text)
     entry = next(name for name, computation in computations.items() if computation.entry)
-    found: dict[tuple[str, str], tuple[bool, Collective]] = {}
+    found: dict[tuple[str, ...], tuple[bool, Collective]] = {}
     for place, starts, one in _walk(computations, entry, 1, dynamic):
         known = found.get(place)
         if known is None or (starts, one.times) > (known[0], known[1].times):
@@ -88,23 +89,24 @@ def _parse(text: str) -> dict[str, _Computation]:
 
 
 def _walk(
-    computations: Mapping[str, _Computation], name: str, times: int, dynamic: int
-) -> Iterator[tuple[tuple[str, str], bool, Collective]]:
-    """Every collective that a computation runs, with its channel, or its own name where it has none, and whether the
-    computation is the one that starts it asynchronously."""
+    computations: Mapping[str, _Computation], name: str, times: int, dynamic: int, path: str = "", fused: bool = False
+) -> Iterator[tuple[tuple[str, ...], bool, Collective]]:
+    """Every collective that a computation runs, with what tells it from others (of a fused one what its pieces share,
+    else the way to it) and whether the computation is the one that starts it asynchronously."""
     starts = any('"AsyncCollectiveStart"' in rest for rest in computations[name].lines.values())
     for instruction, rest in computations[name].lines.items():
         opcode = _opcode(rest)
         if loop := _WHILE.search(rest) if opcode == "while" else None:
             trips = _trips(computations, rest, loop[1], loop[2])
             inner, left = (dynamic, 1) if trips is None else (trips, dynamic)
-            yield from _walk(computations, loop[2], times * inner, left)
+            yield from _walk(computations, loop[2], times * inner, left, f"{path}/{instruction}")
             continue
         kind = opcode.removesuffix("-start")
         if kind in KINDS:
-            channel = re.search(r"channel_id=(\d+)", rest)
-            place = (kind, f"channel {channel[1]}" if channel else f"{name}/{instruction}")
-            yield place, starts, Collective(kind, _size(rest, kind, opcode != kind), _group(rest), times)
+            size = _size(rest, kind, opcode != kind)
+            pieces = tuple(re.findall(r'channel_id=\d+|chain_id="\d+"', rest)) if fused else ()
+            place = (kind, str(size), *pieces) if pieces else (f"{path}/{instruction}",)
+            yield place, starts, Collective(kind, size, _group(rest), times)
         if opcode.endswith(("-done", "-update")):
             continue
         called = _CALLS.findall(rest) + [
@@ -112,7 +114,8 @@ def _walk(
         ]
         for callee in called:
             if callee in computations and kind not in KINDS:
-                yield from _walk(computations, callee, times, dynamic)
+                inside = f"{path}/{instruction}"
+                yield from _walk(computations, callee, times, dynamic, inside, fused or opcode == "fusion")
 
 
 def _opcode(rest: str) -> str:

@@ -107,6 +107,21 @@ def test_unrolled_loops_count_their_strides_and_a_gather_beside_a_loop_counts_on
     assert collectives(UNROLLED) == [Collective("all-gather", 32, 4, 1), Collective("collective-permute", 8, 2, 4)]
 
 
+def test_a_channel_alone_does_not_make_collectives_one():
+    """Those that are written in a shard_map all have the same."""
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
+
+    def local(a: jax.Array) -> jax.Array:
+        whole = jax.lax.all_gather(jax.lax.all_gather(a, "x", axis=0, tiled=True), "y", axis=1, tiled=True)
+        return whole * 2
+
+    run = jax.shard_map(local, mesh=mesh, in_specs=PartitionSpec("x", "y"), out_specs=PartitionSpec(), check_vma=False)
+    where = NamedSharding(mesh, PartitionSpec("x", "y"))
+    text = jax.jit(run).lower(jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=where)).compile().as_text()
+    found = collectives(text)
+    assert [(one.kind, one.size, one.group) for one in found] == [("all-gather", 64, 2), ("all-gather", 256, 4)]
+
+
 def test_bytes_that_a_device_sends():
     sent = bytes_sent(collectives(LOOPS))
     assert sent["all-gather"] == 0.75 * (28 * 1024 + 32 + 32)
