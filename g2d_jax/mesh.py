@@ -117,8 +117,8 @@ def check_host_memory(mesh: Mesh) -> None:
     kinds = [memory.kind for memory in device.addressable_memories()]
     if HOST not in kinds:
         raise ValueError(
-            f"compute.offload_optimizer is set, but devices of kind {device.device_kind!r} have no {HOST} memory, only "
-            f"{', '.join(kinds)}: leave it off"
+            f"compute.offload_optimizer is set, but devices of kind {device.device_kind!r} tell of no {HOST} memory "
+            f"(there is: {', '.join(kinds) or 'none'}): leave it off"
         )
 
 

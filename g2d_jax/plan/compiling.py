@@ -116,9 +116,9 @@ def compile_program(lowered: Any, dynamic: int = 1) -> Compiled:
 
 
 def _peak(memory: Any) -> int:
-    """Bytes on a device: the compiler's own peak counts arrays in the host's memory too."""
-    host = memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes + memory.host_temp_size_in_bytes
-    return int(memory.peak_memory_in_bytes - host + memory.host_alias_size_in_bytes)
+    """Bytes on a device: the compiler's own peak counts arguments and results in the host's memory too."""
+    host = memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes - memory.host_alias_size_in_bytes
+    return int(memory.peak_memory_in_bytes - host)
 
 
 def _needed(message: str) -> str:

@@ -114,12 +114,15 @@ def model_shape(context: Context) -> ModelConfig:
 def planned(config: ConfigDict, compiler: Compiler, memory: int | None = None) -> Iterator[Context]:
     """The run's context on the compiler's machine. memory: bytes of a device, which those devices do not tell.
 
-    Raises ValueError for a mesh that does not fit the machine.
+    Raises ValueError for a mesh that does not fit the machine, and for offloading where its devices tell of no memory
+    to offload to, as GPUs do that are not here.
     """
     order = pipeline.plan(config)
     with tempfile.TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         context = Context(config, epath.Path(folder), tracker, order.folders(epath.Path(folder)))
         mesh = meshes.make_mesh(**config.mesh, devices=compiler.devices)
+        if config.compute.offload_optimizer:
+            meshes.check_host_memory(mesh)
         model = model_shape(context)
         if not config.compute.sampling_tensor:  # what the run would choose
             size = count_params(model.base) * context.dtype.itemsize

@@ -38,6 +38,8 @@ def test_bytes_on_a_device():
         "b": jax.ShapeDtypeStruct((5,), jnp.bfloat16, sharding=whole),
     }
     assert device_bytes(tree) == 2 * 3 * 4 + 5 * 2
+    offloaded = jax.ShapeDtypeStruct((16, 3), jnp.float32, sharding=split.with_memory_kind("pinned_host"))
+    assert device_bytes([offloaded, tree]) == device_bytes(tree)
 
 
 def test_saved_activations():
@@ -61,6 +63,8 @@ def test_what_a_train_step_needs_by_formula():
     assert found - train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == 8 * 7_615_616_512 / 16
     config.stages.dpo = settings.offline()  # AdamW in float32: the largest counts
     assert train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == found
+    config.compute.offload_optimizer = True
+    assert found - train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == 8 * 7_615_616_512 / 16
 
 
 def test_what_saves_memory_and_changes_the_result():

@@ -90,5 +90,7 @@ def test_a_checkpoint_is_read_to_where_the_state_shall_lie(offloaded: TrainState
 def test_devices_without_such_memory_are_refused() -> None:
     meshes.check_host_memory(MESH)
     bare = SimpleNamespace(device_kind="abacus", addressable_memories=lambda: [SimpleNamespace(kind="device")])
-    with pytest.raises(ValueError, match="offload_optimizer is set, but devices of kind 'abacus' have no pinned_host"):
+    with pytest.raises(
+        ValueError, match="offload_optimizer is set, but devices of kind 'abacus' tell of no pinned_host"
+    ):
         meshes.check_host_memory(SimpleNamespace(devices=np.array([bare])))  # type: ignore[arg-type]
