@@ -16,7 +16,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report.summary import one_line, summary_table
 from g2d_jax.stages.context import Context
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 def card(context: Context, policy: str, *, adapters: bool = False) -> str:
@@ -24,7 +24,7 @@ def card(context: Context, policy: str, *, adapters: bool = False) -> str:
     config = context.config
     manifests = {name: found for name, folder in context.folders.items() if (found := storage.finished(folder))}
     parts = [
-        _front_matter(config, adapters),
+        _front_matter(config, policy, adapters),
         f"# {config.name}: policy {policy}\n",
         *_made(context, policy, manifests),
         _data(config),
@@ -36,10 +36,13 @@ def card(context: Context, policy: str, *, adapters: bool = False) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _front_matter(config: ConfigDict, adapters: bool) -> str:
-    """What hubs read. A base model is named by its id there only, not by a folder."""
+def _front_matter(config: ConfigDict, policy: str, adapters: bool) -> str:
+    """What hubs read. A base model is named by its id there only, not by a folder, and where all began with it."""
+    stages = config.stages.to_dict()
+    begins = [policy, *(stages[name].get("policy", "init") for name in accounting.behind(policy, stages))]
     lines = [f"library_name: {'peft' if adapters else 'transformers'}", "pipeline_tag: text-generation"]
-    if _HUB_ID.fullmatch(config.model.path) and not os.path.isdir(config.model.path):
+    named = _HUB_ID.fullmatch(config.model.path) and not os.path.isdir(config.model.path)
+    if named and not any(begin.startswith(("run:", "hf:")) for begin in begins):
         lines.append(f"base_model: {config.model.path}")
     return "\n".join(["---", *lines, "tags:", "- g2d-jax", "---", ""])
 

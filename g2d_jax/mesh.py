@@ -219,9 +219,15 @@ def _arranged(devices: np.ndarray, tensor: int) -> Mesh:
 
 
 def _by_process(mesh: Mesh) -> np.ndarray:
-    """The devices as [process, device]. Raises ValueError if processes have different numbers of them."""
+    """The devices as [process, device]. Raises ValueError for processes that differ in their number of devices, and for
+    a tensor axis that reaches beyond one process."""
     owners = np.array([device.process_index for device in mesh.devices.flat])
+    groups = owners.reshape(-1, mesh.shape["tensor"])
     counts = np.unique(owners, return_counts=True)[1]
-    if (counts != counts[0]).any():
-        raise ValueError(f"each process must have as many devices as the others, but they have {counts.tolist()}")
+    if (groups != groups[:, :1]).any() or (counts != counts[0]).any():
+        raise ValueError(
+            f"with mesh.tensor={mesh.shape['tensor']} a tensor group would reach beyond the devices of a process, of "
+            f"which there are {counts.tolist()}: set mesh.tensor to 1, or to what lies within one host in this "
+            "machine's order of devices"
+        )
     return mesh.devices.reshape(-1)[np.argsort(owners, kind="stable")].reshape(len(counts), -1)

@@ -292,7 +292,7 @@ def _run_stages(
     shown = folder if processes.leader() else None
     with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
         context = Context(config, folder, tracker, order.folders(folder), reward, objectives or {})
-        context.sampling_mesh()  # raises for one that cannot be, before any work
+        _ = context.sampling_mesh  # raises for one that cannot be, before any work
         try:
             manifests = {}
             for name in order.order:

@@ -150,7 +150,9 @@ def test_suites_by_name(name: str, train: str, test: tuple[str, str, int | None]
     assert (data.test.path, data.test.split, data.test.limit) == test
 
 
-@pytest.mark.parametrize("suite", ["math500", "amc23", "gsm8k"])
+@pytest.mark.parametrize(
+    "suite", ["math500", "amc23", "gsm8k", "math500:test", "gsm8k:test", "hub:HuggingFaceH4/MATH-500:test"]
+)
 def test_test_problems_are_not_trained_on(suite: str) -> None:
     config = resolve("qwen2.5-7b", [f"data.train.path={suite}"])
     with pytest.raises(ValueError, match=f"data.train.path is '{suite}', which are test problems: train on math"):

@@ -220,9 +220,7 @@ def _fetch(name: str, folder: Path) -> None:
     storage.check_driver(name)
     try:
         with storage.naming("list", name):
-            found = [
-                file for file in epath.Path(name).iterdir() if file.suffix in (".json", ".jinja", ".txt", ".model")
-            ]
+            found = [file for file in epath.Path(name).iterdir() if file.suffix in _SUFFIXES]
     except FileNotFoundError:
         found = []
     if not found:

@@ -75,14 +75,21 @@ def token_logprobs(
     reverse mode. Softmax in float32 throughout. Raises ValueError for shapes that do not fit, N = 0, chunk < 1 or a
     temperature that is not positive.
     """
-    if hidden.ndim != 2 or head.ndim != 2 or hidden.shape[1] != head.shape[0] or targets.shape != hidden.shape[:1]:
-        raise ValueError(
-            f"expected hidden [N, D], head [D, V], targets [N]; got {hidden.shape}, {head.shape}, {targets.shape}"
-        )
-    if not hidden.shape[0] or chunk < 1:
-        raise ValueError(f"need at least one token and chunk >= 1, got {hidden.shape[0]} tokens and chunk {chunk}")
+    if hidden.ndim != 2:
+        raise ValueError(f"expected hidden [N, D], got {hidden.shape}")
+    _check(hidden, head, targets, chunk)
     logprobs, entropies = _chunked(hidden, head, targets, _Settings(float(temperature), chunk, with_entropy))
     return logprobs, (entropies if with_entropy else None)
+
+
+def _check(hidden: jax.Array, head: jax.Array, targets: jax.Array, chunk: int) -> None:
+    *tokens, width = hidden.shape
+    if head.ndim != 2 or width != head.shape[0] or targets.shape != tuple(tokens):
+        raise ValueError(
+            f"expected hidden [..., D], head [D, V], targets [...]; got {hidden.shape}, {head.shape}, {targets.shape}"
+        )
+    if not targets.size or chunk < 1:
+        raise ValueError(f"need at least one token and chunk >= 1, got {targets.size} tokens and chunk {chunk}")
 
 
 @dataclass(frozen=True)
@@ -205,6 +212,7 @@ def sharded_token_logprobs(
     type. targets: [R, T] int32. chunk: tokens at once on one device. Returns (logprobs [R, T], entropies [R, T] or
     None), float32.
     """
+    _check(hidden, head, targets, chunk)
     lies = spec(mesh, ("embed", "vocab"), head.shape)
     settings = _Settings(temperature, chunk, with_entropy, tuple((axis, i) for i, axis in enumerate(lies) if axis))
     tokens = spec(mesh, ("rows", "tokens"), targets.shape, {**RULES, "tokens": "tensor"})

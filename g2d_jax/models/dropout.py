@@ -31,7 +31,7 @@ def of_layer(rate: float, keys: jax.Array, layer: jax.Array | int) -> Dropout:
     keys: of `token_keys`. layer: its number, an int32 scalar.
     """
     own = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, layer)))(keys)
-    least = jnp.uint32(round(rate * 2**32))  # of 32 random bits that keep a number
+    least = jnp.uint32(min(round(rate * 2**32), 2**32 - 1))  # of 32 random bits that keep a number
 
     def dropped(name: str, x: jax.Array) -> jax.Array:
         def draw(key: jax.Array) -> jax.Array:

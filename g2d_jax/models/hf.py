@@ -242,8 +242,7 @@ def save(
             raise ValueError(f"config entry {name} = {value!r} contradicts the model's own {config[name]!r}")
     generation = {"eos_token_id": one_or_list(eos_ids), "bos_token_id": bos_id, "pad_token_id": pad_id}
     writer = jax.process_index() == 0
-    if writer:
-        _clear(place, overwrite)
+    processes.once(lambda: _clear(place, overwrite))
     _save_shards(model, place, jnp.dtype(dtype), max_shard_bytes, metadata or {}, writer)
     if writer:
         generation = {name: value for name, value in generation.items() if value is not None}

@@ -295,9 +295,8 @@ def _heaviest_fit(config: ConfigDict, topology: Topology, compiler: Compiler, st
     with planned(config, compiler, topology.device.hbm) as context:
         for name in stages or config.stages:
             programs = programs_of(context, name)
-            step = [program for program in programs if program.name == "train step"]
-            rest = [program for program in programs if program.name in ("cast", "view", "prefill", "admit", "decode")]
-            entries = _stage(compiler, topology, [*step, *rest])
+            # The train step first: it is what most often does not fit.
+            entries = _stage(compiler, topology, sorted(programs, key=lambda program: program.name != "train step"))
             if not all(entry.fits(topology.device) for entry in entries):
                 return False
     return True

@@ -392,10 +392,11 @@ def _rewards(
     for scoring in found:
         others = tuple(other.model for other in found if other is not scoring)
         arguments = scoring.model, scoring.tokens, scoring.lengths
-        calls = responses * mean / math.prod(scoring.tokens.shape)
+        scored = scoring.share * responses * mean
+        calls = scored / math.prod(scoring.tokens.shape)
         weights = scoring.weights() / context.mesh.shape["tensor"]
         parts = {"parameters": device_bytes(scoring.model)}
-        work = Work(calls, scoring.flops() / context.mesh.size, weights, parts, scored=responses * mean)
+        work = Work(calls, scoring.flops() / context.mesh.size, weights, parts, scored=scored)
         yield Program(name, "reward", scoring.run, _fixed(*arguments), work, resident=(*resident, *others))
 
 

@@ -23,9 +23,12 @@ from g2d_jax.scoring.batches import COLUMNS, full_rows, make_program
 
 @dataclass(frozen=True)
 class Scoring:
-    """One batch through a reward model. columns: of its longest row. model, tokens, lengths: shapes with shardings."""
+    """One batch of the longest rows through a reward model. share: of all responses that it scores.
 
-    settings: ConfigDict
+    model, tokens, lengths: shapes with shardings.
+    """
+
+    share: float
     config: ModelConfig
     run: Any
     model: Any
@@ -39,7 +42,7 @@ class Scoring:
 
     def weights(self) -> float:
         """Bytes of the matrices that a batch reads."""
-        return 2 * matmul_params(self.config)
+        return self.model.trunk.embed[...].dtype.itemsize * matmul_params(self.config)
 
 
 def scorings(config: ConfigDict, mesh: Mesh) -> Iterator[Scoring]:
@@ -47,9 +50,10 @@ def scorings(config: ConfigDict, mesh: Mesh) -> Iterator[Scoring]:
 
     Raises ValueError for a name that models/shapes.py does not know and that is no local folder.
     """
-    sections = [config.reward, *(task.reward for task in config.tasks.values())]
-    models = {str(one.model.path): one.model for one in sections if one.function == "model"}
+    tasks = [(config.data.weight, config.reward), *((task.weight, task.reward) for task in config.tasks.values())]
+    models = {str(reward.model.path): reward.model for _, reward in tasks if reward.function == "model"}
     for path, settings in models.items():
+        weight = sum(weight for weight, reward in tasks if reward.function == "model" and reward.model.path == path)
         shape = hf.read_config(hf.resolve(path)) if epath.Path(path).exists() else shapes.shape(path)
         dtype, columns = jnp.dtype(settings.dtype), ladder(settings.max_length, COLUMNS)
         rows = full_rows(mesh, columns, settings.batch_tokens)
@@ -58,4 +62,6 @@ def scorings(config: ConfigDict, mesh: Mesh) -> Iterator[Scoring]:
             for size in ((rows, columns), (rows,))
         )
         model = reward_model.abstract_on(shape, mesh, dtype)
-        yield Scoring(settings, model.config, make_program(mesh, dtype), model, tokens, lengths)
+        yield Scoring(
+            weight / sum(weight for weight, _ in tasks), model.config, make_program(mesh, dtype), model, tokens, lengths
+        )

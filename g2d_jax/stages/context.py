@@ -273,11 +273,14 @@ class Context:
         low, _ = keys.key_data(self.config.seed, "order", purpose)
         return Order(count, int(low))
 
+    @cached_property
     def sampling_mesh(self) -> Mesh:
-        """This process's devices as sampling uses them. Raises ValueError for settings that do not fit them."""
+        """This process's devices as sampling uses them, alike in all processes. Raises ValueError for settings that do
+        not fit them. All processes ask at once, the first time."""
         own = meshes.own(self.mesh) if self.own is None else self.own
         size = decoder.count_params(self.model_config.base) * self.dtype.itemsize
-        tensor = self.config.compute.sampling_tensor or meshes.fewest(size, meshes.memory(own), len(own))
+        told = [memory for memory in processes.gather(meshes.memory(own)) if memory is not None]
+        tensor = self.config.compute.sampling_tensor or meshes.fewest(size, min(told, default=None), len(own))
         return meshes.sampling(own, tensor)
 
     def sampler(self) -> Sampler:
@@ -286,7 +289,7 @@ class Context:
             compute = self.config.compute
             self.programs["sampler"] = Sampler(
                 self.model_config,
-                self.sampling_mesh(),
+                self.sampling_mesh,
                 seed=self.config.seed,
                 slots=compute.slots,
                 chunk=compute.chunk,

@@ -123,7 +123,7 @@ def make_train_step(
         grads, loss, sums = accumulate(objective, state.params, arrays, count, rest)
         grads = jax.lax.with_sharding_constraint(grads, where.params)
         norm = optax.tree.norm(grads)
-        kept, sound = (fetched if offload else updated)(state, grads, loss, norm)
+        kept, sound = (updated_offloaded if offload else updated)(state, grads, loss, norm)
         return kept, {**sums, "loss": loss, "grad_norm": norm, "skipped": (~sound).astype(jnp.float32)}
 
     def updated(state: TrainState, grads: Decoder, loss: jax.Array, norm: jax.Array) -> tuple[TrainState, jax.Array]:
@@ -133,7 +133,9 @@ def make_train_step(
         # Chosen element by element, in the loops that write the new state anyway: no second copy of the state.
         return jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, state), sound
 
-    def fetched(state: TrainState, grads: Decoder, loss: jax.Array, norm: jax.Array) -> tuple[TrainState, jax.Array]:
+    def updated_offloaded(
+        state: TrainState, grads: Decoder, loss: jax.Array, norm: jax.Array
+    ) -> tuple[TrainState, jax.Array]:
         def move(state: TrainState, grads: Decoder) -> TrainState:
             opt_state = jax.device_put(state.opt_state, near.opt_state)
             updates, opt_state = optimizer.update(grads, opt_state, state.params)
