@@ -42,7 +42,8 @@ class Scoring:
 
     def weights(self) -> float:
         """Bytes of the matrices that a batch reads."""
-        return self.model.trunk.embed[...].dtype.itemsize * matmul_params(self.config)
+        (embed,) = jax.tree.leaves(self.model.trunk.embed)
+        return embed.dtype.itemsize * matmul_params(self.config)
 
 
 def scorings(config: ConfigDict, mesh: Mesh) -> Iterator[Scoring]:
