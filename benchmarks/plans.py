@@ -36,7 +36,8 @@ TABLE = ROOT / "docs" / "models.md"
 MARK = "<!-- written by benchmarks/plans.py -->\n"
 METHODS = ("g2d", "grpo")
 COMPILERS = {"tpu": ["libtpu"], "cuda": ["jax-cuda12-plugin", "jax-cuda13-plugin"]}
-LORA = 32
+LORA = "lora=32"
+HALF = "moments=bfloat16"  # for 8B on 16 chips of 16 GB
 MANY = ("compute.slots=256",)  # where memory allows it: decoding reads the weights once for all rows
 
 Results = dict[str, dict[str, Any]]
@@ -44,17 +45,17 @@ Results = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Row:
-    """A recipe on a machine. lora: rank, 0 for all parameters. overrides: of settings that change no result."""
+    """A recipe on a machine. choice: of the recipe, "" for none. overrides: of settings that change no result."""
 
     recipe: str
-    lora: int
+    choice: str
     machine: str
     overrides: tuple[str, ...] = ()
 
     @property
     def config(self) -> str:
         """As --config has it."""
-        return f"{self.recipe}:lora={self.lora}" if self.lora else self.recipe
+        return f"{self.recipe}:{self.choice}" if self.choice else self.recipe
 
     @property
     def name(self) -> str:
@@ -64,18 +65,20 @@ class Row:
 
 def rows() -> list[Row]:
     """All rows, those of the largest models first."""
-    large = [(0, "v5e-16", ()), (0, "v6e-8", ()), (0, "v5p-16", MANY), (0, "h100x8", MANY)]
+    large = [("", "v5e-16", ()), ("", "v6e-8", ()), ("", "v5p-16", MANY), ("", "h100x8", MANY)]
     adapters = [(LORA, "v6e-8", ()), (LORA, "h100x1", ())]
-    small = [(0, "v5e-4", ()), (0, "h100x1", MANY), (LORA, "v5e-4", ())]
+    largest = [(HALF, "v5e-16", ()), *large[1:], *adapters]
+    small = [("", "v5e-4", ()), ("", "h100x1", MANY), (LORA, "v5e-4", ())]
     which = {
-        **dict.fromkeys(["qwen2.5-7b", "llama-3.1-8b", "qwen3-8b"], large + adapters),
+        "qwen2.5-7b": large + adapters,
+        **dict.fromkeys(["llama-3.1-8b", "qwen3-8b"], largest),
         "qwen3-4b": [large[0], large[3], *adapters],
     }
     ordered = [*which, *(name for name in recipes.MODELS if name not in which)]
     return [
-        Row(name, lora, machine, () if recipes.MODELS[name].slots == 256 else settings)
+        Row(name, choice, machine, () if recipes.MODELS[name].slots == 256 else settings)
         for name in ordered
-        for lora, machine, settings in which.get(name, small)
+        for choice, machine, settings in which.get(name, small)
     ]
 
 
@@ -93,7 +96,7 @@ def measure(row: Row) -> dict[str, Any]:
     compiler = planning.Compiler.of(machine, lambda text: print(f"  {text}", flush=True))
     found = {}
     for method in METHODS:
-        spec = f"{row.config}{',' if row.lora else ':'}method={method}"
+        spec = f"{row.config}{',' if row.choice else ':'}method={method}"
         made = planning.make(resolve(spec, row.overrides), machine, compiler)
         found[method] = [_stage(made, name) for name in dict.fromkeys(entry.program.stage for entry in made.entries)]
     return {
@@ -166,7 +169,7 @@ def peak(stages: Sequence[Mapping[str, Any]]) -> float:
 
 def docstring_lines(recipe: str, results: Results) -> list[str]:
     """The lines that say in a config what its plan is."""
-    cells = [["machine", "trains", "peak GiB", "hours of G2D", "of GRPO", "with"]]
+    cells = [["machine", "choice", "peak GiB", "hours of G2D", "of GRPO", "with"]]
     for row in rows():
         if row.recipe == recipe and (found := results.get(row.name)):
             methods = found["methods"]
@@ -174,9 +177,8 @@ def docstring_lines(recipe: str, results: Results) -> list[str]:
             hours = [
                 "-" if any(s["misfits"] for s in methods[name]) else total_hours(methods[name]) for name in METHODS
             ]
-            trained = f"lora={row.lora}" if row.lora else "all"
             settings = " ".join(f"--config.{override}" for override in row.overrides)
-            cells.append([row.machine, trained, f"{most:.2f} of {found['memory']:.2f}", *hours, settings])
+            cells.append([row.machine, row.choice, f"{most:.2f} of {found['memory']:.2f}", *hours, settings])
     if len(cells) == 1:
         return [f"Plan:      none yet: g2d plan --config {recipe} --topology v5e-16"]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -47,7 +47,8 @@ class Model:
     """A model of the recipes. variants: name -> hub id, the first is the default. k: updates of G2D's warm-up.
 
     slots: rows decoded together, the greatest power of two, up to 256, whose caches of RESPONSE + PROMPT tokens take at
-    most 16 GiB: a quarter of a host of four 16 GB chips. tokenizer: settings that differ from the defaults.
+    most 12 GiB: what a host of four 16 GB chips has left beside 8B, split over 16 chips in training. tokenizer:
+    settings that differ from the defaults.
     """
 
     variants: dict[str, str]
@@ -77,8 +78,8 @@ MODELS: dict[str, Model] = {
     "qwen2.5-1.5b": _qwen25("1.5B", 128),
     "qwen2.5-7b": _qwen25("7B", 64),
     "qwen3-0.6b": _qwen3("0.6B", 32),
-    "qwen3-4b": _qwen3("4B", 32),
-    "qwen3-8b": _qwen3("8B", 32),
+    "qwen3-4b": _qwen3("4B", 16),
+    "qwen3-8b": _qwen3("8B", 16),
     "llama-3.2-1b": _llama("3.2-1B", 128),
     "llama-3.1-8b": _llama("3.1-8B", 32),
 }

@@ -55,7 +55,7 @@ def test_models(model: str) -> None:
     shape = shapes.shape(resolve(model).model.path)
     cache = 4 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * (1024 + 2048)  # bytes of a row
     slots = resolve(model).compute.slots
-    assert slots * cache <= 2**34 and (slots == 256 or 2 * slots * cache > 2**34)
+    assert slots * cache <= 12 * 2**30 and (slots == 256 or 2 * slots * cache > 12 * 2**30)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -312,8 +312,8 @@ def test_how_a_plan_is_written(plans: ModuleType) -> None:
     found = {"date": "2026-11-21", "versions": {"jax": "1"}, "memory": 15.75, "methods": {"g2d": g2d, "grpo": grpo}}
     lines = plans.docstring_lines("qwen2.5-7b", {"qwen2.5-7b on v5e-16": found})
     assert [line.split() for line in lines[:2]] == [
-        ["Plan:", "machine", "trains", "peak", "GiB", "hours", "of", "G2D", "of", "GRPO", "with"],
-        ["v5e-16", "all", "15.90", "of", "15.75", "34.5", "-"],
+        ["Plan:", "machine", "choice", "peak", "GiB", "hours", "of", "G2D", "of", "GRPO", "with"],
+        ["v5e-16", "15.90", "of", "15.75", "34.5", "-"],
     ]
     assert plans.with_plan('"""A.\n\nPlan:      old\n           rows\n\nResult: x"""\n', lines[:1]) == (
         f'"""A.\n\n{lines[0]}\n\nResult: x"""\n'
