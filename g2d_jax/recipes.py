@@ -111,7 +111,8 @@ def recipe(name: str, arg: str) -> ConfigDict:
         moments=("float32", "bfloat16"),
     )
     _check(chosen)
-    config = maths(chosen.path or model.variants[chosen.variant], chosen.train, chosen.test, slots=model.slots)
+    config = maths(chosen.path or model.variants[chosen.variant], chosen.train, chosen.test)
+    config.compute.update(microbatch_tokens=MICROBATCH_TOKENS, remat=REMAT, slots=model.slots)
     config.name = "-".join([name, chosen.variant, chosen.method, *([f"lora{chosen.lora}"] if chosen.lora else [])])
     config.tokenizer.update(model.tokenizer)
     if chosen.lora:
@@ -174,19 +175,18 @@ def _rate(chosen: SimpleNamespace) -> float:
 # What the recipes share with the configs of the other paper's rows
 
 
-def real(path: str, *, slots: int = 32) -> ConfigDict:
-    """A run of a published model, without problems and stages, that does with little memory. slots: see `Model`."""
+def real(path: str) -> ConfigDict:
+    """A run of a published model, without problems and stages."""
     config = settings.base()
     config.model.path = path
     config.dtype = "bfloat16"
     config.data.max_prompt_length = PROMPT
-    config.compute.update(microbatch_tokens=MICROBATCH_TOKENS, remat=REMAT, slots=slots)
     return config
 
 
-def maths(path: str, train: str, test: str, *, slots: int = 32, dev: int = DEV) -> ConfigDict:
+def maths(path: str, train: str, test: str, *, dev: int = DEV) -> ConfigDict:
     """The same on maths problems with Bridging's prompt; dev: how many training problems are held out as data.dev."""
-    config = real(path, slots=slots)
+    config = real(path)
     config.tokenizer.prompt_template = "paper"
     source = TRAIN.get(train, train)
     config.data.train = settings.source(source, "train")
