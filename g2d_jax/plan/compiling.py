@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ def prepare(topology: Topology) -> None:
             f"what compiles for {topology.name}, {package}, is not installed: pip install 'g2d-jax[{extra}]'"
         )
     os.environ.update(ENVIRONMENT)
+    if "jax" in sys.modules:  # which read the environment when it was imported
+        sys.modules["jax"].config.update("jax_platforms", ENVIRONMENT["JAX_PLATFORMS"])
 
 
 def devices(topology: Topology) -> list[Any]:

@@ -278,10 +278,11 @@ class Context:
         """This process's devices as sampling uses them, alike in all processes. Raises ValueError for settings that do
         not fit them. All processes ask at once, the first time."""
         own = meshes.own(self.mesh) if self.own is None else self.own
+        if self.config.compute.sampling_tensor:
+            return meshes.sampling(own, self.config.compute.sampling_tensor)
         size = decoder.count_params(self.model_config.base) * self.dtype.itemsize
         told = [memory for memory in processes.gather(meshes.memory(own)) if memory is not None]
-        tensor = self.config.compute.sampling_tensor or meshes.fewest(size, min(told, default=None), len(own))
-        return meshes.sampling(own, tensor)
+        return meshes.sampling(own, meshes.fewest(size, min(told, default=None), len(own)))
 
     def sampler(self) -> Sampler:
         """The sampler, on this process's devices; one for the run, so that its programs are compiled once."""
