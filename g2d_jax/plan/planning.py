@@ -147,7 +147,7 @@ def make(
         entries = [
             entry for name in wanted for entry in _stage(compiler, topology, programs_of(context, name, response))
         ]
-        return Plan(topology, config, context.model_config, dict(context.mesh.shape), entries)
+        return Plan(topology, context.config, context.model_config, dict(context.mesh.shape), entries)
 
 
 def _stage(compiler: Compiler, topology: Topology, programs: Sequence[Program]) -> Iterator[Entry]:

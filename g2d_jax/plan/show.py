@@ -20,7 +20,7 @@ def show(plan: Plan, screen: Screen, *, price: float | None = None, response: in
     screen.say(plan.topology.describe())
     screen.say(
         f"model: {count_params(plan.model):,} parameters; mesh {mesh}; microbatch_tokens={compute.microbatch_tokens}, "
-        f"remat={compute.remat}, slots={compute.slots}, {plan.config.dtype}"
+        f"remat={compute.remat}, slots={compute.slots}, sampling_tensor={compute.sampling_tensor}, {plan.config.dtype}"
     )
     columns = ["stage", "program", "peak GiB", "with the rest", "of", "fits", "of it, by formula, GiB"]
     screen.table("memory of each device", columns, [memory_row(plan, entry) for entry in plan.entries])
@@ -30,8 +30,8 @@ def show(plan: Plan, screen: Screen, *, price: float | None = None, response: in
     screen.table("the run", columns, stage_rows(plan, price))
     length = "max_new_tokens" if response is None else f"{response} tokens"
     screen.say(
-        f"Tokens and hours are for responses of {length}, without rewards, checkpoints and loading. Hours at least: "
-        f"every program at its roofline, max(FLOPs, memory, links). Hours: at {EFFICIENCY:.0%} of that."
+        f"Tokens and hours are for responses of {length}, without verifiers, judges, checkpoints and loading. Hours at "
+        f"least: every program at its roofline, max(FLOPs, memory, links). Hours: at {EFFICIENCY:.0%} of that."
     )
     for entry in plan.misfits:
         needs = entry.why or f"needs {entry.total / GIB:.2f} of {plan.topology.device.hbm / GIB:.2f} GiB"
