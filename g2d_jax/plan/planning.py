@@ -150,15 +150,26 @@ def make(
         return Plan(topology, context.config, context.model_config, dict(context.mesh.shape), entries)
 
 
+class _NotCompiled(LookupError):
+    """The name of a program whose results are asked for, and which did not fit."""
+
+
+class _Outputs(dict[str, Any]):
+    """Program -> its results."""
+
+    def __missing__(self, name: str) -> Any:
+        raise _NotCompiled(name)
+
+
 def _stage(compiler: Compiler, topology: Topology, programs: Sequence[Program]) -> Iterator[Entry]:
-    outputs: dict[str, Any] = {}
+    outputs = _Outputs()
     for program in programs:
         try:
             compiled = compiler.compile(program, outputs)
         except DoesNotFit as error:
             yield Entry(program, None, 0, str(error), None)
             continue
-        except KeyError as missing:
+        except _NotCompiled as missing:
             yield Entry(program, None, 0, f"not compiled: {missing.args[0]} before it does not fit", None)
             continue
         outputs[program.name] = compiled.outputs
