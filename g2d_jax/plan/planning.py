@@ -277,9 +277,9 @@ def search(
     stages: Sequence[str] = (),
     most: int = MOST_TRIED,
 ) -> Choice | None:
-    """The quickest choice by formula whose heaviest programs compile and fit; at most `most` are tried.
+    """The quickest choice by formula whose programs all compile and fit; at most `most` are tried.
 
-    Each trial compiles the train step and the decode program of the stages. None if none of those tried fits.
+    None if none of those tried fits.
     """
     with planned(config, compiler, topology.device.hbm) as context:
         model = context.model_config
@@ -290,7 +290,7 @@ def search(
         likely = sorted(choices(config, topology), key=lambda c: train_bytes(model, config, c, row_length))
     for choice in _spread(likely, most):
         compiler.say(f"trying {choice.overrides()}")
-        if _heaviest_fit(choice.apply(config), topology, compiler, stages):
+        if _all_fit(choice.apply(config), topology, compiler, stages):
             return choice
     return None
 
@@ -302,7 +302,7 @@ def _spread(likely: Sequence[Choice], most: int) -> list[Choice]:
     return [likely[round(i * (len(likely) - 1) / (most - 1))] for i in range(most)]
 
 
-def _heaviest_fit(config: ConfigDict, topology: Topology, compiler: Compiler, stages: Sequence[str]) -> bool:
+def _all_fit(config: ConfigDict, topology: Topology, compiler: Compiler, stages: Sequence[str]) -> bool:
     with planned(config, compiler, topology.device.hbm) as context:
         for name in stages or config.stages:
             programs = programs_of(context, name)
