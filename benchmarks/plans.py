@@ -73,6 +73,7 @@ def rows() -> list[Row]:
         "qwen2.5-7b": large + adapters,
         **dict.fromkeys(["llama-3.1-8b", "qwen3-8b"], largest),
         "qwen3-4b": [large[0], large[3], *adapters],
+        "qwen3-0.6b": [small[0], ("", "h100x1", ()), small[2]],  # a row of its cache is as large as one of 8B
     }
     ordered = [*which, *(name for name in recipes.MODELS if name not in which)]
     return [

@@ -5,7 +5,9 @@ Command:   g2d run --config llama-3.2-1b --workdir DIR                        G2
            g2d run --config llama-3.2-1b:method=grpo --workdir DIR            GRPO alone, 2000 updates
            g2d sweep --config sweep-k:preset=llama-3.2-1b --workdir DIR       over K
 Hardware:  those of the plan; not run at this size
-Plan:      none yet: g2d plan --config llama-3.2-1b --topology v5e-16
+Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  with
+           h100x1           47.35 of 71.20  14.9          50.7     --config.compute.slots=256
+           (all responses at their greatest length, half of the roofline; docs/models.md has more)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=instruct|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -5,7 +5,11 @@ Command:   g2d run --config qwen2.5-7b --workdir DIR                          G2
            g2d run --config qwen2.5-7b:method=grpo --workdir DIR              GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen2.5-7b --workdir DIR         over K
 Hardware:  those of the plan; not run at this size
-Plan:      none yet: g2d plan --config qwen2.5-7b --topology v5e-16
+Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  with
+           v5e-16            15.40 of 15.75  8.2           21.6
+           h100x8            36.32 of 71.20  5.1           12.4     --config.compute.slots=256
+           h100x1   lora=32  59.59 of 71.20  26.6          66.0
+           (all responses at their greatest length, half of the roofline; docs/models.md has more)
 
 Result:    report.html in DIR. The G2D paper's, on MATH-500: 62.4 % with K = 150; GRPO alone 51.6 % at 4 times the cost.
 Choices:   variant=base|instruct, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;
