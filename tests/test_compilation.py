@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
+from jax.experimental.compilation_cache import compilation_cache
 
 from g2d_jax import compilation
 from g2d_jax.config import base
@@ -24,11 +25,15 @@ def keep_all() -> Iterator[None]:
     """Programs that compile within a second are kept too; no folder is set before."""
     names = {"jax_persistent_cache_min_compile_time_secs": 0.0, compilation.CACHE: None}
     before = {name: getattr(jax.config, name) for name in names}
-    for name, value in names.items():
-        jax.config.update(name, value)
+
+    def use(settings: dict[str, object]) -> None:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()  # tests of stages, in the same process, may have had a folder
+
+    use(names)
     yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+    use(before)
 
 
 def compiled() -> tuple[bytes, list[str]]:
