@@ -188,9 +188,9 @@ def check_training(source: str, field: str) -> None:
     """Raise ValueError naming the field for the test problems of a suite, by its name or its place on the hub."""
     place, _, split = source.removeprefix("hub:").partition(":")
     name = place.partition("@")[0]
-    by_name = None if name not in NAMED else NAMED[name].split
-    on_hub = "train" if any(name == suite.repository for suite in NAMED.values()) else None
-    if (by_name or on_hub) and (split or by_name or on_hub) == "test":
+    known = {short: suite.split for short, suite in NAMED.items()}
+    known |= {suite.repository: "train" for suite in NAMED.values()}  # what hub:… means without a split
+    if name in known and (split or known[name]) == "test":
         raise ValueError(
             f"{field} is {source!r}, which are test problems: train on math, numinamath or gsm8k:train, or on a file"
         )

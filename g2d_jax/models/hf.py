@@ -25,6 +25,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from g2d_jax import mesh as meshes
 from g2d_jax import processes, storage
 from g2d_jax.models import decoder, shard
 from g2d_jax.models.config import ModelConfig
@@ -177,7 +178,8 @@ def _reading(shape: tuple[int, ...], kept: NamedSharding) -> NamedSharding:
     hold parts.
     """
     mesh = kept.mesh
-    if len({device.process_index for device in mesh.devices.flat}) == 1 or shape[0] % mesh.size:
+    assert isinstance(mesh, Mesh)  # of devices, not an abstract one
+    if meshes.processes(mesh) == 1 or shape[0] % mesh.size:
         return kept
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 

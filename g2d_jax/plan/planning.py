@@ -18,13 +18,12 @@ from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
 from g2d_jax import pipeline
-from g2d_jax.models import hf, shapes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.plan.compiling import Compiled, DoesNotFit, compile_program, devices
 from g2d_jax.plan.programs import Program, programs_of, saved_per_token
 from g2d_jax.plan.topologies import GIB, Device, Topology
-from g2d_jax.plan.work import Roofline, roofline
+from g2d_jax.plan.work import Roofline, roofline, shape_of
 from g2d_jax.stages import starting
 from g2d_jax.stages.context import Context
 from g2d_jax.tracking import Tracker
@@ -106,8 +105,7 @@ def model_shape(context: Context) -> ModelConfig:
     path = context.config.model.path
     if not path:
         return context.model_config
-    shape = hf.read_config(hf.resolve(path)) if epath.Path(path).exists() else shapes.shape(path)
-    return dataclasses.replace(shape, lora=starting.adapters(context.config.lora))
+    return dataclasses.replace(shape_of(path), lora=starting.adapters(context.config.lora))
 
 
 @contextmanager

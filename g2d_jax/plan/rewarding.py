@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import hf, reward_model, shapes
+from g2d_jax.models import reward_model
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import matmul_params
+from g2d_jax.plan.work import shape_of
 from g2d_jax.rollout.sampler import ladder
 from g2d_jax.scoring.batches import COLUMNS, full_rows, make_program
 
@@ -55,14 +55,13 @@ def scorings(config: ConfigDict, mesh: Mesh) -> Iterator[Scoring]:
     models = {str(reward.model.path): reward.model for _, reward in tasks if reward.function == "model"}
     for path, settings in models.items():
         weight = sum(weight for weight, reward in tasks if reward.function == "model" and reward.model.path == path)
-        shape = hf.read_config(hf.resolve(path)) if epath.Path(path).exists() else shapes.shape(path)
         dtype, columns = jnp.dtype(settings.dtype), ladder(settings.max_length, COLUMNS)
         rows = full_rows(mesh, columns, settings.batch_tokens)
         tokens, lengths = (
             jax.ShapeDtypeStruct(size, np.int32, sharding=meshes.rows_sharding(mesh, size))
             for size in ((rows, columns), (rows,))
         )
-        model = reward_model.abstract_on(shape, mesh, dtype)
+        model = reward_model.abstract_on(shape_of(path), mesh, dtype)
         yield Scoring(
             weight / sum(weight for weight, _ in tasks), model.config, make_program(mesh, dtype), model, tokens, lengths
         )

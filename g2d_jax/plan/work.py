@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax.mesh import HOST
+from g2d_jax.models import hf, shapes
+from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan.topologies import Device
 
 SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
@@ -67,6 +70,11 @@ def device_bytes(tree: Any) -> int:
         for x in jax.tree.leaves(tree)
         if x.sharding and x.sharding.memory_kind != HOST
     )
+
+
+def shape_of(path: str) -> ModelConfig:
+    """A model's shape without a download: a folder's config.json, else the tables of models/shapes.py by its name."""
+    return hf.read_config(hf.resolve(path)) if epath.Path(path).exists() else shapes.shape(path)
 
 
 def rounds(steps: int, sync_every: int) -> int:
