@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import jax
@@ -86,9 +86,10 @@ class Sampler:
     """Samples from a model.
 
     slots: rows decoded together. chunk: decode steps between two looks at the rows. prefill_rows: prompts of one
-    prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py. Compiled programs are kept
-    for the sampler's life; their shapes come from short ladders of sizes. Samples of one key are bit-equal for the same
-    shapes and mesh; the noise always is.
+    prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py. programs: the jitted ones
+    by name; the next sampler of the same settings, such as another point's of a sweep, takes them over. Their shapes
+    come from short ladders of sizes. Samples of one key are bit-equal for the same shapes and mesh; the noise always
+    is.
     """
 
     def __init__(
@@ -108,11 +109,6 @@ class Sampler:
         self.config, self.mesh, self.seed, self.dtype = config, mesh, seed, dtype
         self.slots, self.chunk, self.prefill_rows = slots, chunk, prefill_rows
         self.usage = Usage()
-
-        def view(model: Decoder) -> Decoder:
-            return unstack(cast(merge(model), dtype))
-
-        self._view = jax.jit(view, out_shardings=unstacked_shardings(config.base, mesh))
         self.kernel = choose(
             attention,
             platform=platform_of(mesh),
@@ -121,28 +117,16 @@ class Sampler:
             length=LANES,
             layout="sequence",
         )
-        self._prefill = jax.jit(partial(programs.prefill, mesh=mesh, dtype=dtype, attention=self.kernel))
-        admit = partial(programs.admit, mesh=mesh)
-        self._admit = jax.jit(admit, static_argnames="width")
-        self._admit_in_place = jax.jit(admit, static_argnames="width", donate_argnums=0)
-        self._decode = jax.jit(
-            partial(programs.decode, chunk=chunk, mesh=mesh, dtype=dtype), static_argnames="filtered", donate_argnums=1
-        )
+        self.programs = _jitted(config, mesh, chunk, jnp.dtype(dtype), self.kernel)
 
     def view(self, model: Decoder) -> Decoder:
         """The model as decode reads it: adapters merged, cast to dtype, one set of arrays a layer. Once per policy."""
-        return self._view(model)
+        return self.programs["view"](model)
 
     def columns(self, prompt: int) -> int:
         """Columns of a prefill whose longest prompt has so many tokens."""
         columns = ladder(prompt, 16)
         return -(-columns // LANES) * LANES if self.kernel == "splash" else columns
-
-    @property
-    def programs(self) -> dict[str, Any]:
-        """The jitted programs by name. admit makes a state of another shape, refill changes one in place."""
-        admit = {"admit": self._admit, "refill": self._admit_in_place}
-        return {"view": self._view, "prefill": self._prefill, **admit, "decode": self._decode}
 
     def rows(self, samples: int) -> int:
         """Rows for so many samples: a power of two up to the configured number, divisible over the mesh."""
@@ -201,7 +185,7 @@ class _Session:
             self._refill()
             if not any(self.rows):
                 return
-            self.state, emitted = self.sampler._decode(self.view, self.state, filtered=self.filtered)
+            self.state, emitted = self.sampler.programs["decode"](self.view, self.state, filtered=self.filtered)
             finished = list(self._harvest(programs.Emitted(*(np.asarray(x) for x in jax.device_get(emitted)))))
             self.sampler.usage.seconds += time.perf_counter() - started
             yield from finished
@@ -243,7 +227,7 @@ class _Session:
             samples = range(request.first_sample, request.first_sample + request.num_samples)
             self.fanout.extend(_Sample(request, sample, row) for sample in samples)
         everywhere = meshes.replicated(self.sampler.mesh)
-        self.prefilled = self.sampler._prefill(
+        self.prefilled = self.sampler.programs["prefill"](
             self.view, meshes.put(tokens, everywhere), meshes.put(lengths, everywhere)
         )
         self.prompt_columns = columns
@@ -268,7 +252,7 @@ class _Session:
         self.column = max(longest, self.prompt_columns if taken else 0)
         width = min(ladder(max(self.column + self.sampler.chunk, self.prompt_columns), 64), self.widest)
         same = width == self.width and slots == self.state.hidden.shape[0]
-        program = self.sampler._admit_in_place if same else self.sampler._admit
+        program = self.sampler.programs["refill" if same else "admit"]
         self.width = width
         host = (np.asarray(order, np.int32), source, fresh, np.asarray(self.column, np.int32))
         everywhere = meshes.replicated(self.sampler.mesh)
@@ -322,6 +306,25 @@ class _Session:
             if emitted.stopped[row] or sample.generated >= sample.request.params.max_new_tokens:
                 self.rows[row] = None
                 yield sample.rollout("stop" if emitted.stopped[row] else "length")
+
+
+@lru_cache(maxsize=1)
+def _jitted(config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: Setting) -> dict[str, Any]:
+    """A sampler's programs. admit makes a state of another shape, refill changes one in place."""
+
+    def view(model: Decoder) -> Decoder:
+        return unstack(cast(merge(model), dtype))
+
+    admit = partial(programs.admit, mesh=mesh)
+    return {
+        "view": jax.jit(view, out_shardings=unstacked_shardings(config.base, mesh)),
+        "prefill": jax.jit(partial(programs.prefill, mesh=mesh, dtype=dtype, attention=kernel)),
+        "admit": jax.jit(admit, static_argnames="width"),
+        "refill": jax.jit(admit, static_argnames="width", donate_argnums=0),
+        "decode": jax.jit(
+            partial(programs.decode, chunk=chunk, mesh=mesh, dtype=dtype), static_argnames="filtered", donate_argnums=1
+        ),
+    }
 
 
 def _power(size: int) -> int:

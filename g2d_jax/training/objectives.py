@@ -3,12 +3,14 @@
 An objective is a function (params, micro) -> (loss, sums). micro: the arrays of data/packing.py without their first
 dimension: [R, T] per token, [R, M] per response. With "dropout" among them, as training/dropout.py makes it, the
 adapters' inputs are dropped at the rate of the model's config.
+The same settings give the same function, by which jitted programs are known again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +61,7 @@ def response_logprobs(
     )
 
 
+@cache
 def sft(compute: Compute) -> Objective:
     """micro: weight [R, T]."""
 
@@ -69,6 +72,7 @@ def sft(compute: Compute) -> Objective:
     return objective
 
 
+@cache
 def grpo(
     compute: Compute,
     *,
@@ -94,6 +98,7 @@ def grpo(
     return objective
 
 
+@cache
 def dpo(
     compute: Compute,
     *,
@@ -131,6 +136,7 @@ def dpo(
     return objective
 
 
+@cache
 def group_dpo(
     compute: Compute,
     *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, get_args
 
 import jax
@@ -52,6 +52,7 @@ def make_schedule(
     return rate
 
 
+@cache
 def make_optimizer(
     learning_rate: float,
     *,
@@ -66,7 +67,7 @@ def make_optimizer(
     weight_decay: float = 0.0,
     max_grad_norm: float = 1.0,
 ) -> tuple[optax.GradientTransformation, Callable[[int | jax.Array], jax.Array]]:
-    """An optimiser and its schedule; the names are those of the config.
+    """An optimiser and its schedule; the names are those of the config. The same settings give the same objects.
 
         g ← g * min(1, max_grad_norm / |g|)            |g|: L2 norm over all parameters; max_grad_norm <= 0: off
         p ← p - rate(t) * (u + weight_decay * p)       no decay on norms and biases

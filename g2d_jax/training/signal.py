@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,7 @@ def fresh_sums(config: ModelConfig, mesh: Mesh) -> GradientSums:
     return make()
 
 
+@lru_cache(maxsize=1)
 def make_gradient_sums(objective: Objective, config: ModelConfig, mesh: Mesh) -> Callable[..., GradientSums]:
     """add(sums, params, arrays [N, R, …], count, rest=None) -> sums with one batch more; sums are donated."""
     where = _where(config, mesh)

@@ -1,13 +1,16 @@
 """The jitted train step: micro-batches accumulated in a loop, one optimiser update, state donated.
 
 Losses carry global normalisers in their weights, so gradients of micro-batches and devices are simply added.
+
+Each program that was made last is kept, and taken up again for the same settings: the stages of a sweep's next point
+trace and compile nothing. One and no more, since programs lie in the devices' memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -72,6 +75,7 @@ def fresh_state(
     return make_fresh_state(policy.config, optimizer, mesh, offload)(lora.split(policy)[0])
 
 
+@lru_cache(maxsize=1)
 def make_fresh_state(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
 ) -> Callable[[Decoder], TrainState]:
@@ -98,6 +102,7 @@ def abstract_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.ShapeDtype
     return arrays, jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
 
 
+@lru_cache(maxsize=1)
 def make_train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
@@ -162,10 +167,12 @@ def accumulate(
         (loss, sums), grads = value_and_grad(params, micro(index))
         return grads, loss, sums
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, 0))
+    of_loss = jax.eval_shape(lambda: objective(lora.join(params, rest), micro(0)))  # half the tracing of `one`
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, *of_loss))
     return jax.lax.fori_loop(0, count, lambda i, total: jax.tree.map(jnp.add, total, one(i)), zeros)
 
 
+@lru_cache(maxsize=1)
 def make_scorer(compute: Compute) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """score(params, arrays, count, temperature=1.0) -> (logprobs, entropies), float32 [N, R, T], without gradient."""
 

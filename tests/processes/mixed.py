@@ -1,5 +1,7 @@
 """Two tasks, one of them scored by a reward model; online DPO, a group loss, a selection, and rollouts from elsewhere.
 
+What is trained are adapters, with dropout.
+
 Its files are in the folder of the environment variable MIXED, see test_same_result.py.
 """
 
@@ -22,6 +24,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.tasks.likes.reward.model.update(
         path=str(folder / "reward-model"), dtype="float32", max_length=128, batch_tokens=512
     )
+    config.lora.update(rank=2, dropout=0.3, targets=("q_proj", "down_proj"))
     drawn, optimizer = config.stages.warmup.sampling, settings.optimizer(1e-3)
     config.stages = ConfigDict()
     config.stages.dpo = settings.online(

@@ -166,20 +166,22 @@ def test_usage(base):
     assert usage.slot_steps >= usage.generated and usage.seconds > 0
 
 
+def sizes(sampler):
+    return {name: program._cache_size() for name, program in sampler.programs.items()}
+
+
 def test_repeated_bit_for_bit_without_compiling(sampler, model, base):
-    programs = (sampler._view, sampler._prefill, sampler._admit, sampler._admit_in_place, sampler._decode)
-    before = [program._cache_size() for program in programs]
+    before = sizes(sampler)
     assert_bit_equal(run(sampler, model, REQUESTS), base[0])
-    assert [program._cache_size() for program in programs] == before
+    assert sizes(sampler) == before
 
 
 def test_ragged_lengths_compile_nothing_new(sampler, model, base):
     """Other prompts, other lengths within the same steps of the ladders, other parameters and stop ids."""
-    programs = (sampler._prefill, sampler._admit, sampler._admit_in_place, sampler._decode)
-    before = [program._cache_size() for program in programs]
+    before = sizes(sampler)
     for lengths in ([16, 9, 2, 11, 4], [13, 3, 1, 12, 6], [5, 16, 8, 2, 2]):
         run(sampler, model, [request(n, length, 3, 30 + n, 1.1, (5, 8, n)) for n, length in enumerate(lengths, 10)])
-    assert [program._cache_size() for program in programs] == before
+    assert sizes(sampler) == before
 
 
 def test_samples_do_not_depend_on_slots_chunk_or_prefill_rows(model, base):

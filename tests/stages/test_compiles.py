@@ -66,3 +66,14 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
         assert later.keys() <= bounds.keys() and all(later[which] <= bounds[which] for which in later), (name, later)
     files = (tmp_path / "02-warmup").glob("rollouts/*.parquet")
     assert len({len(row.rollout.token_ids) for file in files for row in read_rollouts(file)}) > 10
+
+
+def test_the_same_settings_once_more_compile_no_program_again(config, opened, tmp_path, compiled):
+    """As the next point of a sweep does, in a context of its own."""
+    order = pipeline.plan(config)
+    for folder in ("one", "two"):
+        context, before = opened(config, tmp_path / folder), len(compiled)
+        for name in ("sft", "warmup"):
+            pipeline.run_stage(context, name, order)
+    again = Counter(compiled[before:])
+    assert {"prefill", "admit", "decode", "view", "score"}.isdisjoint(again), again
