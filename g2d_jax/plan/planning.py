@@ -21,8 +21,10 @@ from g2d_jax import pipeline
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.plan.compiling import Compiled, DoesNotFit, compile_program, devices
-from g2d_jax.plan.programs import Program, programs_of, saved_per_token
+from g2d_jax.plan.program import Program
+from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import GIB, Device, Topology
+from g2d_jax.plan.training import saved_per_token
 from g2d_jax.plan.work import Roofline, roofline, shape_of
 from g2d_jax.stages import starting
 from g2d_jax.stages.context import Context

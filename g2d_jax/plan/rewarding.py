@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,11 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models import reward_model
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import matmul_params
-from g2d_jax.plan.work import shape_of
+from g2d_jax.plan.program import Program, fixed
+from g2d_jax.plan.work import Work, device_bytes, shape_of
 from g2d_jax.rollout.sampler import ladder
 from g2d_jax.scoring.batches import COLUMNS, full_rows, make_program
+from g2d_jax.stages.context import Context
 
 
 @dataclass(frozen=True)
@@ -65,3 +68,17 @@ def scorings(config: ConfigDict, mesh: Mesh) -> Iterator[Scoring]:
         yield Scoring(
             weight / sum(weight for weight, _ in tasks), model.config, make_program(mesh, dtype), model, tokens, lengths
         )
+
+
+def rewards(context: Context, name: str, responses: float, mean: float, resident: tuple[Any, ...]) -> Iterator[Program]:
+    """Reward models over so many responses of `mean` tokens with their prompts."""
+    found = list(scorings(context.config, context.mesh))
+    for scoring in found:
+        others = tuple(other.model for other in found if other is not scoring)
+        arguments = scoring.model, scoring.tokens, scoring.lengths
+        scored = scoring.share * responses * mean
+        calls = scored / math.prod(scoring.tokens.shape)
+        weights = scoring.weights() / context.mesh.shape["tensor"]
+        parts = {"parameters": device_bytes(scoring.model)}
+        work = Work(calls, scoring.flops() / context.mesh.size, weights, parts, scored=scored)
+        yield Program(name, "reward", scoring.run, fixed(*arguments), work, resident=(*resident, *others))

@@ -10,9 +10,9 @@ from g2d_jax.mesh import make_mesh
 from g2d_jax.models import shapes
 from g2d_jax.plan.compiling import _needed
 from g2d_jax.plan.planning import Choice, choice_of, choices, train_bytes
-from g2d_jax.plan.programs import saved_per_token
 from g2d_jax.plan.savings import savings
 from g2d_jax.plan.topologies import DEVICES, topology
+from g2d_jax.plan.training import saved_per_token
 from g2d_jax.plan.work import ASSUMED, Work, device_bytes, problems, roofline, rounds
 
 

@@ -1,0 +1,127 @@
+"""The programs of training and scoring, with abstract inputs and their work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from g2d_jax import mesh as meshes
+from g2d_jax.data.packing import Packed
+from g2d_jax.models import decoder, lora
+from g2d_jax.models.flops import forward_flops, matmul_params, train_flops
+from g2d_jax.plan.program import Program, fixed
+from g2d_jax.plan.work import Work, device_bytes
+from g2d_jax.stages import starting
+from g2d_jax.stages.context import Context
+from g2d_jax.training import signal
+from g2d_jax.training.dropout import with_keys
+from g2d_jax.training.objectives import Objective
+from g2d_jax.training.optimizer import make_optimizer
+from g2d_jax.training.step import abstract_batch, abstract_state, make_fresh_state, make_train_step
+
+
+def optimizer_of(stage: ConfigDict, total: int = 0) -> Any:
+    """The stage's, for so many updates if it does not tell them itself."""
+    settings = stage.optimizer.to_dict()
+    return make_optimizer(**settings, total_steps=max(total, stage.get("steps", 0), settings["warmup_steps"] + 1))[0]
+
+
+def policy_shapes(context: Context) -> Any:
+    """A policy's parameters, adapters included."""
+    return decoder.abstract_on(context.model_config, context.mesh, starting.base_dtype(context.config))
+
+
+def params_and_state(context: Context, stage: ConfigDict, total: int = 0) -> tuple[Any, Any]:
+    """A policy, and the state in which it is trained."""
+    offload, optimizer = context.config.compute.offload_optimizer, optimizer_of(stage, total)
+    return policy_shapes(context), abstract_state(context.model_config, optimizer, context.mesh, offload)
+
+
+def training(
+    context: Context,
+    name: str,
+    stage: ConfigDict,
+    objective: Objective,
+    packed: Packed,
+    calls: float,
+    *,
+    total: int = 0,
+    resident: tuple[Any, ...] = (),
+) -> Iterator[Program]:
+    """The first state, and the train step."""
+    config, mesh = context.model_config, context.mesh
+    optimizer = optimizer_of(stage, total)
+    params, state = params_and_state(context, stage, total)
+    trained, rest = lora.split(params)
+    held, changed = (device_bytes(params), device_bytes(state)), device_bytes(trained)
+    once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
+    frozen = () if rest is None else (rest,)
+    offload = context.config.compute.offload_optimizer
+    fresh = make_fresh_state(config, optimizer, mesh, offload)
+    yield Program(name, "fresh state", fresh, fixed(trained), once, resident=frozen)
+    remat = 1.0 if context.config.compute.remat == "none" else 4 / 3
+    count = packed.arrays["tokens"].shape[0]
+    flops = remat * train_flops(config, packed.used, packed.attended) / mesh.size
+    weights = 2 * matmul_params(config) / mesh.shape["tensor"]
+    moved = 2 * held[1] + packed.count * 3 * weights
+    parts = {"parameters": held[0], "optimiser": held[1] - changed, "gradients": changed}
+    parts["activations"] = activation_bytes(context, packed)
+    step = make_train_step(objective, optimizer, config, mesh, offload)
+    work = Work(calls, flops, moved, parts, trained=packed.used * calls)
+    inputs = abstract_batch(with_keys(packed, config, context.config.seed, name, 0), mesh)
+    yield Program(
+        name, "train step", step, fixed(state, *inputs, *frozen), work, {}, min(count, packed.count), resident
+    )
+
+
+def logprobs(context: Context, name: str, packed: Packed, calls: float, resident: tuple[Any, ...]) -> Program:
+    """Log-probabilities of a packed batch under a policy."""
+    params = policy_shapes(context)
+    flops = forward_flops(context.model_config, packed.used, packed.attended) / context.mesh.size
+    weights = 2 * matmul_params(context.model_config) / context.mesh.shape["tensor"]
+    parts = {"parameters": device_bytes(params)}
+    work = Work(calls, flops, packed.count * weights, parts, scored=packed.used * calls)
+    inputs = abstract_batch(packed, context.mesh)
+    program = context.score_program()
+    return Program(
+        name, "log-probs", program, fixed(params, *inputs), work, {"temperature": 1.0}, packed.count, resident
+    )
+
+
+def gradient(context: Context, name: str, objective: Objective, packed: Packed, calls: float) -> Program:
+    """The measure of a gradient's signal before offline training."""
+    config, mesh = context.model_config, context.mesh
+    trained, rest = lora.split(policy_shapes(context))
+    norm = jax.ShapeDtypeStruct((), jnp.float32, sharding=meshes.replicated(mesh))
+    sums = signal.GradientSums(trained, norm)  # type: ignore[arg-type]  # shapes in place of arrays
+    held, changed = device_bytes((trained, rest)), device_bytes(trained)
+    flops = 4 / 3 * train_flops(config, packed.used, packed.attended) / mesh.size
+    parts = {"parameters": held, "gradients": 2 * changed}
+    work = Work(calls, flops, held + 2 * changed, parts, trained=packed.used * calls)
+    inputs = (*abstract_batch(packed, mesh), *(() if rest is None else (rest,)))
+    run = signal.make_gradient_sums(objective, config, mesh)
+    return Program(name, "gradient", run, fixed(sums, trained, *inputs), work, {}, packed.count)
+
+
+def activation_bytes(context: Context, packed: Packed) -> int:
+    """What a micro-batch's layers keep for the backward pass on one device, by formula: see `saved_per_token`."""
+    _, rows, length = packed.arrays["tokens"].shape
+    tokens = rows * length // meshes.row_ways(context.mesh)
+    kept = saved_per_token(context.model_config, context.config.compute.remat, context.mesh.shape["tensor"])
+    return int(tokens * kept * context.dtype.itemsize)
+
+
+def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
+    """Numbers that all layers keep for each token: their input; "attention" its output too; "none" all they multiply.
+
+    Without remat: both norms' results, queries, keys and values before and after rotation, attention's output, and
+    three arrays of the feed-forward width.
+    """
+    e, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    width, key_width, m = heads * config.head_dim / tensor, kv * config.head_dim / tensor, config.intermediate_size
+    each = {"full": e, "attention": e + width, "none": 4 * e + 3 * width + 3 * key_width + 3 * m / tensor}[remat]
+    return config.num_hidden_layers * each
