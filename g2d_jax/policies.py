@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
@@ -18,7 +17,7 @@ from g2d_jax.canonical import from_dict
 from g2d_jax.card import card
 from g2d_jax.config import source
 from g2d_jax.data.splits import problem_id
-from g2d_jax.models import hf, lora, peft
+from g2d_jax.models import hf, peft
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request
 from g2d_jax.report.summary import summary_table
@@ -166,7 +165,7 @@ def _save_model(context: Context, policy: str, params: Decoder, folder: epath.Pa
     tokenizer = context.tokenizer
     source = hf.resolve(policy.removeprefix("hf:")) if policy.startswith("hf:") else context.model_folder
     hf.save(
-        params if params.config.lora is None else jax.jit(lora.merge)(params),
+        params,
         folder,
         dtype=dtype,  # type: ignore[arg-type]
         eos_ids=tokenizer.eos_ids,
