@@ -92,11 +92,15 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", metavar="STAGE:START-STOP", help="trace these updates of a stage into WORKDIR/profiles"
     )
+    _several_arguments(parser)
+    parser.set_defaults(command=_run)
+
+
+def _several_arguments(parser: argparse.ArgumentParser) -> None:
     several = parser.add_argument_group("several processes", "found by themselves on Cloud TPU, Slurm and Open MPI")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
     several.add_argument("--num-processes", type=int, metavar="N", help="how many processes there are")
     several.add_argument("--process-id", type=int, metavar="I", help="which of them this is, from 0")
-    parser.set_defaults(command=_run)
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -163,6 +167,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--adapters", action="store_true", help="write the adapters alone, as PEFT reads them")
+    _several_arguments(parser)
     parser.set_defaults(command=_export)
 
 
@@ -311,8 +316,11 @@ def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
 def _export(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import policies
 
+    processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
     options = {name: getattr(arguments, name) for name in ("policy", "dtype", "adapters")}
-    print(policies.export(arguments.workdir, arguments.output, **options))
+    written = policies.export(arguments.workdir, arguments.output, **options)
+    if processes.leader():
+        print(written)
 
 
 def _sample(arguments: argparse.Namespace, _: list[str]) -> None:

@@ -231,7 +231,7 @@ def save(
     generation_entries are added to the two JSON files, metadata to the safetensors headers. config.json is written
     last: a folder without it is an unfinished export. Write tokenizer and model card before calling this. Every process
     must call it; the first one writes. Raises ValueError when the folder already holds a finished model and overwrite
-    is not set, and when an entry contradicts the architecture.
+    is not set, and when an entry contradicts the architecture; Preempted between two files of a watched process.
     """
     place, names = epath.Path(folder), jnp.dtype(dtype).name
     if names not in ("float32", "bfloat16"):
@@ -270,6 +270,7 @@ def _save_shards(
     fetch = fetcher(model, dtype)
     weight_map: dict[str, str] = {}
     for number, shapes in enumerate(shards, start=1):
+        processes.check_stop_together()
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         weight_map |= dict.fromkeys(shapes, file)
         shard.write(folder / file, shapes, dtype, fetch, metadata=metadata, writer=writer)
