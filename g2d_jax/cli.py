@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("G2D_TRACEBACK"):
             raise
         where = f"{processes.name()}: " if processes.count() > 1 else ""
-        print(f"g2d: {where}{error}", file=sys.stderr)
+        print(f"g2d: {where}{error}{_advice(error)}", file=sys.stderr)
         return processes.leave(processes.status_of(error))
     except processes.Preempted:
         return processes.leave(processes.RESTART)
@@ -51,6 +52,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if heard:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_FORBIDDEN = "give this user the right to it, or choose another folder"
+_TAKEN = "a folder is needed where a file is: choose another one"
+_ADVICE = {
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
+    errno.EROFS: "choose a folder that can be written to",
+    errno.EEXIST: _TAKEN,
+    errno.ENOTDIR: _TAKEN,
+}
+
+
+def _advice(error: Exception) -> str:
+    """What to do about a system's error that names a file."""
+    if not isinstance(error, OSError) or error.filename is None or error.errno not in _ADVICE:
+        return ""
+    return f"; {_ADVICE[error.errno]}"
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

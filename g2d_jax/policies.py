@@ -27,14 +27,14 @@ from g2d_jax.stages.context import Context
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.watcher import watched
-from g2d_jax.workdir import absolute, packages, stage_folders, stage_steps
+from g2d_jax.workdir import absolute, no_run, packages, stage_folders, stage_steps
 
 
 def read_config(workdir: epath.Path) -> ConfigDict:
     """The config a work directory was started with. Raises ValueError if it holds no run."""
     file = workdir / "config.json"
     if not file.exists():
-        raise ValueError(f"{workdir} holds no run (no config.json)")
+        raise no_run(workdir)
     content = storage.read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ValueError(f"{file} is not the settings of a run")
