@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("G2D_TRACEBACK"):
             raise
         where = f"{processes.name()}: " if processes.count() > 1 else ""
-        print(f"g2d: {where}{error}", file=sys.stderr)
+        print(f"g2d: {where}{error}{_advice(error)}", file=sys.stderr)
         return processes.leave(processes.status_of(error))
     except processes.Preempted:
         return processes.leave(processes.RESTART)
@@ -51,6 +52,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if heard:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_FORBIDDEN = "give this user the right to it, or choose another folder"
+_TAKEN = "a folder is needed where a file is: choose another one"
+_ADVICE = {
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
+    errno.EROFS: "choose a folder that can be written to",
+    errno.EEXIST: _TAKEN,
+    errno.ENOTDIR: _TAKEN,
+}
+
+
+def _advice(error: Exception) -> str:
+    """What to do about a system's error that names a file."""
+    if not isinstance(error, OSError) or error.filename is None or error.errno not in _ADVICE:
+        return ""
+    return f"; {_ADVICE[error.errno]}"
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -92,11 +111,15 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", metavar="STAGE:START-STOP", help="trace these updates of a stage into WORKDIR/profiles"
     )
+    _several_arguments(parser)
+    parser.set_defaults(command=_run)
+
+
+def _several_arguments(parser: argparse.ArgumentParser) -> None:
     several = parser.add_argument_group("several processes", "found by themselves on Cloud TPU, Slurm and Open MPI")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
     several.add_argument("--num-processes", type=int, metavar="N", help="how many processes there are")
     several.add_argument("--process-id", type=int, metavar="I", help="which of them this is, from 0")
-    parser.set_defaults(command=_run)
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -163,6 +186,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--adapters", action="store_true", help="write the adapters alone, as PEFT reads them")
+    _several_arguments(parser)
     parser.set_defaults(command=_export)
 
 
@@ -311,8 +335,11 @@ def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
 def _export(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import policies
 
+    processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
     options = {name: getattr(arguments, name) for name in ("policy", "dtype", "adapters")}
-    print(policies.export(arguments.workdir, arguments.output, **options))
+    written = policies.export(arguments.workdir, arguments.output, **options)
+    if processes.leader():
+        print(written)
 
 
 def _sample(arguments: argparse.Namespace, _: list[str]) -> None:

@@ -255,8 +255,7 @@ def run(
     if until is not None and until not in order.order:
         raise ValueError(f"there is no stage {until!r}; the stages are {', '.join(order.order)}")
     folder = absolute(workdir)
-    if jax.process_count() != processes.count():
-        raise ValueError("there are several processes that do not know each other: call g2d_jax.processes.initialise()")
+    check_joined()
     check_processes(folder)
     limits = config.faults
     with (
@@ -271,6 +270,12 @@ def run(
         with processes.together():
             check_token(folder, token)
         return _run_stages(config, folder, order, until, reward, objectives)
+
+
+def check_joined() -> None:
+    """Raise ValueError in a process of several that knows nothing of the others."""
+    if jax.process_count() != processes.count():
+        raise ValueError("there are several processes that do not know each other: call g2d_jax.processes.initialise()")
 
 
 @contextlib.contextmanager

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import compilation, pipeline, storage
+from g2d_jax import compilation, pipeline, processes, storage
+from g2d_jax import config as settings
 from g2d_jax.accounting import TRAINING
-from g2d_jax.canonical import from_dict
+from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.card import card
 from g2d_jax.config import source
 from g2d_jax.data.splits import problem_id
-from g2d_jax.models import hf, lora, peft
+from g2d_jax.models import hf, peft
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request
 from g2d_jax.report.summary import summary_table
@@ -26,14 +26,15 @@ from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.stages.context import Context
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import absolute, stage_folders, stage_steps
+from g2d_jax.watcher import watched
+from g2d_jax.workdir import absolute, no_run, packages, stage_folders, stage_steps
 
 
 def read_config(workdir: epath.Path) -> ConfigDict:
     """The config a work directory was started with. Raises ValueError if it holds no run."""
     file = workdir / "config.json"
     if not file.exists():
-        raise ValueError(f"{workdir} holds no run (no config.json)")
+        raise no_run(workdir)
     content = storage.read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ValueError(f"{file} is not the settings of a run")
@@ -45,7 +46,8 @@ def opened(workdir: storage.PathLike, config: ConfigDict | None = None) -> Itera
     """A run's context for looking at it: logs nothing to TensorBoard or W&B."""
     folder = absolute(workdir)
     config = config or read_config(folder)
-    with Tracker(folder, tensorboard=False) as tracker, compilation.cached(config.compute.compilation_cache):
+    shown = folder if processes.leader() else None
+    with Tracker(shown, tensorboard=False) as tracker, compilation.cached(config.compute.compilation_cache):
         folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
         context = Context(config, folder, tracker, folders, steps=stage_steps(folder))
         try:
@@ -139,26 +141,56 @@ def export(
     """Write a policy as a Hugging Face folder: safetensors, config, tokenizer, generation config, model card.
 
     adapters: write these alone, as PEFT has them, in place of the model they are merged into.
-    Raises ValueError if the folder holds a model already, there is no such policy, or it has no adapters to write.
+    Several processes call it together: each reads and holds its part of the policy, the first one writes.
+    Raises ValueError if the folder holds a model already, there is no such policy, it has no adapters to write, or the
+    processes see different runs.
     """
-    folder = epath.Path(output)
+    target, asked = epath.Path(output), {"policy": policy, "dtype": dtype, "adapters": adapters}
+    limits = settings.base().faults  # the run's own are known when all have read them
+    pipeline.check_joined()
+    with watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout):
+        processes.mark("export")
+        processes.once(lambda: _check_free(target))
+        with processes.together():
+            config = read_config(absolute(workdir))
+        processes.agreed("settings or packages", {"config": to_dict(config), "packages": packages(), **asked})
+        with opened(workdir, config) as context:
+            _export(context, policy or last_policy(config), target, dtype, adapters)
+    return target
+
+
+def _check_free(folder: epath.Path) -> None:
+    """Raise ValueError for a folder that holds a model."""
     if any((folder / name).exists() for name in ("config.json", peft.CONFIG)):
         raise ValueError(f"{folder} holds a model already: choose another --output")
-    with opened(workdir) as context:
-        chosen = policy or last_policy(context.config)
-        if adapters and not context.config.lora.rank:
-            raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
-        params, text = context.policy(chosen), card(context, chosen, adapters=adapters)
-        context.tokenizer.save(folder)
-        storage.write_bytes(folder / "README.md", text.encode())
-        if adapters:
-            peft.save(params, folder, base=context.config.model.path, dtype=dtype)  # type: ignore[arg-type]
-        else:
-            _save_model(context, chosen, params, folder, dtype)
-        if note := _tokenizer_note(folder):
-            storage.write_bytes(folder / "README.md", (text + note).encode())
-            context.tracker.say(note.strip())
-    return folder
+
+
+def _export(context: Context, policy: str, folder: epath.Path, dtype: str, adapters: bool) -> None:
+    """What `export` writes, config.json or PEFT's last but for the card's note."""
+    if adapters and not context.config.lora.rank:
+        raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
+    params = context.policy(policy)
+    text = processes.once(lambda: _write_texts(context, policy, folder, adapters))
+    if adapters:
+        peft.save(params, folder, base=context.config.model.path, dtype=dtype)  # type: ignore[arg-type]
+    else:
+        _save_model(context, policy, params, folder, dtype)
+    processes.once(lambda: _add_note(context, folder, text))
+
+
+def _write_texts(context: Context, policy: str, folder: epath.Path, adapters: bool) -> str:
+    """Write the tokenizer and the model card; returns the latter."""
+    text = card(context, policy, adapters=adapters)
+    context.tokenizer.save(folder)
+    storage.write_bytes(folder / "README.md", text.encode())
+    return text
+
+
+def _add_note(context: Context, folder: epath.Path, text: str) -> None:
+    """Add to the model card, and say, what there is to say of the tokenizer."""
+    if note := _tokenizer_note(folder):
+        storage.write_bytes(folder / "README.md", (text + note).encode())
+        context.tracker.say(note.strip())
 
 
 def _save_model(context: Context, policy: str, params: Decoder, folder: epath.Path, dtype: str) -> None:
@@ -166,7 +198,7 @@ def _save_model(context: Context, policy: str, params: Decoder, folder: epath.Pa
     tokenizer = context.tokenizer
     source = hf.resolve(policy.removeprefix("hf:")) if policy.startswith("hf:") else context.model_folder
     hf.save(
-        params if params.config.lora is None else jax.jit(lora.merge)(params),
+        params,
         folder,
         dtype=dtype,  # type: ignore[arg-type]
         eos_ids=tokenizer.eos_ids,

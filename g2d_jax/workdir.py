@@ -57,6 +57,17 @@ def stage_steps(workdir: epath.Path) -> dict[str, int]:
     return {row[0]: row[2] for row in storage.read_json(links) if row[2] is not None} if links.exists() else {}
 
 
+def no_run(workdir: epath.Path) -> ValueError:
+    """What to raise for a folder that is not a run's work directory."""
+    if not workdir.exists():
+        reason = "there is no such folder"
+    elif (workdir / PLANS).exists():
+        return ValueError(f"{workdir} holds no run but studies: give the folder of a point, points/STUDY/POINT in it")
+    else:
+        reason = "no config.json"
+    return ValueError(f"{workdir} holds no run ({reason}): give the work directory that g2d run printed when it began")
+
+
 def _numbered(workdir: epath.Path) -> list[tuple[re.Match[str] | None, epath.Path]]:
     with storage.naming("list", workdir):
         return [(_STAGE.fullmatch(path.name), path) for path in workdir.iterdir()]

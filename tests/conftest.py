@@ -1,9 +1,12 @@
 """Settings of the whole suite, made before JAX is imported: CPU, 8 simulated devices, no network, strict arithmetic."""
 
+import math
+import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # tiny.py has a reward function that is named by import path
@@ -69,6 +72,17 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+
+
+@pytest.fixture(scope="module")
+def process(one_device: dict[str, str]) -> Iterator[ProcessPoolExecutor]:
+    """One process with one device for all runs, so that programs are compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in one_device.items():
+            patch.setenv(name, value)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            pool.submit(math.sqrt, 1.0).result()  # it is started with these variables
+            yield pool
 
 
 @pytest.fixture(scope="module")

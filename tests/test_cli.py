@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -142,6 +143,41 @@ def test_status(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert rows[1] == ["warmup", "online", "done", "2"] and [row[2] for row in rows] == ["done"] * 5
     assert cli.main(["status", "--workdir", str(tmp_path)]) == 1
     assert "holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report {}",
+        "compare {} {}",
+        "status --workdir {}",
+        "export --workdir {} --output out",
+        "sample --workdir {}",
+        "evaluate --workdir {} --policy dpo",
+    ],
+)
+def test_a_folder_without_a_run(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for name, reason in (("gone", "there is no such folder"), ("file", "no config.json")):
+        assert cli.main(command.format(name, "other").split()) == 1
+        error = capsys.readouterr().err
+        assert f"{name} holds no run ({reason}): give the work directory that g2d run printed" in error
+    if not command.startswith(("report", "compare")):
+        (tmp_path / "sweeps").mkdir()
+        assert cli.main(command.format(".").split()) == 1
+        assert "holds no run but studies: give the folder of a point, points/STUDY/POINT" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert cli.main(["run", "--config", TINY, "--workdir", str(tmp_path / "file")]) == 1
+    assert f"'{tmp_path / 'file'}'; a folder is needed where a file is: choose another one" in capsys.readouterr().err
+    if Path("/sys").is_dir():  # nobody makes a folder there, not even root
+        assert cli.main(["run", "--config", TINY, "--workdir", "/sys/g2d"]) == 1
+        assert re.search("'/sys/g2d'; .*choose a(nother)? folder", capsys.readouterr().err)
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ import importlib.util
 import itertools
 import json
 import math
-import multiprocessing
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -226,17 +224,6 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (" of them trained" in shown) == bool(config.lora.rank)
     rows = [line.split() for line in shown.splitlines()]
     assert [row[-2] for row in rows if row[1:2] == ["test"]] == [str(count)]
-
-
-@pytest.fixture(scope="module")
-def process(one_device: dict[str, str]) -> Iterator[ProcessPoolExecutor]:
-    """One process with one device for all runs, so that programs are compiled once."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in one_device.items():
-            patch.setenv(name, value)
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            pool.submit(math.sqrt, 1.0).result()  # it is started with these variables
-            yield pool
 
 
 @pytest.mark.parametrize(

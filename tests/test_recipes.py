@@ -6,9 +6,8 @@ the rewards and the templates are those of the config (tests/toys.py).
 
 import json
 import math
-import multiprocessing
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -171,17 +170,6 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = [{"conversation": turn, "toxic": k == 3, "redacted": False} for k, turn in enumerate(turns)]
     save_rows(folder / "wildchat.jsonl", [blank, *said])
     return folder
-
-
-@pytest.fixture(scope="module")
-def process(one_device: dict[str, str]) -> Iterator[ProcessPoolExecutor]:
-    """One process with one device for all runs, so that programs are compiled once."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in one_device.items():
-            patch.setenv(name, value)
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            pool.submit(math.sqrt, 1.0).result()  # it is started with these variables
-            yield pool
 
 
 @pytest.fixture(scope="module")

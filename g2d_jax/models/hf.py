@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from g2d_jax import mesh as meshes
 from g2d_jax import processes, storage
-from g2d_jax.models import decoder, shard
+from g2d_jax.models import decoder, lora, shard
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf, one_or_list
@@ -226,19 +226,17 @@ def save(
 ) -> epath.Path:
     """Write a model folder that transformers and `load` read: safetensors, generation_config.json, config.json.
 
-    model: stacked or unstacked, adapters merged (`lora.merge`). dtype: "float32" or "bfloat16". Files beyond
-    max_shard_bytes are split, with an index. config_entries and generation_entries are added to the two JSON files,
-    metadata to the safetensors headers. config.json is written last: a folder without it is an unfinished export. Write
-    tokenizer and model card before calling this. Every process must call it; the first one writes. Raises ValueError
-    when the folder already holds a finished model and overwrite is not set, when an entry contradicts the architecture,
-    and for a model with adapters.
+    model: stacked or unstacked; adapters are merged into it as `lora.merge` does, a layer at a time, when that layer is
+    written. dtype: "float32" or "bfloat16". Files beyond max_shard_bytes are split, with an index. config_entries and
+    generation_entries are added to the two JSON files, metadata to the safetensors headers. config.json is written
+    last: a folder without it is an unfinished export. Write tokenizer and model card before calling this. Every process
+    must call it; the first one writes. Raises ValueError when the folder already holds a finished model and overwrite
+    is not set, and when an entry contradicts the architecture; Preempted between two files of a watched process.
     """
     place, names = epath.Path(folder), jnp.dtype(dtype).name
     if names not in ("float32", "bfloat16"):
         raise ValueError(f"weights are saved as float32 or bfloat16, not {names}")
-    if model.config.lora is not None:
-        raise ValueError("the model has adapters: merge them, or write them alone (models/peft.py)")
-    config = config_to_hf(model.config, eos_ids=eos_ids, bos_id=bos_id, pad_id=pad_id, dtype=names)
+    config = config_to_hf(model.config.base, eos_ids=eos_ids, bos_id=bos_id, pad_id=pad_id, dtype=names)
     for name, value in (config_entries or {}).items():
         if config.setdefault(name, value) != value:
             raise ValueError(f"config entry {name} = {value!r} contradicts the model's own {config[name]!r}")
@@ -268,15 +266,16 @@ def _clear(folder: epath.Path, overwrite: bool) -> None:
 def _save_shards(
     model: Decoder, folder: epath.Path, dtype: jnp.dtype, max_bytes: float, metadata: Mapping[str, str], writer: bool
 ) -> None:
-    shards = plan_shards(expected_shapes(model.config), dtype.itemsize, max_bytes)
+    shards = plan_shards(expected_shapes(model.config.base), dtype.itemsize, max_bytes)
     fetch = fetcher(model, dtype)
     weight_map: dict[str, str] = {}
     for number, shapes in enumerate(shards, start=1):
+        processes.check_stop_together()
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         weight_map |= dict.fromkeys(shapes, file)
         shard.write(folder / file, shapes, dtype, fetch, metadata=metadata, writer=writer)
     if writer and len(shards) > 1:
-        total = decoder.count_params(model.config) * dtype.itemsize
+        total = decoder.count_params(model.config.base) * dtype.itemsize
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
@@ -311,23 +310,41 @@ def plan_shards(
 
 
 def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
-    """A function from Hugging Face's name to the host array in the stored layout. Every process calls it."""
+    """A function from Hugging Face's name to the host array in the stored layout. Every process calls it.
+
+    What adapters stand beside comes merged with them.
+    """
     table = tensors(model.config)
 
     def fetch(hf_name: str) -> np.ndarray:
         name, row, layer = table[hf_name]
-        if layer is None:
-            value = getattr(model, name)[...]
-        elif isinstance(model.blocks, nnx.List):
-            value = getattr(model.blocks[layer], name)[...]
-        else:
-            value = getattr(model.blocks, name)[layer]
+        value = _parameter(model, name, layer)
         array = _theirs(row, value.astype(dtype))
         if array.is_fully_addressable:
             return np.ascontiguousarray(array)
-        return np.ascontiguousarray(_gathered(array, value.sharding.mesh))
+        return np.ascontiguousarray(_gathered(array, jax.tree.leaves(model)[0].sharding.mesh))
 
     return fetch
+
+
+def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
+    """One parameter, of one layer if it is in these, in our layout."""
+    if layer is None:
+        return getattr(model, name)[...]  # type: ignore[no-any-return]
+    if isinstance(model.blocks, nnx.List):
+        return getattr(model.blocks[layer], name)[...]  # type: ignore[no-any-return]
+    stack = getattr(model.blocks, name)[...]
+    if model.config.lora is None or not hasattr(model.blocks, f"{name}_a"):
+        return stack[layer]  # type: ignore[no-any-return]
+    a, b = (getattr(model.blocks, f"{name}_{side}")[...] for side in "ab")
+    return _merged_layer(stack, a, b, layer, model.config.lora.scale)  # type: ignore[no-any-return]
+
+
+@functools.partial(jax.jit, static_argnames="scale")
+def _merged_layer(stack: jax.Array, a: jax.Array, b: jax.Array, layer: int, scale: float) -> jax.Array:
+    """One layer of a parameter with its adapters, which are computed with for this layer alone."""
+    one, its_a, its_b = (jax.lax.dynamic_slice_in_dim(array, layer, 1) for array in (stack, a, b))
+    return lora.merged(one, its_a, its_b, scale)[0]
 
 
 def _gathered(array: jax.Array, mesh: Mesh) -> np.ndarray:

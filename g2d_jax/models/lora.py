@@ -3,7 +3,8 @@
     policy = join(adapters(config, key), frozen(base, config))     B is zero: it computes what the base does
     trained, rest = split(policy)        only `trained` has gradients, moments and checkpoints
     join(trained, rest)                  the policy again; all policies of a run share one frozen tree
-    merge(policy)                        a Decoder without adapters that computes the same, for decoding and export
+    merge(policy)                        a Decoder without adapters that computes the same, for decoding; an export
+                                         merges layer by layer (models/hf.py)
 
 Without `lora` all parameters are trained: split gives the model and None.
 """
@@ -72,12 +73,18 @@ def merge(model: Decoder) -> Decoder:
         value = _value(model, name, stacked)
         if name not in adapted:
             return value
-        a, b = (_value(model, f"{name}_{side}", stacked).astype(jnp.float32) for side in "ab")
-        layers, rank = value.shape[0], lora.rank
-        product = jnp.einsum("lir,lro->lio", a.reshape(layers, -1, rank), b.reshape(layers, rank, -1))
-        return value.astype(jnp.float32) + lora.scale * product.reshape(value.shape)
+        a, b = (_value(model, f"{name}_{side}", stacked) for side in "ab")
+        return merged(value, a, b, lora.scale)
 
     return build(model.config.base, make)
+
+
+def merged(value: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Array:
+    """W + scale * A B, float32, of the layers of one parameter: [L, *in, *out], [L, *in, rank], [L, rank, *out]."""
+    layers, rank = a.shape[0], a.shape[-1]
+    a, b = a.astype(jnp.float32).reshape(layers, -1, rank), b.astype(jnp.float32).reshape(layers, rank, -1)
+    product = jnp.einsum("lir,lro->lio", a, b)
+    return value.astype(jnp.float32) + scale * product.reshape(value.shape)
 
 
 def _value(model: Decoder, name: str, stacked: bool) -> Any:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from g2d_jax import storage
+from g2d_jax import processes, storage
 from g2d_jax.models import shard
 from g2d_jax.models.config import Lora
 from g2d_jax.models.decoder import Decoder
@@ -29,16 +29,21 @@ def save(policy: Decoder, folder: storage.PathLike, *, base: str, dtype: str = "
     place, lora = epath.Path(folder), policy.config.lora
     if lora is None:
         raise ValueError("the policy has no adapters: all its parameters were trained, export it as a model")
-    if (place / CONFIG).exists():
-        raise ValueError(f"{folder} holds adapters already: choose another folder")
+    processes.once(lambda: _make(place))
     shapes = {name: stored_shape(row) for name, (_, row, _) in tensors(policy.config).items() if row.adapter}
     writer = jax.process_index() == 0
-    if writer:
-        place.mkdir(parents=True, exist_ok=True)
     shard.write(place / WEIGHTS, shapes, jnp.dtype(dtype), fetcher(policy, jnp.dtype(dtype)), writer=writer)
     if writer:
         write_json(place / CONFIG, _config(lora, base))
     return place
+
+
+def _make(folder: epath.Path) -> None:
+    """Make the folder. Raises ValueError if it holds adapters."""
+    if (folder / CONFIG).exists():
+        raise ValueError(f"{folder} holds adapters already: choose another folder")
+    with storage.naming("write", folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _config(lora: Lora, base: str) -> dict[str, object]:

@@ -239,8 +239,10 @@ def choices(config: ConfigDict, topology: Topology) -> list[Choice]:
     return sorted(made, key=cost)
 
 
-def train_bytes(model: ModelConfig, config: ConfigDict, choice: Choice, row_length: int) -> float:
-    """A train step's bytes a device by formula.
+def train_bytes(
+    model: ModelConfig, config: ConfigDict, choice: Choice, row_length: int, stages: Sequence[str] = ()
+) -> float:
+    """A train step's bytes a device by formula, the largest among these stages (default: all).
 
     8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's (`state_bytes`), split over fsdp
     and tensor; what stands beside adapters in its own type. What the layers keep; one layer's own work without remat's
@@ -255,16 +257,18 @@ def train_bytes(model: ModelConfig, config: ConfigDict, choice: Choice, row_leng
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, 1024) * model.vocab_size
     trained = count_trained(model)
-    held = (8 + state_bytes(config)) * trained + starting.base_dtype(config).itemsize * (count_params(model) - trained)
+    beside = starting.base_dtype(config).itemsize * (count_params(model) - trained)
+    held = (8 + state_bytes(config, stages)) * trained + beside
     return held / (choice.fsdp * choice.tensor) + kept + layer + head + logits
 
 
-def state_bytes(config: ConfigDict) -> int:
-    """Bytes a trained parameter of the largest optimiser state of a run's stages: AdamW's two moments; Adafactor's
-    factors are too small to count, and what is offloaded is not on the devices."""
+def state_bytes(config: ConfigDict, stages: Sequence[str] = ()) -> int:
+    """Bytes a trained parameter of the largest optimiser state of these stages (default: all): AdamW's two moments;
+    Adafactor's factors are too small to count, and what is offloaded is not on the devices."""
     if config.compute.offload_optimizer:
         return 0
-    settings = [stage.optimizer for stage in config.stages.values() if "optimizer" in stage]
+    named = [config.stages[name] for name in stages or config.stages]
+    settings = [stage.optimizer for stage in named if "optimizer" in stage]
     sizes = {"float32": 8, "bfloat16": 4}
     return max((sizes[s.moment_dtype] if s.kind == "adamw" else 0 for s in settings), default=8)
 
@@ -284,10 +288,14 @@ def search(
     with planned(config, compiler, topology.device.hbm) as context:
         model = context.model_config
         row_length = _row_length(context, stages or tuple(config.stages))
-    room = topology.device.hbm
-    likely = [c for c in choices(config, topology) if train_bytes(model, config, c, row_length) <= 0.95 * room]
+
+    def needs(choice: Choice) -> float:
+        return train_bytes(model, config, choice, row_length, stages)
+
+    tried = choices(config, topology)
+    likely = [choice for choice in tried if needs(choice) <= 0.95 * topology.device.hbm]
     if not likely:  # the formula may be wrong by more than that: try what needs least
-        likely = sorted(choices(config, topology), key=lambda c: train_bytes(model, config, c, row_length))
+        likely = sorted(tried, key=needs)
     for choice in _spread(likely, most):
         compiler.say(f"trying {choice.overrides()}")
         if _all_fit(choice.apply(config), topology, compiler, stages):

@@ -13,7 +13,7 @@ from g2d_jax.records import Preference, ScoredRollout
 from g2d_jax.storage import PathLike, fingerprint, finished, read_json, read_segments
 from g2d_jax.tables import read_columns, read_preferences, read_rollouts
 from g2d_jax.tracking import read_metrics
-from g2d_jax.workdir import stage_folders
+from g2d_jax.workdir import no_run, stage_folders
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,13 @@ class Run:
 def read_run(workdir: PathLike) -> Run:
     """Read all but completions and pairs. What is not written yet is empty.
 
-    Raises FileNotFoundError if there is no such folder, ValueError if it holds nothing of a run or a file is damaged.
+    Raises ValueError if there is no such folder, it holds nothing of a run, or a file is damaged.
     """
     root = epath.Path(workdir)
-    found = stage_folders(root)
+    try:
+        found = stage_folders(root)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise no_run(root) from error
     config = (_read_optional(root / "config.json") or {}).get("config", {})
     if not config and not found:
         raise ValueError(f"{root} is not a work directory: it has neither config.json nor stage folders such as 01-sft")

@@ -96,6 +96,20 @@ def test_merged_computes_the_same(base: decoder.Decoder, adapters: Lora) -> None
         np.testing.assert_array_equal(getattr(merged.blocks, name)[...], getattr(base.blocks, name)[...])
 
 
+@pytest.mark.parametrize(("dtype", "ways"), [("float32", 1), ("bfloat16", 8)], ids=["alone", "on a mesh"])
+def test_an_export_that_merges_layer_by_layer_has_the_bits_of_the_whole(
+    base: decoder.Decoder, dtype: str, ways: int, tmp_path: Path
+) -> None:
+    """From a bfloat16 base, as LoRA runs have it; and nothing but a model's tensors are in the files."""
+    made = policy(decoder.cast(base, jnp.bfloat16), Lora(3, 5.0, SOME, rslora=True))
+    if ways > 1:
+        made = jax.device_put(made, decoder.shardings(made.config, meshes.make_mesh(fsdp=2, tensor=2, data=-1)))
+    hf.save(made, tmp_path / "merging", dtype=dtype, max_shard_bytes=20_000)
+    hf.save(jax.jit(lora.merge)(made), tmp_path / "whole", dtype=dtype, max_shard_bytes=20_000)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "merging").iterdir()}
+    assert len(files) > 4 and files == {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+
+
 def test_what_is_trained_is_the_adapters_alone(base: decoder.Decoder) -> None:
     made = policy(base, Lora(3, 6.0, SOME))
     trained, rest = lora.split(made)
@@ -143,7 +157,7 @@ def test_peft_and_transformers_read_them(family: str, adapters: Lora, references
     assert np.abs(ours - source.logits).max() > 0.1
 
     peft.save(made, tmp_path / "adapters", base=str(source.folder))
-    hf.save(jax.jit(lora.merge)(made), tmp_path / "merged")
+    hf.save(made, tmp_path / "merged")
     of = transformers.AutoModelForCausalLM.from_pretrained
     beside = peft_package.PeftModel.from_pretrained(
         of(source.folder, attn_implementation="eager"), tmp_path / "adapters"
@@ -157,8 +171,6 @@ def test_peft_and_transformers_read_them(family: str, adapters: Lora, references
 
 def test_what_cannot_be_written(base: decoder.Decoder, tmp_path: Path) -> None:
     made = policy(base, Lora(2, 4.0))
-    with pytest.raises(ValueError, match="the model has adapters: merge them"):
-        hf.save(made, tmp_path / "merged")
     with pytest.raises(ValueError, match="the policy has no adapters"):
         peft.save(base, tmp_path / "adapters", base="somewhere")
     peft.save(made, tmp_path / "adapters", base="somewhere")

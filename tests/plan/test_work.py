@@ -63,6 +63,8 @@ def test_what_a_train_step_needs_by_formula():
     assert found - train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == 8 * 7_615_616_512 / 16
     config.stages.dpo = settings.offline()  # AdamW in float32: the largest counts
     assert train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == found
+    small = train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096, ("sft",))  # of those that are planned
+    assert found - small == 8 * 7_615_616_512 / 16
     config.compute.offload_optimizer = True
     assert found - train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == 8 * 7_615_616_512 / 16
 

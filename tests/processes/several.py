@@ -1,6 +1,7 @@
 """What the tests of several processes run in each of them.
 
 python several.py run ARGUMENTS                      the command `g2d run`
+python several.py export ARGUMENTS                   the command `g2d export`; FULL: bytes a file of process 0 can have
 python several.py stages CONFIG REFERENCE WORKDIR    each stage by itself, on what REFERENCE has of those before it
 python several.py score PEER_TIMEOUT HANG_TIMEOUT    some responses, with the reward of small.py
 python several.py agreement FOLDER                   every way to agree
@@ -10,6 +11,7 @@ python several.py alone FOLDER                       what a single process start
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -40,6 +42,12 @@ compiler.distributed = SimpleNamespace(global_state=SimpleNamespace(process_id=0
 
 def run(*arguments: str) -> int:
     return cli.main(["run", *arguments])
+
+
+def export(*arguments: str) -> int:
+    if "FULL" in os.environ and os.environ["JAX_PROCESS_ID"] == "0":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["FULL"]), resource.RLIM_INFINITY))
+    return cli.main(["export", *arguments])
 
 
 def stages(config_file: str, reference: str, workdir: str) -> int:
@@ -167,5 +175,6 @@ def alone(folder: str) -> int:
 
 
 if __name__ == "__main__":
-    commands = {"run": run, "stages": stages, "score": score, "agreement": agreement, "alone": alone}
+    known = (run, export, stages, score, agreement, alone)
+    commands = {command.__name__: command for command in known}
     sys.exit(commands[sys.argv[1]](*sys.argv[2:]))

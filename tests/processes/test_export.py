@@ -1,0 +1,53 @@
+"""`g2d export` started on several hosts alike: one model, as from one process; and what becomes of errors."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import adapters
+import jax
+import pytest
+from etils import epath
+from launched import HERE, Launched
+
+from g2d_jax import policies
+from g2d_jax.models import lora
+from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.workdir import claim
+
+Launch = Callable[..., Launched]
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A work directory with a checkpoint of adapters that are not zero."""
+    folder = tmp_path_factory.mktemp("export") / "run"
+    claim(adapters.get_config(), epath.Path(folder))
+    with policies.opened(folder) as context, Checkpoints(folder / "01-warmup" / "checkpoints") as checkpoints:
+        trained, _ = lora.split(context.policy("init"))
+        checkpoints.save(2, {"params": jax.tree.map(lambda x: x + 0.1, trained)}, {})
+    return folder
+
+
+def command(workdir: Path, output: Path) -> list[object]:
+    return [HERE / "several.py", "export", "--workdir", workdir, "--output", output, "--dtype", "bfloat16"]
+
+
+def test_two_processes_export_what_one_does(workdir: Path, launch: Launch, tmp_path: Path) -> None:
+    policies.export(workdir, tmp_path / "one", dtype="bfloat16")
+    launched = launch(2, 2, *command(workdir, tmp_path / "two"))
+    assert launched.statuses() == [0, 0], launched.told()
+    assert [str(tmp_path / "two") in launched.output(index) for index in (0, 1)] == [True, False]
+    files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "two").iterdir()}
+
+
+def test_an_error_in_the_midst_of_writing_ends_all(workdir: Path, launch: Launch, tmp_path: Path) -> None:
+    """The other one is then waiting for a tensor; it hears of the error long before a silent one would be lost."""
+    launched = launch(2, 1, *command(workdir, tmp_path / "two"), env={"FULL": "10000"})
+    assert launched.statuses(within=50) == [1, 1], launched.told()
+    for index in (0, 1):
+        assert "cannot write: File too large" in launched.errors(index), launched.told()
+    assert not (tmp_path / "two" / "config.json").exists()
