@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from g2d_jax.models import quantise
 from g2d_jax.models.config import LINEAR, ModelConfig
 from g2d_jax.models.decoder import Block, Decoder, build, fresh
 from g2d_jax.models.table import Param
@@ -30,10 +31,16 @@ def adapters(config: ModelConfig, key: jax.Array) -> Decoder:
 
 
 def frozen(base: Decoder, config: ModelConfig) -> Decoder:
-    """The part of a policy that adapters in `config` stand beside: the base's own arrays, None for adapters."""
+    """The part of a policy that adapters in `config` stand beside: the base's own arrays, None for adapters.
+
+    With lora.quantise in the config its linear layers are quantised, one after the other; the base's stay as they are.
+    """
 
     def make(name: str, row: Param, stacked: bool) -> Any:
-        return None if row.adapter else _value(base, name, stacked)
+        if row.adapter:
+            return None
+        value = _value(base, name, stacked)
+        return quantise.encode(row, value) if row.quantised else value
 
     return build(config, make)
 
@@ -62,7 +69,10 @@ def join(trained: Decoder, rest: Decoder | None) -> Decoder:
 
 
 def merge(model: Decoder) -> Decoder:
-    """W + scale * A B in place of each adapted layer, float32; the rest as it is. To be traced under jit."""
+    """W + scale * A B in place of each adapted layer, float32; the rest as it is. To be traced under jit.
+
+    Of a quantised layer, W is what its codes stand for, float32 too where it has no adapter.
+    """
     lora = model.config.lora
     if lora is None:
         return model
@@ -70,6 +80,7 @@ def merge(model: Decoder) -> Decoder:
 
     def make(name: str, row: Param, stacked: bool) -> Any:
         value = _value(model, name, stacked)
+        value = quantise.decode(value, jnp.dtype(jnp.float32)) if quantise.held(value) else value
         if name not in adapted:
             return value
         a, b = (_value(model, f"{name}_{side}", stacked).astype(jnp.float32) for side in "ab")
