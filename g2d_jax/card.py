@@ -27,6 +27,7 @@ def card(context: Context, policy: str, *, adapters: bool = False) -> str:
         _front_matter(config, policy, adapters),
         f"# {config.name}: policy {policy}\n",
         *_made(context, policy, manifests),
+        _quantised(config, adapters),
         _data(config),
         *(_results(found, manifests) for found in manifests.values() if found["kind"] == "evaluate"),
         _use(context),
@@ -67,6 +68,16 @@ def _origin(config: ConfigDict) -> str:
     revision = f", revision `{config.model.revision}`" if config.model.revision else ""
     lora = f", with adapters of rank {config.lora.rank}" if config.lora.rank else ""
     return f"`{config.model.path}`{revision}{lora}"
+
+
+def _quantised(config: ConfigDict, adapters: bool) -> str:
+    """That the base was quantised in training, and what that means for these files; "" where it was not."""
+    if not config.lora.quantise:
+        return ""
+    told = f"In training, the base's linear layers were held as {config.lora.quantise} codes (`lora.quantise`). "
+    if adapters:
+        return told + "Beside the base as it was before, these adapters compute something slightly different.\n"
+    return told + "The weights here are what the codes stand for, with the adapters added.\n"
 
 
 def _row(stage: ConfigDict, name: str, step: int | None, manifest: Mapping[str, Any]) -> list[str]:

@@ -61,6 +61,7 @@ def base() -> ConfigDict:
                 "dropout": 0.0,  # of what the adapters read, in train steps only; in [0, 1)
                 "targets": ("all-linear",),  # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj
                 "base_dtype": "float32",  # of the parameters that are not trained: "bfloat16" halves their memory
+                "quantise": "",  # of them the blocks' linear layers: "int8" or "nf4" (extra quant)
             },
             "tokenizer": {
                 "path": "",  # "" is the model's own

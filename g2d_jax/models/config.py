@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Family = Literal["qwen2", "qwen3", "llama"]
 
@@ -32,13 +32,17 @@ LINEAR = {
 """The linear layers of a block: Hugging Face's name -> the parameter's here."""
 
 
+Quantised = Literal["", "int8", "nf4"]
+"""How the linear layers beside adapters are held: see quantise.py; empty: as they are."""
+
+
 @dataclass(frozen=True)
 class Lora:
     """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685, equation 3): y = x W + scale * (x A) B, W frozen.
 
     targets: names in LINEAR. scale: alpha / rank; with rslora alpha / sqrt(rank) (Kalajdzievski 2023,
-    arXiv:2312.03732). dropout: rate at which train steps drop numbers of x before A. Raises ValueError for what is out
-    of range.
+    arXiv:2312.03732). dropout: rate at which train steps drop numbers of x before A. quantise: how W is held, and that
+    of the layers without adapters. Raises ValueError for what is out of range.
     """
 
     rank: int
@@ -46,6 +50,7 @@ class Lora:
     targets: tuple[str, ...] = tuple(LINEAR)
     rslora: bool = False
     dropout: float = 0.0
+    quantise: Quantised = ""
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not 0 < self.alpha < math.inf:
@@ -54,6 +59,8 @@ class Lora:
             raise ValueError(f"lora.dropout must be at least 0 and less than 1, got {self.dropout}")
         if wrong := [name for name in self.targets if name not in LINEAR]:
             raise ValueError(f"lora.targets: no linear layer {wrong[0]!r}; there are {', '.join(LINEAR)}")
+        if self.quantise not in (kinds := get_args(Quantised)):
+            raise ValueError(f"lora.quantise is {' or '.join(kinds[1:])}, or empty, got {self.quantise!r}")
         if not self.targets or len(set(self.targets)) < len(self.targets):
             raise ValueError(f"lora.targets must name at least one layer, and none twice, got {self.targets}")
 

@@ -20,6 +20,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
+from g2d_jax.models import quantise
 from g2d_jax.models.attention import attend_cached, rotary_table, rotate
 from g2d_jax.models.config import LINEAR, ModelConfig
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
@@ -96,11 +97,14 @@ def fresh(config: ModelConfig, name: str, row: Param, stacked: bool, key: jax.Ar
 def shardings(config: ModelConfig, mesh: Mesh, rules: meshes.Rules = meshes.RULES) -> Decoder:
     """The Decoder tree with a NamedSharding in place of every array."""
 
-    def make(_: str, row: Param, stacked: bool) -> jax.sharding.NamedSharding:
-        axes = ("layers", *row.axes) if stacked else row.axes
-        return meshes.sharding(mesh, axes, full_shape(config, row, stacked), rules)
+    def make(_: str, row: Param, stacked: bool) -> Any:
+        def where(shape: tuple[int, ...], _: Any = None) -> jax.sharding.NamedSharding:
+            axes = ("layers", *row.axes) if stacked else row.axes
+            return meshes.sharding(mesh, axes, (config.num_hidden_layers, *shape) if stacked else shape, rules)
 
-    return build(config, make)  # type: ignore[arg-type]  # a tree of shardings
+        return quantise.tree(row, where) if row.quantised else where(row.shape)
+
+    return build(config, make)
 
 
 def unstacked_shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
@@ -116,10 +120,13 @@ def unstacked_shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
 def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
     """The Decoder tree with a ShapeDtypeStruct in place of every array; adapters are float32 always."""
 
-    def make(_: str, row: Param, stacked: bool) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(full_shape(config, row, stacked), jnp.float32 if row.adapter else dtype)
+    def make(_: str, row: Param, stacked: bool) -> Any:
+        def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((config.num_hidden_layers, *shape) if stacked else shape, dtype)
 
-    return build(config, make)  # type: ignore[arg-type]  # a tree of shapes
+        return quantise.tree(row, array) if row.quantised else array(row.shape, jnp.float32 if row.adapter else dtype)
+
+    return build(config, make)
 
 
 def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
@@ -133,8 +140,10 @@ def cast(model: Decoder, dtype: jnp.dtype) -> Decoder:
 
 
 def count_params(config: ModelConfig) -> int:
-    """Number of parameters, a tied head counted once."""
-    return sum(int(x.size) for x in jax.tree.leaves(abstract(config)))
+    """Number of parameters, a tied head counted once, quantised ones as what they stand for."""
+    rows = block_params(config).values()
+    layer = sum(math.prod(row.shape) for row in rows)
+    return sum(math.prod(row.shape) for row in outer_params(config).values()) + config.num_hidden_layers * layer
 
 
 def count_trained(config: ModelConfig) -> int:
@@ -182,11 +191,25 @@ def linear(x: jax.Array, weight: jax.Array, inputs: int = 1) -> jax.Array:
     return product.reshape(*x.shape[:2], *weight.shape[inputs:])
 
 
+def quantised_linear(x: jax.Array, weight: Any, inputs: int = 1) -> jax.Array:
+    """`linear` with a quantised weight. The backward pass computes the weight again from its codes, whatever the remat
+    policy: what it stands for is never kept, and scanned layers have that of one at a time."""
+
+    def product(x: jax.Array, weight: Any) -> jax.Array:
+        return linear(x, quantise.decode(weight, x.dtype), inputs)
+
+    return jax.checkpoint(product, prevent_cse=False)(x, weight)
+
+
 def project(
     c: ModelConfig, block: Block, name: str, x: jax.Array, inputs: int = 1, dropout: Dropout | None = None
 ) -> jax.Array:
     """The linear layer `name`, with its adapter if it has one."""
-    y = linear(x, getattr(block, name)[...], inputs)
+    weight = getattr(block, name)
+    if quantise.held(weight.get_value()):
+        y = quantised_linear(x, weight.get_value(), inputs)
+    else:
+        y = linear(x, weight[...], inputs)
     if c.lora is None or name not in (LINEAR[target] for target in c.lora.targets):
         return y
     low = linear(x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs)
@@ -223,7 +246,7 @@ def apply_block(
     dropout: Dropout | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """One layer; returns x and this layer's new (keys, values)."""
-    block = jax.tree.map(lambda p: p.astype(x.dtype), block)
+    block = jax.tree.map(lambda p: p if quantise.held(p) else p.astype(x.dtype), block, is_leaf=quantise.held)
     q, k, v = project_qkv(c, block, rms_norm(x, block.attn_norm[...], c.rms_norm_eps), rope, dropout)
     x = x + project(c, block, "o", attention(q, k, v), inputs=2, dropout=dropout)
     return mlp(c, block, x, dropout), (k, v)

@@ -9,6 +9,7 @@ reshape, cast) runs on the devices. Folders may be on an object store. `benchmar
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -27,8 +28,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from g2d_jax import mesh as meshes
 from g2d_jax import processes, storage
-from g2d_jax.models import decoder, lora, shard
-from g2d_jax.models.config import ModelConfig
+from g2d_jax.models import decoder, lora, quantise, shard
+from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf, one_or_list
 from g2d_jax.models.hf_folder import (
@@ -52,19 +53,27 @@ _COMPARE_ROWS = 16_384
 _BLOCK = 32 << 20  # bytes of an array that every device is given at a time, to bring it to the host that writes
 
 
-def load(folder: storage.PathLike, *, mesh: Mesh | None = None, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
+def load(
+    folder: storage.PathLike,
+    *,
+    mesh: Mesh | None = None,
+    dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
+    lora: Lora | None = None,
+) -> Decoder:
     """Load a model folder, local or on an object store (see resolve), as a stacked Decoder with parameters in dtype.
 
     With a mesh every array is placed by decoder.shardings; without one everything lies on the default device. Of
     several processes, which must call it together, each reads its share of the rows of every tensor, one range of the
     file, and the devices exchange what they need; see `_reading`. All headers are checked before anything is read or
-    made on a device: a missing, unexpected, misshapen or truncated tensor raises ValueError by name.
+    made on a device: a missing, unexpected, misshapen or truncated tensor raises ValueError by name. lora: what stands
+    beside these adapters instead, as `lora.frozen` gives it, a layer being quantised, where that is asked for, as soon
+    as it is on the devices; no more than one of them is there as it was.
     """
     config = read_config(folder)
     found = find_weights(epath.Path(folder), config)
     if config.tie_word_embeddings and "lm_head.weight" in found:
         _check_tied(found)
-    return load_decoder(config, found, mesh=mesh, dtype=dtype)
+    return load_decoder(dataclasses.replace(config, lora=lora), found, mesh=mesh, dtype=dtype)
 
 
 def load_decoder(
@@ -77,10 +86,14 @@ def load_decoder(
     """The Decoder of config read from tensors whose headers have been checked; mesh and dtype as in `load`."""
     wanted = None if mesh is None else decoder.shardings(config, mesh)
 
-    def make(name: str, row: Param, stacked: bool) -> jax.Array:
+    def make(name: str, row: Param, stacked: bool) -> Any:
+        if row.adapter:
+            return None
         target = None if wanted is None else getattr(wanted.blocks if stacked else wanted, name).get_value()
         if stacked:
             names = [row.hf.format(layer=layer) for layer in range(config.num_hidden_layers)]
+            if row.quantised:
+                return _load_quantised(row, names, found, target)
             return _load_stack(row, names, found, target, jnp.dtype(dtype))
         return load_array(row, found, target, jnp.dtype(dtype))
 
@@ -104,6 +117,34 @@ def _load_stack(
         stack = fill(stack, _read(found[name], kept), layer)
         stack.block_until_ready()  # or the host would read ahead and queue up layers
     return stack
+
+
+def _load_quantised(row: Param, names: Sequence[str], found: Mapping[str, Stored], target: Any) -> Any:
+    """As `_load_stack`, each layer quantised on the devices from what the file has. target: a QArray of shardings."""
+    codes = target and target.qvalue
+    kept = codes and _stored_sharding(row, NamedSharding(codes.mesh, PartitionSpec(*codes.spec[1:])))
+    make_zeros, fill = _quantised_programs(len(names), dataclasses.replace(row, hf=""), target, kept)
+    stack = make_zeros()
+    for layer, name in enumerate(names):
+        stack = fill(stack, _read(found[name], kept), layer)
+        jax.block_until_ready(stack)
+    return stack
+
+
+@functools.cache
+def _quantised_programs(
+    layers: int, row: Param, target: Any, kept: NamedSharding | None
+) -> tuple[Callable[[], Any], Callable[[Any, jax.Array, int], Any]]:
+    """As `_stack_programs`, of a weight that is quantised."""
+
+    def fill(stack: Any, theirs: jax.Array, layer: int) -> Any:
+        made = quantise.encode(row, _ours(row.shape, row.flat, jnp.dtype(jnp.float32), kept, theirs))
+        return jax.tree.map(lambda x, one: jax.lax.dynamic_update_index_in_dim(x, one, layer, 0), stack, made)
+
+    def zeros() -> Any:
+        return quantise.tree(row, lambda shape, dtype: jnp.zeros((layers, *shape), dtype))
+
+    return jax.jit(zeros, out_shardings=target), jax.jit(fill, donate_argnums=0, out_shardings=target)
 
 
 @functools.cache  # jit compiles once for each function object: parameters of one shape share theirs
@@ -312,7 +353,7 @@ def plan_shards(
 def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
     """A function from Hugging Face's name to the host array in the stored layout. Every process calls it.
 
-    What adapters stand beside comes merged with them.
+    What adapters stand beside comes merged with them, and what is quantised as what its codes stand for.
     """
     table = tensors(model.config)
 
@@ -333,18 +374,19 @@ def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
         return getattr(model, name)[...]  # type: ignore[no-any-return]
     if isinstance(model.blocks, nnx.List):
         return getattr(model.blocks[layer], name)[...]  # type: ignore[no-any-return]
-    stack = getattr(model.blocks, name)[...]
-    if model.config.lora is None or not hasattr(model.blocks, f"{name}_a"):
+    stack = getattr(model.blocks, name).get_value()
+    sides = (getattr(model.blocks, f"{name}_{side}", None) for side in "ab")
+    adapter = tuple(side.get_value() for side in sides if side is not None)
+    if model.config.lora is None or not (adapter or quantise.held(stack)):
         return stack[layer]  # type: ignore[no-any-return]
-    a, b = (getattr(model.blocks, f"{name}_{side}")[...] for side in "ab")
-    return _merged_layer(stack, a, b, layer, model.config.lora.scale)  # type: ignore[no-any-return]
+    return _merged_layer(stack, adapter, layer, model.config.lora.scale)  # type: ignore[no-any-return]
 
 
 @functools.partial(jax.jit, static_argnames="scale")
-def _merged_layer(stack: jax.Array, a: jax.Array, b: jax.Array, layer: int, scale: float) -> jax.Array:
-    """One layer of a parameter with its adapters, which are computed with for this layer alone."""
-    one, its_a, its_b = (jax.lax.dynamic_slice_in_dim(array, layer, 1) for array in (stack, a, b))
-    return lora.merged(one, its_a, its_b, scale)[0]
+def _merged_layer(stack: Any, adapter: tuple[jax.Array, ...], layer: int, scale: float) -> jax.Array:
+    """`lora.merged` of one layer of a parameter, so that no more is decoded or multiplied."""
+    one, its = jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, layer, 1), (stack, adapter))
+    return lora.merged(one, its, scale)[0]
 
 
 def _gathered(array: jax.Array, mesh: Mesh) -> np.ndarray:

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from g2d_jax.models import quantise
 from g2d_jax.models.config import LINEAR, ModelConfig
 from g2d_jax.models.decoder import Block, Decoder, build, fresh
 from g2d_jax.models.table import Param
@@ -31,10 +32,16 @@ def adapters(config: ModelConfig, key: jax.Array) -> Decoder:
 
 
 def frozen(base: Decoder, config: ModelConfig) -> Decoder:
-    """The part of a policy that adapters in `config` stand beside: the base's own arrays, None for adapters."""
+    """The part of a policy that adapters in `config` stand beside: the base's own arrays, None for adapters.
+
+    With lora.quantise in the config its linear layers are quantised, one after the other; the base's stay as they are.
+    """
 
     def make(name: str, row: Param, stacked: bool) -> Any:
-        return None if row.adapter else _value(base, name, stacked)
+        if row.adapter:
+            return None
+        value = _value(base, name, stacked)
+        return quantise.encode(row, value) if row.quantised else value
 
     return build(config, make)
 
@@ -63,28 +70,35 @@ def join(trained: Decoder, rest: Decoder | None) -> Decoder:
 
 
 def merge(model: Decoder) -> Decoder:
-    """W + scale * A B in place of each adapted layer, float32; the rest as it is. To be traced under jit."""
+    """W + scale * A B in place of each adapted layer, float32; the rest as it is. To be traced under jit.
+
+    Of a quantised layer, W is what its codes stand for, float32 too where it has no adapter.
+    """
     lora = model.config.lora
     if lora is None:
         return model
     adapted = {LINEAR[target] for target in lora.targets}
 
     def make(name: str, row: Param, stacked: bool) -> Any:
-        value = _value(model, name, stacked)
-        if name not in adapted:
-            return value
-        a, b = (_value(model, f"{name}_{side}", stacked) for side in "ab")
-        return merged(value, a, b, lora.scale)
+        adapter = tuple(_value(model, f"{name}_{side}", stacked) for side in "ab") if name in adapted else ()
+        return merged(_value(model, name, stacked), adapter, lora.scale)
 
     return build(model.config.base, make)
 
 
-def merged(value: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Array:
-    """W + scale * A B, float32, of the layers of one parameter: [L, *in, *out], [L, *in, rank], [L, rank, *out]."""
-    layers, rank = a.shape[0], a.shape[-1]
-    a, b = a.astype(jnp.float32).reshape(layers, -1, rank), b.astype(jnp.float32).reshape(layers, rank, -1)
-    product = jnp.einsum("lir,lro->lio", a, b)
-    return value.astype(jnp.float32) + scale * product.reshape(value.shape)
+def merged(value: Any, adapter: tuple[jax.Array, ...], scale: float) -> jax.Array:
+    """W + scale * A B, float32, of the layers of one parameter: [L, *in, *out], [L, *in, rank], [L, rank, *out].
+
+    value: W, or its codes. adapter: A and B; () for a parameter that has none, which stays as it is, codes decoded.
+    """
+    if quantise.held(value):
+        value = quantise.decode(value, jnp.dtype(jnp.float32))
+    if not adapter:
+        return value  # type: ignore[no-any-return]
+    layers, rank = value.shape[0], adapter[0].shape[-1]
+    a, b = (array.astype(jnp.float32) for array in adapter)
+    product = jnp.einsum("lir,lro->lio", a.reshape(layers, -1, rank), b.reshape(layers, rank, -1))
+    return value.astype(jnp.float32) + scale * product.reshape(value.shape)  # type: ignore[no-any-return]
 
 
 def _value(model: Decoder, name: str, stacked: bool) -> Any:

@@ -17,7 +17,8 @@ class Param:
 
     shape and axes leave out the layer dimension. hf: Hugging Face's tensor name, {layer} where there is one per layer.
     Hugging Face stores a linear layer as [out, in]; `flat` gives our shape as (in, out), a bias as (out,), so that
-    ours.reshape(flat).T is theirs. None means stored alike. adapter: of LoRA; the name is PEFT's then.
+    ours.reshape(flat).T is theirs. None means stored alike. adapter: of LoRA; the name is PEFT's then. quantised: the
+    kind of codes that stand for it beside adapters, see quantise.py; empty: none.
     """
 
     shape: tuple[int, ...]
@@ -26,6 +27,13 @@ class Param:
     hf: str
     flat: tuple[int, ...] | None = None
     adapter: bool = False
+    quantised: str = ""
+
+    @property
+    def inputs(self) -> int:
+        """How many of a linear layer's dimensions, the first ones, are its inputs."""
+        assert self.flat is not None
+        return next(n for n in range(1, len(self.shape)) if math.prod(self.shape[:n]) == self.flat[0])
 
 
 def block_params(c: ModelConfig) -> dict[str, Param]:
@@ -55,6 +63,8 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
             "k_norm": Param((d,), ("norm",), "ones", f"{attn}.k_norm.weight"),
         }
     if c.lora:
+        for name in LINEAR.values():
+            table[name] = replace(table[name], quantised=c.lora.quantise)
         for target in c.lora.targets:
             table |= _adapter(LINEAR[target], table[LINEAR[target]], c.lora.rank)
     return table
@@ -63,7 +73,7 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
 def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
     """NAME_a [*in, rank] and NAME_b [rank, *out], beside a linear layer [*in, *out]."""
     assert row.flat is not None
-    inputs = next(n for n in range(1, len(row.shape)) if math.prod(row.shape[:n]) == row.flat[0])
+    inputs = row.inputs
     stem = _PEFT + row.hf.removesuffix(".weight")
     to_rank, from_rank = (row.flat[0], rank), (rank, row.flat[1])
     a = Param((*row.shape[:inputs], rank), (*row.axes[:inputs], "rank"), "uniform", f"{stem}.lora_A.weight", to_rank)

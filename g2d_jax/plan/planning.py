@@ -12,14 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
 from g2d_jax import pipeline
+from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import count_params, count_trained
+from g2d_jax.models.decoder import abstract, count_params, count_trained
 from g2d_jax.plan.compiling import Compiled, DoesNotFit, compile_program, devices
 from g2d_jax.plan.program import Program
 from g2d_jax.plan.programs import programs_of
@@ -245,7 +247,7 @@ def train_bytes(
     """A train step's bytes a device by formula, the largest among these stages (default: all).
 
     8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's (`state_bytes`), split over fsdp
-    and tensor; what stands beside adapters in its own type. What the layers keep; one layer's own work without remat's
+    and tensor; what stands beside adapters as it is held. What the layers keep; one layer's own work without remat's
     savings; the head gathered, with its gradient in float32; logits of a chunk of 1,024 tokens and two more arrays of
     their size.
     """
@@ -256,10 +258,14 @@ def train_bytes(
     layer = saved_per_token(model, "none", choice.tensor) / model.num_hidden_layers * tokens * 2 * size
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, 1024) * model.vocab_size
-    trained = count_trained(model)
-    beside = starting.base_dtype(config).itemsize * (count_params(model) - trained)
-    held = (8 + state_bytes(config, stages)) * trained + beside
+    held = (8 + state_bytes(config, stages)) * count_trained(model) + rest_bytes(model, config)
     return held / (choice.fsdp * choice.tensor) + kept + layer + head + logits
+
+
+def rest_bytes(model: ModelConfig, config: ConfigDict) -> int:
+    """Bytes of all that stands beside adapters, on all devices together."""
+    _, rest = lora.split(abstract(model, starting.base_dtype(config)))
+    return sum(x.size * jax.dtypes.itemsize_bits(x.dtype) // 8 for x in jax.tree.leaves(rest))
 
 
 def state_bytes(config: ConfigDict, stages: Sequence[str] = ()) -> int:

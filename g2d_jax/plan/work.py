@@ -66,7 +66,7 @@ def roofline(work: Work, sent: Mapping[str, float], device: Device) -> Roofline:
 def device_bytes(tree: Any) -> int:
     """Bytes that a tree of ShapeDtypeStructs with shardings takes on one device, without what is offloaded."""
     return sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        -(-math.prod(x.sharding.shard_shape(x.shape)) * jax.dtypes.itemsize_bits(x.dtype) // 8)
         for x in jax.tree.leaves(tree)
         if x.sharding and x.sharding.memory_kind != HOST
     )

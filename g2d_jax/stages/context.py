@@ -380,11 +380,10 @@ class Context:
             folder = hf.resolve(name.removeprefix("hf:"))
             if hf.read_config(folder) != self.model_config.base:
                 raise ValueError(f"policy {name!r} has another shape than this run's model")
-            model = hf.load(folder, mesh=self.mesh, dtype=starting.base_dtype(self.config))
+            model = starting.base(self.config, folder, self.model_config, self.mesh)
             if self.model_config.lora is None:
                 return model
-            rest = lora.frozen(model, self.model_config)
-            return starting.beside(rest, self.model_config, self.mesh, self.config.seed)
+            return starting.beside(model, self.model_config, self.mesh, self.config.seed)
         folder, step = self.checkpoint_of(name)
         if self.model_config.lora and name.startswith("run:"):
             starting.check_base(self.config, name, folder.parent.parent)
@@ -401,7 +400,7 @@ class Context:
     @cached_property
     def rest(self) -> Decoder | None:
         """The part of every policy that no stage trains, on the mesh, once for all: None without adapters."""
-        return lora.frozen(self._base(), self.model_config) if self.model_config.lora else None
+        return self._base() if self.model_config.lora else None
 
     def checkpoint_of(self, name: str) -> tuple[epath.Path, int | None]:
         """The checkpoint folder and step that a policy's name means."""
@@ -438,11 +437,8 @@ class Context:
         return starting.beside(self.rest, self.model_config, self.mesh, self.config.seed)
 
     def _base(self) -> Decoder:
-        """The model that the run starts from, without adapters."""
-        dtype = starting.base_dtype(self.config)
-        if self.model_folder is not None:
-            return hf.load(self.model_folder, mesh=self.mesh, dtype=dtype)
-        return starting.random(self.config, self.model_config.base, self.mesh)
+        """The model that the run starts from, without adapters: what stands beside them, if the run has some."""
+        return starting.base(self.config, self.model_folder, self.model_config, self.mesh)
 
     @contextmanager
     def metered(self, tally: Tally) -> Iterator[None]:

@@ -13,34 +13,63 @@ from ml_collections import ConfigDict
 
 from g2d_jax import keys, storage
 from g2d_jax.canonical import to_dict
-from g2d_jax.models import decoder, lora
+from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.table import Param
 
 
 def adapters(settings: ConfigDict) -> Lora | None:
-    """The adapters that the section lora.* asks for. Raises ValueError for values out of range."""
+    """The adapters that the section lora.* asks for.
+
+    Raises ValueError for values out of range, and ImportError where what quantises beside them is not installed.
+    """
     if not settings.rank and settings.dropout:
         raise ValueError("lora.dropout is of adapters, and lora.rank is 0: set lora.rank too, or leave dropout at 0")
+    if not settings.rank and settings.quantise:
+        raise ValueError("lora.quantise is of what stands beside adapters, and lora.rank is 0: set lora.rank too")
     if not settings.rank:
         return None
     targets = tuple(LINEAR) if tuple(settings.targets) == ("all-linear",) else tuple(settings.targets)
-    return Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout)
+    made = Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout, settings.quantise)
+    quantise.check(made.quantise)
+    return made
 
 
 def base_dtype(config: ConfigDict) -> jnp.dtype:
-    """Of the model's parameters. What is trained is float32; what stands beside adapters may be narrower."""
+    """Of the model's parameters. What is trained is float32; what stands beside adapters may be narrower, and what is
+    quantised of that is not of this type."""
     return jnp.dtype(config.lora.base_dtype if config.lora.rank else "float32")
 
 
+def base(config: ConfigDict, folder: storage.PathLike | None, shape: ModelConfig, mesh: Mesh) -> Decoder:
+    """A model on the mesh, of a folder or random; of a shape with adapters what stands beside them (`lora.frozen`)."""
+    if folder is None:
+        return random(config, shape, mesh)
+    return hf.load(folder, mesh=mesh, dtype=base_dtype(config), lora=shape.lora)
+
+
 def random(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> Decoder:
-    """Random parameters on the mesh, without adapters."""
+    """Random parameters on the mesh; of a shape with adapters what stands beside them."""
     key, std, dtype = keys.key(config.seed, "init"), config.model.init_std, base_dtype(config)
 
     def make() -> Decoder:
-        return decoder.cast(decoder.init(shape, key, std), dtype)
+        return decoder.cast(decoder.init(shape.base, key, std), dtype)
 
-    return jax.jit(make, out_shardings=decoder.shardings(shape, mesh))()
+    if shape.lora is None or not shape.lora.quantise:
+        model = jax.jit(make, out_shardings=decoder.shardings(shape.base, mesh))()
+        return lora.frozen(model, shape) if shape.lora else model
+    where = decoder.shardings(shape, mesh)
+
+    def one(name: str, row: Param, stacked: bool) -> Any:  # a program each: no two are there unquantised
+        def array() -> Any:
+            made = decoder.fresh(shape, name, row, stacked, key, std).astype(dtype)
+            return quantise.encode(row, made) if row.quantised else made
+
+        target = getattr(where.blocks if stacked else where, name).get_value()
+        return None if row.adapter else jax.jit(array, out_shardings=target)()
+
+    return decoder.build(shape, one)
 
 
 def beside(rest: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Decoder:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from safetensors import SafetensorError
@@ -42,7 +44,9 @@ class Dump:
 
     def params(self, like: Decoder) -> Decoder:
         """The parameters, laid out as `like` says (see `Checkpoints.restore`). Raises DamagedCheckpoint."""
-        return Checkpoints(self.folder / STATE).restore_params(int(self.record["step"]), like)
+        stored = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, _stored(x.dtype), sharding=x.sharding), like)
+        found = Checkpoints(self.folder / STATE).restore_params(int(self.record["step"]), stored)
+        return jax.tree.map(lambda x, wanted: x.astype(wanted.dtype), found, like)
 
 
 def write_dump(folder: epath.Path, state: TrainState, packed: Packed, record: Mapping[str, Any]) -> None:
@@ -52,9 +56,15 @@ def write_dump(folder: epath.Path, state: TrainState, packed: Packed, record: Ma
     call it.
     """
     processes.once(lambda: _clear(folder))
+    params = jax.tree.map(lambda x: x.astype(_stored(x.dtype)), state.params)
     with Checkpoints(folder / STATE) as checkpoints:
-        checkpoints.save(int(record["step"]), {"params": state.params, "opt_state": state.opt_state}, {})
+        checkpoints.save(int(record["step"]), {"params": params, "opt_state": state.opt_state}, {})
     processes.once(lambda: _write_rest(folder, packed, record))
+
+
+def _stored(dtype: jnp.dtype) -> jnp.dtype:
+    """What parameters of a type are saved as: codes of four bits each in a byte, since Orbax saves no smaller ones."""
+    return jnp.dtype(jnp.uint8) if dtype == jnp.uint4 else dtype
 
 
 def _clear(folder: epath.Path) -> None:

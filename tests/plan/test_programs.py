@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import logging
+import math
 import os
 import re
 import subprocess
@@ -16,7 +17,8 @@ import pytest
 
 from g2d_jax import cli, pipeline
 from g2d_jax.models.decoder import count_params, count_trained
-from g2d_jax.plan.planning import Compiler, choices, make, planned, search
+from g2d_jax.models.table import block_params
+from g2d_jax.plan.planning import Compiler, choices, make, planned, rest_bytes, search
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.savings import search_savings
 from g2d_jax.plan.topologies import DEVICES, topology
@@ -102,6 +104,26 @@ def test_adapters_are_planned_beside_their_base():
         assert device_bytes(state) == 3 * 4 * trained + 2 * 4  # parameters and moments; two counts
         assert device_bytes(rest) == 2 * (count_params(context.model_config) - trained)
         assert fresh.beside({}) == device_bytes(rest)
+        step.lower({})
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_a_quantised_base_is_planned_at_its_size(kind: str):
+    """A float32 scale for each output, or for each output's tile: of 32 numbers of the width, 16 of a head's."""
+    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    config = resolve(TINY, [*SMALL, "config.lora.rank=2", f"config.lora.quantise={kind}"])
+    with planned(config, Compiler(jax.devices()[:1])) as context:
+        fresh, step = programs_of(context, "sft")
+        model, rest = context.model_config, step.arguments({})[3]
+        tiles = {"int8": {"o": 32, "down": 64}, "nf4": {"o": 16, "down": 64}}[kind]
+        bits = {"int8": 8, "nf4": 4}[kind]
+        sizes = {name: math.prod(row.shape) for name, row in block_params(model).items() if row.quantised}
+        codes = (
+            sum(size * (bits / 8 + 4 / tiles.get(name, 32)) for name, size in sizes.items()) * model.num_hidden_layers
+        )
+        whole = 4 * (count_params(model.base) - sum(sizes.values()) * model.num_hidden_layers)
+        assert device_bytes(rest) == whole + codes == fresh.beside({})
+        assert rest_bytes(model, config) == device_bytes(rest) < 4 * count_params(model.base)
         step.lower({})
 
 

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from g2d_jax import policies, storage
 from g2d_jax.models import decoder, hf, lora
+from g2d_jax.records import MEMBERS
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training.checkpoint import Checkpoints
 
@@ -82,3 +83,17 @@ def test_a_base_in_bfloat16_and_another_runs_adapters(runs: Runs, whole: Path, t
     runs(tmp_path / "taken", overrides=[*ADAPTERS, start], until="warmup")
     manifest = storage.finished(next((tmp_path / "taken").glob("*-warmup")))
     assert manifest is not None and manifest["counts"]["steps"] == 3
+
+
+def test_a_quantised_base_is_exported_as_what_its_codes_stand_for(runs: Runs, tmp_path: Path) -> None:
+    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    runs(tmp_path / "run", overrides=[*ADAPTERS, "config.lora.quantise=nf4"], until="sft")
+    exported = policies.export(tmp_path / "run", tmp_path / "exported", policy="sft")
+    assert "held as nf4 codes" in (exported / "README.md").read_text()
+    with policies.opened(tmp_path / "run") as context:
+        policy = context.policy("sft")
+    assert policy.blocks.gate.get_value().qvalue.dtype == "uint4" and np.any(policy.blocks.q_b[...])
+    tokens = np.arange(12)[None]
+    positions, segments = tokens.astype(np.int32), np.full_like(tokens, MEMBERS)
+    forward = jax.jit(lambda model: decoder.forward(model, tokens, positions, segments)[0])
+    np.testing.assert_allclose(forward(policy), forward(hf.load(exported)), atol=1e-4)

@@ -150,6 +150,32 @@ def test_a_dump_names_the_parameter_and_the_responses(only_sft: ConfigDict, tmp_
     assert len(found.responses) >= len(carriers) > 0
 
 
+def test_beside_a_quantised_base_training_goes_on_and_is_replayed(
+    only_sft: ConfigDict, tmp_path: Path, opened: Opened
+) -> None:
+    """The codes are made again at every start, and the checkpoint holds adapters alone; a dump holds the codes too."""
+    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    only_sft.faults.max_skipped = 1
+    only_sft.lora.update(rank=2, targets=("q_proj",), quantise="nf4")
+    whole, stopped = (opened(only_sft, tmp_path / name) for name in ("whole", "stopped"))
+    with training(whole) as made:
+        for _ in range(2):
+            made.update(groups(whole), {})
+        expected = leaves(made.state)
+    with training(stopped) as made:
+        made.update(groups(stopped), {})
+        made.save_if_new()
+        assert len(jax.tree.leaves(made.state.params)) == 2
+    again = opened(only_sft, tmp_path / "stopped")
+    with training(again) as made, pytest.raises(StopRun):
+        assert made.step == 1
+        made.update(groups(again), {})
+        assert leaves(made.state) == expected
+        made.update(groups(again, 1e30), {})
+    found = replay(tmp_path / "stopped" / "01-sft" / "dump-000003", mesh=again.mesh)
+    assert found.reproduced and found.found["loss"] == found.recorded["loss"]
+
+
 def test_a_dump_of_adapters_gives_the_same_loss_with_the_same_dropout(
     only_sft: ConfigDict, tmp_path: Path, opened: Opened
 ) -> None:

@@ -1,0 +1,109 @@
+"""Linear weights as codes with scales, in arrays of Google's qwix (extra `quant`): the frozen base of QLoRA.
+
+    int8    a byte a number; one scale for each output (Dettmers et al. 2022, arXiv:2208.07339, section 2.1)
+    nf4     half a byte; one scale for every TILE inputs of an output, 4.5 bits in all (Dettmers et al. 2023,
+            arXiv:2305.14314, section 3: 4-bit NormalFloat, its scales not quantised again)
+
+A code's value times its scale is the weight. Scales are float32 and span the same numbers on every mesh, and the
+greatest magnitude of them is the same in whatever order devices find it: so are the codes.
+
+The codes are qwix's own. What they stand for is computed here: `qwix.dequantize` of NF4 runs over the flattened array,
+for which XLA gathers all of a sharded one on every device, and which takes five times the memory on a TPU. Encoding it
+has that cost too, every device then encoding a whole layer, but only while loading.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from g2d_jax.models.table import Param
+
+CODES = {"int8": jnp.int8, "nf4": jnp.uint4}
+"""What the codes are stored as."""
+
+TILE = 64
+"""Inputs that share a scale of NF4, as in QLoRA; where the inputs are no multiple of it, their greatest common
+divisor."""
+
+
+def check(kind: str) -> None:
+    """Raise ImportError naming the extra where a kind is asked for and qwix is not installed."""
+    if not kind:
+        return
+    try:
+        import qwix  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"lora.quantise is {kind!r}, which needs the package qwix: pip install 'g2d-jax[quant]'"
+        ) from error
+
+
+def held(value: Any) -> TypeGuard[Any]:
+    """Whether it is a quantised weight: a qwix.QArray, of arrays, shapes or shardings."""
+    qwix = sys.modules.get("qwix")
+    return qwix is not None and isinstance(value, qwix.QArray)
+
+
+def scale_shape(row: Param) -> tuple[int, ...]:
+    """Of one layer's scales: as the weight, with fewer inputs."""
+    last = row.inputs - 1
+    if row.quantised == "int8":
+        return (1,) * row.inputs + row.shape[row.inputs :]
+    tiles = row.shape[last] // math.gcd(row.shape[last], TILE)
+    return (*row.shape[:last], tiles, *row.shape[last + 1 :])
+
+
+def tree(row: Param, make: Callable[[tuple[int, ...], Any], Any]) -> Any:
+    """One layer's weight as a QArray of whatever make(shape, dtype) gives for its codes and for its scales."""
+    import qwix
+
+    codes, scales = make(row.shape, CODES[row.quantised]), make(scale_shape(row), jnp.float32)
+    return qwix.QArray(codes, scales, None, row.quantised)
+
+
+def encode(row: Param, weight: jax.Array) -> Any:
+    """Quantise a weight, [*shape] of the row or stacked [L, *shape], of any floating-point type. To be traced."""
+    import qwix
+
+    before = weight.ndim - len(row.shape)
+    scales = (*weight.shape[:before], *scale_shape(row))
+    tiles = [size // count for size, count in zip(weight.shape, scales, strict=True)]
+    alone = [axis for axis, tile in enumerate(tiles) if tile == 1]
+    shared = {axis: tile for axis, tile in enumerate(tiles) if tile > 1}
+    return qwix.quantize(
+        weight.astype(jnp.float32),
+        row.quantised,
+        channelwise_axes=alone,
+        tiled_axes=shared,
+        calibration_method="absmax",
+    )
+
+
+def decode(weight: Any, dtype: jnp.dtype) -> jax.Array:
+    """The weight that a QArray stands for; code times scale in float32, then in dtype. To be traced."""
+    codes, scales = weight.qvalue, weight.scale
+    values = codes.astype(jnp.float32) if weight.qtype == "int8" else jnp.asarray(_nf4())[codes]
+    whole, tiled, spread = codes.shape, [], []
+    for size, count in zip(whole, scales.shape, strict=True):
+        split = 1 < count < size
+        tiled += [count, size // count] if split else [size]
+        spread += [count, 1] if split else [count]
+    return (values.reshape(tiled) * scales.reshape(spread)).astype(dtype).reshape(whole)
+
+
+@functools.cache
+def _nf4() -> np.ndarray:
+    """The sixteen values of NF4 by code, float32 [16], as qwix has them."""
+    import qwix
+
+    with jax.ensure_compile_time_eval():
+        codes, ones = jnp.arange(16).astype(jnp.uint4), jnp.ones(1, jnp.float32)
+        return np.asarray(qwix.dequantize(qwix.QArray(codes, ones, None, "nf4")))

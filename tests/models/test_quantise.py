@@ -1,0 +1,205 @@
+"""A quantised base: its codes by hand and on every mesh, and that the policy computes with what they stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from g2d_jax import mesh as meshes
+from g2d_jax.models import decoder, hf, lora, quantise
+from g2d_jax.models.config import LINEAR, Lora, ModelConfig
+from g2d_jax.models.table import Param, block_params
+from g2d_jax.records import MEMBERS
+
+# A width that is no multiple of the tile, and head_dim times heads that is one.
+BASE = ModelConfig("qwen2", 64, 96, 2, 4, 2, 16, 128, tie_word_embeddings=True, qkv_bias=True)
+KINDS = ("int8", "nf4")
+TOKENS = np.arange(16).reshape(2, 8) % 64
+
+
+def needs_qwix() -> None:
+    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+
+
+def of(kind: Any, base: ModelConfig = BASE) -> ModelConfig:
+    return dataclasses.replace(base, lora=Lora(3, 6.0, ("q_proj", "down_proj"), quantise=kind))
+
+
+@pytest.fixture(scope="module")
+def base() -> decoder.Decoder:
+    return jax.jit(lambda: decoder.init(BASE, jax.random.key(0), std=0.2))()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def policy(request: pytest.FixtureRequest, base: decoder.Decoder) -> decoder.Decoder:
+    """Adapters whose B is not zero beside codes."""
+    needs_qwix()
+    config = of(request.param)
+    made = jax.tree.map(lambda x: x + 0.05, lora.adapters(config, jax.random.key(1)))
+    return lora.join(made, jax.jit(lambda base: lora.frozen(base, config))(base))
+
+
+def explicit(policy: decoder.Decoder) -> decoder.Decoder:
+    """The same policy with weights in place of codes, as qwix itself computes them."""
+    import qwix
+
+    assert policy.config.lora is not None
+    config = dataclasses.replace(policy.config, lora=dataclasses.replace(policy.config.lora, quantise=""))
+    trained, rest = lora.split(policy)
+    assert rest is not None
+
+    def make(name: str, row: Param, stacked: bool) -> Any:
+        value = getattr((trained if row.adapter else rest).blocks if stacked else rest, name).get_value()
+        return qwix.dequantize(value) if stacked and name in LINEAR.values() else value
+
+    return decoder.build(config, make)
+
+
+@partial(jax.jit, static_argnames="remat")
+def logits(model: decoder.Decoder, remat: decoder.Remat = "none") -> jax.Array:
+    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1])[None], TOKENS.shape)
+    segments = jnp.full_like(positions, MEMBERS)
+    hidden, _ = decoder.forward(model, jnp.asarray(TOKENS), positions, segments, remat=remat)
+    return hidden @ decoder.head_matrix(model)[None]
+
+
+def test_codes_by_hand() -> None:
+    needs_qwix()
+    row = Param((4, 2), ("embed", "mlp"), "normal", "", (4, 2))
+    weight = jnp.array([[1.0, 2.0], [0.25, 0.0], [0.0, -1.4], [-0.5, 0.5]])
+    int8 = quantise.encode(dataclasses.replace(row, quantised="int8"), weight)
+    # The scale is the greatest magnitude over 127.5, the edge of the last code's interval.
+    np.testing.assert_allclose(int8.scale, [[1 / 127.5, 2 / 127.5]], rtol=1e-6)
+    np.testing.assert_array_equal(int8.qvalue, [[127, 127], [32, 0], [0, -89], [-64, 32]])
+    found = quantise.decode(int8, jnp.dtype(jnp.float32))
+    np.testing.assert_allclose(found[:, 0], np.array([127, 32, 0, -64]) / 127.5, rtol=1e-6)
+    nf4 = quantise.encode(dataclasses.replace(row, quantised="nf4"), weight)
+    np.testing.assert_array_equal(nf4.scale, [[1.0, 2.0]])
+    np.testing.assert_array_equal(nf4.qvalue.astype(jnp.int32), [[15, 15], [10, 7], [7, 1], [2, 10]])
+    found = quantise.decode(nf4, jnp.dtype(jnp.float32))
+    np.testing.assert_allclose(found[:, 1], [2.0, 0.0, 2 * -0.6961928, 2 * 0.2461123], rtol=1e-6)
+
+
+def test_where_scales_lie() -> None:
+    rows = {kind: block_params(of(kind)) for kind in KINDS}
+    shapes = {kind: {name: quantise.scale_shape(rows[kind][name]) for name in LINEAR.values()} for kind in KINDS}
+    assert shapes["int8"] == {
+        "q": (1, 4, 16),
+        "k": (1, 2, 16),
+        "v": (1, 2, 16),
+        "o": (1, 1, 96),
+        "gate": (1, 128),
+        "up": (1, 128),
+        "down": (1, 96),
+    }
+    assert shapes["nf4"]["q"] == (3, 4, 16)  # 96 inputs, which 32 divides
+    assert shapes["nf4"]["o"] == (4, 1, 96) and shapes["nf4"]["down"] == (2, 96)
+    assert not any(row.quantised for row in block_params(of("")).values())
+    assert {name for name, row in rows["nf4"].items() if row.quantised} == set(LINEAR.values())
+
+
+def test_what_codes_stand_for_is_what_qwix_says(policy: decoder.Decoder, base: decoder.Decoder) -> None:
+    import qwix
+
+    assert policy.config.lora is not None
+    most = {"int8": 0.012, "nf4": 0.1}[policy.config.lora.quantise]
+    for name in LINEAR.values():
+        held = getattr(policy.blocks, name).get_value()
+        assert quantise.held(held) and held.qvalue.dtype == quantise.CODES[policy.config.lora.quantise]
+        found = np.asarray(quantise.decode(held, jnp.dtype(jnp.float32)))
+        np.testing.assert_array_equal(found, qwix.dequantize(held), err_msg=name)
+        weight = np.asarray(getattr(base.blocks, name)[...])
+        assert 0 < np.linalg.norm(found - weight) < most * np.linalg.norm(weight), name
+    np.testing.assert_array_equal(policy.blocks.q_bias[...], base.blocks.q_bias[...])
+    np.testing.assert_array_equal(policy.embed[...], base.embed[...])
+    assert decoder.count_params(policy.config.base) == decoder.count_params(BASE)
+
+
+def test_logits_and_gradients_are_those_of_explicit_weights(policy: decoder.Decoder) -> None:
+    """And what the weights stand for is kept for the backward pass with no remat policy."""
+    other = explicit(policy)
+
+    def gradient(policy: decoder.Decoder, remat: decoder.Remat) -> Any:
+        trained, rest = lora.split(policy)
+
+        def loss(trained: decoder.Decoder) -> tuple[jax.Array, jax.Array]:
+            found = logits(lora.join(trained, rest), remat)
+            return jnp.sum(jnp.sin(found)), found
+
+        return jax.grad(loss, has_aux=True), trained
+
+    program, trained = gradient(other, "none")
+    expected, theirs = jax.jit(program)(trained)
+    assert policy.config.lora is not None
+    for remat in ("none", "attention"):
+        program, trained = gradient(policy, remat)
+        text = str(jax.make_jaxpr(program)(trained))
+        assert "[2,96,128]" in text and "f32[2,96,128]" not in text
+        if (remat == "none") == (policy.config.lora.quantise == "nf4"):
+            found, ours = jax.jit(program)(trained)
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+            for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5 * np.abs(y).max())
+
+
+def test_merged_computes_the_same(policy: decoder.Decoder, tmp_path: Path) -> None:
+    merged = jax.jit(lora.merge)(policy)
+    assert merged.config == BASE
+    assert not any(quantise.held(getattr(merged.blocks, name).get_value()) for name in LINEAR.values())
+    np.testing.assert_allclose(logits(merged), logits(policy), atol=2e-5)
+    whole, by_layer = hf.save(merged, tmp_path / "whole"), hf.save(policy, tmp_path / "by-layer")
+    assert (by_layer / hf.WEIGHTS).read_bytes() == (whole / hf.WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_gives_the_same_codes_on_every_mesh(base: decoder.Decoder, kind: str, tmp_path: Path) -> None:
+    """On four devices one has 48 of the 96 inputs, no whole number of tiles."""
+    needs_qwix()
+    folder, adapters = hf.save(base, tmp_path / "model", dtype="bfloat16"), of(kind).lora
+    one, four = (meshes.make_mesh(1, *sizes, devices=jax.devices()[: sizes[0] ** 2]) for sizes in ((1, 1), (2, 2)))
+    alone, spread = (hf.load(folder, mesh=mesh, dtype=jnp.dtype(jnp.bfloat16), lora=adapters) for mesh in (one, four))
+    where = decoder.shardings(of(kind), four)
+    for name in LINEAR.values():
+        ours, theirs, at = (getattr(x.blocks, name).get_value() for x in (spread, alone, where))
+        assert ours.qvalue.sharding.is_equivalent_to(at.qvalue, ours.ndim)
+        np.testing.assert_array_equal(ours.qvalue.astype(jnp.int32), theirs.qvalue.astype(jnp.int32))
+        np.testing.assert_array_equal(ours.scale, theirs.scale)
+    assert spread.embed[...].dtype == jnp.bfloat16 and spread.blocks.attn_norm[...].dtype == jnp.bfloat16
+
+
+_HIDDEN = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "qwix":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+from g2d_jax import cli
+from jax._src import xla_bridge
+status = cli.main(["run", "--config", "demo", "--workdir", sys.argv[1], "--config.lora.rank=2", *sys.argv[2:]])
+assert not xla_bridge.backends_are_initialized()
+sys.exit(status)
+"""
+
+
+def test_without_qwix_the_error_names_the_extra_before_any_device_is_used(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _HIDDEN, str(tmp_path / "run"), "--config.lora.quantise=int8"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 1, told.stderr
+    assert "pip install 'g2d-jax[quant]'" in told.stdout + told.stderr
+
+
+def test_wrong_settings() -> None:
+    with pytest.raises(ValueError, match="quantise is int8 or nf4, or empty, got 'int4'"):
+        of("int4")
