@@ -2,9 +2,9 @@
 
     int8    a byte a number; one scale for each output (Dettmers et al. 2022, arXiv:2208.07339, section 2.1)
     nf4     half a byte; one scale for every TILE inputs of an output, 4.5 bits in all (Dettmers et al. 2023,
-            arXiv:2305.14314, section 3: 4-bit NormalFloat, its scales not quantised again)
+            arXiv:2305.14314, section 3: 4-bit NormalFloat; scales there are float32 of 64 numbers, quantised again)
 
-A code's value times its scale is the weight. Scales are float32 and span the same numbers on every mesh, and the
+A code's value times its scale is the weight. Scales span the same numbers on every mesh, and the
 greatest magnitude of them is the same in whatever order devices find it: so are the codes.
 
 The codes are qwix's own. What they stand for is computed here: `qwix.dequantize` of NF4 runs over the flattened array,
@@ -29,9 +29,12 @@ from g2d_jax.models.table import Param
 CODES = {"int8": jnp.int8, "nf4": jnp.uint4}
 """What the codes are stored as."""
 
-TILE = 64
-"""Inputs that share a scale of NF4, as in QLoRA; where the inputs are no multiple of it, their greatest common
-divisor."""
+SCALES = {"int8": jnp.float32, "nf4": jnp.bfloat16}
+"""And the scales."""
+
+TILE = 32
+"""Inputs that share a scale of NF4; where the inputs are no multiple of it, their greatest common divisor. With 64 the
+scales of 3,584 inputs could not be split over 16 devices, and each would hold them all."""
 
 
 def check(kind: str) -> None:
@@ -65,7 +68,7 @@ def tree(row: Param, make: Callable[[tuple[int, ...], Any], Any]) -> Any:
     """One layer's weight as a QArray of whatever make(shape, dtype) gives for its codes and for its scales."""
     import qwix
 
-    codes, scales = make(row.shape, CODES[row.quantised]), make(scale_shape(row), jnp.float32)
+    codes, scales = make(row.shape, CODES[row.quantised]), make(scale_shape(row), SCALES[row.quantised])
     return qwix.QArray(codes, scales, None, row.quantised)
 
 
@@ -84,12 +87,13 @@ def encode(row: Param, weight: jax.Array) -> Any:
         channelwise_axes=alone,
         tiled_axes=shared,
         calibration_method="absmax",
+        scale_dtype=SCALES[row.quantised],
     )
 
 
 def decode(weight: Any, dtype: jnp.dtype) -> jax.Array:
     """The weight that a QArray stands for; code times scale in float32, then in dtype. To be traced."""
-    codes, scales = weight.qvalue, weight.scale
+    codes, scales = weight.qvalue, weight.scale.astype(jnp.float32)
     values = codes.astype(jnp.float32) if weight.qtype == "int8" else jnp.asarray(_nf4())[codes]
     whole, tiled, spread = codes.shape, [], []
     for size, count in zip(whole, scales.shape, strict=True):

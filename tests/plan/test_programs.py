@@ -109,17 +109,17 @@ def test_adapters_are_planned_beside_their_base():
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_a_quantised_base_is_planned_at_its_size(kind: str):
-    """A float32 scale for each output, or for each output's tile: of 32 numbers of the width, 16 of a head's."""
+    """A float32 scale for each output, or a bfloat16 one for each of its tiles: of 32 numbers, of 16 within a head."""
     pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
     config = resolve(TINY, [*SMALL, "config.lora.rank=2", f"config.lora.quantise={kind}"])
     with planned(config, Compiler(jax.devices()[:1])) as context:
         fresh, step = programs_of(context, "sft")
         model, rest = context.model_config, step.arguments({})[3]
-        tiles = {"int8": {"o": 32, "down": 64}, "nf4": {"o": 16, "down": 64}}[kind]
-        bits = {"int8": 8, "nf4": 4}[kind]
+        bits, scale, tiles = {"int8": (8, 4, {"down": 64}), "nf4": (4, 2, {"o": 16})}[kind]
         sizes = {name: math.prod(row.shape) for name, row in block_params(model).items() if row.quantised}
         codes = (
-            sum(size * (bits / 8 + 4 / tiles.get(name, 32)) for name, size in sizes.items()) * model.num_hidden_layers
+            sum(size * (bits / 8 + scale / tiles.get(name, 32)) for name, size in sizes.items())
+            * model.num_hidden_layers
         )
         whole = 4 * (count_params(model.base) - sum(sizes.values()) * model.num_hidden_layers)
         assert device_bytes(rest) == whole + codes == fresh.beside({})
