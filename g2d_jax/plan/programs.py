@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Packed
+from g2d_jax.models import lora
 from g2d_jax.plan.program import Program
 from g2d_jax.plan.rewarding import scorings
 from g2d_jax.plan.sampling import Asked, rollouts
@@ -58,7 +59,8 @@ def _online(context: Context, name: str, stage: ConfigDict, response: int | None
     row_length = context.row_length(online.longest(config, stage))
     bare, filled = (context.pack(groups, row_length, places=online.places(stage)) for groups in _groups(context, stage))
     params, state = params_and_state(context, stage)
-    reference = (params,) if compares(stage) and not stage.reference_sync else ()
+    trained, _ = lora.split(params)  # all policies of a run share what is not trained
+    reference = (trained,) if compares(stage) and not stage.reference_sync else ()
     calls = rounds(stage.steps, stage.sync_every)
     prompts = stage.prompts_per_step * stage.steps // stage.num_iterations
     asked = Asked(prompts, stage.num_generations, -(-prompts // max(calls, 1)), stage.sampling, response)

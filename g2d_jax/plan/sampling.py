@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import decoder
+from g2d_jax.models import decoder, lora
 from g2d_jax.models.flops import attended, forward_flops, matmul_params
 from g2d_jax.plan.program import Outputs, Program, fixed
 from g2d_jax.plan.rewarding import rewards
@@ -52,8 +52,13 @@ def rollouts(
     beside: tuple[Any, ...] = (),
     meanwhile: tuple[Any, ...] = (),
 ) -> Iterator[Program]:
-    """From parameters to rewards. beside: what lies on the devices while the view is made, meanwhile: after that."""
+    """From parameters to rewards. beside: what lies on the devices while the view is made, meanwhile: after that.
+
+    What stands beside adapters is there all the time.
+    """
+    _, rest = lora.split(params)
     yield from _views(context, name, params, beside)
+    meanwhile = (*meanwhile, rest)
     hosts = meshes.processes(context.mesh)
     at_once = min(asked.at_once, max(context.config.compute.responses_at_once // asked.samples, 1))
     mine = -(-at_once // hosts)  # of the prompts of a call, this host's
@@ -70,6 +75,7 @@ def _views(context: Context, name: str, params: Any, beside: tuple[Any, ...]) ->
         held = device_bytes(params)
         work = Work(1, 0.0, 1.5 * held, {"parameters": held})
         yield Program(name, "cast", context.cast_program(), fixed(params), work, resident=beside)
+        beside = (*beside, lora.split(params)[1])
         params = decoder.abstract_on(context.model_config.base, sampler.mesh, context.dtype)
     held = device_bytes(params)
     work = Work(1, 0.0, 2 * held, {"parameters": held})

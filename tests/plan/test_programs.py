@@ -107,6 +107,21 @@ def test_adapters_are_planned_beside_their_base():
         step.lower({})
 
 
+def test_policies_with_adapters_share_their_base():
+    """Beside what is sampled from lie the base, once, the state and the reference's adapters; beside the train step,
+    which has the base among its arguments, the latter."""
+    config = resolve(TINY, [*SMALL, "config.lora.rank=2", "config.stages.warmup.beta=0.1"])
+    with planned(config, Compiler(jax.devices()[:1])) as context:
+        programs = {program.name: program for program in programs_of(context, "warmup")}
+        state, _, _, rest = programs["train step"].arguments({})
+        adapters, base = 4 * count_trained(context.model_config), device_bytes(rest)
+        assert programs["train step"].beside({}) == adapters < base
+        assert programs["view"].beside({}) == device_bytes(state.opt_state) + adapters
+        assert programs["prefill"].beside({}) == device_bytes(state) + adapters + base
+        (drawn,) = [p for p in programs_of(context, "collect") if p.name == "prefill"]
+        assert drawn.beside({}) == base
+
+
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_a_quantised_base_is_planned_at_its_size(kind: str):
     """A float32 scale for each output, or a bfloat16 one for each of its tiles: of 32 numbers, of 16 within a head."""
