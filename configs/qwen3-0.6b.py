@@ -5,7 +5,9 @@ Command:   g2d run --config qwen3-0.6b --workdir DIR                          G2
            g2d run --config qwen3-0.6b:method=grpo --workdir DIR              GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen3-0.6b --workdir DIR         over K
 Hardware:  those of the plan; not run at this size
-Plan:      none yet: g2d plan --config qwen3-0.6b --topology v5e-16
+Plan:      machine  choice  peak GiB        hours of G2D  of GRPO  with
+           h100x1           24.77 of 71.20  15.1          33.0
+           (all responses at their greatest length, half of the roofline; docs/models.md has more)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -5,9 +5,10 @@ Command:   g2d run --config qwen3-8b --workdir DIR                            G2
            g2d run --config qwen3-8b:method=grpo --workdir DIR                GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen3-8b --workdir DIR           over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  with
-           h100x8            50.05 of 71.20  6.6           15.8     --config.compute.slots=256
-           h100x1   lora=32  65.86 of 71.20  74.2          166.1
+Plan:      machine  choice            peak GiB        hours of G2D  of GRPO  with
+           v5e-16   moments=bfloat16  14.87 of 15.75  20.4          47.3
+           h100x8                     50.05 of 71.20  6.6           15.8     --config.compute.slots=256
+           h100x1   lora=32           50.61 of 71.20  74.2          166.1
            (all responses at their greatest length, half of the roofline; docs/models.md has more)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
