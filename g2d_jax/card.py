@@ -76,7 +76,10 @@ def _quantised(config: ConfigDict, adapters: bool) -> str:
         return ""
     told = f"In training, the base's linear layers were held as {config.lora.quantise} codes (`lora.quantise`). "
     if adapters:
-        return told + "Beside the base as it was before, these adapters compute something slightly different.\n"
+        return told + (
+            "Beside the base as it was before, these adapters compute something slightly different; `g2d export "
+            "--policy init` writes the base that they were trained beside.\n"
+        )
     return told + "The weights here are what the codes stand for, with the adapters added.\n"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import jax
 import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
@@ -18,6 +20,7 @@ from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.card import card
 from g2d_jax.config import source
 from g2d_jax.data.splits import problem_id
+from g2d_jax.mesh import make_mesh
 from g2d_jax.models import hf, peft
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request
@@ -43,9 +46,9 @@ def read_config(workdir: epath.Path) -> ConfigDict:
 
 @contextmanager
 def opened(workdir: storage.PathLike, config: ConfigDict | None = None) -> Iterator[Context]:
-    """A run's context for looking at it: logs nothing to TensorBoard or W&B."""
+    """A run's context for looking at it, on whatever devices there are: logs nothing to TensorBoard or W&B."""
     folder = absolute(workdir)
-    config = config or read_config(folder)
+    config = _on_this_machine(config or read_config(folder))
     shown = folder if processes.leader() else None
     with Tracker(shown, tensorboard=False) as tracker, compilation.cached(config.compute.compilation_cache):
         folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
@@ -54,6 +57,18 @@ def opened(workdir: storage.PathLike, config: ConfigDict | None = None) -> Itera
             yield context
         finally:
             context.close()
+
+
+def _on_this_machine(config: ConfigDict) -> ConfigDict:
+    """The config, with a mesh of all devices where the run's own is of another number of them."""
+    changed = copy.deepcopy(config)
+    try:
+        make_mesh(**config.mesh)
+    except ValueError:
+        changed.mesh.update(data=1, fsdp=-1, tensor=1)
+    if config.compute.sampling_tensor and jax.local_device_count() % config.compute.sampling_tensor:
+        changed.compute.sampling_tensor = 0
+    return changed
 
 
 def last_policy(config: ConfigDict) -> str:
@@ -148,7 +163,8 @@ def export(
     target, asked = epath.Path(output), {"policy": policy, "dtype": dtype, "adapters": adapters}
     limits = settings.base().faults  # the run's own are known when all have read them
     pipeline.check_joined()
-    with watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout):
+    alone = processes.count() == 1  # then SIGTERM ends it at once: there is nothing to save, or to agree on
+    with nullcontext() if alone else watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout):
         processes.mark("export")
         processes.once(lambda: _check_free(target))
         with processes.together():
@@ -160,9 +176,12 @@ def export(
 
 
 def _check_free(folder: epath.Path) -> None:
-    """Raise ValueError for a folder that holds a model."""
-    if any((folder / name).exists() for name in ("config.json", peft.CONFIG)):
-        raise ValueError(f"{folder} holds a model already: choose another --output")
+    """Raise ValueError for a folder that holds a model or adapters, and for what is no folder."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: choose another --output")
+    for name, what in (("config.json", "a model"), (peft.CONFIG, "adapters")):
+        if (folder / name).exists():
+            raise ValueError(f"{folder} holds {what} already: choose another --output")
 
 
 def _export(context: Context, policy: str, folder: epath.Path, dtype: str, adapters: bool) -> None:

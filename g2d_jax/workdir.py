@@ -61,6 +61,8 @@ def no_run(workdir: epath.Path) -> ValueError:
     """What to raise for a folder that is not a run's work directory."""
     if not workdir.exists():
         reason = "there is no such folder"
+    elif not workdir.is_dir():
+        reason = "it is a file"
     elif (workdir / PLANS).exists():
         return ValueError(f"{workdir} holds no run but studies: give the folder of a point, points/STUDY/POINT in it")
     else:

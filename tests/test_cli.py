@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -161,7 +162,9 @@ def test_a_folder_without_a_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    for name, reason in (("gone", "there is no such folder"), ("file", "no config.json")):
+    (tmp_path / "empty").mkdir()
+    told = (("gone", "there is no such folder"), ("file", "it is a file"), ("empty", "no config.json"))
+    for name, reason in told:
         assert cli.main(command.format(name, "other").split()) == 1
         error = capsys.readouterr().err
         assert f"{name} holds no run ({reason}): give the work directory that g2d run printed" in error
@@ -226,7 +229,7 @@ def test_report_of_a_run_a_point_and_a_study(work: Path, study: Path, capsys: py
     assert cli.main(["report", str(work), "--study", "mine"]) == 1
     assert "holds no studies" in capsys.readouterr().err
     assert cli.main(["report", str(study / "stages")]) == 1
-    assert "is not a work directory" in capsys.readouterr().err
+    assert "holds no run" in capsys.readouterr().err
 
 
 def test_compare(
@@ -316,6 +319,13 @@ def test_export_loads_in_transformers_with_the_same_logits(
     capsys.readouterr()
     assert cli.main(["export", "--workdir", str(work), "--output", "model"]) == 1
     assert "holds a model already" in capsys.readouterr().err
+    assert cli.main(["export", "--workdir", str(work), "--output", "model/README.md"]) == 1
+    assert "is a file: choose another --output" in capsys.readouterr().err
+    elsewhere = policies.read_config(work)
+    elsewhere.mesh.update(data=2, fsdp=64, tensor=1)
+    elsewhere.compute.sampling_tensor = 64
+    with policies.opened(work, elsewhere) as context:  # the run had a mesh of 128 devices
+        assert context.mesh.size == jax.device_count() and context.policy("dpo").config == params.config
     assert cli.main(["export", "--workdir", str(work), "--output", "other", "--policy", "hf:model"]) == 0  # and back
     first, second = (tmp_path / name / "model.safetensors" for name in ("model", "other"))
     assert first.read_bytes() == second.read_bytes()

@@ -1,5 +1,6 @@
 """The graph of stages and the work directory: everything that is refused before any work. Runs: see tests/stages."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from ml_collections import ConfigDict
 from g2d_jax import config as settings
 from g2d_jax import pipeline, storage
 from g2d_jax.canonical import from_dict, to_dict
+from g2d_jax.mesh import make_mesh
 from g2d_jax.resolve import resolve
 from g2d_jax.stages.context import Context
 from g2d_jax.tracking import Tracker, read_metrics
@@ -232,3 +234,23 @@ def test_a_stage_trains_with_a_loss_given_from_python(config: ConfigDict, tmp_pa
     pipeline.run(config, tmp_path, objectives={"sft": doubled}, until="sft")
     first = read_metrics(tmp_path)[0]["metrics"]
     assert first["loss"] == pytest.approx(2 * first["nll"], rel=1e-5)
+
+
+def test_a_loss_that_changed_between_two_runs_is_the_new_one_in_the_second(config: ConfigDict, tmp_path: Path) -> None:
+    """The function is the same object, as in a notebook, and it cannot be hashed."""
+
+    @dataclass
+    class Scaled:
+        scale: float = 1.0
+
+        def __call__(self, params, micro):
+            loss, sums = objectives.sft(objectives.Compute(make_mesh()))(params, micro)
+            return self.scale * loss, sums
+
+    objective = Scaled()
+    config.stages.sft.steps = 1
+    for objective.scale in (1.0, 3.0):
+        folder = tmp_path / str(objective.scale)
+        pipeline.run(config, folder, objectives={"sft": lambda compute: objective}, until="sft")
+        first = read_metrics(folder)[0]["metrics"]
+        assert first["loss"] == pytest.approx(objective.scale * first["nll"], rel=1e-5)

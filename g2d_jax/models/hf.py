@@ -373,6 +373,8 @@ def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
     if layer is None:
         return getattr(model, name)[...]  # type: ignore[no-any-return]
     if isinstance(model.blocks, nnx.List):
+        if model.config.lora is not None:
+            raise ValueError("a model with adapters is written from stacked layers: see decoder.unstack")
         return getattr(model.blocks[layer], name)[...]  # type: ignore[no-any-return]
     stack = getattr(model.blocks, name).get_value()
     sides = (getattr(model.blocks, f"{name}_{side}", None) for side in "ab")

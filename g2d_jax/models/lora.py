@@ -15,11 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from g2d_jax.models import quantise
 from g2d_jax.models.config import LINEAR, ModelConfig
-from g2d_jax.models.decoder import Block, Decoder, build, fresh
-from g2d_jax.models.table import Param
+from g2d_jax.models.decoder import Block, Decoder, build, cast, fresh, unstack
+from g2d_jax.models.table import Param, block_params, outer_params
 
 
 def adapters(config: ModelConfig, key: jax.Array) -> Decoder:
@@ -84,6 +85,29 @@ def merge(model: Decoder) -> Decoder:
         return merged(_value(model, name, stacked), adapter, lora.scale)
 
     return build(model.config.base, make)
+
+
+def unstacked(model: Decoder, dtype: jnp.dtype) -> Decoder:
+    """`merge`, in dtype and with one Block a layer, as decode reads it. To be traced under jit.
+
+    Layer after layer, so that beside the result no more than one is there decoded and in float32.
+    """
+    lora = model.config.lora
+    if lora is None:
+        return unstack(cast(model, dtype))
+    adapted = {LINEAR[target] for target in lora.targets}
+    stacks = {
+        name: (_value(model, name, True), [_value(model, f"{name}_{ab}", True) for ab in "ab" if name in adapted])
+        for name in block_params(model.config.base)
+    }
+    layers: list[dict[str, jax.Array]] = []
+    for i in range(model.config.num_hidden_layers):
+        layer = jax.tree.map(lambda x, i=i: x[i : i + 1], stacks)
+        if layers:  # not before the one before is done
+            layer, layers[-1] = jax.lax.optimization_barrier((layer, layers[-1]))
+        layers.append({n: merged(w, tuple(ab), lora.scale)[0].astype(dtype) for n, (w, ab) in layer.items()})
+    outer = {name: getattr(model, name)[...].astype(dtype) for name in outer_params(model.config.base)}
+    return Decoder(model.config.base, outer, nnx.List([Block(layer) for layer in layers]))
 
 
 def merged(value: Any, adapter: tuple[jax.Array, ...], scale: float) -> jax.Array:

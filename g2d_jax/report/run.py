@@ -111,7 +111,7 @@ def read_run(workdir: PathLike) -> Run:
         raise no_run(root) from error
     config = (_read_optional(root / "config.json") or {}).get("config", {})
     if not config and not found:
-        raise ValueError(f"{root} is not a work directory: it has neither config.json nor stage folders such as 01-sft")
+        raise no_run(root)
     kinds = {name: str(stage.get("kind", "")) for name, stage in config.get("stages", {}).items()}
     stages = [_stage(path, name, kinds) for name, path in found.items()]
     return Run(

@@ -23,9 +23,9 @@ from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
 from g2d_jax import processes
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import Decoder, cast, unstack, unstacked_shardings
+from g2d_jax.models.decoder import Decoder, unstacked_shardings
 from g2d_jax.models.kernels import LANES, Setting, choose, platform_of
-from g2d_jax.models.lora import merge
+from g2d_jax.models.lora import unstacked
 from g2d_jax.records import Request, Rollout
 from g2d_jax.rollout import programs
 from g2d_jax.rollout.programs import Prefilled, Rows, State
@@ -313,7 +313,7 @@ def _jitted(config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kerne
     """A sampler's programs. admit makes a state of another shape, refill changes one in place."""
 
     def view(model: Decoder) -> Decoder:
-        return unstack(cast(merge(model), dtype))
+        return unstacked(model, dtype)
 
     admit = partial(programs.admit, mesh=mesh)
     return {

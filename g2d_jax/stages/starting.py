@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from g2d_jax import keys, storage
-from g2d_jax.canonical import to_dict
+from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
@@ -27,7 +27,7 @@ def adapters(settings: ConfigDict) -> Lora | None:
     if not settings.rank and settings.dropout:
         raise ValueError("lora.dropout is of adapters, and lora.rank is 0: set lora.rank too, or leave dropout at 0")
     if not settings.rank and settings.quantise:
-        raise ValueError("lora.quantise is of what stands beside adapters, and lora.rank is 0: set lora.rank too")
+        raise ValueError("lora.quantise is of what stands beside adapters: set lora.rank too, of a recipe lora=RANK")
     if not settings.rank:
         return None
     targets = tuple(LINEAR) if tuple(settings.targets) == ("all-linear",) else tuple(settings.targets)
@@ -87,8 +87,8 @@ def check_base(config: ConfigDict, policy: str, other: epath.Path) -> None:
         adapters = {name: value for name, value in settings["lora"].items() if name != "dropout"}  # that is of training
         return [settings["model"], adapters, seed]
 
-    theirs = storage.read_json(other / "config.json")["config"]
-    if base(theirs) != base(to_dict(config)):
+    theirs = from_dict(storage.read_json(other / "config.json")["config"])  # with what settings did not know then
+    if base(to_dict(theirs)) != base(to_dict(config)):
         raise ValueError(
             f"policy {policy!r}: its adapters are not beside this run's model: give this run the same model.* and "
             "lora.*, or export that policy and use hf:FOLDER"

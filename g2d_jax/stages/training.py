@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -240,7 +241,8 @@ def trainer(
     Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the policy it starts from.
     """
     if name in context.objectives:
-        objective = context.objectives[name](context.compute)
+        # An object of this run alone: programs are known by their objective, and a user's may change between two runs.
+        objective = partial(context.objectives[name](context.compute))
     folder: epath.Path = context.folders[name] / "checkpoints"
     optimizer, rate = make_optimizer(**settings.to_dict(), total_steps=total or settings.warmup_steps + 1)
     offload = context.config.compute.offload_optimizer

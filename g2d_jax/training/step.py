@@ -2,8 +2,9 @@
 
 Losses carry global normalisers in their weights, so gradients of micro-batches and devices are simply added.
 
-Each program that was made last is kept, and taken up again for the same settings: the stages of a sweep's next point
-trace and compile nothing. One and no more, since programs lie in the devices' memory.
+What `make_train_step` and the others made last is kept, and taken up again for the same settings, as by the next of
+several runs or points of a sweep that differ in data alone: it is not traced and compiled again. One of each and no
+more, since programs lie in the devices' memory; jax.clear_caches() frees what they compiled.
 """
 
 from __future__ import annotations

@@ -302,7 +302,7 @@ def test_problems_where_runs_differ_most(tmp_path):
     [
         (lambda one, other: [one], "two runs or more, got 1"),
         (lambda one, other: [one, f"{one}/../one"], "is given twice"),
-        (lambda one, other: [one, one.parent], "is not a work directory"),
+        (lambda one, other: [one, one.parent], "holds no run"),
         (
             lambda one, other: (other / "09-evaluate" / "manifest.json").unlink() or [one, other],
             "no finished evaluation",

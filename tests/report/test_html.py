@@ -192,7 +192,7 @@ def test_stages_are_in_the_order_of_their_numbers(read, tmp_path):
 
 
 def test_what_is_no_work_directory_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is not a work directory"):
+    with pytest.raises(ValueError, match="holds no run"):
         write_report(tmp_path)
     with pytest.raises(ValueError, match=r"gone holds no run \(there is no such folder\): give the work directory"):
         write_report(tmp_path / "gone")

@@ -57,7 +57,7 @@ def test_export_merged_and_alone(whole: Path, tmp_path: Path) -> None:
     alone = policies.export(whole, tmp_path / "alone", adapters=True)
     libraries = [(folder / "README.md").read_text().split("\n")[1] for folder in (merged, alone)]
     assert libraries == ["library_name: transformers", "library_name: peft"]
-    with pytest.raises(ValueError, match="holds a model already"):
+    with pytest.raises(ValueError, match="holds adapters already"):
         policies.export(whole, alone, adapters=True)
     with policies.opened(whole) as context:
         policy = context.policy("dpo")
