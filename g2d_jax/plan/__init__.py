@@ -60,7 +60,7 @@ def plan(
             screen.say(f"what would fit, with another result: {arguments}")
         else:
             screen.say(
-                "what would fit: none of the settings tried, neither with bfloat16 moments nor with LoRA; take a "
-                "larger machine"
+                "what would fit: none of the settings tried, neither with bfloat16 moments nor with LoRA, also beside "
+                "an int8 base if the extra quant is installed; take a larger machine"
             )
     return not made.misfits

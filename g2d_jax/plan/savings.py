@@ -1,8 +1,9 @@
-"""What would fit if the run's result may change: moments in bfloat16, then adapters in place of all parameters."""
+"""What would fit if the run's result may change: moments in bfloat16, adapters in place of all parameters, codes."""
 
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Sequence
 
 from ml_collections import ConfigDict
@@ -18,10 +19,14 @@ RANK = 16
 def savings(config: ConfigDict, stages: Sequence[str] = ()) -> list[list[str]]:
     """Lists of overrides that make training need less memory, the one that changes least first.
 
-    Full training: AdamW's moments in bfloat16; adapters beside a base in bfloat16. With adapters: the base in bfloat16.
+    Full training: AdamW's moments in bfloat16; adapters beside a base in bfloat16; with qwix, its layers as int8 codes.
+    With adapters: the base so.
     """
+    codes = ["lora.quantise=int8"] if importlib.util.find_spec("qwix") else []
     if config.lora.rank:
-        return [["lora.base_dtype=bfloat16"]] if config.lora.base_dtype == "float32" else []
+        base = ["lora.base_dtype=bfloat16"] if config.lora.base_dtype == "float32" else []
+        beside = [base, [*base, *codes]] if codes and not config.lora.quantise else [base]
+        return [found for found in beside if found]
     trained = [name for name in stages or config.stages if "optimizer" in config.stages[name]]
     moments = [
         f"stages.{name}.optimizer.moment_dtype=bfloat16"
@@ -29,7 +34,8 @@ def savings(config: ConfigDict, stages: Sequence[str] = ()) -> list[list[str]]:
         if (config.stages[name].optimizer.kind, config.stages[name].optimizer.moment_dtype) == ("adamw", "float32")
     ]
     adapters = [f"lora.rank={RANK}", "lora.base_dtype=bfloat16"]
-    return [found for found in (moments, adapters if trained else []) if found]
+    beside = ([adapters, [*adapters, *codes]] if codes else [adapters]) if trained else []
+    return [found for found in (moments, *beside) if found]
 
 
 def search_savings(

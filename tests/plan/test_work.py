@@ -1,5 +1,7 @@
 """Formulas by literal values: rooflines, bytes on a device, saved activations, a train step's memory."""
 
+import importlib.util
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -74,15 +76,19 @@ def test_what_saves_memory_and_changes_the_result():
     config.stages.sft, config.stages.dpo, config.stages.test = settings.sft(), settings.offline(), settings.evaluate()
     adapters = ["lora.rank=16", "lora.base_dtype=bfloat16"]
     moments = [f"stages.{name}.optimizer.moment_dtype=bfloat16" for name in ("dpo", "sft")]
-    assert savings(config) == [moments, adapters]
-    assert savings(config, ["dpo"]) == [moments[:1], adapters]
+    codes = [["lora.quantise=int8"]] if importlib.util.find_spec("qwix") else []
+    beside = [adapters, *([*adapters, *each] for each in codes)]
+    assert savings(config) == [moments, *beside]
+    assert savings(config, ["dpo"]) == [moments[:1], *beside]
     assert savings(config, ["test"]) == []
     config.stages.sft.optimizer.kind = "adafactor"
     config.stages.dpo.optimizer.moment_dtype = "bfloat16"
-    assert savings(config) == [adapters]
+    assert savings(config) == beside
     config.lora.rank = 4
-    assert savings(config) == [["lora.base_dtype=bfloat16"]]
+    assert savings(config) == [other[1:] for other in beside]
     config.lora.base_dtype = "bfloat16"
+    assert savings(config) == codes
+    config.lora.quantise = "nf4"
     assert savings(config) == []
 
 
