@@ -376,9 +376,7 @@ def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
         if model.config.lora is not None:
             raise ValueError("a model with adapters is written from stacked layers: see decoder.unstack")
         return getattr(model.blocks[layer], name)[...]  # type: ignore[no-any-return]
-    stack = getattr(model.blocks, name).get_value()
-    sides = (getattr(model.blocks, f"{name}_{side}", None) for side in "ab")
-    adapter = tuple(side.get_value() for side in sides if side is not None)
+    stack, adapter = lora.parts(model, name)
     if model.config.lora is None or not (adapter or quantise.held(stack)):
         return stack[layer]  # type: ignore[no-any-return]
     return _merged_layer(stack, adapter, layer, model.config.lora.scale)  # type: ignore[no-any-return]

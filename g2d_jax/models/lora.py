@@ -3,8 +3,8 @@
     policy = join(adapters(config, key), frozen(base, config))     B is zero: it computes what the base does
     trained, rest = split(policy)        only `trained` has gradients, moments and checkpoints
     join(trained, rest)                  the policy again; all policies of a run share one frozen tree
-    merge(policy)                        a Decoder without adapters that computes the same, for decoding; an export
-                                         merges layer by layer (models/hf.py)
+    merge(policy)                        a Decoder without adapters that computes the same; `unstacked` is that for
+                                         decoding, and an export's (models/hf.py), a layer at a time
 
 Without `lora` all parameters are trained: split gives the model and None.
 """
@@ -78,11 +78,9 @@ def merge(model: Decoder) -> Decoder:
     lora = model.config.lora
     if lora is None:
         return model
-    adapted = {LINEAR[target] for target in lora.targets}
 
     def make(name: str, row: Param, stacked: bool) -> Any:
-        adapter = tuple(_value(model, f"{name}_{side}", stacked) for side in "ab") if name in adapted else ()
-        return merged(_value(model, name, stacked), adapter, lora.scale)
+        return merged(*parts(model, name), lora.scale) if stacked else _value(model, name, stacked)
 
     return build(model.config.base, make)
 
@@ -95,19 +93,22 @@ def unstacked(model: Decoder, dtype: jnp.dtype) -> Decoder:
     lora = model.config.lora
     if lora is None:
         return unstack(cast(model, dtype))
-    adapted = {LINEAR[target] for target in lora.targets}
-    stacks = {
-        name: (_value(model, name, True), [_value(model, f"{name}_{ab}", True) for ab in "ab" if name in adapted])
-        for name in block_params(model.config.base)
-    }
+    stacks = {name: parts(model, name) for name in block_params(model.config.base)}
     layers: list[dict[str, jax.Array]] = []
     for i in range(model.config.num_hidden_layers):
         layer = jax.tree.map(lambda x, i=i: x[i : i + 1], stacks)
         if layers:  # not before the one before is done
             layer, layers[-1] = jax.lax.optimization_barrier((layer, layers[-1]))
-        layers.append({n: merged(w, tuple(ab), lora.scale)[0].astype(dtype) for n, (w, ab) in layer.items()})
+        layers.append({name: merged(w, ab, lora.scale)[0].astype(dtype) for name, (w, ab) in layer.items()})
     outer = {name: getattr(model, name)[...].astype(dtype) for name in outer_params(model.config.base)}
     return Decoder(model.config.base, outer, nnx.List([Block(layer) for layer in layers]))
+
+
+def parts(model: Decoder, name: str) -> tuple[Any, tuple[jax.Array, ...]]:
+    """A parameter of the layers, all of them: W, or its codes; and its adapter, A and B, or () if it has none."""
+    lora = model.config.lora
+    adapted = lora is not None and name in (LINEAR[target] for target in lora.targets)
+    return _value(model, name, True), tuple(_value(model, f"{name}_{side}", True) for side in "ab" if adapted)
 
 
 def merged(value: Any, adapter: tuple[jax.Array, ...], scale: float) -> jax.Array:
