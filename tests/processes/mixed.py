@@ -24,7 +24,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.tasks.likes.reward.model.update(
         path=str(folder / "reward-model"), dtype="float32", max_length=128, batch_tokens=512
     )
-    config.lora.update(rank=2, dropout=0.3, targets=("q_proj", "down_proj"))
+    config.lora.update(rank=2, dropout=0.3, targets=("q_proj", "down_proj"), quantise="int8")
     drawn, optimizer = config.stages.warmup.sampling, settings.optimizer(1e-3)
     config.stages = ConfigDict()
     config.stages.dpo = settings.online(
