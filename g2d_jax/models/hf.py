@@ -92,8 +92,6 @@ def load_decoder(
         target = None if wanted is None else getattr(wanted.blocks if stacked else wanted, name).get_value()
         if stacked:
             names = [row.hf.format(layer=layer) for layer in range(config.num_hidden_layers)]
-            if row.quantised:
-                return _load_quantised(row, names, found, target)
             return _load_stack(row, names, found, target, jnp.dtype(dtype))
         return load_array(row, found, target, jnp.dtype(dtype))
 
@@ -106,63 +104,39 @@ def load_array(row: Param, found: Mapping[str, Stored], target: NamedSharding | 
     return _converter(row.shape, row.flat, jnp.dtype(dtype), target, kept)(_read(found[row.hf], kept))
 
 
-def _load_stack(
-    row: Param, names: Sequence[str], found: Mapping[str, Stored], target: NamedSharding | None, dtype: jnp.dtype
-) -> jax.Array:
-    """[L, …]: allocated once on the devices and filled in place, so that the host never holds more than a layer."""
-    kept = target and _stored_sharding(row, NamedSharding(target.mesh, PartitionSpec(*target.spec[1:])))
-    make_zeros, fill = _stack_programs(len(names), row.shape, row.flat, dtype, target, kept)
+def _load_stack(row: Param, names: Sequence[str], found: Mapping[str, Stored], target: Any, dtype: jnp.dtype) -> Any:
+    """[L, …]: allocated once on the devices and filled in place, so that the host never holds more than a layer.
+
+    target: a sharding; of a quantised parameter, whose dtype is that of its codes, a QArray of them.
+    """
+    where = target and (target.qvalue if row.quantised else target)
+    kept = where and _stored_sharding(row, NamedSharding(where.mesh, PartitionSpec(*where.spec[1:])))
+    make_zeros, fill = _stack_programs(len(names), dataclasses.replace(row, hf=""), dtype, target, kept)
     stack = make_zeros()
     for layer, name in enumerate(names):
         stack = fill(stack, _read(found[name], kept), layer)
-        stack.block_until_ready()  # or the host would read ahead and queue up layers
+        jax.block_until_ready(stack)  # or the host would read ahead and queue up layers
     return stack
-
-
-def _load_quantised(row: Param, names: Sequence[str], found: Mapping[str, Stored], target: Any) -> Any:
-    """As `_load_stack`, each layer quantised on the devices from what the file has. target: a QArray of shardings."""
-    codes = target and target.qvalue
-    kept = codes and _stored_sharding(row, NamedSharding(codes.mesh, PartitionSpec(*codes.spec[1:])))
-    make_zeros, fill = _quantised_programs(len(names), dataclasses.replace(row, hf=""), target, kept)
-    stack = make_zeros()
-    for layer, name in enumerate(names):
-        stack = fill(stack, _read(found[name], kept), layer)
-        jax.block_until_ready(stack)
-    return stack
-
-
-@functools.cache
-def _quantised_programs(
-    layers: int, row: Param, target: Any, kept: NamedSharding | None
-) -> tuple[Callable[[], Any], Callable[[Any, jax.Array, int], Any]]:
-    """As `_stack_programs`, of a weight that is quantised."""
-
-    def fill(stack: Any, theirs: jax.Array, layer: int) -> Any:
-        made = quantise.encode(row, _ours(row.shape, row.flat, jnp.dtype(jnp.float32), kept, theirs))
-        return jax.tree.map(lambda x, one: jax.lax.dynamic_update_index_in_dim(x, one, layer, 0), stack, made)
-
-    def zeros() -> Any:
-        return quantise.tree(row, lambda shape, dtype: jnp.zeros((layers, *shape), dtype))
-
-    return jax.jit(zeros, out_shardings=target), jax.jit(fill, donate_argnums=0, out_shardings=target)
 
 
 @functools.cache  # jit compiles once for each function object: parameters of one shape share theirs
 def _stack_programs(
-    layers: int,
-    shape: tuple[int, ...],
-    flat: tuple[int, ...] | None,
-    dtype: jnp.dtype,
-    target: NamedSharding | None,
-    kept: NamedSharding | None,
-) -> tuple[Callable[[], jax.Array], Callable[[jax.Array, jax.Array, int], jax.Array]]:
+    layers: int, row: Param, dtype: jnp.dtype, target: Any, kept: NamedSharding | None
+) -> tuple[Callable[[], Any], Callable[[Any, jax.Array, int], Any]]:
     """Jitted: make an empty stack; write one stored layer into a (donated) stack."""
 
-    def fill(stack: jax.Array, theirs: jax.Array, layer: int) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(stack, _ours(shape, flat, dtype, kept, theirs), layer, 0)
+    def zeros() -> Any:
+        def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+            return jnp.zeros((layers, *shape), dtype)
 
-    make_zeros = jax.jit(lambda: jnp.zeros((layers, *shape), dtype), out_shardings=target)
-    return make_zeros, jax.jit(fill, donate_argnums=0, out_shardings=target)
+        return quantise.tree(row, empty) if row.quantised else empty(row.shape, dtype)
+
+    def fill(stack: Any, theirs: jax.Array, layer: int) -> Any:
+        one = _ours(row.shape, row.flat, jnp.dtype(jnp.float32) if row.quantised else dtype, kept, theirs)
+        made = quantise.encode(row, one) if row.quantised else one
+        return jax.tree.map(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, layer, 0), stack, made)
+
+    return jax.jit(zeros, out_shardings=target), jax.jit(fill, donate_argnums=0, out_shardings=target)
 
 
 @functools.cache

@@ -20,7 +20,9 @@ def test_each_process_reads_its_share(launch, tmp_path):
         wholes[name] = (folder / "model.safetensors").read_bytes()
     launched = launch(2, 2, HERE / "loads.py", tmp_path, tmp_path / "out")
     assert launched.statuses() == [0, 0], launched.told()
-    told = [json.loads(launched.output(index).splitlines()[-1]) for index in range(2)]
+    printed = [json.loads(launched.output(index).splitlines()[-1]) for index in range(2)]
+    assert all(one["codes"] == [True] * 3 for one in printed)
+    told = [one["shares"] for one in printed]
     assert told[0].keys() == {"even-ft", "even-d", "odd-f"}
     for name, share in (item for one in told for item in one.items()):
         model = name.partition("-")[0]
