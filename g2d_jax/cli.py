@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is not there
+    processes.take_memory()
     processes.state.interrupted.clear()
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in the background, nor in a notebook
     if heard:
@@ -254,10 +255,13 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
     """Exit status 0 if everything fits, 1 if not."""
+    config = resolve(arguments.config, overrides)
+    if "sweep" in config:
+        raise ValueError(f"{arguments.config} describes a study: plan the runs it is made of, as qwen2.5-7b:k=50")
     from g2d_jax.plan import plan
 
     fits = plan(
-        resolve(arguments.config, overrides),
+        config,
         arguments.topology,
         price=arguments.price,
         response=arguments.response,

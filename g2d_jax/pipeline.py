@@ -255,6 +255,7 @@ def run(
     if until is not None and until not in order.order:
         raise ValueError(f"there is no stage {until!r}; the stages are {', '.join(order.order)}")
     folder = absolute(workdir)
+    processes.take_memory()
     check_joined()
     check_processes(folder)
     limits = config.faults

@@ -191,7 +191,9 @@ def _export(context: Context, policy: str, folder: epath.Path, dtype: str, adapt
     params = context.policy(policy)
     text = processes.once(lambda: _write_texts(context, policy, folder, adapters))
     if adapters:
-        peft.save(params, folder, base=context.config.model.path, dtype=dtype)  # type: ignore[arg-type]
+        if not (base := context.config.model.path):
+            context.tracker.say("these adapters' base is the run's own random model: export it with --policy init")
+        peft.save(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]
     else:
         _save_model(context, policy, params, folder, dtype)
     processes.once(lambda: _add_note(context, folder, text))

@@ -114,6 +114,14 @@ def name() -> str:
     return f"process {index()} on {socket.gethostname()}"
 
 
+def take_memory() -> None:
+    """Nine tenths of a GPU's memory, with which plans count, where JAX takes three quarters unless it is told. To be
+    called before JAX looks for devices, and without effect later."""
+    named = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # both at once, and JAX leaves the GPU out
+    if not any(os.environ.get(name) for name in named):
+        os.environ[named[0]] = "0.9"
+
+
 def initialise(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
     """Join the other processes of the run, if there are any. Call it before anything touches a device.
 
@@ -126,8 +134,7 @@ def initialise(coordinator: str | None = None, num_processes: int | None = None,
         return
     from g2d_jax import mesh as meshes
 
-    # Of a GPU's memory JAX takes three quarters unless it is told; nothing else runs there. Plans count with this.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    take_memory()
     if meshes.simulated() > 1:
         meshes.order_collectives()
     address = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")

@@ -71,6 +71,21 @@ def test_flags_of_one_device_and_those_of_the_user_stay(flags: str, monkeypatch:
     assert os.environ["XLA_FLAGS"] == flags
 
 
+@pytest.mark.parametrize(
+    ("told", "taken"),
+    [
+        ({}, {"XLA_CLIENT_MEM_FRACTION": "0.9"}),
+        *(({name: ".8"}, {name: ".8"}) for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")),
+    ],
+)
+def test_memory_is_taken_as_the_user_says(told: dict, taken: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With both variables JAX would go on without the GPU."""
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.setenv(name, told.get(name, ""))
+    processes.take_memory()
+    assert {name: value for name, value in os.environ.items() if "_MEM_FRACTION" in name and value} == taken
+
+
 def test_spec_leaves_out_axes_of_one_device_and_those_that_do_not_divide():
     mesh = meshes.make_mesh(2, 2, 2)
     assert meshes.spec(mesh, ("embed", "heads", "head_dim"), (8, 4, 3)) == PartitionSpec("fsdp", "tensor", None)

@@ -100,6 +100,10 @@ class ModelConfig:
         """The same without adapters."""
         return dataclasses.replace(self, lora=None)
 
+    def adapted(self, name: str) -> bool:
+        """Whether a parameter of the layers, a value of LINEAR or another, has an adapter beside it."""
+        return self.lora is not None and name in (LINEAR[target] for target in self.lora.targets)
+
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(

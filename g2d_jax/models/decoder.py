@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from g2d_jax import mesh as meshes
 from g2d_jax.models import quantise
 from g2d_jax.models.attention import attend_cached, rotary_table, rotate
-from g2d_jax.models.config import LINEAR, ModelConfig
+from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import SAVED, Attention, platform_of, xla_attention
 from g2d_jax.models.table import Param, block_params, full_shape, outer_params
@@ -210,7 +210,7 @@ def project(
         y = quantised_linear(x, weight.get_value(), inputs)
     else:
         y = linear(x, weight[...], inputs)
-    if c.lora is None or name not in (LINEAR[target] for target in c.lora.targets):
+    if c.lora is None or not c.adapted(name):
         return y
     low = linear(x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs)
     return y + c.lora.scale * linear(low, getattr(block, f"{name}_b")[...])

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from g2d_jax.models import quantise
-from g2d_jax.models.config import LINEAR, ModelConfig
+from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Block, Decoder, build, cast, fresh, unstack
 from g2d_jax.models.table import Param, block_params, outer_params
 
@@ -106,9 +106,8 @@ def unstacked(model: Decoder, dtype: jnp.dtype) -> Decoder:
 
 def parts(model: Decoder, name: str) -> tuple[Any, tuple[jax.Array, ...]]:
     """A parameter of the layers, all of them: W, or its codes; and its adapter, A and B, or () if it has none."""
-    lora = model.config.lora
-    adapted = lora is not None and name in (LINEAR[target] for target in lora.targets)
-    return _value(model, name, True), tuple(_value(model, f"{name}_{side}", True) for side in "ab" if adapted)
+    sides = "ab" if model.config.adapted(name) else ""
+    return _value(model, name, True), tuple(_value(model, f"{name}_{side}", True) for side in sides)
 
 
 def merged(value: Any, adapter: tuple[jax.Array, ...], scale: float) -> jax.Array:

@@ -102,5 +102,6 @@ def shape(name: str) -> ModelConfig:
     plain = _OTHER_NAMES.get(plain, plain)
     if plain not in SHAPES:
         near = difflib.get_close_matches(plain, SHAPES, n=3) or list(SHAPES)
-        raise ValueError(f"no shape table for model {name!r}; nearest: {', '.join(near)}")
+        listed = ", ".join(near)
+        raise ValueError(f"no shape table for model {name!r}; nearest: {listed}; a folder with its config.json will do")
     return SHAPES[plain]

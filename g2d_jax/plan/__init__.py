@@ -28,6 +28,8 @@ def plan(
     Raises ValueError for a name or settings that cannot work, ImportError where the compiler is not installed.
     """
     machine = topology(name)
+    if (response is not None and response < 1) or (price is not None and price < 0):
+        raise ValueError(f"a response has at least one token and a price is not negative: got {response} and {price}")
     if unknown := [stage for stage in stages if stage not in config.stages]:
         raise ValueError(f"no stage {unknown[0]!r}; there are {', '.join(config.stages)}")
     from g2d_jax.plan import compiling

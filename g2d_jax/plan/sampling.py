@@ -40,7 +40,8 @@ class Asked:
     @property
     def mean(self) -> int:
         """Tokens of a response."""
-        return self.response or self.sampling.max_new_tokens
+        longest = int(self.sampling.max_new_tokens)
+        return longest if self.response is None else min(self.response, longest)
 
 
 def rollouts(

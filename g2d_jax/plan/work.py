@@ -73,8 +73,15 @@ def device_bytes(tree: Any) -> int:
 
 
 def shape_of(path: str) -> ModelConfig:
-    """A model's shape without a download: a folder's config.json, else the tables of models/shapes.py by its name."""
-    return hf.read_config(hf.resolve(path)) if epath.Path(path).exists() else shapes.shape(path)
+    """A model's shape without a download: a folder's config.json, else the tables of models/shapes.py by its name.
+
+    Raises ValueError for a folder that is not there, and for a name that is not in the tables.
+    """
+    if epath.Path(path).expanduser().exists():
+        return hf.read_config(hf.resolve(path))
+    if path.startswith(("/", ".", "~")) or "://" in path:
+        raise ValueError(f"there is no folder {path}: give one with the model's config.json, or a model's name")
+    return shapes.shape(path)
 
 
 def rounds(steps: int, sync_every: int) -> int:

@@ -136,7 +136,7 @@ def draw(
 ) -> Draw:
     """Sample one token a row from logits float32 [B, V].
 
-    temperature [B]: 0 is greedy, a point mass (log-prob and entropy 0). filtered False skips the sort when no row
+    temperature [B]: 0 is greedy, a point mass (log-prob and entropy 0). filtered False skips the filters, where no row
     uses top_k or top_p. The noise of a row depends on its key and response position alone.
     """
     greedy = temperature <= 0.0

@@ -181,6 +181,9 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
     [
         (["--topology", "v5e-17"], "did you mean v5e-1"),
         (["--topology", "v5e-4", "--stage", "warm"], "no stage 'warm'; there are collect, dpo, evaluate, sft, warmup"),
+        (["--topology", "v5e-4", "--response", "0"], "a response has at least one token"),
+        (["--topology", "v5e-4", "--price", "-1"], "a price is not negative"),
+        (["--topology", "v5e-4", "--config", "sweep-k:preset=smoke"], "describes a study: plan the runs"),
     ],
 )
 def test_mistakes_are_told_before_any_work(capsys, arguments, message):

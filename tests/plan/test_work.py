@@ -15,7 +15,7 @@ from g2d_jax.plan.planning import Choice, choice_of, choices, train_bytes
 from g2d_jax.plan.savings import savings
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.training import saved_per_token
-from g2d_jax.plan.work import ASSUMED, Work, device_bytes, problems, roofline, rounds
+from g2d_jax.plan.work import ASSUMED, Work, device_bytes, problems, roofline, rounds, shape_of
 
 
 def test_the_roofline_is_the_longest_of_three():
@@ -113,6 +113,18 @@ def test_counts():
     assert problems(config, "test") == 500
     config.data.test = settings.source("mine.jsonl")
     assert problems(config, "test") == ASSUMED
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/no/such", "there is no folder /no/such: give one"),
+        ("Qwen/Qwen9-7B", "a folder with its config"),
+    ],
+)
+def test_a_model_that_is_not_known(path: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        shape_of(path)
 
 
 def test_the_compilers_refusal_in_a_line():
