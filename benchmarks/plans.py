@@ -39,6 +39,7 @@ COMPILERS = {"tpu": ["libtpu"], "cuda": ["jax-cuda12-plugin", "jax-cuda13-plugin
 LORA = "lora=32"
 HALF = "moments=bfloat16"  # for 8B on 16 chips of 16 GB
 MANY = ("compute.slots=256",)  # where memory allows it: decoding reads the weights once for all rows
+SOME = ("compute.slots=64",)  # on one host with little memory
 
 Results = dict[str, dict[str, Any]]
 
@@ -67,12 +68,12 @@ def rows() -> list[Row]:
     """All rows, those of the largest models first."""
     large = [("", "v5e-16", ()), ("", "v6e-8", ()), ("", "v5p-16", MANY), ("", "h100x8", MANY)]
     adapters = [(LORA, "v6e-8", ()), (LORA, "h100x1", ())]
-    largest = [(HALF, "v5e-16", ()), *large[1:], *adapters]
+    largest = [(HALF, "v5e-16", ()), ("", "v6e-8", SOME), *large[2:], *adapters]
     small = [("", "v5e-4", ()), ("", "h100x1", MANY), (LORA, "v5e-4", ())]
     which = {
         "qwen2.5-7b": large + adapters,
         **dict.fromkeys(["llama-3.1-8b", "qwen3-8b"], largest),
-        "qwen3-4b": [large[0], large[3], *adapters],
+        "qwen3-4b": [large[0], *largest[3:]],
         "qwen3-0.6b": [small[0], ("", "h100x1", ()), small[2]],  # a row of its cache is as large as one of 8B
     }
     ordered = [*which, *(name for name in recipes.MODELS if name not in which)]
@@ -235,6 +236,8 @@ def write(results: Results) -> None:
     if not mark:
         raise ValueError(f"{TABLE} has no line {MARK.strip()!r}")
     body = f"\n{stamp(results)}\n{table(results)}" if results else "\nNothing compiled yet.\n"
+    if results and (missing := [f"`{row.name}`" for row in rows() if row.name not in results]):
+        body += f"\nNot compiled yet: {', '.join(missing)}.\n"
     TABLE.write_text(head + MARK + body, "utf-8")
     for recipe in recipes.MODELS:
         file = ROOT / "configs" / f"{recipe}.py"

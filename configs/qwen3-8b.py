@@ -7,7 +7,7 @@ Command:   g2d run --config qwen3-8b --workdir DIR                            G2
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice            peak GiB        hours of G2D  of GRPO  with
            v5e-16   moments=bfloat16  14.87 of 15.75  20.4          47.3
-           v6e-8                      29.54 of 31.25  55.0          116.7
+           v6e-8                      29.54 of 31.25  18.0          39.7     --config.compute.slots=64
            v5p-16                     63.78 of 95.74  7.7           20.2     --config.compute.slots=256
            h100x8                     50.05 of 71.20  6.6           15.8     --config.compute.slots=256
            v6e-8    lora=32           17.10 of 31.25  55.1          116.5
