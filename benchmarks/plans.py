@@ -68,12 +68,12 @@ def rows() -> list[Row]:
     """All rows, those of the largest models first."""
     large = [("", "v5e-16", ()), ("", "v6e-8", ()), ("", "v5p-16", MANY), ("", "h100x8", MANY)]
     adapters = [(LORA, "v6e-8", ()), (LORA, "h100x1", ())]
-    largest = [(HALF, "v5e-16", ()), ("", "v6e-8", SOME), *large[2:], *adapters]
+    largest = [(HALF, "v5e-16", ()), ("", "v6e-8", SOME), *large[2:], (LORA, "v6e-8", SOME), adapters[1]]
     small = [("", "v5e-4", ()), ("", "h100x1", MANY), (LORA, "v5e-4", ())]
     which = {
         "qwen2.5-7b": large + adapters,
         **dict.fromkeys(["llama-3.1-8b", "qwen3-8b"], largest),
-        "qwen3-4b": [large[0], *largest[3:]],
+        "qwen3-4b": [large[0], large[3], *adapters],
         "qwen3-0.6b": [small[0], ("", "h100x1", ()), small[2]],  # a row of its cache is as large as one of 8B
     }
     ordered = [*which, *(name for name in recipes.MODELS if name not in which)]

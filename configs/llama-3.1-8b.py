@@ -10,6 +10,7 @@ Plan:      machine  choice            peak GiB        hours of G2D  of GRPO  wit
            v6e-8                      28.66 of 31.25  39.6          127.0    --config.compute.slots=64
            v5p-16                     60.04 of 95.74  18.7          64.7     --config.compute.slots=256
            h100x8                     47.63 of 71.20  15.1          50.3     --config.compute.slots=256
+           v6e-8    lora=32           16.84 of 31.25  38.7          123.4    --config.compute.slots=64
            h100x1   lora=32           49.24 of 71.20  111.7         366.6
            (all responses at their greatest length, half of the roofline; docs/models.md has more)
 

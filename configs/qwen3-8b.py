@@ -10,7 +10,7 @@ Plan:      machine  choice            peak GiB        hours of G2D  of GRPO  wit
            v6e-8                      29.54 of 31.25  18.0          39.7     --config.compute.slots=64
            v5p-16                     63.78 of 95.74  7.7           20.2     --config.compute.slots=256
            h100x8                     50.05 of 71.20  6.6           15.8     --config.compute.slots=256
-           v6e-8    lora=32           17.10 of 31.25  55.1          116.5
+           v6e-8    lora=32           17.10 of 31.25  17.8          38.6     --config.compute.slots=64
            h100x1   lora=32           50.61 of 71.20  74.2          166.1
            (all responses at their greatest length, half of the roofline; docs/models.md has more)
 
