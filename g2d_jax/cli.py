@@ -17,6 +17,7 @@ from g2d_jax.resolve import resolve
 
 if TYPE_CHECKING:
     from etils import epath
+    from ml_collections import ConfigDict
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -232,11 +233,17 @@ def _judge_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_judge)
 
 
+def _of_a_run(arguments: argparse.Namespace, overrides: list[str], instead: str) -> ConfigDict:
+    """The config. Raises ValueError for a study's, with what to do instead."""
+    config = resolve(arguments.config, overrides)
+    if "sweep" in config:
+        raise ValueError(f"{arguments.config} describes a study: {instead}")
+    return config
+
+
 def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     profile = [f"config.logging.profile={arguments.profile}"] if arguments.profile else []
-    config = resolve(arguments.config, [*overrides, *profile])
-    if "sweep" in config:
-        raise ValueError(f"{arguments.config} describes a study: g2d sweep --config {arguments.config} --workdir DIR")
+    config = _of_a_run(arguments, [*overrides, *profile], f"g2d sweep --config {arguments.config} --workdir DIR")
     from g2d_jax import dryrun, pipeline
 
     pipeline.check(config)
@@ -255,9 +262,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
     """Exit status 0 if everything fits, 1 if not."""
-    config = resolve(arguments.config, overrides)
-    if "sweep" in config:
-        raise ValueError(f"{arguments.config} describes a study: plan the runs it is made of, as qwen2.5-7b:k=50")
+    config = _of_a_run(arguments, overrides, "plan the runs it is made of, as qwen2.5-7b:k=50")
     from g2d_jax.plan import plan
 
     fits = plan(

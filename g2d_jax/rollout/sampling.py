@@ -32,9 +32,12 @@ def filter_logits(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.
         chosen = _highest(logits, jnp.ones_like(logits), top_k.astype(jnp.float32))
         return jnp.where(chosen | (top_k <= 0)[:, None], logits, -jnp.inf)
 
+    def nucleus(logits: jax.Array) -> jax.Array:
+        chosen = _highest(logits, jax.nn.softmax(logits, axis=-1), top_p)
+        return jnp.where(chosen | (top_p >= 1.0)[:, None], logits, -jnp.inf)
+
     kept = jax.lax.cond(jnp.any(top_k > 0), largest, lambda logits: logits, logits)
-    nucleus = _highest(kept, jax.nn.softmax(kept, axis=-1), top_p)
-    return jnp.where(nucleus | (top_p >= 1.0)[:, None], kept, -jnp.inf)
+    return jax.lax.cond(jnp.any(top_p < 1.0), nucleus, lambda logits: logits, kept)
 
 
 def _highest(values: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
