@@ -1,4 +1,4 @@
-"""The g2d command: run, plan, sweep, evaluate, report, compare, export, sample, outputs, judge, replay, status."""
+"""The g2d command: run, plan, sweep, evaluate, report, compare, export, sample, outputs, judge, status."""
 
 from __future__ import annotations
 
@@ -89,9 +89,6 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     _sample_arguments(commands.add_parser("sample", help="show a policy's answers to a problem"))
     _outputs_arguments(commands.add_parser("outputs", help="write a policy's answers as AlpacaEval or Arena-Hard do"))
     _judge_arguments(commands.add_parser("judge", help="compare models' answers by a judge behind an endpoint"))
-    replay = commands.add_parser("replay", help="compute an update that was not finite again, from its dump")
-    replay.add_argument("dump", metavar="DUMP", help="folder STAGE/dump-NNNNNN of a work directory, or a copy of it")
-    replay.set_defaults(command=_replay)
     status = commands.add_parser("status", help="show how far a run or a study is")
     status.add_argument("--workdir", required=True, help="work directory of the run, or of studies")
     status.set_defaults(command=_status)
@@ -389,13 +386,6 @@ def _judge(arguments: argparse.Namespace, _: list[str]) -> None:
     names = ("url", "model", "api_key_env", "max_tokens", "timeout", "retries", "concurrency")
     endpoint = Endpoint(**{name: getattr(arguments, name) for name in names})
     pairwise.judge_files(arguments.files, endpoint, arguments.output, Screen())
-
-
-def _replay(arguments: argparse.Namespace, _: list[str]) -> int:
-    """Exit status 0 if the update is not finite here either, 1 if it is."""
-    from g2d_jax.replay import replay
-
-    return 0 if replay(arguments.dump).reproduced else 1
 
 
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:

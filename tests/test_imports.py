@@ -22,7 +22,7 @@ LEVELS = {
     **dict.fromkeys(["rollout", "training", "scoring"], 2),
     **dict.fromkeys(["stages"], 3),
     **dict.fromkeys(
-        ["pipeline", "sweep", "report", "policies", "card", "judging", "dryrun", "replay", "plan", "cli", "__main__"], 4
+        ["pipeline", "sweep", "report", "policies", "card", "judging", "dryrun", "plan", "cli", "__main__"], 4
     ),
 }
 SIDEWAYS = {("data", "g2d_jax.rewards.extract")}

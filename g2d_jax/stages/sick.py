@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from etils import epath
+from safetensors.numpy import save
 
+from g2d_jax import storage
+from g2d_jax.data.packing import Packed
 from g2d_jax.records import Rollout
 from g2d_jax.stages.context import StopRun
 
@@ -67,6 +72,18 @@ class Skips:
     def manifest(self) -> dict[str, int]:
         """For a manifest's counts: {"skipped_updates": …}, {} if there were none."""
         return {"skipped_updates": self.total} if self.total else {}
+
+
+def write_batch(folder: epath.Path, packed: Packed, record: Mapping[str, Any]) -> None:
+    """Write the batch of an update that was not finite, for reading.
+
+    batch.safetensors has the packed rows that count, [N, R, …]; record.json the record, and how many values of each
+    array are not finite (all 0: the policy is to blame, or the loss). Raises OSError.
+    """
+    arrays = {name: array[: packed.count] for name, array in packed.arrays.items()}
+    wrong = {name: int((~np.isfinite(x)).sum()) for name, x in arrays.items() if x.dtype.kind == "f"}
+    storage.write_bytes(folder / "batch.safetensors", save({k: np.ascontiguousarray(x) for k, x in arrays.items()}))
+    storage.write_json(folder / "record.json", {**record, "nonfinite_values": wrong})
 
 
 def told(loss: float, grad_norm: float) -> str:

@@ -14,7 +14,7 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import canonical, processes
+from g2d_jax import processes
 from g2d_jax.accounting import goodput
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses import mean_metrics
@@ -23,10 +23,9 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import train_flops
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.profiles import Profiler
-from g2d_jax.stages.sick import Skips, told
+from g2d_jax.stages.sick import Skips, told, write_batch
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.dropout import with_keys
-from g2d_jax.training.dump import write_dump
 from g2d_jax.training.objectives import Objective
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import TrainState, abstract_state, fresh_state, make_train_step, put_batch
@@ -149,24 +148,15 @@ class Trainer:
         self.bar.update(step, metrics)
 
     def _give_up(self, packed: Packed) -> None:
-        """Write what the last update saw, which a skipped update leaves as it was, and stop the run."""
-        context, metrics = self.context, self._last
-        folder = context.folders[self.name] / f"dump-{self.step:06d}"
-        record = {
-            "stage": self.name,
-            "step": self.step,
-            "metrics": metrics,
-            "config": canonical.to_dict(context.config),
-            "model": context.model_config,
-            "mesh": dict(context.mesh.shape),
-            "devices": [str(context.mesh.devices.flat[0].device_kind), context.mesh.size, processes.count()],
-            "own_objective": self.name in context.objectives,
-        }
+        """Write the batch of the last update with its metrics, and stop the run."""
+        metrics = self._last
+        folder = self.context.folders[self.name] / f"nonfinite-{self.step:06d}"
+        record = {"stage": self.name, "step": self.step, "metrics": metrics}
         try:
-            write_dump(folder, TrainState(self.policy, self.state.opt_state), packed, record)
-            where = f"What the update saw is in {folder}; to look into it: g2d replay {folder}"
+            processes.once(lambda: write_batch(folder, packed, record))
+            where = f"Its batch and its metrics are in {folder}"
         except OSError as error:
-            where = f"What the update saw could not be written: {error}"
+            where = f"Its batch could not be written: {error}"
         raise StopRun(
             f"{self.name}: {self.skips.row} updates in a row were not finite, the last of them number {self.step} "
             f"({told(metrics['loss'], metrics['grad_norm'])}). {where}. Likely causes: a learning rate that is too "
