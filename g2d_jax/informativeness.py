@@ -362,7 +362,10 @@ def _share_positive(values: NDArray[np.float64]) -> float:
 
 
 def _variance(values: NDArray[np.float64]) -> float:
-    return float(values.var()) if len(values) else math.nan
+    if not len(values):
+        return math.nan
+    # Equal values leave rounding errors of the mean, and their variance is 0.
+    return 0.0 if (values == values[0]).all() else float(values.var())
 
 
 def _ratio(above: float, below: float) -> float:

@@ -53,7 +53,7 @@ def best_worst(rewards: np.ndarray, limit: int) -> list[tuple[int, int]]:
 
 
 def random_pairs(seed: int, problem_id: str, visit: int, correct: np.ndarray, limit: int) -> list[tuple[int, int]]:
-    """Random correct with random incorrect (arXiv 2506.21495, section 2.2), up to `limit` pairs of one prompt.
+    """Random correct with random incorrect (arXiv 2506.21495, section 3.2), up to `limit` pairs of one prompt.
 
     correct: [G], 1 or 0, NaN for a response without a verdict, which takes no part. Both sides are shuffled, then
     paired off so that every response of a side is used once before any of it is used twice; no pair occurs twice.

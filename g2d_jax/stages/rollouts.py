@@ -276,6 +276,7 @@ def correct(groups: Groups) -> np.ndarray:
 def describe(groups: Groups) -> dict[str, float]:
     """Metrics of freshly sampled groups, under TRL's names; means over responses (entropy: over tokens).
 
+    frac_reward_zero_std: groups of equal rewards, or with fewer than two that could be scored.
     Lengths of correct and of incorrect responses apart are there where a verdict knows right and wrong.
     """
     rows = [row for group in groups for row in group]
@@ -284,14 +285,17 @@ def describe(groups: Groups) -> dict[str, float]:
     known = ~np.isnan(values)
     counts = known.sum(axis=1)
     means = np.where(known, values, 0.0).sum(axis=1) / np.maximum(counts, 1)
-    spread = np.sqrt(np.where(known, (values - means[:, None]) ** 2, 0.0).sum(axis=1) / np.maximum(counts - 1, 1))
+    # Equal rewards leave rounding errors of the mean (six times 0.7 has a standard deviation of 1e-16): compare them.
+    differ = np.where(known, values, -np.inf).max(axis=1) > np.where(known, values, np.inf).min(axis=1)
+    centred = np.where(known & differ[:, None], values - means[:, None], 0.0)
+    spread = np.sqrt(np.square(centred).sum(axis=1) / np.maximum(counts - 1, 1))
     verdicts = {f"verdicts/{v.value}": float(np.mean([row.score.verdict is v for row in rows])) for v in Verdict}
     judged = np.array([row.score.verdict.accuracy for row in rows])
     apart = {"correct": lengths[judged == 1], "incorrect": lengths[judged == 0]}
     return {
         "reward": float(values[known].mean()) if known.any() else float("nan"),
         "reward_std": float(spread.mean()),
-        "frac_reward_zero_std": float(np.mean(spread == 0.0)),
+        "frac_reward_zero_std": float(np.mean(~differ)),
         "entropy": float(np.concatenate([row.rollout.entropies for row in rows]).mean()),
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),

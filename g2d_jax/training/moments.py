@@ -5,7 +5,8 @@ nearest it stands still: with b2 = 0.999 an update moves it by a thousandth of t
 bfloat16 numbers are between 1/256 and 1/128 apart, so that it could never fall, and would rise only for gradients of
 about twice its root and more. (Measured on a regression whose gradients shrink, 3,000 updates, 3 seeds: its root is
 30 % too large at the end if rounded to the nearest, 0.3 % if at random.) The first moment moves by a tenth (b1 = 0.9)
-and is rounded to the nearest, as in optax: it may end 2 % from its mean.
+and is rounded to the nearest, as in optax: it stops within half a step of bfloat16 over that tenth, 2^-8 / 0.1 = 3.9 %
+of itself, from a steady gradient (at worst 3.8 % below one that it rises to); noise in the gradients moves it on.
 """
 
 from __future__ import annotations

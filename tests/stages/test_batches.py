@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from g2d_jax import config as settings
-from g2d_jax import losses
+from g2d_jax import informativeness, losses
 from g2d_jax.data.packing import pack
 from g2d_jax.data.preferences import pairs_of
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages import batches
+from g2d_jax.stages.rollouts import describe
 
 SCALAR = {"main": False, "chat": True}
 WEIGHTS = ("weight", "pair_weight", "entropy_weight")
@@ -76,6 +77,21 @@ def test_signal_of_each_loss(how):
     """Two different rewards of two wrong responses teach GRPO alone; without two scores there is nothing to learn."""
     groups = [group(0, [0.3, 0]), group(1, [1, None]), group(2, [None, None]), group(3, [0.5, 0.5]), group(4, [1, 0])]
     assert make(groups, **how).signal.tolist() == [how in ({}, GROUP_GRPO), False, False, False, True]
+
+
+@pytest.mark.parametrize("scale_rewards", ["none", "group", "batch"])
+@pytest.mark.parametrize("size", [2, 6, 7, 12])
+def test_equal_rewards_have_no_spread_and_no_signal_whatever_their_mean_rounds_to(size, scale_rewards):
+    equal, apart = group(0, [0.7] * size), group(1, [0.7] * (size - 1) + [0.8])
+    lonely = group(2, [0.7] + [None] * (size - 1))
+    batch = make([equal, apart, lonely], scale_rewards=scale_rewards, beta=0.1)
+    assert batch.signal.tolist() == [False, True, False]
+    assert {value for (prompt, _), value in values(batch, "advantage").items() if prompt != 1} == {0.0}
+    metrics = describe([equal, apart, lonely])
+    assert metrics["frac_reward_zero_std"] == pytest.approx(2 / 3)
+    assert metrics["reward_std"] == pytest.approx(0.1 / size**0.5 / 3)
+    assert describe([equal])["reward_std"] == 0.0 and describe([equal])["frac_reward_zero_std"] == 1.0
+    assert informativeness.prompts([equal])["reward_variance"].tolist() == [0.0]
 
 
 def test_rewards_of_different_tasks_are_normalised_apart():

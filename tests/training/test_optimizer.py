@@ -15,7 +15,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, table
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.training.moments import stochastic_round
+from g2d_jax.training.moments import scale_by_adam_bfloat16, stochastic_round
 from g2d_jax.training.optimizer import decay_mask, make_optimizer, make_schedule, opt_state_shardings
 
 QWEN2 = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True, qkv_bias=True)
@@ -172,6 +172,15 @@ def test_moments_in_bfloat16_do_not_stand_still():
     assert exact["nu"][0] < 0.3
     np.testing.assert_allclose(found["nu"].mean(), exact["nu"].mean(), rtol=0.01)
     np.testing.assert_allclose(found["mu"], exact["mu"], rtol=0.025)  # half a step of rounding, ten times
+
+
+def test_a_first_moment_in_bfloat16_stops_within_half_a_step_of_a_steady_gradient():
+    grads = {"w": jnp.linspace(1.0, 2.0, 1001)}
+    adam = scale_by_adam_bfloat16(b1=0.9, b2=0.999, eps=1e-8)
+    state = jax.lax.fori_loop(0, 200, lambda _, state: adam.update(grads, state)[1], adam.init(grads))
+    first = np.asarray(state.mu["w"], np.float64)
+    apart = np.abs(np.asarray(grads["w"]) - first) / first
+    assert 0.03 < apart.max() <= 2**-8 / 0.1
 
 
 def test_the_first_update_with_bfloat16_moments_is_that_of_float32():
