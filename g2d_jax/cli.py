@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("G2D_TRACEBACK"):
             raise
         where = f"{processes.name()}: " if processes.count() > 1 else ""
-        print(f"g2d: {where}{error}{_advice(error)}", file=sys.stderr)
+        print(f"g2d: {where}{_plain(error)}", file=sys.stderr)
         return processes.leave(processes.status_of(error))
     except processes.Preempted:
         return processes.leave(processes.RESTART)
@@ -57,21 +57,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _FORBIDDEN = "give this user the right to it, or choose another folder"
+_UNWRITABLE = "choose a folder that can be written to"
 _TAKEN = "a folder is needed where a file is: choose another one"
 _ADVICE = {
     errno.EACCES: _FORBIDDEN,
     errno.EPERM: _FORBIDDEN,
-    errno.EROFS: "choose a folder that can be written to",
+    errno.EROFS: _UNWRITABLE,
+    errno.ENOENT: f"check the path, or {_UNWRITABLE}",
     errno.EEXIST: _TAKEN,
     errno.ENOTDIR: _TAKEN,
 }
 
 
-def _advice(error: Exception) -> str:
-    """What to do about a system's error that names a file."""
+def _plain(error: Exception) -> str:
+    """What it says; of a system's error that names a file also what to do, and no number."""
     if not isinstance(error, OSError) or error.filename is None or error.errno not in _ADVICE:
-        return ""
-    return f"; {_ADVICE[error.errno]}"
+        return str(error)
+    return f"{error.strerror}: {error.filename!r}; {_ADVICE[error.errno]}"
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

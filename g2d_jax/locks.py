@@ -100,7 +100,8 @@ def try_lock(folder: epath.Path, *, beat: float | None = None, lease: float | No
 
 @contextmanager
 def _flock(folder: epath.Path) -> Iterator[bool]:
-    folder.mkdir(parents=True, exist_ok=True)
+    with storage.naming("make", folder):
+        folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -42,6 +42,7 @@ from g2d_jax.watcher import watched
 from g2d_jax.workdir import absolute, check_token, claim, locked, packages
 
 Stage = Callable[[Context, str, ConfigDict], dict[str, Any]]
+_AT_LEAST = {"steps": 0, "batch_size": 1, "max_length": 2, "epochs": 1}  # of a stage, where it has such a field
 
 STAGES: Mapping[str, Stage] = {
     "sft": sft.run,
@@ -96,14 +97,15 @@ def check(config: ConfigDict) -> Plan:
     for name in order.order:
         stage = config.stages[name]
         try:
+            for field, least in _AT_LEAST.items():
+                if isinstance(stage.get(field), int) and stage[field] < least:
+                    raise ValueError(f"{field} must be at least {least}, got {stage[field]}")
             if stage.kind in TRAINING:
                 # The updates of an offline stage are known when its pairs are; a warm-up of 0 steps needs no schedule.
                 total = stage.get("steps") or stage.optimizer.warmup_steps + 1
                 make_optimizer(**stage.optimizer.to_dict(), total_steps=total)
             if "sampling" in stage:
                 SamplingParams(**stage.sampling.to_dict())
-            if stage.get("batch_size", 1) < 1:
-                raise ValueError(f"batch_size must be at least 1, got {stage.batch_size}")
             if stage.kind == "online":
                 online.check(stage)
                 online.check_tasks(stage, config.tasks)
@@ -145,7 +147,7 @@ def _check_shared(config: ConfigDict) -> None:
             raise ValueError(f"{path} must be at least {least}, got {config[section][field]}")
     if config.faults.peer_timeout > 90:
         raise ValueError("faults.peer_timeout is at most 90: JAX itself ends all, without a name, after 100 seconds")
-    starting.adapters(config.lora)
+    starting.shape(config.model, 1, starting.adapters(config.lora))
     for name, dtype in (("dtype", config.dtype), ("lora.base_dtype", config.lora.base_dtype)):
         if dtype not in ("float32", "bfloat16"):
             raise ValueError(f"{name} is float32 or bfloat16, got {dtype!r}")
@@ -211,7 +213,7 @@ def _inputs(name: str, stage: ConfigDict, stages: ConfigDict) -> list[str]:
         if base == "init" or reference.startswith(("run:", "hf:")):
             continue
         if base not in stages:
-            known = ", ".join(["init", *(other for other in stages if stages[other].kind in POLICIES)])
+            known = ", ".join(["init", *(s for s in stages if stages[s].kind in POLICIES and s != name)])
             raise ValueError(f"stages.{name} reads policy {reference!r}; there are: {known}")
         if stages[base].kind not in POLICIES:
             raise ValueError(f"stages.{name} reads policy {reference!r}, but a {stages[base].kind} stage trains none")

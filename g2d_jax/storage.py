@@ -89,6 +89,35 @@ def naming(action: str, path: PathLike) -> Iterator[None]:
         raise kind(f"cannot {action} {os.fspath(path)}: {type(error).__name__}: {error!s:.300}") from error
 
 
+_HUB_ANSWERS = {
+    401: "there is no such repository, or it is private: check the name, or log in with `hf auth login`",
+    403: "it is gated: accept its licence on its page of the hub and log in with `hf auth login`",
+    404: "there is no such repository, revision or file: check the name",
+}
+_HUB_SILENT = re.compile("Connect|Timeout|Offline|LocalEntryNotFound|MaxRetry|NameResolution|Proxy")
+
+
+def hub_reason(error: BaseException) -> str:
+    """Why the Hugging Face hub did not give what it was asked for, and what to do, in a line.
+
+    error: whatever the hub's libraries raised; its causes are looked at too.
+    """
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    answers = [getattr(getattr(one, "response", None), "status_code", None) for one in chain]
+    status = next((answer for answer in answers if answer is not None), None)
+    if status in _HUB_ANSWERS:
+        return _HUB_ANSWERS[status]
+    if status is None and any(_HUB_SILENT.search(type(one).__name__) for one in chain):
+        return (
+            "the hub cannot be reached from here, and it was not downloaded before: check the network (HF_HUB_OFFLINE, "
+            "HTTPS_PROXY), or download it on another machine and give the path"
+        )
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]:.300}"
+
+
 def read_bytes(path: PathLike) -> bytes:
     """The whole file. Raises FileNotFoundError, or another OSError, naming the path."""
     with naming("read", path):

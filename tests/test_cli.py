@@ -109,7 +109,15 @@ def test_dry_run_shows_everything_and_leaves_nothing(
         (["--config", "demo:preset=smok"], "smoke"),
         (["--config", TINY, "--config.stages.warmup.step=4"], "did you mean stages.warmup.steps"),
         (["--config", TINY, "--config.seed=a"], "seed must be an integer"),
-        (["--config", TINY, "--config.stages.warmup.policy=sf"], "there are: init, dpo, sft, warmup"),
+        (["--config", TINY, "--config.stages.warmup.policy=sf"], "there are: init, dpo, sft"),
+        (["--config", TINY, "--config.model.family=gpt2"], "model.family is one of qwen2, qwen3, llama, got 'gpt2'"),
+        (["--config", TINY, "--config.model.head_dim=15"], "model.head_dim must be even"),
+        (["--config", TINY, "--config.model.num_hidden_layers=0"], "model.num_hidden_layers must be at least 1, got 0"),
+        (["--config", TINY, "--config.model.rope_theta=0"], "model.rope_theta must be positive"),
+        (["--config", TINY, "--config.model.init_std=-1"], "model.init_std must be positive"),
+        (["--config", TINY, "--config.stages.warmup.steps=-5"], "stages.warmup: steps must be at least 0, got -5"),
+        (["--config", TINY, "--config.stages.sft.steps=-5"], "stages.sft: steps must be at least 0, got -5"),
+        (["--config", TINY, "--config.stages.dpo.epochs=0"], "stages.dpo: epochs must be at least 1, got 0"),
         (["--config", TINY, "--config.stages.dpo.preferences=colect"], "nor a collect stage"),
     ],
 )
@@ -180,7 +188,12 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureF
     assert f"'{tmp_path / 'file'}'; a folder is needed where a file is: choose another one" in capsys.readouterr().err
     if Path("/sys").is_dir():  # nobody makes a folder there, not even root
         assert cli.main(["run", "--config", TINY, "--workdir", "/sys/g2d"]) == 1
-        assert re.search("'/sys/g2d'; .*choose a(nother)? folder", capsys.readouterr().err)
+        error = capsys.readouterr().err
+        assert re.search("'/sys/g2d'; .*choose a(nother)? folder", error) and "Errno" not in error
+    if Path("/proc").is_dir():
+        assert cli.main(["run", "--config", TINY, "--workdir", "/proc/g2d/work"]) == 1
+        error = capsys.readouterr().err
+        assert "cannot make: No such file or directory: '/proc/g2d/work'; check the path, or choose a folder" in error
 
 
 @pytest.fixture

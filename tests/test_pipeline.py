@@ -37,7 +37,7 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
 @pytest.mark.parametrize(
     ("stage", "field", "value", "message"),
     [
-        ("warmup", "policy", "stf", "'stf'; there are: init, dpo, sft, warmup"),
+        ("warmup", "policy", "stf", "'stf'; there are: init, dpo, sft"),
         ("warmup", "policy", "collect", "a collect stage trains none"),
         ("collect", "policy", "warmup@2", r"keeps steps 1, 3: add it to its keep"),
         ("collect", "policy", "warmup@x", "keeps steps 1, 3"),
@@ -168,7 +168,8 @@ def test_a_folder_of_other_things_is_refused(config: ConfigDict, tmp_path: Path,
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("nope", "no such stage; this run has sft, warmup"),
+        ("nope", "no such stage; this run has sft, warmup, dpo, and 'init'"),
+        ("collect", "a collect stage trains none; this run has sft, warmup, dpo, and 'init'"),
         ("sft@x", "write the step after @ as a number"),
         ("sft@3", "no checkpoint in .* yet"),
         ("run:WORK#other", "has no stage 'other'; it has sft"),

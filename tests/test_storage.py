@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -257,3 +258,24 @@ def test_latest_keeps_the_last_record_in_the_place_of_the_first():
         ("sft", 4, "train", 40),
         ("dpo", 2, "train", 7),
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(401, "log in with `hf auth login`"), (403, "accept its licence"), (404, "check the name")]
+)
+def test_what_the_hub_answers_is_said_in_a_line(status: int, said: str) -> None:
+    class Answered(Exception):  # requests' and httpx's errors, on which huggingface_hub's are built, have this
+        response = SimpleNamespace(status_code=status)
+
+    outer = ValueError("what a library makes of it")
+    outer.__cause__ = Answered("two\nlines")
+    assert said in storage.hub_reason(outer) and "\n" not in storage.hub_reason(outer)
+
+
+def test_a_hub_that_is_silent_is_said_in_a_line() -> None:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    for error in (LocalEntryNotFoundError("pages of\nadvice"), ConnectionError("reset"), TimeoutError("slow")):
+        assert storage.hub_reason(error).startswith("the hub cannot be reached from here")
+    assert storage.hub_reason(KeyError("one\ntwo")) == "KeyError: 'one\\ntwo'"
+    assert storage.hub_reason(ValueError("one\ntwo")) == "ValueError: one"

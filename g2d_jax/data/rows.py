@@ -14,6 +14,8 @@ from typing import IO, Any
 
 from etils import epath
 
+from g2d_jax import storage
+
 SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_LINE_BYTES = 64 * 2**20
 _BOM = b"\xef\xbb\xbf"
@@ -62,13 +64,10 @@ def hub_rows(
     try:
         loaded = datasets.load_dataset(repository, config, split=split, revision=revision)
     except Exception as error:  # network, authentication, configuration and parsing each raise their own kinds
-        advice = (
-            f"Download it on a machine that reaches the hub and write {name}:FILE.jsonl"
-            if name
-            else "Write hub:owner/name@configuration:split, or download the file and give its path"
-        )
+        advice = f"write {name}:FILE.jsonl" if name else "give its path, or write hub:owner/name@configuration:split"
         raise ValueError(
-            f"hub:{repository}: split {split!r} of configuration {config!r} cannot be loaded: {error}. {advice}"
+            f"hub:{repository}: split {split!r} of configuration {config!r} cannot be loaded: "
+            f"{storage.hub_reason(error)}. Of a file on this machine {advice}"
         ) from error
     for number, values in enumerate(loaded, 1):
         yield Row(f"hub:{repository}, {split} row {number}", values)

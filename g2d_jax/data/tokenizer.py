@@ -32,6 +32,14 @@ Ids: TypeAlias = np.ndarray
 Record = TypeVar("Record", Problem, Example)
 
 _SUFFIXES = (".json", ".jinja", ".txt", ".model")  # of a tokenizer's files
+_VOCABULARIES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 _MAX_VOCABULARY = 2**24  # a larger id is a damaged file's: the tables of a model are made for the largest one
 
 
@@ -244,6 +252,12 @@ def _load_hugging_face(
     if (source.startswith((".", "/", "~")) or source.count("/") > 1) and not os.path.isdir(os.path.expanduser(source)):
         raise ValueError(f"tokenizer {name!r}: there is no such folder")
     source = os.path.expanduser(source) if source.startswith("~") else source
+    is_folder = os.path.isdir(source)
+    if is_folder and not any(os.path.exists(os.path.join(source, file)) for file in _VOCABULARIES):
+        raise ValueError(  # transformers would make an empty one
+            f"tokenizer {name!r}: the folder holds no tokenizer ({_VOCABULARIES[0]}): put the files of the one the "
+            "model was trained with into it, or set tokenizer.path to a folder or hub id that has it"
+        )
     try:
         # AutoTokenizer goes by the model: beside a Qwen2 model it puts Qwen2's own rules in place of a tokenizer.json
         # that declares a class of its own for generic tokenizers.
@@ -254,7 +268,8 @@ def _load_hugging_face(
     except ImportError:
         raise  # it names what to install
     except Exception as error:  # damaged files make transformers raise anything, and the bindings bare Exceptions
-        raise ValueError(f"tokenizer {name!r} cannot be loaded: {type(error).__name__}: {error!s:.1000}") from error
+        reason = f"{type(error).__name__}: {error!s:.1000}" if is_folder else storage.hub_reason(error)
+        raise ValueError(f"tokenizer {name!r} cannot be loaded: {reason}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"tokenizer {name!r} has no fast version (tokenizer.json)")
     try:

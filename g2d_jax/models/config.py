@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Family = Literal["qwen2", "qwen3", "llama"]
+_SIZES = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    "intermediate_size",
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,8 @@ class ModelConfig:
     """A decoder-only transformer: pre-norm, RMSNorm, RoPE, grouped-query attention, SwiGLU.
 
     family decides qkv_bias and qk_norm only through the two flags below; it is kept for export. lora: adapters beside
-    the linear layers; only they are trained then.
+    the linear layers; only they are trained then. Raises ValueError for a family that is not known, and for sizes that
+    do not go together.
     """
 
     family: Family
@@ -105,6 +110,13 @@ class ModelConfig:
         return self.lora is not None and name in (LINEAR[target] for target in self.lora.targets)
 
     def __post_init__(self) -> None:
+        if self.family not in (families := get_args(Family)):
+            raise ValueError(f"family is one of {', '.join(families)}, got {self.family!r}")
+        for name in _SIZES:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.rope_theta < math.inf:
+            raise ValueError(f"rope_theta must be positive, got {self.rope_theta}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "

@@ -63,9 +63,7 @@ def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epa
         found = snapshot_download(name, revision=revision, allow_patterns=_DOWNLOAD, ignore_patterns=["*/*"])
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
-            f"model {name!r} is not a local folder and could not be downloaded ({type(error).__name__}: {error}). "
-            "Check the name; for a gated model accept its licence on the hub and log in with `hf auth login`; "
-            "without a network give the path of a downloaded folder"
+            f"model {name!r} is not a local folder and could not be downloaded: {storage.hub_reason(error)}"
         ) from error
     return epath.Path(found)
 

@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import keys, processes, storage
 from g2d_jax import mesh as meshes
+from g2d_jax.accounting import POLICIES
 from g2d_jax.canonical import identity
 from g2d_jax.config import is_scalar
 from g2d_jax.data.loader import Mixture, Order
@@ -153,15 +154,7 @@ class Context:
         adapters = starting.adapters(self.config.lora)
         if self.model_folder is not None:
             return dataclasses.replace(hf.read_config(self.model_folder), lora=adapters)
-        shape = {k: v for k, v in self.config.model.items() if k not in ("path", "revision", "init_std")}
-        family = shape["family"]
-        return ModelConfig(
-            **shape,
-            vocab_size=self.tokenizer.vocab_size,
-            qkv_bias=family == "qwen2",
-            qk_norm=family == "qwen3",
-            lora=adapters,
-        )
+        return starting.shape(self.config.model, self.tokenizer.vocab_size, adapters)
 
     @cached_property
     def tokenizer(self) -> PromptTokenizer:
@@ -427,8 +420,11 @@ class Context:
             raise ValueError(f"policy {name!r}: write the step after @ as a number, as in {stage}@20")
         if name.startswith("run:"):
             return stage_of_run(name)
-        if stage not in self.folders:
-            raise ValueError(f"policy {name!r}: no such stage; this run has {', '.join(self.folders)}, and 'init'")
+        stages = self.config.stages
+        trained = [known for known in self.folders if known in stages and stages[known].kind in POLICIES]
+        if stage not in trained:
+            why = f"a {stages[stage].kind} stage trains none" if stage in stages else "no such stage"
+            raise ValueError(f"policy {name!r}: {why}; this run has {', '.join(trained)}, and 'init'")
         return self.folders[stage]
 
     def _initial(self) -> Decoder:

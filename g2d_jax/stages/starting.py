@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,18 @@ def adapters(settings: ConfigDict) -> Lora | None:
     made = Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout, settings.quantise)
     quantise.check(made.quantise)
     return made
+
+
+def shape(settings: ConfigDict, vocab_size: int, adapters: Lora | None = None) -> ModelConfig:
+    """The shape that the section model.* describes, for random parameters. Raises ValueError naming its field."""
+    sizes = {name: value for name, value in settings.items() if name not in ("path", "revision", "init_std")}
+    bias, norm = settings.family == "qwen2", settings.family == "qwen3"
+    if not 0 < settings.init_std < math.inf:
+        raise ValueError(f"model.init_std must be positive, got {settings.init_std}")
+    try:
+        return ModelConfig(**sizes, vocab_size=vocab_size, qkv_bias=bias, qk_norm=norm, lora=adapters)
+    except ValueError as error:
+        raise ValueError(f"model.{error}") from error
 
 
 def base_dtype(config: ConfigDict) -> jnp.dtype:

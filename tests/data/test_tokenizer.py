@@ -217,6 +217,12 @@ def test_stop_tokens_of_the_models_files_are_united(make, tmp_path):
 def test_tokenizers_that_cannot_be_loaded(tmp_path):
     with pytest.raises(ValueError, match="no such folder"):
         load_tokenizer(tmp_path / "missing")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "eos_token_id": 2}))
+    with pytest.raises(
+        ValueError, match=r"the folder holds no tokenizer .*put the files of the one that the model was"
+    ):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="cannot be loaded"):
         load_tokenizer(tmp_path)
 
