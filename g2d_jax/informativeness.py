@@ -1,9 +1,8 @@
 """How much a policy's rollouts can teach: by prompt, by policy, by preference pair and by gradient.
 
 A group is the responses of one policy to one draw of a prompt. A response is scored if its reward is a finite number:
-timeouts and what cannot be scored have none and are left out, not counted as wrong. Correct means scored with the
-verdict CORRECT; incorrect is every other scored response, those without an answer included, but for the verdict SCORED:
-a scalar reward is neither.
+what cannot be scored has none and is left out. Correct means scored with the verdict CORRECT; incorrect is every other
+scored response, those without an answer and timeouts included, but for the verdict SCORED: a scalar reward is neither.
 
 Log-probabilities and entropies are in nats and those of the distribution sampled from: after temperature and filters.
 Greedy responses have log-prob 0 at every token, so confidence and calibration say nothing about them.
@@ -25,11 +24,15 @@ from g2d_jax.records import ScoredRollout, Verdict
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Responses:
-    """G responses as arrays [G]; wrong: judged and not correct. logprob and entropy: sums over tokens, float64."""
+    """G responses as arrays [G]; wrong: judged and not correct; rejectable: wrong, and known to be (no timeout).
+
+    logprob and entropy: sums over tokens, float64.
+    """
 
     reward: NDArray[np.float64]  # NaN where not scored
     correct: NDArray[np.bool_]
     wrong: NDArray[np.bool_]
+    rejectable: NDArray[np.bool_]
     length: NDArray[np.int64]
     logprob: NDArray[np.float64]
     entropy: NDArray[np.float64]
@@ -46,7 +49,7 @@ class _Responses:
     @property
     def gives_pairs(self) -> bool:
         scalar = self.reward[self.scored & ~self.judged]
-        return bool((self.correct.any() and self.wrong.any()) or len(np.unique(scalar)) > 1)
+        return bool((self.correct.any() and self.rejectable.any()) or len(np.unique(scalar)) > 1)
 
     @property
     def token_logprob(self) -> NDArray[np.float64]:
@@ -71,10 +74,12 @@ def _responses(rows: Sequence[ScoredRollout]) -> _Responses:
     scored = ~np.isnan(reward)
     right = np.array([row.score.verdict is Verdict.CORRECT for row in rows], np.bool_)
     scalar = np.array([row.score.verdict is Verdict.SCORED for row in rows], np.bool_)
+    timeout = np.array([row.score.verdict is Verdict.TIMEOUT for row in rows], np.bool_)
     return _Responses(
         reward=reward,
         correct=scored & right,
         wrong=scored & ~right & ~scalar,
+        rejectable=scored & ~right & ~scalar & ~timeout,
         length=np.array([len(rollout.token_ids) for rollout in rollouts], np.int64),
         logprob=np.array([rollout.logprobs.sum(dtype=np.float64) for rollout in rollouts], np.float64),
         entropy=np.array([rollout.entropies.sum(dtype=np.float64) for rollout in rollouts], np.float64),

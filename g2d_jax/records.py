@@ -119,9 +119,12 @@ class Rollout:
 
 
 class Verdict(enum.StrEnum):
-    """What a verifier says. TIMEOUT and UNSCORABLE are not wrong answers: see Score.reward.
+    """What a verifier says.
 
-    SCORED is the verdict of a scalar reward, which knows better and worse but no right and wrong.
+    TIMEOUT: the verifier gave up. It counts as wrong wherever wrong answers count, or a policy would be paid for
+    answers that hang the verifier; but nothing is known of it, so no preference pair has it on either side.
+    UNSCORABLE: the problem or the reward is at fault, and the response counts nowhere.
+    SCORED: of a scalar reward, which knows better and worse but no right and wrong.
     """
 
     CORRECT = "correct"
@@ -133,11 +136,7 @@ class Verdict(enum.StrEnum):
 
     @property
     def accuracy(self) -> float:
-        """What it counts as in an accuracy: 1 for CORRECT, NaN (left out) for UNSCORABLE and SCORED, else 0.
-
-        A timeout counts 0: it gives no reward in training, but an accuracy that left it out would rise when a model
-        learns answers that the verifier cannot finish.
-        """
+        """What it counts as in an accuracy: 1 for CORRECT, NaN (left out) for UNSCORABLE and SCORED, else 0."""
         if self in (Verdict.UNSCORABLE, Verdict.SCORED):
             return math.nan
         return 1.0 if self is Verdict.CORRECT else 0.0

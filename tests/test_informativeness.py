@@ -22,7 +22,7 @@ from g2d_jax.informativeness import (
 from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
 
 NAN = float("nan")
-REWARDS = {Verdict.CORRECT: 1.0, Verdict.INCORRECT: 0.0, Verdict.NO_ANSWER: 0.0}
+REWARDS = {Verdict.CORRECT: 1.0, Verdict.INCORRECT: 0.0, Verdict.NO_ANSWER: 0.0, Verdict.TIMEOUT: 0.0}
 
 
 def response(verdict, logprobs, entropies, *, answer="2", sample=0, problem="aa", reward=NAN, stop_reason="stop"):
@@ -52,18 +52,18 @@ def test_prompts_by_hand():
     expected = {
         "visit": [0, 0],
         "samples": [4, 2],
-        "scored": [3, 0],
-        "pass_rate": [1 / 3, NAN],
-        "reward_mean": [1 / 3, NAN],
-        "reward_variance": [2 / 9, NAN],
+        "scored": [4, 0],
+        "pass_rate": [1 / 4, NAN],  # a timeout is wrong
+        "reward_mean": [1 / 4, NAN],
+        "reward_variance": [3 / 16, NAN],
         "mixed": [True, False],
         "entropy": [(2 + 8 + 2) / 9, 3],  # over tokens, the timeout's too
         "distinct_answers": [4, 1],  # 2, 3, 3^{9^9} and none
         "mean_length": [9 / 4, 2],
         "mean_length_correct": [2, NAN],
-        "mean_length_incorrect": [3, NAN],
+        "mean_length_incorrect": [7 / 3, NAN],
         "confidence": [(math.exp(-1) + math.exp(-2) + math.exp(-4) + 1) / 4, math.exp(-1)],
-        "logprob_gap": [-2 - (-8 - 8) / 2, NAN],
+        "logprob_gap": [-2 - (-8 - 8 + 0) / 3, NAN],
     }
     assert set(got) == {*expected, "problem_id", "policy"}
     for name, values in expected.items():
@@ -75,26 +75,26 @@ def test_prompts_by_hand():
 
 def test_summary_by_hand():
     got = summary(example())
-    # Confidences e^-1 (right), e^-2 and e^-4 (wrong) fall in three bins.
-    calibration = (abs(1 - math.exp(-1)) + math.exp(-2) + math.exp(-4)) / 3
+    # Confidences e^-1 (right), e^-2, e^-4 and 1 (wrong) fall in four bins.
+    calibration = (abs(1 - math.exp(-1)) + math.exp(-2) + math.exp(-4) + 1) / 4
     assert got == pytest.approx(
         {
             "prompts": 2,
             "responses": 6,
-            "scored": 3,
-            "pass_rate": 1 / 3,
-            "reward_variance": 2 / 9,
+            "scored": 4,
+            "pass_rate": 1 / 4,
+            "reward_variance": 3 / 16,
             "frac_mixed": 1 / 2,
             "entropy": (12 + 12) / 13,
             "distinct_answers": 5 / 2,
             "mean_length": 13 / 6,
             "mean_length_correct": 2,
-            "mean_length_incorrect": 3,
+            "mean_length_incorrect": 7 / 3,
             "frac_truncated": 1 / 6,
             "confidence": ((math.exp(-1) + math.exp(-2) + math.exp(-4) + 1) / 4 + math.exp(-1)) / 2,
-            "logprob_gap": 6,
+            "logprob_gap": 10 / 3,
             "ece": calibration,
-            "auroc": 1,
+            "auroc": 2 / 3,
         }
     )
 
@@ -151,8 +151,8 @@ def test_binary_variance_and_order(found, random):
     got = prompts([group])
     rate = got["pass_rate"][0]
     assert got["reward_variance"][0] == pytest.approx(rate * (1 - rate), nan_ok=True)
-    assert bool(got["mixed"][0]) == (got["reward_variance"][0] > 0)
-    assert math.isnan(got["logprob_gap"][0]) == (not got["mixed"][0])
+    assert bool(got["mixed"][0]) == (Verdict.CORRECT in found and bool({"incorrect", "no_answer"} & set(found)))
+    assert math.isnan(got["logprob_gap"][0]) == (not got["reward_variance"][0] > 0)
     random.shuffle(group)
     for name, values in prompts([group]).items():
         assert values[0] == got[name][0] or values[0] == pytest.approx(got[name][0], nan_ok=True), name
@@ -161,9 +161,15 @@ def test_binary_variance_and_order(found, random):
 @given(verdicts)
 def test_unscored_responses_leave_rewards_alone(found):
     group = [response(verdict, [-1.0], [1.0]) for verdict in found]
-    got, more = prompts([group]), prompts([[*group, response(Verdict.TIMEOUT, [-9.0], [1.0])]])
+    got, more = prompts([group]), prompts([[*group, response(Verdict.UNSCORABLE, [-9.0], [1.0])]])
     for name in ("scored", "pass_rate", "reward_mean", "reward_variance", "mixed", "logprob_gap"):
         assert more[name][0] == pytest.approx(got[name][0], nan_ok=True)
+
+
+def test_a_timeout_is_wrong_and_on_neither_side_of_a_pair():
+    right, late = response(Verdict.CORRECT, [-1.0], [1.0]), response(Verdict.TIMEOUT, [-9.0], [1.0])
+    got = prompts([[right, late]])
+    assert (got["pass_rate"][0], got["reward_mean"][0], bool(got["mixed"][0])) == (0.5, 0.5, False)
 
 
 def test_groups_of_several_prompts_or_policies_are_refused():

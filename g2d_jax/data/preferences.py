@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -22,53 +22,85 @@ def pairs_of(
     """Up to `limit` pairs of one prompt's responses, as indices (chosen, rejected): the one pair rule.
 
     scalar: the reward knows no right and wrong; then `best_worst` of the rewards, else `random_pairs` of the verdicts.
+    Responses of the same tokens (of the same text, where there are none) are one: no two pairs are equal. A response
+    whose verification timed out is neither chosen nor rejected.
     """
+    contents = [row.rollout.token_ids.tobytes() or row.text for row in group]
     if scalar:
-        return best_worst(np.array([np.nan if r.score.reward is None else r.score.reward for r in group]), limit)
-    return random_pairs(seed, problem_id, visit, right(group), limit)
+        return best_worst(np.array([_reward(row) for row in group]), limit, contents)
+    return random_pairs(seed, problem_id, visit, right(group), limit, contents)
 
 
 def right(group: Sequence[ScoredRollout]) -> np.ndarray:
-    """[G]: 1 correct, 0 incorrect, NaN where there is no reward or no verdict on right and wrong."""
-    known = [row.score.reward is not None and row.score.verdict is not Verdict.SCORED for row in group]
+    """[G]: 1 correct, 0 incorrect, NaN where there is no reward, no verdict on right and wrong, or a timeout."""
+    unknown = (Verdict.SCORED, Verdict.TIMEOUT)
     return np.array(
         [
-            float(row.score.verdict is Verdict.CORRECT) if sure else np.nan
-            for row, sure in zip(group, known, strict=True)
+            np.nan
+            if row.score.reward is None or row.score.verdict in unknown
+            else float(row.score.verdict is Verdict.CORRECT)
+            for row in group
         ]
     )
 
 
-def best_worst(rewards: np.ndarray, limit: int) -> list[tuple[int, int]]:
+def _reward(row: ScoredRollout) -> float:
+    unknown = row.score.reward is None or row.score.verdict is Verdict.TIMEOUT
+    return math.nan if unknown else float(row.score.reward)  # type: ignore[arg-type]  # None is unknown
+
+
+def best_worst(rewards: np.ndarray, limit: int, contents: Sequence[Hashable] | None = None) -> list[tuple[int, int]]:
     """The highest reward against the lowest (arXiv 2506.21495, section 3.1), then the second against the second …
 
-    rewards: [G], NaN for a response that could not be scored, which takes no part. Up to `limit` pairs (chosen,
-    rejected), no response in two of them, each chosen reward strictly greater; of equal ones the first goes first.
+    rewards: [G], NaN for a response that could not be scored, which takes no part. contents: [G], equal for responses
+    that are the same, of which the first counts; None: all differ. Up to `limit` pairs (chosen, rejected), no response
+    in two of them, each chosen reward strictly greater; of equal ones the first goes first.
     """
-    known = np.flatnonzero(~np.isnan(rewards))
+    contents = range(len(rewards)) if contents is None else contents
+    known = np.array(_distinct(np.flatnonzero(~np.isnan(rewards)).tolist(), contents), np.int64)
     rising = known[np.argsort(rewards[known], kind="stable")]
     falling = known[np.argsort(-rewards[known], kind="stable")]
     places = range(min(limit, len(known) // 2))
     return [(int(falling[i]), int(rising[i])) for i in places if rewards[falling[i]] > rewards[rising[i]]]
 
 
-def random_pairs(seed: int, problem_id: str, visit: int, correct: np.ndarray, limit: int) -> list[tuple[int, int]]:
+def random_pairs(
+    seed: int,
+    problem_id: str,
+    visit: int,
+    correct: np.ndarray,
+    limit: int,
+    contents: Sequence[Hashable] | None = None,
+) -> list[tuple[int, int]]:
     """Random correct with random incorrect (arXiv 2506.21495, section 3.2), up to `limit` pairs of one prompt.
 
-    correct: [G], 1 or 0, NaN for a response without a verdict, which takes no part. Both sides are shuffled, then
-    paired off so that every response of a side is used once before any of it is used twice; no pair occurs twice.
+    correct: [G], 1 or 0, NaN for a response without a verdict, which takes no part. contents: [G], equal for responses
+    that are the same, which count once, and not at all if they are correct and incorrect; None: all differ. Both sides
+    are shuffled, then paired off so that every response of a side is used once before any of it is used twice; no pair
+    occurs twice. The first pair is one of a random correct response and a random incorrect one, copies included.
     Returns indices (chosen, rejected), none without both kinds.
     Drawn by (seed, problem, visit), so a prompt's pairs do not depend on what else is collected.
     """
-    right, wrong = np.flatnonzero(correct == 1), np.flatnonzero(correct == 0)
-    if not (right.size and wrong.size):
+    contents = range(len(correct)) if contents is None else contents
+    sides = [np.flatnonzero(correct == side).tolist() for side in (1, 0)]
+    disputed = {contents[i] for i in sides[0]} & {contents[i] for i in sides[1]}
+    sides = [[i for i in side if contents[i] not in disputed] for side in sides]
+    if not all(sides):
         return []
     rng = keys.rng(seed, "pairs", problem_id, visit)
-    order = rng.permutation(right), rng.permutation(wrong)
+    right, wrong = (_distinct(rng.permutation(side).tolist(), contents) for side in sides)
     # Walking the grid of all pairs along its diagonals meets each pair once, and each response before any again.
     cycle = int(np.lcm(len(right), len(wrong)))
     turns = range(min(limit, len(right) * len(wrong)))
-    return [(int(order[0][t % len(right)]), int(order[1][(t + t // cycle) % len(wrong)])) for t in turns]
+    return [(right[t % len(right)], wrong[(t + t // cycle) % len(wrong)]) for t in turns]
+
+
+def _distinct(indices: Sequence[int], contents: Sequence[Hashable]) -> list[int]:
+    """The indices in their order, without those whose content came before."""
+    firsts: dict[Hashable, int] = {}
+    for i in indices:
+        firsts.setdefault(contents[i], i)
+    return list(firsts.values())
 
 
 def select_pairs(

@@ -77,15 +77,19 @@ def _answers(rows: Sequence[ScoredRollout]) -> Answers:
 
 def _rate(rows: Sequence[ScoredRollout]) -> float:
     """Share of right answers among those that a verdict calls right or wrong, NaN without any."""
-    left_out = (Verdict.TIMEOUT, Verdict.UNSCORABLE, Verdict.SCORED)
-    known = [row.score.verdict == Verdict.CORRECT for row in rows if row.score.verdict not in left_out]
-    return float(np.mean(known)) if known else float("nan")
+    return _mean([row.score.verdict.accuracy for row in rows])
 
 
 def _reward(rows: Sequence[ScoredRollout]) -> float:
     """Mean of the scalar rewards, NaN without any."""
-    known = [row.score.reward for row in rows if row.score.verdict is Verdict.SCORED and row.score.reward is not None]
-    return float(np.mean(known)) if known else float("nan")
+    scalar = [row.score.reward for row in rows if row.score.verdict is Verdict.SCORED and row.score.reward is not None]
+    return _mean(scalar)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean of those that are not NaN, NaN without any."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan
 
 
 def _kind(before: Sequence[ScoredRollout], after: Sequence[ScoredRollout]) -> str | None:

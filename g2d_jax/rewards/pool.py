@@ -3,10 +3,9 @@
     with VerifierPool(workers=2) as pool:
         scores = pool.score(golds, texts)
 
-Rewards: CORRECT 1.0; INCORRECT and NO_ANSWER 0.0; TIMEOUT and UNSCORABLE None. A timeout means that the verifier gave
-up (CPU, memory, a crash): the answer is not known to be wrong, so it is left out of means, baselines and pairs like an
-unscorable one, and counted. A policy gains nothing by it. An answer far longer than any reference is INCORRECT
-unless it is the reference itself.
+Rewards: CORRECT 1.0; INCORRECT, NO_ANSWER and TIMEOUT 0.0; UNSCORABLE None. A timeout means that the verifier gave up
+(CPU, memory, a crash): see `Verdict`. An answer far longer than any reference is INCORRECT unless it is the reference
+itself.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ REWARDS: Mapping[Verdict, float | None] = MappingProxyType(
         Verdict.CORRECT: 1.0,
         Verdict.INCORRECT: 0.0,
         Verdict.NO_ANSWER: 0.0,
-        Verdict.TIMEOUT: None,
+        Verdict.TIMEOUT: 0.0,
         Verdict.UNSCORABLE: None,
     }
 )

@@ -8,6 +8,7 @@ Several stages may choose from the rollouts of one: all but that one read them b
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -16,13 +17,17 @@ from ml_collections import ConfigDict
 
 from g2d_jax import informativeness, processes, storage
 from g2d_jax.data.preferences import Select, pairs_of, right, select_pairs, to_preference
-from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout
+from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.origin import check_rollouts, drawn_by, lender, rollouts_of, sampler_settings
 from g2d_jax.stages.rollouts import Draws, Groups, describe
 from g2d_jax.tables import write_columns, write_preferences
 
 Pairs = list[list[tuple[int, int]]]  # (chosen, rejected) of each group
+FATES = (
+    "mixed", "all_correct", "all_incorrect", "all_equal", "unscorable", "outside_window", "correct_or_timeout"
+)  # fmt: skip
+"""What becomes of a prompt; all but the first give no pairs."""
 
 
 def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
@@ -103,12 +108,13 @@ def _offered(context: Context, stage: ConfigDict, draws: Draws, groups: Groups) 
     offered: Pairs = []
     for (problem, visit), group in zip(draws, groups, strict=True):
         counts["unscorable_rollouts"] += sum(row.score.reward is None for row in group)
+        counts["timeout_rollouts"] += sum(row.score.verdict is Verdict.TIMEOUT for row in group)
         scalar = context.scalar[problem.task]
-        fate = _scalar_fate(group) if scalar else _fate(right(group), stage.min_pass_rate, stage.max_pass_rate)
+        fate = _scalar_fate(group) if scalar else _fate(group, stage.min_pass_rate, stage.max_pass_rate)
         counts[fate] += 1
         limit = stage.pairs_per_prompt if fate == "mixed" else 0
         offered.append(pairs_of(context.config.seed, problem.id, visit, group, limit, scalar=scalar))
-    for fate in ("mixed", "all_correct", "all_incorrect", "all_equal", "unscorable", "outside_window"):
+    for fate in FATES:
         counts.setdefault(fate, 0)
     return offered, dict(counts)
 
@@ -149,19 +155,22 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]
     return measures
 
 
-def _fate(right: np.ndarray, lowest: float, highest: float) -> str:
-    """Why a prompt gives pairs ("mixed") or not. right: [G], 1 or 0, NaN for a response without a verdict."""
-    if np.isnan(right).all():
+def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:
+    """Why a prompt gives pairs ("mixed") or not: one of FATES. A timeout is wrong in the pass rate, but in no pair."""
+    judged = np.array([row.score.verdict.accuracy for row in group])
+    if np.isnan(judged).all():
         return "unscorable"
-    rate = float(np.nanmean(right))
+    rate = float(np.nanmean(judged))
     if rate in (0.0, 1.0):
         return "all_correct" if rate else "all_incorrect"
-    return "mixed" if lowest <= rate <= highest else "outside_window"
+    if not lowest <= rate <= highest:
+        return "outside_window"
+    return "mixed" if (right(group) == 0).any() else "correct_or_timeout"
 
 
 def _scalar_fate(group: list[ScoredRollout]) -> str:
     """The same where the reward knows better and worse only; there is no window of pass rates."""
-    known = {row.score.reward for row in group} - {None}
+    known = {row.score.reward for row in group if row.score.verdict is not Verdict.TIMEOUT} - {None}
     return "mixed" if len(known) > 1 else "all_equal" if known else "unscorable"
 
 

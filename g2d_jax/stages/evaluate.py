@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 from g2d_jax import informativeness, stats
 from g2d_jax.records import Problem
 from g2d_jax.stages.context import Context, Tally
-from g2d_jax.stages.held_out import HeldOut, given, places, task_results, write_problems
-from g2d_jax.stages.rollouts import Groups, correct, describe, sample_rows
+from g2d_jax.stages.held_out import HeldOut, places, task_results, write_problems
+from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
 from g2d_jax.storage import finished
 
 
@@ -95,7 +95,7 @@ def evaluate_policy(
     }
     rows = sample_rows(asked.draws, groups, context.config.logging.samples)
     context.tracker.samples(name, 0, [{"policy": policy, **row} for row in rows])
-    return entry, Answers(correct(groups), given(groups))
+    return entry, Answers(correct(groups), rewards(groups))
 
 
 def _accuracies(

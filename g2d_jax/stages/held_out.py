@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import processes, stats, storage
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.records import Problem, Verdict
+from g2d_jax.records import Problem
 from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.rollouts import Groups, correct, count_rollouts, on_disk, rewards, sampled_groups
 
@@ -86,13 +86,13 @@ def task_results(problems: Sequence[Problem], groups: Groups, scalar: Mapping[st
     """What the answers [N, S] to N problems come to, by task. scalar: whether a task's reward is one.
 
     reward, sem, std_runs   mean over problems of their mean reward; its standard error clustered by problem; how much
-                            it moves from one of S runs over the problems to the next. A timeout is a reward of 0
+                            it moves from one of S runs over the problems to the next
     length_normalised, length_normalised_sem   the same of reward / response tokens; None without a scalar reward
     accuracy                None with a scalar reward
     problems, unscorable    problems with a reward; share of responses without
     mean_length             tokens of a response
     """
-    values, lengths, right = given(groups), _lengths(groups), correct(groups)
+    values, lengths, right = rewards(groups), _lengths(groups), correct(groups)
     return {
         task: _task(values[some], lengths[some], None if scalar[task] else right[some])
         for task, some in places(problems).items()
@@ -112,12 +112,6 @@ def _task(values: np.ndarray, lengths: np.ndarray, right: np.ndarray | None) -> 
         "unscorable": float(np.isnan(values).mean()),
         "mean_length": float(lengths.mean()),
     }
-
-
-def given(groups: Groups) -> np.ndarray:
-    """Rewards float64 [N, S]: 0 for a timeout, as in accuracies, and NaN for a response that cannot be scored."""
-    late = np.array([[row.score.verdict is Verdict.TIMEOUT for row in group] for group in groups])
-    return np.where(late, 0.0, rewards(groups))
 
 
 def _lengths(groups: Groups) -> np.ndarray:

@@ -202,14 +202,64 @@ def test_best_against_worst_uses_no_response_twice(values: list[float], limit: i
 
 
 def test_the_pair_rule_goes_by_what_the_reward_knows() -> None:
-    group = [scored(reward, verdict) for reward, verdict in ((0.2, "scored"), (0.9, "scored"), (None, "unscorable"))]
+    group = scored((0.2, "scored", "a"), (0.9, "scored", "b"), (None, "unscorable", "c"))
     assert pairs_of(0, "p", 0, group, 4, scalar=True) == [(1, 0)]
     assert pairs_of(0, "p", 0, group, 4, scalar=False) == []
-    group = [scored(reward, verdict) for reward, verdict in ((0.0, "incorrect"), (1.0, "correct"), (None, "timeout"))]
-    assert pairs_of(0, "p", 0, group, 4, scalar=False) == [(1, 0)]
 
 
-def scored(reward: float | None, verdict: str) -> ScoredRollout:
-    ids = np.zeros(1, np.int32)
+@pytest.mark.parametrize("scalar", [True, False])
+def test_a_timeout_is_neither_chosen_nor_rejected(scalar: bool) -> None:
+    late, right, wrong = (0.0, "timeout", "late"), (1.0, "correct", "right"), (0.0, "incorrect", "wrong")
+    assert pairs_of(0, "p", 0, scored(late, right, late), 4, scalar=scalar) == []
+    assert pairs_of(0, "p", 0, scored(late, wrong), 4, scalar=scalar) == []
+    assert pairs_of(0, "p", 0, scored(late, right, wrong), 4, scalar=scalar) == [(1, 2)]
+
+
+@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize("scalar", [True, False])
+def test_equal_responses_make_one_pair(scalar: bool, ids: bool) -> None:
+    """By their tokens, or by their text where they have none."""
+    right, wrong = (1.0, "correct", "right"), (0.0, "incorrect", "wrong")
+    assert len(pairs_of(0, "p", 0, scored(*[right] * 4, *[wrong] * 4, ids=ids), 4, scalar=scalar)) == 1
+    other = (0.0, "incorrect", "other")
+    group = scored(right, wrong, right, other, wrong, ids=ids)
+    found = pairs_of(0, "p", 0, group, 4, scalar=False)
+    assert {(group[i].text, group[j].text) for i, j in found} == {("right", "wrong"), ("right", "other")}
+    assert len(found) == 2
+
+
+def test_what_is_called_right_and_wrong_is_in_no_pair() -> None:
+    disputed = (1.0, "correct", "same"), (0.0, "incorrect", "same")
+    assert pairs_of(0, "p", 0, scored(*disputed), 4, scalar=False) == []
+    assert pairs_of(0, "p", 0, scored(*disputed), 4, scalar=True) == []
+    assert pairs_of(0, "p", 0, scored(*disputed, (0.0, "incorrect", "a"), (1.0, "correct", "b")), 4, scalar=False) == [
+        (3, 2)
+    ]
+
+
+def test_a_frequent_response_is_chosen_as_often_as_it_was_drawn() -> None:
+    group = scored(*[(1.0, "correct", "often")] * 3, (1.0, "correct", "seldom"), (0.0, "incorrect", "wrong"))
+    firsts = [group[pairs_of(0, "p", visit, group, 1, scalar=False)[0][0]].text for visit in range(400)]
+    assert abs(firsts.count("often") - 300) < 5 * np.sqrt(400 * 3 / 16)
+
+
+def scored(*rows: tuple[float | None, str, str], ids: bool = True) -> list[ScoredRollout]:
+    """Responses of (reward, verdict, text), with token ids or without."""
     nats = np.zeros(1, np.float32)
-    return ScoredRollout(Rollout("p", 0, 0, ids, ids, nats, nats, "stop"), "", Score(reward, Verdict(verdict)))
+    return [
+        ScoredRollout(
+            Rollout(
+                "p",
+                0,
+                sample,
+                np.zeros(1, np.int32),
+                np.array(list(text.encode()) if ids else [], np.int32),
+                nats,
+                nats,
+                "stop",
+            ),
+            text,
+            Score(reward, Verdict(verdict)),
+        )
+        for sample, (reward, verdict, text) in enumerate(rows)
+    ]

@@ -89,7 +89,7 @@ def rollout(problem: str, sample: int, text: str, verdict: Verdict, policy: str)
     ids = embedded().encode_completion(text)
     nats = np.resize(np.array([-0.01, -0.02, -0.3, -1.2, -0.03, -2.5, -4.0], np.float32), len(ids))
     drawn = Rollout(problem, 0, sample, ids[:5], ids, nats, -nats, "length" if verdict == "no_answer" else "stop")
-    reward = None if verdict in ("timeout", "unscorable") else float(verdict == Verdict.CORRECT)
+    reward = None if verdict == "unscorable" else float(verdict == Verdict.CORRECT)
     return ScoredRollout(drawn, text, Score(reward, verdict, text[-4:]), policy)
 
 

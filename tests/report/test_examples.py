@@ -66,6 +66,15 @@ def test_without_any_scored_answer_nothing_is_shown(evaluated, make_rollout):
     assert examples(read_run(folder)) == ""
 
 
+def test_a_timeout_is_wrong_here_too(read, evaluated, make_rollout):
+    """As in the accuracy above it: right under the first policy and timed out under the last is lost."""
+    folder = evaluated("d")
+    for policy, verdict in (("cold", Verdict.CORRECT), ("train@2", Verdict.TIMEOUT)):
+        rows = [make_rollout("d", 0, "1", verdict, policy)]
+        write_rollouts(folder / "01-evaluate" / "rollouts" / f"{policy}.parquet", rows)
+    assert "By share of right answers, from cold to best (train@2): 1 lost." in read(folder)[2]
+
+
 @pytest.mark.parametrize(
     ("problems", "words", "absent"),
     [

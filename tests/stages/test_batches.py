@@ -11,6 +11,7 @@ from g2d_jax import informativeness, losses
 from g2d_jax.data.packing import pack
 from g2d_jax.data.preferences import pairs_of
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.rewards.pool import REWARDS
 from g2d_jax.stages import batches
 from g2d_jax.stages.rollouts import describe
 
@@ -22,14 +23,18 @@ PLAIN = [{}, {"loss": "dpo"}, {"loss": "group_dpo"}, GROUP_GRPO]
 WITH_KL = [{"beta": 0.1}, {**GROUP_GRPO, "beta": 0.1}]
 
 
-def group(prompt: int, rewards: Sequence, lengths=None, cut=(), scored=False) -> list[ScoredRollout]:
-    """Rewards of 1 are correct, None is unscorable; cut: the samples that reached the limit; scored: no verdicts."""
+def group(prompt: int, rewards: Sequence, lengths=None, cut=(), scored=False, late=()) -> list[ScoredRollout]:
+    """Rewards of 1 are correct, None is unscorable; cut: the samples that reached the limit; scored: no verdicts.
+
+    late: the samples whose verification timed out.
+    """
     found = []
     for i, (reward, length) in enumerate(zip(rewards, lengths or [4] * len(rewards), strict=True)):
         tokens, logprobs = 1000 * prompt + 100 * i + np.arange(length), -np.arange(1, length + 1) / 8
         end = np.zeros(length), "length" if i in cut else "stop"
         rollout = Rollout(f"{prompt:016x}", 0, i, np.array([prompt + 1]), tokens, logprobs, *end)
         verdict = Verdict.SCORED if scored else Verdict.CORRECT if reward == 1 else Verdict.INCORRECT
+        verdict = Verdict.TIMEOUT if i in late else verdict
         score = Score(reward, Verdict.UNSCORABLE if reward is None else verdict)
         found.append(ScoredRollout(rollout, "", score))
     return found
@@ -219,6 +224,15 @@ def test_unscorable_responses_leave_the_baseline_and_keep_kl_and_entropy():
     assert values(both, "side") == {(0, 0): 1, (0, 1): -1, (0, 2): 0}
     assert values(both, "pair_weight") == {(0, 0): 1, (0, 1): 1, (0, 2): 0}
     assert values(both, "weight") == {(0, 0): 1, (0, 1): 1, (0, 2): 1}
+
+
+def test_a_timeout_gains_nothing_over_a_wrong_answer():
+    """Its advantage is that of a wrong answer, and no pair has it on either side."""
+    rewards = [REWARDS[verdict] for verdict in (Verdict.CORRECT, Verdict.INCORRECT, Verdict.TIMEOUT)]
+    groups = [group(0, rewards, late=(2,))]
+    assert values(make(groups), "advantage") == pytest.approx({(0, 0): 2 / 3, (0, 1): -1 / 3, (0, 2): -1 / 3})
+    assert trained(make(groups, loss="dpo")) == trained(make(groups, loss="group_dpo")) == {(0, 0), (0, 1)}
+    assert make([group(0, [1, 0], late=(1,))], loss="dpo").metrics["pairs/skipped"] == 1
 
 
 @pytest.mark.parametrize("loss", ["dpo", "group_dpo"])

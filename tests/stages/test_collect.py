@@ -14,14 +14,13 @@ from ml_collections import ConfigDict
 from g2d_jax import config as settings
 from g2d_jax import informativeness, pipeline, storage
 from g2d_jax.data.preferences import random_pairs, to_preference
-from g2d_jax.records import Preference, ScoredRollout
+from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages import collect, offline
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.tables import read_columns, read_preferences, read_rollouts
 from g2d_jax.tracking import read_metrics
 
 Opened = Callable[..., Context]
-FATES = ("mixed", "all_correct", "all_incorrect", "all_equal", "unscorable", "outside_window")
 
 
 @pytest.fixture
@@ -45,8 +44,8 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> str:
 def test_sampled_pairs_are_read_by_pandas_and_counts_add_up(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     manifest = stage(opened(small, tmp_path))
     counts = manifest["counts"]
-    assert counts["prompts"] == 8 == sum(counts[fate] for fate in FATES)
-    assert counts["rollouts"] == 32 and counts["unscorable_rollouts"] == 0
+    assert counts["prompts"] == 8 == sum(counts[fate] for fate in collect.FATES)
+    assert counts["rollouts"] == 32 and counts["unscorable_rollouts"] == counts["timeout_rollouts"] == 0
     frame = pandas.read_parquet(tmp_path / "01-collect" / "preferences")
     assert len(frame) == counts["pairs"] > 0
     assert all(len(text) % 2 == 0 for text in frame.chosen) and all(len(text) % 2 == 1 for text in frame.rejected)
@@ -60,7 +59,7 @@ def test_the_window_of_pass_rates(small: ConfigDict, tmp_path: Path, opened: Ope
     small.stages.collect.min_pass_rate = small.stages.collect.max_pass_rate = 0.5
     context = opened(small, tmp_path)
     counts = stage(context)["counts"]
-    assert counts["prompts"] == sum(counts[fate] for fate in FATES) and counts["outside_window"] > 0
+    assert counts["prompts"] == sum(counts[fate] for fate in collect.FATES) and counts["outside_window"] > 0
     rows = read_rollouts(tmp_path / "01-collect" / "rollouts")
     rates: dict[str, list[float]] = {}
     for row in rows:
@@ -270,8 +269,8 @@ def test_rollouts_made_elsewhere(small: ConfigDict, tmp_path: Path, opened: Open
     small.reward.function = "verify"
     manifest = stage(opened(small, tmp_path / "work", None))
     assert manifest["counts"] == {
-        **dict.fromkeys(FATES, 0),
-        **{"prompts": 3, "rollouts": 7, "unscorable_rollouts": 1, "mixed": 3},
+        **dict.fromkeys(collect.FATES, 0),
+        **{"prompts": 3, "rollouts": 7, "unscorable_rollouts": 1, "timeout_rollouts": 0, "mixed": 3},
         **{"pairs": 3, "pairs_available": 3, "pairs_missing": 0},
     }
     measures = manifest["result"]["informativeness"]
@@ -371,13 +370,22 @@ def test_pairs_of_a_file_train_as_well(small: ConfigDict, tmp_path: Path, opened
 
 
 def test_fate_of_a_prompt() -> None:
-    def fate(*right: float, window: tuple[float, float] = (0.0, 1.0)) -> str:
-        return collect._fate(np.array(right), *window)
+    verdicts = {
+        "+": Score(1.0, Verdict.CORRECT),
+        "-": Score(0.0, Verdict.INCORRECT),
+        "?": Score(None, Verdict.UNSCORABLE),
+        "t": Score(0.0, Verdict.TIMEOUT),
+    }
+    nothing = Rollout("p", 0, 0, *[np.zeros(1, np.int32)] * 2, *[np.zeros(1, np.float32)] * 2, "stop")
 
-    nan = float("nan")
-    assert fate(nan, nan) == "unscorable"
-    assert fate(1, nan) == "all_correct"
-    assert fate(0, 0) == "all_incorrect"
-    assert fate(1, 0, nan) == "mixed"
-    assert fate(1, 0, 0, 0, window=(0.3, 0.7)) == "outside_window"
-    assert fate(1, 0, window=(0.5, 0.5)) == "mixed"
+    def fate(signs: str, *window: float) -> str:
+        group = [ScoredRollout(nothing, "", verdicts[sign]) for sign in signs]
+        return collect._fate(group, *(window or (0.0, 1.0)))
+
+    assert fate("??") == "unscorable"
+    assert fate("+?") == "all_correct"
+    assert fate("--") == fate("-t") == fate("tt") == "all_incorrect"
+    assert fate("+-?") == fate("+-t") == "mixed"
+    assert fate("+---", 0.3, 0.7) == fate("+-tt", 0.3, 0.7) == "outside_window"
+    assert fate("+-", 0.5, 0.5) == "mixed"
+    assert fate("+tt") == "correct_or_timeout"
