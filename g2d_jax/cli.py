@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0 done, 1 stopped with a message, 130 interrupted.
 
-    A run that was told to stop, or lost another of its processes, exits with `processes.RESTART`.
+    A run that got SIGTERM, or lost another of its processes, exits with `processes.RESTART`.
     """
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"{processes.name()}: " if processes.count() > 1 else ""
         print(f"g2d: {where}{_plain(error)}", file=sys.stderr)
         return processes.leave(processes.status_of(error))
-    except processes.Preempted:
-        return processes.leave(processes.RESTART)
+    except processes.Preempted as stopped:
+        return processes.leave(int(stopped.code or 0))
     except Exception as error:
         if processes.count() == 1:
             raise
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return processes.leave(processes.status_of(error))
     except KeyboardInterrupt:
         print(f"g2d: interrupted; {processes.AGAIN}", file=sys.stderr)
-        return processes.leave(130)
+        return processes.leave(processes.INTERRUPTED)
     finally:
         if heard:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -307,8 +307,8 @@ def _run_stages(
                 manifests[name] = run_stage(context, name, order)
                 if name == until:
                     break
-        except processes.Preempted:
-            tracker.say(f"stopped by SIGTERM: {processes.AGAIN}")
+        except processes.Preempted as stopped:
+            tracker.say(f"stopped by {stopped.cause}: {processes.AGAIN}")
             raise
         finally:
             context.close()

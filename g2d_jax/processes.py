@@ -11,8 +11,8 @@ wish to stop, reaches all.
 One process is the special case in which nothing is sent. Messages go through the key-value store of JAX's own
 coordination service, not through device collectives: they need no device, and can be waited for with a limit.
 
-Exit statuses of a run: 0 done; 1 stopped with a message; RESTART after SIGTERM or when another process is lost: then
-the same command continues.
+Exit statuses of a run: 0 done; 1 stopped with a message; RESTART after SIGTERM or when another process is lost, and
+INTERRUPTED after Ctrl-C: then the same command continues.
 """
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ T = TypeVar("T")
 RESTART = 75
 """EX_TEMPFAIL: what launchers start again on."""
 
+INTERRUPTED = 130
+"""128 and SIGINT: what shells say of a command that Ctrl-C ended."""
+
+SIGTERM, CTRL_C = "SIGTERM", "Ctrl-C"
+"""What tells a run to stop where it can be continued."""
+
 PREFIX = "g2d"
 """Of keys in the store."""
 
@@ -48,10 +54,11 @@ _NETWORK = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "onnecti
 
 
 class Preempted(SystemExit):
-    """The run was told to stop (SIGTERM), what it has is saved, and the same command continues it."""
+    """The run was told to stop, what it has is saved, and the same command continues it. cause: SIGTERM or CTRL_C."""
 
-    def __init__(self) -> None:
-        super().__init__(RESTART)
+    def __init__(self, cause: str = "") -> None:
+        self.cause = cause or state.cause or SIGTERM
+        super().__init__(INTERRUPTED if self.cause == CTRL_C else RESTART)
 
 
 class Unreachable(ConnectionError):
@@ -67,7 +74,8 @@ class State:
     """This process: calls of `gather` made so far, marks of progress, and where it is.
 
     run: times that it was watched. patience: seconds in which a lost peer is found. joining: waiting for the others to
-    come. stop, interrupted: set by SIGTERM and by Ctrl-C.
+    come. stop: the run was told to stop where it can be continued, by `cause`. savable: Ctrl-C asks for that.
+    interrupted: Ctrl-C was pressed here.
     """
 
     run: int = 0
@@ -76,6 +84,8 @@ class State:
     marks: int = 0
     place: str = "starting"
     joining: bool = False
+    savable: bool = False
+    cause: str = ""
     stop: threading.Event = field(default_factory=threading.Event)
     interrupted: threading.Event = field(default_factory=threading.Event)
 
@@ -347,14 +357,14 @@ def together() -> Iterator[None]:
         yield
     except (Exception, Preempted) as error:
         failure = error
-    told = "" if failure is None else "stop" if isinstance(failure, Preempted) else described(failure)
+    told = "" if failure is None else failure.cause if isinstance(failure, Preempted) else described(failure)
     outcomes = gather(told)
     if failure is not None and not isinstance(failure, Preempted):
         raise failure
-    if others := [text for text in outcomes if text not in ("", "stop")]:
+    if others := [text for text in outcomes if text not in ("", SIGTERM, CTRL_C)]:
         raise PeerFailed(others[0])
-    if "stop" in outcomes:
-        raise Preempted
+    if any(outcomes):
+        raise Preempted(max(outcomes))
 
 
 def described(error: BaseException) -> str:
@@ -390,6 +400,12 @@ def _differing(theirs: Any, ours: Any, path: str) -> Iterator[str]:
 # Being told to stop
 
 
+def ask(cause: str) -> None:
+    """Tell this run to stop where it can be continued. cause: SIGTERM or CTRL_C, of whichever process."""
+    state.cause = state.cause or cause
+    state.stop.set()
+
+
 def check_stop() -> None:
     """Raise Preempted if this run was told to stop. For blocks where each process works for itself."""
     check_interrupted()
@@ -400,19 +416,24 @@ def check_stop() -> None:
 def check_stop_together() -> None:
     """The same where all processes are at one place: if any was told to stop, all raise Preempted."""
     check_interrupted()
-    if any(gather(state.stop.is_set())):
-        raise Preempted
+    if any(causes := gather(state.cause)):
+        raise Preempted(max(causes))
 
 
 def on_interrupt(number: int, frame: Any) -> None:
-    """Ctrl-C: KeyboardInterrupt, now and, if that is lost in a callback of foreign code, at the next check."""
+    """Ctrl-C: the first asks a run that can be continued to stop, see `watcher.watched`. Another one, and that of other
+    commands, is KeyboardInterrupt, now and, if that is lost in a callback of foreign code, at the next check."""
+    first = not state.interrupted.is_set()
+    if first and state.savable:
+        ask(CTRL_C)
     state.interrupted.set()
-    signal.default_int_handler(number, frame)
+    if not (first and state.savable):
+        signal.default_int_handler(number, frame)
 
 
 def check_interrupted() -> None:
-    """Raise KeyboardInterrupt if Ctrl-C was pressed."""
-    if state.interrupted.is_set():
+    """Raise KeyboardInterrupt if Ctrl-C was pressed where nothing can be saved."""
+    if state.interrupted.is_set() and not state.savable:
         raise KeyboardInterrupt
 
 
@@ -457,7 +478,7 @@ def leave(status: int) -> int:
 
     At the ordinary end of the interpreter JAX would wait for the other processes, and requests for their answers.
     """
-    if count() > 1 or state.joining or status == RESTART:
+    if count() > 1 or state.joining or status in (RESTART, INTERRUPTED):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -1,6 +1,6 @@
 """What keeps several processes from waiting for ever: signs of life, and one end for all.
 
-SIGTERM of one ─► told to all ─► Preempted where the run can be continued
+SIGTERM or Ctrl-C of one ─► told to all ─► Preempted where the run can be continued
 no sign of life, or no progress anywhere ─► every process ends by itself, with a message that names the host
 """
 
@@ -33,6 +33,8 @@ def _prefix() -> str:
 def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
     """See to it that no process waits for ever, and that SIGTERM of one stops all where they can be continued.
 
+    So does the first Ctrl-C; the second ends a g2d command at once, and in a program of the user's own it is
+    KeyboardInterrupt. Signals are heard in the main thread; a handler for Ctrl-C that is not Python's own stays.
     A peer that gives no sign of life for peer_timeout seconds is lost; when no process has got any further for
     hang_timeout seconds they hang. Either ends this process with RESTART, and a message that names the host. An error
     that leaves the block ends the others within seconds.
@@ -40,9 +42,9 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
     processes.state.stop.clear()
     processes.state.run += 1
     processes.state.gathers = 0
-    ours = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, lambda *_: processes.state.stop.set()) if ours else None
-    try:
+    processes.state.cause = ""
+    processes.check_interrupted()
+    with _signals() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
         if processes.count() == 1:
             yield
             return
@@ -52,9 +54,62 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
                 yield
         finally:
             watcher.close()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """Hear SIGTERM and Ctrl-C, the latter also while the main thread is inside foreign code: a program that compiles,
+    say, where Python's own handlers wait for its end."""
+    state, interrupt = processes.state, signal.getsignal(signal.SIGINT)
+    command = interrupt is processes.on_interrupt  # of the g2d command, whose process may be ended
+    before = signal.signal(signal.SIGTERM, lambda *_: processes.ask(processes.SIGTERM))
+    try:
+        if not command and interrupt is not signal.default_int_handler:  # ignored, in the background; a user's
+            yield
+            return
+        with _listening(command):
+            state.savable = True
+            signal.signal(signal.SIGINT, processes.on_interrupt)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGINT, interrupt)
+                state.savable = False
+                if not command:
+                    state.interrupted.clear()
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+@contextlib.contextmanager
+def _listening(command: bool) -> Iterator[None]:
+    """A thread that reads the numbers of signals, which the interpreter writes into a socket as they come."""
+    ears, mouth = socket.socketpair()
+    mouth.setblocking(False)
+    thread = threading.Thread(target=_listen, args=(ears, command), name="g2d-signals", daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        mouth.close()
+        thread.join()
+        ears.close()
+
+
+def _listen(ears: socket.socket, command: bool) -> None:
+    first = True
+    while number := ears.recv(1):
+        if number[0] != signal.SIGINT:
+            continue
+        if first:
+            processes.ask(processes.CTRL_C)
+            print("g2d: saving; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+            first = False
+        elif command:
+            print(f"g2d: interrupted; {processes.AGAIN}", file=sys.stderr, flush=True)
+            os._exit(processes.INTERRUPTED)
 
 
 @contextlib.contextmanager
@@ -169,7 +224,8 @@ class _Watcher:
         }
         client.key_value_set(f"{_prefix()}/beat/{processes.index()}", json.dumps(told), allow_overwrite=True)
         if processes.state.stop.is_set() and not self._told_stop:
-            client.key_value_set(f"{_prefix()}/stop/{processes.index()}", "1", allow_overwrite=True)
+            key, cause = f"{_prefix()}/stop/{processes.index()}", processes.state.cause
+            client.key_value_set(key, cause, allow_overwrite=True)
             self._told_stop = True
 
     def _look(self) -> None:
@@ -181,8 +237,8 @@ class _Watcher:
             f"{processes.name()} has ended without a word; if JAX's coordination service failed above, "
             f"{self._peer(0)}, which runs it, is lost. {self._all()}"
         )
-        if not processes.state.stop.is_set() and client.key_value_dir_get(f"{_prefix()}/stop/"):
-            processes.state.stop.set()
+        for _, cause in client.key_value_dir_get(f"{_prefix()}/stop/"):
+            processes.ask(cause)
         self._left = {n: text for n, text in processes.left_behind().items() if n != processes.index()}
         self._answered = time.monotonic()
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from g2d_jax import cli, storage
+from g2d_jax import cli, processes, storage
+from g2d_jax.watcher import watched
 
 TINY = str(Path(__file__).parent / "tiny.py")
 SMALL = ("--config.stages.sft.steps=2", "--config.stages.warmup.steps=2", "--config.data.test.limit=8")
@@ -73,6 +75,49 @@ sys.exit(cli.main(sys.argv[1:]))
     assert done.returncode == 130, done.stderr
     assert "Exception ignored" in done.stderr and "the same command with the same --workdir continues" in done.stderr
     assert not (tmp_path / "work" / "01-sft").exists()
+
+
+WHERE = {
+    "a user's function": "while True: time.sleep(0.01)",
+    # Locked twice it waits for ever, and unlike sleep returns to Python at no signal: as a program that compiles.
+    "foreign code": "lock = ctypes.CDLL(None).pthread_mutex_lock; mutex = bytes(64); lock(mutex); lock(mutex)",
+}
+
+
+@pytest.mark.parametrize("waiting", WHERE.values(), ids=WHERE)
+def test_ctrl_c_while_nothing_can_be_saved_is_heard_and_the_next_ends_at_once(waiting: str) -> None:
+    code = f"""
+import ctypes, signal, sys, time
+from g2d_jax import processes, watcher
+signal.signal(signal.SIGINT, processes.on_interrupt)
+with watcher.watched(peer_timeout=60, hang_timeout=60):
+    print("waiting", file=sys.stderr, flush=True)
+    {waiting}
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == "g2d: saving; Ctrl-C again ends at once\n"
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr.read() == "g2d: interrupted; the same command with the same --workdir continues\n"
+
+
+def test_ctrl_c_in_a_program_of_the_users_own_is_python_s_again_afterwards() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(processes.Preempted) as stopped, watched(peer_timeout=60, hang_timeout=60):
+            os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+            processes.check_stop()
+        assert stopped.value.code == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        processes.check_interrupted()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_status_tells_how_far_each_stage_is(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,8 @@ class Runs:
             file [pattern, seconds]       SIGKILL so long after a file of the work directory appears
             change [pattern, n]           SIGKILL just before the n-th change (from 0) of a path that matches
             after [pattern]               SIGKILL just before the first change after such a path was changed
-            call [signal, name, n]        the signal at the n-th call (from 0) of a function of this qualified name
+            call [signal, name, n]        the signal at the n-th call (from 0) of a function of this qualified name;
+                                          "INT" is Ctrl-C of the g2d command
             keep [pattern, folder]        nothing: copies the work directory before every such change, to FOLDER/NNNN
 
         status, text (what was said), changes (how many matched), seconds (from the signal to the end).
@@ -174,6 +175,7 @@ def run(job: dict[str, Any], server: socket.socket, stack: ExitStack) -> int:
     from g2d_jax import pipeline, processes
     from g2d_jax.resolve import resolve
 
+    signal.signal(signal.SIGINT, processes.on_interrupt)  # as the g2d command does
     processes.initialise()
     config = resolve(str(HERE.parent / "tiny.py"), job.get("overrides", ()))
     pipeline.run(config, workdir, until=job.get("until"))
@@ -188,7 +190,7 @@ def kill_after(workdir: Path, pattern: str, seconds: float) -> None:
 
 
 def at_call(kind: str, name: str, number: int, server: socket.socket) -> Any:
-    """A trace function that sends this process a signal at a call. kind: TERM or KILL."""
+    """A trace function that sends this process a signal at a call. kind: TERM, INT or KILL."""
     left = number
 
     def look(frame: FrameType, *_: object) -> None:

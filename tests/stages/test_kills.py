@@ -122,22 +122,27 @@ def test_kill_9_before_and_after_each_manifest(runs: Runs, whole: Path, tmp_path
 
 # What the run is at: at the n-th call (from 0, in its process) of a function, which takes SIGTERM; where it then saves.
 STOPS = {
-    "training": ("Trainer.update", 2, "sft", 3),
+    "training, Ctrl-C": ("Trainer.update", 0, "sft", 1),
+    "training": ("Trainer.update", 1, "sft", 3),
     "between stages": ("finish", 0, "warmup", 0),
     "generation": ("_Session._refill", 1, "warmup", 0),
-    "scoring": ("even", 0, "warmup", 0),
+    "scoring, Ctrl-C": ("even", 0, "warmup", 0),
     "training online": ("Trainer.update", 1, "warmup", 2),
     "log-probabilities of the reference": ("score_pairs", 0, "", 0),
     "evaluation": ("HeldOut.answers", 1, "", 0),
 }
 
 
-def test_sigterm_saves_where_it_is_and_nothing_is_done_twice(runs: Runs, whole: Path, tmp_path: Path) -> None:
+def test_sigterm_and_ctrl_c_save_where_it_is_and_nothing_is_done_twice(runs: Runs, whole: Path, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     for what, (name, number, stage, step) in STOPS.items():
-        stopped = runs(workdir, 75, call=["TERM", name, number])
+        pressed = what.endswith("Ctrl-C")
+        stopped = runs(workdir, 130 if pressed else 75, call=["INT" if pressed else "TERM", name, number])
         assert stopped["seconds"] < 30, (what, stopped)
-        assert "the same command with the same --workdir continues" in " ".join(stopped["text"].split()), what
+        said = " ".join(stopped["text"].split())
+        by = "Ctrl-C" if pressed else "SIGTERM"
+        assert f"stopped by {by}: the same command with the same --workdir continues" in said, what
+        assert ("g2d: saving; Ctrl-C again ends at once" in said) == pressed, what
         if stage:
             assert f"{stage}: told to stop; saved at step {step} of" in stopped["text"], (what, stopped)
             (folder,) = workdir.glob(f"*-{stage}")
