@@ -13,6 +13,7 @@ from ml_collections.config_dict import placeholder
 
 RUNTIME = (
     *("mesh", "compute", "logging", "checkpoint", "faults", "reward.workers", "reward.model.batch_tokens"),
+    "reward.folder",
     *(f"reward.judge.{name}" for name in ("url", "api_key_env", "timeout", "retries", "concurrency")),
 )
 """Top-level sections and fields that do not change what is computed, beyond rounding."""
@@ -117,7 +118,8 @@ def base() -> ConfigDict:
 
 def reward(**changes: Any) -> ConfigDict:
     """How responses are scored. function: "verify" (math-verify against the reference answer), "model" (a reward
-    model), "judge" (a language model behind an OpenAI-style endpoint), or "package.module:function" (TRL's signature).
+    model), "judge" (a language model behind an OpenAI-style endpoint), or "package.module:function" (TRL's signature),
+    also of a file module.py in `folder`, which is the config file's where nothing else is said.
 
     scalar: rewards know better and worse but no right and wrong (see `is_scalar`): pairs are the best against the worst
     of a group, and there is no accuracy. Otherwise a reward above correct_above counts as correct.
@@ -125,6 +127,7 @@ def reward(**changes: Any) -> ConfigDict:
     return _stage(
         {
             "function": "verify",
+            "folder": optional(str),  # of the file that the function is in, unset: found by `resolve`
             "scalar": optional(bool),  # unset: those of "model" and "judge" are
             "correct_above": 0.5,
             "cpu_seconds": 5.0,

@@ -29,7 +29,7 @@ from g2d_jax.models.decoder import Remat
 from g2d_jax.models.kernels import Setting
 from g2d_jax.records import SamplingParams
 from g2d_jax.report import summary_table, write_all
-from g2d_jax.rewards.functions import RewardFunction, load_reward
+from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
 from g2d_jax.stages import collect, ending, evaluate, offline, online, profiles, select, sft, starting
 from g2d_jax.stages.context import Context, check_elsewhere
@@ -202,7 +202,7 @@ def _check_reward(reward: ConfigDict) -> None:
     if reward.function == "judge":
         check_judge(reward.judge)
     if reward.function not in ("verify", "model", "judge"):
-        load_reward(reward.function)
+        load_reward(reward.function, reward.folder)
 
 
 def _inputs(name: str, stage: ConfigDict, stages: ConfigDict) -> list[str]:
@@ -330,7 +330,12 @@ def run_stage(context: Context, name: str, order: Plan, *, again: bool = False) 
         context.tracker.say(f"{name}: done before, skipped")
         return done
     started = time.time()
-    fields = STAGES[stage.kind](context, name, stage)
+    try:
+        fields = STAGES[stage.kind](context, name, stage)
+    except RewardFailed as error:
+        raise RewardFailed(
+            f"stages.{name}: {error}. Mend it, and {processes.AGAIN}: nothing that was written is lost"
+        ) from error
     inputs = {
         needed: (storage.finished(context.folders[needed]) or {}).get("fingerprint") for needed in order.inputs[name]
     }

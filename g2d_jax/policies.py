@@ -41,7 +41,10 @@ def read_config(workdir: epath.Path) -> ConfigDict:
     content = storage.read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ValueError(f"{file} is not the settings of a run")
-    return from_dict(content["config"])
+    config = from_dict(content["config"])
+    for section in (config, *config.tasks.values()):
+        section.reward.folder = None  # what lies in work directories names no code to run
+    return config
 
 
 @contextmanager

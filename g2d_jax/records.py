@@ -169,7 +169,11 @@ class ScoredRollout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Preference:
-    """One (chosen, rejected) pair of the same prompt: one row of preferences/*.parquet."""
+    """One (chosen, rejected) pair of the same prompt: one row of preferences/*.parquet.
+
+    chosen_truncated, rejected_truncated: whether max_new_tokens cut the response, so that its ids have no stop token;
+    None where that is not known.
+    """
 
     problem_id: str
     prompt: Prompt
@@ -180,3 +184,5 @@ class Preference:
     rejected_ids: np.ndarray  # [Tr] int32
     chosen_reward: float
     rejected_reward: float
+    chosen_truncated: bool | None = None
+    rejected_truncated: bool | None = None

@@ -45,6 +45,7 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """The locked config of a file ("my/cfg.py") or a shipped name ("demo"), with "NAME:key=value,…" for its choices.
 
     overrides: "config.stages.warmup.steps=40", or without "config."; typed by the field. Later ones win.
+    A reward function in a file beside the config's is noted as such, in reward.folder.
     Raises ValueError for an unknown config, choice, field or a wrong type, with what is known and a suggestion.
     """
     path, arg = locate(spec)
@@ -55,7 +56,18 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
         raise ValueError(f"{path}: {error}") from error
     for override in overrides:
         apply(config, override)
+    for section in (config, *config.tasks.values()):
+        reward = section.reward
+        if reward.folder is None and beside(reward.function, path.parent):
+            reward.folder = str(path.parent)
     return config
+
+
+def beside(function: str, folder: Path) -> Path | None:
+    """The file of a folder that a reward "module:function" lies in, None without one."""
+    module = function.partition(":")[0]
+    file = folder / f"{module}.py"
+    return file if module.isidentifier() and file.is_file() else None
 
 
 def choices(arg: str, **defaults: Any) -> SimpleNamespace:

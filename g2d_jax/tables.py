@@ -48,9 +48,11 @@ ROLLOUTS = pa.schema(
 def _preferences(text: pa.DataType) -> pa.Schema:
     columns = _required(prompt=text, chosen=text, rejected=text, prompt_ids=_IDS, chosen_ids=_IDS, rejected_ids=_IDS)
     rewards = _required(chosen_reward=pa.float64(), rejected_reward=pa.float64())
-    return pa.schema([*columns, *_required(problem_id=pa.string()), *rewards])
+    truncated = [pa.field(name, pa.bool_()) for name in _TRUNCATED]
+    return pa.schema([*columns, *_required(problem_id=pa.string()), *rewards, *truncated])
 
 
+_TRUNCATED = ("chosen_truncated", "rejected_truncated")  # null, or no such column, in what was made elsewhere
 PREFERENCES = _preferences(pa.string())
 """Columns of preferences/*.parquet where prompts are strings."""
 CHAT_PREFERENCES = _preferences(_CHAT)
@@ -121,6 +123,7 @@ def write_preferences(path: PathLike, rows: Sequence[Preference]) -> None:
         "problem_id": [row.problem_id for row in rows],
         "chosen_reward": [row.chosen_reward for row in rows],
         "rejected_reward": [row.rejected_reward for row in rows],
+        **{name: [getattr(row, name) for row in rows] for name in _TRUNCATED},
     }
     _write(path, columns, CHAT_PREFERENCES if any(chat) else PREFERENCES)
 
@@ -280,6 +283,9 @@ def _read(path: epath.Path, parse: Callable[[pa.Table], _Parsed], names: Sequenc
 def _conform(table: pa.Table, schemas: Sequence[pa.Schema]) -> pa.Table:
     """The table with the columns and types of one of the schemas (all have the same names); raises if it differs."""
     names = schemas[0].names
+    for name in _TRUNCATED:
+        if name in names and name not in table.column_names:
+            table = table.append_column(name, pa.nulls(len(table), pa.bool_()))
     if missing := [name for name in names if name not in table.column_names]:
         raise ValueError(f"it has no column {', '.join(missing)}")
     table = table.select(names)

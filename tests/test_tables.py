@@ -175,6 +175,19 @@ def test_pandas_reads_string_preferences_as_trl_wants_them(tmp_path):
     assert (row["problem_id"], row["chosen_reward"], row["rejected_reward"]) == ("00ff00ff00ff00ff", 1.0, 0.0)
 
 
+@pytest.mark.parametrize("prompt", ["1+1?", CHAT])
+def test_pairs_with_a_truncated_response_can_be_left_out(prompt, tmp_path):
+    cut = dataclasses.replace(preference(prompt), chosen_truncated=False, rejected_truncated=True)
+    whole = dataclasses.replace(preference(prompt), chosen_truncated=False, rejected_truncated=False)
+    tables.write_preferences(tmp_path / "0.parquet", [cut, whole, preference(prompt)])
+    assert all(map(same, tables.read_preferences(tmp_path), [cut, whole, preference(prompt)]))
+    frame = pd.read_parquet(tmp_path / "0.parquet")
+    assert frame["rejected_truncated"].tolist() == [True, False, None]
+    frame[:2].drop(columns=["chosen_truncated", "rejected_truncated"]).to_parquet(tmp_path / "0.parquet")
+    read = tables.read_preferences(tmp_path)  # as other programs write pairs
+    assert [(row.chosen_truncated, row.rejected_truncated) for row in read] == [(None, None)] * 2
+
+
 def test_pandas_reads_chat_preferences_as_trl_wants_them(tmp_path):
     tables.write_preferences(tmp_path / "0.parquet", [preference(CHAT)])
     [row] = pd.read_parquet(tmp_path / "0.parquet").to_dict("records")

@@ -156,6 +156,8 @@ def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: tuple[in
         rejected_ids=rejected.rollout.token_ids,
         chosen_reward=chosen.score.reward,
         rejected_reward=rejected.score.reward,
+        chosen_truncated=chosen.rollout.stop_reason == "length",
+        rejected_truncated=rejected.rollout.stop_reason == "length",
     )
 
 

@@ -161,4 +161,5 @@ class Scorers:
             )
             self._judges.append(judge)
             return judge
-        return function_scorer(own or load_reward(reward.function), None if is_scalar(reward) else reward.correct_above)
+        function = own or load_reward(reward.function, reward.folder)
+        return function_scorer(function, None if is_scalar(reward) else reward.correct_above)

@@ -167,9 +167,8 @@ def test_what_cannot_be_selected():
 
 def test_the_record():
     def scored(sample, text, ids, reward):
-        rollout = Rollout(
-            "p", 3, sample, np.array([1, 2]), np.array(ids), np.zeros(len(ids)), np.zeros(len(ids)), "stop"
-        )
+        stop = "stop" if reward else "length"
+        rollout = Rollout("p", 3, sample, np.array([1, 2]), np.array(ids), np.zeros(len(ids)), np.zeros(len(ids)), stop)
         return ScoredRollout(rollout, text, Score(reward, Verdict.CORRECT if reward else Verdict.INCORRECT))
 
     group = [scored(0, "bad", [5], 0.0), scored(1, "good", [6, 7], 1.0)]
@@ -178,6 +177,7 @@ def test_the_record():
     assert (record.chosen, record.rejected, record.chosen_reward, record.rejected_reward) == ("good", "bad", 1.0, 0.0)
     assert record.prompt_ids.tolist() == [1, 2]
     assert (record.chosen_ids.tolist(), record.rejected_ids.tolist()) == ([6, 7], [5])
+    assert (record.chosen_truncated, record.rejected_truncated) == (False, True)
 
 
 def test_best_against_worst_literal() -> None:

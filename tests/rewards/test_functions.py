@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +11,15 @@ import numpy as np
 import pytest
 
 from g2d_jax.records import Problem, Verdict
-from g2d_jax.rewards.functions import RewardFunction, call_reward, function_scorer, load_reward, verifier_scorer
+from g2d_jax.resolve import resolve
+from g2d_jax.rewards.functions import (
+    RewardFailed,
+    RewardFunction,
+    call_reward,
+    function_scorer,
+    load_reward,
+    verifier_scorer,
+)
 from g2d_jax.rewards.pool import VerifierPool
 
 PLAIN = Problem(id="a", prompt="1+1?", answer="2", columns={"level": 3})
@@ -94,6 +103,64 @@ def test_function_scorer_gives_verdicts_by_threshold() -> None:
 def test_verifier_scorer_uses_the_answers_of_the_problems(pool: VerifierPool) -> None:
     scores = verifier_scorer(pool)([PLAIN, CHAT], [r"\boxed{2}", r"\boxed{5}"], IDS)
     assert [score.verdict for score in scores] == [Verdict.CORRECT, Verdict.INCORRECT]
+
+
+BROKEN = """import math
+
+def exact(completions, label):
+    return [check(text, gold) for text, gold in zip(completions, label)]
+
+def check(text, gold):
+    return float(text == gold["value"])
+"""
+
+
+def test_a_reward_that_raises_is_named_with_its_line_and_the_response(tmp_path: Path) -> None:
+    (tmp_path / "my_broken_rewards.py").write_text(BROKEN)
+    exact = load_reward("my_broken_rewards:exact", str(tmp_path))
+    problems = [Problem(id=str(i), prompt=f"{i}+1?", columns={"label": {"value": "x"}}) for i in range(5)]
+    problems[3] = Problem(id="3", prompt="3+1?", columns={"label": {}})
+    with pytest.raises(RewardFailed) as failed:
+        call_reward(exact, problems, ["x"] * 5, IDS[:1] * 5)
+    place = f"{tmp_path / 'my_broken_rewards.py'}, line 7, in check: KeyError: 'value'"
+    assert str(failed.value) == (
+        f"reward exact ({tmp_path / 'my_broken_rewards.py'}, line 3) failed at {place}; "
+        "it does so for problem 3 ('3+1?'), response 'x'"
+    )
+    with pytest.raises(RewardFailed, match=r"test_functions.py, line \d+\) failed: TypeError: .* 'gold'"):
+        call_reward(lambda gold: [1.0], [PLAIN], ["x"], IDS[:1])
+    with pytest.raises(RewardFailed, match=r"in (together|<listcomp>): ZeroDivisionError: [a-z ]+$"):
+        call_reward(together, [PLAIN, PLAIN], ["x", "y"], IDS)
+
+
+def together(completions: list[str], **columns: Any) -> list[float]:
+    return [1.0 / (2 - len(completions)) for _ in completions]
+
+
+def test_a_file_beside_the_config_is_imported_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "my_config.py").write_text(
+        "from g2d_jax import config as settings\n"
+        "def get_config(arg=''):\n    config = settings.base()\n"
+        "    config.reward.function = 'my_rewards_beside:exact'\n    return config\n"
+    )
+    (tmp_path / "my_rewards_beside.py").write_text("def exact(completions):\n    return [1.0 for _ in completions]\n")
+    (tmp_path / "json.py").write_text("raise SystemExit('run')\n")
+    (tmp_path / "my_helpers.py").write_text("")
+    before = list(sys.path)
+    config = resolve(str(tmp_path / "my_config.py"))
+    assert config.reward.folder == str(tmp_path)
+    assert load_reward(config.reward.function, config.reward.folder)(completions=["x"]) == [1.0]
+    assert sys.path == before and "my_helpers" not in sys.modules
+    with pytest.raises(ValueError, match=r"json.py has the name of another module"):
+        load_reward("json:exact", str(tmp_path))
+    (tmp_path / "my_wrong.py").write_text("def exact(:\n")
+    with pytest.raises(ValueError, match=r"importing 'my_wrong' failed at .*my_wrong.py, line 1: SyntaxError"):
+        load_reward("my_wrong:exact", str(tmp_path))
+    (tmp_path / "my_wrong.py").write_text("LIMIT = 3\nLIMITS[0]\n")
+    with pytest.raises(ValueError, match=r"my_wrong.py, line 2, in <module>: NameError"):
+        load_reward("my_wrong:exact", str(tmp_path))
+    with pytest.raises(ValueError, match=r"cannot import 'my_rewards_elsewhere'"):
+        load_reward("my_rewards_elsewhere:exact", str(tmp_path))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Collection: from an archive, from files of others, from nothing; what becomes of every prompt; DPO behind it."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,25 @@ def test_rollouts_made_elsewhere(small: ConfigDict, tmp_path: Path, opened: Open
     assert pairs["1+1=?"].chosen_ids[-1] in opened(small, tmp_path / "work").tokenizer.eos_ids
     read = read_rollouts(tmp_path / "work" / "01-collect" / "rollouts")
     assert {row.policy for row in read} == {"external"} and np.isnan(read[0].rollout.logprobs).all()
+
+
+def test_a_reward_that_fails_names_its_stage_and_loses_nothing(
+    small: ConfigDict, tmp_path: Path, opened: Opened
+) -> None:
+    rows = [{"prompt": "1+1=?", "completion": f"\\boxed{{{i}}}", "answer": "2"} for i in range(4)]
+    small.stages.collect.rollouts = lines(tmp_path / "mine.jsonl", rows)
+    (tmp_path / "my_failing_rewards.py").write_text(
+        "labels = {}\ndef exact(completions, answer):\n"
+        "    return [float(labels.get(gold, 0) if '3' not in text else labels[gold]) for text, gold in "
+        "zip(completions, answer)]\n"
+    )
+    small.reward.function, small.reward.folder = "my_failing_rewards:exact", str(tmp_path)
+    with pytest.raises(ValueError, match=r"^stages\.collect: reward exact .*, line 3, in .*: KeyError: '2'") as failed:
+        stage(opened(small, tmp_path / "work", None))
+    assert "response '\\\\boxed{3}'" in str(failed.value) and "same --workdir continues" in str(failed.value)
+    sys.modules["my_failing_rewards"].labels["2"] = 1  # type: ignore[attr-defined]  # mended
+    with pytest.raises(StopRun, match="no preference pair"):  # all are right
+        stage(opened(small, tmp_path / "work", None))
 
 
 @pytest.mark.parametrize(
