@@ -204,6 +204,29 @@ def differences(old: ConfigDict | Mapping[str, Any], new: ConfigDict | Mapping[s
     return list(_differences(identity(old), identity(new), ""))
 
 
+def begins_more(stage: Mapping[str, Any]) -> bool:
+    """Whether fewer steps of this stage are the beginning of more: an online stage whose schedule has no end.
+
+    One that samples ahead is none: to go on in the middle of an interval takes the policy that the interval began with.
+    """
+    ahead = stage["kind"] == "online" and stage["sync_every"] != 1
+    constant = stage["kind"] == "online" and stage["optimizer"]["schedule"] == "constant"
+    return bool(constant and stage["stop"] == "steps" and not ahead)
+
+
+def with_longer(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """An identity with the steps that stages have more of in another one, where fewer are the beginning of more; and
+    the names of these stages. They may keep further steps too, from their old end on: earlier ones are gone."""
+    found, longer = storage.plain(old), []
+    for name, stage in found["stages"].items():
+        other = new["stages"].get(name, {})
+        if other.get("kind") == stage["kind"] and begins_more(stage) and other["steps"] > stage["steps"]:
+            further = [step for step in other["keep"] if step >= stage["steps"] and step not in stage["keep"]]
+            stage |= {"steps": other["steps"], "keep": [*stage["keep"], *further]}
+            longer.append(name)
+    return found, longer
+
+
 def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):

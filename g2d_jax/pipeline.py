@@ -226,6 +226,17 @@ def _inputs(name: str, stage: ConfigDict, stages: ConfigDict) -> list[str]:
     return found
 
 
+def made_from_ends(stages: ConfigDict, order: Plan) -> dict[str, list[str]]:
+    """Stage -> stages that are made from the policy it ends with, or from what was made from it, in order."""
+    found: dict[str, list[str]] = {name: [] for name in order.order}
+    for name, others in found.items():
+        for other in order.order:
+            read = stages[other].get("policies", ()) or [stages[other].policy]
+            if name in read or set(order.inputs[other]) & set(others):
+                others.append(other)
+    return found
+
+
 def _check_step(name: str, reference: str, stage: ConfigDict) -> None:
     step = reference.partition("@")[2]
     if not step:
@@ -269,7 +280,7 @@ def run(
         own_functions = _own(reward, objectives)
         mine = {"config": to_dict(config), "until": until or "", "own": own_functions, "packages": packages()}
         processes.agreed("settings or packages", mine)
-        token = processes.once(lambda: claim(config, folder, own_functions))
+        token = processes.once(lambda: claim(config, folder, own_functions, made_from_ends(config.stages, order)))
         with processes.together():
             check_token(folder, token)
         return _run_stages(config, folder, order, until, reward, objectives)

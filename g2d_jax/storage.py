@@ -225,6 +225,11 @@ def finish(stage_dir: PathLike, manifest: Mapping[str, Any]) -> None:
     write_json(epath.Path(stage_dir) / MANIFEST, {**manifest, "done": True})
 
 
+def unfinish(stage_dir: PathLike) -> None:
+    """Take back that a stage is finished: it goes on."""
+    (epath.Path(stage_dir) / MANIFEST).unlink(missing_ok=True)
+
+
 def finished(stage_dir: PathLike) -> dict[str, Any] | None:
     """The manifest of a finished stage, None if the stage is not finished. Raises ValueError for a damaged manifest."""
     path = epath.Path(stage_dir) / MANIFEST

@@ -10,7 +10,7 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import __version__, storage
-from g2d_jax.canonical import differences, to_dict
+from g2d_jax.canonical import differences, identity, to_dict, with_longer
 from g2d_jax.locks import LOCK as LOCK
 from g2d_jax.locks import locked as locked
 from g2d_jax.locks import try_lock as try_lock
@@ -75,38 +75,76 @@ def _numbered(workdir: epath.Path) -> list[tuple[re.Match[str] | None, epath.Pat
         return [(_STAGE.fullmatch(path.name), path) for path in workdir.iterdir()]
 
 
-def claim(config: ConfigDict, workdir: epath.Path, own: Mapping[str, str] = MappingProxyType({})) -> str:
+def claim(
+    config: ConfigDict,
+    workdir: epath.Path,
+    own: Mapping[str, str] = MappingProxyType({}),
+    ends: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> str:
     """Take a work directory for a config, or check that it is this config's. Writes config.json and environment.json.
 
     Returns a token of this start, for `check_token`.
 
     own: names of functions given from Python in place of configured ones; they belong to the run's identity.
-    As long as no stage has begun, the settings may still change: a mistake in the first try costs nothing.
+    ends: stage -> stages that are made from the policy it ends with.
+    As long as no stage has begun, the settings may still change: a mistake in the first try costs nothing. Later a
+    stage that `with_longer` lets go on may have more steps, unless a stage that is made from its end has begun.
     """
     file = workdir / "config.json"
     if file.exists():
         content = storage.read_json(file)
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise ValueError(f"{workdir} holds a config.json that is not a run's: choose another --workdir")
-        changed = differences(content["config"], config)
-        before = content.get("own") or {}
-        changed += [
-            f"{name} from Python: {before.get(name, 'none')} -> {own.get(name, 'none')}"
-            for name in sorted({*before, *own})
-            if before.get(name) != own.get(name)
-        ]
-        if changed and any(re.match(r"\d+-", child.name) for child in workdir.iterdir()):
-            listed = "\n  ".join(changed)
-            raise ValueError(
-                f"{workdir} was started with other settings:\n  {listed}\nChoose another --workdir, or undo the "
-                "change. Only what docs/config.md calls runtime may change: mesh, compute, logging, checkpoint …"
-            )
+        begun = stage_folders(workdir)
+        if begun:
+            _check_unchanged(content, config, workdir, own, {name: begun.keys() & set(ends[name]) for name in ends})
+        for name in with_longer(identity(content["config"]), identity(config))[1]:
+            if name in begun:
+                storage.unfinish(begun[name])
     elif workdir.exists() and any(child.name != LOCK for child in workdir.iterdir()):
         raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")
     storage.write_json(file, {"config": to_dict(config), "own": dict(own), "version": __version__})
     token = secrets.token_hex(8)
     storage.write_json(workdir / "environment.json", {**environment(), "start": token})
     return token
+
+
+def _check_unchanged(
+    content: Mapping[str, Any],
+    config: ConfigDict,
+    workdir: epath.Path,
+    own: Mapping[str, str],
+    ends: Mapping[str, Collection[str]],
+) -> None:
+    """Raise ValueError if a run that has begun would not be this config's. ends: of `claim`, those that have begun."""
+    before = content.get("own") or {}
+    functions = [
+        f"{name} from Python: {before.get(name, 'none')} -> {own.get(name, 'none')}"
+        for name in sorted({*before, *own})
+        if before.get(name) != own.get(name)
+    ]
+    longer, names = with_longer(identity(content["config"]), identity(config))
+    stale = {name: sorted(ends[name]) for name in names if ends.get(name)}
+    if not (functions or stale or differences(longer, config)):
+        return
+    changed = differences(content["config"], config)
+    parts = [
+        f"{workdir} was started with other settings:\n  " + "\n  ".join([*changed, *functions]),
+        "Choose another --workdir, or undo the change. Only what docs/config.md calls runtime may change: mesh, "
+        "compute, logging, checkpoint …, and the steps of an online stage that can go on may be raised",
+        *(
+            f"Stage {name} could go on, but {', '.join(others)} began with the policy that it ended with: move their "
+            "folders away and it does"
+            for name, others in stale.items()
+        ),
+    ]
+    trained = [line.split(".")[1] for line in changed if re.match(r"stages\.[^.]+\.(steps|epochs):", line)]
+    if trained:
+        parts.append(
+            f"To train on from where a stage ended, start another run with policy='run:{workdir}#{trained[0]}' in its "
+            "first stage, or 'hf:FOLDER' of what g2d export wrote: its optimiser starts anew"
+        )
+    raise ValueError("\n".join(parts))
 
 
 def check_token(workdir: epath.Path, token: str) -> None:

@@ -129,6 +129,89 @@ def test_changed_identity_is_refused_with_the_differences(config: ConfigDict, tm
     assert storage.read_json(tmp_path / "config.json")["config"]["seed"] == 0
 
 
+def begun(config: ConfigDict, folder: Path, *stages: str) -> epath.Path:
+    """A work directory in which these stages are finished."""
+    workdir = epath.Path(folder)
+    claim(config, workdir)
+    for name in stages:
+        storage.finish(workdir / name, {"kind": "any"})
+    return workdir
+
+
+def again(config: ConfigDict, workdir: epath.Path) -> None:
+    """What `pipeline.run` does first."""
+    order = pipeline.check(config)
+    claim(config, workdir, {}, pipeline.made_from_ends(config.stages, order))
+
+
+def test_an_online_stage_may_have_more_steps(config: ConfigDict, tmp_path: Path) -> None:
+    workdir = begun(config, tmp_path / "work", "01-sft", "02-warmup")
+    config.stages.warmup.update(steps=9, keep=(1, 3, 6))  # 3 is where it ended
+    again(config, workdir)
+    assert storage.finished(workdir / "02-warmup") is None and storage.finished(workdir / "01-sft")
+    assert storage.read_json(workdir / "config.json")["config"]["stages"]["warmup"]["steps"] == 9
+    config.stages.warmup.steps = 3
+    config.stages.warmup.keep = (1,)
+    with pytest.raises(ValueError, match=r"stages\.warmup\.steps: 9 -> 3"):
+        again(config, workdir)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 9, "keep": (1, 2)},  # the checkpoint of step 2 is gone
+        {"steps": 9, "keep": ()},
+        {"steps": 9, "num_generations": 6},
+        {"steps": 9, "optimizer.learning_rate": 1e-4},
+        {"steps": 2},
+    ],
+)
+def test_of_a_longer_stage_nothing_else_may_change(
+    config: ConfigDict, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    workdir = begun(config, tmp_path / "work", "01-sft", "02-warmup")
+    config.stages.warmup.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match="was started with other settings") as error:
+        again(config, workdir)
+    assert f"stages.warmup.steps: 3 -> {changes['steps']}" in str(error.value)
+    assert f"start another run with policy='run:{workdir}#warmup'" in str(error.value)
+    assert storage.finished(workdir / "02-warmup")
+
+
+@pytest.mark.parametrize("setting", [{"optimizer.schedule": "cosine"}, {"sync_every": 3}, {"stop": "budget"}])
+def test_a_stage_that_depends_on_its_number_of_steps_keeps_it(
+    config: ConfigDict, tmp_path: Path, setting: dict[str, object]
+) -> None:
+    config.stages.warmup.budget.amount = 1e20
+    config.stages.warmup.update_from_flattened_dict(setting)
+    workdir = begun(config, tmp_path / "work", "01-sft", "02-warmup")
+    config.stages.warmup.steps = 9
+    with pytest.raises(ValueError, match=r"stages\.warmup\.steps: 3 -> 9\nChoose another --workdir"):
+        again(config, workdir)
+
+
+def test_a_stage_from_whose_end_others_were_made_goes_on_without_them(config: ConfigDict, tmp_path: Path) -> None:
+    workdir = begun(config, tmp_path / "work", "01-sft", "02-warmup", "03-collect", "04-dpo")
+    config.stages.warmup.steps = 9
+    with pytest.raises(ValueError, match="warmup could go on, but collect, dpo began with the policy that it ended"):
+        again(config, workdir)
+    (workdir / "03-collect").rename(tmp_path / "old")
+    with pytest.raises(ValueError, match="warmup could go on, but dpo began"):
+        again(config, workdir)
+    (workdir / "04-dpo").rename(tmp_path / "older")
+    again(config, workdir)
+    assert storage.finished(workdir / "02-warmup") is None
+
+
+def test_what_was_made_from_a_kept_step_stays(config: ConfigDict, tmp_path: Path) -> None:
+    for name in ("collect", "dpo"):
+        config.stages[name].policy = "warmup@1"
+    workdir = begun(config, tmp_path / "work", "01-sft", "02-warmup", "03-collect", "04-dpo")
+    config.stages.warmup.steps = 9
+    again(config, workdir)
+    assert storage.finished(workdir / "02-warmup") is None and storage.finished(workdir / "04-dpo")
+
+
 def test_mapped_fields_survive_the_config_file(config: ConfigDict) -> None:
     config.stages.sft.data = settings.source("gsm8k.jsonl", prompt="question", completion="answer")
     again = from_dict(to_dict(config))

@@ -22,7 +22,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import pipeline, storage
-from g2d_jax.canonical import from_dict, identity, to_dict
+from g2d_jax.canonical import begins_more, from_dict, identity, to_dict
 from g2d_jax.stages import ending
 from g2d_jax.stages.select import kept_steps
 from g2d_jax.sweep.contents import contents
@@ -92,7 +92,7 @@ def build(found: Sequence[Point], asked: Mapping[str, tuple[int, Sequence[int]]]
         values = _explicit(point.config)
         explicit.append(values)
         for name, key in _ids(values).items():
-            if shares(values["stages"][name]):
+            if begins_more(values["stages"][name]):
                 most, kept = asked.get(key, (0, ()))
                 steps, stage = trajectories.setdefault(key, _Steps(most, set(kept))), values["stages"][name]
                 steps.most = max(steps.most, stage["steps"])
@@ -113,16 +113,6 @@ def build(found: Sequence[Point], asked: Mapping[str, tuple[int, Sequence[int]]]
     return Graph(nodes, points, {key: (steps.most, sorted(steps.kept)) for key, steps in trajectories.items()})
 
 
-def shares(stage: Mapping[str, Any]) -> bool:
-    """Whether fewer steps of this stage are the beginning of more: an online stage whose schedule has no end.
-
-    One that samples ahead is none: to go on in the middle of an interval takes the policy that the interval began with.
-    """
-    ahead = stage["kind"] == "online" and stage["sync_every"] != 1
-    constant = stage["kind"] == "online" and stage["optimizer"]["schedule"] == "constant"
-    return bool(constant and stage["stop"] == "steps" and not ahead)
-
-
 def _explicit(config: ConfigDict) -> dict[str, Any]:
     """The config as a dictionary in which policies of shared trajectories are named with their step."""
     values = to_dict(config)
@@ -130,7 +120,7 @@ def _explicit(config: ConfigDict) -> dict[str, Any]:
 
     def named(policy: str) -> str:
         stage = stages.get(policy)
-        if stage is None or not shares(stage):
+        if stage is None or not begins_more(stage):
             return policy
         return f"{policy}@{stage['steps']}" if stage["steps"] else named(stage["policy"])  # 0 steps change nothing
 
@@ -139,7 +129,7 @@ def _explicit(config: ConfigDict) -> dict[str, Any]:
             stage["policies"] = list(dict.fromkeys(named(policy) for policy in stage["policies"]))
         elif stage["kind"] == "select":  # which of the steps that a trajectory keeps for all points are this one's
             source = stages[stage["policy"]]
-            stage["steps"] = stage["steps"] or (kept_steps(source) if shares(source) else [])
+            stage["steps"] = stage["steps"] or (kept_steps(source) if begins_more(source) else [])
         else:
             stage["policy"] = named(stage["policy"])
     return values
@@ -153,7 +143,7 @@ def _ids(values: Mapping[str, Any]) -> dict[str, str]:
     ids: dict[str, str] = {}
     for name in order.order:
         stage = values["stages"][name]
-        own = {k: v for k, v in stage.items() if not (shares(stage) and k in ENDING)}
+        own = {k: v for k, v in stage.items() if not (begins_more(stage) and k in ENDING)}
         weighed = {other: values["stages"][other] for other in _weighed(config, name)}
         inputs = {needed: ids[needed] for needed in order.inputs[name]}
         more = [part for part in (weighed, contents(config, name)) if part]

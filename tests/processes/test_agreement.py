@@ -75,8 +75,11 @@ def test_other_settings_on_one_host_are_refused_by_all(launch: Launch, tmp_path:
 def test_a_single_process_starts_nothing(launch: Launch, tmp_path: Path) -> None:
     launched = launch(1, 1, HERE / "several.py", "alone", tmp_path, env={"SLURM_NTASKS": "1", "SLURM_PROCID": "0"})
     assert launched.statuses() == [0], launched.told()
-    threads = ["MainThread", "g2d-signals"]  # the latter hears Ctrl-C
-    assert json.loads(launched.output(0)) == {"threads": threads, "children": "", "told": [1, 0, True, [7]]}
+    found = json.loads(launched.output(0))
+    threads = set(found.pop("threads")) - {
+        "g2d-signals"
+    }  # that hears Ctrl-C, unless a suite in the background ignores it
+    assert (threads, found) == ({"MainThread"}, {"children": "", "told": [1, 0, True, [7]]})
 
 
 WRONG = {

@@ -5,9 +5,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import alike
 import jax
 import numpy as np
 import pytest
+from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import pipeline, storage
@@ -22,6 +24,7 @@ from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.step import accumulate, put_batch
+from g2d_jax.workdir import claim
 
 Opened = Callable[..., Context]
 
@@ -54,6 +57,20 @@ def sampled(context: Context, tmp_path: Path) -> tuple[Draws, Groups]:
         journal=tmp_path / "journal.parquet",
         tally=Tally(),
     )
+
+
+def test_a_stage_with_more_steps_ends_like_one_that_had_them_from_the_start(
+    warmup: ConfigDict, tmp_path: Path, opened: Opened
+) -> None:
+    stage = warmup.stages.warmup
+    stage.keep = (2,)
+    stage.optimizer.warmup_steps = 1
+    for folder, steps in (("longer", 2), ("longer", 5), ("whole", 5)):
+        stage.steps = steps
+        claim(warmup, epath.Path(tmp_path / folder))
+        assert run(opened(warmup, tmp_path / folder))["counts"]["steps"] == steps
+    assert alike.differences(tmp_path / "whole", tmp_path / "longer") == []
+    assert alike.redone(tmp_path / "longer") == 0
 
 
 def test_with_a_reference_kl_is_zero_at_the_first_step_only(warmup: ConfigDict, tmp_path: Path, opened: Opened) -> None:
