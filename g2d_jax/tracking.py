@@ -72,10 +72,11 @@ class Screen:
         self.every = every
         self._bar: Progress | None = None
 
-    def say(self, text: str) -> None:
-        """Print a message, above the bar if there is one."""
+    def say(self, text: str, style: str = "") -> None:
+        """Print a message, above the bar if there is one. style: rich's, as in "yellow"; seen on a terminal alone."""
         encoding = getattr(self.console.file, "encoding", None) or "utf-8"
-        self.console.print(Text(clean(text).encode(encoding, "backslashreplace").decode(encoding)), soft_wrap=True)
+        shown = clean(text).encode(encoding, "backslashreplace").decode(encoding)
+        self.console.print(Text(shown, style), soft_wrap=True)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Print a table. Cells are text or numbers; None is an empty cell; columns without text are right-aligned.
@@ -280,6 +281,14 @@ class Tracker:
         if self._wandb is not None:
             self._wandb.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
             self._wandb.log({**scalars, f"{stage}/step": int(step)})
+
+    def warn(self, stage: str, step: int, cause: str, text: str, values: Mapping[str, float]) -> None:
+        """Print a warning in yellow, and log it with the kind "warning/CAUSE": its text, and numbers it rests on."""
+        self.screen.say(f"WARNING: {text}", "yellow")
+        if self._metrics is not None:
+            metrics = {name: float(value) for name, value in values.items()}
+            record = {"stage": stage, "step": int(step), "kind": f"warning/{cause}", "time": time.time()}
+            self._metrics.append({**record, "metrics": metrics, "text": text})
 
     def samples(self, stage: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep a table of completions: rows with equal columns, such as prompt, completion, answer, reward, verdict."""

@@ -40,7 +40,7 @@ MEANING = (
 
 
 def dynamics(run: Run) -> str:
-    """Warnings, what training did, and charts of the stages that logged such things; "" if there is nothing to tell."""
+    """What training did, and charts of the stages that logged such things; "" if there is nothing to tell."""
     table = logged_metrics(run)
     stages = [stage for stage in run.stages if stage.kind in ("online", "offline") and _tells(table, stage.name)]
     figures = [
@@ -51,7 +51,6 @@ def dynamics(run: Run) -> str:
     return markup.section(
         "dynamics",
         "Dynamics",
-        *(markup.paragraph(text, "warning") for text in training.warnings(run)),
         *(markup.table(*one) for one in training.tables(run)),
         markup.paragraph(MEANING if any(figures) else "", "hint"),
         markup.charts(*figures),

@@ -97,8 +97,15 @@ def _header(run: Run) -> str:
         markup.paragraph(sentence, "verdict"),
         _cards(latest),
         markup.paragraph(summary.state(run), "warning"),
+        _warnings(run),
     ]
     return f"<header>{''.join(parts)}</header>"
+
+
+def _warnings(run: Run) -> str:
+    """What went wrong on the way, with what to try, in a box."""
+    listed = "".join(f"<li>{markup.shown(text)}</li>" for text in run.warnings)
+    return f'<div class="warning"><strong>Warnings</strong><ul>{listed}</ul></div>' if listed else ""
 
 
 def _line(run: Run) -> str:

@@ -30,9 +30,8 @@ def results(run: Run) -> str:
 
 
 def _selection(manifest: Mapping[str, Any]) -> str:
-    """The scores of a select stage's steps, and what it warned of."""
-    warned = (markup.paragraph(f"Warning: {text}", "warning") for text in summary.selection_warnings(manifest))
-    return markup.table(*summary.selection_table(manifest)) + "".join(warned)
+    """The scores of a select stage's steps."""
+    return markup.table(*summary.selection_table(manifest))
 
 
 def _result(manifest: Mapping[str, Any], run: Run) -> str:

@@ -94,6 +94,19 @@ class Run:
         return [stage.manifest for stage in self.stages if stage.manifest is not None]
 
     @property
+    def warnings(self) -> list[str]:
+        """What the stages warned of, in their order: as manifests have it; of one under way, as it was logged."""
+        found: list[str] = []
+        for stage in self.stages:
+            said = (stage.manifest or {}).get("warnings", ())
+            if stage.manifest is None:
+                kinds = ((one, str(one["kind"])) for one in self.metrics if one["stage"] == stage.name)
+                said = [one for one, kind in kinds if kind.startswith("warning/")]
+            said = said if isinstance(said, list) else []
+            found += [str(one["text"]) for one in said if isinstance(one, Mapping) and one.get("text")]
+        return found
+
+    @property
     def evaluations(self) -> list[Stage]:
         """Finished evaluate stages, in order; the last one is the result."""
         return [stage for stage in self.stages if stage.kind == "evaluate" and stage.manifest is not None]

@@ -34,8 +34,8 @@ CURVES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
 )
 """Charts: title, metrics, and whether those of several stages go on one y axis. Other metrics fold."""
 
-ELSEWHERE = ("probe", "probe collapse", "train collapse", "goodput")
-"""Kinds of logs that other sections show."""
+ELSEWHERE = ("probe", "warning", "goodput")
+"""Kinds of logs that other sections show, "warning/CAUSE" among them."""
 
 TIME_LINE = CURVES[:4]
 """These have the same time line of stages: one without values is marked on it as well."""
@@ -67,7 +67,7 @@ def compute(run: Run) -> str:
 
 def curves(run: Run) -> str:
     """Metrics over steps: those of several stages side by side first, then the others stage by stage."""
-    table = {key: points for key, points in logged_metrics(run).items() if key[1] not in ELSEWHERE}
+    table = {key: points for key, points in logged_metrics(run).items() if key[1].partition("/")[0] not in ELSEWHERE}
     stages = _order(run, (stage for stage, _, _ in table))
     named = {name for _, names, _ in CURVES for name in names}
     others = sorted({name for _, _, name in table} - named)

@@ -29,6 +29,7 @@ a { color: var(--accent); }
 .eyebrow { color: var(--soft); font-size: .86rem; margin: 0; }
 .verdict { font-size: clamp(1.05rem, 2vw, 1.22rem); max-width: 66ch; margin: 0 0 1.4rem; text-wrap: pretty; }
 .warning { background: var(--warn); border-radius: 8px; padding: .6rem .9rem; }
+.warning ul { margin: .3rem 0 0; padding-left: 1.2rem; }
 .hint, .note { color: var(--soft); font-size: .86rem; max-width: 90ch; }
 .note { margin: .3rem 0 0; font-size: .78rem; line-height: 1.4; }
 .cards { list-style: none; display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 210px), 1fr));

@@ -175,12 +175,6 @@ def _step_number(step: str) -> tuple[float, str]:
     return (float(step) if step.isdecimal() else math.inf), step
 
 
-def selection_warnings(manifest: Manifest) -> list[str]:
-    """What a finished select stage warned of."""
-    found = manifest.get("result", {}).get("warnings", ())
-    return [str(text) for text in found] if isinstance(found, list | tuple) else []
-
-
 def _title(evaluation: Manifest | None) -> str:
     if not evaluation:
         return "No evaluation is finished yet"
@@ -325,19 +319,15 @@ def markdown(run: Run) -> str:
         f"# {one_line(run.name)}",
         one_line(verdict(latest)),
         one_line(state(run)),
+        markdown_warnings(run.warnings),
         markdown_table(*summary_table(latest, run.manifests)),
         markdown_table(*tasks_table(latest)),
-        *(text for one in selections for text in _selection(one)),
+        *(markdown_table(*selection_table(one)) for one in selections),
         *(markdown_table(*one) for one in training.tables(run)),
-        markdown_warnings(training.warnings(run)),
         markdown_table(*compute_table(run.manifests, price(run))),
         markdown_table(*goodput_table(run.manifests)),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _selection(manifest: Manifest) -> list[str]:
-    return [markdown_table(*selection_table(manifest)), markdown_warnings(selection_warnings(manifest))]
 
 
 def markdown_warnings(texts: Iterable[str]) -> str:

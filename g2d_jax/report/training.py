@@ -55,11 +55,6 @@ def tables(run: Run) -> list[Text]:
     return [text for text in texts if text[2]]
 
 
-def warnings(run: Run) -> list[str]:
-    """What the stages said of collapses, in their order."""
-    return [str(one.get("text", "")) for stage in run.stages for one in _list(stage, "warnings") if one.get("text")]
-
-
 def settings(run: Run, stage: Stage) -> Mapping[str, Any]:
     """The stage's section of the config, {} if it has none."""
     found = run.config.get("stages", {}).get(stage.name)
@@ -70,7 +65,7 @@ def figures(run: Run, stage: Stage) -> Iterator[tuple[str, float]]:
     """Measures of a finished stage that its manifest does not have as plain numbers, for report.csv.
 
     settings/loss/NAME: 1 for the online stage's loss; settings/sync_every: 0 for never; settings/reference_sync: 0, 1;
-    dynamics/warnings: how many; dynamics/first/METRIC, dynamics/last/METRIC: of the first and the last probe.
+    dynamics/first/METRIC, dynamics/last/METRIC: of the first and the last probe.
     """
     section = settings(run, stage)
     if stage.kind == "online":
@@ -80,17 +75,15 @@ def figures(run: Run, stage: Stage) -> Iterator[tuple[str, float]]:
             yield "settings/sync_every", every
         if isinstance(section.get("reference_sync"), bool):
             yield "settings/reference_sync", float(section["reference_sync"])
-    if "dynamics" in (stage.manifest or {}):
-        yield "dynamics/warnings", float(len(_list(stage, "warnings")))
-    if probes := _list(stage, "probes"):
+    if probes := _list(stage):
         for end, probe in (("first", probes[0]), ("last", probes[-1])):
             yield from ((f"dynamics/{end}/{name}", fmt.number(probe, name)) for name in probe)
 
 
-def _list(stage: Stage, name: str) -> list[Mapping[str, Any]]:
-    """Probes or warnings of a finished stage."""
+def _list(stage: Stage) -> list[Mapping[str, Any]]:
+    """Probes of a finished stage."""
     kept = (stage.manifest or {}).get("dynamics")
-    found = kept.get(name) if isinstance(kept, Mapping) else None
+    found = kept.get("probes") if isinstance(kept, Mapping) else None
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
@@ -98,13 +91,11 @@ def _updates(stage: Stage, section: Mapping[str, Any]) -> dict[str, str]:
     manifest = stage.manifest or {}
     counted = {name: fmt.count(fmt.number(manifest, "counts", name)) for name in COUNTED}
     every = fmt.number(section, "sync_every")
-    watched = "dynamics" in manifest or "generation" in manifest  # others are older than the warnings
     row = {
         "loss": str(section.get("loss", fmt.UNKNOWN)),
         "s": "∞" if every == 0 else fmt.count(every),
         "reference sync": _reference(section),
         **{COUNTED[name]: text for name, text in counted.items()},
-        "collapse warnings": fmt.count(len(_list(stage, "warnings")) if watched else math.nan),
     }
     return {"stage": stage.name, **row}
 
@@ -139,7 +130,7 @@ def _probes(run: Run, stage: Stage) -> dict[str, str]:
 
 def _points(run: Run, stage: Stage) -> Points:
     """Probes as the manifest has them; as they were logged, of a stage that has none or is under way."""
-    told = [(fmt.number(probe, "step"), probe) for probe in _list(stage, "probes")]
+    told = [(fmt.number(probe, "step"), probe) for probe in _list(stage)]
     logs = [one for one in run.metrics if one["stage"] == stage.name and one["kind"] == "probe"]
     told = told or sorted(((float(one["step"]), one["metrics"]) for one in logs), key=lambda one: one[0])
     found: Points = {}

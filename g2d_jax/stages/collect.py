@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from g2d_jax import informativeness, processes, storage
 from g2d_jax.data.preferences import Select, pairs_of, right, select_pairs, to_preference
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
+from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.origin import check_rollouts, drawn_by, lender, rollouts_of, sampler_settings
 from g2d_jax.stages.rollouts import Draws, Groups, describe
@@ -45,12 +46,15 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         context.tracker.say(
             f"{name}: the rollouts give {missing} pairs fewer than max_pairs, {stage.max_pairs}: all kept"
         )
+    described = describe(groups)
     preferences = _preferences(context, draws, groups, pairs)
     _write(folder / "preferences", preferences, _provenance(context, name, stage, counts))
-    metrics = {**describe(groups), **{f"pairs/{key}": float(value) for key, value in counts.items()}}
+    said: list[dict[str, Any]] = []
+    alerts.say(context, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, stage)], said)
+    metrics = {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
     context.tracker.log(name, 0, metrics)
-    result = {**_lengths(preferences), "rollouts": describe(groups), "informativeness": measures}
-    return {**tally.manifest(), "counts": counts, "result": result}
+    result = {**_lengths(preferences), "rollouts": described, "informativeness": measures}
+    return {**tally.manifest(), "counts": counts, "result": result, "warnings": said}
 
 
 def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[str, Any]) -> None:

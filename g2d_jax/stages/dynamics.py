@@ -1,4 +1,4 @@
-"""How a policy changes while it is trained: fresh samples on the same prompts, and warnings when something collapses.
+"""How a policy changes while it is trained: fresh samples on the same prompts.
 
 Offline data says nothing of the trained policy's own entropy and length (arXiv 2506.21495, section 4.2), and rollouts
 of a policy synchronised long ago say little: so every stage.probe.every updates the policy itself is sampled. Probes
@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +19,7 @@ from g2d_jax import processes, storage
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
+from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.rollouts import Groups, correct, count_rollouts, describe, on_disk, sampled_groups
 from g2d_jax.stages.training import Trainer
@@ -31,19 +29,6 @@ FIGURES = (
     *("completions/mean_length_incorrect", "completions/clipped_ratio"),
 )
 """What `rollouts.describe` says of a probe's samples that a probe keeps."""
-
-WATCHED = ("entropy", "completions/mean_length", "completions/clipped_ratio", "reward")
-WINDOW = 5  # steps at either end whose medians are compared
-PROBE_WINDOW = 1  # a probe has many responses to the same prompts each time
-FALLS = {"entropy": ("entropy", 0.2, 0.05), "length": ("completions/mean_length", 0.5, 0.2)}
-"""Cause -> metric, the share of its start below which it has collapsed if the reward has not risen, and in any case.
-
-Entropy falls wherever a policy learns: GRPO on the embedded task ends at 10 to 40 % of its first entropy while the
-reward doubles, so that a share alone would cry wolf.
-"""
-MOST_CUT = 0.9  # share of responses cut at the limit above which length has exploded …
-CUT_RISE = 0.2  # … if it is so much more than at the start
-SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
 
 Reference = Callable[[], Decoder]
 """Gives the parameters of the policy that KL is measured to; called once a probe."""
@@ -70,7 +55,8 @@ def probe(
     last: bool = False,
     reference: Reference | None = None,
 ) -> None:
-    """Sample the policy as it is now, if a probe is due at this step and was not made: measure, log, warn.
+    """Sample the policy as it is now, if a probe is due at this step and was not made: measure, log, and say what has
+    gone wrong.
 
     Due are step 0, every stage.probe.every updates, the stage's last step, and with `last` any step: a stage may end
     early. Call it where no time is metered. The random numbers are the same at each step. Logged with kind "probe": see
@@ -87,22 +73,21 @@ def probe(
     total.add(cost)
     training.facts["probe_cost"] = dataclasses.asdict(total)
     context.tracker.log(name, step, found, kind="probe")
-    watch(context, name, stage, training, found, kind="probe")
+    alerts.watch(context, name, stage, training, found, kind="probe")
 
 
 def evidence(training: Trainer) -> dict[str, Any]:
-    """For the manifest: {"dynamics": …} with all probes, what they cost, and the warnings; {} if there are none.
+    """For the manifest: {"dynamics": …} with all probes and what they cost; {} if there are none.
 
     The cost, in the fields of a manifest, is in no other field.
     """
     facts = training.facts
-    if not facts.get("dynamics") and not facts.get("collapse", {}).get("warnings"):
+    if not facts.get("dynamics"):
         return {}
     return {
         "dynamics": {
             "probes": facts.get("dynamics", []),
             "probe_cost": Tally(**facts.get("probe_cost", {})).manifest(),
-            "warnings": facts.get("collapse", {}).get("warnings", []),
         }
     }
 
@@ -187,103 +172,3 @@ def divergence(groups: Groups, reference: Sequence[Sequence[np.ndarray]]) -> flo
         for row, logprobs in zip(group, found, strict=True)
     ]
     return float(np.concatenate(apart).mean())
-
-
-@dataclass(frozen=True)
-class Collapse:
-    """What has collapsed. cause: "entropy", "length" or "limit"; first, last: its medians at the start and now."""
-
-    cause: str
-    first: float
-    last: float
-
-
-def collapse(series: Mapping[str, Sequence[float]], window: int = WINDOW) -> list[Collapse]:
-    """What of a run's series of `WATCHED` metrics has collapsed, by the medians of its first and last `window` values.
-
-    Values that are not finite do not count; a series of fewer than two windows says nothing. The reward has not risen
-    if its median is known not to be above that at the start.
-    """
-    ends = {metric: _ends(series.get(metric, ()), window) for metric in WATCHED}
-    stalled = ends["reward"][1] <= ends["reward"][0]
-    found = []
-    for cause, (metric, without_gain, anyway) in FALLS.items():
-        first, last = ends[metric]
-        if last < first * (without_gain if stalled else anyway):
-            found.append(Collapse(cause, first, last))
-    first, last = ends["completions/clipped_ratio"]
-    if last > MOST_CUT and last > first + CUT_RISE:
-        found.append(Collapse("limit", first, last))
-    return found
-
-
-def _ends(values: Sequence[float], window: int) -> tuple[float, float]:
-    known = [value for value in values if math.isfinite(value)]
-    if len(known) < 2 * window:
-        return math.nan, math.nan
-    return statistics.median(known[:window]), statistics.median(known[-window:])
-
-
-def watch(
-    context: Context,
-    name: str,
-    stage: ConfigDict,
-    training: Trainer,
-    metrics: Mapping[str, float],
-    *,
-    kind: str = "train",
-) -> None:
-    """Add a step's metrics to what was seen of `WATCHED`; say, and log, what has collapsed, each cause once a stage.
-
-    Call it once a step, after the update. kind: series of different kinds are not compared; "probe" is judged on
-    single values. training.facts holds only the first and the last values of each series.
-    """
-    window = PROBE_WINDOW if kind == "probe" else WINDOW
-    facts = training.facts.setdefault("collapse", {"seen": {}, "warnings": []})
-    seen, warnings = facts["seen"].setdefault(kind, {}), facts["warnings"]
-    for metric in WATCHED:
-        if math.isfinite(value := float(metrics.get(metric, math.nan))):
-            kept = seen.setdefault(metric, [])
-            kept.append(value)
-            del kept[window:-window]
-    found = [one for one in collapse(seen, window) if one.cause not in {warning["cause"] for warning in warnings}]
-    for one in found:
-        text = f"{name}, step {training.step}: {advice(one, stage)}"
-        warnings.append({"step": training.step, "kind": kind, **dataclasses.asdict(one), "text": text})
-        context.tracker.say(text)
-    if found:
-        values = {f"collapse/{one.cause}": one.last for one in found}
-        context.tracker.log(name, training.step, values, kind=f"{kind} collapse")
-
-
-def advice(found: Collapse, stage: ConfigDict) -> str:
-    """A collapse in words, with the settings to try that this stage does not have yet."""
-    share = f"{found.last / found.first:.0%} of what it was at the start" if found.first else ""
-    what = {
-        "entropy": f"the entropy of its samples has collapsed to {found.last:.3g} nats a token, {share}",
-        "length": f"the length of its samples has collapsed to {found.last:.4g} tokens, {share}",
-        "limit": f"{found.last:.0%} of its samples are cut at max_new_tokens, {found.first:.0%} at the start",
-    }[found.cause]
-    return f"{what}. Settings to try (arXiv 2506.21495): {'; '.join(remedies(found.cause, stage))}"
-
-
-def remedies(cause: str, stage: ConfigDict) -> list[str]:
-    """What the paper found to help, or tried, against a collapse, less what the stage has already; never empty.
-
-    Reference synchronisation avoids the collapse of length in online DPO on maths (figures 2 and 7), a larger epsilon
-    sudden divergence of DPO (section 5.1); long intervals raise the risk (section 4.2). Its entropy term did not hold
-    entropy in every run (figure 6).
-    """
-    eps, found = stage.optimizer.eps, []
-    online = stage.kind == "online"
-    if online and stage.loss != "grpo" and stage.sync_every and not stage.reference_sync:
-        found.append("reference_sync=True")
-    if eps < SAFE_EPSILON:
-        found.append(f"a larger Adam epsilon, optimizer.eps=1e-4 (now {eps:g})")
-    if online and stage.sync_every != 1:
-        found.append(f"a smaller sync_every (now {stage.sync_every or 'never'})")
-    if online and cause == "entropy" and not stage.entropy_coef:
-        found.append("entropy_coef=1e-4 (now 0)")
-    if not online:
-        found.append('in place of this stage an online one with loss="dpo" and a small sync_every')
-    return found or ["a smaller optimizer.learning_rate"]

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import informativeness, stats
 from g2d_jax.records import Problem
+from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.held_out import HeldOut, places, task_results, write_problems
 from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
@@ -30,6 +31,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     """Evaluate stage.policies in order; returns the manifest's fields, results and paired differences included."""
     problems = context.problems[stage.split]
     tally, policies, answers = Tally(), [], {}
+    said: list[dict[str, Any]] = []
     write_problems(context.folders[name], problems)
     with context.metered(tally), context.tracker.progress(name, len(stage.policies)) as bar:
         for number, policy in enumerate(stage.policies, start=1):
@@ -40,6 +42,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
             metrics = _metrics(found)
             bar.update(number, {"reward": next(iter(metrics.values()))})
             context.tracker.log(name, number, {**metrics, "completions/mean_length": found["mean_length"]})
+            alerts.say(context, name, number, alerts.sampled(_shares(found), stage, f"the responses of {policy}"), said)
     pairs = list(zip(stage.policies[:-1], stage.policies[1:], strict=True))
     if len(stage.policies) > 2:
         pairs.append((stage.policies[0], stage.policies[-1]))
@@ -54,7 +57,14 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         "split": stage.split,
         "sampling": stage.sampling.to_dict(),
     }
-    return {**tally.manifest(), "counts": {"problems": len(problems)}, "result": result}
+    return {**tally.manifest(), "counts": {"problems": len(problems)}, "result": result, "warnings": said}
+
+
+def _shares(entry: dict[str, Any]) -> dict[str, float]:
+    """What of a policy's responses is cut, or has no verdict, as `alerts.sampled` reads it."""
+    verdicts, total = entry["verdicts"], max(sum(entry["verdicts"].values()), 1)
+    shares = {f"verdicts/{verdict}": count / total for verdict, count in verdicts.items()}
+    return {"completions/clipped_ratio": entry["truncated"], **shares}
 
 
 def check(stage: ConfigDict) -> None:

@@ -18,7 +18,7 @@ from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import check_dpo, dpo_weights
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
-from g2d_jax.stages import diagnosis, dynamics
+from g2d_jax.stages import alerts, diagnosis, dynamics
 from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.rollouts import on_disk
 from g2d_jax.stages.training import trainer
@@ -69,6 +69,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     ) as training:
         if training.step == 0:
             training.tally = scoring
+        alerts.alarm(context, name, training, alerts.few_updates(steps, batch_size, len(pairs)))
         probe = partial(dynamics.probe, context, name, stage, training, reference=lambda: context.policy(stage.policy))
         probe()
         while training.goes_on():
@@ -81,9 +82,12 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         counts = {"pairs": len(pairs), "steps": steps, "unused": unused, **training.skips.manifest()}
         fields = {**training.tally.manifest(), "counts": counts, **dynamics.evidence(training)}
         if not stage.diagnose:
-            return fields
+            return {**fields, **alerts.evidence(training)}
         with context.metered(cost):
             trained = score_pairs(context, training.policy, pairs, row_length, cost)
+        change = float(np.mean((trained - references)[:, 0] / [len(pair.chosen_ids) for pair in pairs]))
+        alerts.alarm(context, name, training, alerts.displaced(change, stage))
+        fields |= alerts.evidence(training)
     result = {
         "before": before,
         "after": diagnosis.pair_summary(pairs, trained),

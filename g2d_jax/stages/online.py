@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax.data import curriculum
 from g2d_jax.losses import check_clipping, check_dpo, group_advantages, token_weights
-from g2d_jax.stages import dynamics, ending
+from g2d_jax.stages import alerts, dynamics, ending
 from g2d_jax.stages.batches import LOSSES
 from g2d_jax.stages.context import Context, StopRun
 from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
@@ -41,6 +41,8 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     ) as training:
         supply = Supply(context, name, stage, training)
         reference = supply.fixed_reference if compares(stage) else None
+        problems = len(context.problems["train"])
+        alerts.alarm(context, name, training, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
         probe = partial(dynamics.probe, context, name, stage, training, reference=reference)
         probe()
         while training.goes_on() and not ending.ended(training):
@@ -51,7 +53,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
                 supply.count(taken)
                 metrics = {**_describe(taken), **taken.batch.metrics, **generation}
                 training.update(taken.batch.groups, metrics)
-            dynamics.watch(context, name, stage, training, metrics)
+            alerts.watch(context, name, stage, training, metrics)
             last = ending.ends(context, name, stage, training, taken.groups)  # before a probe, which may be interrupted
             probe()
             if last:
@@ -62,6 +64,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
                 rows = sample_rows(taken.draws, taken.groups, context.config.logging.samples)
                 context.tracker.samples(name, training.step, rows)
         probe(last=True)
+        alerts.conclude(context, name, stage, training)
         training.end()
         return {
             **training.tally.manifest(),
@@ -70,6 +73,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
             "generation": supply.generation(),
             **ending.evidence(training),
             **dynamics.evidence(training),
+            **alerts.evidence(training),
         }
 
 
@@ -209,8 +213,7 @@ def _watch_signal(context: Context, name: str, stage: ConfigDict, training: Trai
     context.tracker.samples(name, training.step, rows)
     raise StopRun(
         f"{name}: no reward signal for {training.facts['barren']} steps in a row; {_cause(stage, taken.groups)}. "
-        "Look at the completions in samples/, then try easier problems, a better starting policy, a longer "
-        "max_new_tokens or another prompt template; the policy so far is kept, "
+        f"Look at the completions in samples/. To try: {alerts.SIGNAL_ADVICE}. The policy so far is kept, "
         f"step {training.step} in {context.folders[name]}"
     )
 

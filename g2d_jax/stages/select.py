@@ -21,6 +21,8 @@ from ml_collections import ConfigDict
 from g2d_jax import processes
 from g2d_jax.accounting import TRAINING
 from g2d_jax.records import Problem
+from g2d_jax.stages import alerts
+from g2d_jax.stages.alerts import Alert
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
 from g2d_jax.training.checkpoint import Checkpoints
@@ -44,19 +46,22 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     best = best_step({step: found["score"] for step, found in scores.items()})
     if best is None:
         raise StopRun(f"{name}: no checkpoint of {stage.policy} has a score: of some task no response could be scored")
-    warnings = list(_warnings(name, stage, scores))
-    for text in warnings:
-        context.tracker.say(f"warning: {text}")
+    said: list[dict[str, Any]] = []
+    alerts.say(context, name, 0, _negative(stage, scores), said)
     context.tracker.say(f"{name}: {stage.policy}@{best}, the best of steps {', '.join(map(str, steps))}")
     result = {
         "policy": f"{stage.policy}@{best}",
         "steps": {str(step): found for step, found in scores.items()},
-        "warnings": warnings,
         "split": stage.split,
         "samples": stage.num_generations,
         "sampling": stage.sampling.to_dict(),
     }
-    return {**tally.manifest(), "counts": {"checkpoints": len(steps), "problems": len(problems)}, "result": result}
+    return {
+        **tally.manifest(),
+        "counts": {"checkpoints": len(steps), "problems": len(problems)},
+        "result": result,
+        "warnings": said,
+    }
 
 
 def check(stage: ConfigDict, stages: ConfigDict) -> None:
@@ -131,12 +136,13 @@ def _score(task: Mapping[str, Any], divided: bool) -> dict[str, float]:
     return {"score": task[names[0]], "score_sem": task[names[1]]}
 
 
-def _warnings(name: str, stage: ConfigDict, scores: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+def _negative(stage: ConfigDict, scores: Mapping[int, Mapping[str, Any]]) -> Iterator[Alert]:
     """One for each task whose scalar rewards are negative on average while they are divided by lengths."""
     for task in next(iter(scores.values()))["tasks"] if stage.length_normalise else ():
         low = min(found["tasks"][task]["reward"] for found in scores.values())
         if low < 0 and all(found["tasks"][task]["accuracy"] is None for found in scores.values()):
-            yield (
-                f"{name}: rewards of the task {task} are negative on average ({low:.3g}): divided by the length they "
-                "favour long responses; set length_normalise=False, or shift the rewards above 0"
+            yield Alert(
+                f"negative {task}",
+                f"rewards of the task {task} are negative on average ({low:.3g}): divided by the length they "
+                "favour long responses. To try: length_normalise=False, rewards shifted above 0",
             )

@@ -14,6 +14,7 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.losses import sft_weights
 from g2d_jax.records import Example
+from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.training import trainer
 from g2d_jax.training import objectives
@@ -34,13 +35,18 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         row_length=context.row_length(stage.max_length),
         per="tokens",
     ) as training:
+        alerts.alarm(context, name, training, alerts.scarce("sft", len(demonstrations), stage.batch_size, stage.steps))
         while training.goes_on():
             with context.metered(training.tally):
                 drawn = draw(order, training.step * stage.batch_size, stage.batch_size)
                 training.update(batch(context, [demonstrations[index] for index, _ in drawn]), {})
             training.checkpoint_if_due()
         training.end()
-        return {**training.tally.manifest(), "counts": {**counts, **training.skips.manifest()}}
+        return {
+            **training.tally.manifest(),
+            "counts": {**counts, **training.skips.manifest()},
+            **alerts.evidence(training),
+        }
 
 
 def examples(context: Context, stage: ConfigDict) -> tuple[list[Example], dict[str, int]]:

@@ -22,7 +22,8 @@ def made(workdir: Path, warning: str = "train, step 9: it has collapsed") -> Pat
         manifest = {"name": name, "kind": stage["kind"], "seconds": 1.0}
         if name == "train":
             cost = {"seconds": 12.0, "tokens": {"generated": 12_345}}
-            manifest["dynamics"] = {"probes": [], "probe_cost": cost, "warnings": [{"step": 9, "text": warning}]}
+            manifest["dynamics"] = {"probes": [], "probe_cost": cost}
+            manifest["warnings"] = [{"cause": "entropy", "step": 9, "text": warning}]
             manifest["counts"] = {"steps": 20, "rollouts": 5120, "prompts": 640, "pairs": 300, "skipped": 340}
             manifest["generation"] = {"calls": 4, "prompts_per_call": 160.0, "tokens_per_second": 4321.4, "share": 0.5}
         if name != "dpo":  # which is still under way
@@ -40,7 +41,7 @@ def made(workdir: Path, warning: str = "train, step 9: it has collapsed") -> Pat
             for step in (0, 10, 20):
                 probe = {"entropy": 0.4 - 0.015 * step, "completions/mean_length": 20.0 + step, "accuracy": 0.5}
                 tracker.log(name, step, probe | ({"kl": 0.01 * step} if name == "dpo" else {}), kind="probe")
-        tracker.log("train", 9, {"collapse/entropy": 0.01}, kind="train collapse")
+        tracker.warn("train", 9, "entropy", warning, {"last": 0.01})
     return workdir
 
 
@@ -62,10 +63,11 @@ def test_it_has_what_was_logged(read, tmp_path):
     ):
         assert words in text, words
     assert ">plain" not in section and "rejected, fresh" not in section
-    assert "train dpo 10 20 640 5,120 300 340 1" in text
+    assert "train dpo 10 20 640 5,120 300 340" in text
     assert "train 4 160 4,321 50.0" in text  # of the manifest: what is logged is by interval, not by call
     curves = source[source.index('<section id="curves">') : source.index('<section id="dynamics">')]
-    assert "(probe)" not in curves and "collapse" not in curves
+    assert "(probe)" not in curves and "warning" not in curves
+    assert source.index("<strong>Warnings</strong><ul><li>train, step 9") < source.index("<section")
     assert "20 of 40 values are not finite and not drawn." in text
 
 

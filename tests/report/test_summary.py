@@ -97,12 +97,14 @@ def test_what_a_selection_saw():
 
 def test_steps_of_a_selection_are_numbers(read, tmp_path):
     steps = {step: {"score": 0.5} for step in ("10", "100", "last", "20", "9")}
-    result = {"policy": "train@9", "split": "dev", "steps": steps, "warnings": ["best: rewards are *negative*"]}
-    finish(tmp_path / "01-best", {"name": "best", "kind": "select", "seconds": 1.0, "result": result})
+    result = {"policy": "train@9", "split": "dev", "steps": steps}
+    said = [{"cause": "negative main", "step": 0, "text": "best: rewards are *negative*"}]
+    manifest = {"name": "best", "kind": "select", "seconds": 1.0, "result": result, "warnings": said}
+    finish(tmp_path / "01-best", manifest)
     _, _, rows = selection_table({"name": "best", "result": result})
     assert [row[0] for row in rows] == ["9 (chosen)", "10", "20", "100", "last"]
-    assert "| last | 0.5 |\n\n- Warning: best: rewards are \\*negative\\*\n" in markdown(read_run(tmp_path))
-    assert "last 0.5 Warning: best: rewards are *negative*" in read(tmp_path)[2]
+    assert "\n\n- Warning: best: rewards are \\*negative\\*\n\nSelection best" in markdown(read_run(tmp_path))
+    assert "Warnings best: rewards are *negative*" in read(tmp_path)[2]
 
 
 @pytest.mark.parametrize("path", ["run:/runs/cold#sft", "hf:org/model", "models/cold"])

@@ -22,11 +22,8 @@ DPO = {
         "left_out": 77,
     },
     "generation": {"calls": 4, "prompts_per_call": 160.000000003, "tokens_per_second": 4321.4, "share": 0.375},
-    "dynamics": {
-        "probes": [FIRST, MIDDLE, LAST],
-        "probe_cost": COST,
-        "warnings": [{"step": 9, "text": "spdpo, step 9: the entropy has collapsed"}],
-    },
+    "dynamics": {"probes": [FIRST, MIDDLE, LAST], "probe_cost": COST},
+    "warnings": [{"step": 9, "text": "spdpo, step 9: the entropy has collapsed"}],
 }
 GRPO = {
     "counts": {"steps": 40, "rollouts": 10240, "train_problems": 900, "prompts": 1280},
@@ -53,10 +50,10 @@ def test_tables(tmp_path):
     (_, *updates), (_, *generation), (_, *probes) = tables(read_run(made(tmp_path)))
     assert updates == [
         ["stage", "loss", "s", "reference sync", "updates", "prompts drawn", "responses", "pairs trained on",
-         "prompts without a pair", "prompts left out", "collapse warnings"],
-        [["warmup", "grpo", "1", "–", "40", "1,280", "10,240", "–", "–", "–", "0"],
-         ["train", "dpo", "∞", "yes", "20", "640", "5,120", "600", "40", "77", "1"],
-         ["old", "–", "–", "–", "5", "–", "80", "–", "–", "–", "–"]],
+         "prompts without a pair", "prompts left out"],
+        [["warmup", "grpo", "1", "–", "40", "1,280", "10,240", "–", "–", "–"],
+         ["train", "dpo", "∞", "yes", "20", "640", "5,120", "600", "40", "77"],
+         ["old", "–", "–", "–", "5", "–", "80", "–", "–", "–"]],
     ]  # fmt: skip
     assert generation == [
         ["stage", "calls", "prompts a call", "tokens/s", "share of time %"],
@@ -70,13 +67,13 @@ def test_tables(tmp_path):
 
 def test_markdown_and_page_have_them(read, tmp_path):
     text = markdown(read_run(made(tmp_path)))
-    assert "| train | dpo | ∞ | yes | 20 | 640 | 5,120 | 600 | 40 | 77 | 1 |" in text
+    assert "| train | dpo | ∞ | yes | 20 | 640 | 5,120 | 600 | 40 | 77 |" in text
     assert "| train | 4 | 160 | 4,321 | 37.5 |" in text
     assert "| train | 3 | 0.5 → 0.125 | 20 → 24.5 | 0.25 → 0.75 | 0 → 0.03 | 12.3 k | 12 s |" in text
     assert "\n- Warning: spdpo, step 9: the entropy has collapsed\n" in text
     _, page, seen = read(tmp_path)
     assert "#dynamics" in page.links
-    for words in ("train dpo ∞ yes 20 640 5,120 600 40 77 1", "train 4 160 4,321 37.5", "0.25 → 0.75", "step 9: the"):
+    for words in ("train dpo ∞ yes 20 640 5,120 600 40 77", "train 4 160 4,321 37.5", "0.25 → 0.75", "step 9: the"):
         assert words in seen
 
 
@@ -97,7 +94,6 @@ def test_figures_in_the_spreadsheet(tmp_path):
         "counts/left_out": "77",
         "generation/calls": "4",
         "generation/share": "0.375",
-        "dynamics/warnings": "1",
         "dynamics/first/entropy": "0.5",
         "dynamics/last/entropy": "0.125",
         "dynamics/last/step": "20",
@@ -123,8 +119,12 @@ def test_probes_of_a_stage_under_way_are_those_logged(tmp_path):
     "fields",
     [
         {"counts": None, "generation": None, "dynamics": None},
-        {"counts": {"steps": "x"}, "generation": [1], "dynamics": {"probes": [3], "warnings": "x", "probe_cost": 1}},
-        {"generation": {"calls": "NaN", "share": True}, "dynamics": {"probes": [{}], "warnings": [{}]}},
+        {"counts": {"steps": "x"}, "generation": [1], "dynamics": {"probes": [3], "probe_cost": 1}, "warnings": "x"},
+        {
+            "generation": {"calls": "NaN", "share": True},
+            "dynamics": {"probes": [{}]},
+            "warnings": [{}, 3, {"text": None}],
+        },
     ],
 )
 def test_other_manifests(read, tmp_path, fields):

@@ -1,6 +1,5 @@
-"""Probes of a policy in training: fresh samples, the same after a restart, without effect on it. And what collapses."""
+"""Probes of a policy in training: fresh samples, the same after a restart, without effect on it."""
 
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +14,7 @@ from g2d_jax import config as settings
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Problem
 from g2d_jax.stages import dynamics
-from g2d_jax.stages.context import Context, Tally
-from g2d_jax.stages.dynamics import Collapse, collapse
+from g2d_jax.stages.context import Context
 from g2d_jax.stages.training import Trainer, trainer
 from g2d_jax.tables import read_rollouts
 from g2d_jax.tracking import read_metrics
@@ -151,112 +149,3 @@ def test_probes_take_every_task_in_turn() -> None:
     assert [problem.id for problem in dynamics.probed(made, 5)] == ["a0", "b0", "a1", "b1", "a2"]
     assert [problem.id for problem in dynamics.probed(made[:4], 3)] == ["a0", "a1", "a2"]
     assert len(dynamics.probed(made, 99)) == 6
-
-
-def falling(first: float, last: float, steps: int = 60, noise: float = 0.1) -> list[float]:
-    """From one value to the other by equal factors, with noise."""
-    rng = np.random.default_rng(0)
-    return [first * (last / first) ** (i / (steps - 1)) * (1 + noise * rng.normal()) for i in range(steps)]
-
-
-# First and last value of entropy and reward as measured on the embedded task: online GRPO of 20, 60 and 160 steps.
-@pytest.mark.parametrize(
-    ("entropy", "reward"),
-    [((0.35, 0.1), (0.33, 0.81)), ((0.136, 0.016), (0.47, 0.91)), ((0.195, 0.024), (0.33, 0.81))],
-)
-def test_a_healthy_run_is_left_alone(entropy: tuple[float, float], reward: tuple[float, float]) -> None:
-    series = {
-        "entropy": falling(*entropy),
-        "reward": falling(*reward),
-        "completions/mean_length": falling(19, 33),
-        "completions/clipped_ratio": [0.0] * 58 + [1.0, 1.0],
-    }
-    for steps in range(61):
-        assert collapse({name: values[:steps] for name, values in series.items()}) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "causes"),
-    [
-        ({"entropy": falling(0.3, 0.03)}, ["entropy"]),  # while the reward stays where it was
-        ({"entropy": falling(0.3, 0.03), "reward": falling(0.3, 0.6)}, []),
-        ({"entropy": falling(0.3, 0.005), "reward": falling(0.3, 0.6)}, ["entropy"]),
-        ({"entropy": falling(0.3, 0.03), "reward": [math.nan] * 60}, []),  # nothing known of it
-        ({"completions/mean_length": falling(600, 200)}, ["length"]),
-        ({"completions/mean_length": falling(600, 200), "reward": falling(0.3, 0.6)}, []),
-        ({"completions/mean_length": falling(600, 60), "reward": falling(0.3, 0.6)}, ["length"]),
-        ({"completions/clipped_ratio": [0.05] * 50 + [0.95] * 10}, ["limit"]),
-        ({"completions/clipped_ratio": [0.85] * 50 + [0.95] * 10}, []),  # so from the start
-        ({"entropy": [0.3] * 57 + [0.0] * 2 + [0.3]}, []),  # two odd steps
-        ({"entropy": [math.nan, *falling(0.3, 0.03), math.nan, math.inf]}, ["entropy"]),
-        ({"entropy": [0.0] * 60, "completions/mean_length": []}, []),
-    ],
-)
-def test_what_has_collapsed(changes: dict[str, list[float]], causes: list[str]) -> None:
-    flat = {"entropy": [0.3] * 60, "reward": [0.3] * 60, "completions/mean_length": [600.0] * 60}
-    assert [one.cause for one in collapse({**flat, **changes})] == causes
-
-
-def test_short_runs_say_nothing() -> None:
-    assert collapse({}) == []
-    falls = [1.0] * 5 + [0.01] * 5
-    assert collapse({"entropy": falls[:-1]}) == []
-    assert collapse({"entropy": falls}) == [Collapse("entropy", 1.0, 0.01)]
-
-
-def test_a_collapse_is_said_once_also_after_a_restart(
-    small: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
-) -> None:
-    context, stage = opened(small, tmp_path), settings.online(loss="dpo", sync_every=10)
-    how = {"policy": "init", "total": 40, "row_length": 64, "per": "tokens"}
-    lengths = falling(600, 60, 40)
-    for first in (0, 13, 26):  # three processes: what a checkpoint has of facts is JSON
-        with trainer(context, "dpo", objectives.sft(context.compute), stage.optimizer, **how) as training:
-            for i in range(first, min(first + 13, 40)):
-                training.step = i + 1
-                metrics = {"entropy": 0.3, "completions/mean_length": lengths[i], "reward": math.nan if i % 3 else 0.4}
-                dynamics.watch(context, "dpo", stage, training, metrics)
-            training.save_here()
-    said = capsys.readouterr().out
-    (warning,) = dynamics.evidence(training)["dynamics"]["warnings"]
-    assert said.count("has collapsed") == 1 and warning["text"] in said
-    assert (warning["cause"], warning["kind"]) == ("length", "train")
-    whole = {"completions/mean_length": lengths[: warning["step"]], "reward": [0.4] * 14}
-    assert collapse(whole)[0] == Collapse("length", warning["first"], warning["last"])
-    (record,) = read_metrics(tmp_path)
-    assert (record["step"], record["metrics"]) == (warning["step"], {"collapse/length": warning["last"]})
-    for remedy in ("reference_sync=True", "smaller sync_every (now 10)"):
-        assert remedy in warning["text"]
-    assert "epsilon" not in warning["text"] and "entropy_coef" not in warning["text"]
-    assert Tally(**training.facts.get("probe_cost", {})) == Tally()
-
-
-def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context, stage = opened(small, tmp_path), small.stages.dpo
-    stage.optimizer.eps = 1e-8
-    how = {"policy": "init", "total": 4, "row_length": 64, "per": "tokens"}
-    with trainer(context, "dpo", objectives.sft(context.compute), stage.optimizer, **how) as training:
-        for entropy, reward in ((0.5, 0.3), (0.2, 0.4), (0.4, 0.4), (0.05, 0.2)):
-            dynamics.watch(context, "dpo", stage, training, {"entropy": entropy, "reward": reward}, kind="probe")
-            training.step += 1
-    (warning,) = training.facts["collapse"]["warnings"]
-    assert warning["text"] == (
-        "dpo, step 3: the entropy of its samples has collapsed to 0.05 nats a token, 10% of what it was at the start. "
-        "Settings to try (arXiv 2506.21495): a larger Adam epsilon, optimizer.eps=1e-4 (now 1e-08); in place of this "
-        'stage an online one with loss="dpo" and a small sync_every'
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "cause", "expected"),
-    [
-        ({}, "entropy", ["entropy_coef=1e-4 (now 0)"]),
-        ({"loss": "dpo", "sync_every": 0}, "length", ["a smaller sync_every (now never)"]),
-        ({"loss": "dpo", "reference_sync": True, "entropy_coef": 1e-4}, "entropy", ["a smaller optimizer"]),
-        ({"optimizer": settings.optimizer(1e-6)}, "limit", ["a larger Adam epsilon"]),
-        ({"loss": "group_dpo", "sync_every": 5}, "limit", ["reference_sync=True", "a smaller sync_every (now 5)"]),
-    ],
-)
-def test_remedies_are_those_not_taken_yet(changes: dict[str, Any], cause: str, expected: list[str]) -> None:
-    found = dynamics.remedies(cause, settings.online(**changes))
-    assert len(found) == len(expected) and all(map(str.startswith, found, expected))

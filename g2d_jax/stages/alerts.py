@@ -1,0 +1,299 @@
+"""What is going wrong in a stage, in words, with what to try: rules over what the stage has recorded.
+
+    metrics, counts ─► rules ─► Alert ─► `say`, once a stage ─► terminal, metrics/, manifest ─► top of the reports
+
+The rules are pure. They tell what a person would see who looked at the curves: too few problems, nothing graded or
+nothing right, responses that are cut, a reward that stays where it was, entropy or length that collapse.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from g2d_jax.stages.context import Context
+from g2d_jax.stages.training import Trainer
+
+WATCHED = (
+    *("entropy", "reward", "frac_signal", "completions/mean_length", "completions/clipped_ratio"),
+    *("verdicts/unscorable", "verdicts/timeout"),
+)
+"""Metrics of an online update, or of a probe, that the rules look at."""
+
+WINDOW = 5  # steps at either end whose medians are compared
+PROBE_WINDOW = 1  # a probe has many responses to the same prompts each time
+FALLS = {"entropy": ("entropy", 0.2, 0.05), "length": ("completions/mean_length", 0.5, 0.2)}
+"""Cause -> metric, the share of its start below which it has collapsed if the reward has not risen, and in any case.
+
+Entropy falls wherever a policy learns: GRPO on the embedded task ends at 10 to 40 % of its first entropy while the
+reward doubles, so that a share alone would cry wolf.
+"""
+MOST_CUT = 0.9  # share of responses cut at the limit above which length has exploded …
+CUT_RISE = 0.2  # … if it is so much more than at the start
+CUT = 0.5  # share of responses cut at the limit that is too much from the start
+UNGRADED = 0.2  # share of responses that no one could grade
+SIGNAL = 0.1  # share of prompts whose responses differ in reward, below which a step hardly teaches
+MIXED = 0.1  # the same share of the prompts that pairs are made of
+VISITS = {"online": 50, "sft": 20}
+"""Kind of stage -> times that it draws each of its problems or examples above which these are too few. Rewards stand
+more repetition than demonstrations, which are learned by heart."""
+UPDATES = 10  # of an offline stage: fewer hardly move a policy
+STEPS = 20  # of an online stage: the fewest whose first and last quarter are compared
+DISPLACED = 0.2  # nats a token that chosen responses lose
+SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
+
+SIGNAL_ADVICE = "easier problems, a better starting policy, a longer max_new_tokens, another prompt template"
+
+
+@dataclass(frozen=True)
+class Alert:
+    """cause: its name, one a stage. text: what is seen, and what to try. values: the numbers it rests on."""
+
+    cause: str
+    text: str
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+# Saying
+
+
+def say(context: Context, name: str, step: int, alerts: Iterable[Alert], said: list[dict[str, Any]]) -> None:
+    """Tell the user of alerts whose cause is not among those `said`, and add them there; all processes call it.
+
+    said: {"cause", "step", "text", "values"} each, for the manifest; JSON.
+    """
+    for alert in alerts:
+        if alert.cause in {one["cause"] for one in said}:
+            continue
+        text = f"{name}{f', step {step}' if step else ''}: {alert.text}"
+        said.append({"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)})
+        context.tracker.warn(name, step, alert.cause, text, alert.values)
+
+
+def alarm(context: Context, name: str, training: Trainer, alerts: Iterable[Alert]) -> None:
+    """The same at a Trainer's step: what was said resumes with the stage."""
+    say(context, name, training.step, alerts, training.facts.setdefault("warnings", []))
+
+
+def evidence(training: Trainer) -> dict[str, Any]:
+    """For the manifest: {"warnings": …}."""
+    return {"warnings": training.facts.get("warnings", [])}
+
+
+def watch(
+    context: Context,
+    name: str,
+    stage: ConfigDict,
+    training: Trainer,
+    metrics: Mapping[str, float],
+    *,
+    kind: str = "train",
+) -> None:
+    """Add a step's metrics to what was seen of `WATCHED`, and say what has gone wrong.
+
+    Call it once a step, after the update. kind: series of different kinds are not compared; "probe" is judged on
+    single values. training.facts holds the first and the last values of each series, and all rewards of training.
+    """
+    window = PROBE_WINDOW if kind == "probe" else WINDOW
+    seen = training.facts.setdefault("watched", {}).setdefault(kind, {})
+    for metric in WATCHED:
+        if math.isfinite(value := float(metrics.get(metric, math.nan))):
+            values = seen.setdefault(metric, [])
+            values.append(value)
+            del values[window:-window]
+    alerts = [*collapse(seen, stage, window), *sampled(_latest(seen, window), stage)]
+    alarm(context, name, training, alerts)
+    if kind == "train" and math.isfinite(reward := float(metrics.get("reward", math.nan))):
+        training.facts.setdefault("rewards", []).append(reward)
+
+
+def conclude(context: Context, name: str, stage: ConfigDict, training: Trainer) -> None:
+    """Say what only the whole of an online stage shows."""
+    said = {one["cause"] for one in training.facts.get("warnings", [])}
+    if "signal" not in said:  # which says why
+        alarm(context, name, training, stalled(training.facts.get("rewards", []), stage))
+
+
+def _latest(seen: Mapping[str, Sequence[float]], window: int) -> dict[str, float]:
+    """Means of the last `window` values of each series that has as many."""
+    return {name: statistics.fmean(values[-window:]) for name, values in seen.items() if len(values) >= window}
+
+
+# Rules
+
+
+def scarce(kind: str, count: int, batch: int, steps: int) -> list[Alert]:
+    """Whether a stage of this many steps has too few problems, or examples, to draw a batch of each step from."""
+    what, size = {"online": ("problems", "prompts_per_step"), "sft": ("examples", "batch_size")}[kind]
+    visits = steps * batch / count
+    if not steps or (count >= batch and visits <= VISITS[kind]):
+        return []
+    text = (
+        f"{count} {what} for {steps} steps of {batch}: each is drawn {visits:.0f} times"
+        f"{', some of them twice in a step' if count < batch else ''}. To try: more {what}, a smaller {size}, fewer "
+        "steps"
+    )
+    return [Alert("data", text, {what: count, "visits": visits})]
+
+
+def few_updates(updates: int, batch: int, pairs: int) -> list[Alert]:
+    """Whether an offline stage does too few updates to move a policy."""
+    if updates >= UPDATES:
+        return []
+    text = (
+        f"{pairs} pairs make {updates} updates of {batch}, which hardly move a policy. To try: more prompts or "
+        "pairs_per_prompt of what collects them, a smaller batch_size, more epochs"
+    )
+    return [Alert("data", text, {"pairs": pairs, "updates": updates})]
+
+
+def few_pairs(counts: Mapping[str, int]) -> list[Alert]:
+    """Whether few of a collect stage's prompts have responses to tell apart. counts: those of its manifest."""
+    prompts, mixed = counts["prompts"], counts["mixed"]
+    if mixed >= MIXED * prompts:
+        return []
+    fates = {"all_incorrect": "all wrong", "all_correct": "all right", "all_equal": "all of one reward"}
+    fates |= {"correct_or_timeout": "right or timed out", "unscorable": "not graded"}
+    fates |= {"outside_window": "outside the window of pass rates"}
+    why = ", ".join(f"{counts[fate]} {words}" for fate, words in fates.items() if counts.get(fate))
+    text = (
+        f"{mixed} of {prompts} prompts have responses to tell apart ({why}), which gives {counts['pairs']} pairs. "
+        f"To try: {_level(counts['all_correct'] / max(prompts, 1))}, more num_generations"
+    )
+    return [Alert("signal", text, {"mixed": mixed, "prompts": prompts})]
+
+
+def sampled(shares: Mapping[str, float], stage: ConfigDict, whose: str = "its responses") -> list[Alert]:
+    """What is wrong with responses of a policy, by their shares under the names of `WATCHED`; missing ones say
+    nothing. stage: has sampling settings. whose: for the message."""
+    alerts = []
+    if (cut := shares.get("completions/clipped_ratio", 0.0)) > CUT:
+        sampling = stage.probe_sampling if "probe_sampling" in stage else stage.sampling
+        text = (
+            f"{cut:.0%} of {whose} are cut at max_new_tokens, {sampling.max_new_tokens}, and so have no end. To try: "
+            "a larger sampling.max_new_tokens, the template that the model was trained with (tokenizer.chat, "
+            "tokenizer.prompt_template), SFT on responses that end"
+        )
+        alerts.append(Alert("cut", text, {"clipped_ratio": cut}))
+    unscorable, timeout = (shares.get(f"verdicts/{verdict}", 0.0) for verdict in ("unscorable", "timeout"))
+    if unscorable + timeout > UNGRADED:
+        text = (
+            f"{unscorable + timeout:.0%} of {whose} could not be graded ({unscorable:.0%} unscorable, {timeout:.0%} "
+            "timeouts, which count as wrong). To try: look at the reference answers and at samples/, a larger "
+            "reward.cpu_seconds"
+        )
+        alerts.append(Alert("ungraded", text, {"unscorable": unscorable, "timeout": timeout}))
+    if (signal := shares.get("frac_signal", 1.0)) < SIGNAL:
+        reward = shares.get("reward", math.nan)
+        text = (
+            f"{signal:.0%} of the prompts have responses that differ in reward, whose mean is {reward:.3f}: the rest "
+            f"teaches nothing. To try: {_level(reward)}, more num_generations, refill"
+        )
+        alerts.append(Alert("signal", text, {"frac_signal": signal, "reward": reward}))
+    return alerts
+
+
+def _level(reward: float) -> str:
+    """What to change where most responses to a prompt are all right or all wrong."""
+    return "harder problems, difficulty.max_pass_rate" if reward > 0.5 else SIGNAL_ADVICE
+
+
+def stalled(rewards: Sequence[float], stage: ConfigDict) -> list[Alert]:
+    """Whether the mean reward of an online stage's steps has not risen beyond its error: two standard errors of the
+    difference between the last and the first quarter, from the scatter of the steps."""
+    if len(rewards) < STEPS:
+        return []
+    quarter = len(rewards) // 4
+    (first, first_error), (last, last_error) = (_mean(ends) for ends in (rewards[:quarter], rewards[-quarter:]))
+    if last - first > 2 * math.hypot(first_error, last_error):
+        return []
+    text = (
+        f"the reward has not risen beyond its error: {first:.3f} ± {first_error:.3f} in the first {quarter} steps, "
+        f"{last:.3f} ± {last_error:.3f} in the last. To try: a larger optimizer.learning_rate (now "
+        f"{stage.optimizer.learning_rate:g}), more steps, more prompts_per_step or num_generations against the noise, "
+        "problems that are sometimes answered right"
+    )
+    return [Alert("stalled", text, {"first": first, "last": last})]
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and its standard error."""
+    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+
+
+def displaced(change: float, stage: ConfigDict) -> list[Alert]:
+    """Whether an offline stage has made even the chosen responses much less likely (likelihood displacement, arXiv
+    2410.08847). change: mean over pairs of their log-probability after less before, nats a token."""
+    if not change < -DISPLACED:
+        return []
+    text = (
+        f"the chosen responses have lost {-change:.2f} nats a token, too: what both sides lose goes to other responses "
+        f"(arXiv 2410.08847). To try: a larger beta (now {stage.beta:g}), a smaller optimizer.learning_rate (now "
+        f"{stage.optimizer.learning_rate:g}), fewer epochs, pairs of the policy's own recent responses"
+    )
+    return [Alert("displaced", text, {"chosen_per_token": change})]
+
+
+def collapse(series: Mapping[str, Sequence[float]], stage: ConfigDict, window: int = WINDOW) -> list[Alert]:
+    """What of a stage's series of `WATCHED` metrics has collapsed, by the medians of their first and last `window`
+    values: "entropy", "length", or "limit", responses that grew to max_new_tokens.
+
+    Values that are not finite do not count; a series of fewer than two windows says nothing. The reward has not risen
+    if its median is known not to be above that at the start.
+    """
+    ends = {metric: _ends(series.get(metric, ()), window) for metric in WATCHED}
+    risen = not ends["reward"][1] <= ends["reward"][0]
+    alerts = []
+    for cause, (metric, without_gain, anyway) in FALLS.items():
+        first, last = ends[metric]
+        if last < first * (anyway if risen else without_gain):
+            alerts.append(_collapsed(cause, first, last, stage))
+    first, last = ends["completions/clipped_ratio"]
+    if last > MOST_CUT and last > first + CUT_RISE:
+        alerts.append(_collapsed("limit", first, last, stage))
+    return alerts
+
+
+def _ends(values: Sequence[float], window: int) -> tuple[float, float]:
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) < 2 * window:
+        return math.nan, math.nan
+    return statistics.median(known[:window]), statistics.median(known[-window:])
+
+
+def _collapsed(cause: str, first: float, last: float, stage: ConfigDict) -> Alert:
+    share = f"{last / first:.0%} of what it was at the start" if first else ""
+    what = {
+        "entropy": f"the entropy of its samples has collapsed to {last:.3g} nats a token, {share}",
+        "length": f"the length of its samples has collapsed to {last:.4g} tokens, {share}",
+        "limit": f"{last:.0%} of its samples are cut at max_new_tokens, {first:.0%} at the start",
+    }[cause]
+    text = f"{what}. To try (arXiv 2506.21495): {'; '.join(remedies(cause, stage))}"
+    return Alert(cause, text, {"first": first, "last": last})
+
+
+def remedies(cause: str, stage: ConfigDict) -> list[str]:
+    """What the paper found to help, or tried, against a collapse, less what the stage has already; never empty.
+
+    Reference synchronisation avoids the collapse of length in online DPO on maths (figures 2 and 7), a larger epsilon
+    sudden divergence of DPO (section 5.1); long intervals raise the risk (section 4.2). Its entropy term did not hold
+    entropy in every run (figure 6).
+    """
+    eps, found = stage.optimizer.eps, []
+    online = stage.kind == "online"
+    if online and stage.loss != "grpo" and stage.sync_every and not stage.reference_sync:
+        found.append("reference_sync=True")
+    if eps < SAFE_EPSILON:
+        found.append(f"a larger Adam epsilon, optimizer.eps=1e-4 (now {eps:g})")
+    if online and stage.sync_every != 1:
+        found.append(f"a smaller sync_every (now {stage.sync_every or 'never'})")
+    if online and cause == "entropy" and not stage.entropy_coef:
+        found.append("entropy_coef=1e-4 (now 0)")
+    if not online:
+        found.append('in place of this stage an online one with loss="dpo" and a small sync_every')
+    return found or ["a smaller optimizer.learning_rate"]

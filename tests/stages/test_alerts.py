@@ -1,0 +1,246 @@
+"""What is said to have gone wrong in a stage: the rules, and that each is said once."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from g2d_jax import config as settings
+from g2d_jax import pipeline
+from g2d_jax.canonical import to_dict
+from g2d_jax.report.run import read_run
+from g2d_jax.report.summary import markdown
+from g2d_jax.stages import alerts
+from g2d_jax.stages.alerts import SIGNAL_ADVICE, collapse, scarce
+from g2d_jax.stages.context import Context
+from g2d_jax.stages.training import trainer
+from g2d_jax.storage import write_json
+from g2d_jax.tracking import read_metrics
+from g2d_jax.training import objectives
+
+Opened = Callable[..., Context]
+ONLINE = settings.online()
+
+
+@pytest.fixture
+def small(config: ConfigDict) -> ConfigDict:
+    """One stage from random parameters."""
+    with config.unlocked():
+        config.stages = {"dpo": config.stages.dpo}
+    config.stages.dpo.policy = "init"
+    return config
+
+
+def causes(found: list[alerts.Alert]) -> list[str]:
+    return [alert.cause for alert in found]
+
+
+def falling(first: float, last: float, steps: int = 60, noise: float = 0.1) -> list[float]:
+    """From one value to the other by equal factors, with noise."""
+    rng = np.random.default_rng(0)
+    return [first * (last / first) ** (i / (steps - 1)) * (1 + noise * rng.normal()) for i in range(steps)]
+
+
+# First and last value of entropy and reward as measured on the embedded task: online GRPO of 20, 60 and 160 steps.
+@pytest.mark.parametrize(
+    ("entropy", "reward"),
+    [((0.35, 0.1), (0.33, 0.81)), ((0.136, 0.016), (0.47, 0.91)), ((0.195, 0.024), (0.33, 0.81))],
+)
+def test_a_healthy_run_is_left_alone(entropy: tuple[float, float], reward: tuple[float, float]) -> None:
+    series = {
+        "entropy": falling(*entropy),
+        "reward": falling(*reward),
+        "completions/mean_length": falling(19, 33),
+        "completions/clipped_ratio": [0.0] * 58 + [1.0, 1.0],
+    }
+    for steps in range(61):
+        assert collapse({name: values[:steps] for name, values in series.items()}, ONLINE) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"entropy": falling(0.3, 0.03)}, ["entropy"]),  # while the reward stays where it was
+        ({"entropy": falling(0.3, 0.03), "reward": falling(0.3, 0.6)}, []),
+        ({"entropy": falling(0.3, 0.005), "reward": falling(0.3, 0.6)}, ["entropy"]),
+        ({"entropy": falling(0.3, 0.03), "reward": [math.nan] * 60}, []),  # nothing known of it
+        ({"completions/mean_length": falling(600, 200)}, ["length"]),
+        ({"completions/mean_length": falling(600, 200), "reward": falling(0.3, 0.6)}, []),
+        ({"completions/mean_length": falling(600, 60), "reward": falling(0.3, 0.6)}, ["length"]),
+        ({"completions/clipped_ratio": [0.05] * 50 + [0.95] * 10}, ["limit"]),
+        ({"completions/clipped_ratio": [0.85] * 50 + [0.95] * 10}, []),  # so from the start
+        ({"entropy": [0.3] * 57 + [0.0] * 2 + [0.3]}, []),  # two odd steps
+        ({"entropy": [math.nan, *falling(0.3, 0.03), math.nan, math.inf]}, ["entropy"]),
+        ({"entropy": [0.0] * 60, "completions/mean_length": []}, []),
+    ],
+)
+def test_what_has_collapsed(changes: dict[str, list[float]], expected: list[str]) -> None:
+    flat = {"entropy": [0.3] * 60, "reward": [0.3] * 60, "completions/mean_length": [600.0] * 60}
+    assert causes(collapse({**flat, **changes}, ONLINE)) == expected
+
+
+def test_short_runs_say_nothing() -> None:
+    assert collapse({}, ONLINE) == []
+    falls = [1.0] * 5 + [0.01] * 5
+    assert collapse({"entropy": falls[:-1]}, ONLINE) == []
+    (alert,) = collapse({"entropy": falls}, ONLINE)
+    assert (alert.cause, alert.values) == ("entropy", {"first": 1.0, "last": 0.01})
+
+
+def test_a_collapse_is_said_once_also_after_a_restart(
+    small: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context, stage = opened(small, tmp_path), settings.online(loss="dpo", sync_every=10)
+    how = {"policy": "init", "total": 40, "row_length": 64, "per": "tokens"}
+    lengths = falling(600, 60, 40)
+    for first in (0, 13, 26):  # three processes: what a checkpoint has of facts is JSON
+        with trainer(context, "dpo", objectives.sft(context.compute), stage.optimizer, **how) as training:
+            for i in range(first, min(first + 13, 40)):
+                training.step = i + 1
+                metrics = {"entropy": 0.3, "completions/mean_length": lengths[i], "reward": math.nan if i % 3 else 0.4}
+                alerts.watch(context, "dpo", stage, training, metrics)
+            training.save_here()
+    said = capsys.readouterr().out
+    (warning,) = alerts.evidence(training)["warnings"]
+    assert said.count("WARNING: ") == said.count("has collapsed") == 1 and warning["text"] in said
+    assert warning["cause"] == "length"
+    whole = {"completions/mean_length": lengths[: warning["step"]], "reward": [0.4] * 14}
+    assert collapse(whole, stage)[0].values == warning["values"]
+    (record,) = read_metrics(tmp_path)
+    assert (record["step"], record["kind"]) == (warning["step"], "warning/length")
+    assert (record["metrics"], record["text"]) == (warning["values"], warning["text"])
+    for remedy in ("reference_sync=True", "smaller sync_every (now 10)"):
+        assert remedy in warning["text"]
+    assert "epsilon" not in warning["text"] and "entropy_coef" not in warning["text"]
+
+
+def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    context, stage = opened(small, tmp_path), small.stages.dpo
+    stage.optimizer.eps = 1e-8
+    how = {"policy": "init", "total": 4, "row_length": 64, "per": "tokens"}
+    with trainer(context, "dpo", objectives.sft(context.compute), stage.optimizer, **how) as training:
+        for entropy, reward in ((0.5, 0.3), (0.2, 0.4), (0.4, 0.4), (0.05, 0.2)):
+            alerts.watch(context, "dpo", stage, training, {"entropy": entropy, "reward": reward}, kind="probe")
+            training.step += 1
+    (warning,) = training.facts["warnings"]
+    assert warning["text"] == (
+        "dpo, step 3: the entropy of its samples has collapsed to 0.05 nats a token, 10% of what it was at the start. "
+        "To try (arXiv 2506.21495): a larger Adam epsilon, optimizer.eps=1e-4 (now 1e-08); in place of this "
+        'stage an online one with loss="dpo" and a small sync_every'
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause", "expected"),
+    [
+        ({}, "entropy", ["entropy_coef=1e-4 (now 0)"]),
+        ({"loss": "dpo", "sync_every": 0}, "length", ["a smaller sync_every (now never)"]),
+        ({"loss": "dpo", "reference_sync": True, "entropy_coef": 1e-4}, "entropy", ["a smaller optimizer"]),
+        ({"optimizer": settings.optimizer(1e-6)}, "limit", ["a larger Adam epsilon"]),
+        ({"loss": "group_dpo", "sync_every": 5}, "limit", ["reference_sync=True", "a smaller sync_every (now 5)"]),
+    ],
+)
+def test_remedies_are_those_not_taken_yet(changes: dict[str, Any], cause: str, expected: list[str]) -> None:
+    found = alerts.remedies(cause, settings.online(**changes))
+    assert len(found) == len(expected) and all(map(str.startswith, found, expected))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ("online", 3, 8, 30),
+            "3 problems for 30 steps of 8: each is drawn 80 times, some of them twice in a step. To",
+        ),
+        (("online", 7, 8, 1), "each is drawn 1 times, some of them twice in a step"),
+        (("online", 100, 32, 200), "each is drawn 64 times. To try: more problems, a smaller prompts_per_step"),
+        (("online", 20_000, 32, 160), ""),
+        (
+            ("sft", 64, 64, 21),
+            "64 examples for 21 steps of 64: each is drawn 21 times. To try: more examples, a smaller",
+        ),
+        (("sft", 128_000, 64, 2000), ""),
+    ],
+)
+def test_too_little_data_for_a_stage(arguments: tuple[str, int, int, int], expected: str) -> None:
+    found = scarce(*arguments)
+    assert len(found) == bool(expected) and all(expected in alert.text for alert in found)
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected", "words"),
+    [
+        ({"completions/clipped_ratio": 0.98}, ["cut"], "98% of its responses are cut at max_new_tokens, 256"),
+        ({"completions/clipped_ratio": 0.5}, [], ""),
+        (
+            {"verdicts/unscorable": 0.15, "verdicts/timeout": 0.1},
+            ["ungraded"],
+            "25% of its responses could not be graded",
+        ),
+        ({"verdicts/unscorable": 0.1, "verdicts/timeout": 0.1}, [], ""),
+        ({"frac_signal": 0.05, "reward": 0.001}, ["signal"], SIGNAL_ADVICE),
+        ({"frac_signal": 0.05, "reward": 0.99}, ["signal"], "To try: harder problems, difficulty.max_pass_rate"),
+        ({"frac_signal": 0.1, "reward": 0.0}, [], ""),
+        ({}, [], ""),
+    ],
+)
+def test_what_is_wrong_with_responses(shares: dict[str, float], expected: list[str], words: str) -> None:
+    found = alerts.sampled(shares, ONLINE)
+    assert causes(found) == expected and all(words in alert.text for alert in found)
+
+
+def test_few_pairs_and_few_updates() -> None:
+    assert alerts.few_updates(10, 8, 80) == []
+    (alert,) = alerts.few_updates(2, 8, 17)
+    assert alert.text.startswith("17 pairs make 2 updates of 8, which hardly move a policy. To try: more prompts")
+    counts = {"prompts": 100, "mixed": 9, "all_correct": 1, "all_incorrect": 90, "pairs": 20}
+    (alert,) = alerts.few_pairs(counts)
+    assert "9 of 100 prompts have responses to tell apart (90 all wrong, 1 all right), which gives 20" in alert.text
+    assert SIGNAL_ADVICE in alert.text
+    (alert,) = alerts.few_pairs({**counts, "all_correct": 90, "all_incorrect": 1})
+    assert "To try: harder problems" in alert.text
+    assert alerts.few_pairs({**counts, "mixed": 10}) == []
+
+
+def test_a_reward_that_does_not_rise() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.05, 100)
+    assert causes(alerts.stalled([*(0.3 + noise)], ONLINE)) == ["stalled"]
+    assert causes(alerts.stalled([*(0.5 + noise - 0.004 * np.arange(100))], ONLINE)) == ["stalled"]
+    assert alerts.stalled([*(0.3 + noise + 0.004 * np.arange(100))], ONLINE) == []
+    assert alerts.stalled([*(0.3 + noise[:19])], ONLINE) == []  # too few steps to tell
+    (alert,) = alerts.stalled([0.25] * 10 + [0.5] * 10 + [0.25] * 10, ONLINE)
+    assert "0.250 ± 0.000 in the first 7 steps, 0.250 ± 0.000 in the last. To try: a larger optimizer" in alert.text
+
+
+def test_chosen_responses_that_become_unlikely() -> None:
+    dpo = settings.offline()
+    assert alerts.displaced(-0.1, dpo) == alerts.displaced(0.5, dpo) == alerts.displaced(math.nan, dpo) == []
+    (alert,) = alerts.displaced(-0.31, dpo)
+    assert "have lost 0.31 nats a token" in alert.text and "a larger beta (now 0.1)" in alert.text
+
+
+def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the_report(
+    config: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three problems, four a step, all rewards 0."""
+    with config.unlocked():
+        config.stages = {"warmup": config.stages.warmup}
+    config.data.train.limit = 3
+    config.stages.warmup.update(policy="init", steps=6, keep=())
+    write_json(tmp_path / "config.json", {"config": to_dict(config)})
+    context = opened(config, tmp_path, lambda completions, **_: [0.0] * len(completions))
+    manifest = pipeline.run_stage(context, "warmup", pipeline.plan(config))
+    found = [(one["cause"], one["step"]) for one in manifest["warnings"]]
+    assert [one for one in found if one[0] != "cut"] == [("data", 0), ("signal", 5)]
+    said = capsys.readouterr().out
+    for text in (one["text"] for one in manifest["warnings"]):
+        assert said.count(f"WARNING: {text}\n") == 1
+    assert said.index("3 problems for 6 steps of 4") < said.index("warmup 1/6")
+    text = markdown(read_run(tmp_path))
+    assert text.index("- Warning: warmup: 3 problems for 6 steps") < text.index("| stage |")
+    (tmp_path / "01-warmup" / "manifest.json").unlink()  # of a stage under way it is what was logged
+    assert markdown(read_run(tmp_path)).count("- Warning: ") == len(found)
