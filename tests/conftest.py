@@ -28,8 +28,10 @@ import fsspec  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from etils import epath  # noqa: E402
+from forks import Forks  # noqa: E402
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 from object_store import gs_server, s3_server  # noqa: E402
+from once import once, root  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -61,14 +63,14 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
     Programs are compiled once for all these processes, also for those of parallel test workers.
     """
-    root = tmp_path_factory.getbasetemp()
-    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     tests = Path(__file__).parent
     return {
         **os.environ,
         "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",  # compile fast
         "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)]),
-        "JAX_COMPILATION_CACHE_DIR": str(root / "compiled"),
+        "JAX_COMPILATION_CACHE_DIR": os.environ.get(
+            "JAX_COMPILATION_CACHE_DIR", str(root(tmp_path_factory) / "compiled")
+        ),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
@@ -83,6 +85,26 @@ def process(one_device: dict[str, str]) -> Iterator[ProcessPoolExecutor]:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             pool.submit(math.sqrt, 1.0).result()  # it is started with these variables
             yield pool
+
+
+@pytest.fixture(scope="session")
+def forks(one_device: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """Starts processes with one device that have everything imported already."""
+    with Forks(one_device, tmp_path_factory.mktemp("forked")) as forks:
+        yield forks
+
+
+@pytest.fixture(scope="session")
+def finished(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A work directory of tiny.py, run to its end by `g2d run`. Read it only: it is that of all tests."""
+
+    def make(folder: Path) -> None:
+        tiny = Path(__file__).parent / "tiny.py"
+        done = forks.run("run", "--config", tiny, "--workdir", "work", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert "work directory: work\n" in done.stdout and "report: " in done.stdout
+
+    return once(tmp_path_factory, "finished", make) / "work"
 
 
 @pytest.fixture(scope="module")

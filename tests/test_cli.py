@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from forks import Forks
 
 from g2d_jax import cli, processes, storage
 from g2d_jax.watcher import watched
@@ -20,35 +21,27 @@ TINY = str(Path(__file__).parent / "tiny.py")
 SMALL = ("--config.stages.sft.steps=2", "--config.stages.warmup.steps=2", "--config.data.test.limit=8")
 
 
-def g2d(folder: Path, env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "g2d_jax", *arguments]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cli")
 
 
 @pytest.fixture(scope="module")
-def work(folder: Path, one_device: dict[str, str]) -> Path:
-    """A whole run with a relative work directory."""
-    done = g2d(folder, one_device, "run", "--config", TINY, "--workdir", "some/work", *SMALL)
-    assert done.returncode == 0, done.stderr
-    assert "work directory: some/work\n" in done.stdout
-    assert "report: " in done.stdout
-    return folder / "some" / "work"
+def work(folder: Path, finished: Path) -> Path:
+    """A whole run of one's own."""
+    return Path(shutil.copytree(finished, folder / "some" / "work"))
 
 
 def test_a_run_leaves_its_results(work: Path) -> None:
     assert (work / "report.html").is_file() and (work / "report.md").is_file()
     result = storage.read_json(work / "05-evaluate" / "manifest.json")["result"]
     assert [entry["name"] for entry in result["policies"]] == ["sft", "warmup", "dpo"]
-    assert result["problems"] == 8
+    assert result["problems"] == 16
 
 
 def test_without_a_workdir_one_is_chosen_and_the_run_can_stop_early(tmp_path: Path, one_device: dict[str, str]) -> None:
-    done = g2d(tmp_path, one_device, "run", "--config", TINY, "--until", "sft", *SMALL)
+    command = [sys.executable, "-m", "g2d_jax", "run", "--config", TINY, "--until", "sft", *SMALL]
+    done = subprocess.run(command, cwd=tmp_path, env=one_device, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     (chosen,) = (tmp_path / "runs").iterdir()
     assert chosen.name.startswith("tiny-") and f"work directory: runs/{chosen.name}\n" in done.stdout
@@ -126,12 +119,12 @@ def test_status_tells_how_far_each_stage_is(work: Path, tmp_path: Path, capsys: 
     (tmp_path / "work" / "02-warmup" / "manifest.json").unlink()
     assert cli.main(["status", "--workdir", str(tmp_path / "work")]) == 0
     told = capsys.readouterr().out
-    assert "at step 2" in told and "2 files of rollouts" in told and told.count("done") == 3
+    assert "at step 3" in told and "2 files of rollouts" in told and told.count("done") == 3
 
 
 def test_other_settings_are_refused_for_the_same_workdir(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "--config", TINY, "--workdir", str(work)]) == 1
-    assert "data.test.limit: 8 -> 16" in capsys.readouterr().err
+    assert cli.main(["run", "--config", TINY, "--workdir", str(work), "--config.data.test.limit=8"]) == 1
+    assert "data.test.limit: 16 -> 8" in capsys.readouterr().err
 
 
 def test_dry_run_shows_everything_and_leaves_nothing(
@@ -194,7 +187,7 @@ def test_status(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert cli.main(["status", "--workdir", str(work)]) == 0
     lines = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line[1:5]] for line in lines[2:]]
-    assert rows[1] == ["warmup", "online", "done", "2"] and [row[2] for row in rows] == ["done"] * 5
+    assert rows[1] == ["warmup", "online", "done", "3"] and [row[2] for row in rows] == ["done"] * 5
     assert cli.main(["status", "--workdir", str(tmp_path)]) == 1
     assert "holds no run" in capsys.readouterr().err
 
@@ -297,7 +290,7 @@ def test_compare(
     point = str(study / "points" / "mine" / "K=1")
     assert cli.main(["compare", str(work), point]) == 0
     out = capsys.readouterr().out
-    assert "8 problems are common to all, all there are." in out and "B: all settings as those of A." in out
+    assert "16 problems are common to all, all there are." in out and "B: all settings as those of A." in out
     assert "| A: G2D (dpo) → B: G2D (dpo)" in out  # not B's sft, which is the same file
     assert out.split()[-3:] == [str(tmp_path / "compare" / f"compare.{kind}") for kind in ("html", "md", "csv")]
     assert cli.main(["compare", str(work), point, "--policies", "all"]) == 0
@@ -308,32 +301,32 @@ def test_compare(
     assert "has no finished evaluation" in capsys.readouterr().err
 
 
-def test_sample(work: Path, folder: Path, one_device: dict[str, str]) -> None:
-    done = g2d(folder, one_device, "sample", "--workdir", "some/work", "--prompt", "1+2+3=?", "--count", "3")
+def test_sample(work: Path, folder: Path, forks: Forks) -> None:
+    done = forks.run("sample", "--workdir", "some/work", "--prompt", "1+2+3=?", "--count", "3", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "policy dpo" in done.stdout
     assert done.stdout.count("1+2+3=?") == 3
-    done = g2d(folder, one_device, "sample", "--workdir", "some/work", "--policy", "nope")
+    done = forks.run("sample", "--workdir", "some/work", "--policy", "nope", cwd=folder)
     assert done.returncode == 1 and "no such stage" in done.stderr
 
 
-def test_evaluate_elsewhere(work: Path, folder: Path, one_device: dict[str, str]) -> None:
+def test_evaluate_elsewhere(work: Path, folder: Path, forks: Forks) -> None:
     problems = folder / "mine.jsonl"
     rows = [{"problem": f"{i}+2+3=?", "answer": str(i + 5)} for i in range(5)]
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ["evaluate", "--workdir", "some/work", "--policy", "warmup@1", "--problems", "mine.jsonl"]
-    done = g2d(folder, one_device, *command, "--num-generations", "1")
+    done = forks.run(*command, "--num-generations", "1", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "on 5 problems, 1 answer" in done.stdout
     (place,) = (work / "evaluations").iterdir()
     manifest = storage.finished(place)
     assert manifest is not None and manifest["result"]["policies"][0]["name"] == "warmup@1"
     before = {file: file.stat().st_mtime_ns for file in place.rglob("*.parquet")}
-    assert g2d(folder, one_device, *command, "--num-generations", "1").returncode == 0
+    assert forks.run(*command, "--num-generations", "1", cwd=folder).returncode == 0
     assert {file: file.stat().st_mtime_ns for file in place.rglob("*.parquet")} == before  # asked again: reused
-    done = g2d(folder, one_device, *command, "--num-generations", "1", "--limit", "2")
+    done = forks.run(*command, "--num-generations", "1", "--limit", "2", cwd=folder)
     assert done.returncode == 0 and "on 2 problems, 1 answer" in done.stdout, done.stderr
-    done = g2d(folder, one_device, *command[:4], "warmup@7")
+    done = forks.run(*command[:4], "warmup@7", cwd=folder)
     assert done.returncode == 1 and "no checkpoint of that step" in done.stderr
 
 
@@ -399,9 +392,9 @@ def check_card(card: str) -> None:
     made = card.partition("## How it was made")[2].partition("\n## ")[0]
     did = {name.strip(): what.strip() for _, name, what, *_ in (line.split("|") for line in made.split("\n")[4:-1])}
     assert list(did) == ["sft", "warmup", "collect", "dpo"]
-    assert did["sft"] == "supervised fine-tuning from init: 2 steps of 8 examples, learning rate 0.003"
+    assert did["sft"] == "supervised fine-tuning from init: 6 steps of 8 examples, learning rate 0.003"
     assert did["warmup"] == (
-        "online grpo from sft: 2 steps of 4 prompts x 4 responses, sampling policy refreshed every 1 update, "
+        "online grpo from sft: 3 steps of 4 prompts x 4 responses, sampling policy refreshed every 1 update, "
         "learning rate 0.001"
     )
     assert did["collect"].endswith("preference pairs from 32 rollouts of warmup (sample)")

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from forks import Forked, Forks
 from object_store import BUCKET
 
 TINY = str(Path(__file__).parent / "tiny.py")
-SMALL = (
-    *("--config.stages.sft.steps=2", "--config.stages.warmup.steps=2", "--config.data.test.limit=8"),
-    *("--config.checkpoint.every=1", "--config.checkpoint.keep=1"),
-)
 MODEL = """
 import sys
 import jax, numpy as np, tiny
@@ -74,16 +72,25 @@ print(json.dumps({
 """
 
 
-def begin(env: dict[str, str], code: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+Start = Callable[..., Forked]
 
 
-def call(env: dict[str, str], code: str, *arguments: str) -> tuple[str, str]:
-    process = begin(env, code, *arguments)
-    out, error = process.communicate(timeout=240)
-    assert process.returncode == 0, error
-    return out, error
+@pytest.fixture
+def start(forks: Forks, one_device: dict[str, str]) -> Start:
+    """start(variables, code, *arguments): with these variables in the environment too."""
+    return lambda variables, code, *arguments: forks.start(*arguments, code=code, env={**one_device, **variables})
+
+
+@pytest.fixture
+def call(start: Start) -> Callable[..., Forked]:
+    """The same, to its end, which must be a good one."""
+
+    def call(*arguments: Any) -> Forked:
+        done = start(*arguments)
+        assert done.wait() == 0, done.stderr
+        return done
+
+    return call
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -91,39 +98,34 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.safetensors")}
 
 
-@pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory, one_device: dict[str, str]) -> tuple[dict, dict[str, str]]:
-    """What an uninterrupted run on local disk has, and its last policy."""
-    folder = tmp_path_factory.mktemp("local")
-    call(one_device, G2D, "run", "--config", TINY, "--workdir", str(folder / "run"), *SMALL)
-    call(one_device, G2D, "export", "--workdir", str(folder / "run"), "--policy", "dpo", "--output", str(folder / "hf"))
-    return json.loads(call(one_device, READ, str(folder / "run"))[0]), digests(folder / "hf")
-
-
-@pytest.mark.parametrize("store", ["s3", "gs"])
-def test_a_run_killed_and_continued_is_the_run_on_local_disk(store, local, request, one_device, tmp_path):
-    env, workdir = {**one_device, **request.getfixturevalue(store)}, f"{store}://{BUCKET}/run"
-    arguments = ("run", "--config", TINY, "--workdir", workdir, *SMALL)
-    with begin(env, G2D, *arguments) as first:
-        assert any(line.startswith("warmup 1/2") for line in first.stdout)
-        first.kill()
-    out, error = call(env, G2D, *arguments)
-    assert "sft: done before, skipped" in out and f"report: {workdir}/report.html" in out
-    assert "is locked by process" in error and "its lock is taken over" in error
-    found, (expected, weights) = json.loads(call(env, READ, workdir)[0]), local
+@pytest.mark.parametrize("store", ["s3", pytest.param("gs", marks=pytest.mark.slow)])
+def test_a_run_killed_and_continued_is_the_run_on_local_disk(store, finished, request, start, call, tmp_path):
+    variables, workdir = request.getfixturevalue(store), f"{store}://{BUCKET}/run"
+    arguments = (variables, G2D, "run", "--config", TINY, "--workdir", workdir)
+    with start(*arguments) as first:
+        while "warmup 1/3" not in first.stdout:
+            assert first.poll() is None, first.stderr
+            time.sleep(0.02)
+    done = call(*arguments)
+    assert "sft: done before, skipped" in done.stdout and f"report: {workdir}/report.html" in done.stdout
+    assert "is locked by process" in done.stderr and "its lock is taken over" in done.stderr
+    found, expected = (json.loads(call(variables, READ, root).stdout) for root in (workdir, finished))
     assert found["damage"] == [""] and found == expected
-    call(env, G2D, "export", "--workdir", workdir, "--policy", "dpo", "--output", str(tmp_path / "hf"))
-    assert digests(tmp_path / "hf") == weights != {}
-    assert call(env, G2D, "status", "--workdir", workdir)[0].count(" done ") == 5
-    assert "nothing" not in call(env, G2D, "report", workdir)[0]
+    for root in (workdir, finished):
+        output = tmp_path / ("local" if root is finished else "store")
+        call(variables, G2D, "export", "--workdir", root, "--policy", "dpo", "--output", output)
+    assert digests(tmp_path / "store") == digests(tmp_path / "local") != {}
+    assert call(variables, G2D, "status", "--workdir", workdir).stdout.count(" done ") == 5
+    assert "nothing" not in call(variables, G2D, "report", workdir).stdout
 
 
-def test_a_run_starts_from_a_model_on_a_store(s3, gs, one_device, tmp_path):
+@pytest.mark.slow
+def test_a_run_starts_from_a_model_on_a_store(s3, gs, call, tmp_path):
     urls = [f"{store}://{BUCKET}/models/tiny" for store in ("s3", "gs")]
-    call({**one_device, **s3, **gs}, MODEL, str(tmp_path), *urls)
+    call({**s3, **gs}, MODEL, tmp_path, *urls)
 
 
-def test_half_an_upload_is_no_checkpoint_and_is_cleared_away(s3, one_device):
+def test_half_an_upload_is_no_checkpoint_and_is_cleared_away(s3, call):
     code = f"""
 import jax.numpy as jnp, sys
 from etils import epath
@@ -150,10 +152,11 @@ assert sorted([*before, "others"]) == sorted(path.name for path in folder.iterdi
 (folder / "4" / "commit_success.txt").unlink()
 assert Checkpoints(folder).latest() == 3
 """
-    call({**one_device, **s3}, code)
+    call(s3, code)
 
 
-def test_two_processes_share_a_study(s3, one_device, tmp_path):
+@pytest.mark.slow
+def test_two_processes_share_a_study(s3, start, call, tmp_path):
     (tmp_path / "only_sft.py").write_text(
         "import tiny\n"
         "def get_config(arg=''):\n"
@@ -166,25 +169,23 @@ def test_two_processes_share_a_study(s3, one_device, tmp_path):
     workdir = f"s3://{BUCKET}/study"
     arguments = ("sweep", "--config", str(tmp_path / "only_sft.py"), "--workdir", workdir)
     values = ("--product", "stages.sft.steps=1,2")
-    both = [begin({**one_device, **s3}, G2D, *arguments, *values) for _ in range(2)]
-    ended = [process.communicate(timeout=240) for process in both]
-    assert [process.returncode for process in both] == [0, 0], ended
-    taken = [line.split()[1] for out, _ in ended for line in out.splitlines() if line.startswith("[")]
-    assert len(taken) == len(set(taken)) == 2, ended
-    assert call({**one_device, **s3}, G2D, "status", "--workdir", workdir)[0]
+    both = [start(s3, G2D, *arguments, *values) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0], [process.stderr for process in both]
+    taken = [line.split()[1] for process in both for line in process.stdout.splitlines() if line.startswith("[")]
+    assert len(taken) == len(set(taken)) == 2, taken
+    assert call(s3, G2D, "status", "--workdir", workdir).stdout
 
 
 @pytest.mark.parametrize(("scheme", "package", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs")])
-def test_a_missing_driver_names_the_extra(scheme, package, extra, one_device):
+def test_a_missing_driver_names_the_extra(scheme, package, extra, start):
     hidden = f"import sys; sys.modules[{package!r}] = None\n" + G2D  # as if it were not installed
     for command in (("run", "--config", TINY, "--workdir", f"{scheme}://b/run"), ("report", f"{scheme}://b/run")):
-        with begin(one_device, hidden, *command) as process:
-            _, error = process.communicate(timeout=120)
-        assert process.returncode == 1
-        assert f"{scheme}://b/run needs an extra: pip install 'g2d-jax[{extra}]'" in error
+        process = start({}, hidden, *command)
+        assert process.wait() == 1
+        assert f"{scheme}://b/run needs an extra: pip install 'g2d-jax[{extra}]'" in process.stderr
 
 
-def test_an_unknown_store_is_refused(one_device):
-    with begin(one_device, G2D, "run", "--config", TINY, "--workdir", "az://b/run") as process:
-        _, error = process.communicate(timeout=120)
-    assert process.returncode == 1 and "paths are local, gs://BUCKET/… or s3://BUCKET/…, not az://" in error
+def test_an_unknown_store_is_refused(start):
+    process = start({}, G2D, "run", "--config", TINY, "--workdir", "az://b/run")
+    assert process.wait() == 1
+    assert "paths are local, gs://BUCKET/… or s3://BUCKET/…, not az://" in process.stderr

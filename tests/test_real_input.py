@@ -4,12 +4,11 @@ A random model solves nothing, so its pairs come from supplied rollouts: gold so
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forks import Forks
 
 DATA = Path(__file__).parents[1] / "../shared/data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="needs GSM8K and MATH-500 in ../shared/data")
@@ -89,12 +88,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_every_stage_and_back_into_transformers(
-    folder: Path, one_device: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_stage_and_back_into_transformers(folder: Path, forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
     def g2d(*arguments: str) -> None:
-        command = [sys.executable, "-m", "g2d_jax", *arguments]
-        done = subprocess.run(command, cwd=folder, env=one_device, capture_output=True, text=True, timeout=280)
+        done = forks.run(*arguments, cwd=folder)
         assert done.returncode == 0, done.stderr
 
     g2d("run", "--config", "real.py", "--workdir", "work")

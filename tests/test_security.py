@@ -10,8 +10,6 @@ import importlib.util
 import json
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from etils import epath
+from forks import Forks
 
 from g2d_jax import config as settings
 from g2d_jax import storage, tables, workdir
@@ -253,10 +252,10 @@ def everything(folder: Path) -> bytes:
     return b"\n".join(parts)
 
 
-def test_a_run_writes_no_secret(tmp_path: Path, one_device: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "g2d_jax", "run", "--until", "dpo", "--workdir", str(tmp_path / "run")]
+def test_a_run_writes_no_secret(tmp_path: Path, forks: Forks, one_device: dict[str, str]) -> None:
+    command = ["run", "--until", "dpo", "--workdir", tmp_path / "run"]
     command += ["--config", f"{TINY}:https://someone:{PASSWORD}@host.example/{SECRETS['HF_TOKEN']}"]
-    done = subprocess.run(command, env={**one_device, **SECRETS}, capture_output=True, text=True, timeout=250)
+    done = forks.run(*command, env={**one_device, **SECRETS})
     assert done.returncode == 0, done.stderr
     written = everything(tmp_path / "run") + done.stdout.encode() + done.stderr.encode()
     assert [name for name, value in SECRETS.items() if value.encode() in written] == []

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forks
 
 from g2d_jax import storage
 from g2d_jax.tracking import read_metrics
 
 HERE = Path(__file__).parent
-RUN = [sys.executable, "-m", "g2d_jax", "run", "--config", str(HERE / "short.py"), "--workdir"]
+RUN = ["run", "--config", str(HERE / "short.py"), "--workdir"]
 MOUNT = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=8m none "$1" && shift && exec "$@"', "sh"]
 """Runs a command in a namespace of its own, where a small file system of its own lies on a folder."""
 
@@ -66,25 +67,20 @@ def metrics(workdir: Path) -> dict[Any, dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, one_device: dict[str, str]) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """The work directory of a run that another one tried to enter."""
     workdir = tmp_path_factory.mktemp("whole") / "work"
-    with (workdir.parent / "log").open("wb") as log:
-        first = subprocess.Popen([*RUN, workdir], env=one_device, stdout=log, stderr=log)
-    try:
+    with forks.start(*RUN, workdir) as first:
         deadline = time.monotonic() + 120
         while not (workdir / "01-sft").exists() and first.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         first.send_signal(signal.SIGSTOP)  # else it might end before the second has started
-        second = subprocess.run([*RUN, workdir], env=one_device, capture_output=True, text=True, timeout=120)
+        second = forks.run(*RUN, workdir, timeout=120)
         first.send_signal(signal.SIGCONT)
         assert second.returncode == 1
         assert f"g2d: {workdir} is in use by another process" in second.stderr
-        assert first.wait(240) == 0, (workdir.parent / "log").read_text()
-    finally:
-        first.kill()
-        first.wait()
+        assert first.wait() == 0, first.stderr
     return workdir
 
 
@@ -94,6 +90,7 @@ def test_a_second_run_is_told_at_once_and_the_first_goes_on(whole: Path) -> None
     assert [record["step"] for record in read_metrics(whole) if record["stage"] == "sft"] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_or_read_only(tmp_path: Path, whole: Path, one_device: dict[str, str]) -> None:
     if not can_mount(tmp_path):
         pytest.skip("this machine lets us mount nothing")
@@ -124,24 +121,20 @@ def test_a_disk_that_is_full_or_read_only(tmp_path: Path, whole: Path, one_devic
     alike(whole, tmp_path / "left")
 
 
-@pytest.mark.parametrize("how", ["deleted", "moved"])
-def test_a_work_directory_taken_away(how: str, tmp_path: Path, one_device: dict[str, str]) -> None:
+@pytest.mark.parametrize("how", ["deleted", pytest.param("moved", marks=pytest.mark.slow)])
+def test_a_work_directory_taken_away(how: str, tmp_path: Path, forks: Forks) -> None:
     """The run ends by itself within seconds, and what it left there, if anything, is taken for no run."""
     workdir, away = tmp_path / "work", tmp_path / "away"
-    command = [*RUN, str(workdir), "--config.stages.sft.steps=100000"]
-    with subprocess.Popen(command, env=one_device, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
-        try:
-            deadline = time.monotonic() + 120
-            while not (workdir / "01-sft" / "checkpoints" / "2").exists():
-                assert time.monotonic() < deadline and run.poll() is None
-                time.sleep(0.01)
-            workdir.rename(away)
-            if how == "deleted":
-                shutil.rmtree(away)
-            _, errors = run.communicate(timeout=60)
-        finally:
-            run.kill()
-    assert run.returncode == 1
+    with forks.start(*RUN, workdir, "--config.stages.sft.steps=100000") as run:
+        deadline = time.monotonic() + 120
+        while not (workdir / "01-sft" / "checkpoints" / "2").exists():
+            assert time.monotonic() < deadline and run.poll() is None
+            time.sleep(0.01)
+        workdir.rename(away)
+        if how == "deleted":
+            shutil.rmtree(away)
+        assert run.wait(60) == 1
+    errors = run.stderr
     assert f"{workdir} was deleted or moved while this process worked in it" in errors or f"{workdir}/" in errors
     assert not (workdir / "config.json").exists()
     if how == "moved":

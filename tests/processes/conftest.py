@@ -1,7 +1,6 @@
 """Runs of several processes for the tests beside this file."""
 
 import contextlib
-import fcntl
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ HERE = Path(__file__).parent
 sys.path.append(str(HERE))  # for the helpers, here and in the processes
 
 from launched import Launched, Told, by_jax, command  # noqa: E402
+from once import once  # noqa: E402
 
 Launching = Callable[..., AbstractContextManager[Launched]]
 
@@ -54,13 +54,9 @@ def whole(launching: Launching, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
     One for all test workers.
     """
-    root = tmp_path_factory.getbasetemp()
-    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
-    workdir, made = root / "whole", root / "whole.made"
-    with open(root / "whole.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
-            with launching(2, 2, *command(workdir)) as launched:
-                assert launched.statuses() == [0, 0], launched.told()
-            made.touch()
-    return workdir
+
+    def make(folder: Path) -> None:
+        with launching(2, 2, *command(folder / "work")) as launched:
+            assert launched.statuses() == [0, 0], launched.told()
+
+    return once(tmp_path_factory, "launched-whole", make) / "work"

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import pytest
 from etils import epath
+from forks import Forks
 from ml_collections import ConfigDict
 
 from g2d_jax import pipeline
@@ -60,8 +61,7 @@ def compiled(one_device: dict[str, str]) -> Iterator[None]:
         jax.config.update(name, value)
 
 
-@pytest.fixture(scope="module")
-def runs(one_device: dict[str, str]) -> Iterator[Runs]:
+@pytest.fixture(scope="session")
+def runs(forks: Forks) -> Runs:
     """Starts runs of the tiny config that end as they are told, each in a process of its own."""
-    with Runs(one_device) as made:
-        yield made
+    return Runs(forks)

@@ -1,16 +1,10 @@
-"""Runs of the tiny config that end as they are told, each in a process of its own: see `Runs`.
+"""Runs of the tiny config that end as they are told, each in a process of its own: see `Runs`."""
 
-python killed.py     reads jobs from stdin, one a line in JSON, and forks a process for each: packages are imported once
-"""
-
-import contextlib
-import ctypes
 import json
 import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -21,32 +15,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from forks import Forks, die_with_parent
+
 HERE = Path(__file__).parent
 TIMEOUT = 240.0
 
 
 class Runs:
-    """Starts runs, one after the other, in an environment; a context manager that leaves no process behind."""
+    """Starts runs, one after the other."""
 
-    def __init__(self, env: dict[str, str]) -> None:
-        command = [sys.executable, str(Path(__file__))]
-        self._jobs = 0
-        self._server = subprocess.Popen(
-            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-
-    def __enter__(self) -> "Runs":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        assert self._server.stdin and self._server.stdout
-        self._server.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._server.wait(10)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._server.pid, signal.SIGKILL)  # a run too, if one is under way
-        self._server.wait()
-        self._server.stdout.close()
+    def __init__(self, forks: Forks) -> None:
+        self._forks = forks
 
     def __call__(self, workdir: Path, expected: int = 0, **job: Any) -> dict[str, Any]:
         """Run or continue the tiny config in a work directory; what became of it.
@@ -63,29 +42,17 @@ class Runs:
 
         status, text (what was said), changes (how many matched), seconds (from the signal to the end).
         """
-        assert self._server.stdin and self._server.stdout
-        self._jobs += 1
-        self._server.stdin.write(json.dumps({"job": self._jobs, "workdir": workdir, **job}, default=str) + "\n")
-        self._server.stdin.flush()
-        answer: dict[str, Any] = {}
-        while answer.get("job") != self._jobs:  # before it, those to tests that were given up
-            answer = json.loads(self._server.stdout.readline())
+        code = f"import sys; sys.path.append({str(HERE)!r}); import killed; killed.main(sys.argv[1])"
+        done = self._forks.run(json.dumps({"workdir": workdir, **job}, default=str), code=code, timeout=2 * TIMEOUT)
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
         assert answer["status"] == expected, answer
         return answer
 
 
-def serve() -> None:
-    from g2d_jax import pipeline, resolve  # noqa: F401 (imported once, for all)
-
-    die_with_parent()
-    for line in sys.stdin:
-        print(json.dumps(outcome(json.loads(line))), flush=True)
-
-
-def die_with_parent() -> None:
-    """Whatever ends the tests leaves no process behind."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+def main(job: str) -> None:
+    """A process with everything imported, that forks the run and tells how it ended."""
+    print(json.dumps(outcome(json.loads(job))), flush=True)
 
 
 def outcome(job: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +74,7 @@ def outcome(job: dict[str, Any]) -> dict[str, Any]:
         overdue.cancel()
         told = ours.recv(64)
     seconds = ended - float(told) if told else 0.0
-    return {"job": job["job"], "status": status, "text": said.read_text(), "changes": changed, "seconds": seconds}
+    return {"status": status, "text": said.read_text(), "changes": changed, "seconds": seconds}
 
 
 def watch(job: dict[str, Any], child: int, ours: socket.socket) -> int:
@@ -203,7 +170,3 @@ def at_call(kind: str, name: str, number: int, server: socket.socket) -> Any:
             os.kill(os.getpid(), signal.Signals[f"SIG{kind}"])
 
     return look
-
-
-if __name__ == "__main__":
-    serve()

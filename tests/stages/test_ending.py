@@ -270,6 +270,7 @@ def enough(probe: dict[str, float]) -> bool:
     return online <= probe["gain"] / probe["offline_flops"]
 
 
+@pytest.mark.slow
 def test_an_adaptive_stage_that_is_killed_ends_where_it_would_have(tmp_path: Path, one_device: dict[str, str]) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert start(whole, one_device, "warmup") == 0

@@ -18,15 +18,8 @@ EVERY, KEEP = 2, 2  # checkpoint.every and checkpoint.keep of the tiny config
 STAGES = ("01-sft", "02-warmup", "03-collect", "04-dpo", "05-evaluate")
 
 pytestmark = pytest.mark.timeout(900)
+slow = pytest.mark.slow
 from_outside = pytest.mark.skipif(not syscalls.available(), reason="needs seccomp's user notification")
-
-
-@pytest.fixture(scope="module")
-def whole(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing disturbed."""
-    workdir = tmp_path_factory.mktemp("whole") / "run"
-    runs(workdir)
-    return workdir
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +43,7 @@ def digest(folder: Path) -> str:
     return found.hexdigest()
 
 
+@slow
 @from_outside
 def test_whatever_a_kill_leaves_of_a_checkpoint_only_whole_ones_count(seen: Path) -> None:
     """At each of some hundred changes that writing three checkpoints, and deleting one, comes to."""
@@ -68,6 +62,7 @@ def test_whatever_a_kill_leaves_of_a_checkpoint_only_whole_ones_count(seen: Path
     assert len(whole) == 3  # one content for each step, whenever it was seen
 
 
+@slow
 @from_outside
 def test_runs_continue_from_whatever_a_kill_leaves_of_a_checkpoint(runs: Runs, seen: Path, tmp_path: Path) -> None:
     """From copies of what was on disk, at places all over the writing of checkpoints."""
@@ -80,6 +75,7 @@ def test_runs_continue_from_whatever_a_kill_leaves_of_a_checkpoint(runs: Runs, s
         check_redone(state, newest, max((step for _, step in before), default=0))
 
 
+@slow
 @from_outside
 @pytest.mark.parametrize("share", [0.45, 0.62, 0.95])
 def test_kill_9_while_checkpoints_are_written(runs: Runs, seen: Path, tmp_path: Path, share: float) -> None:
@@ -103,8 +99,9 @@ def check_redone(workdir: Path, newest: int, last: int) -> None:
     assert set(steps_logged(workdir).values()) <= {1, 2}
 
 
+@slow
 @from_outside
-def test_kill_9_before_and_after_each_manifest(runs: Runs, whole: Path, tmp_path: Path) -> None:
+def test_kill_9_before_and_after_each_manifest(runs: Runs, finished: Path, tmp_path: Path) -> None:
     """The boundaries of stages: nothing is lost of a finished one, and what is not finished is finished."""
     workdir, finished = tmp_path / "run", []
     for stage in STAGES:
@@ -116,7 +113,7 @@ def test_kill_9_before_and_after_each_manifest(runs: Runs, whole: Path, tmp_path
     assert not (workdir / "report.html").exists()
     runs(workdir)
     assert (workdir / "report.html").exists()
-    assert differences(whole, workdir) == []
+    assert differences(finished, workdir) == []
     assert redone(workdir) == 0
 
 
@@ -133,9 +130,13 @@ STOPS = {
 }
 
 
-def test_sigterm_and_ctrl_c_save_where_it_is_and_nothing_is_done_twice(runs: Runs, whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stops", [[*STOPS][:2], pytest.param([*STOPS], marks=slow)], ids=["in sft", "everywhere"])
+def test_sigterm_and_ctrl_c_save_where_it_is_and_nothing_is_done_twice(
+    stops: list[str], runs: Runs, finished: Path, tmp_path: Path
+) -> None:
     workdir = tmp_path / "run"
-    for what, (name, number, stage, step) in STOPS.items():
+    for what in stops:
+        name, number, stage, step = STOPS[what]
         pressed = what.endswith("Ctrl-C")
         stopped = runs(workdir, 130 if pressed else 75, call=["INT" if pressed else "TERM", name, number])
         assert stopped["seconds"] < 30, (what, stopped)
@@ -149,11 +150,12 @@ def test_sigterm_and_ctrl_c_save_where_it_is_and_nothing_is_done_twice(runs: Run
             assert checkpoints(workdir, folder.name).latest() == step, what
             assert max((s for at, s in steps_logged(workdir) if at == stage), default=0) == step, what
     runs(workdir)
-    assert differences(whole, workdir) == []
+    assert differences(finished, workdir) == []
     assert redone(workdir) == 0
 
 
-def test_resume_on_other_numbers_of_devices(runs: Runs, whole: Path, tmp_path: Path) -> None:
+@slow
+def test_resume_on_other_numbers_of_devices(runs: Runs, finished: Path, tmp_path: Path) -> None:
     """1, then 4, then 2: the same prompts and keys, and figures within tolerance of those of one device."""
     workdir = tmp_path / "run"
     for devices, number, step in ((1, 1, 2), (4, 1, 4)):
@@ -162,11 +164,11 @@ def test_resume_on_other_numbers_of_devices(runs: Runs, whole: Path, tmp_path: P
     done = runs(workdir, devices=2, until="warmup")
     assert "sft: continuing after step 4 of 6" in done["text"]
     assert redone(workdir) == 0
-    compare_metrics(whole, workdir)
-    for file in sorted((whole / "02-warmup" / "rollouts").glob("*.parquet")):
+    compare_metrics(finished, workdir)
+    for file in sorted((finished / "02-warmup" / "rollouts").glob("*.parquet")):
         compare_rollouts(file, workdir / "02-warmup" / "rollouts" / file.name)
     for stage, step in (("01-sft", 6), ("02-warmup", 3)):
-        ours, theirs = (arrays(checkpoints(root, stage).folder / str(step)) for root in (workdir, whole))
+        ours, theirs = (arrays(checkpoints(root, stage).folder / str(step)) for root in (workdir, finished))
         assert ours.keys() == theirs.keys()
         for name, array in theirs.items():
             np.testing.assert_allclose(ours[name], array, rtol=1e-3, atol=1e-4, err_msg=f"{stage}: {name}")

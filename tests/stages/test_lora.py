@@ -43,6 +43,7 @@ def test_dpo_starts_at_its_reference(whole: Path) -> None:
     assert first["metrics"]["loss"] == pytest.approx(np.log(2), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_ends_like_one_that_never_was(runs: Runs, whole: Path, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     runs(workdir, 75, overrides=ADAPTERS, call=["TERM", "Trainer.update", 7])
@@ -71,6 +72,7 @@ def test_export_merged_and_alone(whole: Path, tmp_path: Path) -> None:
     assert json.loads((alone / "adapter_config.json").read_text())["r"] == 2
 
 
+@pytest.mark.slow
 def test_a_base_in_bfloat16_and_another_runs_adapters(runs: Runs, whole: Path, tmp_path: Path) -> None:
     narrow = [*ADAPTERS, "config.lora.base_dtype=bfloat16"]
     start = f"config.stages.warmup.policy=run:{whole}#sft"
@@ -85,6 +87,7 @@ def test_a_base_in_bfloat16_and_another_runs_adapters(runs: Runs, whole: Path, t
     assert manifest is not None and manifest["counts"]["steps"] == 3
 
 
+@pytest.mark.slow
 def test_a_quantised_base_is_exported_as_what_its_codes_stand_for(runs: Runs, tmp_path: Path) -> None:
     pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
     runs(tmp_path / "run", overrides=[*ADAPTERS, "config.lora.quantise=nf4"], until="sft")

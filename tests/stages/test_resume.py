@@ -1,6 +1,7 @@
 """Kill a run again and again, at every stage, and continue: the result is that of a run that was never interrupted."""
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,20 +26,28 @@ KILLS = {
 }
 
 
-def test_a_run_killed_at_every_stage_ends_like_one_that_never_was(tmp_path: Path, one_device: dict[str, str]) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+def test_a_run_killed_once_ends_like_one_that_never_was(runs: Runs, finished: Path, tmp_path: Path) -> None:
+    kill_and_continue(runs, finished, tmp_path, ["in the warm-up"])
+    check_all_is_there(finished, tmp_path / "exported")
+    assert redone(finished) == 0
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_every_stage_ends_like_one_that_never_was(runs: Runs, finished: Path, tmp_path: Path) -> None:
+    kill_and_continue(runs, finished, tmp_path, [*KILLS])
+    again = Path(shutil.copytree(finished, tmp_path / "again"))
+    before = {path: path.stat().st_mtime_ns for path in again.rglob("*.parquet")}
+    runs(again)  # once more: nothing is done again
+    assert before == {path: path.stat().st_mtime_ns for path in again.rglob("*.parquet")}
+
+
+def kill_and_continue(runs: Runs, whole: Path, folder: Path, names: list[str]) -> None:
     rng = random.Random(0)
-    with Runs(one_device) as run:
-        run(whole)
-        for name, (pattern, seconds) in KILLS.items():
-            assert run(broken, -9, file=[pattern, seconds * rng.random()]), name
-        run(broken)
-        assert differences(whole, broken) == []
-        assert redone(whole) == 0
-        check_all_is_there(whole, tmp_path / "exported")
-        before = {path: path.stat().st_mtime_ns for path in whole.rglob("*.parquet")}
-        run(whole)  # once more: nothing is done again
-        assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("*.parquet")}
+    for name in names:
+        pattern, seconds = KILLS[name]
+        assert runs(folder / "broken", -9, file=[pattern, seconds * rng.random()]), name
+    runs(folder / "broken")
+    assert differences(whole, folder / "broken") == []
 
 
 def check_all_is_there(whole: Path, exported: Path) -> None:

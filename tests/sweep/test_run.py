@@ -2,12 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from etils import epath
+from forks import Forked, Forks
 
 from g2d_jax import policies
 from g2d_jax.workdir import stage_folders
@@ -16,27 +15,21 @@ TINY = str(Path(__file__).parents[1] / "tiny.py")
 STEPS = "stages.warmup.steps=0,1,3"
 
 
-def begin(env: dict[str, str], *arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "g2d_jax", *arguments]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def finish(process: Forked, status: int = 0) -> str:
+    assert process.wait(400) == status, process.stderr
+    return process.stdout
 
 
-def finish(process: "subprocess.Popen[str]", status: int = 0) -> str:
-    out, err = process.communicate(timeout=400)
-    assert process.returncode == status, err
-    return out
-
-
-def sweep(env: dict[str, str], workdir: Path, *arguments: str, status: int = 0) -> str:
-    return finish(begin(env, "sweep", "--config", TINY, "--workdir", str(workdir), *arguments), status)
+def sweep(forks: Forks, workdir: Path, *arguments: str, status: int = 0) -> str:
+    return finish(forks.start("sweep", "--config", TINY, "--workdir", workdir, *arguments), status)
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, one_device: dict[str, str]) -> tuple[Path, list[str]]:
+def shared(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> tuple[Path, list[str]]:
     """A study of three K run by two processes at once, and what each of them said."""
     workdir = tmp_path_factory.mktemp("study") / "work"
     arguments = ("sweep", "--config", TINY, "--workdir", str(workdir), "--product", STEPS)
-    both = [begin(one_device, *arguments) for _ in range(2)]
+    both = [forks.start(*arguments) for _ in range(2)]
     return workdir, [finish(process) for process in both]
 
 
@@ -52,11 +45,11 @@ def test_two_processes_share_the_work_and_do_nothing_twice(shared: tuple[Path, l
 
 
 def test_a_point_is_what_a_run_of_its_config_gives(
-    shared: tuple[Path, list[str]], tmp_path: Path, one_device: dict[str, str]
+    shared: tuple[Path, list[str]], tmp_path: Path, forks: Forks
 ) -> None:
     workdir, _ = shared
     alone = tmp_path / "run"
-    finish(begin(one_device, "run", "--config", TINY, "--workdir", str(alone), "--config.stages.warmup.steps=1"))
+    finish(forks.start("run", "--config", TINY, "--workdir", str(alone), "--config.stages.warmup.steps=1"))
     point = workdir / "points" / "tiny" / "warmup.steps=1,seed=0"
     links = stage_folders(epath.Path(point))
     assert list(links) == ["sft", "warmup", "collect", "dpo", "evaluate"]
@@ -72,44 +65,42 @@ def test_a_point_is_what_a_run_of_its_config_gives(
     assert [d["difference"] for d in whole["result"]["paired"]] == [d["difference"] for d in part["result"]["paired"]]
 
 
-def test_more_points_use_what_is_there(shared: tuple[Path, list[str]], one_device: dict[str, str]) -> None:
+def test_more_points_use_what_is_there(shared: tuple[Path, list[str]], forks: Forks) -> None:
     workdir, _ = shared
-    assert ran(sweep(one_device, workdir, "--product", STEPS)) == []
-    more = ran(sweep(one_device, workdir, "--product", "stages.warmup.steps=1,5"))
+    assert ran(sweep(forks, workdir, "--product", STEPS)) == []
+    more = ran(sweep(forks, workdir, "--product", "stages.warmup.steps=1,5"))
     assert sorted(name.partition("-")[0] for name in more) == ["collect", "dpo", *["evaluate"] * 3, "warmup"]
     assert sorted(int(p.name) for p in next((workdir / "stages").glob("warmup-*/checkpoints")).iterdir())[-1] == 5
     kept = {path.name for path in next((workdir / "stages").glob("warmup-*/checkpoints")).iterdir()}
     assert kept >= {"0", "1", "3", "5"}  # what other points read stays
-    assert ran(sweep(one_device, workdir, "--product", STEPS)) == []
+    assert ran(sweep(forks, workdir, "--product", STEPS)) == []
     plan = json.loads((workdir / "sweeps" / "tiny.json").read_text())
     assert len(plan["points"]) == 4  # 0, 1, 3 and 5
-    missing = sweep(one_device, workdir, "--product", "stages.warmup.steps=1,2", status=1)
+    missing = sweep(forks, workdir, "--product", "stages.warmup.steps=1,2", status=1)
     assert re.search(r"^warmup-\S+ failed: .* went on to 5 without keeping step 2", missing, re.MULTILINE)
 
 
-def test_a_point_opens_like_a_run(shared: tuple[Path, list[str]], tmp_path: Path, one_device: dict[str, str]) -> None:
+def test_a_point_opens_like_a_run(shared: tuple[Path, list[str]], tmp_path: Path, forks: Forks) -> None:
     point = shared[0] / "points" / "tiny" / "warmup.steps=1,seed=0"
     with policies.opened(point) as context:
         assert context.checkpoint_of("warmup")[1] == 1  # of the trajectory, the step this point is about
         assert context.checkpoint_of("dpo")[0].parent.parent == shared[0] / "stages"
-    finish(begin(one_device, "export", "--workdir", str(point), "--output", str(tmp_path / "model")))
+    finish(forks.start("export", "--workdir", str(point), "--output", str(tmp_path / "model")))
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
-def test_a_point_that_fails_does_not_end_the_study(tmp_path: Path, one_device: dict[str, str]) -> None:
+def test_a_point_that_fails_does_not_end_the_study(tmp_path: Path, forks: Forks) -> None:
     window = ("stages.collect.min_pass_rate=0,0.99", "stages.collect.max_pass_rate=1,0.99")
-    out = sweep(one_device, tmp_path / "w", "--zip", window[0], "--zip", window[1], status=1)
+    out = sweep(forks, tmp_path / "w", "--zip", window[0], "--zip", window[1], status=1)
     assert re.search(r"^collect-\S+ failed: collect: no preference pair", out, re.MULTILINE)
     assert re.search(r"^dpo-\S+ failed: it reads collect-", out, re.MULTILINE)
     assert len([name for name in ran(out) if name.startswith("dpo")]) == 1
 
 
-def test_a_study_is_not_a_run(tmp_path: Path, one_device: dict[str, str]) -> None:
-    process = begin(one_device, "run", "--config", "sweep-k:preset=smoke", "--workdir", str(tmp_path / "w"))
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1 and "describes a study: g2d sweep --config sweep-k:preset=smoke" in err
+def test_a_study_is_not_a_run(tmp_path: Path, forks: Forks) -> None:
+    process = forks.start("run", "--config", "sweep-k:preset=smoke", "--workdir", str(tmp_path / "w"))
+    assert process.wait(60) == 1 and "describes a study: g2d sweep --config sweep-k:preset=smoke" in process.stderr
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    process = begin(one_device, "sweep", "--config", TINY, "--workdir", str(tmp_path / "mine"), "--seeds", "1,2")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1 and "is not empty and holds no study" in err
+    process = forks.start("sweep", "--config", TINY, "--workdir", str(tmp_path / "mine"), "--seeds", "1,2")
+    assert process.wait(60) == 1 and "is not empty and holds no study" in process.stderr
