@@ -24,7 +24,9 @@ _FLAGS = (
 )
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
 
+import examples  # noqa: E402, F401 (registers the profiles)
 import fsspec  # noqa: E402
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from etils import epath  # noqa: E402
@@ -35,6 +37,15 @@ from once import once, root  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The slow tests are those so marked, and the properties with all of their examples."""
+    usual = config.option.markexpr == "not slow"
+    if not config.getoption("--hypothesis-profile"):
+        hypothesis.settings.load_profile("third" if usual else "full")
+    if config.option.markexpr == "slow":
+        config.option.markexpr = "slow or hypothesis"
 
 
 class _Bucket(MemoryFileSystem):

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -70,7 +71,7 @@ def log_likelihood(points, won):
     return total
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(scores)
 def test_no_other_ratings_are_more_likely(table):
     won = wins(all_play(table))
@@ -82,7 +83,7 @@ def test_no_other_ratings_are_more_likely(table):
         assert log_likelihood(moved, won) < best
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(scores)
 def test_chances_add_up_to_the_games_won(table):
     """At the maximum every player is expected to win what it has won: the likelihood's equations, solved exactly."""
@@ -118,7 +119,7 @@ def test_far_apart_players_converge():
     assert (np.diff(ratings(chain)) < 0).all()
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(scores, st.randoms(use_true_random=False))
 def test_order_does_not_matter(table, random):
     table = all_play(table)
@@ -135,7 +136,7 @@ def test_order_does_not_matter(table, random):
         assert got.rating == pytest.approx(expected[got.name].rating, abs=1e-5)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(scores)
 def test_only_the_order_of_scores_counts(table):
     names = [str(p) for p in range(len(table))]

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -104,7 +105,7 @@ def test_the_same_seed_gives_the_same_interval():
     assert bootstrap(values, seed=3) != bootstrap(values, seed=4)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(tables)
 def test_intervals_stay_among_the_values(values):
     got = bootstrap(values, samples=60)
@@ -118,7 +119,7 @@ def test_intervals_stay_among_the_values(values):
             assert getattr(scaled, name) == pytest.approx(getattr(got, name) * 4, nan_ok=True)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(tables)
 def test_unscored_runs_and_problems_change_nothing(values):
     got, expected = (

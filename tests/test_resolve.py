@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax import canonical, config, resolve, storage
@@ -273,7 +274,7 @@ def test_wrong_overrides_are_named(write, override, message):
 
 
 @given(path=st.text(max_size=20), text=st.text(max_size=20))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_no_override_fails_otherwise(path, text):
     made = canonical.from_dict({"stages": {"warmup": {"kind": "online"}}})
     try:

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from etils import epath
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax import storage
@@ -109,7 +110,7 @@ def test_fingerprint_of_records_and_refusals():
         storage.fingerprint(SamplingParams)
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(st.dictionaries(st.text(), json_values, max_size=5))
 def test_fingerprint_ignores_the_order_of_keys(value):
     backwards = dict(reversed(value.items()))
@@ -188,7 +189,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [record["i"] for record in storage.read_segments(tmp_path)] == list(range(100))
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(records=st.lists(st.dictionaries(st.text(max_size=4), json_values, max_size=3), min_size=1), data=st.data())
 def test_a_log_cut_anywhere_loses_only_its_last_record(records, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")

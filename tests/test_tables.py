@@ -9,7 +9,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -66,7 +67,7 @@ rollouts = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(rows=st.lists(rollouts, max_size=4))
 def test_rollouts_round_trip_bit_for_bit(rows, tmp_path_factory):
     path = tmp_path_factory.mktemp("rollouts") / "00000.parquet"
@@ -216,7 +217,7 @@ columns = st.dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(written=columns)
 def test_columns_round_trip_bit_for_bit(written, tmp_path_factory):
     path = tmp_path_factory.mktemp("columns") / "prompts.parquet"

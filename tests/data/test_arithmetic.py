@@ -2,7 +2,8 @@ import re
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.data import arithmetic
@@ -25,7 +26,7 @@ def worked_out(prompt: str) -> int:
 
 
 @given(SEEDS, INDICES)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_problems_are_right_and_short(seed, index):
     problem = arithmetic.problem(seed, index)
     assert re.fullmatch(r"[1-9]\d?([-+*]\d){2,5}=\?", problem.prompt)
@@ -37,7 +38,7 @@ def test_problems_are_right_and_short(seed, index):
 
 
 @given(SEEDS, INDICES)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_demonstrations_are_right_and_from_the_train_split(seed, index):
     example = arithmetic.example(seed, index)
     assert split_of(example.id) == "train"
@@ -112,7 +113,7 @@ def test_tokenizer():
 
 
 @given(st.lists(st.sampled_from(arithmetic.VOCABULARY[2:])).map("".join))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_tokenizer_round_trip(text):
     tokenizer = _TOKENIZER
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.data.curriculum import History, draw
@@ -164,7 +165,7 @@ def run(order, history, cursor, steps, wanted, options):
 
 
 @given(ORDERS, OPTIONS, st.integers(0, 9), st.integers(0, 8))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_stage_draws_what_it_wants_never_twice_and_goes_on_alike(order, options, wanted, stop):
     history = History()
     first, cursor = run(order, history, 0, range(stop), wanted, options)

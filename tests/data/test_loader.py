@@ -2,7 +2,8 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.data.loader import Mixture, Order, draw
@@ -12,7 +13,7 @@ SEEDS = st.integers(-(2**70), 2**70)
 
 
 @given(COUNTS, SEEDS)
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_every_epoch_is_a_permutation(count, seed):
     for epoch in (0, 1, 5):
         draws = draw(Order(count, seed), epoch * count, count)
@@ -21,7 +22,7 @@ def test_every_epoch_is_a_permutation(count, seed):
 
 
 @given(COUNTS, SEEDS, st.lists(st.integers(0, 15), max_size=4), st.integers(1, 8))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_any_division_of_the_work_draws_the_same(count, seed, chunks, processes):
     order = Order(count, seed)
     whole = draw(order, 0, sum(chunks))
@@ -84,7 +85,7 @@ def test_the_schedule_of_a_mixture_is_fixed(weights, schedule):
     st.integers(0, 10**7),
     st.integers(1, 40),
 )
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_every_window_of_a_mixture_has_the_shares(weights, start, size):
     mixture, drawn = Mixture([60] * len(weights), weights, 5), sum(map(bool, weights))
     found = tasks(mixture, start, size)
@@ -95,7 +96,7 @@ def test_every_window_of_a_mixture_has_the_shares(weights, start, size):
 
 
 @given(COUNTS, SEEDS, st.integers(0, 10**6))
-@settings(max_examples=8, deadline=None)
+@examples(8)
 def test_a_mixture_of_one_task_is_its_order(count, seed, start):
     assert draw(Mixture([count], [0.3], seed), start, 10) == draw(Order(count, seed), start, 10)
     assert draw(Mixture([count, 0], [2.0, 0.0], seed), start, 10) == draw(Order(count, seed), start, 10)

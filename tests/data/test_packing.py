@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.data.packing import Group, Packed, Response, pack, size_class
@@ -65,7 +66,7 @@ def check(groups: list[Group], packed: Packed, places: int) -> None:
     assert (arrays["sequence"] >= 0).sum() == sum(len(r.token_ids) for g in groups for r in g.responses)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(GROUPS, st.integers(1, 6), st.sampled_from([1, 2, 4]), st.sampled_from([2, 4, 16]))
 def test_every_response_is_where_it_is_said_to_be(groups, microbatch_rows, multiple, places):
     packed = pack(groups, row_length=LENGTH, microbatch_rows=microbatch_rows, rows_multiple=multiple, places=places)
@@ -78,7 +79,7 @@ def test_every_response_is_where_it_is_said_to_be(groups, microbatch_rows, multi
     assert packed.count == 1 or packed.arrays["segment_ids"][packed.count - 1].any()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(GROUPS)
 def test_unpack_gives_back_each_response(groups):
     packed = pack(groups, row_length=LENGTH, microbatch_rows=3)
@@ -87,7 +88,7 @@ def test_unpack_gives_back_each_response(groups):
             np.testing.assert_array_equal(value, response.token_ids)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(GROUPS)
 def test_sums_are_kept(groups):
     responses = [response for group in groups for response in group.responses]
@@ -97,7 +98,7 @@ def test_sums_are_kept(groups):
     assert packed.arrays.get("score", np.zeros(1)).sum(dtype=np.float64) == total
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(PAIRS, st.sampled_from([2, 4, 16]))
 def test_pairs_share_a_row_chosen_in_an_even_place(groups, places):
     packed = pack(groups, row_length=LENGTH, microbatch_rows=4, places=places)

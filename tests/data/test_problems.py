@@ -4,7 +4,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.data import rows
@@ -170,7 +171,7 @@ def test_a_file_of_broken_rows_only(jsonl):
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_bytes_give_problems_or_a_value_error(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("bytes") / "rows.jsonl"
     path.write_bytes(content)
@@ -194,7 +195,7 @@ ROWS = st.dictionaries(
 
 
 @given(st.lists(ROWS, max_size=4))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_rows_of_any_types_are_counted_exactly(tmp_path_factory, values):
     path = write(tmp_path_factory.mktemp("rows") / "rows.jsonl", {"problem": "good"}, *values)
     problems, report = load_problems(path, on_error="skip")

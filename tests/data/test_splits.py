@@ -1,5 +1,6 @@
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.data.splits import Shares, drop_overlap, problem_id, split_of
@@ -33,14 +34,14 @@ def test_ids_of_conversations():
 
 
 @given(st.text())
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_every_text_has_an_id(text):
     assert len(problem_id(text)) == 16 and int(problem_id(text), 16) >= 0
     assert problem_id(f" {text}\n") == problem_id(text)
 
 
 @given(IDS, SHARES)
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_every_id_falls_into_a_split_that_has_a_share(identifier, shares):
     assert getattr(shares, split_of(identifier, shares)) > 0.0
 
@@ -54,7 +55,7 @@ def test_splits_follow_the_shares():
 
 
 @given(IDS)
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_larger_train_share_only_adds_to_train(identifier):
     if split_of(identifier, Shares(0.8, 0.1, 0.1)) == "train":
         assert split_of(identifier, Shares(0.9, 0.05, 0.05)) == "train"

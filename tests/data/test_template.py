@@ -1,7 +1,8 @@
 import datetime
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.data.template import Template, TemplateSettings
@@ -28,7 +29,7 @@ def test_papers_prompt(make):
 
 
 @given(st.text())
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_no_text_of_a_problem_breaks_the_prompt_template(make, problem):
     assert render(make(), problem, prompt_template="Solve {x}: {problem} {}") == "Solve {x}: " + problem + " {}"
 

@@ -2,7 +2,8 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -143,7 +144,7 @@ def test_text_that_does_not_encode_to_the_sampled_ids(make):
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_byte_level_round_trip(make, text):
     tokenizer = PromptTokenizer(make(eos_token=IM_END), TemplateSettings())
     assert tokenizer.decode(tokenizer.encode_completion(text)) == text

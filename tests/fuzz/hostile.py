@@ -1,28 +1,22 @@
-"""Hostile files for hypothesis, and the one rule for all of them: a result, or an error of a known kind that names it.
-
-HYPOTHESIS_EXAMPLES in the environment is how many times more examples than usual are tried, for a long run by hand.
-"""
+"""Hostile files for hypothesis, and the one rule for all: a result, or an error of a known kind that names the file."""
 
 import json
-import os
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from examples import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 SECONDS = 10.0  # what reading a small file may take at most, however it is made; far more than it does
 
-_TIMES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "1"))
 _Result = TypeVar("_Result")
 
 
 def tries(count: int) -> settings:
     """Settings for so many examples."""
-    return settings(
-        max_examples=count * _TIMES, deadline=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False
-    )
+    return settings(examples(count), suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
 
 
 def accepted(call: Callable[[], _Result], name: str) -> _Result | None:

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.losses.dpo import dpo_loss, dpo_weights
@@ -125,7 +126,7 @@ def slow(rows: np.ndarray, weights: np.ndarray, beta: float, smoothing: float, l
     return total
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     seed=st.integers(0, 2**16), cut=st.sampled_from([0, 4]), ipo=st.booleans(), smoothing=st.sampled_from([0.0, 0.2])
 )

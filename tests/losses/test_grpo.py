@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.losses.grpo import group_advantages, grpo_loss, k3, token_weights
@@ -56,7 +57,7 @@ rewards_strategy = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(rewards=rewards_strategy, seed=st.integers(0, 2**16))
 def test_advantages_sum_to_zero_and_follow_permutations(rewards: list[list[float]], seed: int) -> None:
     array = np.array(rewards)
@@ -132,7 +133,7 @@ def trl_loss(loss_type: str, token_loss: np.ndarray, mask: np.ndarray, max_lengt
     return everything / generation
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     seed=st.integers(0, 2**16),
     loss_type=st.sampled_from(["grpo", "dr_grpo", "dapo", "bnpo"]),
@@ -239,7 +240,7 @@ def slow_token(logp: float, old: float, ref: float, advantage: float, low: float
     return -min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage) + beta * kl
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=st.integers(0, 2**16), cut=st.sampled_from([0, 13]))
 def test_slow_reference_any_order_any_split(seed: int, cut: int) -> None:
     rng = np.random.default_rng(seed)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.losses.logprobs import (
@@ -85,7 +86,7 @@ def test_equals_full_softmax(chunk: int, temperature: float) -> None:
         np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(n=st.sampled_from([1, 7, 9, 20]), chunk=st.sampled_from([1, 8, 19]))
 def test_any_length_and_chunk(n: int, chunk: int) -> None:
     hidden, head, targets = inputs(n)

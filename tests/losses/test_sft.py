@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.losses.reduction import active_sum, mean_metrics, weighted_sum
@@ -24,7 +25,7 @@ def test_literal_values() -> None:
     assert mean_metrics(sums, "tokens") == pytest.approx({"tokens": 4.0, "nll": np.log(2)})
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seed=st.integers(0, 2**16), cut=st.sampled_from([0, 13]))
 def test_any_order_and_any_split_into_micro_batches(seed: int, cut: int) -> None:
     rng = np.random.default_rng(seed)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.models.attention import (
@@ -86,7 +87,7 @@ def test_visible_literal() -> None:
     np.testing.assert_array_equal(visible(ids[:, 3:5], ids, 3)[0].astype(int), expected[3:5])
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=12, max_size=12))
 def test_visible_equals_the_rule_written_out(tokens: list[tuple[int, int]]) -> None:
     ids = np.array([[group * MEMBERS + member for group, member in tokens]])

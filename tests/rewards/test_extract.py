@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.rewards.extract import answer_text, final_answer, solution_answer
@@ -93,7 +94,7 @@ def test_nesting_deeper_than_any_recursion_limit() -> None:
     assert final_answer(r"\boxed{" + inner + "}") == inner
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.text(alphabet=r"\{}$#boxedfinal answers1. ", max_size=200))
 def test_any_text_has_an_answer_or_none(text: str) -> None:
     answer = final_answer(text)

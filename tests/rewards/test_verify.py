@@ -5,7 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.rewards.normalise import canonical, clean
@@ -114,20 +115,20 @@ def test_quick_verdict(gold: str, answer: str, verdict: bool | None) -> None:
     assert quick_verdict(gold, answer) is verdict
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.text(max_size=60))
 def test_every_answer_equals_itself_unless_it_is_empty(text: str) -> None:
     assert quick_verdict(text, text) is bool(clean(text))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.text(alphabet="\\{}()$%^_.,=0123456789 abxfrctexq√²１", max_size=80))
 def test_clean_is_idempotent_in_what_it_compares(text: str) -> None:
     once = clean(text)
     assert quick_verdict(once, text) in (True, None) or not once
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.integers(-(10**30), 10**30), st.integers(1, 10**12))
 def test_fractions_compare_exactly(above: int, below: int) -> None:
     gold = rf"\frac{{{above}}}{{{below}}}"

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax import keys
@@ -118,7 +119,7 @@ def test_extreme_uniforms_give_the_first_and_the_last_possible_token(vocab):
         assert found.tolist() == [np.flatnonzero(row)[edge] for row in masses]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([10, 130, 257]))
 def test_a_token_of_probability_0_is_never_drawn(seed, vocab):
     rng = np.random.default_rng(seed)

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax import mesh as meshes
@@ -291,7 +292,7 @@ def test_a_finished_stage_is_told_to_go_on_only_without_its_manifest(tmp_path: P
         checkpoints.restore(2, {})
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.sampled_from([np.float32, np.int32, np.uint8, np.bool_, jnp.bfloat16]),
     st.integers(0, 11),
