@@ -87,6 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_every_stage_and_back_into_transformers(folder: Path, forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
     def g2d(*arguments: str) -> None:

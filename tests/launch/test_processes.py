@@ -5,6 +5,7 @@ import socket
 import sys
 from pathlib import Path
 
+import pytest
 from stand import BIN, ROOT, launch
 
 from g2d_jax import storage
@@ -21,6 +22,7 @@ def free_job() -> int:
     raise AssertionError("no free port")
 
 
+@pytest.mark.slow
 def test_two_slurm_tasks_are_one_run(tmp_path: Path, one_device: dict[str, str]) -> None:
     env = one_device | {
         "PATH": f"{BIN}{os.pathsep}{one_device['PATH']}",

@@ -114,7 +114,9 @@ def both(run: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array
     return out, *grads
 
 
-@pytest.mark.parametrize(("layout", "segments"), [("packed", PACKED), ("sequence", SEQUENCE)])
+@pytest.mark.parametrize(
+    ("layout", "segments"), [("packed", PACKED), pytest.param("sequence", SEQUENCE, marks=pytest.mark.slow)]
+)
 def test_splash_is_xla_in_value_and_gradient(layout: Any, segments: list[list[int]]) -> None:
     ids = jnp.asarray(segments, jnp.int32)
     q, k, v, w = inputs(2, 384, 2, 1)
@@ -124,7 +126,7 @@ def test_splash_is_xla_in_value_and_gradient(layout: Any, segments: list[list[in
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("kv_heads", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_splash_over_rows_and_heads(kv_heads: int) -> None:
     """The tensor axis divides the query heads; one key head is repeated for it, two are shared out."""
     mesh = meshes.make_mesh(1, 2, 2, devices=jax.devices()[:4])

@@ -32,6 +32,7 @@ print(json.dumps(loading.measurements(folder / "model", folder / "second", devic
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
 def test_host_memory_holds_parameters_and_little_else(one_device: dict[str, str], tmp_path: Path) -> None:
     """A loader that read all shards, or an export that gathered or merged the whole, would take the file's size more.

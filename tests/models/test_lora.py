@@ -29,6 +29,7 @@ def policy(base: decoder.Decoder, adapters: Lora, noise: float = 0.1) -> decoder
     return lora.join(jax.tree.unflatten(tree, leaves), lora.frozen(base, config))
 
 
+@jax.jit
 def logits(model: decoder.Decoder, tokens: np.ndarray) -> jax.Array:
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     hidden, _ = decoder.forward(model, jnp.asarray(tokens), positions, jnp.full_like(positions, MEMBERS))
@@ -144,7 +145,9 @@ def test_gradients_are_those_of_the_merged_layer(base: decoder.Decoder) -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks transformers
 @pytest.mark.parametrize("adapters", [Lora(3, 6.0), Lora(2, 5.0, SOME, True, 0.2)], ids=["all", "some"])
-@pytest.mark.parametrize("family", ["qwen2-tied", "qwen3", "llama3"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", *[pytest.param(f, marks=pytest.mark.slow) for f in ("qwen2-tied", "llama3")]]
+)
 def test_peft_and_transformers_read_them(family: str, adapters: Lora, references: dict, tmp_path: Path) -> None:
     """Adapters alone beside the base by PEFT, and merged by transformers: the logits that we compute."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

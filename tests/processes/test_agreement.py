@@ -21,7 +21,9 @@ pytestmark = pytest.mark.timeout(900)
 HOST = socket.gethostname()
 
 
-@pytest.mark.parametrize(("count", "told"), [(2, by_slurm), (3, by_jax)], ids=["2 of Slurm", "3"])
+@pytest.mark.parametrize(
+    ("count", "told"), [(2, by_slurm), pytest.param(3, by_jax, marks=pytest.mark.slow)], ids=["2 of Slurm", "3"]
+)
 def test_every_way_to_agree(count: int, told: Told, launch: Launch, tmp_path: Path) -> None:
     for index in range(count):
         (tmp_path / f"{index}.jsonl").write_text(json.dumps({"problem": f"9 + {index} =", "answer": "9"}) + "\n")

@@ -34,6 +34,7 @@ def command(workdir: Path, output: Path) -> list[object]:
     return [HERE / "several.py", "export", "--workdir", workdir, "--output", output, "--dtype", "bfloat16"]
 
 
+@pytest.mark.slow
 def test_two_processes_export_what_one_does(workdir: Path, launch: Launch, tmp_path: Path) -> None:
     policies.export(workdir, tmp_path / "one", dtype="bfloat16")
     launched = launch(2, 2, *command(workdir, tmp_path / "two"))
@@ -44,6 +45,7 @@ def test_two_processes_export_what_one_does(workdir: Path, launch: Launch, tmp_p
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "two").iterdir()}
 
 
+@pytest.mark.slow
 def test_an_error_in_the_midst_of_writing_ends_all(workdir: Path, launch: Launch, tmp_path: Path) -> None:
     """The other one is then waiting for a tensor; it hears of the error long before a silent one would be lost."""
     launched = launch(2, 1, *command(workdir, tmp_path / "two"), env={"FULL": "10000"})

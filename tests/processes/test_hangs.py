@@ -9,7 +9,7 @@ from launched import ENDS, HERE, Launched
 
 Launch = Callable[..., Launched]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
 def begun(launched: Launched) -> None:

@@ -11,7 +11,7 @@ from launched import Launched, command
 
 Launch = Callable[..., Launched]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 RESTARTED = {75, -signal.SIGABRT}  # the latter when JAX's coordination service went with the leader
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jax
+import pytest
 
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
@@ -11,6 +12,7 @@ from g2d_jax.models.config import ModelConfig
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 def test_each_process_reads_its_share(launch, tmp_path):
     """The odd one's 131 rows cannot be shared out among 4 devices: there each process reads what its devices hold."""
     wholes = {}

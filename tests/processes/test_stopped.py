@@ -14,7 +14,7 @@ from g2d_jax.training.checkpoint import Checkpoints
 
 Launch = Callable[..., Launched]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
 def stop(launched: Launched, index: int) -> None:

@@ -40,6 +40,7 @@ def compiled() -> Iterator[list[str]]:
     jax.monitoring.unregister_event_duration_listener(heard)
 
 
+@pytest.mark.slow
 def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compiled):
     """Of ragged lengths, whose programs come in few sizes.
 

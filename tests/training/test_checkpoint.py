@@ -61,7 +61,7 @@ def assert_same(left: Any, right: Any) -> None:
         assert equal  # on its own: pytest would spell out the difference of megabytes
 
 
-@pytest.mark.parametrize("devices", [1, 4, 8])
+@pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_round_trip_onto_other_device_counts(tmp_path: Path, devices: int):
     saved_on = min(8, jax.device_count())
     if devices > saved_on:
@@ -346,7 +346,7 @@ def kill_while_saving(folder: Path, delay: float) -> None:
     assert child.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.15])
+@pytest.mark.parametrize("delay", [0.0, pytest.param(0.15, marks=pytest.mark.slow)])
 def test_kill_in_the_middle_of_a_save(tmp_path: Path, delay: float):
     kill_while_saving(tmp_path, delay)
     like = {"params": {"w": jax.ShapeDtypeStruct((2048, 4096), jnp.uint32, sharding=meshes.replicated(one_device()))}}

@@ -72,7 +72,13 @@ def computations(hlo: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("loss", "where"), [("sft", "tensor"), ("grpo", "fsdp"), ("dpo", "tensor"), ("group_dpo", "fsdp")]
+    ("loss", "where"),
+    [
+        ("sft", "tensor"),
+        ("group_dpo", "fsdp"),
+        pytest.param("grpo", "fsdp", marks=pytest.mark.slow),
+        pytest.param("dpo", "tensor", marks=pytest.mark.slow),
+    ],
 )
 def test_no_step_holds_the_logits_of_all_tokens_and_the_head_is_gathered_once(loss: str, where: str):
     hlo = compiled(loss, MESHES[where], tied=loss == "grpo")

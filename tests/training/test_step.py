@@ -151,12 +151,9 @@ def in_micro_batches(batch: Packed, micro_batches: int) -> Packed:
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("dpo", (8, 1, 1)),
-        ("dpo", (1, 8, 1)),
         ("dpo", (2, 2, 2)),
-        ("grpo", (2, 2, 2)),
-        ("dpo", (1, 1, 8)),
-        ("dpo", (1, 2, 4)),
+        *[pytest.param("dpo", shape, marks=pytest.mark.slow) for shape in ((8, 1, 1), (1, 8, 1), (1, 1, 8), (1, 2, 4))],
+        pytest.param("grpo", (2, 2, 2), marks=pytest.mark.slow),
     ],
     ids=str,
 )
