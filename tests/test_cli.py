@@ -32,6 +32,7 @@ def work(folder: Path, finished: Path) -> Path:
     return Path(shutil.copytree(finished, folder / "some" / "work"))
 
 
+@pytest.mark.quick
 def test_a_run_leaves_its_results(work: Path) -> None:
     assert (work / "report.html").is_file() and (work / "report.md").is_file()
     result = storage.read_json(work / "05-evaluate" / "manifest.json")["result"]
@@ -113,6 +114,7 @@ def test_ctrl_c_in_a_program_of_the_users_own_is_python_s_again_afterwards() -> 
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.quick
 def test_status_tells_how_far_each_stage_is(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(work, tmp_path / "work")
     (tmp_path / "work" / "03-collect" / "manifest.json").unlink()
@@ -127,6 +129,7 @@ def test_other_settings_are_refused_for_the_same_workdir(work: Path, capsys: pyt
     assert "data.test.limit: 16 -> 8" in capsys.readouterr().err
 
 
+@pytest.mark.quick
 def test_dry_run_shows_everything_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,6 +304,7 @@ def test_compare(
     assert "has no finished evaluation" in capsys.readouterr().err
 
 
+@pytest.mark.quick
 def test_sample(work: Path, folder: Path, forks: Forks) -> None:
     done = forks.run("sample", "--workdir", "some/work", "--prompt", "1+2+3=?", "--count", "3", cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from g2d_jax import compilation
 from g2d_jax.config import base
 
+pytestmark = pytest.mark.quick
+
 HITS, MISSES = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"
 
 

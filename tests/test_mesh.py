@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec
 from g2d_jax import mesh as meshes
 from g2d_jax import processes
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),

@@ -14,6 +14,8 @@ from g2d_jax.models import decoder, table
 from g2d_jax.models.attention import MEMBERS
 from g2d_jax.models.config import Llama3Rope, ModelConfig
 
+pytestmark = pytest.mark.quick
+
 COMMON: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 24,

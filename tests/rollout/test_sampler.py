@@ -24,6 +24,8 @@ from g2d_jax.rollout.sampling import uniforms
 from g2d_jax.training.objectives import Compute
 from g2d_jax.training.step import make_scorer, put_batch
 
+pytestmark = pytest.mark.quick
+
 CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, qkv_bias=True)
 SEED = 3
 EARLY = tuple(range(0, 64, 2))  # half of the vocabulary: often the first token

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from g2d_jax import keys
 from g2d_jax.rollout.sampling import draw, filter_logits, inverse_cdf, uniforms
 
+pytestmark = pytest.mark.quick
+
 LARGEST = 1 - 2.0**-24  # the largest float32 below 1
 FILTERS = [(0, 1.0), (1, 1.0), (5, 1.0), (0, 0.9), (0, 0.3), (7, 0.8), (50, 0.5), (100, 1.0), (3, 0.01)]
 
