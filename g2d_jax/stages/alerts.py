@@ -44,6 +44,7 @@ VISITS = {"online": 50, "sft": 20}
 more repetition than demonstrations, which are learned by heart."""
 UPDATES = 10  # of an offline stage: fewer hardly move a policy
 STEPS = 20  # of an online stage: the fewest whose first and last quarter are compared
+HALFWAY = 100  # steps of an online stage from which on they are compared halfway, too
 DISPLACED = 0.2  # nats a token that chosen responses lose
 SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
 
@@ -110,10 +111,12 @@ def watch(
     alarm(context, name, training, alerts)
     if kind == "train" and math.isfinite(reward := float(metrics.get("reward", math.nan))):
         training.facts.setdefault("rewards", []).append(reward)
+        if training.total >= HALFWAY and training.step == training.total // 2:
+            conclude(context, name, stage, training)
 
 
 def conclude(context: Context, name: str, stage: ConfigDict, training: Trainer) -> None:
-    """Say what only the whole of an online stage shows."""
+    """Say what only the whole of an online stage shows, or half of a long one."""
     said = {one["cause"] for one in training.facts.get("warnings", [])}
     if "signal" not in said:  # which says why
         alarm(context, name, training, stalled(training.facts.get("rewards", []), stage))

@@ -216,6 +216,20 @@ def test_a_reward_that_does_not_rise() -> None:
     assert "0.250 ± 0.000 in the first 7 steps, 0.250 ± 0.000 in the last. To try: a larger optimizer" in alert.text
 
 
+@pytest.mark.parametrize(("total", "expected"), [(100, [50]), (99, [])])
+def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
+    small: ConfigDict, tmp_path: Path, opened: Opened, total: int, expected: list[int]
+) -> None:
+    context, stage = opened(small, tmp_path), settings.online()
+    how = {"policy": "init", "total": total, "row_length": 64, "per": "tokens"}
+    with trainer(context, "dpo", objectives.sft(context.compute), stage.optimizer, **how) as training:
+        for step in range(1, 61):
+            training.step = step
+            alerts.watch(context, "dpo", stage, training, {"reward": 0.3 + 0.01 * (step % 3)})
+        training.step = 0
+    assert [one["step"] for one in training.facts.get("warnings", [])] == expected
+
+
 def test_chosen_responses_that_become_unlikely() -> None:
     dpo = settings.offline()
     assert alerts.displaced(-0.1, dpo) == alerts.displaced(0.5, dpo) == alerts.displaced(math.nan, dpo) == []
