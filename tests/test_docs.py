@@ -1,5 +1,6 @@
 """The documents say what the code does: every setting is in the reference, every named test and file exists."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -44,16 +45,32 @@ def test_named_tests_and_files_exist() -> None:
         assert (ROOT / "g2d_jax" / file).exists(), file
 
 
+def slowness(file: Path) -> dict[str, str]:
+    """How much of each test of a file is left to `-m slow`: "slow", "partly slow" or ""."""
+    module = ast.parse(file.read_text())
+    names = {"pytest.mark.slow", "slow"}
+    of_all = [ast.unparse(node.value) for node in module.body if "pytestmark" in ast.unparse(node).partition(" = ")[0]]
+    found = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+            whole = names & {*decorators} or any("mark.slow" in marks for marks in of_all)
+            partly = any(re.search(r"\bslow\b", decorator) for decorator in decorators)
+            found[node.name] = "slow" if whole else "partly slow" if partly else ""
+    return found
+
+
 def test_every_promise_names_tests_that_exist() -> None:
+    """And says of each how much of it is run by -m slow."""
     text = (ROOT / "docs" / "reliability.md").read_text()
     promises = text.partition("## Promises")[2].partition("\n## ")[0]
     rows = [line for line in promises.splitlines() if line.startswith("| ") and not line.startswith("| promise")]
     assert len(rows) > 30
     for row in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`(?: \(((?:partly )?slow)\))?", row)
         assert named, f"a promise without a test: {row}"
-        for file, name in named:
-            assert f"def {name}(" in (ROOT / file).read_text(), (file, name)
+        for file, name, said in named:
+            assert slowness(ROOT / file).get(name) == said, (file, name)
 
 
 def test_the_config_in_the_readme_is_one(tmp_path: Path) -> None:
