@@ -109,7 +109,8 @@ def ways(folder: Path) -> dict[str, Callable[[], Any]]:
         "another folder": lambda: same_folder(folder / str(mine)),
         "other problems": lambda: problems(folder / f"{mine}.jsonl"),
         "not stopped": processes.check_stop_together,
-        "SIGTERM of the last": lambda: stopped(max(everyone)),
+        "SIGTERM of the last": lambda: stopped(max(everyone), signal.SIGTERM),
+        "Ctrl-C of the last": lambda: stopped(max(everyone), signal.SIGINT),
         "an error in a run": watched_error,
     }
 
@@ -147,10 +148,11 @@ def problems(file: Path) -> int:
         return len(Context(config, epath.Path(file.parent), tracker, {}).problems["train"])
 
 
-def stopped(index: int) -> None:
+def stopped(index: int, number: signal.Signals) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
     with watched(peer_timeout=60, hang_timeout=60):
         if processes.index() == index:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         while True:
             processes.check_stop_together()
 

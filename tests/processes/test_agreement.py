@@ -62,6 +62,7 @@ def check(one: dict[str, Any], index: int, last: int) -> None:
     assert one["another folder"][0] == ("ValueError" if index == 1 else "PeerFailed" if index == 0 else "ValueError")
     assert f"is not the same folder on {HOST} as for process 0" in one["another folder"][1]
     assert one["SIGTERM of the last"] == stopped
+    assert one["Ctrl-C of the last"] == ["Preempted", "130"]
     assert one["an error in a run"] == failed(0, "the leader's")
 
 
