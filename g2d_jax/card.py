@@ -58,16 +58,17 @@ def _made(context: Context, policy: str, manifests: Mapping[str, Mapping[str, An
         _row(stages[name], name, behind[name], manifests.get(name, {})) for name in context.folders if name in behind
     ]
     columns = ["stage", "what it did", "tokens generated", "tokens trained on", "FLOPs"]
-    origin = f"{written} It began with {_origin(context.config)}{'.' if rows else ', and was not trained.'}\n"
+    origin = f"{written} It began with {_origin(context, policy)}{'.' if rows else ', and was not trained.'}\n"
     return [origin, _table("How it was made", columns, rows)] if rows else [origin]
 
 
-def _origin(config: ConfigDict) -> str:
-    if not config.model.path:
+def _origin(context: Context, policy: str) -> str:
+    config, path = context.config, context.base_path(policy)
+    if not path:
         return f"random parameters (seed {config.seed})"
-    revision = f", revision `{config.model.revision}`" if config.model.revision else ""
+    revision = f", revision `{config.model.revision}`" if path == config.model.path and config.model.revision else ""
     lora = f", with adapters of rank {config.lora.rank}" if config.lora.rank else ""
-    return f"`{config.model.path}`{revision}{lora}"
+    return f"`{path}`{revision}{lora}"
 
 
 def _quantised(config: ConfigDict, adapters: bool) -> str:
@@ -110,7 +111,7 @@ def _did(stage: ConfigDict, manifest: Mapping[str, Any]) -> str:
         seen = f"{_many(counts.get('pairs'), 'pair')} of {stage.preferences}, {_many(stage.epochs, 'epoch')}"
         return f"DPO from {stage.policy}: {steps} of {stage.batch_size}, {seen}, beta {stage.beta:g}{rate}"
     chosen = manifest.get("result", {}).get("policy", "?")
-    return f"chose {chosen} among the checkpoints of {stage.policy}, on dev"
+    return f"chose {chosen} among the checkpoints of {stage.policy}, on {stage.split}"
 
 
 def _many(number: Any, noun: str) -> str:

@@ -106,9 +106,9 @@ def spec(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Ru
     return PartitionSpec(*parts)
 
 
-def sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
+def sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = RULES) -> NamedSharding:
     """NamedSharding of `spec`."""
-    return NamedSharding(mesh, spec(mesh, axes, shape))
+    return NamedSharding(mesh, spec(mesh, axes, shape, rules))
 
 
 def check_host_memory(mesh: Mesh) -> None:

@@ -194,7 +194,7 @@ def _export(context: Context, policy: str, folder: epath.Path, dtype: str, adapt
     params = context.policy(policy)
     text = processes.once(lambda: _write_texts(context, policy, folder, adapters))
     if adapters:
-        if not (base := context.config.model.path):
+        if not (base := context.base_path(policy)):
             context.tracker.say("these adapters' base is the run's own random model: export it with --policy init")
         peft.save(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]
     else:
@@ -220,7 +220,8 @@ def _add_note(context: Context, folder: epath.Path, text: str) -> None:
 def _save_model(context: Context, policy: str, params: Decoder, folder: epath.Path, dtype: str) -> None:
     """The weights with adapters merged; sampling settings as the model has them that the run started from."""
     tokenizer = context.tokenizer
-    source = hf.resolve(policy.removeprefix("hf:")) if policy.startswith("hf:") else context.model_folder
+    base = context.base_path(policy)
+    source = context.model_folder if base == context.config.model.path else hf.resolve(base)
     hf.save(
         params,
         folder,

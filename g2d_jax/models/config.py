@@ -105,6 +105,11 @@ class ModelConfig:
         """The same without adapters."""
         return dataclasses.replace(self, lora=None)
 
+    @property
+    def decoded(self) -> ModelConfig:
+        """The same with weights in place of the codes beside adapters."""
+        return dataclasses.replace(self, lora=dataclasses.replace(self.lora, quantise="")) if self.lora else self
+
     def adapted(self, name: str) -> bool:
         """Whether a parameter of the layers, a value of LINEAR or another, has an adapter beside it."""
         return self.lora is not None and name in (LINEAR[target] for target in self.lora.targets)

@@ -94,13 +94,13 @@ def fresh(config: ModelConfig, name: str, row: Param, stacked: bool, key: jax.Ar
     return (jnp.ones if row.init == "ones" else jnp.zeros)(shape)
 
 
-def shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
+def shardings(config: ModelConfig, mesh: Mesh, rules: meshes.Rules = meshes.RULES) -> Decoder:
     """The Decoder tree with a NamedSharding in place of every array."""
 
     def make(_: str, row: Param, stacked: bool) -> Any:
         def where(shape: tuple[int, ...], _: Any = None) -> jax.sharding.NamedSharding:
             axes = ("layers", *row.axes) if stacked else row.axes
-            return meshes.sharding(mesh, axes, (config.num_hidden_layers, *shape) if stacked else shape)
+            return meshes.sharding(mesh, axes, (config.num_hidden_layers, *shape) if stacked else shape, rules)
 
         return quantise.tree(row, where) if row.quantised else where(row.shape)
 
@@ -191,29 +191,52 @@ def linear(x: jax.Array, weight: jax.Array, inputs: int = 1) -> jax.Array:
     return product.reshape(*x.shape[:2], *weight.shape[inputs:])
 
 
-def quantised_linear(x: jax.Array, weight: Any, inputs: int = 1) -> jax.Array:
-    """`linear` with a quantised weight. The backward pass computes the weight again from its codes, whatever the remat
-    policy: what it stands for is never kept, and scanned layers have that of one at a time."""
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def wide_linear(x: jax.Array, weight: jax.Array, inputs: int = 1) -> jax.Array:
+    """Compute `linear` in float32, not rounded to x's type. Its gradients are `linear`'s, in x's type."""
+    size = math.prod(weight.shape[:inputs])
+    product = jnp.matmul(x.reshape(-1, size), weight.reshape(size, -1), preferred_element_type=jnp.float32)
+    return product.reshape(*x.shape[:2], *weight.shape[inputs:])
 
-    def product(x: jax.Array, weight: Any) -> jax.Array:
-        return linear(x, quantise.decode(weight, x.dtype), inputs)
 
-    return jax.checkpoint(product, prevent_cse=False)(x, weight)
+def _wide_forward(x: jax.Array, weight: jax.Array, inputs: int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return wide_linear(x, weight, inputs), (x, weight)
+
+
+def _wide_backward(inputs: int, kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    _, pull = jax.vjp(lambda x, weight: linear(x, weight, inputs), *kept)
+    return pull(gradient.astype(kept[0].dtype))  # type: ignore[return-value]
+
+
+wide_linear.defvjp(_wide_forward, _wide_backward)
+
+
+def quantised(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Make `linear` or `wide_linear` take a quantised weight. The backward pass computes the weight again from its
+    codes, whatever the remat policy: it is never kept, and scanned layers have that of one at a time."""
+
+    def decoding(x: jax.Array, weight: Any, inputs: int) -> jax.Array:
+        return product(x, quantise.decode(weight, x.dtype), inputs)
+
+    return jax.checkpoint(decoding, prevent_cse=False, static_argnums=2)
 
 
 def project(
     c: ModelConfig, block: Block, name: str, x: jax.Array, inputs: int = 1, dropout: Dropout | None = None
 ) -> jax.Array:
-    """The linear layer `name`, with its adapter if it has one."""
-    weight = getattr(block, name)
-    if quantise.held(weight.get_value()):
-        y = quantised_linear(x, weight.get_value(), inputs)
-    else:
-        y = linear(x, weight[...], inputs)
-    if c.lora is None or not c.adapted(name):
+    """Apply the linear layer `name`, with its adapter if it has one.
+
+    The adapter's part is added before the sum is rounded to x's type: beside y in bfloat16 it would be lost while B is
+    small, rounded away in all of y alike.
+    """
+    weight = getattr(block, name).get_value()
+    adapted = c.lora is not None and c.adapted(name)
+    product = wide_linear if adapted else linear
+    y = (quantised(product) if quantise.held(weight) else product)(x, weight, inputs)
+    if c.lora is None or not adapted:
         return y
     low = linear(x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs)
-    return y + c.lora.scale * linear(low, getattr(block, f"{name}_b")[...])
+    return (y + c.lora.scale * wide_linear(low, getattr(block, f"{name}_b")[...])).astype(x.dtype)
 
 
 def project_qkv(

@@ -3,8 +3,10 @@
     policy = join(adapters(config, key), frozen(base, config))     B is zero: it computes what the base does
     trained, rest = split(policy)        only `trained` has gradients, moments and checkpoints
     join(trained, rest)                  the policy again; all policies of a run share one frozen tree
-    merge(policy)                        a Decoder without adapters that computes the same; `unstacked` is that for
-                                         decoding, and an export's (models/hf.py), a layer at a time
+    unstacked(policy, dtype)             the policy as the sampler reads it: adapters apart, as in training, since
+                                         bfloat16 is too coarse for W + scale A B while B is small
+    merge(policy)                        a Decoder without adapters that computes the same; exports (models/hf.py) merge
+                                         a layer at a time
 
 Without `lora` all parameters are trained: split gives the model and None.
 """
@@ -85,23 +87,31 @@ def merge(model: Decoder) -> Decoder:
     return build(model.config.base, make)
 
 
-def unstacked(model: Decoder, dtype: jnp.dtype) -> Decoder:
-    """`merge`, in dtype and with one Block a layer, as decode reads it. To be traced under jit.
+def decoded(model: Decoder, dtype: jnp.dtype) -> Decoder:
+    """Cast a policy to dtype, its codes to the weights that they stand for. To be traced under jit."""
+    return build(model.config.decoded, lambda name, _, stacked: _decoded(_value(model, name, stacked), dtype))
 
-    Layer after layer, so that beside the result no more than one is there decoded and in float32.
+
+def unstacked(model: Decoder, dtype: jnp.dtype) -> Decoder:
+    """Give a policy in dtype with one Block a layer, as decode reads it, codes decoded. To be traced under jit.
+
+    Codes layer after layer, so that beside the result no more than one is there in float32.
     """
-    lora = model.config.lora
-    if lora is None:
+    if not (model.config.lora and model.config.lora.quantise):
         return unstack(cast(model, dtype))
-    stacks = {name: parts(model, name) for name in block_params(model.config.base)}
+    stacks = {name: _value(model, name, True) for name in block_params(model.config)}
     layers: list[dict[str, jax.Array]] = []
     for i in range(model.config.num_hidden_layers):
         layer = jax.tree.map(lambda x, i=i: x[i : i + 1], stacks)
         if layers:  # not before the one before is done
             layer, layers[-1] = jax.lax.optimization_barrier((layer, layers[-1]))
-        layers.append({name: merged(w, ab, lora.scale)[0].astype(dtype) for name, (w, ab) in layer.items()})
-    outer = {name: getattr(model, name)[...].astype(dtype) for name in outer_params(model.config.base)}
-    return Decoder(model.config.base, outer, nnx.List([Block(layer) for layer in layers]))
+        layers.append({name: _decoded(value, dtype)[0] for name, value in layer.items()})
+    outer = {name: getattr(model, name)[...].astype(dtype) for name in outer_params(model.config)}
+    return Decoder(model.config.decoded, outer, nnx.List([Block(layer) for layer in layers]))
+
+
+def _decoded(value: Any, dtype: jnp.dtype) -> jax.Array:
+    return quantise.decode(value, dtype) if quantise.held(value) else value.astype(dtype)
 
 
 def parts(model: Decoder, name: str) -> tuple[Any, tuple[jax.Array, ...]]:

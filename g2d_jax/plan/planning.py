@@ -127,7 +127,7 @@ def planned(config: ConfigDict, compiler: Compiler, memory: int | None = None) -
             meshes.check_host_memory(mesh)
         model = model_shape(context)
         if not config.compute.sampling_tensor:  # what the run would choose
-            size = count_params(model.base) * context.dtype.itemsize
+            size = count_params(model) * context.dtype.itemsize
             config = copy.deepcopy(config)
             config.compute.sampling_tensor = meshes.fewest(size, memory, len(compiler.host))
         # On a machine of one host the run samples on the mesh's devices in the mesh's order.

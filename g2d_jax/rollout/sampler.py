@@ -120,7 +120,7 @@ class Sampler:
         self.programs = _jitted(config, mesh, chunk, jnp.dtype(dtype), self.kernel)
 
     def view(self, model: Decoder) -> Decoder:
-        """The model as decode reads it: adapters merged, cast to dtype, one set of arrays a layer. Once per policy."""
+        """Give the model as decode reads it: in dtype, one set of arrays a layer. Once per policy."""
         return self.programs["view"](model)
 
     def columns(self, prompt: int) -> int:
@@ -224,7 +224,8 @@ class _Session:
         for row, request in enumerate(batch):
             lengths[row] = len(request.prompt_ids)
             tokens[row, columns - lengths[row] :] = request.prompt_ids
-            self.fanout.extend(_Sample(request, sample, row) for sample in range(request.num_samples))
+            samples = range(request.first_sample, request.first_sample + request.num_samples)
+            self.fanout.extend(_Sample(request, sample, row) for sample in samples)
         everywhere = meshes.replicated(self.sampler.mesh)
         self.prefilled = self.sampler.programs["prefill"](
             self.view, meshes.put(tokens, everywhere), meshes.put(lengths, everywhere)
@@ -316,7 +317,7 @@ def _jitted(config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kerne
 
     admit = partial(programs.admit, mesh=mesh)
     return {
-        "view": jax.jit(view, out_shardings=unstacked_shardings(config.base, mesh)),
+        "view": jax.jit(view, out_shardings=unstacked_shardings(config.decoded, mesh)),
         "prefill": jax.jit(partial(programs.prefill, mesh=mesh, dtype=dtype, attention=kernel)),
         "admit": jax.jit(admit, static_argnames="width"),
         "refill": jax.jit(admit, static_argnames="width", donate_argnums=0),

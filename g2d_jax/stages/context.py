@@ -273,7 +273,7 @@ class Context:
         own = meshes.own(self.mesh) if self.own is None else self.own
         if self.config.compute.sampling_tensor:
             return meshes.sampling(own, self.config.compute.sampling_tensor)
-        size = decoder.count_params(self.model_config.base) * self.dtype.itemsize
+        size = decoder.count_params(self.model_config) * self.dtype.itemsize
         told = [memory for memory in processes.gather(meshes.memory(own)) if memory is not None]
         return meshes.sampling(own, meshes.fewest(size, min(told, default=None), len(own)))
 
@@ -299,14 +299,14 @@ class Context:
         """A policy as the sampler reads it. All processes make the call."""
         sampler = self.sampler()
         if meshes.processes(self.mesh) > 1:
-            where = decoder.shardings(self.model_config.base, sampler.mesh)
+            where = decoder.shardings(self.model_config.decoded, sampler.mesh)
             params = meshes.copy_to_own(self.mesh, self.cast_program()(params), where)
         return sampler.view(params)
 
     def cast_program(self) -> Any:
-        """Parameters, adapters merged, in the sampler's type, before they are copied to each process's own devices."""
+        """Make the program that casts parameters to the sampler's type, before they are copied to each process."""
         if "cast" not in self.programs:
-            self.programs["cast"] = jax.jit(lambda model: decoder.cast(lora.merge(model), self.dtype))
+            self.programs["cast"] = jax.jit(lambda model: lora.decoded(model, self.dtype))
         return self.programs["cast"]
 
     def sampling_params(self, sampling: ConfigDict, **changes: Any) -> SamplingParams:
@@ -367,19 +367,12 @@ class Context:
         its step K. "run:WORKDIR#STAGE" and "run:WORKDIR#STAGE@K": of another run. "hf:PATH": a Hugging Face folder.
         A STAGE that selects means the checkpoint that it chose. Raises ValueError when there is no such policy.
         """
-        if name == "init":
-            return self._initial()
-        if name.startswith("hf:"):
-            folder = hf.resolve(name.removeprefix("hf:"))
-            if hf.read_config(folder) != self.model_config.base:
-                raise ValueError(f"policy {name!r} has another shape than this run's model")
-            model = starting.base(self.config, folder, self.model_config, self.mesh)
-            if self.model_config.lora is None:
-                return model
-            return starting.beside(model, self.model_config, self.mesh, self.config.seed)
+        if name == "init" or name.startswith("hf:"):
+            if (rest := self.frozen(name)) is None:
+                return self._base(name)
+            return starting.beside(rest, self.model_config, self.mesh, self.config.seed)
         folder, step = self.checkpoint_of(name)
-        if self.model_config.lora and name.startswith("run:"):
-            starting.check_base(self.config, name, folder.parent.parent)
+        rest = self.frozen(name)
         with Checkpoints(folder) as checkpoints:
             there = processes.once(checkpoints.steps)
             found = max(there, default=None) if step is None else step
@@ -388,12 +381,19 @@ class Context:
                 why = f"of that step in {folder} (there: {kept}); see stages.*.keep" if kept else f"in {folder} yet"
                 raise ValueError(f"policy {name!r}: no checkpoint {why}")
             like, _ = lora.split(decoder.abstract_on(self.model_config, self.mesh))
-            return lora.join(checkpoints.restore_params(found, like), self.rest)
+            return lora.join(checkpoints.restore_params(found, like), rest)
 
-    @cached_property
-    def rest(self) -> Decoder | None:
-        """The part of every policy that no stage trains, on the mesh, once for all: None without adapters."""
-        return self._base() if self.model_config.lora else None
+    def frozen(self, policy: str) -> Decoder | None:
+        """The part of a policy that no stage trains, on the mesh: the model that its adapters stand beside.
+
+        None without adapters. Policies with one base share its arrays; the last base asked for is kept.
+        """
+        if self.model_config.lora is None:
+            return None
+        base = starting.base_policy(self.config, policy)
+        if self.programs.get("frozen", ("",))[0] != base:
+            self.programs["frozen"] = (base, self._base(base))
+        return self.programs["frozen"][1]  # type: ignore[no-any-return]
 
     def checkpoint_of(self, name: str) -> tuple[epath.Path, int | None]:
         """The checkpoint folder and step that a policy's name means."""
@@ -427,14 +427,17 @@ class Context:
             raise ValueError(f"policy {name!r}: {why}; this run has {', '.join(trained)}, and 'init'")
         return self.folders[stage]
 
-    def _initial(self) -> Decoder:
-        if self.rest is None:
-            return self._base()
-        return starting.beside(self.rest, self.model_config, self.mesh, self.config.seed)
+    def base_path(self, policy: str) -> str:
+        """Name the pretrained model that a policy began with, a path or hub id; "" where that was random numbers."""
+        base = starting.base_policy(self.config, policy)
+        return self.config.model.path if base == "init" else base.removeprefix("hf:")  # type: ignore[no-any-return]
 
-    def _base(self) -> Decoder:
-        """The model that the run starts from, without adapters: what stands beside them, if the run has some."""
-        return starting.base(self.config, self.model_folder, self.model_config, self.mesh)
+    def _base(self, name: str) -> Decoder:
+        """Load "init" or "hf:PATH" without adapters: what stands beside them, if the run has some."""
+        folder = self.model_folder if name == "init" else hf.resolve(name.removeprefix("hf:"))
+        if name != "init" and hf.read_config(folder) != self.model_config.base:
+            raise ValueError(f"policy {name!r} has another shape than this run's model")
+        return starting.base(self.config, folder, self.model_config, self.mesh)
 
     @contextmanager
     def metered(self, tally: Tally) -> Iterator[None]:

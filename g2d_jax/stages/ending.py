@@ -183,8 +183,8 @@ def offline_flops(
     trained on in every epoch: the most it can be, for windows of pass rates and one-sided groups leave fewer.
     """
     prompt, length = round(seen["prompt"]), round(seen["length"])
-    drawn = forward_flops(config.base, prompt, attended(prompt))
-    drawn += responses * forward_flops(config.base, length, attended(length, before=prompt))
+    drawn = forward_flops(config, prompt, attended(prompt))
+    drawn += responses * forward_flops(config, length, attended(length, before=prompt))
     generation = prompts * drawn if responses else 0.0
     sides = [round(seen[side]) if seen[side] == seen[side] else length for side in ("chosen", "rejected")]
     positions = attended(prompt) + sum(attended(side, before=prompt) for side in sides)

@@ -169,7 +169,7 @@ def count_rollouts(context: Context, tally: Tally, groups: Groups) -> None:
 
     From the rollouts, not from the sampler: those read back from a journal after a restart count too.
     """
-    config = context.model_config.base  # adapters are merged for sampling
+    config = context.model_config
     for group in groups:
         prompt = len(group[0].rollout.prompt_ids)
         tally.prefilled += prompt

@@ -33,7 +33,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
 
     Raises StopRun when no checkpoint has a score.
     """
-    problems = context.problems["dev"]
+    problems = context.problems[stage.split]
     write_problems(context.folders[name], problems)
     tally, scores = Tally(), dict[int, dict[str, Any]]()
     steps = candidates(stage, context)
@@ -52,7 +52,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     result = {
         "policy": f"{stage.policy}@{best}",
         "steps": {str(step): found for step, found in scores.items()},
-        "split": "dev",
+        "split": stage.split,
         "samples": stage.num_generations,
         "sampling": stage.sampling.to_dict(),
     }
@@ -66,6 +66,10 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
 
 def check(stage: ConfigDict, stages: ConfigDict) -> None:
     """Raise ValueError for settings that cannot work, before any work."""
+    if stage.split == "test":
+        raise ValueError("split is 'test': a checkpoint chosen on the test problems looks better there than it is; dev")
+    if stage.split != "dev":
+        raise ValueError(f"split is {stage.split!r}; choose dev")
     if stage.num_generations < 1:
         raise ValueError(f"num_generations must be at least 1, got {stage.num_generations}")
     source = stages.get(stage.policy)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -92,17 +91,32 @@ def beside(rest: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Decoder:
     return lora.join(jax.jit(lambda: lora.adapters(shape, key), out_shardings=where)(), rest)
 
 
-def check_base(config: ConfigDict, policy: str, other: epath.Path) -> None:
-    """Raise ValueError if another run's adapters, a policy "run:…" of that work directory, have another base."""
+def base_policy(config: ConfigDict, policy: str) -> str:
+    """Follow a policy to the model that it was trained from, and its adapters stand beside: "init", or "hf:PATH".
 
-    def base(settings: Mapping[str, Any]) -> list[Any]:
-        seed = None if settings["model"]["path"] else settings["seed"]  # random parameters
-        adapters = {name: value for name, value in settings["lora"].items() if name != "dropout"}  # that is of training
-        return [settings["model"], adapters, seed]
-
-    theirs = from_dict(storage.read_json(other / "config.json")["config"])  # with what settings did not know then
-    if base(to_dict(theirs)) != base(to_dict(config)):
+    Raises ValueError for a policy of another run ("run:WORKDIR#STAGE") whose adapters do not fit this run's settings.
+    """
+    name = policy.partition("@")[0]
+    while name in config.stages:
+        name = config.stages[name].policy.partition("@")[0]
+    if not name.startswith("run:"):
+        return name
+    workdir, _, stage = name.removeprefix("run:").rpartition("#")
+    theirs = from_dict(storage.read_json(epath.Path(workdir).expanduser() / "config.json")["config"])
+    base = base_policy(theirs, stage)
+    if config.lora.rank and _decides_base(theirs, base) != _decides_base(config, base):
         raise ValueError(
-            f"policy {policy!r}: its adapters are not beside this run's model: give this run the same model.* and "
+            f"policy {name!r}: its adapters are not beside this run's model: give this run the same model.* and "
             "lora.*, or export that policy and use hf:FOLDER"
         )
+    return base
+
+
+def _decides_base(config: ConfigDict, base: str) -> list[Any]:
+    """List the settings that adapters and what they stand beside depend on."""
+    settings = to_dict(config)
+    adapters = {name: value for name, value in settings["lora"].items() if name != "dropout"}  # that is of training
+    if base != "init":
+        return [adapters]
+    seed = None if settings["model"]["path"] else settings["seed"]  # random parameters
+    return [adapters, settings["model"], seed]

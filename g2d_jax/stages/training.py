@@ -260,7 +260,7 @@ def trainer(
             context,
             name,
             state,
-            context.rest,
+            context.frozen(policy),
             step or 0,
             tally,
             facts,

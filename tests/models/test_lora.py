@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -121,6 +123,47 @@ def test_what_is_trained_is_the_adapters_alone(base: decoder.Decoder) -> None:
     assert sum(x.size for x in jax.tree.leaves(rest)) == decoder.count_params(BASE)
     jax.tree.map(np.testing.assert_array_equal, lora.join(trained, rest), made)
     assert lora.split(base) == (base, None) and lora.join(base, None) is base
+
+
+@pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-3])
+def test_bfloat16_keeps_the_effect_of_small_adapters(size: float) -> None:
+    """In training and as the sampler reads it, log-probabilities move by what they do in float32, beside noise.
+
+    Slope of the one on the other; a base that the smallest adapters are merged into has lost nearly all of it.
+    """
+    config = ModelConfig("qwen3", 128, 128, 2, 4, 2, 32, 256, qk_norm=True)
+    shape, narrow = dataclasses.replace(config, lora=Lora(8, 32.0)), jnp.dtype(jnp.bfloat16)
+    base = decoder.cast(decoder.init(config, jax.random.key(0), std=0.05), narrow)
+    tokens = jax.random.randint(jax.random.key(3), (128, 64), 0, 128)
+    fresh = lora.adapters(shape, jax.random.key(1))
+
+    def beside(base: decoder.Decoder, size: float) -> decoder.Decoder:
+        signs = jax.random.key(2)
+        moved = jax.tree.map(lambda x: x if np.any(x) else size * jax.random.rademacher(signs, x.shape, x.dtype), fresh)
+        return lora.join(moved, lora.frozen(base, shape))
+
+    @partial(jax.jit, static_argnames=("dtype", "made"))
+    def logprobs(model: decoder.Decoder, dtype: jnp.dtype, made: Any) -> jax.Array:
+        model, positions = made(model), jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
+        hidden, _ = decoder.forward(model, tokens, positions, jnp.full_like(positions, MEMBERS), dtype=dtype)
+        head = decoder.head_matrix(model, dtype)
+        return jax.nn.log_softmax(jnp.matmul(hidden, head, preferred_element_type=jnp.float32))
+
+    def effect(base: decoder.Decoder, dtype: jnp.dtype, made: Any) -> np.ndarray:
+        return np.ravel(logprobs(beside(base, size), dtype, made) - logprobs(beside(base, 0.0), dtype, made))
+
+    def trained(model: decoder.Decoder) -> decoder.Decoder:
+        return model
+
+    expected = effect(decoder.cast(base, jnp.float32), jnp.dtype(jnp.float32), trained)
+
+    def slope(made: Any) -> float:
+        return float(effect(base, narrow, made) @ expected / (expected @ expected))
+
+    assert slope(trained) == pytest.approx(1.0, abs=0.1)
+    assert slope(partial(lora.unstacked, dtype=narrow)) == pytest.approx(1.0, abs=0.1)
+    if size == 1e-5:
+        assert slope(lambda model: decoder.cast(lora.merge(model), narrow)) < 0.2
 
 
 def test_gradients_are_those_of_the_merged_layer(base: decoder.Decoder) -> None:

@@ -13,6 +13,7 @@ from killed import Runs
 from safetensors.numpy import load_file
 
 from g2d_jax import policies, storage
+from g2d_jax.card import card
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.records import MEMBERS
 from g2d_jax.tracking import read_metrics
@@ -85,6 +86,27 @@ def test_a_base_in_bfloat16_and_another_runs_adapters(runs: Runs, whole: Path, t
     runs(tmp_path / "taken", overrides=[*ADAPTERS, start], until="warmup")
     manifest = storage.finished(next((tmp_path / "taken").glob("*-warmup")))
     assert manifest is not None and manifest["counts"]["steps"] == 3
+
+
+@pytest.mark.slow
+def test_adapters_are_trained_beside_the_model_that_their_policy_names(runs: Runs, whole: Path, tmp_path: Path) -> None:
+    """Policies from "hf:" keep that model as their base through every stage, also in another run's stages."""
+    other = policies.export(whole, tmp_path / "other", policy="warmup")
+    moved = [*ADAPTERS, f"config.stages.warmup.policy=hf:{other}", f"config.stages.dpo.policy=hf:{other}"]
+    runs(tmp_path / "moved", overrides=moved)
+    first = next(r for r in read_metrics(tmp_path / "moved") if r["stage"] == "dpo" and r["kind"] == "train")
+    assert first["metrics"]["loss"] == pytest.approx(np.log(2), abs=1e-5)  # trained beside what the reference is
+    expected = np.asarray(hf.load(other).blocks.down[...])
+    with policies.opened(tmp_path / "moved") as context:
+        np.testing.assert_array_equal(context.policy("warmup").blocks.down[...], expected)
+        assert np.any(context.policy("sft").blocks.down[...] != expected)  # whose base is the run's own
+        assert f"It began with `{other}`" in card(context, "warmup")
+    alone = policies.export(tmp_path / "moved", tmp_path / "alone", policy="warmup", adapters=True)
+    assert json.loads((alone / "adapter_config.json").read_text())["base_model_name_or_path"] == str(other)
+    taken = [*ADAPTERS, f"config.stages.warmup.policy=run:{tmp_path / 'moved'}#warmup"]
+    runs(tmp_path / "taken", overrides=taken, until="warmup")
+    with policies.opened(tmp_path / "taken") as context:
+        np.testing.assert_array_equal(context.policy("warmup").blocks.down[...], expected)
 
 
 @pytest.mark.slow
