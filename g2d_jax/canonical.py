@@ -227,6 +227,17 @@ def with_longer(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[st
     return found, longer
 
 
+def changes(old: ConfigDict, new: ConfigDict) -> list[str]:
+    """What differs between two configs, with what decides no result, in lines like those of `differences`."""
+    return list(_differences(to_dict(old), to_dict(new), ""))
+
+
+def defaults(config: ConfigDict) -> ConfigDict:
+    """A config with stages and tasks of these names and kinds, and every other setting at its default."""
+    stages = {name: {"kind": stage.kind} for name, stage in config.stages.items()}
+    return from_dict({"stages": stages, "tasks": {name: {} for name in config.tasks}})
+
+
 def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from g2d_jax import __version__, processes, storage
@@ -92,27 +93,76 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     _outputs_arguments(commands.add_parser("outputs", help="write a policy's answers as AlpacaEval or Arena-Hard do"))
     _judge_arguments(commands.add_parser("judge", help="compare models' answers by a judge behind an endpoint"))
     status = commands.add_parser("status", help="show how far a run or a study is")
-    status.add_argument("--workdir", required=True, help="work directory of the run, or of studies")
+    _workdir(status, "of the run, or of studies")
     status.set_defaults(command=_status)
     arguments, rest = parser.parse_known_args(argv)
     overrides = [item.removeprefix("--") for item in rest if item.startswith("--config.") and "=" in item]
     unknown = [item for item in rest if item.removeprefix("--") not in overrides]
+    if "place" in arguments:
+        unknown = _take_workdir(arguments, unknown)
     if unknown or (overrides and arguments.command not in (_run, _plan, _sweep)):
         parser.error(f"unknown argument {(unknown or overrides)[0]!r}; settings are written --config.field=value")
     return arguments, overrides
+
+
+def _workdir(parser: argparse.ArgumentParser, help: str, *, required: bool = True) -> None:
+    """A work directory, as an argument of its own or behind --workdir: `_take_workdir` makes one of both."""
+    parser.add_argument("place", nargs="?", metavar="WORKDIR", help=f"work directory: {help}")
+    parser.add_argument("--workdir", metavar="WORKDIR", help="the same")
+    parser.set_defaults(usage=parser, required=required)
+
+
+def _take_workdir(arguments: argparse.Namespace, unknown: list[str]) -> list[str]:
+    """Set arguments.workdir; returns what is still unknown. Exits with usage if there is none, and for two of them."""
+    # argparse takes an optional argument that stands behind options for none, and leaves it over.
+    loose = [item for item in unknown if not item.startswith("-")] if arguments.place is None else []
+    given = [item for item in (arguments.workdir, arguments.place, *loose) if item is not None]
+    if len(given) > 1:
+        arguments.usage.error(f"unknown argument {given[1]!r}: the work directory is {given[0]!r}")
+    if not given and arguments.required:
+        arguments.usage.error("a work directory is needed: WORKDIR, or --workdir WORKDIR")
+    arguments.workdir = given[0] if given else None
+    return [item for item in unknown if item not in loose]
+
+
+_SETTINGS = """settings:
+  --config.FIELD=VALUE  any setting of docs/config.md, as often as needed: --config.seed=3, --config.lora.rank=32,
+                        --config.stages.warmup.keep=10,20 (a list), --config.data.test.limit=none (unset)"""
+_RUN_EXAMPLES = """examples:
+  g2d run --config demo                                        the embedded task, nothing to download
+  g2d run --config demo:preset=smoke,seed=1 --workdir runs/a   a config's own choices; the same again continues
+  g2d run --config mine.py --workdir runs/b --dry-run          what it would do, and the reward tried
+  g2d run --config mine.py --workdir runs/b --config.stages.warmup.steps=100
+  g2d run --config qwen2.5-1.5b --workdir gs://bucket/c --until warmup"""
+_PLAN_EXAMPLES = """examples:
+  g2d plan --config qwen2.5-7b --topology v5e-16 --price 1.20
+  g2d plan --config mine.py --topology h100x8 --auto --config.compute.slots=64"""
+_SWEEP_EXAMPLES = """examples:
+  g2d sweep --config sweep-k --workdir runs/study
+  g2d sweep --config mine.py --workdir runs/k --product stages.warmup.steps=0,50,150 --seeds 0,1,2"""
+
+
+def _explained(parser: argparse.ArgumentParser, examples: str) -> None:
+    """Settings and examples behind a command's options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = f"{parser.prog} --config NAME_OR_FILE [--config.FIELD=VALUE …] [options]"
+    parser.epilog = f"{_SETTINGS}\n\n{examples}"
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", required=True, help="a shipped config (demo), or a file; NAME:key=value,… for choices"
     )
-    parser.add_argument("--workdir", help="where results go; chosen and printed if left out")
+    _workdir(parser, "where results go; chosen and printed if left out", required=False)
     parser.add_argument("--until", help="stop after this stage")
-    parser.add_argument("--dry-run", action="store_true", help="show settings, stages, disk need and the first batch")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check all that a run would; show changed settings, prompts, the reward"
+    )
     parser.add_argument(
         "--profile", metavar="STAGE:START-STOP", help="trace these updates of a stage into WORKDIR/profiles"
     )
     _several_arguments(parser)
+    _explained(parser, _RUN_EXAMPLES)
     parser.set_defaults(command=_run)
 
 
@@ -130,16 +180,18 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--response", type=int, metavar="N", help="mean tokens of a response; default: max_new_tokens")
     parser.add_argument("--stage", action="append", default=[], help="this stage only; may be repeated")
     parser.add_argument("--auto", action="store_true", help="choose mesh, micro-batch, remat and slots")
+    _explained(parser, _PLAN_EXAMPLES)
     parser.set_defaults(command=_plan)
 
 
 def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", required=True, help="a config with a study (sweep-k), or any other with --product")
-    parser.add_argument("--workdir", required=True, help="where results go; several processes may share it")
+    _workdir(parser, "where results go; several processes may share it")
     parser.add_argument("--product", action="append", default=[], metavar="FIELD=V,V", help="every value of a field")
     parser.add_argument("--zip", action="append", default=[], metavar="FIELD=V,V", help="fields that go together")
     parser.add_argument("--seeds", type=_integers, default=(), metavar="N,N", help="every point with each seed")
     parser.add_argument("--dry-run", action="store_true", help="list the points, and what is left to compute")
+    _explained(parser, _SWEEP_EXAMPLES)
     parser.set_defaults(command=_sweep)
 
 
@@ -150,7 +202,7 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", required=True, help="work directory of the run")
+    _workdir(parser, "of the run")
     parser.add_argument("--policy", required=True, help="a stage, STAGE@K, init, hf:PATH or run:DIR#STAGE")
     parser.add_argument("--problems", help="math500, amc23, gsm8k, numinamath, hub:… or a file; default: the run's")
     parser.add_argument("--split", choices=("train", "dev", "test"), help="of --problems, by id hash; default: all")
@@ -164,7 +216,7 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workdir", help="work directory of a run, a point of a study, or a directory of studies")
+    _workdir(parser, "of a run, a point of a study, or a directory of studies")
     parser.add_argument("--study", help="one study of the directory; default: all of them")
     parser.set_defaults(command=_report)
 
@@ -179,7 +231,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", required=True, help="work directory of the run")
+    _workdir(parser, "of the run")
     parser.add_argument("--output", required=True, help="folder to write")
     parser.add_argument(
         "--policy",
@@ -192,19 +244,21 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", required=True, help="work directory of the run")
+    _workdir(parser, "of the run")
     parser.add_argument(
         "--policy",
         help="a stage or STAGE@K; default: what the run is for, its last trained or selected one",
     )
-    parser.add_argument("--prompt", help="a problem; default: some of the run's test problems")
-    parser.add_argument("--count", type=int, default=4, help="problems, or samples of --prompt")
+    parser.add_argument(
+        "--prompt", help="a problem; default: typed one after the other on a terminal, else test problems"
+    )
+    parser.add_argument("--count", type=int, default=4, help="samples of a problem, or test problems")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.set_defaults(command=_sample)
 
 
 def _outputs_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workdir", metavar="RUN", help="work directory of the run")
+    _workdir(parser, "of the run")
     parser.add_argument(
         "--policy",
         help="a stage, STAGE@K, init, hf:PATH …; default: what the run is for, its last trained or selected one",
@@ -245,9 +299,9 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = _of_a_run(arguments, [*overrides, *profile], f"g2d sweep --config {arguments.config} --workdir DIR")
     from g2d_jax import dryrun, pipeline
 
-    pipeline.check(config)
+    pipeline.check(config, arguments.until)
     if arguments.dry_run:
-        dryrun.show(config)
+        dryrun.show(config, resolve(arguments.config), arguments.workdir)
         return
     processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
     chosen = f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -353,13 +407,21 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> None:
 def _sample(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import policies
 
+    typed = arguments.prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
     policies.sample(
         arguments.workdir,
         policy=arguments.policy,
-        prompt=arguments.prompt,
+        prompts=_typed() if typed else arguments.prompt,
         count=arguments.count,
         temperature=arguments.temperature,
     )
+
+
+def _typed() -> Iterator[str]:
+    """Problems as they are typed, until an empty line or the end of the input."""
+    with contextlib.suppress(EOFError):
+        while problem := input("problem (an empty line ends): ").strip():
+            yield problem
 
 
 def _outputs(arguments: argparse.Namespace, _: list[str]) -> None:

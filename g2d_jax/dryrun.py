@@ -1,8 +1,11 @@
-"""What a run would do, without doing it: settings, stages, disk need, and the first batch as the model would see it."""
+"""What a run would do, without doing it: what decides is shown, and what the run would refuse is refused."""
 
 from __future__ import annotations
 
-import json
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from tempfile import TemporaryDirectory
 
@@ -10,39 +13,101 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import pipeline
-from g2d_jax.canonical import to_dict
-from g2d_jax.data.packing import Packed, pack
+from g2d_jax import canonical, pipeline, storage
+from g2d_jax.data.packing import pack
 from g2d_jax.models.decoder import count_params, count_trained
-from g2d_jax.stages import sft
+from g2d_jax.models.hf_folder import find_weights
+from g2d_jax.records import Problem
+from g2d_jax.stages import alerts, external, offline, online, sft
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.select import kept_steps
 from g2d_jax.tracking import Tracker
+from g2d_jax.training.staging import check_processes
+from g2d_jax.workdir import absolute, check_claim
 
-MAX_CELLS = 96  # tokens of the first row that are shown
+SHOWN = 2  # problems, and examples, that are written out
+_NOT_TRIED = {"model": "a reward model is loaded by the run alone", "judge": "a judge is asked by the run alone"}
 
 
-def show(config: ConfigDict) -> None:
-    """Print it. Loads tokenizer and data as the run would, so their errors show here too; computes nothing."""
+def show(config: ConfigDict, named: ConfigDict, workdir: storage.PathLike | None = None) -> None:
+    """Print changed settings, stages, problems with their answers as parsed, and rewards of made-up responses.
+
+    named: the config before it was changed on the command line. workdir: where the run would go, None for a new folder.
+    Everything that the run reads but weights is read, and nothing is computed on devices. Raises what the run would.
+    """
     order = pipeline.plan(config)
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
-        context = Context(config, epath.Path(folder), tracker, order.folders(epath.Path("WORKDIR")))
+        place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
+        context = Context(config, epath.Path(folder), tracker, order.folders(place))
         with closing(context):
-            tracker.say(json.dumps(to_dict(config), indent=2, sort_keys=True))
-            rows = [
-                [name, config.stages[name].kind, ", ".join(order.inputs[name]) or "init", disk_need(context, name)]
-                for name in order.order
-            ]
-            tracker.table("stages", ["stage", "kind", "reads", "disk"], rows)
-            counts = [[split, str(len(problems))] for split, problems in context.problems.items()]
+            _show_settings(context, named)
+            if workdir is not None:
+                check_processes(place)
+                check_claim(config, place, {}, pipeline.made_from_ends(config.stages, order))
+            _check(context)
+            _show_stages(context, order, place)
+            counts = [[split, len(problems)] for split, problems in context.problems.items()]
             tracker.table("problems", ["split", "count"], counts)
-            trained, total = count_trained(context.model_config), count_params(context.model_config)
-            tracker.say(f"model: {total:,} parameters" + (f", {trained:,} of them trained" if trained < total else ""))
-            _show_batch(context, order)
+            for problem in _shown(context):
+                _show_problem(context, problem)
+            _try_rewards(context)
+            for name in order.order:
+                if config.stages[name].kind == "sft":
+                    _show_examples(context, name)
 
 
-def disk_need(context: Context, name: str) -> str:
-    """About what a stage leaves on disk: checkpoints with optimiser state, and rollouts at 16 bytes a token."""
+def _show_settings(context: Context, named: ConfigDict) -> None:
+    typed = canonical.changes(named, context.config)
+    if typed:
+        context.tracker.say("\n  ".join(["changed here:", *typed]))
+    own = canonical.changes(canonical.defaults(named), named)
+    context.tracker.say("\n  ".join([f"{named.name}, where it differs from the defaults of docs/config.md:", *own]))
+
+
+def _check(context: Context) -> None:
+    """Raise ValueError for what the run would find wrong after its settings: devices, weights, data, lengths."""
+    _ = context.sampling_mesh
+    if context.model_folder is not None:
+        find_weights(context.model_folder, context.model_config.base)
+    for name, stage in context.config.stages.items():
+        if stage.kind == "sft":
+            context.row_length(stage.max_length)
+            count = len(sft.examples(context, stage)[0])
+            alerts.say(context, name, 0, alerts.scarce("sft", count, stage.batch_size, stage.steps), [])
+        elif stage.kind == "online":
+            context.row_length(online.longest(context.config, stage))
+            context.train_order(name)
+            count = len(context.problems["train"])
+            alerts.say(context, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
+        elif stage.kind == "collect" and stage.rollouts.endswith(".jsonl"):
+            external.read(context, stage.rollouts)
+        elif stage.kind == "offline" and stage.preferences not in context.config.stages:
+            offline.read(context, stage)
+        if "sampling" in stage:
+            context.sampler()
+
+
+def _show_stages(context: Context, order: pipeline.Plan, place: epath.Path) -> None:
+    stages, needs = context.config.stages, {name: disk_need(context, name) for name in order.order}
+    rows = [
+        [name, stages[name].kind, ", ".join(order.inputs[name]) or "init", f"{needs[name] / 1e6:,.0f} MB"]
+        for name in order.order
+    ]
+    context.tracker.table("stages", ["stage", "kind", "reads", "disk"], rows)
+    free = ""
+    if storage.is_local(place):
+        there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
+        if not os.access(there, os.W_OK):
+            raise PermissionError(errno.EACCES, "cannot write in it", os.fspath(there))
+        free = f", {shutil.disk_usage(there).free / 1e6:,.0f} MB are free there"
+    context.tracker.say(f"disk in all: {sum(needs.values()) / 1e6:,.0f} MB{free}")
+    trained, total = count_trained(context.model_config), count_params(context.model_config)
+    parts = f", {trained:,} of them trained" if trained < total else ""
+    context.tracker.say(f"model: {total:,} parameters{parts}; devices: {context.mesh.size}")
+
+
+def disk_need(context: Context, name: str) -> float:
+    """About how many bytes a stage leaves on disk: checkpoints with optimiser state, and rollouts, 16 bytes a token."""
     stage = context.config.stages[name]
     size = 0.0
     if stage.kind in ("sft", "online", "offline"):
@@ -57,7 +122,7 @@ def disk_need(context: Context, name: str) -> str:
         }[stage.kind]()
         many *= stage.get("prompts_per_step", 1) * stage.num_generations
         size += 16.0 * many * stage.sampling.max_new_tokens
-    return f"{size / 1e6:,.0f} MB"
+    return size
 
 
 def _checkpoints(context: Context, stage: ConfigDict) -> int:
@@ -65,42 +130,71 @@ def _checkpoints(context: Context, stage: ConfigDict) -> int:
     return len(stage.steps or kept_steps(context.config.stages[stage.policy]) or (None,))
 
 
-def _show_batch(context: Context, order: pipeline.Plan) -> None:
-    """The first SFT batch if there is such a stage, else the first prompts."""
-    tokenizer = context.tokenizer
-    first = [name for name in order.order if context.config.stages[name].kind == "sft"]
-    if not first:
-        for problem in context.problems["train"][:2]:
-            tracker_text = tokenizer.render(problem)
-            context.tracker.say(
-                f"prompt {problem.id}: {tracker_text!r}\nids: {tokenizer.encode_prompt(problem).tolist()}"
-            )
-        return
-    stage = context.config.stages[first[0]]
+def _shown(context: Context) -> Iterator[Problem]:
+    """The first training problems of each task."""
+    for task in context.tasks:
+        yield from [problem for problem in context.problems["train"] if problem.task == task][:SHOWN]
+
+
+def _show_problem(context: Context, problem: Problem) -> None:
+    """The prompt as the model reads it, and the reference answer as it was parsed."""
+    prompt = context.tokenizer.encode_prompt(problem)
+    answer = "there is no reference answer" if problem.answer is None else f"reference answer: {problem.answer}"
+    task = f", task {problem.task}" if len(context.tasks) > 1 else ""
+    lines = context.tokenizer.decode_raw(prompt).splitlines()
+    context.tracker.say(
+        "\n  | ".join([f"problem {problem.id}{task}, a prompt of {len(prompt)} tokens:", *lines]) + f"\n  {answer}"
+    )
+
+
+def _try_rewards(context: Context) -> None:
+    """Score the reference answer, and the answer of another problem, in a box: a right and a wrong response."""
+    for task, section in context.tasks.items():
+        problems = [problem for problem in context.problems["train"] if problem.task == task]
+        if why := _NOT_TRIED.get(section.reward.function, "" if problems else "there is no problem"):
+            context.tracker.say(f"the reward of {task} is not tried: {why}")
+            continue
+        _try_reward(context, task, problems)
+
+
+def _try_reward(context: Context, task: str, problems: Sequence[Problem]) -> None:
+    answers = list(dict.fromkeys(problem.answer for problem in problems if problem.answer is not None))
+    tried = [problem for problem in problems[:SHOWN] for _ in ("right", "wrong")]
+    texts = []
+    for problem in problems[:SHOWN]:
+        wrong = next((answer for answer in answers if answer != problem.answer), f"{problem.answer}1")
+        texts += [f"\\boxed{{{problem.answer or ''}}}", f"\\boxed{{{wrong}}}"]
+    scores = context.scorer.apart(tried, texts, [np.zeros(1, np.int32)] * len(texts))
+    rows = [
+        [
+            problem.id,
+            "" if problem.answer is None else ("right", "wrong")[i % 2],
+            text,
+            score.reward,
+            score.verdict.value,
+        ]
+        for i, (problem, text, score) in enumerate(zip(tried, texts, scores, strict=True))
+    ]
+    context.tracker.table(f"the reward of {task}, tried", ["problem", "", "response", "reward", "verdict"], rows)
+    pairs = zip(tried[::2], scores[::2], scores[1::2], strict=True)
+    alike = [
+        p.id for p, right, wrong in pairs if p.answer is not None and not (right.reward or 0) > (wrong.reward or 0)
+    ]
+    if alike and not context.scalar[task]:
+        context.tracker.say(
+            f"warning: the reference answer of {' and '.join(alike)} gets no more, in \\boxed{{}}, than a wrong one: "
+            "look at it as it was parsed, and at how the reward reads responses"
+        )
+
+
+def _show_examples(context: Context, name: str) -> None:
+    """The size of an SFT stage's first batch, and its first examples as the model reads them."""
+    stage, tokenizer = context.config.stages[name], context.tokenizer
     examples, _ = sft.examples(context, stage)
     length = context.row_length(stage.max_length)
-    packed = pack(
-        sft.batch(context, examples[: stage.batch_size]),
-        row_length=length,
-        microbatch_rows=context.microbatch_rows(length),
-    )
+    batch = sft.batch(context, examples[: stage.batch_size])
+    packed = pack(batch, row_length=length, microbatch_rows=context.microbatch_rows(length))
     shape = "x".join(map(str, packed.arrays["tokens"].shape))
-    context.tracker.say(f"first batch of {first[0]}: {shape} tokens, {packed.used} of them used; its first row:")
-    context.tracker.table("", ["column", "id", "text", "position", "segment", "weight"], _cells(context, packed))
-
-
-def _cells(context: Context, packed: Packed) -> list[list[str]]:
-    names = ("tokens", "positions", "segment_ids", "weight")
-    tokens, positions, segments, weights = (packed.arrays[name][0, 0] for name in names)
-    columns = np.flatnonzero(segments)[:MAX_CELLS]
-    return [
-        [
-            str(c),
-            str(tokens[c]),
-            repr(context.tokenizer.decode_raw([int(tokens[c])])),
-            str(positions[c]),
-            str(segments[c]),
-            f"{weights[c]:.3g}",
-        ]
-        for c in columns
-    ]
+    context.tracker.say(f"first batch of {name}: {shape} tokens, {packed.used} of them used; its first examples:")
+    rows = [[tokenizer.decode_raw(ids) for ids in tokenizer.encode_example(one)] for one in examples[:SHOWN]]
+    context.tracker.table("", ["prompt", "completion, which is trained on"], rows)

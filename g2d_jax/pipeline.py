@@ -86,12 +86,15 @@ def plan(config: ConfigDict) -> Plan:
     return Plan(tuple(order), inputs)
 
 
-def check(config: ConfigDict) -> Plan:
+def check(config: ConfigDict, until: str | None = None) -> Plan:
     """The plan, when every stage's settings can work: what is wrong should show now, not after hours of warm-up.
 
-    Raises ValueError naming the stage. Looks at settings and at whether files are there; loads nothing.
+    until: the stage to stop after, None for all. Raises ValueError naming the stage. Looks at settings and at whether
+    files are there; loads nothing.
     """
     order = plan(config)
+    if until is not None and until not in order.order:
+        raise ValueError(f"there is no stage {until!r} to stop after; the stages are {', '.join(order.order)}")
     _check_shared(config)
     profiles.check(config.logging.profile, config.stages)
     for name in order.order:
@@ -264,9 +267,7 @@ def run(
     this stage. Raises ValueError when the work directory was made with other identity settings, reward or losses, or is
     in use, and StopRun when a stage finds that going on is useless.
     """
-    order = check(config)
-    if until is not None and until not in order.order:
-        raise ValueError(f"there is no stage {until!r}; the stages are {', '.join(order.order)}")
+    order = check(config, until)
     folder = absolute(workdir)
     processes.take_memory()
     check_joined()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -23,7 +23,7 @@ from g2d_jax.data.splits import problem_id
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import hf, peft
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.records import Problem, Request
+from g2d_jax.records import Problem, Request, SamplingParams, Verdict
 from g2d_jax.report.summary import summary_table
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.stages.context import Context
@@ -255,29 +255,73 @@ def sample(
     workdir: storage.PathLike,
     *,
     policy: str | None = None,
-    prompt: str | None = None,
+    prompts: str | Iterable[str] | None = None,
     count: int = 4,
     temperature: float = 1.0,
 ) -> list[str]:
-    """Show, and return, a policy's answers: `count` to one prompt, or one to each of `count` test problems."""
+    """Show, and return, a policy's answers: `count` to each prompt, or one to each of `count` test problems.
+
+    prompts: may be an iterator that waits for what is typed: each is answered before the next is asked for. Answers to
+    test problems are shown with their reward.
+    """
     with opened(workdir) as context:
         chosen = policy or last_policy(context.config)
         samplings = [s.sampling for s in context.config.stages.values() if "sampling" in s]
         if not samplings:
             raise ValueError("the run has no stage with sampling settings")
         params = context.sampling_params(samplings[0], temperature=temperature)
-        problems = context.problems["test"][:count] if prompt is None else [Problem(problem_id(prompt), prompt)]
-        samples = 1 if prompt is None else count
-        requests = [Request(p.id, context.tokenizer.encode_prompt(p), params, num_samples=samples) for p in problems]
-        sampler = context.sampler()
-        rollouts = list(sampler.generate(sampler.view(context.policy(chosen)), requests, "sample"))
-        place = {problem.id: i for i, problem in enumerate(problems)}
-        rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))
-        texts = [context.tokenizer.decode(rollout.token_ids) for rollout in rollouts]
-        rows = []
-        for rollout, text in zip(rollouts, texts, strict=True):
-            problem = problems[place[rollout.problem_id]]
-            mean = f"{float(np.mean(rollout.logprobs)):.2f}"
-            rows.append([context.tokenizer.render(problem), text, problem.answer or "", rollout.stop_reason, mean])
-        context.tracker.table(f"policy {chosen}", ["prompt", "response", "answer", "stop", "mean log-prob"], rows)
+        view = context.sampler().view(context.policy(chosen))
+        if prompts is None:
+            return _answers(context, chosen, view, params, context.problems["test"][:count], 1)
+        texts = []
+        for prompt in [prompts] if isinstance(prompts, str) else prompts:
+            try:
+                texts += _answers(context, chosen, view, params, [Problem(problem_id(prompt), prompt)], count)
+            except ValueError as error:
+                if isinstance(prompts, str):
+                    raise
+                context.tracker.say(str(error))  # of one that was typed; the next may do
         return texts
+
+
+def _answers(
+    context: Context, policy: str, view: Decoder, params: SamplingParams, problems: Sequence[Problem], samples: int
+) -> list[str]:
+    """Show, and return, `samples` answers to each problem."""
+    requests = [Request(p.id, context.tokenizer.encode_prompt(p), params, num_samples=samples) for p in problems]
+    rollouts = list(context.sampler().generate(view, requests, "sample"))
+    place = {problem.id: i for i, problem in enumerate(problems)}
+    rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))
+    asked = [problems[place[rollout.problem_id]] for rollout in rollouts]
+    texts = [context.tokenizer.decode(rollout.token_ids) for rollout in rollouts]
+    rewards = _rewards(context, asked, texts, [rollout.token_ids for rollout in rollouts])
+    rows = [
+        [
+            *(context.tokenizer.render(problem), text, problem.answer or "", reward),
+            *(rollout.stop_reason, f"{float(np.mean(rollout.logprobs)):.2f}"),
+        ]
+        for problem, rollout, text, reward in zip(asked, rollouts, texts, rewards, strict=True)
+    ]
+    names = ["prompt", "response", "answer", "reward", "stop", "mean log-prob"]
+    context.tracker.table(f"policy {policy}", names, rows)
+    return texts
+
+
+def _rewards(
+    context: Context, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
+) -> list[str]:
+    """Reward and verdict of each response; "" without an answer, and of rewards that take a model or an endpoint."""
+    cheap = {name for name, task in context.tasks.items() if task.reward.function not in ("model", "judge")}
+    places = [i for i, problem in enumerate(problems) if problem.answer is not None and problem.task in cheap]
+    shown = [""] * len(problems)
+    try:
+        scores = context.scorer(
+            [problems[i] for i in places], [texts[i] for i in places], [token_ids[i] for i in places]
+        )
+    except ValueError as error:  # the user's own function: the answers are there to be looked at
+        context.tracker.say(f"no rewards: {error}")
+        return shown
+    for i, score in zip(places, scores, strict=True):
+        reward = "" if score.reward is None else f"{score.reward:g} "
+        shown[i] = f"{reward}{'' if score.verdict is Verdict.SCORED else score.verdict.value}".strip()
+    return shown

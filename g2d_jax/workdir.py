@@ -90,6 +90,21 @@ def claim(
     As long as no stage has begun, the settings may still change: a mistake in the first try costs nothing. Later a
     stage that `with_longer` lets go on may have more steps, unless a stage that is made from its end has begun.
     """
+    for folder in check_claim(config, workdir, own, ends):
+        storage.unfinish(folder)
+    storage.write_json(workdir / "config.json", {"config": to_dict(config), "own": dict(own), "version": __version__})
+    token = secrets.token_hex(8)
+    storage.write_json(workdir / "environment.json", {**environment(), "start": token})
+    return token
+
+
+def check_claim(
+    config: ConfigDict,
+    workdir: epath.Path,
+    own: Mapping[str, str] = MappingProxyType({}),
+    ends: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> list[epath.Path]:
+    """The folders of the begun stages that would go on past their old end. Raises as `claim` would; writes nothing."""
     file = workdir / "config.json"
     if file.exists():
         content = storage.read_json(file)
@@ -98,15 +113,11 @@ def claim(
         begun = stage_folders(workdir)
         if begun:
             _check_unchanged(content, config, workdir, own, {name: begun.keys() & set(ends[name]) for name in ends})
-        for name in with_longer(identity(content["config"]), identity(config))[1]:
-            if name in begun:
-                storage.unfinish(begun[name])
-    elif workdir.exists() and any(child.name != LOCK for child in workdir.iterdir()):
+        longer = with_longer(identity(content["config"]), identity(config))[1]
+        return [begun[name] for name in longer if name in begun]
+    if workdir.exists() and any(child.name != LOCK for child in workdir.iterdir()):
         raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")
-    storage.write_json(file, {"config": to_dict(config), "own": dict(own), "version": __version__})
-    token = secrets.token_hex(8)
-    storage.write_json(workdir / "environment.json", {**environment(), "start": token})
-    return token
+    return []
 
 
 def _check_unchanged(

@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
 from forks import Forks
 
 from g2d_jax import cli, processes, storage
+from g2d_jax.resolve import resolve
 from g2d_jax.watcher import watched
+from g2d_jax.workdir import claim
 
 TINY = str(Path(__file__).parent / "tiny.py")
 SMALL = ("--config.stages.sft.steps=2", "--config.stages.warmup.steps=2", "--config.data.test.limit=8")
@@ -130,17 +134,125 @@ def test_other_settings_are_refused_for_the_same_workdir(work: Path, capsys: pyt
 
 
 @pytest.mark.quick
-def test_dry_run_shows_everything_and_leaves_nothing(
+def test_dry_run_shows_what_decides_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["run", "--config", TINY, "--dry-run", "--config.seed=3"]) == 0
+    assert cli.main(["run", "--config", TINY, "--dry-run", "--config.seed=3", "work"]) == 0
     shown = capsys.readouterr().out
-    assert '"seed": 3' in shown
-    assert "| warmup   | online" in shown and "MB" in shown
-    assert "first batch of sft" in shown and "'\\\\boxed{'" in shown and "'<eos>'" in shown
-    assert "22" in shown and "parameters" in shown
-    assert list(tmp_path.iterdir()) == []
+    assert (
+        "changed here:\n  seed: 0 -> 3\ntiny, where it differs" in shown and "stages.warmup.steps: 20 -> 3\n" in shown
+    )
+    assert "| warmup   | online" in shown and "disk in all: " in shown and "parameters; devices: " in shown
+    answers = re.findall(r"a prompt of \d+ tokens:\n  \| [-+*\d]+=\?\n  reference answer: (-?\d+)\n", shown)
+    assert len(answers) == 2 and all(f"| right | \\boxed{{{answer}}}" in shown for answer in answers)
+    assert "gets no more, in \\boxed{}, than a wrong one" in shown  # tiny.py's reward is no verifier
+    assert "first batch of sft: " in shown and re.search(r"\| \S+;\\boxed{-?\d+}<eos> ", shown)
+    assert len(shown.splitlines()) < 100 and list(tmp_path.iterdir()) == []
+    assert cli.main(["run", "--config", TINY, "--dry-run", "--config.reward.function=verify"]) == 0
+    shown = capsys.readouterr().out
+    assert len(re.findall(r"\| right \| \S+ +\| +1.0 \| correct", shown)) == 2 and "warning" not in shown
+    assert len(re.findall(r"\| wrong \| \S+ +\| +0.0 \| incorrect", shown)) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--until", "foo"], "there is no stage 'foo' to stop after; the stages are sft, warmup"),
+        (["--config.model.path=MODEL", "--config.tokenizer.path=procedural:arithmetic"], "holds only pickled weights"),
+        (["--config.compute.row_length=8"], "compute.row_length is 8 but a group can need"),
+        (["--config.mesh.tensor=3"], "mesh"),
+        (["--config.compute.sampling_tensor=3"], "sampling_tensor"),
+        (["--config.stages.dpo.preferences=MODEL"], "MODEL"),
+        (["--config.stages.collect.rollouts=MODEL/mine.jsonl"], "mine.jsonl, line 1: "),
+        (["--config.reward.function=test_cli:broken"], "test_cli.py, line"),
+    ],
+)
+def test_dry_run_refuses_what_the_run_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: list[str], message: str
+) -> None:
+    model = tmp_path / "MODEL"
+    model.mkdir()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    heads = {"num_key_value_heads": 2, "vocab_size": 64, "model_type": "qwen2"}
+    (model / "config.json").write_text(json.dumps(sizes | heads))
+    (model / "pytorch_model.bin").touch()
+    (model / "mine.jsonl").write_text("{}\n")
+    asked = [change.replace("MODEL", str(model)) for change in changes]
+    assert cli.main(["run", "--config", TINY, "--dry-run", *asked]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_dry_run_looks_at_the_work_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    claim(resolve(TINY), epath.Path(tmp_path))
+    (tmp_path / "01-sft").mkdir()
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+    assert cli.main(["run", "--config", TINY, "--dry-run", str(tmp_path), "--config.seed=3"]) == 1
+    assert "was started with other settings:\n  seed: 0 -> 3" in capsys.readouterr().err
+    (tmp_path / "config.json").rename(tmp_path / "notes.json")
+    assert cli.main(["run", "--config", TINY, "--dry-run", str(tmp_path)]) == 1
+    assert "is not empty and holds no run" in capsys.readouterr().err
+    (tmp_path / "notes.json").rename(tmp_path / "config.json")
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == before
+
+
+def test_dry_run_warns_of_too_few_problems(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--config", TINY, "--dry-run", "--config.stages.warmup.prompts_per_step=400"]) == 0
+    assert (
+        "warmup: 40 problems for 3 steps of 400: each is drawn 30 times, some of them twice" in capsys.readouterr().out
+    )
+
+
+def broken(completions: list[str]) -> list[float]:
+    raise LookupError("no such label")
+
+
+@pytest.mark.parametrize("command", ["run --config demo", "sweep --config demo", "status", "report", "sample"])
+def test_a_work_directory_needs_no_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in (["runs/a"], ["--workdir", "runs/a"], ["--workdir=runs/a"]):
+        assert cli.parse([*command.split(), *place])[0].workdir == "runs/a"
+    name, *options = command.split()
+    assert cli.parse([name, "runs/a", *options])[0].workdir == "runs/a"
+    for places in (["runs/a", "runs/b"], ["--workdir=runs/a", "runs/b"]):
+        with pytest.raises(SystemExit):
+            cli.parse([*command.split(), *places])
+        assert "unknown argument" in capsys.readouterr().err
+    if name == "run":
+        assert cli.parse(command.split())[0].workdir is None
+        return
+    with pytest.raises(SystemExit):
+        cli.parse(command.split())
+    assert "a work directory is needed: WORKDIR, or --workdir WORKDIR" in capsys.readouterr().err
+
+
+def test_settings_are_told_apart_from_a_work_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, overrides = cli.parse(["run", "--config", "demo", "--config.seed=3", "runs/a", "--config.name=x"])
+    assert (arguments.workdir, overrides) == ("runs/a", ["config.seed=3", "config.name=x"])
+    with pytest.raises(SystemExit):
+        cli.parse(["run", "--config", "demo", "--config.seed", "3"])
+    assert "'--config.seed'; settings are written --config.field=value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "sweep"])
+def test_help_says_how_settings_are_written(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.parse([command, "--help"])
+    shown = capsys.readouterr().out
+    assert "--config.FIELD=VALUE" in shown.splitlines()[0] and f"examples:\n  g2d {command} --config " in shown
+
+
+def test_problems_are_typed_until_an_empty_line_or_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    for end in ("", EOFError()):
+        lines = iter(["1+1=?", " 2+2=? ", end])
+
+        def typed(_: str, lines: Any = lines) -> str:
+            line = next(lines)
+            if isinstance(line, EOFError):
+                raise line
+            return line
+
+        monkeypatch.setattr("builtins.input", typed)
+        assert list(cli._typed()) == ["1+1=?", "2+2=?"]
 
 
 @pytest.mark.parametrize(
@@ -310,8 +422,11 @@ def test_sample(work: Path, folder: Path, forks: Forks) -> None:
     assert done.returncode == 0, done.stderr
     assert "policy dpo" in done.stdout
     assert done.stdout.count("1+2+3=?") == 3
-    done = forks.run("sample", "--workdir", "some/work", "--policy", "nope", cwd=folder)
-    assert done.returncode == 1 and "no such stage" in done.stderr
+    done = forks.run("sample", "--count", "2", "some/work", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"\| (1 correct|0 incorrect) +\|", done.stdout)) == 2
+    done = forks.run("sample", "some/work", "--policy", "nope", cwd=folder)
+    assert done.returncode == 1 and "no such stage; this run has sft, warmup, dpo, and 'init'" in done.stderr
 
 
 def test_evaluate_elsewhere(work: Path, folder: Path, forks: Forks) -> None:

@@ -27,7 +27,7 @@ def external_groups(context: Context, path: str, journal: epath.Path) -> tuple[l
     the answer of the same problem in data.train. Prompts of dev and test are refused. Log-probabilities are NaN.
     Raises ValueError naming file and line of a broken row.
     """
-    problems, rows = _read(context, path)
+    problems, rows = read(context, path)
     if not on_disk([journal]):
         scored = _score(context, problems, rows)
         processes.once(lambda: write_rollouts(journal, scored))
@@ -41,7 +41,11 @@ def external_groups(context: Context, path: str, journal: epath.Path) -> tuple[l
     return [(problems[identifier], 0) for identifier in groups], list(groups.values())
 
 
-def _read(context: Context, path: str) -> tuple[dict[str, Problem], list[tuple[str, str, float | None, bool]]]:
+def read(context: Context, path: str) -> tuple[dict[str, Problem], list[tuple[str, str, float | None, bool]]]:
+    """Problems by id, and of each row its problem's id, the completion, its reward, and whether that is given.
+
+    Raises ValueError naming file and line of a broken row.
+    """
     known = {problem.id: problem for problem in context.problems["train"]}
     held_out = {problem.id for split in ("dev", "test") for problem in context.problems[split]}
     problems: dict[str, Problem] = {}

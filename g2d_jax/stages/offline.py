@@ -37,12 +37,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training; before it, rewards
     and margins are 0 by definition, for the policy is the reference. signal: see `diagnosis.gradient_signal`.
     """
-    source = _dataset(context, stage.preferences)
-    pairs = read_preferences(source)
-    check_preferences(source, pairs, context.model_config.vocab_size)
-    held_out = {problem.id for split in ("dev", "test") for problem in context.problems[split]}
-    if leaked := sum(pair.problem_id in held_out for pair in pairs):
-        raise ValueError(f"{leaked} of {len(pairs)} pairs are for problems of data.dev or data.test: leave them out")
+    pairs = read(context, stage)
     batch_size = min(stage.batch_size, len(pairs))
     steps = len(pairs) * stage.epochs // batch_size
     unused = len(pairs) * stage.epochs - steps * batch_size
@@ -151,9 +146,19 @@ def _warmup_that_fits(context: Context, name: str, settings: ConfigDict, steps: 
     return shorter
 
 
-def _dataset(context: Context, name: str) -> epath.Path:
-    """The preferences of a collect stage of this run, or a folder or file of Parquet."""
-    return context.folders[name] / "preferences" if name in context.folders else epath.Path(name)
+def read(context: Context, stage: ConfigDict) -> list[Preference]:
+    """The pairs of a collect stage of this run, or of a folder or file of Parquet.
+
+    Raises ValueError for pairs that cannot be trained on, or that are for held-out problems.
+    """
+    name = stage.preferences
+    source = context.folders[name] / "preferences" if name in context.folders else epath.Path(name)
+    pairs = read_preferences(source)
+    check_preferences(source, pairs, context.model_config.vocab_size)
+    held_out = {problem.id for split in ("dev", "test") for problem in context.problems[split]}
+    if leaked := sum(pair.problem_id in held_out for pair in pairs):
+        raise ValueError(f"{leaked} of {len(pairs)} pairs are for problems of data.dev or data.test: leave them out")
+    return pairs
 
 
 def as_group(pair: Preference, reference: np.ndarray, weight: float) -> Group:
