@@ -29,10 +29,11 @@ SHOWN = 2  # problems, and examples, that are written out
 _NOT_TRIED = {"model": "a reward model is loaded by the run alone", "judge": "a judge is asked by the run alone"}
 
 
-def show(config: ConfigDict, named: ConfigDict, workdir: storage.PathLike | None = None) -> None:
+def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.PathLike | None = None) -> None:
     """Print changed settings, stages, problems with their answers as parsed, and rewards of made-up responses.
 
-    named: the config before it was changed on the command line. workdir: where the run would go, None for a new folder.
+    named: the config before it was changed on the command line, None for no such changes. workdir: where the run would
+    go, None for a new folder.
     Everything that the run reads but weights is read, and nothing is computed on devices. Raises what the run would.
     """
     order = pipeline.plan(config)
@@ -40,7 +41,7 @@ def show(config: ConfigDict, named: ConfigDict, workdir: storage.PathLike | None
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
         context = Context(config, epath.Path(folder), tracker, order.folders(place))
         with closing(context):
-            _show_settings(context, named)
+            _show_settings(context, config if named is None else named)
             if workdir is not None:
                 check_processes(place)
                 check_claim(config, place, {}, pipeline.made_from_ends(config.stages, order))

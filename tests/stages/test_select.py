@@ -232,5 +232,5 @@ def test_a_selection_on_a_schedule_with_an_end_has_its_own_trajectory(config: Co
 def test_what_a_selection_needs_on_disk(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     config.stages.best.num_generations = 1000
     context = opened(config, tmp_path, None)
-    assert disk_need(context, "best") == "3 MB"  # 3 checkpoints x 8 problems x 1000 x 8 tokens x 16 bytes
+    assert disk_need(context, "best") == 3_072_000  # 3 checkpoints x 8 problems x 1000 x 8 tokens x 16 bytes
     assert storage.finished(tmp_path) is None
