@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from glob import glob
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -41,6 +42,9 @@ RULES: Rules = MappingProxyType(
 HOST = "pinned_host"
 """The kind of memory that arrays are offloaded to."""
 
+DRIVEN = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")
+"""Files of TPUs, and of GPUs of NVIDIA (under WSL too) and AMD."""
+
 _ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 
@@ -59,10 +63,14 @@ def order_collectives() -> None:
     need not know the flag. What XLA_FLAGS says already stays.
     """
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
-    accelerated = any(importlib.util.find_spec(plugin) for plugin in ("libtpu", "jax_plugins"))
     flags = os.environ.get("XLA_FLAGS", "")
-    if (platforms == "cpu" or (not platforms and not accelerated)) and _ORDER not in flags:
+    if (platforms == "cpu" or (not platforms and not accelerated())) and _ORDER not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_ORDER}=false".strip()
+
+
+def accelerated() -> bool:
+    """Whether JAX may find an accelerator: a plugin is installed, and one of the devices that plugins drive is here."""
+    return any(importlib.util.find_spec(plugin) for plugin in ("libtpu", "jax_plugins")) and any(map(glob, DRIVEN))
 
 
 def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -74,7 +82,7 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[
     if len(devices) > 1 and devices[0].platform == "cpu" and _ORDER not in os.environ.get("XLA_FLAGS", ""):
         raise ValueError(
             f"collectives of {len(devices)} CPU devices may hang: call g2d_jax.processes.initialise() before JAX is "
-            f"used, or add {_ORDER}=false to XLA_FLAGS"
+            f"used, with JAX_PLATFORMS=cpu where JAX passes over an accelerator, or add {_ORDER}=false to XLA_FLAGS"
         )
     sizes = [data, fsdp, tensor]
     if any(size != -1 and size < 1 for size in sizes) or sizes.count(-1) > 1:

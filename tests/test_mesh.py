@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -64,6 +65,26 @@ def test_cpu_devices_start_collectives_in_one_order(monkeypatch: pytest.MonkeyPa
     processes.initialise()
     assert os.environ["XLA_FLAGS"] == f"--xla_force_host_platform_device_count=4 {FLAG}=false"
     assert meshes.make_mesh().size == 8
+
+
+@pytest.mark.parametrize("driven", [False, True])
+def test_a_plugin_without_its_device_leaves_jax_on_the_cpu(
+    driven: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine on which libtpu was installed to plan for TPUs."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(meshes, "DRIVEN", (f"{tmp_path}/accel*",))
+    (tmp_path / "libtpu.py").touch()
+    if driven:
+        (tmp_path / "accel0").touch()
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", None)
+    try:
+        processes.initialise()
+    finally:
+        jax.config.update("jax_platforms", before)
+    assert (FLAG in os.environ["XLA_FLAGS"]) is not driven
 
 
 @pytest.mark.parametrize("flags", ["", "--xla_force_host_platform_device_count=1", f"{FLAG}=true"])
