@@ -31,6 +31,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from g2d_jax import private
+
 T = TypeVar("T")
 
 RESTART = 75
@@ -93,25 +95,19 @@ class State:
 state = State()
 
 
-def _distributed() -> Any:
-    from jax._src import distributed  # the store has no public name; Orbax and others reach it in the same way
-
-    return distributed.global_state
-
-
 def store() -> Any:
     """The key-value store that all processes share, None for one process."""
-    return _distributed().client
+    return private.coordination().client
 
 
 def count() -> int:
     """How many processes there are; starts no backend."""
-    return int(_distributed().num_processes) if store() is not None else 1
+    return int(private.coordination().num_processes) if store() is not None else 1
 
 
 def index() -> int:
     """Which of them this one is, from 0."""
-    return int(_distributed().process_id) if count() > 1 else 0
+    return int(private.coordination().process_id) if count() > 1 else 0
 
 
 def leader() -> bool:
@@ -180,8 +176,6 @@ def _integer(variable: str) -> int | None:
 
 def _in_cluster() -> bool:
     """Whether JAX would find several processes by itself. A single Slurm or MPI task sees all its devices as it is."""
-    from jax._src import clusters
-
     tasks = os.environ.get("OMPI_COMM_WORLD_SIZE", "1")
     if os.environ.get("SLURM_NTASKS") == "1":
         return False
@@ -190,10 +184,10 @@ def _in_cluster() -> bool:
             f"{tasks} tasks of an MPI that JAX does not know (Open MPI 5): give --coordinator HOST:PORT, "
             "--num-processes $OMPI_COMM_WORLD_SIZE and --process-id $OMPI_COMM_WORLD_RANK"
         )
-    kinds = [kind for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method]
+    kinds = private.clusters()
     if "JOB_COMPLETION_INDEX" not in os.environ:  # a pod of its own, a notebook: no other processes
-        kinds = [kind for kind in kinds if kind.name != "k8s"]
-    return any(kind.is_env_present() for kind in kinds)
+        kinds.pop("K8sCluster", None)
+    return any(kind.is_env_present() for kind in kinds.values())
 
 
 def _join(address: str | None, total: int | None, mine: int | None) -> None:

@@ -28,6 +28,8 @@ from sympy import (
 )
 from sympy.core.relational import Relational
 
+from g2d_jax import private
+
 DIGITS = 300
 
 
@@ -92,7 +94,7 @@ def _is_zero(difference: Expr) -> bool | None:
         return None
     for part in value.as_real_imag():
         if isinstance(part, Float):
-            if part._prec > 1 and part != 0:  # sympy marks a value of which it knows no digit by precision 1
+            if private.precision(part) > 1 and part != 0:  # 1: no digit is known
                 return False
         elif not part.is_Rational:
             return None

@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from unofficial import pretend_cudnn
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import kernels
@@ -151,10 +151,7 @@ def test_rolled_causal_rows_are_xla_where_there_are_tokens() -> None:
 
 
 def test_cudnn_is_in_the_program_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
-    if cudnn.cuda_versions is None:  # lowering asks the installed plugin for cuDNN's version, and here is none
-        monkeypatch.setattr(cudnn, "cuda_versions", SimpleNamespace(cudnn_get_version=lambda: 91_000))
+    pretend_cudnn(monkeypatch)
     q, k = (jax.ShapeDtypeStruct((2, 32, heads, 64), jnp.bfloat16) for heads in (4, 2))
     ids = jax.ShapeDtypeStruct((2, 32), jnp.int32)
 

@@ -17,13 +17,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
-from jax._src import compiler
+from unofficial import let_every_process_write_programs
 
 from g2d_jax import cli, pipeline, processes
 from g2d_jax import config as settings
@@ -36,8 +35,7 @@ from g2d_jax.tracking import Tracker
 from g2d_jax.watcher import watched
 from g2d_jax.workdir import check_token, claim
 
-# JAX writes what process 0 compiles to its cache, of which the others can make no use: here all write.
-compiler.distributed = SimpleNamespace(global_state=SimpleNamespace(process_id=0, client=None))
+let_every_process_write_programs()
 
 
 def run(*arguments: str) -> int:
