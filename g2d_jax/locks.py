@@ -79,6 +79,21 @@ def locked(workdir: epath.Path, *, beat: float | None = None, lease: float | Non
 
 
 @contextmanager
+def awaited(folder: epath.Path) -> Iterator[None]:
+    """Keep a folder to this process for a moment, however many others want it: each waits until it is free.
+
+    Raises Preempted if this process is told to stop before it has it, and as `try_lock` does.
+    """
+    while True:
+        with try_lock(folder) as got:
+            if got:
+                yield
+                return
+        check_stop()
+        time.sleep(0.05 if storage.is_local(folder) else 1.0)
+
+
+@contextmanager
 def try_lock(folder: epath.Path, *, beat: float | None = None, lease: float | None = None) -> Iterator[bool]:
     """Take the lock of a folder, which is made if it is not there; False, at once, if another process has it.
 

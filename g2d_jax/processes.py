@@ -318,23 +318,28 @@ def _wait(key: str, peer: int) -> str:
 def once(make: Callable[[], T]) -> T:
     """What the leader makes, on every process: for decisions, and for writing what all of them read.
 
-    make: returns JSON. An error of the leader's is raised there, and PeerFailed elsewhere.
+    make: returns JSON. An error of the leader's is raised there, and PeerFailed elsewhere. Where the leader is told to
+    stop while it waits for something, all raise Preempted.
     """
     if count() == 1:
         return make()
-    told: dict[str, Any] | None = None
-    failure: Exception | None = None
+    outcome: dict[str, Any] = {}
+    failure: Exception | Preempted | None = None
     if leader():
         try:
-            told = {"value": make()}
+            outcome = {"value": make()}
+        except Preempted as stop:
+            failure, outcome = stop, {"stop": True}
         except Exception as error:
-            failure, told = error, {"failure": described(error)}
-    found = gather(told)[0]
+            failure, outcome = error, {"failure": described(error)}
+    outcome = gather(outcome)[0]
     if failure is not None:
         raise failure
-    if "failure" in found:
-        raise PeerFailed(found["failure"])
-    return found["value"]  # type: ignore[no-any-return]
+    if "stop" in outcome:
+        raise Preempted
+    if "failure" in outcome:
+        raise PeerFailed(outcome["failure"])
+    return outcome["value"]  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from g2d_jax import __version__, storage
 from g2d_jax.canonical import differences, identity, to_dict, with_longer
 from g2d_jax.locks import LOCK as LOCK
+from g2d_jax.locks import awaited as awaited
 from g2d_jax.locks import locked as locked
 from g2d_jax.locks import try_lock as try_lock
 

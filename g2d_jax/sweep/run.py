@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -25,16 +25,16 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, compilation, pipeline, storage
+from g2d_jax import __version__, compilation, pipeline, processes, storage
 from g2d_jax.canonical import to_dict
 from g2d_jax.report import write_study
 from g2d_jax.stages.context import Context
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder
-from g2d_jax.sweep.points import points
+from g2d_jax.sweep.points import Point, points
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.watcher import watched
-from g2d_jax.workdir import LINKS, LOCK, PLANS, absolute, environment, try_lock
+from g2d_jax.workdir import LINKS, LOCK, PLANS, absolute, awaited, environment, try_lock
 
 DONE, OPEN = "done", "open"
 PAUSE = 2.0  # seconds between two looks at nodes that others run
@@ -49,15 +49,21 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     if jax.process_count() > 1:
         raise ValueError("a study of several processes: start each by itself, they share the work by the directory")
     root = absolute(workdir)
-    graph = build(points(config), _asked(root))
-    _claim(config, graph, root)
+    studied = points(config)
+    build(studied, _asked(root))  # raises for what cannot work before anything is written
+    _check_free(root)
     limits = config.faults
     with (
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
         compilation.cached(config.compute.compilation_cache),
         Tracker(root, tensorboard=False) as tracker,
     ):
-        failed = _Worker(config.name, graph, root, tracker).work()
+        try:
+            graph = _claim(config, studied, root)
+            failed = _Worker(config.name, studied, graph, root, tracker).work()
+        except processes.Preempted:
+            tracker.say(f"stopped by SIGTERM: {processes.AGAIN}")
+            raise
         for name, reason in failed.items():
             tracker.say(f"{name} failed: {reason}")
         page, *_ = write_study(root, config.name, show=tracker.table)
@@ -91,11 +97,25 @@ def _asked(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
     return asked
 
 
-def _claim(config: ConfigDict, graph: Graph, root: epath.Path) -> None:
-    """Take the directory for studies and write what this one consists of."""
+def _check_free(root: epath.Path) -> None:
+    """Raise ValueError for a directory that holds something else than studies."""
     begun = {LOCK, PLANS, "points"}  # the last by a process that came first and is not through with this yet
     if root.exists() and not (root / PLANS).exists() and any(child.name not in begun for child in root.iterdir()):
         raise ValueError(f"{root} is not empty and holds no study: choose another --workdir")
+
+
+def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Graph:
+    """Write what this study consists of, beside what others wrote; returns its graph.
+
+    One process at a time: each reads what the others ask for, and adds its own points to those of the same name.
+    """
+    with awaited(root / PLANS):
+        graph = build(studied, _asked(root))
+        _write_plan(config, graph, root)
+    return graph
+
+
+def _write_plan(config: ConfigDict, graph: Graph, root: epath.Path) -> None:
     for point, settings, ids in graph.points:
         folder = root / "points" / config.name / point.label
         storage.write_json(folder / "config.json", {"config": to_dict(settings), "own": {}, "version": __version__})
@@ -126,8 +146,8 @@ def _claim(config: ConfigDict, graph: Graph, root: epath.Path) -> None:
 class _Worker:
     """One process's part in a study. failed: node -> why, for nodes that stopped and all that read them."""
 
-    def __init__(self, name: str, graph: Graph, root: epath.Path, tracker: Tracker) -> None:
-        self.name, self.graph, self.root, self.tracker = name, graph, root, tracker
+    def __init__(self, name: str, studied: Sequence[Point], graph: Graph, root: epath.Path, tracker: Tracker) -> None:
+        self.name, self.studied, self.graph, self.root, self.tracker = name, studied, graph, root, tracker
         self.done: set[str] = set()
         self.failed: dict[str, str] = {}
         self._context: Context | None = None
@@ -138,6 +158,7 @@ class _Worker:
         try:
             waiting_for: list[str] = []
             while open_nodes := [n for n in self.graph.nodes.values() if n.id not in self.done | self.failed.keys()]:
+                processes.check_stop()
                 self._blame(open_nodes)
                 ready = [node for node in open_nodes if self.done.issuperset(node.inputs)]
                 if not ready or any(self._take(node) for node in ready):
@@ -164,6 +185,7 @@ class _Worker:
             with try_lock(folder) as got:
                 if not got:
                     return False
+                node = self._latest(node)
                 if (state := _state(node, folder)) == OPEN:
                     state = self._run(node, folder)
         if state == DONE:
@@ -171,6 +193,13 @@ class _Worker:
         else:
             self.failed[node.id] = state
         return True
+
+    def _latest(self, node: Node) -> Node:
+        """The node with all that is asked of its trajectory by now: a study may have come since the graph was built."""
+        mine, asked = self.graph.trajectories.get(node.id), _asked(self.root)
+        if mine is not None and asked.get(node.id, mine) != mine:
+            self.graph = build(self.studied, asked)
+        return self.graph.nodes[node.id]
 
     def _run(self, node: Node, folder: epath.Path) -> str:
         """DONE, or why the stage cannot go on."""

@@ -93,6 +93,7 @@ def ways(folder: Path) -> dict[str, Callable[[], Any]]:
         "gather": lambda: processes.gather({"from": mine}),
         "once": lambda: processes.once(lambda: mine),
         "once, it fails": lambda: processes.once(lambda: fail("the leader's")),
+        "once, it is stopped": lambda: processes.once(preempted),
         "together": lambda: together(set(), set()),
         "together, the last fails": lambda: together({max(everyone)}, set()),
         "together, the leader fails": lambda: together({0}, set()),
@@ -122,6 +123,10 @@ def outcome(make: Callable[[], Any]) -> list[Any]:
 
 def fail(what: str) -> None:
     raise OSError(f"{what} disk is full")
+
+
+def preempted() -> None:
+    raise processes.Preempted
 
 
 def together(failing: set[int], stopped: set[int]) -> None:

@@ -45,6 +45,7 @@ def check(one: dict[str, Any], index: int, last: int) -> None:
     assert one["gather"] == ["returned", [{"from": i} for i in range(last + 1)]]
     assert one["once"] == ["returned", 0]
     assert one["once, it fails"] == failed(0, "the leader's")
+    assert one["once, it is stopped"] == stopped
     assert one["together"] == ["returned", None]
     assert one["together, the last fails"] == failed(last, f"{last}'s")
     assert one["together, the leader fails"] == failed(0, "0's")

@@ -1,5 +1,7 @@
 """SIGTERM to one of two processes: both save the same step and end with the status launchers restart on."""
 
+import fcntl
+import json
 import shutil
 import signal
 import time
@@ -42,3 +44,19 @@ def test_a_run_that_is_stopped_ends_like_one_that_never_was(whole: Path, launch:
     reference = tmp_path / "whole"
     shutil.copytree(whole, reference, ignore=shutil.ignore_patterns("03-*", "04-*", "05-*"))
     same.bits(reference, workdir, ("sft", "warmup@1", "warmup"), tmp_path / "exports")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_sigterm_while_the_leader_waits_for_the_lock_ends_both(launch: Launch, tmp_path: Path, index: int) -> None:
+    """A file server may hold on to the lock of another host: the leader waits for it, its peer for the leader."""
+    workdir = tmp_path / "held"
+    workdir.mkdir()
+    with open(workdir / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        json.dump({"host": "elsewhere", "pid": 1}, lock)
+        lock.flush()
+        launched = launch(2, 1, *command(workdir))
+        assert launched.said(0, "is locked by process 1 on 'elsewhere'", within=100), launched.told()
+        launched.send(index, signal.SIGTERM)
+        assert launched.statuses(within=60) == [75, 75], launched.told()
+    assert not (workdir / "config.json").exists()

@@ -2,14 +2,22 @@
 
 import json
 import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from etils import epath
 from forks import Forked, Forks
 
 from g2d_jax import policies
-from g2d_jax.workdir import stage_folders
+from g2d_jax.resolve import resolve
+from g2d_jax.sweep import run as sweeps
+from g2d_jax.sweep.graph import build
+from g2d_jax.sweep.points import Point, points, with_axes
+from g2d_jax.workdir import stage_folders, try_lock
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
 STEPS = "stages.warmup.steps=0,1,3"
@@ -87,6 +95,53 @@ def test_a_point_opens_like_a_run(shared: tuple[Path, list[str]], tmp_path: Path
         assert context.checkpoint_of("dpo")[0].parent.parent == shared[0] / "stages"
     finish(forks.start("export", "--workdir", str(point), "--output", str(tmp_path / "model")))
     assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def studied(*product: str, seeds: tuple[int, ...] = (0,)) -> list[Point]:
+    return points(with_axes(resolve(TINY), product, (), seeds))
+
+
+def test_studies_of_one_name_claimed_at_once_keep_all_their_points(tmp_path: Path) -> None:
+    wanted, root, config = [studied(seeds=(seed,)) for seed in range(8)], epath.Path(tmp_path), resolve(TINY)
+    ready = Barrier(len(wanted))
+
+    def claim(mine: list[Point]) -> None:
+        ready.wait()
+        sweeps._claim(config, mine, root)
+
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        list(pool.map(claim, wanted))
+    plan = json.loads((tmp_path / "sweeps" / "tiny.json").read_text())
+    assert sorted(point["label"] for point in plan["points"]) == sorted(p.label for mine in wanted for p in mine)
+
+
+def test_steps_that_a_later_study_asks_for_are_kept_by_the_one_that_runs_them(tmp_path: Path) -> None:
+    root, config = epath.Path(tmp_path), resolve(TINY)
+    first, second = studied("stages.warmup.steps=1,3"), studied("stages.warmup.steps=2,5")
+    graph = sweeps._claim(config, first, root)
+    sweeps._claim(config, second, root)
+    with sweeps.Tracker(None, tensorboard=False) as tracker:
+        worker = sweeps._Worker("tiny", first, graph, root, tracker)
+        [before] = [node for node in graph.nodes.values() if node.name == "warmup"]
+        stage = worker._latest(before).config.stages.warmup
+    assert before.config.stages.warmup.steps == 3
+    assert stage.steps == 5 and set(stage.keep) >= {1, 2, 3, 5}
+
+
+def test_a_worker_that_waits_for_another_is_stopped_by_sigterm(tmp_path: Path, forks: Forks) -> None:
+    root = epath.Path(tmp_path / "work")
+    [sft] = [node for node in build(studied(STEPS)).nodes.values() if node.name == "sft"]
+    (root / "sweeps").mkdir(parents=True)  # the folder holds studies, though this test was there first
+    with (
+        try_lock(sft.folder(root)) as got,
+        forks.start("sweep", "--config", TINY, "--workdir", root, "--product", STEPS) as sweeping,
+    ):
+        assert got
+        while "waiting for" not in sweeping.stdout:
+            assert sweeping.poll() is None, sweeping.stderr
+            time.sleep(0.05)
+        sweeping.send_signal(signal.SIGTERM)
+        assert sweeping.wait(60) == 75 and "stopped by SIGTERM" in sweeping.stdout + sweeping.stderr
 
 
 def test_a_point_that_fails_does_not_end_the_study(tmp_path: Path, forks: Forks) -> None:
