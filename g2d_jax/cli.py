@@ -34,6 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in the background, nor in a notebook
     if heard:
         signal.signal(signal.SIGINT, processes.on_interrupt)
+    continues = arguments.command in (_run, _sweep) and not arguments.dry_run
+    if continues:
+        processes.forget()
+        before = signal.signal(signal.SIGTERM, processes.on_terminate)  # now: importing JAX takes seconds
     try:
         return int(arguments.command(arguments, overrides) or 0)
     except (ValueError, ImportError, OSError, processes.PeerFailed) as error:
@@ -55,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if heard:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if continues:
+            signal.signal(signal.SIGTERM, before)
 
 
 _FORBIDDEN = "give this user the right to it, or choose another folder"

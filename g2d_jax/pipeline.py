@@ -295,7 +295,8 @@ def check_joined() -> None:
 
 @contextlib.contextmanager
 def _locked(folder: epath.Path) -> Iterator[None]:
-    """The work directory kept to this run, by its leader."""
+    """The work directory kept to this run, by its leader. Raises Preempted for a run told to stop before it began."""
+    processes.check_stop_together()
     with contextlib.ExitStack() as stack:
         processes.once(lambda: stack.enter_context(locked(folder)))
         yield
@@ -319,9 +320,6 @@ def _run_stages(
                 manifests[name] = run_stage(context, name, order)
                 if name == until:
                     break
-        except processes.Preempted as stopped:
-            tracker.say(f"stopped by {stopped.cause}: {processes.AGAIN}")
-            raise
         finally:
             context.close()
         if until is None:

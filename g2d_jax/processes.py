@@ -49,6 +49,7 @@ PREFIX = "g2d"
 
 AGAIN = "the same command with the same --workdir continues"
 JOIN = 300  # seconds in which all processes must have started
+LINGER = 10.0  # seconds in which a process that is told to stop still waits for the others to come
 SLICE = 1.0  # seconds of one wait, between two looks at what else happened
 
 _NETWORK = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "onnection", "ocket", "NCCL", "loo")
@@ -76,8 +77,8 @@ class State:
     """This process: calls of `gather` made so far, marks of progress, and where it is.
 
     run: times that it was watched. patience: seconds in which a lost peer is found. joining: waiting for the others to
-    come. stop: the run was told to stop where it can be continued, by `cause`. savable: Ctrl-C asks for that.
-    interrupted: Ctrl-C was pressed here.
+    come. stop: the run was told to stop where it can be continued, by `cause`, `asked` on the monotonic clock. savable:
+    Ctrl-C asks for that. interrupted: Ctrl-C was pressed here.
     """
 
     run: int = 0
@@ -88,6 +89,7 @@ class State:
     joining: bool = False
     savable: bool = False
     cause: str = ""
+    asked: float = 0.0
     stop: threading.Event = field(default_factory=threading.Event)
     interrupted: threading.Event = field(default_factory=threading.Event)
 
@@ -234,6 +236,7 @@ def _reach(address: str, place: str) -> None:
     host, _, port = address.rpartition(":")
     began, told = time.monotonic(), False
     while True:
+        _check_linger()
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
             return
@@ -268,11 +271,22 @@ def _in_thread(call: Callable[[], None], place: str) -> None:
         _waiting(place)
     while thread.is_alive():
         thread.join(0.2)
+        _check_linger()
         if time.monotonic() - began > JOIN:
             raise TimeoutError(f"not all came within {JOIN} s")
     state.joining = False
     if failure:
         raise failure[0]
+
+
+def _check_linger() -> None:
+    """Raise Preempted if this process was told to stop LINGER seconds ago.
+
+    Not at once: a process that joins, and then tells the others, ends all within seconds; for one that leaves before,
+    the others wait until JOIN is over.
+    """
+    if state.stop.is_set() and time.monotonic() - state.asked > LINGER:
+        raise Preempted
 
 
 def _waiting(place: str) -> None:
@@ -329,14 +343,14 @@ def once(make: Callable[[], T]) -> T:
         try:
             outcome = {"value": make()}
         except Preempted as stop:
-            failure, outcome = stop, {"stop": True}
+            failure, outcome = stop, {"stop": stop.cause}
         except Exception as error:
             failure, outcome = error, {"failure": described(error)}
     outcome = gather(outcome)[0]
     if failure is not None:
         raise failure
     if "stop" in outcome:
-        raise Preempted
+        raise Preempted(outcome["stop"])
     if "failure" in outcome:
         raise PeerFailed(outcome["failure"])
     return outcome["value"]  # type: ignore[no-any-return]
@@ -401,8 +415,20 @@ def _differing(theirs: Any, ours: Any, path: str) -> Iterator[str]:
 
 def ask(cause: str) -> None:
     """Tell this run to stop where it can be continued. cause: SIGTERM or CTRL_C, of whichever process."""
-    state.cause = state.cause or cause
+    if not state.stop.is_set():
+        state.cause, state.asked = cause, time.monotonic()
     state.stop.set()
+
+
+def forget() -> None:
+    """Take back that this run was told to stop: it has ended."""
+    state.cause = ""
+    state.stop.clear()
+
+
+def on_terminate(number: int, frame: Any) -> None:
+    """SIGTERM: asks a run to stop where it can be continued."""
+    ask(SIGTERM)
 
 
 def check_stop() -> None:

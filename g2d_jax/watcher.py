@@ -39,21 +39,26 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
     hang_timeout seconds they hang. Either ends this process with RESTART, and a message that names the host. An error
     that leaves the block ends the others within seconds.
     """
-    processes.state.stop.clear()
     processes.state.run += 1
     processes.state.gathers = 0
-    processes.state.cause = ""
     processes.check_interrupted()
-    with _signals() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
-        if processes.count() == 1:
-            yield
-            return
-        watcher = _Watcher(peer_timeout, hang_timeout)
-        try:
-            with _told(watcher):
+    try:
+        with _signals() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
+            if processes.count() == 1:
                 yield
-        finally:
-            watcher.close()
+                return
+            watcher = _Watcher(peer_timeout, hang_timeout)
+            try:
+                with _told(watcher):
+                    yield
+            finally:
+                watcher.close()
+    except processes.Preempted as stopped:
+        if processes.leader():
+            print(f"g2d: stopped by {stopped.cause}: {processes.AGAIN}", file=sys.stderr, flush=True)
+        raise
+    finally:  # not at the start: a command may have been told to stop before it came so far
+        processes.forget()
 
 
 @contextlib.contextmanager
@@ -62,7 +67,7 @@ def _signals() -> Iterator[None]:
     say, where Python's own handlers wait for its end."""
     state, interrupt = processes.state, signal.getsignal(signal.SIGINT)
     command = interrupt is processes.on_interrupt  # of the g2d command, whose process may be ended
-    before = signal.signal(signal.SIGTERM, lambda *_: processes.ask(processes.SIGTERM))
+    before = signal.signal(signal.SIGTERM, processes.on_terminate)
     try:
         if not command and interrupt is not signal.default_int_handler:  # ignored, in the background; a user's
             yield

@@ -58,12 +58,8 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         compilation.cached(config.compute.compilation_cache),
         Tracker(root, tensorboard=False) as tracker,
     ):
-        try:
-            graph = _claim(config, studied, root)
-            failed = _Worker(config.name, studied, graph, root, tracker).work()
-        except processes.Preempted:
-            tracker.say(f"stopped by SIGTERM: {processes.AGAIN}")
-            raise
+        graph = _claim(config, studied, root)
+        failed = _Worker(config.name, studied, graph, root, tracker).work()
         for name, reason in failed.items():
             tracker.say(f"{name} failed: {reason}")
         page, *_ = write_study(root, config.name, show=tracker.table)

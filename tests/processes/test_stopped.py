@@ -60,3 +60,24 @@ def test_sigterm_while_the_leader_waits_for_the_lock_ends_both(launch: Launch, t
         launched.send(index, signal.SIGTERM)
         assert launched.statuses(within=60) == [75, 75], launched.told()
     assert not (workdir / "config.json").exists()
+
+
+def test_sigterm_before_the_run_has_begun_ends_both(launch: Launch, tmp_path: Path) -> None:
+    """One process waits for the other to come, and, once it has, goes on to where both can be told."""
+    launched = launch(2, 1, "-m", "g2d_jax", *command(tmp_path / "both")[1:])
+    for process in (0, 1):  # each imports JAX
+        while "jaxlib" not in Path(f"/proc/{launched.running[process].pid}/maps").read_text():
+            assert launched.alive()
+            time.sleep(0.01)
+    launched.send(1, signal.SIGTERM)
+    assert launched.statuses(within=120) == [75, 75], launched.told()
+    assert "stopped by SIGTERM" in launched.errors(0)
+    assert not (tmp_path / "both" / "01-sft").exists()
+
+
+def test_sigterm_while_the_others_have_not_come_ends_the_one_that_waits(launch: Launch, tmp_path: Path) -> None:
+    launched = launch(2, 1, "-m", "g2d_jax", *command(tmp_path / "alone")[1:])
+    launched.send(1, signal.SIGKILL)
+    assert launched.said(0, "waiting for the others", within=100), launched.told()
+    launched.send(0, signal.SIGTERM)
+    assert launched.statuses(within=60) == [75, -signal.SIGKILL], launched.told()
