@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -382,10 +383,25 @@ def _wandb(config: ConfigDict) -> dict[str, Any] | None:
     return {"project": project, "name": config.name} if project else None
 
 
+@contextlib.contextmanager
+def only_warned(tracker: Tracker, workdir: epath.Path) -> Iterator[None]:
+    """A block that reports on what is finished: an error in it is a warning, for all results are on disk."""
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("G2D_TRACEBACK"):
+            raise
+        tracker.say(
+            f"WARNING: the report was not written: {type(error).__name__}: {error}. All results are there; once the "
+            f"cause is gone: g2d report {workdir}"
+        )
+
+
 def conclude(workdir: epath.Path, tracker: Tracker, manifests: Mapping[str, Mapping[str, Any]]) -> None:
-    """Show the final table and write report.html, report.md and report.csv."""
-    for manifest in manifests.values():
-        if manifest["kind"] == "evaluate":
-            tracker.table(*summary_table(manifest, list(manifests.values())))
-    page, *_ = write_all(workdir)
-    tracker.say(f"report: {page}")
+    """Show the final table and write report.html, report.md and report.csv. What fails is a warning."""
+    with only_warned(tracker, workdir):
+        for manifest in manifests.values():
+            if manifest["kind"] == "evaluate":
+                tracker.table(*summary_table(manifest, list(manifests.values())))
+        page, *_ = write_all(workdir)
+        tracker.say(f"report: {page}")

@@ -44,6 +44,16 @@ def test_a_run_leaves_its_results(work: Path) -> None:
     assert result["problems"] == 16
 
 
+def test_a_report_that_fails_is_a_warning(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again = tmp_path / "again"
+    shutil.copytree(work, again)
+    (again / "report.html").unlink()
+    (again / "report.html").mkdir()  # where the page should be
+    assert cli.main(["run", "--config", TINY, "--workdir", str(again), *SMALL]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "WARNING: the report was not written: IsADirectoryError" in said and f"g2d report {again}" in said
+
+
 def test_without_a_workdir_one_is_chosen_and_the_run_can_stop_early(tmp_path: Path, one_device: dict[str, str]) -> None:
     command = [sys.executable, "-m", "g2d_jax", "run", "--config", TINY, "--until", "sft", *SMALL]
     done = subprocess.run(command, cwd=tmp_path, env=one_device, capture_output=True, text=True, timeout=240)

@@ -62,8 +62,9 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         failed = _Worker(config.name, studied, graph, root, tracker).work()
         for name, reason in failed.items():
             tracker.say(f"{name} failed: {reason}")
-        page, *_ = write_study(root, config.name, show=tracker.table)
-        tracker.say(f"report: {page}")
+        with pipeline.only_warned(tracker, root):
+            page, *_ = write_study(root, config.name, show=tracker.table)
+            tracker.say(f"report: {page}")
     return failed
 
 
