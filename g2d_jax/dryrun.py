@@ -190,12 +190,12 @@ def _try_reward(context: Context, task: str, problems: Sequence[Problem]) -> Non
 
 def _show_examples(context: Context, name: str) -> None:
     """The size of an SFT stage's first batch, and its first examples as the model reads them."""
-    stage, tokenizer = context.config.stages[name], context.tokenizer
+    stage = context.config.stages[name]
     examples, _ = sft.examples(context, stage)
     length = context.row_length(stage.max_length)
-    batch = sft.batch(context, examples[: stage.batch_size])
+    batch = sft.batch(examples[: stage.batch_size])
     packed = pack(batch, row_length=length, microbatch_rows=context.microbatch_rows(length))
     shape = "x".join(map(str, packed.arrays["tokens"].shape))
     context.tracker.say(f"first batch of {name}: {shape} tokens, {packed.used} of them used; its first examples:")
-    rows = [[tokenizer.decode_raw(ids) for ids in tokenizer.encode_example(one)] for one in examples[:SHOWN]]
+    rows = [[context.tokenizer.decode_raw(ids) for ids in example] for example in examples[:SHOWN]]
     context.tracker.table("", ["prompt", "completion, which is trained on"], rows)

@@ -4,7 +4,8 @@
             ─► WORKDIR/samples/*.jsonl      tables of completions
             ─► WORKDIR/tensorboard/         scalars "stage/metric" over the stage's steps
             ─► Weights & Biases             the same, one run for the life of the work directory
-            ─► Screen                       a progress bar, messages and tables; plain lines when not a terminal
+            ─► Screen                       a progress bar, messages and tables; plain lines when not a terminal;
+                                            which program compiles while nothing else happens
 
 Metric names are TRL's, where it has one: reward, reward_std, frac_reward_zero_std, completions/mean_length,
 completions/clipped_ratio, kl, entropy, clip_ratio/*, rewards/{chosen,rejected,margins,accuracies}, logps/*, loss,
@@ -21,8 +22,10 @@ import secrets
 import socket
 import struct
 import sys
+import threading
 import time
 import unicodedata
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TextIO
 
@@ -33,6 +36,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from g2d_jax.compiling import compiling
 from g2d_jax.storage import Appender, PathLike, Segments, is_local, latest, read_json, read_segments, write_json
 
 SHOWN = {
@@ -61,15 +65,16 @@ class Screen:
     """What the user sees. On a terminal: a live bar, drawn tables. Elsewhere: plain lines without control codes.
 
     All text is shown literally, neither as markup nor as control codes. file: default standard output. every: seconds
-    between progress lines when not on a terminal.
+    between progress lines when not on a terminal. long: seconds of compiling a program after which a line says so,
+    where no bar does.
     """
 
-    def __init__(self, file: TextIO | None = None, *, every: float = 10.0) -> None:
+    def __init__(self, file: TextIO | None = None, *, every: float = 10.0, long: float = 10.0) -> None:
         file = sys.stdout if file is None else file
         file = open(os.devnull, "w") if file is None else file  # noqa: SIM115 (a process without standard output)
         self.interactive = file.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
         self.console = Console(file=file, force_terminal=self.interactive, highlight=False)
-        self.every = every
+        self.every, self.long = every, long
         self._bar: Progress | None = None
 
     def say(self, text: str, style: str = "") -> None:
@@ -112,14 +117,77 @@ class Screen:
             self._bar.close()
             self._bar = None
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Say of each program that compiles long, while it does: a thread looks, for the caller's own waits."""
+        closing = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(closing,), name="g2d-screen", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            closing.set()
+            thread.join()
+
+    def _watch(self, closing: threading.Event) -> None:
+        said: tuple[str, float] | None = None
+        while not closing.wait(self.long / 10):
+            if (busy := compiling.under_way()) is None:
+                continue
+            program, seconds = busy
+            began = time.perf_counter() - seconds
+            bar = self.interactive and self._bar is not None  # which tells it
+            again = said is not None and said[0] == program and began - said[1] < 1  # the same compilation
+            if seconds >= self.long and not bar and not again:
+                self.say(_compiling(program, seconds))
+                said = program, began
+
+
+def _compiling(program: str, seconds: float) -> str:
+    return f"compiling {program.replace('_', ' ')} ({seconds:.0f} s)"
+
+
+class _Note(bars.ProgressColumn):
+    """The metrics beside a bar; while a program compiles, which and for how long."""
+
+    def render(self, task: bars.Task) -> Text:
+        busy = compiling.under_way()
+        return Text(clean(_compiling(*busy)) if busy and busy[1] >= 1 else task.fields["note"])
+
+
+class _Pace:
+    """How long a step takes: of the last steps during which nothing was compiled.
+
+    Until there is one, the steps that compiled count less their compiling, from the third on.
+    """
+
+    def __init__(self) -> None:
+        self._mark, self._compiled = time.monotonic(), compiling.seconds()
+        self._clean, self._others = (deque[tuple[int, float]](maxlen=50) for _ in range(2))
+
+    def passed(self, steps: int) -> None:
+        """So many steps were done since the last call."""
+        now, compiled = time.monotonic(), compiling.seconds()
+        spent, compilation = now - self._mark, compiled - self._compiled
+        self._mark, self._compiled = now, compiled
+        if steps > 0:
+            (self._clean if compilation <= 0.05 * spent else self._others).append((steps, spent - compilation))
+
+    def left(self, steps: int) -> str:
+        """The time that so many steps will take, "0:12:34 left"; "" if there are none or it is not known."""
+        seen = self._clean or (self._others if len(self._others) > 2 else ())
+        if steps <= 0 or not seen:
+            return ""
+        left = round(steps * sum(seconds for _, seconds in seen) / sum(number for number, _ in seen))
+        return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+
 
 class Progress:
     """The progress of one stage; made by `Screen.progress`."""
 
     def __init__(self, screen: Screen, stage: str, total: int, start: int) -> None:
         self.stage, self.total, self.done = stage, total, start
-        self._screen, self._start = screen, start
-        self._began, self._printed_at = time.monotonic(), -math.inf
+        self._screen, self._pace, self._printed_at = screen, _Pace(), -math.inf
         self._note = self._line = ""  # the metrics; the line that is not printed yet
         self._tokens: tuple[float, float] | None = None  # num_tokens first seen, and when
         self._live: bars.Progress | None = None
@@ -128,23 +196,24 @@ class Progress:
                 bars.TextColumn("{task.description}", markup=False),
                 bars.BarColumn(12, table_column=Column(no_wrap=True)),
                 bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
-                bars.TimeRemainingColumn(table_column=Column(no_wrap=True)),
-                bars.TextColumn("{task.fields[note]}", markup=False, table_column=Column()),  # wraps in a narrow window
+                bars.TextColumn("{task.fields[left]}", markup=False, table_column=Column(no_wrap=True)),
+                _Note(table_column=Column()),  # wraps in a narrow window
                 console=screen.console,
-                speed_estimate_period=600.0,  # seconds; steps of large models take a minute
             )
-            self._task = self._live.add_task(clean(stage), total=total, completed=start, note="")
+            self._task = self._live.add_task(clean(stage), total=total, completed=start, note="", left="-:--:--")
             self._live.start()
 
     def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
         """Show that `done` of the steps are done, with the metrics of `SHOWN` that are there."""
-        self.done = done
+        self._pace.passed(done - self.done)
+        self.done, left = done, self._pace.left(self.total - done)
         if metrics is not None:
             self._note = self._describe(metrics)
         if self._live is not None:
-            self._live.update(self._task, completed=done, note=self._note)
+            ahead = left.removesuffix(" left") or ("-:--:--" if done < self.total else "0:00:00")
+            self._live.update(self._task, completed=done, note=self._note, left=ahead)
             return
-        self._line = "  ".join(filter(None, [f"{self.stage} {done}/{self.total}", self._note, self._left()]))
+        self._line = "  ".join(filter(None, [f"{self.stage} {done}/{self.total}", self._note, left]))
         if time.monotonic() - self._printed_at >= self._screen.every:
             self._screen.say(self._line)
             self._printed_at, self._line = time.monotonic(), ""
@@ -157,13 +226,6 @@ class Progress:
             if now > self._tokens[1]:
                 parts.append(f"{(tokens - self._tokens[0]) / (now - self._tokens[1]):,.0f} tok/s")
         return "  ".join(parts)
-
-    def _left(self) -> str:
-        steps, seconds = self.done - self._start, time.monotonic() - self._began
-        if steps < 1 or self.done >= self.total:
-            return ""
-        left = round(seconds / steps * (self.total - self.done))
-        return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
 
     def close(self) -> None:
         """Stop drawing, the last state shown."""
@@ -252,6 +314,8 @@ class Tracker:
             else:
                 self._open(epath.Path(workdir), tensorboard, wandb, stack)
             self.screen = Screen() if screen is None else screen
+            if workdir is not None and screen is None:
+                stack.enter_context(self.screen.watching())
             self._stack = stack.pop_all()
         self.say, self.table, self.progress = self.screen.say, self.screen.table, self.screen.progress
 

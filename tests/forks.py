@@ -87,6 +87,8 @@ class Forks:
         self._jobs += 1
         folder = self._folder / f"{self._jobs:03d}"
         folder.mkdir(parents=True)
+        for name in ("stdout", "stderr"):  # to be read from now on
+            (folder / name).touch()
         job = {"code": code, "arguments": [str(argument) for argument in arguments], "folder": str(folder)}
         job |= {"cwd": str(cwd or Path.cwd()), "env": self._env if env is None else env}
         self._server.stdin.write(json.dumps(job) + "\n")

@@ -14,7 +14,7 @@ LEVELS = {
     **dict.fromkeys(
         ["records", "keys", "config", "canonical", "resolve", "mesh", "processes", "storage", "tables", "tracking"], 0
     ),
-    **dict.fromkeys(["locks", "watcher", "workdir", "compilation", "recipes", "ranges", "private"], 0),
+    **dict.fromkeys(["locks", "watcher", "workdir", "compilation", "compiling", "recipes", "ranges", "private"], 0),
     **dict.fromkeys(["models", "data", "losses", "rewards", "stats", "frontier", "elo", "informativeness"], 1),
     **dict.fromkeys(["accounting", "stopping"], 1),
     **dict.fromkeys(["rollout", "training", "scoring"], 2),

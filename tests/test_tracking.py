@@ -9,6 +9,7 @@ import os
 import re
 import struct
 import sys
+import time
 import unicodedata
 
 import numpy as np
@@ -286,6 +287,56 @@ def test_a_narrow_terminal_still_shows_everything(monkeypatch):
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).splitlines()
     text = " ".join(lines[-2:])
     assert all(part in text for part in ("20/20", "0:00:00", "loss 0.1", "entropy 1.000", "length 33.3"))
+
+
+def compile_for(seconds, name="train_step"):
+    """Have JAX trace a function that takes so long; its listeners are those of a run."""
+    import jax
+
+    import g2d_jax.stages.clock  # noqa: F401 (registers them)
+
+    def function(x):
+        time.sleep(seconds)
+        return x
+
+    function.__name__ = name
+    jax.jit(function).trace(1.0)
+
+
+def test_the_time_left_comes_from_steps_that_compiled_nothing():
+    screen = Screen(out := io.StringIO(), every=0.0)
+    with screen.progress("sft", total=1002) as bar:
+        compile_for(2.0)
+        bar.update(1)  # 2 s a step would be half an hour
+        time.sleep(0.01)
+        bar.update(2)
+        compile_for(0.5)
+        bar.update(3)
+    first, second, third = out.getvalue().splitlines()
+    assert first == "sft 1/1002"
+    left = [re.fullmatch(r"sft \d/1002  (\d+):(\d\d):\d\d left", line) for line in (second, third)]
+    assert all(int(match[1]) == 0 and int(match[2]) < 10 for match in left)
+
+
+def test_what_compiles_long_is_said_once_in_a_file():
+    screen = Screen(out := io.StringIO(), long=0.2)
+    with screen.watching():
+        for _ in range(2):
+            compile_for(0.6)
+            time.sleep(1.1)  # so that it is another compilation, not the next phase of one
+        compile_for(0.0, "quick")
+        time.sleep(0.1)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2 and all(re.fullmatch(r"compiling train step \(\d+ s\)", line) for line in lines)
+
+
+def test_a_bar_says_what_compiles():
+    screen = Screen(out := Terminal(), long=0.2)
+    with screen.watching(), screen.progress("warmup", total=20):
+        compile_for(2.5)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert "compiling train step (1 s)" in text and "compiling train step (2 s)" in text
+    assert not re.search(r"^compiling", text, re.MULTILINE)  # beside the bar, not a line of its own
 
 
 def test_one_bar_at_a_time_also_after_an_error():

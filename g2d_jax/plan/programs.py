@@ -50,7 +50,7 @@ def programs_of(context: Context, name: str, response: int | None = None) -> lis
 def _sft(context: Context, name: str, stage: ConfigDict, _: int | None) -> Iterator[Program]:
     half = stage.max_length // 2
     pair = _ids(stage.max_length - half), _ids(half)
-    packed = context.pack(sft.as_groups([pair] * stage.batch_size), context.row_length(stage.max_length))
+    packed = context.pack(sft.batch([pair] * stage.batch_size), context.row_length(stage.max_length))
     yield from training(context, name, stage, objectives.sft(context.compute), packed, stage.steps)
 
 

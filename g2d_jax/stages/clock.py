@@ -2,22 +2,26 @@
 
     with clock.doing("generation"):          what is entered inside takes its seconds from what is around it
         ...
+    clock.launched("training", arrays)       devices are at it until the arrays are there, the host goes on
 
-Tracing and compiling is an activity of its own wherever it happens: JAX tells when a program was ready and what that
-took, and these seconds are taken from the activity under way.
+Programs run while the host does something else, or waits in the next line that needs the device. So a second counts for
+
+    1. compilation, wherever it happens: JAX tells when a phase of it begins and ends
+    2. the activity that the host is in
+    3. where it is in none: the one whose program was running all the time
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 
 from g2d_jax.accounting import ACTIVITIES
+from g2d_jax.compiling import compiling
 
 
 class Clock:
@@ -26,7 +30,8 @@ class Clock:
     def __init__(self) -> None:
         self._spent = dict.fromkeys(ACTIVITIES, 0.0)
         self._activity = ""
-        self._mark, self._compiled = time.perf_counter(), _compiling.seconds()
+        self._running: tuple[str, Sequence[Any]] | None = None  # the activity of the last program, and its results
+        self._mark, self._compiled = time.perf_counter(), compiling.seconds()
 
     @contextmanager
     def doing(self, activity: str) -> Iterator[None]:
@@ -36,6 +41,19 @@ class Clock:
             yield
         finally:
             self._switch(around)
+
+    def launched(self, activity: str, arrays: Sequence[jax.Array]) -> None:
+        """The devices are at this activity from now on until the arrays, which no program takes away, are computed."""
+        self._switch(self._activity)
+        self._running = activity, arrays
+
+    def settle(self) -> None:
+        """Wait for what was launched, in its own account: before the host waits for a program that comes behind it."""
+        if self._running is not None:
+            activity, arrays = self._running
+            with self.doing(activity):
+                jax.block_until_ready(arrays)
+            self._running = None
 
     def read(self) -> dict[str, float]:
         """Seconds so far: {"generation_seconds": …} for each activity."""
@@ -48,40 +66,20 @@ class Clock:
 
     def _switch(self, activity: str) -> str:
         """Close the account of what was done until now; returns what that was."""
-        now, compiled = time.perf_counter(), _compiling.seconds()
-        compiling = min(compiled - self._compiled, now - self._mark)
-        self._spent["compilation"] += compiling
-        if self._activity:
-            self._spent[self._activity] += now - self._mark - compiling
+        now, compiled = time.perf_counter(), compiling.seconds()
+        seconds = min(compiled - self._compiled, now - self._mark)
+        self._spent["compilation"] += seconds
+        if charged := self._activity or self._under_way():
+            self._spent[charged] += now - self._mark - seconds
         before, self._activity, self._mark, self._compiled = self._activity, activity, now, compiled
         return before
 
-
-class _Compiling(threading.local):
-    """Seconds that this thread spent tracing, lowering and compiling, from JAX's events.
-
-    An event comes at the end of what it measures, and one inside another, as the tracing of a function within a
-    function, has come before it: of overlapping spans their union counts.
-    """
-
-    def __init__(self) -> None:
-        self.whole, self.spans = 0.0, list[tuple[float, float]]()
-
-    def heard(self, event: str, duration_secs: float, **_: Any) -> None:
-        if not event.startswith("/jax/core/compile/"):
-            return
-        end = time.perf_counter()
-        start = end - duration_secs
-        while self.spans and self.spans[-1][0] >= start:
-            first, last = self.spans.pop()
-            self.whole -= last - first
-        start = max(start, self.spans[-1][1]) if self.spans else start
-        self.spans = [*self.spans[-64:], (start, end)]
-        self.whole += end - start
-
-    def seconds(self) -> float:
-        return self.whole
+    def _under_way(self) -> str:
+        """The activity whose program runs on the devices; "" if none does."""
+        if self._running is not None and all(array.is_ready() for array in self._running[1]):
+            self._running = None
+        return self._running[0] if self._running is not None else ""
 
 
-_compiling = _Compiling()
-jax.monitoring.register_event_duration_secs_listener(_compiling.heard)
+jax.monitoring.register_scalar_listener(compiling.start)
+jax.monitoring.register_event_duration_secs_listener(compiling.end)

@@ -459,6 +459,7 @@ class Context:
         tally.flops += forward_flops(self.model_config, packed.used, packed.attended)
         with self.clock.doing("logprobs"):
             logprobs, _ = self.score_program()(params, *put_batch(packed, self.mesh), temperature=float(temperature))
+            self.clock.settle()
             return np.asarray(logprobs)
 
     def score_program(self) -> Any:

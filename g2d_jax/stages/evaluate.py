@@ -18,6 +18,7 @@ from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.held_out import HeldOut, places, task_results, write_problems
 from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
 from g2d_jax.storage import finished
+from g2d_jax.tracking import Progress
 
 
 class Answers(NamedTuple):
@@ -33,14 +34,15 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     tally, policies, answers = Tally(), [], {}
     said: list[dict[str, Any]] = []
     write_problems(context.folders[name], problems)
-    with context.metered(tally), context.tracker.progress(name, len(stage.policies)) as bar:
+    asked = len(problems) * (1 + stage.greedy) * len(stage.policies)
+    with context.metered(tally), context.tracker.progress(name, asked) as bar:
         for number, policy in enumerate(stage.policies, start=1):
-            found, answers[policy] = evaluate_policy(context, name, stage, policy, problems, tally)
+            found, answers[policy] = evaluate_policy(context, name, stage, policy, problems, tally, bar)
             policies.append(found)
             if policy in context.evaluated:
                 tally.add(finished(context.evaluated[policy]) or {})
             metrics = _metrics(found)
-            bar.update(number, {"reward": next(iter(metrics.values()))})
+            bar.update(bar.done, {"reward": next(iter(metrics.values()))})
             context.tracker.log(name, number, {**metrics, "completions/mean_length": found["mean_length"]})
             alerts.say(context, name, number, alerts.sampled(_shares(found), stage, f"the responses of {policy}"), said)
     pairs = list(zip(stage.policies[:-1], stage.policies[1:], strict=True))
@@ -76,16 +78,22 @@ def check(stage: ConfigDict) -> None:
 
 
 def evaluate_policy(
-    context: Context, name: str, stage: ConfigDict, policy: str, problems: Sequence[Problem], tally: Tally
+    context: Context,
+    name: str,
+    stage: ConfigDict,
+    policy: str,
+    problems: Sequence[Problem],
+    tally: Tally,
+    bar: Progress,
 ) -> tuple[dict[str, Any], Answers]:
-    """One policy's entry of the result, and its answers. Completions on disk are read back.
+    """One policy's entry of the result, and its answers. Completions on disk are read back. bar: moves by the problems.
 
     Its figures of accuracy are over the problems whose task knows right and wrong, and None where no task does. "tasks"
     has what each task's rewards come to (see `task_results`), where there are several or one with a scalar reward.
     """
     folder = context.evaluated.get(policy, context.folders[name]) / "rollouts"
     own = Tally() if policy in context.evaluated else tally  # what lies elsewhere was paid for there
-    asked = HeldOut(context, policy, problems, folder, own)
+    asked = HeldOut(context, policy, problems, folder, own, bar)
     groups = asked.answers(stage.sampling, "evaluate", stage.num_generations)
     greedy = None
     if stage.greedy:

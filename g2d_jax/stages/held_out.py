@@ -21,11 +21,12 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
 from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.rollouts import Groups, correct, count_rollouts, on_disk, rewards, sampled_groups
+from g2d_jax.tracking import Progress
 
 
 @dataclass
 class HeldOut:
-    """One policy before some problems. folder: where its answers lie; their cost goes to the tally.
+    """One policy before some problems. folder: where its answers lie; their cost goes to the tally. bar: of problems.
 
     All policies draw with the same random numbers, which makes paired differences sharper.
     """
@@ -35,6 +36,7 @@ class HeldOut:
     problems: Sequence[Problem]
     folder: epath.Path
     tally: Tally
+    bar: Progress
     _view: Decoder | None = None
 
     @property
@@ -50,7 +52,7 @@ class HeldOut:
 
     def answers(self, sampling: ConfigDict, purpose: str, count: int, suffix: str = "", **changes: Any) -> Groups:
         """`count` answers to each problem, scored. Those on disk are read back; the policy is loaded if it must be."""
-        journal = self.file(suffix)
+        journal, first, everyone = self.file(suffix), self.bar.done, len(self.problems)
         if self._view is None and not on_disk([journal]):
             self._view = self.context.view(self.context.policy(self.policy))
         groups = sampled_groups(
@@ -63,7 +65,9 @@ class HeldOut:
             policy=self.policy,
             journal=journal,
             tally=self.tally,
+            tell=lambda answered: self.bar.update(first + min(answered, everyone)),
         )
+        self.bar.update(first + everyone)
         count_rollouts(self.context, self.tally, groups)
         return groups
 

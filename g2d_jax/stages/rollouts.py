@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -22,6 +22,8 @@ from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
 Draws = list[tuple[Problem, int]]
 """Problems with their visit: how often each was drawn before."""
 
+Tell = Callable[[int], None]
+
 Groups = list[list[ScoredRollout]]
 """The responses of each draw, in order of their sample index."""
 
@@ -37,6 +39,7 @@ def sampled_groups(
     policy: str,
     journal: epath.Path,
     tally: Tally,
+    tell: Tell | None = None,
 ) -> Groups:
     """Sample and score `num_generations` responses for each draw, or read them back where that was done before.
 
@@ -48,7 +51,14 @@ def sampled_groups(
     else:
         assert view is not None
         generate(
-            context, view, [(draws, journal)], params, num_generations=num_generations, purpose=purpose, policy=policy
+            context,
+            view,
+            [(draws, journal)],
+            params,
+            num_generations=num_generations,
+            purpose=purpose,
+            policy=policy,
+            tell=tell,
         )
     return grouped(read_rollouts(journal), draws, num_generations)
 
@@ -62,6 +72,7 @@ def generate(
     num_generations: int,
     purpose: str,
     policy: str,
+    tell: Tell | None = None,
 ) -> None:
     """Sample and score responses for batches of draws, as many batches in one call as compute.responses_at_once allows.
 
@@ -70,19 +81,25 @@ def generate(
     there is left out; else all of it is done again, since log-probabilities depend, in their last bits, on what is
     sampled together. Beside a journal lies what it took: its share, by tokens, of the call's time and of what the
     rewards cost. Of several processes each samples, and scores, its share of the draws.
+    tell: is called with the number of draws that are answered so far, about, while they are sampled.
     """
     done, prompts = 0, sum(len(draws) for draws, _ in wanted)
     for call in _calls(wanted, max(context.config.compute.responses_at_once // num_generations, 1)):
+        tell_more = None if tell is None else partial(_tell_from, tell, done)
         done += sum(len(draws) for draws, _ in call)
         draws, parts = [draw for some, _ in call for draw in some], call[0][1].parent / "_parts"
         if on_disk([journal for _, journal in call]):
             processes.once(partial(_clear, parts))
             continue
         with context.metered(took := Tally()):
-            rows, sampling = _rows(context, view, draws, params, num_generations, purpose, policy, parts)
+            rows, sampling = _rows(context, view, draws, params, num_generations, purpose, policy, parts, tell_more)
         processes.once(partial(_write, call, rows, took, max(processes.gather(sampling)), parts))
         if len(call) < len(wanted):
             context.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
+
+
+def _tell_from(tell: Tell, before: int, answered: int) -> None:
+    tell(before + answered)
 
 
 def on_disk(files: Sequence[epath.Path]) -> bool:
@@ -189,6 +206,7 @@ def _rows(
     purpose: str,
     policy: str,
     parts: epath.Path,
+    tell: Tell | None = None,
 ) -> tuple[list[ScoredRollout], float]:
     """Scored responses, in the order of draws and samples, and the seconds that sampling took in this process.
 
@@ -199,7 +217,7 @@ def _rows(
     with processes.together():
         started = time.perf_counter()
         with context.clock.doing("generation"):
-            rollouts = _generate(context, view, mine, params, num_generations, purpose)
+            rollouts = _generate(context, view, mine, params, num_generations, purpose, tell)
         check_rollouts(rollouts, policy)
         sampling = time.perf_counter() - started
         processes.mark(f"scoring {policy}")
@@ -233,7 +251,13 @@ def _put_together(parts: epath.Path, draws: int, num_generations: int) -> list[S
 
 
 def _generate(
-    context: Context, view: Decoder, draws: Draws, params: SamplingParams, num_generations: int, purpose: str
+    context: Context,
+    view: Decoder,
+    draws: Draws,
+    params: SamplingParams,
+    num_generations: int,
+    purpose: str,
+    tell: Tell | None,
 ) -> list[Rollout]:
     """In the order of draws and samples, so that what is written does not depend on which finished first."""
     tokenizer = context.tokenizer
@@ -242,7 +266,11 @@ def _generate(
         for problem, visit in draws
     ]
     place = {(problem.id, visit): i for i, (problem, visit) in enumerate(draws)}
-    rollouts = context.sampler().generate(view, requests, purpose)
+    rollouts = []
+    for rollout in context.sampler().generate(view, requests, purpose):
+        rollouts.append(rollout)
+        if tell is not None and len(rollouts) % num_generations == 0:
+            tell(len(rollouts) // num_generations * processes.count())  # the others are about as far
     return sorted(rollouts, key=lambda r: (place[r.problem_id, r.visit], r.sample))
 
 

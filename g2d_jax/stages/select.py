@@ -25,6 +25,7 @@ from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import Alert
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
+from g2d_jax.tracking import Progress
 from g2d_jax.training.checkpoint import Checkpoints
 
 
@@ -37,11 +38,11 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     write_problems(context.folders[name], problems)
     tally, scores = Tally(), dict[int, dict[str, Any]]()
     steps = candidates(stage, context)
-    with context.metered(tally), context.tracker.progress(name, len(steps)) as bar:
-        for number, step in enumerate(steps, start=1):
-            found = scores[step] = _scored(context, name, stage, step, problems, tally)
+    with context.metered(tally), context.tracker.progress(name, len(steps) * len(problems)) as bar:
+        for step in steps:
+            found = scores[step] = _scored(context, name, stage, step, problems, tally, bar)
             tasks = {f"tasks/{task}/score": one["score"] for task, one in found["tasks"].items()}
-            bar.update(number, {"reward": found["score"]})
+            bar.update(bar.done, {"reward": found["score"]})
             context.tracker.log(name, step, {"score": found["score"], **tasks})
     best = best_step({step: found["score"] for step, found in scores.items()})
     if best is None:
@@ -114,10 +115,16 @@ def best_step(scores: Mapping[int, float]) -> int | None:
 
 
 def _scored(
-    context: Context, name: str, stage: ConfigDict, step: int, problems: Sequence[Problem], tally: Tally
+    context: Context,
+    name: str,
+    stage: ConfigDict,
+    step: int,
+    problems: Sequence[Problem],
+    tally: Tally,
+    bar: Progress,
 ) -> dict[str, Any]:
-    """One checkpoint: its score and standard error, and those of each task."""
-    asked = HeldOut(context, f"{stage.policy}@{step}", problems, context.folders[name] / "rollouts", tally)
+    """One checkpoint: its score and standard error, and those of each task. bar: moves by the problems."""
+    asked = HeldOut(context, f"{stage.policy}@{step}", problems, context.folders[name] / "rollouts", tally, bar)
     groups = asked.answers(stage.sampling, "select", stage.num_generations)
     found = task_results(problems, groups, context.scalar)
     tasks = {

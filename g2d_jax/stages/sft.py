@@ -13,11 +13,13 @@ from g2d_jax.data.loader import draw
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.losses import sft_weights
-from g2d_jax.records import Example
 from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.training import trainer
 from g2d_jax.training import objectives
+
+Encoded = tuple[np.ndarray, np.ndarray]
+"""The token ids of a prompt and of its completion, int32 [P] and [T]."""
 
 
 def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         while training.goes_on():
             with context.metered(training.tally):
                 drawn = draw(order, training.step * stage.batch_size, stage.batch_size)
-                training.update(batch(context, [demonstrations[index] for index, _ in drawn]), {})
+                training.update(batch([demonstrations[index] for index, _ in drawn]), {})
             training.checkpoint_if_due()
         training.end()
         return {
@@ -49,8 +51,8 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         }
 
 
-def examples(context: Context, stage: ConfigDict) -> tuple[list[Example], dict[str, int]]:
-    """The examples that fit, without those whose prompt is in dev or test."""
+def examples(context: Context, stage: ConfigDict) -> tuple[list[Encoded], dict[str, int]]:
+    """The examples that fit, without those whose prompt is in dev or test, as token ids; and how many of each kind."""
     data, tokenizer = stage.data, context.tokenizer
     wanted = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
     found, report = load_examples(
@@ -62,7 +64,8 @@ def examples(context: Context, stage: ConfigDict) -> tuple[list[Example], dict[s
         seed=context.config.data.seed,
     )
     distinct, overlap = drop_overlap(found, [*context.problems["dev"], *context.problems["test"]])
-    kept = [example for example in distinct if sum(map(len, tokenizer.encode_example(example))) <= stage.max_length]
+    encoded = (tokenizer.encode_example(example) for example in distinct)
+    kept = [(prompt, completion) for prompt, completion in encoded if len(prompt) + len(completion) <= stage.max_length]
     too_long = len(distinct) - len(kept)
     if too_long:
         context.tracker.say(f"{data.path}: {too_long} examples longer than max_length {stage.max_length} dropped")
@@ -72,16 +75,8 @@ def examples(context: Context, stage: ConfigDict) -> tuple[list[Example], dict[s
     return kept, {"examples": len(kept), **counts}
 
 
-def batch(context: Context, examples: list[Example]) -> list[Group]:
-    """Groups of one prompt and one completion, weighted so that the loss is the mean over completion tokens.
-
-    Raises ValueError for an example longer than a row: nothing is cut silently.
-    """
-    return as_groups([context.tokenizer.encode_example(example) for example in examples])
-
-
-def as_groups(encoded: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Group]:
-    """The same from token ids, (prompt, completion)."""
+def batch(encoded: Sequence[Encoded]) -> list[Group]:
+    """Groups of one prompt and one completion, weighted so that the loss is the mean over completion tokens."""
     weights = sft_weights(np.array([len(completion) for _, completion in encoded]))
     return [
         Group(prompt, [Response(completion, {"weight": weight})])

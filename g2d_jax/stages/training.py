@@ -52,7 +52,7 @@ class Trainer:
     row_length: int
     checkpoints: Checkpoints
     run_step: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
-    rate: Callable[[int], jax.Array]
+    rate: Callable[[int], Any]
     pinned: Collection[int]
     bar: Any
     places: int
@@ -84,6 +84,7 @@ class Trainer:
             packed = self._keyed(self.pack(groups))
             arrays, count = put_batch(packed, self.context.mesh)
             self.state, sums = self.run_step(self.state, arrays, count, self.rest)
+            self.context.clock.launched("training", list(sums.values()))
             self.tally.trained += packed.used
             self.tally.flops += train_flops(self.context.model_config, packed.used, packed.attended)
             self.flush()
@@ -99,8 +100,7 @@ class Trainer:
         self._pending = (self.step, sums, {**metrics, **extra})
         limit = self.context.config.faults.max_skipped
         if self._due() or self.skips.row + 1 >= limit:
-            with clock.doing("training"):
-                self.flush()  # here, so that the tally of a step that is kept has all of its time, and a dump its state
+            self.flush()  # here, so that the tally of a step that is kept has all of its time, and a dump its state
         if self.skips.row >= limit:
             self._give_up(packed)
 
@@ -133,7 +133,8 @@ class Trainer:
         if self._pending is None:
             return
         step, sums, metrics = self._pending
-        values = {name: float(value) for name, value in jax.device_get(sums).items()}
+        with self.context.clock.doing("training"):
+            values = {name: float(value) for name, value in jax.device_get(sums).items()}
         fixed = {name: values.pop(name) for name in ("loss", "grad_norm")}
         self._pending = None
         if self.skips.count(bool(values.pop("skipped"))):

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -22,8 +23,10 @@ MomentDtype = Literal["float32", "bfloat16"]
 
 def make_schedule(
     learning_rate: float, *, schedule: Schedule, warmup_steps: int, total_steps: int
-) -> Callable[[int | jax.Array], jax.Array]:
-    """The learning rate of update number `step` (the first is 0), a float32 scalar.
+) -> Callable[[int | jax.Array], Any]:
+    """The learning rate of update number `step` (the first is 0): a float32 scalar, of NumPy for an int.
+
+    An int is the host's question, which no device is asked: it would answer when it is through with the updates before.
 
     Warm-up rises by learning_rate / (warmup_steps + 1) an update and reaches the full rate at step warmup_steps, so
     that no update has rate 0. From there "linear" and "cosine" fall to 0 at total_steps: the last update, number
@@ -38,15 +41,16 @@ def make_schedule(
             f"({total_steps}): lower warmup_steps or train longer"
         )
 
-    def rate(step: int | jax.Array) -> jax.Array:
-        done = jnp.asarray(step).astype(jnp.float32)
-        warm = jnp.minimum(1.0, (done + 1.0) / (warmup_steps + 1.0))
-        fraction = jnp.clip((done - warmup_steps) / (total_steps - warmup_steps), 0.0, 1.0)
-        decay = jnp.ones_like(fraction)
+    def rate(step: int | jax.Array) -> Any:
+        xp: Any = np if isinstance(step, int) else jnp
+        done = xp.asarray(step).astype(xp.float32)
+        warm = xp.minimum(1.0, (done + 1.0) / (warmup_steps + 1.0))
+        fraction = xp.clip((done - warmup_steps) / (total_steps - warmup_steps), 0.0, 1.0)
+        decay = xp.ones_like(fraction)
         if schedule == "linear":
             decay = 1.0 - fraction
         elif schedule == "cosine":
-            decay = 0.5 * (1.0 + jnp.cos(math.pi * fraction))
+            decay = 0.5 * (1.0 + xp.cos(math.pi * fraction))
         return learning_rate * warm * decay
 
     return rate
@@ -66,7 +70,7 @@ def make_optimizer(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     max_grad_norm: float = 1.0,
-) -> tuple[optax.GradientTransformation, Callable[[int | jax.Array], jax.Array]]:
+) -> tuple[optax.GradientTransformation, Callable[[int | jax.Array], Any]]:
     """An optimiser and its schedule; the names are those of the config. The same settings give the same objects.
 
         g ← g * min(1, max_grad_norm / |g|)            |g|: L2 norm over all parameters; max_grad_norm <= 0: off

@@ -123,7 +123,7 @@ def make_train_step(
     where = state_shardings(config, optimizer, mesh, offload)
     near = state_shardings(config, optimizer, mesh)
 
-    def step(
+    def train_step(
         state: TrainState, arrays: Arrays, count: jax.Array, rest: Decoder | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         grads, loss, sums = accumulate(objective, state.params, arrays, count, rest)
@@ -152,7 +152,7 @@ def make_train_step(
         # the start of the step, where they lie beside the activations.
         return jax.lax.cond(sound, move, lambda state, _: state, state, grads), sound
 
-    return jax.jit(step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))
 
 
 def accumulate(

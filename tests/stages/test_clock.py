@@ -10,10 +10,14 @@ import pytest
 
 from g2d_jax import pipeline
 from g2d_jax.accounting import ACTIVITIES, goodput, shares
+from g2d_jax.compiling import Compiling, compiling
 from g2d_jax.report.goodput import goodput_table
-from g2d_jax.stages.clock import Clock, _Compiling
+from g2d_jax.stages import sft
+from g2d_jax.stages.clock import Clock
+from g2d_jax.stages.training import trainer
 from g2d_jax.storage import finished
 from g2d_jax.tracking import read_metrics
+from g2d_jax.training import objectives
 
 
 def test_shares_of_the_wall_time():
@@ -53,12 +57,91 @@ def test_compiling_is_told_apart():
     assert found["compilation_seconds"] > 0 and sum(found.values()) <= elapsed
 
 
-def test_spans_of_compiling_that_overlap_count_once():
-    compiling = _Compiling()
-    for seconds in (0.25, 0.5, 1.0):  # all end now: each of them is inside the next
-        compiling.heard("/jax/core/compile/jaxpr_trace_duration", seconds)
-    compiling.heard("/jax/compilation_cache/cache_retrieval_time_sec", 5.0)
-    assert 1.0 <= compiling.seconds() < 1.2
+def test_phases_of_compiling_inside_each_other_count_once():
+    compiling, started = Compiling(), time.perf_counter()
+    trace, compile_ = "/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/backend_compile_duration"
+    compiling.start(trace, 0.0, fun_name="train_step")
+    for _ in range(2):
+        compiling.start(trace, 0.0, fun_name="sin")
+        time.sleep(0.02)
+        compiling.end(trace, 0.02)
+    compiling.end(trace, 0.04)
+    compiling.end("/jax/compilation_cache/cache_retrieval_time_sec", 5.0)
+    assert compiling.under_way() is None
+    compiling.start(compile_, 0.0, fun_name="jit(train_step)")
+    program, seconds = compiling.under_way()
+    assert program == "train_step" and seconds >= 0.04  # since its tracing began
+    compiling.end(compile_, 0.0)
+    assert 0.04 <= compiling.seconds() <= time.perf_counter() - started
+
+
+def test_the_program_that_is_compiled_now_has_a_name():
+    seen = []
+
+    def train_step(x):
+        seen.append(compiling.under_way())
+        return x + 1
+
+    jax.jit(train_step)(1.0)
+    assert seen[0][0] == "train_step" and compiling.under_way() is None
+
+
+@jax.jit
+def busy(x):
+    """About a second of work on a CPU, after which the result is there."""
+    return jax.lax.fori_loop(0, 1000, lambda _, y: jnp.tanh(y @ y), x).sum()
+
+
+def test_time_in_no_activity_is_that_of_the_program_that_runs():
+    jax.block_until_ready(busy(jnp.ones((256, 256))))
+    clock = Clock()
+    clock.launched("training", [busy(jnp.ones((256, 256)))])
+    time.sleep(0.02)
+    with clock.doing("verification"):
+        time.sleep(0.02)
+    with clock.doing("logprobs"):
+        clock.settle()  # what waits for the program that runs waits in the account of that one
+    time.sleep(0.02)  # nothing runs any more
+    found = clock.read()
+    assert found["training_seconds"] > found["verification_seconds"] >= 0.02 and found["logprobs_seconds"] < 0.02
+    started = time.perf_counter()
+    clock.settle()
+    time.sleep(0.02)
+    assert clock.since(found)["training_seconds"] == 0 and time.perf_counter() - started >= 0.02
+
+
+def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened, tmp_path):
+    """After an update has returned its program still runs, and what it measured is fetched with the next one."""
+
+    def slow(compute):
+        inner = objectives.sft(compute)
+
+        def objective(params, micro):
+            loss, sums = inner(params, micro)
+            return loss + 0.0 * busy(jnp.full((256, 256), jax.lax.stop_gradient(loss))), sums
+
+        return objective
+
+    config.stages.sft.update(steps=3, data={"limit": 48})
+    config.checkpoint.every = 3
+    context = opened(config, tmp_path)
+    context.objectives = {"sft": slow}
+    stage = config.stages.sft
+    examples, _ = sft.examples(context, stage)
+    with (
+        trainer(context, "sft", None, stage.optimizer, policy="init", total=3, row_length=64, per="tokens") as training,
+        context.metered(training.tally),
+    ):
+        running = []
+        for step in range(2):
+            training.update(sft.batch(examples[4 * step : 4 * step + 4]), {})
+            running.append(not any(leaf.is_ready() for leaf in jax.tree.leaves(training.state.params)))
+            assert training.bar.done == step  # the metrics of the update before, and no more
+        assert running == [True, True]
+        training.update(sft.batch(examples[8:12]), {})  # the last: its checkpoint is due, with all it took
+        assert training.bar.done == 3
+    found = shares(training.tally.manifest())
+    assert found["training"] + found["compilation"] > 0.9, found
 
 
 def test_a_run_tells_where_its_time_went(config, opened, tmp_path):

@@ -44,7 +44,7 @@ def test_what_is_continued_ends_like_what_never_stopped(
         ) as training:
             assert training.step == start
             while training.goes_on() and training.step < stop:
-                training.update(sft.batch(context, examples[4 * training.step :][:4]), {})
+                training.update(sft.batch(examples[4 * training.step :][:4]), {})
                 training.checkpoint_if_due()
 
     train("whole", 0, 4)

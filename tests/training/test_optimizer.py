@@ -47,6 +47,15 @@ def test_schedule_is_jittable_and_float32():
     assert value.dtype == jnp.float32 and float(value) == pytest.approx(5e-4)
 
 
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_the_host_asks_no_device_for_the_rate(schedule: str):
+    rate = make_schedule(1e-3, schedule=schedule, warmup_steps=3, total_steps=10)  # type: ignore[arg-type]
+    for step in range(11):
+        value = rate(step)
+        assert type(value) is np.float32
+        np.testing.assert_allclose(value, jax.jit(rate)(jnp.int32(step)), rtol=1e-6, atol=1e-10)
+
+
 @pytest.mark.parametrize("eps", [1e-8, 1e-4])
 def test_two_steps_of_adamw_by_hand(eps: float):
     rate, b1, b2, decay = 0.1, 0.9, 0.999, 0.01

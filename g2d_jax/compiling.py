@@ -1,0 +1,71 @@
+"""Which program this process compiles now, and the seconds that compiling took; says nothing of how.
+
+JAX tells the start and the end of tracing, lowering and compiling each function (jax.monitoring), one inside another
+where a function calls a function. Whoever imports JAX hands these on (stages/clock.py); this module does not import it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+_EVENTS = "/jax/core/compile/"
+_PAUSE = 1.0  # seconds between two phases of one program at most: tracing, lowering, compiling
+
+
+@dataclass
+class _Thread:
+    """The account of one thread. phases: when each phase under way began, outermost first. program: the outermost one's
+    name; began, ended: when its first phase began and its last one ended. seconds: of all that is over."""
+
+    phases: list[float] = field(default_factory=list)
+    program: str = ""
+    began: float = 0.0
+    ended: float = -_PAUSE
+    seconds: float = 0.0
+
+
+class Compiling:
+    """Seconds of compiling by thread, and what is under way in any of them."""
+
+    def __init__(self) -> None:
+        self._threads: dict[int, _Thread] = {}
+
+    def start(self, event: str, value: float, **fields: str | int) -> None:
+        """A listener of scalar events: a phase begins, of the function fields["fun_name"]."""
+        if not event.startswith(_EVENTS):
+            return
+        account, now = self._account(), time.perf_counter()
+        if not account.phases:
+            program = str(fields.get("fun_name", "")).removeprefix("jit(").removesuffix(")")
+            if program != account.program or now - account.ended > _PAUSE:
+                account.began = now
+            account.program = program
+        account.phases.append(now)
+
+    def end(self, event: str, duration_secs: float, **fields: str | int) -> None:
+        """A listener of durations: the phase that began last is over."""
+        account = self._account()
+        if not event.startswith(_EVENTS) or not account.phases:
+            return
+        began, now = account.phases.pop(), time.perf_counter()
+        if not account.phases:
+            account.ended, account.seconds = now, account.seconds + now - began
+
+    def seconds(self) -> float:
+        """Seconds that this thread spent so far, of what is over; what lies inside another phase counts once."""
+        return self._account().seconds
+
+    def under_way(self) -> tuple[str, float] | None:
+        """The program that is compiled now, in whichever thread, and for how many seconds; None if there is none."""
+        now = time.perf_counter()
+        busy = [(account.program, now - account.began) for account in list(self._threads.values()) if account.phases]
+        return max(busy, key=lambda program: program[1], default=None)
+
+    def _account(self) -> _Thread:
+        return self._threads.setdefault(threading.get_ident(), _Thread())
+
+
+compiling = Compiling()
+"""That of this process."""
