@@ -21,9 +21,10 @@ G2D = "import sys; from g2d_jax.cli import main; sys.exit(main(sys.argv[1:]))"
 class Forked:
     """A process under way, like a subprocess.Popen whose outputs go to files. A context manager that kills it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: "subprocess.Popen[str]") -> None:
         self.folder, self.returncode = folder, None
         while not (folder / "pid").exists():
+            assert server.poll() is None, "the server of forked processes has ended"
             time.sleep(0.002)
         self.pid = int((folder / "pid").read_text())
 
@@ -47,7 +48,7 @@ class Forked:
         while (status := self.poll()) is None:
             if time.monotonic() > limit:
                 raise subprocess.TimeoutExpired("a forked process", timeout, self.stdout, self.stderr)
-            time.sleep(0.005)
+            time.sleep(0.02)
         return status
 
     def send_signal(self, number: int) -> None:
@@ -93,7 +94,7 @@ class Forks:
         job |= {"cwd": str(cwd or Path.cwd()), "env": self._env if env is None else env}
         self._server.stdin.write(json.dumps(job) + "\n")
         self._server.stdin.flush()
-        return Forked(folder)
+        return Forked(folder, self._server)
 
     def run(self, *arguments: object, timeout: float = 240.0, **job: Any) -> Forked:
         """The same, to its end."""

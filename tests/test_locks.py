@@ -123,7 +123,7 @@ def test_try_lock_watches_across_its_calls_and_never_waits(bucket):
 HOLD = "with locked(epath.Path(sys.argv[1]), beat=0.2, lease=4.0):\n    print('in', flush=True)\n    time.sleep(60)\n"
 
 
-@pytest.mark.parametrize("store", ["s3", "gs"])
+@pytest.mark.parametrize("store", ["s3", pytest.param("gs", marks=pytest.mark.slow)])
 def test_of_many_processes_one_gets_in(store, request, start):
     variables, folder = request.getfixturevalue(store), f"{store}://{BUCKET}/race"
     code = """
@@ -141,7 +141,7 @@ with try_lock(epath.Path(sys.argv[1]), beat=0.5, lease=30.0) as got:
     assert sorted(racer.stdout.readline() for racer in racers) == ["False\n"] * 3 + ["True\n"]
 
 
-@pytest.mark.parametrize("store", ["s3", "gs"])
+@pytest.mark.parametrize("store", ["s3", pytest.param("gs", marks=pytest.mark.slow)])
 def test_a_killed_owner_is_followed_and_a_replaced_one_ends(store, request, start):
     variables, folder = request.getfixturevalue(store), f"{store}://{BUCKET}/killed"
     first = start(HOLD, variables, folder)

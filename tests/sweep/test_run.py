@@ -52,13 +52,9 @@ def test_two_processes_share_the_work_and_do_nothing_twice(shared: tuple[Path, l
     assert all((folder / "manifest.json").exists() for folder in (workdir / "stages").iterdir())
 
 
-def test_a_point_is_what_a_run_of_its_config_gives(
-    shared: tuple[Path, list[str]], tmp_path: Path, forks: Forks
-) -> None:
-    workdir, _ = shared
-    alone = tmp_path / "run"
-    finish(forks.start("run", "--config", TINY, "--workdir", str(alone), "--config.stages.warmup.steps=1"))
-    point = workdir / "points" / "tiny" / "warmup.steps=1,seed=0"
+def test_a_point_is_what_a_run_of_its_config_gives(shared: tuple[Path, list[str]], finished: Path) -> None:
+    workdir, alone = shared[0], finished
+    point = workdir / "points" / "tiny" / "warmup.steps=3,seed=0"
     links = stage_folders(epath.Path(point))
     assert list(links) == ["sft", "warmup", "collect", "dpo", "evaluate"]
     mine = (links["collect"] / "preferences" / "part-00000.parquet").read_bytes()
@@ -73,6 +69,7 @@ def test_a_point_is_what_a_run_of_its_config_gives(
     assert [d["difference"] for d in whole["result"]["paired"]] == [d["difference"] for d in part["result"]["paired"]]
 
 
+@pytest.mark.slow
 def test_more_points_use_what_is_there(shared: tuple[Path, list[str]], forks: Forks) -> None:
     workdir, _ = shared
     assert ran(sweep(forks, workdir, "--product", STEPS)) == []
@@ -144,6 +141,7 @@ def test_a_worker_that_waits_for_another_is_stopped_by_sigterm(tmp_path: Path, f
         assert sweeping.wait(60) == 75 and "stopped by SIGTERM" in sweeping.stdout + sweeping.stderr
 
 
+@pytest.mark.slow
 def test_a_point_that_fails_does_not_end_the_study(tmp_path: Path, forks: Forks) -> None:
     window = ("stages.collect.min_pass_rate=0,0.99", "stages.collect.max_pass_rate=1,0.99")
     out = sweep(forks, tmp_path / "w", "--zip", window[0], "--zip", window[1], status=1)
