@@ -165,6 +165,7 @@ def test_merged_computes_the_same(policy: decoder.Decoder, tmp_path: Path) -> No
     assert (by_layer / hf.WEIGHTS).read_bytes() == (whole / hf.WEIGHTS).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_gives_the_same_codes_on_every_mesh(base: decoder.Decoder, kind: str, tmp_path: Path) -> None:
     """On four devices one has 48 of the 96 inputs, no whole number of tiles."""

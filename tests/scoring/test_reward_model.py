@@ -103,7 +103,7 @@ def rewards(scores: list[Score]) -> list[float]:
     return [float(score.reward) for score in scores]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2"])
+@pytest.mark.parametrize("family", ["Llama", pytest.param("Qwen2", marks=pytest.mark.slow)])
 def test_scores_equal_transformers_sharded_and_on_one_device(folders: dict[str, Path], family: str) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders[family])
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folders[family], dtype=torch.float32).eval()

@@ -329,7 +329,7 @@ def test_broken_rows_are_named_by_file_and_line(
         stage(opened(small, tmp_path / "work"))
 
 
-@pytest.mark.parametrize("loss_type", ["sigmoid", "ipo"])
+@pytest.mark.parametrize("loss_type", ["sigmoid", pytest.param("ipo", marks=pytest.mark.slow)])
 def test_dpo_losses_start_at_the_reference(small: ConfigDict, tmp_path: Path, opened: Opened, loss_type: str) -> None:
     small.stages.dpo.loss_type = loss_type
     small.stages.dpo.beta = 0.5

@@ -150,7 +150,9 @@ def test_a_checkpoint_from_before_device_time_was_counted_still_loads() -> None:
     assert Tally(**kept) == Tally(seconds=3.0, trained=5)
 
 
-@pytest.mark.parametrize("loss_type", ["sum", "grpo", "dr_grpo", "dapo", "bnpo"])
+@pytest.mark.parametrize(
+    "loss_type", ["sum", *[pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "dr_grpo", "dapo", "bnpo")]]
+)
 def test_leaving_out_responses_without_advantage_changes_no_gradient(
     warmup: ConfigDict, tmp_path: Path, opened: Opened, loss_type: str
 ) -> None:

@@ -156,7 +156,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["refill", *[pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "refill"]]
+)
 def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(
     train: ConfigDict, tmp_path: Path, opened: Opened, case: str
 ) -> None:
