@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is not there
     processes.take_memory()
-    processes.state.interrupted.clear()
+    processes.state.interrupted = False
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in the background, nor in a notebook
     if heard:
         signal.signal(signal.SIGINT, processes.on_interrupt)

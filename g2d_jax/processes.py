@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from g2d_jax import private
@@ -77,8 +77,9 @@ class State:
     """This process: calls of `gather` made so far, marks of progress, and where it is.
 
     run: times that it was watched. patience: seconds in which a lost peer is found. joining: waiting for the others to
-    come. stop: the run was told to stop where it can be continued, by `cause`, `asked` on the monotonic clock. savable:
-    Ctrl-C asks for that. interrupted: Ctrl-C was pressed here.
+    come. cause: what told the run to stop where it can be continued, `asked` on the monotonic clock; "" if nothing has.
+    savable: Ctrl-C asks for that. interrupted: Ctrl-C was pressed here. Signal handlers set these: plain values, for a
+    lock may be held where they are called.
     """
 
     run: int = 0
@@ -90,8 +91,7 @@ class State:
     savable: bool = False
     cause: str = ""
     asked: float = 0.0
-    stop: threading.Event = field(default_factory=threading.Event)
-    interrupted: threading.Event = field(default_factory=threading.Event)
+    interrupted: bool = False
 
 
 state = State()
@@ -285,7 +285,7 @@ def _check_linger() -> None:
     Not at once: a process that joins, and then tells the others, ends all within seconds; for one that leaves before,
     the others wait until JOIN is over.
     """
-    if state.stop.is_set() and time.monotonic() - state.asked > LINGER:
+    if state.cause and time.monotonic() - state.asked > LINGER:
         raise Preempted
 
 
@@ -415,15 +415,14 @@ def _differing(theirs: Any, ours: Any, path: str) -> Iterator[str]:
 
 def ask(cause: str) -> None:
     """Tell this run to stop where it can be continued. cause: SIGTERM or CTRL_C, of whichever process."""
-    if not state.stop.is_set():
-        state.cause, state.asked = cause, time.monotonic()
-    state.stop.set()
+    if not state.cause:
+        state.asked = time.monotonic()
+        state.cause = cause
 
 
 def forget() -> None:
     """Take back that this run was told to stop: it has ended."""
     state.cause = ""
-    state.stop.clear()
 
 
 def on_terminate(number: int, frame: Any) -> None:
@@ -434,7 +433,7 @@ def on_terminate(number: int, frame: Any) -> None:
 def check_stop() -> None:
     """Raise Preempted if this run was told to stop. For blocks where each process works for itself."""
     check_interrupted()
-    if state.stop.is_set():
+    if state.cause:
         raise Preempted
 
 
@@ -448,17 +447,17 @@ def check_stop_together() -> None:
 def on_interrupt(number: int, frame: Any) -> None:
     """Ctrl-C: the first asks a run that can be continued to stop, see `watcher.watched`. Another one, and that of other
     commands, is KeyboardInterrupt, now and, if that is lost in a callback of foreign code, at the next check."""
-    first = not state.interrupted.is_set()
+    first = not state.interrupted
     if first and state.savable:
         ask(CTRL_C)
-    state.interrupted.set()
+    state.interrupted = True
     if not (first and state.savable):
         signal.default_int_handler(number, frame)
 
 
 def check_interrupted() -> None:
     """Raise KeyboardInterrupt if Ctrl-C was pressed where nothing can be saved."""
-    if state.interrupted.is_set() and not state.savable:
+    if state.interrupted and not state.savable:
         raise KeyboardInterrupt
 
 

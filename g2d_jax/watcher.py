@@ -81,7 +81,7 @@ def _signals() -> Iterator[None]:
                 signal.signal(signal.SIGINT, interrupt)
                 state.savable = False
                 if not command:
-                    state.interrupted.clear()
+                    state.interrupted = False
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
@@ -113,7 +113,8 @@ def _listen(ears: socket.socket, command: bool) -> None:
             print("g2d: saving; Ctrl-C again ends at once", file=sys.stderr, flush=True)
             first = False
         elif command:
-            print(f"g2d: interrupted; {processes.AGAIN}", file=sys.stderr, flush=True)
+            cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a progress bar hides
+            print(f"{cursor}g2d: interrupted; {processes.AGAIN}", file=sys.stderr, flush=True)
             os._exit(processes.INTERRUPTED)
 
 
@@ -228,7 +229,7 @@ class _Watcher:
             "marks": processes.state.marks,
         }
         client.key_value_set(f"{_prefix()}/beat/{processes.index()}", json.dumps(told), allow_overwrite=True)
-        if processes.state.stop.is_set() and not self._told_stop:
+        if processes.state.cause and not self._told_stop:
             key, cause = f"{_prefix()}/stop/{processes.index()}", processes.state.cause
             client.key_value_set(key, cause, allow_overwrite=True)
             self._told_stop = True

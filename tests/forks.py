@@ -114,6 +114,7 @@ def serve() -> None:
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
             watch(json.loads(line))
 
 

@@ -72,7 +72,7 @@ def press(phase, info):
     if "jax.numpy" in sys.modules and press in gc.callbacks:
         gc.callbacks.remove(press)
         os.kill(os.getpid(), signal.SIGINT)
-        while not cli.processes.state.interrupted.is_set():
+        while not cli.processes.state.interrupted:
             pass
 gc.callbacks.append(press)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores

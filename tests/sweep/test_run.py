@@ -125,7 +125,12 @@ def test_steps_that_a_later_study_asks_for_are_kept_by_the_one_that_runs_them(tm
     assert stage.steps == 5 and set(stage.keep) >= {1, 2, 3, 5}
 
 
-def test_a_worker_that_waits_for_another_is_stopped_by_sigterm(tmp_path: Path, forks: Forks) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "words"), [(signal.SIGTERM, 75, "by SIGTERM"), (signal.SIGINT, 130, "by Ctrl-C")]
+)
+def test_a_worker_that_waits_for_another_is_stopped(
+    tmp_path: Path, forks: Forks, number: signal.Signals, status: int, words: str
+) -> None:
     root = epath.Path(tmp_path / "work")
     [sft] = [node for node in build(studied(STEPS)).nodes.values() if node.name == "sft"]
     (root / "sweeps").mkdir(parents=True)  # the folder holds studies, though this test was there first
@@ -137,8 +142,8 @@ def test_a_worker_that_waits_for_another_is_stopped_by_sigterm(tmp_path: Path, f
         while "waiting for" not in sweeping.stdout:
             assert sweeping.poll() is None, sweeping.stderr
             time.sleep(0.05)
-        sweeping.send_signal(signal.SIGTERM)
-        assert sweeping.wait(60) == 75 and "stopped by SIGTERM" in sweeping.stdout + sweeping.stderr
+        sweeping.send_signal(number)
+        assert sweeping.wait(60) == status and f"stopped {words}" in sweeping.stdout + sweeping.stderr
 
 
 @pytest.mark.slow
