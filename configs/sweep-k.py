@@ -44,7 +44,15 @@ def get_config(arg: str = "") -> ConfigDict:
     config.sweep = settings.sweep(
         seeds=tuple(range(chosen.seeds or (1 if smoke else 5))),
         arms={
-            "adaptive": settings.arm(fixed=("stages.warmup.stop=adaptive", f"stages.warmup.steps={grid[-1]}")),
+            "adaptive": settings.arm(
+                fixed=(
+                    "stages.warmup.stop=adaptive",
+                    f"stages.warmup.steps={grid[-1]}",
+                    f"stages.warmup.probe.every={1 if smoke else 5}",
+                    "stages.warmup.probe.prompts=32",
+                    "stages.warmup.probe.num_generations=8",
+                )
+            ),
             "g2d": settings.arm(product=(steps,)),
             "grpo": settings.arm(
                 product=(f"stages.warmup.optimizer.learning_rate={_listed(rates)}", steps),

@@ -224,7 +224,7 @@ def online(**changes: Any) -> ConfigDict:
             "keep": (),
             "stop": "steps",  # "budget" or "adaptive" may end it earlier: see stages/ending.py and stopping.py
             "budget": {"measure": "flops", "amount": 0.0},
-            "adaptive": {"min_steps": 20, "every": 5, "shift": 0.5},
+            "adaptive": {"min_steps": 20, "shift": 0.5},  # measures on probes: set probe.every too
             "prompts_per_step": 32,
             "num_generations": 8,
             "sampling": sampling(256),

@@ -1,112 +1,128 @@
-r"""When the warm-up has been enough: when online steps add less accuracy per FLOP than offline training would.
+r"""When the warm-up has been enough: when an online step buys less accuracy per FLOP than offline training would.
 
 Before every step there are two ways to spend compute: one more online step, or the offline stages, which come once, at
-the end, from wherever the warm-up has got to. With a the accuracy of the policy now, a' what a step adds to it, c what
-a step costs, V what offline training is predicted to reach from here and F what it will cost, the warm-up ends when
-
-    (a' + s.e.) / c  <=  (V - a) / F
-
-so that even one standard error above what was measured, online steps are the worse buy. All is measured on the
-warm-up's own rollouts, at no extra cost. a' is the slope of the accuracy over the later half of the steps, by least
-squares. V - a is taken from how informative the latest rollouts are:
+the end, from wherever the warm-up has got to. What counts is the accuracy after them, the value
 
     V = mean over prompts of sigmoid(logit(p) + shift)                     p: share of the prompt's responses correct
 
-A DPO optimum has the odds of a correct response multiplied by e^(1 / beta) (Rafailov et al. 2023, arXiv 2305.18290,
-equation 4, for a reward of 0 or 1); what a stage of finite length reaches of this is `shift`, in nats. Prompts of which
-all responses are correct, or none, give no pair, and by this formula no gain: as a policy grows confident, right or
-wrong, V - a goes to 0, and nothing is left for offline training to add.
+a = mean p now, and what the offline stages are predicted to add, V - a. A DPO optimum has the odds of a correct
+response multiplied by e^(1 / beta) (Rafailov et al. 2023, arXiv 2305.18290, equation 4, for a reward of 0 or 1); what a
+stage of finite length reaches of this is `shift`, in nats. A prompt of which all responses are correct, or none, gives
+no pair, and by this formula no gain. With V' what a step adds to V, c what a step costs and F what the offline stages
+will cost, a probe finds the warm-up enough if
+
+    V' <= r    and    s.e.(V') <= r                                        r = c (V - a) / F
+
+r being what offline training buys for the price of a step; two such probes in a row end the warm-up.
+
+V' is the slope by least squares over the probes of the later half of the steps. Every probe samples the same prompts,
+which no filter of the training prompts chose: how much prompts differ cancels, the error is that of the mean of the
+prompts' own slopes, and a policy that does not change has slope 0 whatever is retired, refilled or left out. An error
+above r decides nothing: the stage goes on, and the error falls as the half grows longer.
+
+What the rule cannot do: see docs/evidence.md. It knows nothing of a policy that will begin to learn later, of another
+learning rate, or of how well `shift` holds for the offline stages at hand.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-RECENT = 10  # steps whose rollouts tell what offline training would add; the least that a slope is taken over
+ROW = 2  # probes in a row that end the warm-up; as many tell what offline training would add
+LEAST = 3  # probes that a slope is taken over
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the rule sees after `step` steps. Accuracies are fractions of 1, costs FLOPs.
+    """What a probe sees after `step` steps. Accuracies are fractions of 1, costs FLOPs.
 
-    accuracy: mean over the last RECENT steps. slope, slope_error: what one step adds, and its standard error. gain:
-    what offline training is predicted to add. step_flops, offline_flops: of one step, of all of offline training.
+    accuracy, gain: mean over the last ROW probes, and what offline training is predicted to add. slope, slope_error:
+    what one step adds to both together, and its standard error. step_flops, offline_flops: of one step, of all of
+    offline training.
     """
 
     step: int
     accuracy: float
+    gain: float
     slope: float
     slope_error: float
-    gain: float
     step_flops: float
     offline_flops: float
 
     @property
     def enough(self) -> bool:
-        """Whether the warm-up ends here."""
-        return (self.slope + self.slope_error) / self.step_flops <= self.gain / self.offline_flops
+        """Whether a step buys no more than offline training does for its price, and this is known well enough."""
+        return max(self.slope, self.slope_error) <= self.gain * self.step_flops / self.offline_flops
 
 
-def tilted(rates: ArrayLike, shift: float) -> float:
-    """Mean accuracy when the odds of a correct response are e^shift times as high. rates: [N] in [0, 1], NaN left out.
+def ends(forecasts: Sequence[Forecast]) -> bool:
+    """Whether the warm-up ends with the last of these forecasts, one of every probe."""
+    return len(forecasts) >= ROW and all(forecast.enough for forecast in forecasts[-ROW:])
 
-    NaN without any rate. Raises ValueError for rates outside [0, 1].
+
+def tilted(rates: ArrayLike, shift: float) -> np.ndarray:
+    """Rates of correct responses when their odds are e^shift times as high. rates: in [0, 1]; NaN stays.
+
+    Raises ValueError for rates outside [0, 1].
     """
-    known = np.asarray(rates, np.float64)
-    known = known[~np.isnan(known)]
-    if ((known < 0) | (known > 1)).any():
-        raise ValueError(f"rates are shares between 0 and 1, got {known.min()} to {known.max()}")
-    if not known.size:
-        return math.nan
+    p = np.asarray(rates, np.float64)
+    if ((p < 0) | (p > 1)).any():
+        raise ValueError(f"rates are shares between 0 and 1, got {np.nanmin(p)} to {np.nanmax(p)}")
     odds = math.exp(shift)
-    return float(np.mean(known * odds / (known * odds + 1 - known)))
+    return p * odds / (p * odds + 1 - p)
 
 
-def trend(values: ArrayLike) -> tuple[float, float]:
-    """Slope a step of values [K] by least squares, and its standard error from the residuals; NaN are left out.
+def trend(steps: ArrayLike, values: ArrayLike) -> tuple[float, float]:
+    """Mean over prompts of the slope a step, by least squares, and its standard error from how the prompts differ.
 
-    Raises ValueError for fewer than three values.
+    steps: [T]; values: [T, P]. Prompts with a NaN are left out. Raises ValueError for fewer than LEAST probes or two
+    prompts.
     """
-    y = np.asarray(values, np.float64)
-    x = np.flatnonzero(~np.isnan(y)).astype(np.float64)
-    y = y[~np.isnan(y)]
-    if len(y) < 3:
-        raise ValueError(f"a slope with an error needs at least three steps with a verdict, there are {len(y)}")
-    x -= x.mean()
-    slope = float(x @ y / (x @ x))
-    residual = y - y.mean() - slope * x
-    return slope, math.sqrt(float(residual @ residual) / (len(y) - 2) / float(x @ x))
+    x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
+    y = y[:, ~np.isnan(y).any(axis=0)]
+    if len(x) < LEAST or y.shape[1] < 2:
+        raise ValueError(
+            f"a slope with an error needs at least {LEAST} probes of two prompts with a verdict, there are {len(x)} of "
+            f"{y.shape[1]}"
+        )
+    x = x - x.mean()
+    slopes = x @ y / (x @ x)
+    return float(slopes.mean()), float(slopes.std(ddof=1)) / math.sqrt(len(slopes))
 
 
-def window(steps: int) -> int:
-    """How many of the latest steps the slope is taken over: the later half, at least RECENT, at most all."""
-    return min(max(steps - steps // 2, RECENT), steps)
+def window(steps: Sequence[int]) -> slice:
+    """Which of the probes at these steps, in order, the slope is taken over: the later half of the steps, or LEAST."""
+    first = int(np.searchsorted(steps, steps[-1] / 2))
+    return slice(max(min(first, len(steps) - LEAST), 0), len(steps))
 
 
-def forecast(accuracies: ArrayLike, reachable: ArrayLike, *, step_flops: float, offline_flops: float) -> Forecast:
-    """What the rule sees after K steps.
+def forecast(
+    steps: Sequence[int], rates: ArrayLike, flops: ArrayLike, *, shift: float, offline_flops: float
+) -> Forecast:
+    """What the last of T probes sees.
 
-    accuracies, reachable: [K], for each step the mean of its prompts' rates, and their `tilted` mean; NaN for a step
-    without a verdict. step_flops: of one step now. Raises ValueError unless at least three of the last `window(K)`
-    steps have a verdict, and unless the costs are positive.
+    steps: [T], ascending. rates: [T, P], of the same P prompts each time, NaN without a verdict. flops: [T], spent on
+    the stage up to each probe; a step costs what it did over the window. Raises ValueError as `trend` does over
+    `window(steps)`, and for costs that are not positive.
     """
+    p, spent, part = np.asarray(rates, np.float64), np.asarray(flops, np.float64), window(steps)
+    values = tilted(p, shift)
+    x = np.asarray(steps, np.float64)[part]
+    slope, error = trend(x, values[part])
+    step_flops = float((spent[-1] - spent[part][0]) / (x[-1] - x[0]))
     if not (step_flops > 0 and offline_flops > 0):
         raise ValueError(f"costs must be positive, got {step_flops} a step and {offline_flops} offline")
-    now, best = np.asarray(accuracies, np.float64), np.asarray(reachable, np.float64)
-    slope, error = trend(now[-window(len(now)) :])
-    gains = (best - now)[-RECENT:]
-    gains = gains[~np.isnan(gains)]
-    recent = now[-RECENT:][~np.isnan(now[-RECENT:])]
     return Forecast(
-        step=len(now),
-        accuracy=float(recent.mean()) if recent.size else math.nan,
+        step=int(steps[-1]),
+        accuracy=float(np.nanmean(p[-ROW:])),
+        gain=float(np.nanmean((values - p)[-ROW:])),
         slope=slope,
         slope_error=error,
-        gain=float(gains.mean()) if gains.size else 0.0,
         step_flops=step_flops,
         offline_flops=offline_flops,
     )

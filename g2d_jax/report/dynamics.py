@@ -35,7 +35,7 @@ TELLING = {
 MEANING = (
     "Lines without further words are of what a stage trained on: rollouts of the policy at its last synchronisation, "
     "or pairs. Fresh samples are of the trained policy itself, on the same prompts with the same random numbers "
-    "each time; no stage's cost includes theirs."
+    "each time; a stage's cost includes theirs only where they decide its end (stop=adaptive)."
 )
 
 

@@ -34,11 +34,11 @@ def note(study: Study) -> str:
     """What the columns compare with, and the sweep's median compute."""
     rows = swept_rows(study)
     text = (
-        "Why: online steps had come to add less per FLOP than offline training was predicted to (adaptive), at a "
-        "budget, or at the last step there was. Rates, in points a TFLOP: what the last probe saw of online steps "
-        "(± standard error) and predicted of offline training. Differences are on test, in points, of the same seed "
-        "and problems: to the swept K that is best on dev, and to the one that gained most per FLOP on dev, which is "
-        "easier to beat."
+        "Why: online steps had come to buy less per FLOP than offline training was predicted to (adaptive), at a "
+        "budget, or at the last step there was. Rates, in points a TFLOP: what the last probe saw of online steps, in "
+        "accuracy and predicted gain together (± standard error), and predicted of offline training. Differences are "
+        "on test, in points, of the same seed and problems: to the swept K that is best on dev, and to the one that "
+        "gained most per FLOP on dev, which is easier to beat."
     )
     if rows:
         median = float(np.median([row.cost("flops") for row in rows]))

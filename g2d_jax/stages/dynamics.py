@@ -2,13 +2,15 @@
 
 Offline data says nothing of the trained policy's own entropy and length (arXiv 2506.21495, section 4.2), and rollouts
 of a policy synchronised long ago say little: so every stage.probe.every updates the policy itself is sampled. Probes
-change nothing in training, and what they cost is counted apart from the stage's cost.
+change no update, and what they cost is counted apart from the stage's cost, unless they decide where the stage ends
+(stop="adaptive", see ending.py): then it is part of that too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,19 +69,25 @@ def probe(
     due = every and (step % every == 0 or step == training.total or last)
     if not due or any(one["step"] == step for one in seen):
         return
-    found, cost = _measured(context, name, stage, training, reference)
-    seen.append({"step": step, **found})
+    measured = _measured(context, name, stage, training, reference)
+    values, cost = {key: float(value) for key, value in measured["figures"].items()}, measured["cost"]
+    seen.append({"step": step, **values})
     total = Tally(**training.facts.get("probe_cost", {}))
     total.add(cost)
     training.facts["probe_cost"] = dataclasses.asdict(total)
-    context.tracker.log(name, step, found, kind="probe")
-    alerts.watch(context, name, stage, training, found, kind="probe")
+    if stage.get("stop") == "adaptive":
+        training.tally.add(cost)
+        training.facts.setdefault("probed", []).append(
+            {"step": step, "flops": training.tally.flops, **measured["offline"]}
+        )
+    context.tracker.log(name, step, values, kind="probe")
+    alerts.watch(context, name, stage, training, values, kind="probe")
 
 
 def evidence(training: Trainer) -> dict[str, Any]:
     """For the manifest: {"dynamics": …} with all probes and what they cost; {} if there are none.
 
-    The cost, in the fields of a manifest, is in no other field.
+    The cost, in the fields of a manifest, is in no other field but with stop="adaptive": then the stage's has it too.
     """
     facts = training.facts
     if not facts.get("dynamics"):
@@ -94,13 +102,13 @@ def evidence(training: Trainer) -> dict[str, Any]:
 
 def _measured(
     context: Context, name: str, stage: ConfigDict, training: Trainer, reference: Reference | None
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures of the policy at this step, and the fields of a Tally."""
+) -> dict[str, Any]:
+    """Of the policy at this step: {"figures": …, "offline": see `prospects`, "cost": the fields of a Tally}."""
     folder = context.folders[name] / "probe"
     file, journal = (folder / f"step-{training.step:06d}.{kind}" for kind in ("json", "parquet"))
     if on_disk([file]):
-        kept = storage.read_json(file)
-        return {key: float(value) for key, value in kept["figures"].items()}, kept["cost"]
+        before: dict[str, Any] = storage.read_json(file)
+        return before
     params, cost = training.settled(), Tally()
     sampling = stage.probe_sampling if "probe_sampling" in stage else stage.sampling
     with context.metered(cost):
@@ -119,9 +127,9 @@ def _measured(
         found = figures(groups)
         if reference is not None:
             found["kl"] = divergence(groups, reference_logprobs(context, groups, reference(), sampling, cost))
-    spent = dataclasses.asdict(cost)
-    processes.once(lambda: storage.write_json(file, {"figures": found, "cost": spent}))
-    return found, spent
+    measured = {"figures": found, "offline": prospects(groups), "cost": dataclasses.asdict(cost)}
+    processes.once(lambda: storage.write_json(file, measured))
+    return measured
 
 
 def probed(problems: Sequence[Problem], count: int) -> list[Problem]:
@@ -144,6 +152,26 @@ def figures(groups: Groups) -> dict[str, float]:
     judged = correct(groups)
     known = judged[~np.isnan(judged)]
     return {**found, "accuracy": float(known.mean())} if known.size else found
+
+
+def prospects(groups: Groups) -> dict[str, Any]:
+    """What tells of offline training from here: rates [P], the share of each prompt's responses that are right.
+
+    NaN for a prompt without a verdict. mixed: the share of prompts with right and wrong ones. And mean lengths in
+    tokens, which decide costs: prompt, length, chosen and rejected (of right and of wrong responses, NaN without any).
+    """
+    judged = correct(groups)
+    known = ~np.isnan(judged)
+    rates = np.where(known.any(axis=1), np.nansum(judged, axis=1) / np.maximum(known.sum(axis=1), 1), np.nan)
+    lengths = np.array([[len(row.rollout.token_ids) for row in group] for group in groups], np.float64)
+    sides = {side: lengths[judged == right] for side, right in (("chosen", 1), ("rejected", 0))}
+    return {
+        "rates": rates.tolist(),
+        "mixed": float(np.mean((rates > 0) & (rates < 1))),
+        "prompt": float(np.mean([len(group[0].rollout.prompt_ids) for group in groups])),
+        "length": float(lengths.mean()),
+        **{side: float(values.mean()) if values.size else math.nan for side, values in sides.items()},
+    }
 
 
 def reference_logprobs(

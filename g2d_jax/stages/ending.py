@@ -1,8 +1,14 @@
-"""Where an online stage ends before its last step: at a budget, or where stopping.py finds that it has been enough."""
+"""Where an online stage ends before its last step: at a budget, or where stopping.py finds that it has been enough.
+
+What stopping.py sees are the stage's probes (dynamics.py): the same prompts each time, drawn by no filter. They are
+part of what the stage costs, and of what the rule reckons a step to cost.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +18,10 @@ from g2d_jax import accounting, processes, stopping
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import attended, forward_flops, train_flops
 from g2d_jax.stages.context import Context
-from g2d_jax.stages.rollouts import Groups, correct
 from g2d_jax.stages.training import Trainer
 
 STOPS = ("steps", "budget", "adaptive")
+MEASURED = ("mixed", "prompt", "length", "chosen", "rejected")  # of `dynamics.prospects`, what decides costs
 MOST_SHIFT = 100  # nats of adaptive.shift; odds times e^100 are certainty
 
 
@@ -34,15 +40,23 @@ def check(stage: ConfigDict) -> None:
 
 
 def _check_adaptive(stage: ConfigDict) -> None:
-    settings = stage.adaptive
-    if settings.min_steps < 3 or settings.every < 1:
+    settings, probe = stage.adaptive, stage.probe
+    if probe.every < 1 or probe.num_generations < 2 or probe.prompts < 2:
         raise ValueError(
-            "adaptive.min_steps must be at least 3, for a slope with an error, and adaptive.every at least 1"
+            "stop='adaptive' measures on probes, fresh samples that no filter of prompts chose: set probe.every, to 5 "
+            "say, and probe.num_generations and probe.prompts to 2 at least, better 8 and 64; got "
+            f"{probe.every}, {probe.num_generations} and {probe.prompts}"
         )
-    if settings.min_steps > stage.steps:
+    if probe.split == "test":
+        raise ValueError("stop='adaptive' would choose where to end on the test problems: set probe.split to dev")
+    if settings.min_steps < 1:
+        raise ValueError(f"adaptive.min_steps must be at least 1, got {settings.min_steps}")
+    first = probe.every * max(-(-settings.min_steps // probe.every), stopping.LEAST - 1)
+    if first + probe.every > stage.steps:
         raise ValueError(
-            f"adaptive.min_steps is {settings.min_steps} but steps, the most there may be, is {stage.steps}: the rule "
-            "would never be asked"
+            f"steps, the most there may be, is {stage.steps}, but with adaptive.min_steps={settings.min_steps} and "
+            f"probe.every={probe.every} the rule, which wants {stopping.ROW} probes in a row and a slope over "
+            f"{stopping.LEAST} of them, ends no stage before step {first + probe.every}"
         )
     if not 0 <= settings.shift <= MOST_SHIFT:
         raise ValueError(f"adaptive.shift must be from 0 to {MOST_SHIFT} nats, got {settings.shift}")
@@ -73,59 +87,55 @@ def followers(name: str, stages: ConfigDict) -> tuple[str, str, str] | None:
     return None
 
 
-def ended(training: Trainer) -> bool:
-    """Whether the stage was ended before, by an earlier process perhaps."""
-    return "ended" in training.facts
-
-
 def evidence(training: Trainer) -> dict[str, Any]:
-    """For the manifest: the rule that ended the stage ("steps": it went on to its last), and all that probes saw."""
+    """For the manifest: the rule that ended the stage ("steps": it went on to its last), and every forecast."""
     return {"stop": {"probes": training.facts.get("probes", []), **training.facts.get("ended", {"rule": "steps"})}}
 
 
-def ends(context: Context, name: str, stage: ConfigDict, training: Trainer, groups: Groups) -> bool:
-    """Whether the stage ends with the step that was just done. Notes why in training.facts, and tells the user."""
+def ends(context: Context, name: str, stage: ConfigDict, training: Trainer) -> bool:
+    """Whether the stage ends with the step that was just done, or was ended before, by an earlier process perhaps.
+
+    Call it once this step's probe is made. Notes why in training.facts, and tells the user.
+    """
+    if "ended" in training.facts or stage.stop == "steps":
+        return "ended" in training.facts
     reason = None
     if stage.stop == "budget":
         spent = accounting.cost(training.tally.manifest())[stage.budget.measure]
-        if spent >= stage.budget.amount:
+        if training.step and spent >= stage.budget.amount:
             reason = {"rule": "budget", "measure": stage.budget.measure, "spent": spent}
-    elif stage.stop == "adaptive":
-        reason = _enough(context, name, stage, training, groups)
+    elif _enough(context, name, stage, training):
+        reason = {"rule": "adaptive"}
     reason = processes.once(lambda: reason)  # seconds differ from one process to the next
     if reason is None:
         return False
     training.facts["ended"] = {**reason, "step": training.step}
+    # Kept, also where the step was saved before: by a process that was stopped during the probe.
+    training.facts.setdefault("at", {}).setdefault(str(training.step), training.tally.manifest())
     context.tracker.say(f"{name}: ends after step {training.step} of at most {stage.steps} by {reason['rule']}")
     return True
 
 
-def _enough(context: Context, name: str, stage: ConfigDict, training: Trainer, groups: Groups) -> dict[str, Any] | None:
-    """Add this step to what was seen; at a probe, log the forecast and say whether it is enough."""
-    settings, seen = stage.adaptive, training.facts.setdefault("seen", [])
-    before = sum(one["flops"] for one in seen)
-    seen.append({**_seen(groups, settings.shift), "flops": training.tally.flops - before})
-    step = training.step
-    if step < settings.min_steps or (step - settings.min_steps) % settings.every:
-        return None
-    accuracies = [one["accuracy"] for one in seen]
-    latest = seen[-stopping.window(step) :]
-    if np.count_nonzero([one["accuracy"] == one["accuracy"] for one in latest]) < 3:
-        return None  # unscorable problems alone: no slope yet
-    recent = {key: _mean(np.array([one[key] for one in seen[-stopping.RECENT :]])) for key in seen[-1]}
-    step_flops = float(np.mean([one["flops"] for one in latest]))
-    found = stopping.forecast(
-        accuracies,
-        [one["reachable"] for one in seen],
-        step_flops=step_flops,
-        # Groups all alike cost no training, archived ones no sampling: then the next step is the yardstick.
-        offline_flops=max(_offline_flops(context, name, stage, step, recent), step_flops),
-    )
-    probe = {key: float(value) for key, value in dataclasses.asdict(found).items()}
-    training.facts.setdefault("probes", []).append({**probe, "mixed": recent["mixed"]})
-    context.tracker.log(name, step, {f"adaptive/{key}": value for key, value in probe.items()}, kind="adaptive")
-    # Without one correct response nothing is known of either stage, and there would be no pair: go on.
-    return {"rule": "adaptive"} if found.enough and any(one > 0 for one in accuracies) else None
+def _enough(context: Context, name: str, stage: ConfigDict, training: Trainer) -> bool:
+    """At a probe, log the forecast, and say whether the warm-up has been enough."""
+    probed, step = training.facts.get("probed", []), training.step
+    if step < stage.adaptive.min_steps or len(probed) < stopping.LEAST or probed[-1]["step"] != step:
+        return False
+    forecasts = training.facts.setdefault("probes", [])
+    if not forecasts or forecasts[-1]["step"] != step:  # else a process before this one was stopped just then
+        steps, rates, flops = ([probe[key] for probe in probed] for key in ("step", "rates", "flops"))
+        known = ~np.isnan(np.array(rates)[stopping.window(steps)]).any(axis=0)
+        if known.sum() < 2 or not np.nansum(rates):
+            return False  # nothing known of either stage: no verdict, or no correct response and so no pair
+        recent = {key: _mean([probe[key] for probe in probed[-stopping.ROW :]]) for key in MEASURED}
+        least = (flops[-1] - flops[0]) / step  # groups all alike cost no training, archived ones no sampling
+        cost = max(_offline_flops(context, name, stage, step, recent), least)
+        seen = stopping.forecast(steps, rates, flops, shift=stage.adaptive.shift, offline_flops=cost)
+        values = {key: float(value) for key, value in dataclasses.asdict(seen).items()}
+        forecasts.append({**values, "mixed": recent["mixed"]})
+        context.tracker.log(name, step, {f"adaptive/{key}": value for key, value in values.items()}, kind="adaptive")
+    fields = [field.name for field in dataclasses.fields(stopping.Forecast)]
+    return stopping.ends([stopping.Forecast(**{key: one[key] for key in fields}) for one in forecasts])
 
 
 def _offline_flops(context: Context, name: str, stage: ConfigDict, step: int, seen: dict[str, float]) -> float:
@@ -145,26 +155,9 @@ def _offline_flops(context: Context, name: str, stage: ConfigDict, step: int, se
     )
 
 
-def _seen(groups: Groups, shift: float) -> dict[str, float]:
-    """What one step's groups tell: accuracy, what is reachable from it, and the lengths that decide costs (tokens)."""
-    right = correct(groups)
-    known = ~np.isnan(right)
-    rates = np.where(known.any(axis=1), np.nansum(right, axis=1) / np.maximum(known.sum(axis=1), 1), np.nan)
-    lengths = np.array([[len(row.rollout.token_ids) for row in group] for group in groups], np.float64)
-    return {
-        "accuracy": stopping.tilted(rates, 0.0),
-        "reachable": stopping.tilted(rates, shift),
-        "mixed": float(np.mean((rates > 0) & (rates < 1))),
-        "prompt": float(np.mean([len(group[0].rollout.prompt_ids) for group in groups])),
-        "length": float(lengths.mean()),
-        "chosen": _mean(lengths[right == 1]),
-        "rejected": _mean(lengths[right == 0]),
-    }
-
-
-def _mean(values: np.ndarray) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else float("nan")
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan
 
 
 def offline_flops(

@@ -45,7 +45,8 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         alerts.alarm(context, name, training, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
         probe = partial(dynamics.probe, context, name, stage, training, reference=reference)
         probe()
-        while training.goes_on() and not ending.ended(training):
+        ended = ending.ends(context, name, stage, training)  # by the probe just made, where one was interrupted
+        while training.goes_on() and not ended:
             generation = supply.synchronise()
             with context.metered(training.tally):
                 taken = supply.take()
@@ -54,9 +55,9 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
                 metrics = {**_describe(taken), **taken.batch.metrics, **generation}
                 training.update(taken.batch.groups, metrics)
             alerts.watch(context, name, stage, training, metrics)
-            last = ending.ends(context, name, stage, training, taken.groups)  # before a probe, which may be interrupted
             probe()
-            if last:
+            ended = ending.ends(context, name, stage, training)
+            if ended:
                 training.save_here()
             else:
                 training.checkpoint_if_due()

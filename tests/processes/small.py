@@ -1,4 +1,6 @@
-"""The tiny config with refilled batches, a reward that can be slow or hang, and a seed that can differ.
+"""The tiny config with refilled batches, a probed warm-up that may end by itself, and what can go wrong.
+
+The reward can be slow or hang, the seed can differ.
 
 SLOW: seconds that a call of the reward takes. HANGS, DIFFERS: index of the process in which it never returns, and of
 the one with another seed.
@@ -25,6 +27,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = tiny.get_config()
     config.seed = int(os.environ.get("DIFFERS", "none") == os.environ.get("JAX_PROCESS_ID"))
     config.reward.function = "small:even"
-    config.stages.warmup.update(refill=1)
+    config.stages.warmup.update(refill=1, stop="adaptive", adaptive={"min_steps": 1})
+    config.stages.warmup.probe.update(every=1, prompts=4, num_generations=2)
     config.stages.evaluate.update(policies=("warmup", "dpo"))
     return config

@@ -67,10 +67,13 @@ def same(one: Any, other: Any) -> bool:
             {"stop": "budget", "budget": {"measure": "price", "amount": 1.0}},
             "budget.measure is 'price'; choose one of generated, prefilled, scored, trained, tokens, flops, seconds",
         ),
-        ({"adaptive": {"min_steps": 2}}, "min_steps must be at least 3, for a slope with an error"),
-        ({"adaptive": {"every": 0}}, "adaptive.every at least 1"),
-        ({"adaptive": {"min_steps": 9}}, "min_steps is 9 but steps, the most there may be, is 8: the rule would never"),
-        ({"steps": 0}, "min_steps is 3 but steps, the most there may be, is 0"),
+        ({"adaptive": {"min_steps": 0}}, "min_steps must be at least 1, got 0"),
+        ({"probe": {"every": 0}}, "measures on probes, fresh samples that no filter of prompts chose: set probe.every"),
+        ({"probe": {"num_generations": 1}}, "probe.num_generations and probe.prompts to 2 at least"),
+        ({"probe": {"split": "test"}}, "would choose where to end on the test problems: set probe.split to dev"),
+        ({"adaptive": {"min_steps": 8}}, "min_steps=8 and probe.every=1 the rule, which wants 2 probes in a row"),
+        ({"probe": {"every": 3}}, "steps, the most there may be, is 8, but"),
+        ({"steps": 0}, "ends no stage before step 3"),
         ({"adaptive": {"shift": -1.0}}, "adaptive.shift must be from 0 to 100 nats, got -1.0"),
         ({"adaptive": {"shift": 800.0}}, "adaptive.shift must be from 0 to 100 nats, got 800.0"),
         ({"adaptive": {"shift": float("nan")}}, "adaptive.shift must be from 0 to 100 nats, got nan"),
@@ -85,9 +88,9 @@ def test_settings_that_cannot_work_are_refused_before_any_work(
 
 
 def test_settings_of_a_rule_that_is_not_used_do_not_matter(early: ConfigDict) -> None:
-    wrong = {"adaptive": {"min_steps": 0, "shift": -1.0}, "budget": {"amount": -1.0}}
+    wrong = {"adaptive": {"min_steps": 0, "shift": -1.0}, "budget": {"amount": -1.0}, "probe": {"every": 0}}
     pipeline.check(changed(early, stop="steps", **wrong))
-    pipeline.check(changed(early, stop="budget", budget={"measure": "flops", "amount": 1.0}, adaptive={"every": 0}))
+    pipeline.check(changed(early, stop="budget", budget={"measure": "flops", "amount": 1.0}, adaptive={"min_steps": 9}))
     pipeline.check(early)
 
 
@@ -224,7 +227,7 @@ def test_no_step_at_all_leaves_the_policy_it_starts_from(early: ConfigDict, tmp_
 
 
 def unscorable_at_first(steps: int) -> Callable[..., list[float | None]]:
-    """No verdict in so many steps, then the tiny task's rewards."""
+    """No verdict in so many calls, then the tiny task's rewards."""
     calls = iter(range(10**6))
 
     def reward(completions: list[str], **columns: Any) -> list[float | None]:
@@ -234,13 +237,13 @@ def unscorable_at_first(steps: int) -> Callable[..., list[float | None]]:
     return reward
 
 
-def test_probes_wait_for_verdicts_and_a_finished_stage_says_the_same_again(
+def test_forecasts_wait_for_verdicts_and_a_finished_stage_says_the_same_again(
     early: ConfigDict, tmp_path: Path, opened: Opened
 ) -> None:
-    context = opened(early, tmp_path, unscorable_at_first(2))
+    context = opened(early, tmp_path, unscorable_at_first(3))  # the probe of no step, a batch, the probe of step 1
     manifest = run(context, "warmup")["warmup"]
     probes = manifest["stop"]["probes"]
-    assert probes[0]["step"] == 5  # at 3 and 4 there were fewer than three steps with a verdict
+    assert probes[0]["step"] == 4  # before, the later half and two probes more had one without a verdict
     assert all(0 < probe["mixed"] <= 1 and 0 <= probe["accuracy"] <= 1 for probe in probes)
     (context.folders["warmup"] / storage.MANIFEST).unlink()
     again = run(context, "warmup")["warmup"]  # from the checkpoint: nothing is done, what was seen is still there
@@ -253,7 +256,48 @@ def test_as_long_as_nothing_was_right_it_goes_on(early: ConfigDict, tmp_path: Pa
     manifest = run(opened(early, tmp_path, lambda completions, **_: [0.0] * len(completions)), "warmup")["warmup"]
     assert manifest["counts"]["steps"] == 4
     assert manifest["stop"]["rule"] == "steps"
-    assert [probe["mixed"] for probe in manifest["stop"]["probes"]] == [0.0, 0.0]
+    assert manifest["stop"]["probes"] == []  # nothing is known of either way to go on
+
+
+def uneven(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    """Half of the prompts are hopeless, the others right about half of the time."""
+    pairs = zip(prompts, completions, strict=True)
+    return [float(len(prompt) % 2 == 0 and len(text) % 2 == 0) for prompt, text in pairs]
+
+
+def test_a_frozen_policy_has_slope_0_whatever_chooses_its_prompts(
+    early: ConfigDict, tmp_path: Path, opened: Opened
+) -> None:
+    """And so it ends at the first chance, though its rollouts' accuracy rises as hopeless prompts are left out."""
+    early.stages.warmup.optimizer.learning_rate = 0.0
+    early.stages.warmup.probe.every = 4
+    early.checkpoint.every = 100
+    frozen = changed(early, steps=12, prompts_per_step=8, adaptive={"min_steps": 8, "shift": 0.5})
+    context, forecasts = opened(frozen, tmp_path, uneven), []
+    for name, filters in (
+        ("retire", {"retire": {"after": 1}}),
+        ("difficulty", {"difficulty": {"min_pass_rate": 0.2, "outside": 0.0}}),
+        ("refill", {"refill": 1}),
+    ):
+        config = changed(frozen, **filters)
+        pipeline.check(config)
+        manifest = run(elsewhere(context, config, tmp_path / name), "warmup")["warmup"]
+        assert manifest["stop"]["rule"] == "adaptive" and manifest["stop"]["step"] == 12
+        forecasts.append(manifest["stop"]["probes"])
+        assert [probe["step"] for probe in forecasts[-1]] == [8, 12]
+        for probe in forecasts[-1]:
+            assert abs(probe["slope"]) <= 2 * probe["slope_error"] + 1e-12
+            assert 0 < probe["accuracy"] < 1 and probe["gain"] > 0
+        drawn = [
+            read_rollouts(file) for file in sorted((tmp_path / name / "01-warmup/rollouts").glob("step-*.parquet"))
+        ]
+        rewards = [np.mean([row.score.reward for row in rows]) for rows in drawn]
+        if name == "refill":
+            assert len(rewards) > 12
+        else:  # what the filter does to the prompts that are trained on, once all were seen
+            assert np.mean(rewards[5:]) > np.mean(rewards[:5]) + 0.1
+    levels = [[(probe["accuracy"], probe["gain"], probe["mixed"]) for probe in probes] for probes in forecasts]
+    assert levels[1:] == levels[:1] * 2  # and what is left for offline training is measured alike
 
 
 def start(workdir: Path, env: dict[str, str], until: str, pattern: str = "") -> int:
@@ -265,9 +309,9 @@ def start(workdir: Path, env: dict[str, str], until: str, pattern: str = "") -> 
 
 
 def enough(probe: dict[str, float]) -> bool:
-    """The rule, by hand."""
-    online = (probe["slope"] + probe["slope_error"]) / probe["step_flops"]
-    return online <= probe["gain"] / probe["offline_flops"]
+    """What a probe finds, by hand."""
+    bought = probe["gain"] / probe["offline_flops"] * probe["step_flops"]
+    return probe["slope"] <= bought and probe["slope_error"] <= bought
 
 
 @pytest.mark.slow
@@ -278,11 +322,14 @@ def test_an_adaptive_stage_that_is_killed_ends_where_it_would_have(tmp_path: Pat
     assert manifest is not None
     probes, end = manifest["stop"]["probes"], manifest["counts"]["steps"]
     assert manifest["stop"]["rule"] == "adaptive" and manifest["stop"]["step"] == end
-    assert end < 8 and [probe["step"] for probe in probes] == list(range(3, end + 1))
-    assert [enough(probe) for probe in probes] == [*[False] * (end - 3), True]
-    assert probes[-1]["step_flops"] == manifest["flops"] / end
+    assert end < 8 and [probe["step"] for probe in probes] == list(range(2, end + 1))
+    found = [enough(probe) for probe in probes]
+    assert found[-2:] == [True, True] and not any(all(found[i : i + 2]) for i in range(len(found) - 2))
+    rollouts = [read_rollouts(whole / "01-warmup" / part) for part in ("rollouts", "probe")]  # probes are paid for
+    assert manifest["tokens"]["generated"] == sum(len(row.rollout.token_ids) for rows in rollouts for row in rows)
+    assert manifest["dynamics"]["probe_cost"]["tokens"]["generated"] < manifest["tokens"]["generated"]
     logged = [record for record in read_metrics(whole) if record["kind"] == "adaptive"]
-    assert [record["step"] for record in logged] == list(range(3, end + 1))
+    assert [record["step"] for record in logged] == list(range(2, end + 1))
     for record, probe in zip(logged, probes, strict=True):
         assert record["metrics"] == {f"adaptive/{key}": value for key, value in probe.items() if key != "mixed"}
 

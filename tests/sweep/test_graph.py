@@ -82,9 +82,9 @@ def test_a_point_that_cannot_work_is_named() -> None:
 
 
 def test_an_adaptive_warm_up_is_decided_by_what_it_is_weighed_against() -> None:
-    made = graph(
-        "stages.warmup.stop=adaptive", "stages.warmup.adaptive.min_steps=3", product=("stages.dpo.epochs=1,2",)
-    )
+    measured = ("stages.warmup.adaptive.min_steps=1", "stages.warmup.probe.every=1")
+    adaptive = ("stages.warmup.stop=adaptive", *measured, "stages.warmup.probe.num_generations=2")
+    made = graph(*adaptive, product=("stages.dpo.epochs=1,2",))
     warmups = [node for node in made.nodes.values() if node.name == "warmup"]
     assert len(warmups) == 2  # another offline stage may end it elsewhere
     assert all(set(node.config.stages) == {"sft", "warmup", "collect", "dpo"} for node in warmups)
