@@ -270,9 +270,9 @@ def test_a_frozen_policy_has_slope_0_whatever_chooses_its_prompts(
 ) -> None:
     """And so it ends at the first chance, though its rollouts' accuracy rises as hopeless prompts are left out."""
     early.stages.warmup.optimizer.learning_rate = 0.0
-    early.stages.warmup.probe.every = 4
+    early.stages.warmup.probe.every = 2
     early.checkpoint.every = 100
-    frozen = changed(early, steps=12, prompts_per_step=8, adaptive={"min_steps": 8, "shift": 0.5})
+    frozen = changed(early, steps=8, prompts_per_step=10, adaptive={"min_steps": 6, "shift": 0.5})
     context, forecasts = opened(frozen, tmp_path, uneven), []
     for name, filters in (
         ("retire", {"retire": {"after": 1}}),
@@ -282,9 +282,9 @@ def test_a_frozen_policy_has_slope_0_whatever_chooses_its_prompts(
         config = changed(frozen, **filters)
         pipeline.check(config)
         manifest = run(elsewhere(context, config, tmp_path / name), "warmup")["warmup"]
-        assert manifest["stop"]["rule"] == "adaptive" and manifest["stop"]["step"] == 12
+        assert manifest["stop"]["rule"] == "adaptive" and manifest["stop"]["step"] == 8
         forecasts.append(manifest["stop"]["probes"])
-        assert [probe["step"] for probe in forecasts[-1]] == [8, 12]
+        assert [probe["step"] for probe in forecasts[-1]] == [6, 8]
         for probe in forecasts[-1]:
             assert abs(probe["slope"]) <= 2 * probe["slope_error"] + 1e-12
             assert 0 < probe["accuracy"] < 1 and probe["gain"] > 0
@@ -293,9 +293,9 @@ def test_a_frozen_policy_has_slope_0_whatever_chooses_its_prompts(
         ]
         rewards = [np.mean([row.score.reward for row in rows]) for rows in drawn]
         if name == "refill":
-            assert len(rewards) > 12
+            assert len(rewards) > 8
         else:  # what the filter does to the prompts that are trained on, once all were seen
-            assert np.mean(rewards[5:]) > np.mean(rewards[:5]) + 0.1
+            assert np.mean(rewards[4:]) > np.mean(rewards[:4]) + 0.05
     levels = [[(probe["accuracy"], probe["gain"], probe["mixed"]) for probe in probes] for probes in forecasts]
     assert levels[1:] == levels[:1] * 2  # and what is left for offline training is measured alike
 
