@@ -8,10 +8,8 @@ The files do not depend on the mesh, on the number of devices or on the Python c
 
 from __future__ import annotations
 
-import errno
 import itertools
-import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
@@ -27,6 +25,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax import storage
 from g2d_jax.training.staging import Staged, is_staged
 
+T = TypeVar("T")
 Tree = TypeVar("Tree")
 
 HOST = "host"
@@ -34,10 +33,6 @@ HOST = "host"
 _FILES_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _MISREAD = (ValueError, LookupError, TypeError, AttributeError, NotImplementedError, EOFError, AssertionError)
 """What parsing changed or cut files raises, in Orbax, TensorStore and json; Orbax also raises a bare Exception."""
-_PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED")
-_REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED")
-_SYSTEM = ("EIO", "ENOMEM", "EACCES", "EPERM", "ESTALE", "ETIMEDOUT", "EMFILE", "ENFILE", "ENETDOWN", "EHOSTUNREACH")
-"""TensorStore raises ValueError for these too: a status in front, or the system's words for an error number."""
 
 
 class DamagedCheckpoint(ValueError):
@@ -140,11 +135,9 @@ class Checkpoints:
             raise FileNotFoundError(f"no checkpoint of step {step} in {self.folder}; there are {self.steps()}")
         wanted = {name: flatten(tree) for name, tree in like.items()}
         with self._readable(step, [*wanted, HOST]) as folder:
-            with _Reading(self, step):
-                record = _read_host(folder)
+            record = self._reading(folder, lambda: _read_host(folder))
             self._compare(folder, wanted, record["checksums"])
-            with _Reading(self, step):
-                values = _read(folder, wanted, record["checksums"])
+            values = self._reading(folder, lambda: _read(folder, wanted, record["checksums"]))
         trees = {name: jax.tree.unflatten(jax.tree.structure(like[name]), values[name].values()) for name in like}
         return trees, record["content"]
 
@@ -165,12 +158,8 @@ class Checkpoints:
         when files cannot be read now.
         """
         try:
-            with self._readable(step) as folder, _Reading(self, step):
-                saved = _read_host(folder)["checksums"]
-                keys = [(name, key) for name in sorted(saved) for key in sorted(saved[name])]
-                for name, key in keys[part::parts]:
-                    if host_checksum(_read_alone(folder / name, key)) != saved[name][key]:
-                        raise ValueError(f"{name}.{key} does not have the checksum it was saved with")
+            with self._readable(step) as folder:
+                self._reading(folder, lambda: _check_arrays(folder, part, parts), alone=True)
         except DamagedCheckpoint as error:
             return str(error)
         return ""
@@ -195,6 +184,34 @@ class Checkpoints:
             folder.rename(target)
         return str(target)
 
+    def _reading(self, folder: epath.Path, read: Callable[[], T], *, alone: bool = False) -> T:
+        """What `read` gives of a step in this folder. alone: without other processes, which a second try would confuse.
+
+        Raises DamagedCheckpoint where it fails again though every file can be read, OSError where one cannot be read
+        now. Orbax and TensorStore raise ValueError and more for either, so the files themselves are asked.
+        """
+        several = jax.process_count() > 1 and not alone
+        for last in (several, True):
+            try:
+                return read()
+            except Exception as error:
+                if not isinstance(error, (*_FILES_GONE, *_MISREAD)) and type(error) is not Exception:
+                    raise
+                if not isinstance(error, _FILES_GONE):
+                    _read_files(folder)
+                if last or isinstance(error, _FILES_GONE):
+                    raise self._damaged(folder, error) from error
+        raise AssertionError
+
+    def _damaged(self, folder: epath.Path, error: Exception) -> DamagedCheckpoint:
+        own = self.folder / folder.name
+        older = [step for step in self.steps() if step < int(folder.name)]
+        then = f"continue from step {older[-1]}" if older else "start the stage again"
+        manifest = own.parent.parent / storage.MANIFEST
+        also = f", and {manifest}" if manifest.exists() else ""  # a stage with a manifest is not run again
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return DamagedCheckpoint(f"checkpoint {own} is damaged: {reason:.300}. Delete that folder{also} to {then}.")
+
     def _compare(
         self, folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Mapping[str, Mapping[str, int]]
     ) -> None:
@@ -202,53 +219,37 @@ class Checkpoints:
         for name, arrays in wanted.items():
             if name not in saved:
                 raise ValueError(f"checkpoint {folder} has no {name!r}")
-            with _Reading(self, int(folder.name)):
-                found = ocp.StandardCheckpointHandler().metadata(folder / name).tree
-                if found.keys() != saved[name].keys():
-                    raise ValueError(f"{name} does not list the arrays it was saved with")
+            found = self._reading(folder, lambda name=name: _listed(folder / name, saved[name]))  # type: ignore[misc]
             for key in sorted({*arrays, *found}):
                 _compare_array(folder, f"{name}.{key}", found.get(key), arrays.get(key))
 
 
-class _Reading:
-    """Turn any error of reading a checkpoint into one that names it; Orbax raises bare Exception, KeyError and more."""
-
-    def __init__(self, checkpoints: Checkpoints, step: int) -> None:
-        self._checkpoints, self._step = checkpoints, step
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if not isinstance(error, Exception):
-            return
-        folder = self._checkpoints.folder / str(self._step)
-        reason = f"{type(error).__name__}: {error}".splitlines()[0].partition(" See full TensorStore details")[0]
-        if not is_damage(error):
-            if isinstance(error, ValueError):  # TensorStore's word for what is an OSError elsewhere
-                raise OSError(f"cannot read checkpoint {folder} now: {reason:.300}") from error
-            return
-        raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {reason:.300}. {self._advice(folder)}") from error
-
-    def _advice(self, folder: epath.Path) -> str:
-        older = [step for step in self._checkpoints.steps() if step < self._step]
-        then = f"continue from step {older[-1]}" if older else "start the stage again"
-        manifest = folder.parent.parent / storage.MANIFEST
-        also = f", and {manifest}" if manifest.exists() else ""  # a stage with a manifest is not run again
-        return f"Delete that folder{also} to {then}."
+def _read_files(folder: epath.Path) -> None:
+    """Read every file of a folder. Raises OSError where one cannot be read now."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            _read_files(path)
+            continue
+        with storage.naming("read", path), path.open("rb") as file:
+            while file.read(1 << 24):
+                pass
 
 
-def is_damage(error: Exception) -> bool:
-    """Whether an error of reading a checkpoint tells of missing or changed files, not of a system that fails now."""
-    if isinstance(error, OSError):
-        return isinstance(error, _FILES_GONE)
-    if not isinstance(error, _MISREAD) and type(error) is not Exception:
-        return False
-    text = str(error)
-    system = (os.strerror(getattr(errno, name)) for name in _SYSTEM)
-    return not any(word in text for word in (*_PASSING, *_REFUSED)) and not any(
-        f": {words}" in text for words in system
-    )
+def _listed(folder: epath.Path, saved: Mapping[str, int]) -> dict[str, Any]:
+    """Shape and dtype of a tree's arrays by name, those that were saved. Raises anything."""
+    found: dict[str, Any] = ocp.StandardCheckpointHandler().metadata(folder).tree
+    if found.keys() != saved.keys():
+        raise ValueError(f"{folder.name} does not list the arrays it was saved with")
+    return found
+
+
+def _check_arrays(folder: epath.Path, part: int, parts: int) -> None:
+    """Compare the arrays of one share with their checksums, each read alone. Raises anything."""
+    saved = _read_host(folder)["checksums"]
+    keys = [(name, key) for name in sorted(saved) for key in sorted(saved[name])]
+    for name, key in keys[part::parts]:
+        if host_checksum(_read_alone(folder / name, key)) != saved[name][key]:
+            raise ValueError(f"{name}.{key} does not have the checksum it was saved with")
 
 
 def _read_host(folder: epath.Path) -> dict[str, Any]:
