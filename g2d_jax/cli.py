@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is not there
     processes.take_memory()
+    processes.leave_tpu_out()
     processes.state.interrupted = False
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in the background, nor in a notebook
     if heard:
@@ -186,6 +187,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--response", type=int, metavar="N", help="mean tokens of a response; default: max_new_tokens")
     parser.add_argument("--stage", action="append", default=[], help="this stage only; may be repeated")
     parser.add_argument("--auto", action="store_true", help="choose mesh, micro-batch, remat and slots")
+    parser.add_argument("--verbose", action="store_true", help="show every program: memory, traffic, roofline")
     _explained(parser, _PLAN_EXAMPLES)
     parser.set_defaults(command=_plan)
 
@@ -322,8 +324,10 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
     """Exit status 0 if everything fits, 1 if not."""
     config = _of_a_run(arguments, overrides, "plan the runs it is made of, as qwen2.5-7b:k=50")
-    from g2d_jax.plan import plan
+    from g2d_jax.plan import plan, ready
 
+    for line in ready(arguments.config, arguments.topology):
+        print(line, flush=True)
     fits = plan(
         config,
         arguments.topology,
@@ -331,6 +335,7 @@ def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
         response=arguments.response,
         stages=tuple(arguments.stage),
         auto=arguments.auto,
+        verbose=arguments.verbose,
     )
     return 0 if fits else 1
 

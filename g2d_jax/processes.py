@@ -18,6 +18,7 @@ INTERRUPTED after Ctrl-C: then the same command continues.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import json
 import os
@@ -29,6 +30,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from g2d_jax import private
@@ -128,6 +130,24 @@ def take_memory() -> None:
     named = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # both at once, and JAX leaves the GPU out
     if not any(os.environ.get(name) for name in named):
         os.environ[named[0]] = "0.9"
+
+
+def leave_tpu_out(root: str = "/") -> None:
+    """Keep JAX from trying libtpu, which prints pages of errors, where it is installed for plans alone.
+
+    That is on a machine without a sign of a TPU in its devices or in the environment, without JAX's plugins for other
+    devices, and where JAX_PLATFORMS says nothing. To be called before JAX is imported, and without effect later.
+    root: of the file system, for tests.
+    """
+    signs = ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_", "LIBTPU_", "PJRT_", "CLOUD_TPU")
+    told = any(name.startswith(signs) and name != "TPU_SKIP_MDS_QUERY" for name in os.environ)  # which JAX sets itself
+    others = importlib.util.find_spec("jax_plugins")
+    if told or others or "jax" in sys.modules or importlib.util.find_spec("libtpu") is None:
+        return
+    place = Path(root)
+    vendors = (file.read_text().strip() for file in place.glob("sys/bus/pci/devices/*/vendor"))
+    if not any(place.glob("dev/accel*")) and not any(place.glob("dev/vfio/[0-9]*")) and "0x1ae0" not in vendors:
+        os.environ["JAX_PLATFORMS"] = "cpu"  # 0x1ae0 is Google
 
 
 def initialise(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:

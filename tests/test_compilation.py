@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,3 +120,43 @@ def test_no_warning_where_all_is_well(tmp_path: Path):
         warnings.simplefilter("error")
         compiled()
         compiled()
+
+
+TRIED = """
+import os, sys
+from pathlib import Path
+from g2d_jax import processes
+root = Path(sys.argv[1])
+def platforms(**variables):
+    os.environ.pop("JAX_PLATFORMS", None)
+    os.environ.update(variables)
+    processes.leave_tpu_out(str(root))
+    for name in variables:
+        del os.environ[name]
+    return os.environ.get("JAX_PLATFORMS")
+print(platforms(), platforms(TPU_SKIP_MDS_QUERY="1"), platforms(TPU_NAME="mine"), platforms(JAX_FORCE_TPU_INIT="1"))
+vendor = root / "sys/bus/pci/devices/0000:00:04.0/vendor"
+vendor.parent.mkdir(parents=True)
+vendor.write_text("0x8086\\n")
+print(platforms())
+vendor.write_text("0x1ae0\\n")
+print(platforms())
+vendor.unlink()
+(root / "dev").mkdir()
+(root / "dev" / "accel0").touch()
+print(platforms())
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax_plugins") is not None, reason="plugins choose for themselves")
+def test_libtpu_that_is_there_for_plans_is_left_out_where_there_is_no_tpu(tmp_path: Path) -> None:
+    (tmp_path / "libtpu").mkdir()
+    (tmp_path / "libtpu" / "__init__.py").touch()
+    signs = ("JAX_", "TPU_", "LIBTPU_", "PJRT_", "CLOUD_TPU")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(signs)}
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+    (tmp_path / "root").mkdir()
+    command = [sys.executable, "-c", TRIED, str(tmp_path / "root")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["cpu cpu None None", "cpu", "None", "None"]

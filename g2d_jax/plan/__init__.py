@@ -7,9 +7,24 @@ name ─► topologies ─► compiling: devices        config ─► programs: 
 
 from __future__ import annotations
 
+import ast
+import re
+
 from ml_collections import ConfigDict
 
 from g2d_jax.plan.topologies import topology
+from g2d_jax.resolve import locate, shipped
+
+
+def ready(spec: str, name: str) -> list[str]:
+    """What the docstring of a shipped config tells of its plans on this machine, compiled before; [] for nothing."""
+    if spec.partition(":")[0] not in shipped():
+        return []
+    text = ast.get_docstring(ast.parse(locate(spec)[0].read_text("utf-8"))) or ""
+    lines = re.sub(r"\n\n.*", "", text.partition("\nPlan:")[2], flags=re.DOTALL).splitlines()
+    rows = [line.strip() for line in lines[1:] if line.split()[0] == name]
+    head = f"compiled before for {spec.partition(':')[0]} as it is (docs/models.md):"
+    return [head, *(f"  {row}" for row in (lines[0].strip(), *rows))] if rows else []
 
 
 def plan(
@@ -20,11 +35,13 @@ def plan(
     response: int | None = None,
     stages: tuple[str, ...] = (),
     auto: bool = False,
+    verbose: bool = False,
 ) -> bool:
     """Print the plan of a run on the machine of this name; returns whether it fits.
 
     price: of one chip for an hour. response: mean tokens of a response. stages: those to plan, () for all. auto: choose
-    mesh, micro-batch, remat and slots. Call it in a process that has not used JAX: the environment is set here.
+    mesh, micro-batch, remat and slots. verbose: show every program, too. Call it in a process that has not used JAX:
+    the environment is set here.
     Raises ValueError for a name or settings that cannot work, ImportError where the compiler is not installed.
     """
     machine = topology(name)
@@ -51,7 +68,7 @@ def plan(
         screen.say(f"chosen: {found.overrides()}")
         config = found.apply(config)
     made = planning.make(config, machine, compiler, stages=stages, response=response)
-    show.show(made, screen, price=price, response=response)
+    show.show(made, screen, price=price, response=response, verbose=verbose)
     if made.misfits and not auto:
         found = planning.search(config, machine, compiler, stages=stages)
         if found is not None:

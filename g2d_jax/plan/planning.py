@@ -79,6 +79,11 @@ class Compiler:
     def __init__(self, devices: Sequence[Any], host: Sequence[Any] | None = None, say: Say = lambda _: None) -> None:
         self.devices, self.host, self.say = list(devices), list(host or devices), say
         self._known: dict[str, Compiled | DoesNotFit] = {}
+        self._begun = self._expected = 0
+
+    def expect(self, count: int) -> None:
+        """So many programs come next: what is said of each tells how far it is."""
+        self._begun, self._expected = 0, count
 
     @classmethod
     def of(cls, topology: Topology, say: Say = lambda _: None) -> Compiler:
@@ -90,7 +95,10 @@ class Compiler:
         """Raises DoesNotFit."""
         lowered = program.lower(outputs)
         key = hashlib.sha256(f"{program.dynamic} {lowered.as_text()}".encode()).hexdigest()
+        self._begun += 1
         if key not in self._known:
+            far = f" ({self._begun} of {self._expected})" if self._begun <= self._expected else ""
+            self.say(f"compiling {program.stage}, {program.name}{far}")
             try:
                 self._known[key] = made = compile_program(lowered, program.dynamic)
                 peak = f"{made.peak / GIB:.2f} GiB, compiled in {made.seconds:.0f} s"
@@ -146,9 +154,9 @@ def make(
     """Compile every program of the stages (default: all). response: mean tokens of a response, None: the longest."""
     with planned(config, compiler, topology.device.hbm) as context:
         wanted = stages or pipeline.plan(config).order
-        entries = [
-            entry for name in wanted for entry in _stage(compiler, topology, programs_of(context, name, response))
-        ]
+        programs = [programs_of(context, name, response) for name in wanted]
+        compiler.expect(sum(map(len, programs)))
+        entries = [entry for some in programs for entry in _stage(compiler, topology, some)]
         return Plan(topology, context.config, context.model_config, dict(context.mesh.shape), entries)
 
 

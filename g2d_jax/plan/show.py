@@ -1,4 +1,4 @@
-"""A plan as tables: memory and roofline of every program, then time, tokens and cost of every stage."""
+"""A plan for reading: the verdict, a row for each stage; if wanted, memory and roofline of every program."""
 
 from __future__ import annotations
 
@@ -7,14 +7,82 @@ from collections.abc import Sequence
 from g2d_jax.models.decoder import count_params
 from g2d_jax.plan.planning import Entry, Plan
 from g2d_jax.plan.topologies import GIB
+from g2d_jax.plan.work import ASSUMED, SUITES
 from g2d_jax.tracking import Screen
 
 EFFICIENCY = 0.5
 """Of the roofline: published runs reach 40 to 65 % of the peak in training, 40 to 85 % of the bandwidth in decoding."""
 
 
-def show(plan: Plan, screen: Screen, *, price: float | None = None, response: int | None = None) -> None:
-    """Print it. price: of one chip for an hour. response: mean tokens of a response that the work was counted for."""
+def show(
+    plan: Plan,
+    screen: Screen,
+    *,
+    price: float | None = None,
+    response: int | None = None,
+    verbose: bool = False,
+) -> None:
+    """Print whether it fits, how long it takes and what it costs; then a row for each stage.
+
+    price: of one chip for an hour. response: mean tokens of a response that the work was counted for. verbose: every
+    program's memory and time, too.
+    """
+    screen.say(verdict(plan, price))
+    columns = ["stage", "fullest program", "GiB", "of", "fits", "generated", "trained", "hours", "cost"]
+    screen.table(f"the run on {plan.topology.name}", columns, short_rows(plan, price))
+    length = "max_new_tokens" if response is None else f"{response} tokens"
+    screen.say(
+        f"Tokens and hours are for responses of {length} (--response N: a mean), at {EFFICIENCY:.0%} of the roofline, "
+        "without verifiers, judges, checkpoints and loading." + ("" if verbose else " Every program: --verbose.")
+    )
+    for line in assumptions(plan):
+        screen.say(line)
+    if verbose:
+        _show_programs(plan, screen, price)
+
+
+def verdict(plan: Plan, price: float | None) -> str:
+    """In a line whether it fits, with hours and cost, or else what does not."""
+    if plan.misfits:
+        return f"fits: NO, {'; '.join(_need(plan, entry) for entry in plan.misfits)}"
+    spent = hours(plan.entries) / EFFICIENCY
+    chips = plan.topology.chips
+    cost = "" if price is None else f", {spent * chips * price:,.2f} at {price:g} a chip-hour ({chips} chips)"
+    return f"fits: yes, {spent:,.1f} h on {plan.topology.name}{cost}"
+
+
+def _need(plan: Plan, entry: Entry) -> str:
+    needs = entry.why or f"needs {entry.total / GIB:.2f} of {plan.topology.device.hbm / GIB:.2f} GiB"
+    return f"{entry.program.stage}, {entry.program.name}: {needs}"
+
+
+def short_rows(plan: Plan, price: float | None) -> list[list[str]]:
+    """A row for each stage, and one for the run: its fullest program, its memory, tokens, hours and cost."""
+    rows = []
+    for name, generated, _, _, trained, _, spent, cost in stage_rows(plan, price):
+        entries = [entry for entry in plan.entries if name in (entry.program.stage, "all")]
+        fullest = max(entries, key=lambda entry: (not entry.compiled, entry.total))
+        _, program, _, total, most, _, _ = memory_row(plan, fullest)
+        fits = "yes" if all(entry.fits(plan.topology.device) for entry in entries) else "NO"
+        rows.append([name, program, total, most, fits, generated, trained, spent, cost])
+    return rows
+
+
+def assumptions(plan: Plan) -> list[str]:
+    """What the work of evaluations was counted for where no setting tells: a line for each set of problems."""
+    config, planned = plan.config, {entry.program.stage for entry in plan.entries}
+    splits = {config.stages[name].split: name for name in planned if "split" in config.stages[name]}
+    sections = {"data": config.data, **{f"tasks.{name}": task for name, task in config.tasks.items()}}
+    return [
+        f"{stage}: {ASSUMED:,} problems of {name}.{split}, which is not read and has no limit: set how many there are "
+        f"with --config.{name}.{split}.limit=N"
+        for split, stage in sorted(splits.items())
+        for name, section in sections.items()
+        if not section[split].limit and section[split].path.partition(":")[0] not in SUITES
+    ]
+
+
+def _show_programs(plan: Plan, screen: Screen, price: float | None) -> None:
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     compute = plan.config.compute
     screen.say(plan.topology.describe())
@@ -28,14 +96,9 @@ def show(plan: Plan, screen: Screen, *, price: float | None = None, response: in
     screen.table("one call on each device", columns, [time_row(entry) for entry in plan.entries if entry.time])
     columns = ["stage", "generated", "prefilled", "scored", "trained", "hours at least", "hours", "cost"]
     screen.table("the run", columns, stage_rows(plan, price))
-    length = "max_new_tokens" if response is None else f"{response} tokens"
     screen.say(
-        f"Tokens and hours are for responses of {length}, without verifiers, judges, checkpoints and loading. Hours at "
-        f"least: every program at its roofline, max(FLOPs, memory, links). Hours: at {EFFICIENCY:.0%} of that."
+        f"Hours at least: every program at its roofline, max(FLOPs, memory, links). Hours: at {EFFICIENCY:.0%} of that."
     )
-    for entry in plan.misfits:
-        needs = entry.why or f"needs {entry.total / GIB:.2f} of {plan.topology.device.hbm / GIB:.2f} GiB"
-        screen.say(f"does not fit: {entry.program.stage}, {entry.program.name}: {needs}")
 
 
 def memory_row(plan: Plan, entry: Entry) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import io
 import logging
 import math
 import os
@@ -18,12 +19,15 @@ import pytest
 from g2d_jax import cli, pipeline
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.table import block_params
-from g2d_jax.plan.planning import Compiler, choices, make, planned, rest_bytes, search
+from g2d_jax.plan import ready, show
+from g2d_jax.plan.planning import Compiler, Entry, Plan, choices, make, planned, rest_bytes, search
+from g2d_jax.plan.program import Program, fixed
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.savings import search_savings
 from g2d_jax.plan.topologies import DEVICES, topology
-from g2d_jax.plan.work import device_bytes
+from g2d_jax.plan.work import Work, device_bytes
 from g2d_jax.resolve import resolve
+from g2d_jax.tracking import Screen
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
 SMALL = ["config.model.num_hidden_layers=1", "config.logging.tensorboard=False"]
@@ -80,7 +84,9 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
     assert found == choices(config, machine)[0]
     assert [text.partition(":")[0] for text in said] == [
         f"trying {found.overrides()}",
+        "compiling sft, train step",
         "sft, train step",
+        "compiling sft, fresh state",
         "sft, fresh state",
     ]
     monkeypatch.setitem(DEVICES, "v5e", dataclasses.replace(DEVICES["v5e"], hbm=1000))
@@ -89,10 +95,44 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
         ("fresh state", False),
         ("train step", False),
     ]
-    assert len(said) == 3  # nothing was compiled again
+    assert len(said) == 5  # nothing was compiled again
+    lines = shown(made, price=2.0)
+    assert lines[0].startswith("fits: NO, sft, fresh state: needs 0.00 of 0.00 GiB; sft, train step: needs")
+    assert re.search(r"^\| sft +\| (fresh state|train step) +\| .*\| NO ", "\n".join(lines), re.MULTILINE)
     monkeypatch.setitem(DEVICES, "v5e", dataclasses.replace(DEVICES["v5e"], hbm=10**9))
+    fitting = make(found.apply(config), machine, compiler, stages=["sft"])
+    lines = shown(fitting, price=2.0)
+    assert re.fullmatch(r"fits: yes, \d+\.\d h on v5e-8, \d+\.\d\d at 2 a chip-hour \(8 chips\)", lines[0])
+    lines = shown(fitting)
+    assert len(lines) == 7 < 15 < len(shown(fitting, verbose=True)), lines
     overrides, found = search_savings(config, machine, compiler, stages=["sft"])
     assert overrides == ["stages.sft.optimizer.moment_dtype=bfloat16"] and found == choices(config, machine)[0]
+
+
+def shown(made, **options):
+    """The lines that say it."""
+    file = io.StringIO()
+    show.show(made, Screen(file), **options)
+    return file.getvalue().splitlines()
+
+
+def test_what_is_assumed_is_said():
+    config = resolve(TINY, [*SMALL, "config.data.test.limit=none", "config.data.test.path=mine.jsonl"])
+    entries = [Entry(Program("evaluate", "decode", None, fixed(), Work(0, 0, 0, {})), None, 0, "", None)]
+    said = show.assumptions(Plan(topology("v5e-4"), config, None, {}, entries))
+    assert said == [
+        "evaluate: 1,000 problems of data.test, which is not read and has no limit: set how many there are with "
+        "--config.data.test.limit=N"
+    ]
+    config.data.test.limit = 86
+    assert show.assumptions(Plan(topology("v5e-4"), config, None, {}, entries)) == []
+
+
+def test_a_recipe_that_was_compiled_before_is_shown_at_once():
+    head, columns, *rows = ready("qwen2.5-7b:k=50", "v5e-16")
+    assert head == "compiled before for qwen2.5-7b as it is (docs/models.md):" and "peak GiB" in columns
+    assert rows and all(row.split()[0] == "v5e-16" for row in rows)
+    assert ready("qwen2.5-7b", "v6e-256") == [] == ready(TINY, "v5e-16") == ready("demo", "v5e-16")
 
 
 def test_adapters_are_planned_beside_their_base():
