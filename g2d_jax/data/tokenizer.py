@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -30,6 +30,10 @@ Ids: TypeAlias = np.ndarray
 """[T] int32 token ids."""
 
 Record = TypeVar("Record", Problem, Example)
+
+THINKING = ("<think>", "</think>")
+"""What begins and ends a thought. Where they are special tokens they stay in the text all the same: the answer is what
+follows the thought."""
 
 _SUFFIXES = (".json", ".jinja", ".txt", ".model")  # of a tokenizer's files
 _VOCABULARIES = (
@@ -51,7 +55,8 @@ class PromptTokenizer:
     stop_id: the one of them that ends completions made from text: the end of turn for chat, else the tokenizer's own.
     pad_id: the tokenizer's padding id, or stop_id where it has none.
     bos_id, adds_bos: the id that begins a text, None without one; whether the tokenizer puts it there by itself.
-    special_tokens: their names and ids. pretrained, backend: the tokenizer as transformers and `tokenizers` know it.
+    special_tokens: their names and ids; thinking: those of them that begin and end a thought.
+    pretrained, backend: the tokenizer as transformers and `tokenizers` know it.
     vocab_size: one more than the largest id; a model's table may be larger.
     fingerprint: 16 hex digits of everything that decides ids and text.
 
@@ -78,8 +83,10 @@ class PromptTokenizer:
         self.special_tokens: dict[str, int] = {
             token.content: i for i, token in self.backend.get_added_tokens_decoder().items() if token.special
         }
+        self._hidden = {i for token, i in self.special_tokens.items() if token not in THINKING}
         named = (str(token) for token in tokenizer.all_special_tokens)
         self.special_tokens |= {token: vocabulary[token] for token in named if token in vocabulary}
+        self.thinking = {name: self.special_tokens[name] for name in THINKING if name in self.special_tokens}
         self.stop_id, self.eos_ids = self._stops(eos_ids)
         self.pad_id: int = self.stop_id if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         self.bos_id: int | None = tokenizer.bos_token_id
@@ -115,15 +122,15 @@ class PromptTokenizer:
     def encode_completion(self, text: str) -> Ids:
         """[T] int32 ids of a response and its stop token; a stop token written at the end of `text` is that one.
 
-        Encoded apart from the prompt, as the sampler generates it. Raises ValueError when the text holds a special
-        token elsewhere, or a character that the tokenizer does not know.
+        Encoded apart from the prompt, as the sampler generates it; THINKING counts as such. Raises ValueError when the
+        text holds another special token elsewhere, or a character that the tokenizer does not know.
         """
         stop = self.stop_id
         for name, identifier in self.special_tokens.items():
             if identifier in self.eos_ids and name and text.rstrip().endswith(name):
                 stop, text = identifier, text.rstrip().removesuffix(name)
                 break
-        self._refuse_special(text)
+        self._refuse_special(text, allowed=self.thinking)
         return np.asarray([*self.encode_text(text), stop], np.int32)
 
     def encode_example(self, example: Example) -> tuple[Ids, Ids]:
@@ -141,10 +148,12 @@ class PromptTokenizer:
         return self.encode_prompt(tuple(messages[:-1])), self.encode_completion(messages[-1]["content"])
 
     def decode(self, ids: Ids | Sequence[int]) -> str:
-        """The text without special tokens and without the stop token: what rewards and readers see."""
+        """The text without the stop token and special tokens, THINKING apart: what rewards and readers see."""
         ids = [int(i) for i in ids]
         if ids and ids[-1] in self.eos_ids:
             ids = ids[:-1]
+        if self.thinking:
+            return str(self.backend.decode([i for i in ids if i not in self._hidden], skip_special_tokens=False))
         return str(self.backend.decode(ids, skip_special_tokens=True))
 
     def decode_raw(self, ids: Ids | Sequence[int]) -> str:
@@ -170,9 +179,9 @@ class PromptTokenizer:
         except Exception as error:  # the bindings raise bare Exceptions, and TypeError for lone surrogates
             raise ValueError(f"the tokenizer cannot encode {text!r:.200}: {error}") from error
 
-    def _refuse_special(self, text: str) -> None:
+    def _refuse_special(self, text: str, allowed: Iterable[str] = ()) -> None:
         for name in self.special_tokens:
-            if name and name in text:
+            if name and name in text and name not in allowed:
                 at = max(text.index(name) - 20, 0)
                 raise ValueError(
                     f"the special token {name!r} stands in the text itself ({text[at : at + 60]!r}) and would act as "

@@ -43,6 +43,39 @@ def numbers_equal(gold: Any, answer: Any) -> bool | None:
     return _is_zero(a - b)
 
 
+def sets_equal(gold: Any, answer: Any) -> bool | None:
+    """Whether two finite sets of plain numbers are equal, in n log n comparisons; None for anything else."""
+    if not (isinstance(gold, FiniteSet) and isinstance(answer, FiniteSet)):
+        return None
+    a, b = _distinct_numbers(gold), _distinct_numbers(answer)
+    if a is None or b is None:
+        return None
+    return len(a) == len(b) and all(_is_zero(x - y) for x, y in zip(a, b, strict=True))
+
+
+def _distinct_numbers(numbers: FiniteSet) -> list[Expr] | None:
+    """The elements as exact numbers in order, each once, or None if one of them is no plain number."""
+    values = [_number(element) for element in numbers.args]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    known.sort(key=_set_order)
+    return [value for i, value in enumerate(known) if i == 0 or not _is_zero(value - known[i - 1])]
+
+
+def is_rounding(exact: Any, decimal: Fraction, places: int) -> bool:
+    """Whether a decimal of so many places is a number's own rounding to them, at a half either way.
+
+    exact: a parsed number or a Fraction.
+    """
+    number = Rational(exact.numerator, exact.denominator) if isinstance(exact, Fraction) else _number(exact)
+    if number is None:
+        return False
+    excess = abs(number - Rational(decimal.numerator, decimal.denominator)) - Rational(1, 2 * 10**places)
+    excess = excess if excess.is_Rational else excess.evalf(30, maxn=DIGITS)
+    return bool(excess.is_real and excess <= 0)
+
+
 def rounds_to(exact: Any, decimal: Fraction, places: int) -> bool:
     """Whether an irrational number, cut or rounded to so many places, is the given decimal."""
     number = _number(exact)

@@ -3,7 +3,8 @@ r"""Find the final answer in a response. Model text is hostile: every search is 
 What counts:
 1. the last balanced, non-empty `\boxed{...}` or `\fbox{...}` (or the brace-less `\boxed 5`);
 2. without one, whichever comes last of
-   - "final answer is ..." followed by `$...$`, a number or a choice letter,
+   - "final answer is ..." followed by `$...$`, a number or a choice letter, or by a list of these ("69 or 84"), which
+     is the answer as a whole; with another value in the rest of that sentence, or on the next line, there is none,
    - GSM8K's `#### N` on a line of its own, where N is a number.
 A number in prose is not an answer: a policy that is paid for it learns to list numbers.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Sequence
 
 _THINK_TAG = re.compile(r"</?think>")
 # One token per match, so that `\{` and `\\` are never mistaken for a brace or for the start of a command.
@@ -20,7 +22,7 @@ _BARE_BOX = re.compile(r"\\(?:boxed|fbox)[ \t]*([-+]?\d[\d,.]*(?<![,.])|[A-Za-z]
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
 
 _NUMBER = r"[-+\u2212]?\$?[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?(?:\s?\\?%)?"
-_FINAL_ANSWER = re.compile(r"final\s+answer\*{0,2}(?:\s+is|\s*[:=])[\s:*=]{0,20}", re.IGNORECASE)
+_FINAL_ANSWER = re.compile(r"final\s+answers?\*{0,2}(?:\s+(?:is|are)|\s*[:=])[\s:*=]{0,20}", re.IGNORECASE)
 _FINAL_WINDOW = 4096  # characters after "final answer is" that are looked at
 _FINAL_VALUE = re.compile(
     r"\$\$(?P<display>[^$]+)\$\$"
@@ -28,9 +30,18 @@ _FINAL_VALUE = re.compile(
     r"|\\\((?P<paren>.+?)\\\)"
     r"|\\\[(?P<bracket>.+?)\\\]"
     rf"|(?P<number>{_NUMBER})(?!\w|\.\d|\s*[\^*/=+\\(\u00d7\u2212-])"
-    r"|(?P<letter>\([A-Z]\)|[A-Z](?=[.,;)*]|\s*$))",
+    r"|(?P<letter>\([A-Z]\)|[A-Z](?=[.,;)*]|\s*$|\s+(?:and|or)\b))",
     re.DOTALL,
 )
+_SEPARATOR = re.compile(r"\s*(?:[,;&]\s*(?:(?:and|or)\b)?|(?:and|or)\b)\s*")
+_SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?!\s|$))*")
+_EXPLANATION = re.compile(
+    r"\b(?:since|because|as|so|which|where|when|for|from|by|with|that|if|given|after|using)\b", re.I
+)
+_OTHER_VALUE = re.compile(r"\$[^$^]|\\[(\[]|(?<![\w^{.])\d|(?<!\w)\([A-Z]\)|\bor\b")
+_OTHER_CHOICE = re.compile(r"(?<!\w)\([A-Z]\)|\bor\b")
+_NEXT_LINE = re.compile(r"[ \t]*\n\s*(?:[-*\u2022][ \t]+)?")
+_LINE_END = re.compile(r"[ \t.,;]*(?:\n|$)")
 _HASHES = re.compile(rf"^[ \t]*####[ \t]*({_NUMBER})[ \t]*\.?[ \t\r]*$", re.MULTILINE)
 
 
@@ -97,8 +108,14 @@ def _last_box(text: str) -> str | None:
     contents = [content for content in (box.strip() for box in _boxes(text)) if content]
     if contents:
         return contents[-1]
-    bare = _BARE_BOX.findall(text)
-    return bare[-1] if bare else None
+    bare = _last(_BARE_BOX, text)
+    return bare[1] if bare and not _goes_on(text[bare.end() : bare.end() + _FINAL_WINDOW]) else None
+
+
+def _goes_on(tail: str) -> bool:
+    """Whether what follows a value lists another one."""
+    separator = _SEPARATOR.match(tail)
+    return separator is not None and _FINAL_VALUE.match(tail, separator.end()) is not None
 
 
 def _last_final_answer(text: str) -> tuple[int, str]:
@@ -106,10 +123,40 @@ def _last_final_answer(text: str) -> tuple[int, str]:
     last = _last(_FINAL_ANSWER, text)
     if last is None:
         return -1, ""
-    value = _FINAL_VALUE.match(text[last.end() : last.end() + _FINAL_WINDOW])
-    if value is None or value.lastgroup is None:
+    tail = text[last.end() : last.end() + _FINAL_WINDOW]
+    values = _listed(tail)
+    if not values or _ambiguous(tail[values[-1].end() :], values):
         return -1, ""
-    return last.start(), _EMPTY_BOX.sub("", value.group(value.lastgroup)).strip()
+    answer = tail[: values[-1].end()] if len(values) > 1 else _content(values[0])
+    return last.start(), _EMPTY_BOX.sub("", answer).strip()
+
+
+def _listed(tail: str) -> list[re.Match[str]]:
+    """The values that a text begins with, separated by commas, semicolons, "and" or "or"."""
+    values, value = [], _FINAL_VALUE.match(tail)
+    while value is not None:
+        values.append(value)
+        separator = _SEPARATOR.match(tail, value.end())
+        value = None if separator is None else _FINAL_VALUE.match(tail, separator.end())
+    return values
+
+
+def _content(value: re.Match[str]) -> str:
+    return value.group(value.lastgroup or 0)
+
+
+def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
+    """Whether the sentence goes on with another value, before it explains anything, or one stands on the next line."""
+    sentence = _SENTENCE.match(rest)
+    said = sentence.group() if sentence else ""
+    others = _OTHER_CHOICE if values[-1]["letter"] else _OTHER_VALUE  # "(A) 12" is one answer
+    if others.search(_EXPLANATION.split(said, maxsplit=1)[0]):
+        return True
+    line = _NEXT_LINE.match(rest)
+    other = _FINAL_VALUE.match(rest, line.end()) if line else None
+    if other is None or not _LINE_END.match(rest, other.end()):
+        return False
+    return _content(other) not in map(_content, values)
 
 
 def _last_hashes(text: str) -> tuple[int, str]:

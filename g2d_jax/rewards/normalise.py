@@ -40,7 +40,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\(?:mbox|text(?:bf|it|rm|normal|sf)|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
+        (r"\\(?:mbox|text(?:bf|it|rm|normal|sf|tt)?|math(?:rm|bf|it|sf))(?![A-Za-z])\s*\{", r"\\text{"),
         (r"\\text\s*\{\s*\}", ""),
         (r" {2,}", " "),  # from here on no rule can meet a long run of spaces
         (r",? ?\\text ?\{ ?(?:and|or) ?\} ?", ", "),
@@ -64,6 +64,7 @@ _REPEATING = re.compile(
 # "0.333...": three equal digits before the dots say which one goes on.
 _ENDLESS = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{0,60}?)(\d)\3{2,60}\s*(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))")
 _DOUBLE_BACKSLASH = re.compile(r"\\\\(?=[a-zA-Z])")
+_WORDS = re.compile(r"[A-Za-z\\{}]")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _DIGIT_GAP = re.compile(r"(?<=\d) (?=\d)")
 _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
@@ -94,7 +95,7 @@ def canonical(cleaned: str) -> str:
 
 def plain_text(cleaned: str) -> str | None:
     r"""The words of an answer that is text, casefolded: `\text{Evelyn}` gives "evelyn". None for mathematics."""
-    text = _TEXT.sub(r"\1", cleaned).strip()
+    text = _TEXT.sub(r"\1", cleaned).strip(" .,;:!?")
     words = text.replace("-", " ").replace("'", "").split()
     if not words or not all(word.isalpha() for word in words):
         return None
@@ -134,16 +135,17 @@ def _repeating_fraction(found: re.Match[str]) -> str:
 
 
 def _trim(text: str) -> str:
-    """Strip spaces, a trailing period or comma, and braces or boxes that wrap the whole answer (a few at most)."""
+    r"""Strip spaces, a trailing period or comma, and braces, boxes or the `\text` of a number around it all (a few)."""
     for _ in range(8):
         before = text
         text = text.strip()
         if not text.endswith(("...", "\\,", "\\;", "\\:")):
             text = text.rstrip(" ,;:?").removesuffix(".")
         text = text.lstrip(" ,;:=")
-        for opening in ("\\boxed{", "\\fbox{", "{"):
+        for opening in ("\\boxed{", "\\fbox{", "{", "\\text{"):
             if text.startswith(opening) and text.endswith("}") and _wraps(text, len(opening)):
-                text = text[len(opening) : -1]
+                inside = text[len(opening) : -1]
+                text = inside if opening != "\\text{" or not _WORDS.search(inside) else text
         if text == before:
             break
     return text

@@ -8,15 +8,26 @@ before anything is rounded.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from g2d_jax.records import Verdict
+from g2d_jax.rewards import lists
 from g2d_jax.rewards.normalise import canonical, clean, plain_text
-from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, HEDGES, based_number, parse_quantity, same_quantity
+from g2d_jax.rewards.quantity import (
+    APPROXIMATION_PLACES,
+    HEDGES,
+    Quantity,
+    based_number,
+    parse_quantity,
+    same_quantity,
+)
 
 MAX_QUICK_CHARS = 100_000
 """Longer texts are compared as they stand, without normalisation."""
 
 _ASSIGNMENT = re.compile(r"((?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?)\s*=\s*([^=<>]+)")
+_NAME = re.compile(r"(?:(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?)?")
+_CONSTANTS = ("e", "\\pi")
 _CHOICE = re.compile(r"\(?([A-J])\)?")
 _CHOICE_WITH_TEXT = re.compile(
     r"(?:\(([A-J])\)|([A-J])[.:)])(?:\s|\\|$)(?!.*(?<![A-Za-z])[A-J](?![A-Za-z])).*", re.DOTALL
@@ -38,28 +49,88 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
         return False
     if a == b or canonical(a) == canonical(b):
         return True
-    for rule in (_same_choice, _same_based, _same_number, _same_words):
+    for rule in (_same_choice, _same_based, _same_number, _same_list, _same_words):
         verdict = rule(a, b)
         if verdict is not None:
             return verdict
     return None
 
 
+def reading(gold: str) -> str:
+    """How a reference answer is read, in words for people: "the number 1080", "2 values: -2, 2", "the choice C"."""
+    text = clean(gold)
+    if not text:
+        return "nothing: no answer can match it"
+    if choice := _CHOICE.fullmatch(_unwrap_text(text)):
+        return f"the choice {choice[1]}"
+    if numeral := based_number(text):
+        return f"the numeral {numeral[0]} in base {numeral[1]}"
+    assigned = _ASSIGNMENT.fullmatch(text)
+    if number := parse_quantity(assigned[2].strip() if assigned else text):
+        return f"the number {number.value}{' %' * number.percent}{f' ({number.unit})' if number.unit else ''}"
+    if values := lists.elements(text):
+        return f"{len(values)} values: {', '.join(values)}"
+    if words := plain_text(text) if len(text) > 1 else None:
+        return f"the words {words}"
+    return f"the expression {text}"
+
+
 def grade(gold: str, answer: str) -> Verdict:
     """The verdict of the whole verifier. Unbounded in time and memory: for worker processes.
 
     UNSCORABLE when the gold is neither the same string nor anything math-verify can parse: such a row says nothing
-    about the answer. An answer that does not parse is INCORRECT.
+    about the answer. An answer that does not parse is INCORRECT; NO_ANSWER is one with `\approx` that `_approximation`
+    refuses.
     """
     quick = quick_verdict(gold, answer)
     if quick is not None:
         return Verdict.CORRECT if quick else Verdict.INCORRECT
-    a, b = _keep_case(*(_without_unit(text) for text in _pair(gold, answer)))
+    a, b = lists.without_common(*_pair(gold, answer))
+    if "\\approx" in b and "\\approx" not in a:
+        return _approximation(a, b)
+    a, b = _keep_case(_without_unit(a), _without_unit(b))
     golds = _parse(a)
     if not golds:
         return Verdict.UNSCORABLE
     correct = any(_same_expression(x, y) or _approximates(x, a, y, b) for y in _parse(b) for x in golds)
     return Verdict.CORRECT if correct else Verdict.INCORRECT
+
+
+def _approximation(gold: str, answer: str) -> Verdict:
+    r"""The verdict on `a \approx b`, which says two things: an answer only where b is a itself, rounded.
+
+    CORRECT if a is the gold, or if a has no decimal point and b is the gold; otherwise NO_ANSWER. With no more than a
+    name before it, as in `x \approx b`, b is the answer.
+    """
+    left, _, right = answer.partition("\\approx")
+    left, right = left.rpartition("=")[2].strip(), right.strip()
+    if left not in _CONSTANTS and _NAME.fullmatch(left):
+        return grade(gold, right)
+    decimal = parse_quantity(right)
+    if decimal is None or not _rounds(left, decimal):
+        return Verdict.NO_ANSWER
+    for side in (left, right) if "." not in left else (left,):
+        verdict = grade(gold, side)
+        if verdict in (Verdict.CORRECT, Verdict.UNSCORABLE):
+            return verdict
+    return Verdict.NO_ANSWER
+
+
+def _rounds(exact: str, decimal: Quantity) -> bool:
+    """Whether a decimal is the rounding of what stands before it. Both have the same unit, or one has none."""
+    from g2d_jax.rewards.exact import is_rounding
+
+    quantity = parse_quantity(exact)
+    if quantity is not None and quantity.unit and decimal.unit and quantity.unit != decimal.unit:
+        return False
+    value, places = _share(decimal), decimal.places + 2 * decimal.percent
+    numbers = _parse(_without_unit(exact)) if quantity is None else [_share(quantity)]
+    return (value * 10**places).denominator == 1 and any(is_rounding(number, value, places) for number in numbers)
+
+
+def _share(quantity: Quantity) -> Fraction:
+    """The value, 12 % being 0.12."""
+    return quantity.value / 100 if quantity.percent else quantity.value
 
 
 def _pair(gold: str, answer: str) -> tuple[str, str]:
@@ -101,6 +172,16 @@ def _same_number(gold: str, answer: str) -> bool | None:
     a = parse_quantity(left[2].strip() if left else gold)
     b = parse_quantity(right[2].strip() if right else answer)
     return None if a is None or b is None else same_quantity(a, b)
+
+
+def _same_list(gold: str, answer: str) -> bool | None:
+    """Lists of values in any order: complete or wrong. Of a single gold a list is right if all of it is."""
+    expected, given = lists.elements(gold), lists.elements(answer)
+    if given is None:
+        return None
+    if expected is not None:
+        return lists.same_elements(expected, given)
+    return True if lists.says_only(gold, given) else None
 
 
 def _same_words(gold: str, answer: str) -> bool | None:
@@ -156,11 +237,12 @@ def _parse(cleaned: str) -> list[object]:
 def _same_expression(gold: object, answer: object) -> bool:
     from math_verify import verify
 
-    from g2d_jax.rewards.exact import numbers_equal, provably_different
+    from g2d_jax.rewards.exact import numbers_equal, provably_different, sets_equal
 
-    equal = numbers_equal(gold, answer)
-    if equal is not None:
-        return equal
+    for exactly in (numbers_equal, sets_equal):
+        equal = exactly(gold, answer)
+        if equal is not None:
+            return equal
     lenient = verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None)
     return bool(lenient) and not provably_different(gold, answer)
 

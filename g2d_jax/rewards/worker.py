@@ -29,7 +29,7 @@ from g2d_jax.rewards import sandbox
 from g2d_jax.rewards.frames import read_frame, write_frame
 from g2d_jax.rewards.verify import grade
 
-_EXIT_STATUS = {Verdict.CORRECT: 10, Verdict.INCORRECT: 11, Verdict.UNSCORABLE: 12}
+_EXIT_STATUS = {Verdict.CORRECT: 10, Verdict.INCORRECT: 11, Verdict.UNSCORABLE: 12, Verdict.NO_ANSWER: 14}
 _OUT_OF_MEMORY = 13
 _VERDICT_OF = {status: verdict for verdict, status in _EXIT_STATUS.items()}
 

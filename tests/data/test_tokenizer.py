@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.records import Example, Problem
+from g2d_jax.rewards.extract import final_answer
 
 BOS, END, IM_END = "<|bos|>", "<|end|>", "<|im_end|>"
 BOS_ID, END_ID, IM_START_ID, IM_END_ID = 0, 1, 2, 3
@@ -135,6 +136,21 @@ def test_decode_hides_special_tokens_and_the_stop_token(make):
     assert tokenizer.decode([]) == ""
 
 
+def test_a_thought_stays_in_the_text_where_its_tags_are_special_tokens(make):
+    pretrained = make()
+    pretrained.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    tokenizer = PromptTokenizer(pretrained)
+    text = r"<think>\boxed{5}</think>So \boxed{6}"
+    ids = tokenizer.encode_completion(text)
+    assert sum(i in tokenizer.thinking.values() for i in ids) == 2
+    assert tokenizer.decode(ids) == text and final_answer(tokenizer.decode(ids)) == "6"
+    assert tokenizer.decode([*ids[:-1], IM_END_ID, END_ID]) == text  # other special tokens are hidden as ever
+    cut = ids[: np.flatnonzero(ids == tokenizer.thinking["</think>"])[0]]
+    assert final_answer(tokenizer.decode(cut)) is None
+    with pytest.raises(ValueError, match="special token '<think>'"):
+        tokenizer.encode_prompt("What is <think>?")
+
+
 def test_text_that_does_not_encode_to_the_sampled_ids(make):
     tokenizer = PromptTokenizer(make())
     canonical = tokenizer.encode_completion("the")[:-1]
@@ -219,9 +235,7 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path):
     with pytest.raises(ValueError, match="no such folder"):
         load_tokenizer(tmp_path / "missing")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "eos_token_id": 2}))
-    with pytest.raises(
-        ValueError, match=r"the folder holds no tokenizer .*put the files of the one that the model was"
-    ):
+    with pytest.raises(ValueError, match=r"the folder holds no tokenizer .*put the files of the one the model was"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="cannot be loaded"):

@@ -67,6 +67,26 @@ def test_boxes(text: str, expected: str | None) -> None:
         ("#### 120\nThe final answer is 15", "15"),
         (r"final answer is $\boxed{}$", None),
         ("", None),
+        ("The final answer is 69 or 84.", "69 or 84"),
+        ("The final answer is $69$, $84$", "$69$, $84$"),
+        ("The final answer is (C), (D)", "(C), (D)"),
+        ("The final answer is C or D.", "C or D"),
+        ("The final answer is 1, 2, 3", "1, 2, 3"),
+        ("The final answers are 1, 2, and 3.", "1, 2, and 3"),
+        (r"The final answer is \(69\); \(84\).", r"\(69\); \(84\)"),
+        ("The final answer is:\n$69$\nor\n$84$", "$69$\nor\n$84$"),
+        ("The final answer is:\n$69$\n$84$", None),
+        ("The final answer is 69\n69", "69"),
+        ("The final answer is 69, or maybe 84", None),
+        ("The final answer is $69$ (or $84$)", None),
+        ("The final answer is 3 apples or 4 apples", None),
+        ("The final answer is 1, 2, ..., 10", None),
+        ("The final answer is 42 cm^2.", "42"),
+        ("The final answer is 42, since 40 + 2 = 42.", "42"),
+        ("The final answer is 42\nCheck: 40 + 2 = 42", "42"),
+        ("The final answer is (A) 12.", "(A)"),
+        (r"so $\boxed 5$ or 6", "5"),
+        (r"so \boxed 5 or 6", None),
     ],
 )
 def test_answers_without_a_box(text: str, expected: str | None) -> None:
@@ -82,7 +102,22 @@ def test_solution_answer_reads_both_data_sets() -> None:
 
 @pytest.mark.parametrize(
     "unit",
-    ["\\boxed{", "{", "}", "\\", "$", "#### ", "\n#### 1,", "final answer is ", "<think>", " ", "\\boxed  ", "1", "{}"],
+    [
+        "\\boxed{",
+        "{",
+        "}",
+        "\\",
+        "$",
+        "#### ",
+        "\n#### 1,",
+        "final answer is ",
+        "final answer is 1, ",
+        "<think>",
+        " ",
+        "\\boxed  ",
+        "1",
+        "{}",
+    ],
 )
 def test_a_megabyte_of_hostile_text_is_no_obstacle(unit: str) -> None:
     assert final_answer(unit * (1_000_000 // len(unit)) + r" \boxed{5}") == (None if unit == "<think>" else "5")

@@ -46,6 +46,64 @@ def test_our_own_answers(pool: VerifierPool) -> None:
     assert wrong_cases(pool, path) == KNOWN_MISSES
 
 
+def table(title: str) -> list[list[str]]:
+    """The cells of the table that follows a bold title in docs/grading.md, its head first, code marks taken off."""
+    text = (Path(__file__).parents[2] / "docs" / "grading.md").read_text("utf-8")
+    lines = text.partition(f"**{title}")[2].partition("\n|")[2].split("\n\n")[0].splitlines()
+    rows = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+    return rows[:1] + rows[2:]
+
+
+PERCENT = table("Percent.")
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [(row[0], answer, cell) for row in PERCENT[1:] for answer, cell in zip(PERCENT[0][1:], row[1:], strict=True)],
+)
+def test_percent_as_the_documented_table_says(pool: VerifierPool, gold: str, answer: str, verdict: str) -> None:
+    (score,) = pool.score([gold], [rf"\boxed{{{answer}}}"])
+    assert score.verdict is {"right": Verdict.CORRECT, "wrong": Verdict.INCORRECT}[verdict]
+
+
+APPROXIMATIONS = table("`a \\approx b`**")
+
+
+@pytest.mark.parametrize(("gold", "answer", "verdict"), APPROXIMATIONS[1:])
+def test_approximations_as_the_documented_table_says(pool: VerifierPool, gold: str, answer: str, verdict: str) -> None:
+    (score,) = pool.score([gold], [rf"\boxed{{{answer}}}"])
+    assert score.verdict == {"right": Verdict.CORRECT, "no answer": Verdict.NO_ANSWER}[verdict]
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        (r"\sqrt{2}", r"\sqrt{2} \approx 1.42", Verdict.NO_ANSWER),
+        (r"\frac{25}{3}", r"x = \frac{25}{3} \approx 8.33", Verdict.CORRECT),
+        (r"33.3\%", r"\frac{1}{3} \approx 33.3\%", Verdict.CORRECT),
+        ("12.6", r"12.6 \approx 13", Verdict.CORRECT),
+        ("3.14", r"x \approx 3.14", Verdict.CORRECT),
+        (r"\pi", r"\pi \approx 3.14", Verdict.CORRECT),
+        ("2", r"1 \approx 2 \approx 3", Verdict.NO_ANSWER),
+        (r"12\text{ cm}", r"12\text{ cm} \approx 12\text{ m}", Verdict.NO_ANSWER),
+        ("12, 13", r"12, 13 \approx 14", Verdict.NO_ANSWER),
+    ],
+)
+def test_an_approximation_is_no_second_guess(pool: VerifierPool, gold: str, answer: str, verdict: Verdict) -> None:
+    assert pool.score([gold], [rf"\boxed{{{answer}}}"])[0].verdict is verdict
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_large_sets_take_n_log_n(shift: int) -> None:
+    """Comparing each of 60 roots with each took ten seconds of CPU. One that is wrong must be found all the same."""
+    squares = [n * n + 1 for n in range(60)]
+    gold = ", ".join(rf"\sqrt{{{square}}}" for square in squares)
+    given = ", ".join(rf"\frac{{{square}}}{{\sqrt{{{square + shift * (square == 2501)}}}}}" for square in squares[::-1])
+    with VerifierPool(workers=1, cpu_seconds=5.0) as pool:
+        (score,) = pool.score([rf"\{{{gold}\}}"], [rf"\boxed{{\{{{given}\}}}}"])
+    assert score.verdict is (Verdict.INCORRECT if shift else Verdict.CORRECT)
+
+
 def test_unscorable_is_not_wrong(pool: VerifierPool) -> None:
     scores = pool.score(["see the figure: ^^", None, "", "x^2+"], [r"\boxed{3}"] * 4)
     assert [score.verdict for score in scores] == [Verdict.UNSCORABLE] * 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from g2d_jax.rewards.normalise import canonical, clean
 from g2d_jax.rewards.quantity import Quantity, parse_quantity, terminates
-from g2d_jax.rewards.verify import quick_verdict
+from g2d_jax.rewards.verify import quick_verdict, reading
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,55 @@ def test_more_than_a_number_is_no_quantity(text: str) -> None:
         ("ab", "ba", None),
         ("", "", False),
         ("  ", "5", False),
+        ("073", r"\textbf{(73)}", None),
+        ("73", r"\text{073}", True),
+        (r"\text{yes}", r"\text{Yes.}", True),
+        (r"\text{no}", r"\text{Yes.}", False),
+        ("69, 84", "84 or 69", True),
+        ("69, 84", "69, 85", False),
+        ("69, 84", "69", None),
+        ("69", "69 or 84", None),
+        ("1, 2, 3", "1, 2", False),
+        ("(C), (D)", "D, C", True),
+        (r"\{\frac{1}{3}, 2\}", "2, 0.333333", True),
+        ("(1,2), (3,4)", "(3,4), (1,2)", True),
+        ("(1,2)", "(2,1)", None),
+        ("2, 3", "2, 3, 3", None),
+        (r"\frac{1}{2}", "1/2 or 0.5", True),
+        (r"\frac{1}{2}", "1/2 or 0.6", None),
     ],
 )
 def test_quick_verdict(gold: str, answer: str, verdict: bool | None) -> None:
     assert quick_verdict(gold, answer) is verdict
+
+
+def test_large_lists_are_compared_without_a_worker() -> None:
+    """Seconds of CPU do not decide: 3,000 elements, in another order and in other words."""
+    numbers = list(range(7, 30_000, 10))
+    gold = ", ".join(map(str, numbers))
+    assert quick_verdict(rf"\{{{gold}\}}", ", ".join(f"{2 * n}/2" for n in reversed(numbers))) is True
+    assert quick_verdict(rf"\{{{gold}\}}", ", ".join(str(n) for n in [8, *reversed(numbers[1:])])) is False
+    roots = [rf"\sqrt{{{n}}}" for n in numbers]
+    assert quick_verdict(", ".join(roots), ", ".join(reversed(roots))) is True
+
+
+@pytest.mark.parametrize(
+    ("gold", "words"),
+    [
+        ("1,080", "the number 1080"),
+        (r"x = \frac{1}{2}", "the number 1/2"),
+        (r"12\%", "the number 12 %"),
+        (r"5\text{ cm}", "the number 5 (cm)"),
+        (r"\text{(C)}", "the choice C"),
+        ("1011_2", "the numeral 1011 in base 2"),
+        (r"\{-2,2\}", "2 values: -2, 2"),
+        (r"\text{Evelyn}", "the words evelyn"),
+        ("x^2+1", "the expression x^2+1"),
+        (" ", "nothing: no answer can match it"),
+    ],
+)
+def test_how_a_reference_answer_is_read(gold: str, words: str) -> None:
+    assert reading(gold) == words
 
 
 @examples(200)
@@ -142,7 +187,29 @@ def test_terminating_decimals(below: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["$", " ", "{", "}", "\\", "\\frac", "\\text{", " and", "1,", "√", "²", "1 ", "=", "0.", "\\!", "\\boxed{"]
+    "unit",
+    [
+        "$",
+        " ",
+        "{",
+        "}",
+        "\\",
+        "\\frac",
+        "\\text{",
+        " and",
+        "1,",
+        "√",
+        "²",
+        "1 ",
+        "=",
+        "0.",
+        "\\!",
+        "\\boxed{",
+        "1, ",
+        "\\{1,",
+        "\\{",
+        "\\text{1",
+    ],
 )
 def test_long_hostile_answers_are_read_in_linear_time(unit: str) -> None:
     assert quick_verdict("3", "1" + unit * (90_000 // len(unit))) in (False, None)
