@@ -27,9 +27,11 @@ def optional(kind: type) -> Any:
 def source(path: str, split: str = "", limit: int | None = None, **fields: str) -> ConfigDict:
     """Where problems come from. path: a file, "hub:owner/name", "math500" …, or "procedural:arithmetic".
 
-    split: "train", "dev" or "test" by id hash, "" for all. fields: our field name -> the file's.
+    split: "train", "dev" or "test" by id hash, "" for all. fields: our field name -> the file's. revision, a setting of
+    its own, pins data of the hub: a commit, branch or tag.
     """
     config = ConfigDict({"path": path, "split": split, "limit": optional(int), "fields": fields, "on_error": "raise"})
+    config.revision = optional(str)
     config.limit = limit
     return config
 
@@ -320,7 +322,7 @@ def offline(**changes: Any) -> ConfigDict:
 def select(**changes: Any) -> ConfigDict:
     """The best of a policy's kept checkpoints by its reward on held-out problems; a policy's name like any other.
 
-    steps: which of the kept ones, () for all. length_normalise: scalar rewards are divided by the response's length.
+    steps: which of the kept ones, () for all. length_normalise: the mean scalar reward is divided by the mean length.
     """
     return _stage(
         {

@@ -18,6 +18,7 @@ from g2d_jax.data.packing import pack
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.records import Problem
+from g2d_jax.rewards.verify import reading
 from g2d_jax.stages import alerts, external, offline, online, sft
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.select import kept_steps
@@ -73,7 +74,7 @@ def _check(context: Context) -> None:
     for name, stage in context.config.stages.items():
         if stage.kind == "sft":
             context.row_length(stage.max_length)
-            count = len(sft.examples(context, stage)[0])
+            count = len(sft.examples(context, name, stage)[0])
             alerts.say(context, name, 0, alerts.scarce("sft", count, stage.batch_size, stage.steps), [])
         elif stage.kind == "online":
             context.row_length(online.longest(context.config, stage))
@@ -141,6 +142,8 @@ def _show_problem(context: Context, problem: Problem) -> None:
     """The prompt as the model reads it, and the reference answer as it was parsed."""
     prompt = context.tokenizer.encode_prompt(problem)
     answer = "there is no reference answer" if problem.answer is None else f"reference answer: {problem.answer}"
+    if problem.answer is not None and context.tasks[problem.task].reward.function == "verify":
+        answer += f", read as {reading(problem.answer)}"
     task = f", task {problem.task}" if len(context.tasks) > 1 else ""
     lines = context.tokenizer.decode_raw(prompt).splitlines()
     context.tracker.say(
@@ -191,7 +194,7 @@ def _try_reward(context: Context, task: str, problems: Sequence[Problem]) -> Non
 def _show_examples(context: Context, name: str) -> None:
     """The size of an SFT stage's first batch, and its first examples as the model reads them."""
     stage = context.config.stages[name]
-    examples, _ = sft.examples(context, stage)
+    examples, _ = sft.examples(context, name, stage)
     length = context.row_length(stage.max_length)
     batch = sft.batch(examples[: stage.batch_size])
     packed = pack(batch, row_length=length, microbatch_rows=context.microbatch_rows(length))

@@ -1,23 +1,34 @@
-"""A model hub for tests: one repository, whose files are those of a folder, over HTTP on this machine."""
+"""A hub for tests: a repository of a model or a data set, its files those of folders, over HTTP on this machine."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import sha256
+from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
 
 @contextmanager
-def hub_server(name: str, folder: Path, asked: list[str]) -> Iterator[str]:
-    """Serve `folder` as the repository `name`, and yield the hub's URL. asked: gets the files that are downloaded."""
-    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+def hub_server(name: str, folders: Path | Mapping[str, Path], asked: list[str], kind: str = "models") -> Iterator[str]:
+    """Serve folders by revision, or one as "main", as the repository `name`, and yield the hub's URL.
+
+    asked: gets the files that are downloaded. kind: "models" or "datasets".
+    """
+    folders = folders if isinstance(folders, Mapping) else {"main": folders}
+    revisions = {
+        revision: {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        for revision, folder in folders.items()
+    }
+    commits = {revision: sha1(revision.encode()).hexdigest() for revision in revisions}
+    named = {
+        **{commit: revision for revision, commit in commits.items()},
+        **{revision: revision for revision in commits},
+    }
+    api, home = f"/api/{kind}/{name}/", f"/{name}/" if kind == "models" else f"/{kind}/{name}/"
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -28,23 +39,35 @@ def hub_server(name: str, folder: Path, asked: list[str]) -> Iterator[str]:
 
         def answer(self) -> None:
             path = self.path.partition("?")[0]
-            if path.startswith(f"/api/models/{name}/revision/"):
-                siblings = [{"rfilename": file} for file in files]
-                return self.send(json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode())
-            if path.startswith(f"/api/models/{name}/tree/"):
-                sizes = {file: there.stat().st_size for file, there in files.items()}
-                entries = [{"type": "file", "path": file, "size": size, "oid": COMMIT} for file, size in sizes.items()]
+            path = f"{api}revision/main" if f"{path}/" == api else path
+            prefix = api if path.startswith(api) else home if path.startswith(home) else None
+            what, _, rest = path.removeprefix(prefix or "/").partition("/")
+            wanted, _, file = rest.partition("/")
+            revision = named.get(wanted)
+            if prefix is None or revision is None:
+                return self.send(b"", 404, error="RevisionNotFound" if prefix else "RepoNotFound")
+            files, self.commit = revisions[revision], commits[revision]
+            if what == "revision":
+                siblings = [{"rfilename": one} for one in files]
+                return self.send(json.dumps({"id": name, "sha": self.commit, "siblings": siblings}).encode())
+            if what == "tree" and not file:
+                sizes = {one: there.stat().st_size for one, there in files.items()}
+                entries = [
+                    {"type": "file", "path": one, "size": size, "oid": self.commit} for one, size in sizes.items()
+                ]
                 return self.send(json.dumps(entries).encode())
-            file = path.removeprefix(f"/{name}/resolve/").partition("/")[2]
-            if file not in files:
-                return self.send(b"", 404)
+            if what != "resolve" or file not in files:
+                return self.send(b"", 404, error="EntryNotFound")
             if self.command == "GET":
                 asked.append(file)
             return self.send(files[file].read_bytes())
 
-        def send(self, data: bytes, status: int = 200) -> None:
+        commit = ""
+
+        def send(self, data: bytes, status: int = 200, *, error: str = "") -> None:
             self.send_response(status)
-            headers = {"Content-Length": len(data), "ETag": f'"{sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
+            headers = {"Content-Length": len(data), "ETag": f'"{sha256(data).hexdigest()}"'}
+            headers |= {"X-Error-Code": error} if error else {"X-Repo-Commit": self.commit}
             for key, value in headers.items():
                 self.send_header(key, str(value))
             self.end_headers()

@@ -163,6 +163,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     shown = capsys.readouterr().out
     assert len(re.findall(r"\| right \| \S+ +\| +1.0 \| correct", shown)) == 2 and "warning" not in shown
     assert len(re.findall(r"\| wrong \| \S+ +\| +0.0 \| incorrect", shown)) == 2
+    assert len(re.findall(r"reference answer: (-?\d+), read as the number \1\n", shown)) == 2
 
 
 @pytest.mark.parametrize(

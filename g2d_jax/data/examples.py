@@ -13,7 +13,7 @@ from typing import Any
 from g2d_jax.data import arithmetic
 from g2d_jax.data.collect import LoadReport, OnError, Selection, collect
 from g2d_jax.data.fields import BrokenRow, Fields, as_messages, as_prompt, as_text, check_fields, find, named
-from g2d_jax.data.problems import open_rows, procedural_count
+from g2d_jax.data.problems import check_revision, open_rows, procedural_count
 from g2d_jax.data.splits import DEFAULT_SHARES, Shares, Split, check_split, problem_id, split_of
 from g2d_jax.records import Example, Message
 
@@ -46,6 +46,7 @@ def load_examples(
             raise ValueError(f"demonstrations of {source} are drawn from the train split only, got split {split!r}")
         if shares != DEFAULT_SHARES:
             raise ValueError(f"the splits of {source} are fixed: leave shares as it is")
+        check_revision(source, revision)
         examples = [arithmetic.example(seed, index) for index in range(procedural_count(source, limit))]
         return examples, LoadReport(source, rows=len(examples), kept=len(examples))
     _, rows = open_rows(source, revision)

@@ -76,6 +76,7 @@ def load_problems(
     split: only this part by id hash, with the given shares; None: everything.
     on_error: "skip" leaves broken rows out and counts them.
     limit: the first so many; must be given for a procedural source, whose sequence is `seed`.
+    revision: a commit, branch or tag of a hub source.
     Raises ValueError naming file and line of the first broken row, for a source that is not known, cannot be read or
     holds no problem, and ImportError for a hub source without the extra.
     """
@@ -85,6 +86,7 @@ def load_problems(
     if source.startswith("procedural:"):
         if shares != DEFAULT_SHARES:
             raise ValueError(f"the splits of {source} are fixed, since its demonstrations are: leave shares as it is")
+        check_revision(source, revision)
         problems = arithmetic.problems(seed, procedural_count(source, limit), split)
         return problems, LoadReport(source, rows=len(problems), kept=len(problems))
     label, rows = open_rows(source, revision)
@@ -163,8 +165,13 @@ _READ: dict[str, Callable[[dict[str, Any], str, Fields], Problem]] = {"numinamat
 
 
 def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[Row]]:
-    """(name of the data set, its rows) for every source but procedural ones. Raises ValueError for an unknown one."""
+    """(name of the data set, its rows) for every source but procedural ones.
+
+    revision: a commit, branch or tag of the hub's repository. Raises ValueError for an unknown source, and for a
+    revision of what is not on the hub.
+    """
     head, _, rest = source.partition(":")
+    check_revision(source, revision)
     if head == "hub":
         repository, _, split = rest.partition(":")
         repository, _, configuration = repository.partition("@")
@@ -182,6 +189,14 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
         f"unknown data source {source!r}: give a {', '.join(SUFFIXES)} file, hub:owner/name, {arithmetic.SOURCE}, "
         f"or one of {', '.join(NAMED)}.{hint}"
     )
+
+
+def check_revision(source: str, revision: str | None) -> None:
+    """Raise ValueError for a revision of a source that does not lie on the hub."""
+    head, _, rest = source.partition(":")
+    hub = head == "hub" or (head in NAMED and not rest.lower().endswith(SUFFIXES))
+    if revision is not None and not hub:
+        raise ValueError(f"revision is {revision!r}, but {source!r} does not come from the hub: leave it unset")
 
 
 def check_training(source: str, field: str) -> None:

@@ -177,7 +177,8 @@ class Context:
 
     @cached_property
     def problems(self) -> dict[str, list[Problem]]:
-        """Problems by split, task after task: train without those of dev and test, none with too long a prompt."""
+        """Problems by split, task after task: train without those of dev and test, dev without those of test, none with
+        too long a prompt."""
         loaded: dict[str, list[Problem]] = {"train": [], "dev": [], "test": []}
         for name in self.tasks:
             for split, problems in self._problems_of(name).items():
@@ -187,9 +188,10 @@ class Context:
                     dropped = len(problems) - len(new)
                     self.tracker.say(f"{name}, {split}: {dropped} problems dropped that another task has too")
                 loaded[split] += new
-        loaded["train"], overlap = drop_overlap(loaded["train"], [*loaded["dev"], *loaded["test"]])
-        if overlap:
-            self.tracker.say(f"train: {overlap} problems dropped that occur in dev or test")
+        for split, others in (("dev", ("test",)), ("train", ("dev", "test"))):
+            loaded[split], overlap = drop_overlap(loaded[split], [p for other in others for p in loaded[other]])
+            if overlap:
+                self.tracker.say(f"{split}: {overlap} problems dropped that occur in {' or '.join(others)}")
         for split, problems in loaded.items():
             if not problems:
                 raise ValueError(f"data.{split} has no problem left after filtering; see the messages above")
@@ -237,6 +239,7 @@ class Context:
             limit=source.limit,
             on_error=source.on_error,
             seed=self.config.data.seed,
+            revision=source.revision,
         )
         self._warn(f"{prefix}{split}", report)
         if task.reward.function == "verify" and (self.reward is None or prefix):

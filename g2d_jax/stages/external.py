@@ -16,7 +16,7 @@ from g2d_jax.data.problems import open_rows
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages.context import Context
-from g2d_jax.stages.rollouts import Groups, on_disk
+from g2d_jax.stages.rollouts import Groups, graded_texts, on_disk
 from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
 
 
@@ -112,9 +112,10 @@ def _score(
         counts[identifier] += 1
     open_scores = [i for i, row in enumerate(rows) if not row[3]]
     scores: list[Score] = [_given(context.tasks[problems[row[0]].task].reward, row[2]) for row in rows]
+    asked = [problems[rows[i][0]] for i in open_scores]
     found = context.scorer(
-        [problems[rows[i][0]] for i in open_scores],
-        [rows[i][1] for i in open_scores],
+        asked,
+        graded_texts(context, asked, [rows[i][1] for i in open_scores]),
         [rollouts[i].token_ids for i in open_scores],
     )
     for i, score in zip(open_scores, found, strict=True):

@@ -91,7 +91,7 @@ def task_results(problems: Sequence[Problem], groups: Groups, scalar: Mapping[st
 
     reward, sem, std_runs   mean over problems of their mean reward; its standard error clustered by problem; how much
                             it moves from one of S runs over the problems to the next
-    length_normalised, length_normalised_sem   the same of reward / response tokens; None without a scalar reward
+    length_normalised, length_normalised_sem   `mean_quotient` of rewards and response tokens; None if not scalar
     accuracy                None with a scalar reward
     problems, unscorable    problems with a reward; share of responses without
     mean_length             tokens of a response
@@ -104,18 +104,30 @@ def task_results(problems: Sequence[Problem], groups: Groups, scalar: Mapping[st
 
 
 def _task(values: np.ndarray, lengths: np.ndarray, right: np.ndarray | None) -> dict[str, Any]:
-    found, each = stats.accuracy(values), stats.accuracy(values / lengths) if right is None else None
+    found, each = stats.accuracy(values), mean_quotient(values, lengths) if right is None else (None, None)
     return {
         "reward": found.mean,
         "sem": found.sem_clustered,
         "std_runs": found.std_runs,
-        "length_normalised": each and each.mean,
-        "length_normalised_sem": each and each.sem_clustered,
+        "length_normalised": each[0],
+        "length_normalised_sem": each[1],
         "accuracy": None if right is None else stats.accuracy(right).mean,
         "problems": found.problems,
         "unscorable": float(np.isnan(values).mean()),
         "mean_length": float(lengths.mean()),
     }
+
+
+def mean_quotient(values: np.ndarray, lengths: np.ndarray) -> tuple[float, float]:
+    """The mean value divided by the mean length, and its standard error; a mean of quotients goes by the shortest.
+
+    values, lengths: float64 [N, S], a NaN value being left out with its length. Means are over problems, as in
+    `stats.accuracy`. The error is that of the linearised quotient, (value - quotient * length) / mean length, clustered
+    by problem (Cochran, "Sampling Techniques", 3rd edition, chapter 6).
+    """
+    length = stats.accuracy(np.where(np.isnan(values), np.nan, lengths)).mean
+    quotient = stats.accuracy(values).mean / length
+    return quotient, stats.accuracy((values - quotient * lengths) / length).sem_clustered
 
 
 def _lengths(groups: Groups) -> np.ndarray:

@@ -278,14 +278,19 @@ def _questions(
     context: Context, draws: Draws, rollouts: Sequence[Rollout], texts: Sequence[str]
 ) -> tuple[list[Problem], list[str], list[np.ndarray]]:
     """Responses as scorers take them."""
-    problems = {problem.id: problem for problem, _ in draws}
-    # A template may open the thought in the prompt; the verifier must know that what follows is not yet the answer.
-    opened = {i for i, problem in problems.items() if context.tokenizer.render(problem).rstrip().endswith("<think>")}
-    return (
-        [problems[rollout.problem_id] for rollout in rollouts],
-        ["<think>" + text if r.problem_id in opened else text for r, text in zip(rollouts, texts, strict=True)],
-        [rollout.token_ids for rollout in rollouts],
-    )
+    by_id = {problem.id: problem for problem, _ in draws}
+    problems = [by_id[rollout.problem_id] for rollout in rollouts]
+    return problems, graded_texts(context, problems, texts), [rollout.token_ids for rollout in rollouts]
+
+
+def graded_texts(context: Context, problems: Sequence[Problem], texts: Sequence[str]) -> list[str]:
+    """Responses as rewards see them: with the `<think>` by which a template may have opened the thought in the prompt.
+
+    Without it a verifier would take what follows for the answer. problems: that of each text.
+    """
+    distinct = {problem.id: problem for problem in problems}
+    opened = {i for i, problem in distinct.items() if context.tokenizer.render(problem).rstrip().endswith("<think>")}
+    return ["<think>" + text if problem.id in opened else text for problem, text in zip(problems, texts, strict=True)]
 
 
 def rewards(groups: Groups) -> np.ndarray:

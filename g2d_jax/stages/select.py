@@ -3,8 +3,9 @@
     kept steps ─► answers to data.dev ─► score of each ─► the best one, which the stage's name then means
 
 A checkpoint's score is the mean over tasks of the task's own: the mean reward of a task with right and wrong answers
-(their accuracy, where rewards are 0 and 1); of a scalar reward the mean of reward / response tokens, or with
-length_normalise=False the mean reward. All problems of a task weigh the same; unscorable responses are left out.
+(their accuracy, where rewards are 0 and 1); of a scalar reward the mean reward divided by the mean response tokens, as
+the authors do, or with length_normalise=False the mean reward. All problems of a task weigh the same; unscorable
+responses are left out.
 
 A quotient makes sense for rewards above 0: a negative one comes nearer to 0 by a longer response, so that dividing
 favours length, which it is there to prevent. The stage says so where it happens.

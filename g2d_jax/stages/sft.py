@@ -24,7 +24,7 @@ Encoded = tuple[np.ndarray, np.ndarray]
 
 def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     """Train on demonstrations for stage.steps updates; returns the manifest's fields."""
-    demonstrations, counts = examples(context, stage)
+    demonstrations, counts = examples(context, name, stage)
     order = context.order(len(demonstrations), f"sft/{name}")
     objective = objectives.sft(context.compute)
     with trainer(
@@ -51,7 +51,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         }
 
 
-def examples(context: Context, stage: ConfigDict) -> tuple[list[Encoded], dict[str, int]]:
+def examples(context: Context, name: str, stage: ConfigDict) -> tuple[list[Encoded], dict[str, int]]:
     """The examples that fit, without those whose prompt is in dev or test, as token ids; and how many of each kind."""
     data, tokenizer = stage.data, context.tokenizer
     wanted = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
@@ -62,6 +62,7 @@ def examples(context: Context, stage: ConfigDict) -> tuple[list[Encoded], dict[s
         limit=wanted,
         on_error=data.on_error,
         seed=context.config.data.seed,
+        revision=data.revision,
     )
     distinct, overlap = drop_overlap(found, [*context.problems["dev"], *context.problems["test"]])
     encoded = (tokenizer.encode_example(example) for example in distinct)
@@ -70,7 +71,7 @@ def examples(context: Context, stage: ConfigDict) -> tuple[list[Encoded], dict[s
     if too_long:
         context.tracker.say(f"{data.path}: {too_long} examples longer than max_length {stage.max_length} dropped")
     if not kept:
-        raise ValueError(f"stages.sft.data: {data.path} has no example left that fits and is not in dev or test")
+        raise ValueError(f"stages.{name}.data: {data.path} has no example left that fits and is not in dev or test")
     counts = {"duplicates": report.duplicates, "broken": report.broken, "overlap": overlap, "too_long": too_long}
     return kept, {"examples": len(kept), **counts}
 

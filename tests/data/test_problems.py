@@ -1,10 +1,14 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from examples import examples
+from hub_server import hub_server
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -326,6 +330,41 @@ def test_hub_data_set_from_a_local_folder(tmp_path, monkeypatch):
     assert (problem.answer, problem.source, report.rows) == ("2", "owner/name", 1)
     with pytest.raises(ValueError, match="split 'nothing'"):
         load_problems("hub:owner/name:nothing")
+
+
+FROM_HUB = """
+from g2d_jax.data.examples import load_examples
+from g2d_jax.data.problems import load_problems
+for revision in (None, "v1"):
+    (problem,), _ = load_problems("hub:org/data", revision=revision)
+    fields = {"prompt": "question", "completion": "answer"}
+    (example,), _ = load_examples("hub:org/data", revision=revision, fields=fields)
+    print(problem.answer, example.completion)
+try:
+    load_problems("hub:org/data", revision="v2")
+except ValueError as error:
+    assert "hub:org/data: split 'train' of configuration None cannot be loaded" in str(error), error
+else:
+    raise AssertionError("a revision that there is not")
+"""
+
+
+def test_a_revision_pins_hub_data(tmp_path):
+    pytest.importorskip("datasets")
+    folders = {revision: tmp_path / revision for revision in ("main", "v1")}
+    for answer, folder in enumerate(folders.values(), 2):
+        folder.mkdir()
+        write(folder / "train.jsonl", {"question": "1+1?", "answer": f"#### {answer}"})
+    with hub_server("org/data", folders, [], kind="datasets") as url:
+        env = {**os.environ, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "cache")}
+        run = subprocess.run([sys.executable, "-c", FROM_HUB], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (0, "2 #### 2\n3 #### 3\n"), run.stderr
+
+
+@pytest.mark.parametrize("path", ["math500:file.jsonl", "file.jsonl", "procedural:arithmetic"])
+def test_only_hub_data_has_a_revision(path):
+    with pytest.raises(ValueError, match=f"revision is 'v1', but '{path}' does not come from the hub"):
+        load_problems(path, limit=1, revision="v1")
 
 
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="needs the shared data")

@@ -127,7 +127,7 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
     context = opened(config, tmp_path)
     context.objectives = {"sft": slow}
     stage = config.stages.sft
-    examples, _ = sft.examples(context, stage)
+    examples, _ = sft.examples(context, "sft", stage)
     with (
         trainer(context, "sft", None, stage.optimizer, policy="init", total=3, row_length=64, per="tokens") as training,
         context.metered(training.tally),

@@ -1,12 +1,20 @@
-"""What a run says and refuses of attention's kernel before any work."""
+"""What a run says and refuses before any work: of attention's kernel, of problems, of rollouts made elsewhere."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ml_collections import ConfigDict
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from g2d_jax import config as settings
+from g2d_jax.records import Verdict
+from g2d_jax.stages import sft
+from g2d_jax.stages.external import external_groups
 
 
 def test_the_kernel_of_packed_rows_is_said_once(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:
@@ -29,3 +37,63 @@ def test_a_kernel_of_another_platform_is_refused(config: ConfigDict, tmp_path: P
     for begin in (context.sampler, lambda: context.row_length(100)):
         with pytest.raises(ValueError, match="attention is 'splash', but that kernel needs a TPU"):
             begin()
+
+
+def write(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_dev_goes_without_the_problems_of_test(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:
+    """Else `select` chooses on what `evaluate` measures."""
+    rows = [{"problem": f"{n}+1", "answer": str(n + 1)} for n in range(1, 7)]
+    splits = {"train": rows, "dev": rows[:4], "test": rows[2:5]}
+    for split, some in splits.items():
+        config.data[split] = settings.source(write(tmp_path / f"{split}.jsonl", *some))
+    found = {split: [p.prompt for p in problems] for split, problems in opened(config, tmp_path).problems.items()}
+    assert found == {"train": ["6+1"], "dev": ["1+1", "2+1"], "test": ["3+1", "4+1", "5+1"]}
+    said = capsys.readouterr().out
+    assert "dev: 2 problems dropped that occur in test" in said
+    assert "train: 5 problems dropped that occur in dev or test" in said
+    config.data.dev = config.data.test
+    with pytest.raises(ValueError, match=r"data\.dev has no problem left after filtering"):
+        opened(config, tmp_path).problems  # noqa: B018
+
+
+def test_revisions_reach_the_loader(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+    config.stages.sft.data.revision = "v1"
+    context = opened(config, tmp_path)
+    with pytest.raises(ValueError, match="revision is 'v1', but 'procedural:arithmetic' does not come from the hub"):
+        sft.examples(context, "sft", config.stages.sft)
+    before = context.fingerprint
+    config.data.dev.revision = "v2"
+    context = opened(config, tmp_path)
+    with pytest.raises(ValueError, match="revision is 'v2', but"):
+        context.problems  # noqa: B018
+    assert context.fingerprint != before
+
+
+def test_a_stage_of_another_name_is_named(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+    config.stages.sft.max_length = 2
+    with pytest.raises(ValueError, match=r"stages\.cold\.data: .* no example left that fits"):
+        sft.examples(opened(config, tmp_path), "cold", config.stages.sft)
+
+
+def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template_opens(
+    config: ConfigDict, tmp_path: Path, opened: Any
+) -> None:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=257, initial_alphabet=alphabet, special_tokens=["<|end|>"])
+    backend.train_from_iterator([], trainer)
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>").save_pretrained(tmp_path / "tokenizer")
+    config.tokenizer.update(path=str(tmp_path / "tokenizer"), prompt_template="{problem}\n<think>\n")
+    config.data.max_prompt_length = 64
+    config.reward.function = "verify"
+    completions = (r"\boxed{2}", r"hm</think>\boxed{2}", r"\boxed{2}</think>\boxed{3}")
+    rows = [{"prompt": "1+1=?", "completion": text, "answer": "2"} for text in completions]
+    context = opened(config, tmp_path / "work", None)
+    _, (group,) = external_groups(context, write(tmp_path / "rows.jsonl", *rows), context.workdir / "rollouts.parquet")
+    assert [row.score.verdict for row in group] == [Verdict.NO_ANSWER, Verdict.CORRECT, Verdict.INCORRECT]
+    assert [row.text for row in group] == list(completions)

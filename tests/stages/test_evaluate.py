@@ -68,7 +68,7 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config: ConfigDict, 
         by_run = [np.mean([row.score.reward for row in rows if row.rollout.sample == sample]) for sample in (0, 1)]
         assert found["reward"] == pytest.approx(np.mean(by_run))
         assert found["std_runs"] == pytest.approx(np.std(by_run, ddof=1))
-        per_token = np.mean([row.score.reward / len(row.rollout.token_ids) for row in rows])
+        per_token = np.mean(by_run) / np.mean([len(row.rollout.token_ids) for row in rows])
         assert found["length_normalised"] == pytest.approx(per_token)
         assert found["accuracy"] is None and found["problems"] == 8 and found["unscorable"] == 0
         assert found["greedy"] >= 0

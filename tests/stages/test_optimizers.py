@@ -38,7 +38,7 @@ def test_what_is_continued_ends_like_what_never_stopped(
     def train(name: str, start: int, stop: int) -> None:
         context = opened(config, tmp_path / name)
         settings, objective = config.stages.sft.optimizer, objectives.sft(context.compute)
-        examples, _ = sft.examples(context, config.stages.sft)
+        examples, _ = sft.examples(context, "sft", config.stages.sft)
         with trainer(
             context, "sft", objective, settings, policy="init", total=4, row_length=64, per="tokens"
         ) as training:

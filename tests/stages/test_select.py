@@ -16,6 +16,7 @@ from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.dryrun import disk_need
 from g2d_jax.records import ScoredRollout, Verdict
 from g2d_jax.stages.context import Context, StopRun, check_elsewhere
+from g2d_jax.stages.held_out import mean_quotient
 from g2d_jax.stages.select import best_step
 from g2d_jax.sweep.graph import build
 from g2d_jax.sweep.points import points
@@ -60,9 +61,11 @@ def journal(context: Context, step: int) -> list[ScoredRollout]:
     return read_rollouts(context.folders["best"] / "rollouts" / f"train@{step}.parquet")
 
 
-def per_token(rows: list[ScoredRollout]) -> float:
-    """Mean reward / length of those with a reward, all problems having equally many."""
-    return float(np.mean([r.score.reward / len(r.rollout.token_ids) for r in rows if r.score.reward is not None]))
+def per_token(groups: list[list[ScoredRollout]]) -> float:
+    """Mean reward over mean length of those with a reward, the responses to each problem weighing the same."""
+    known = [[r for r in group if r.score.reward is not None] for group in groups]
+    rewards = np.mean([np.mean([r.score.reward for r in group]) for group in known if group])
+    return float(rewards / np.mean([np.mean([len(r.rollout.token_ids) for r in group]) for group in known if group]))
 
 
 def test_the_best_step_is_chosen_and_its_answers_are_read_back(
@@ -72,7 +75,7 @@ def test_the_best_step_is_chosen_and_its_answers_are_read_back(
     run(context, "train")
     manifest = run(context, "best")
     result = manifest["result"]
-    expected = {step: per_token(journal(context, step)) for step in (0, 1, 2)}
+    expected = {step: per_token([[row] for row in journal(context, step)]) for step in (0, 1, 2)}
     assert {int(step): found["score"] for step, found in result["steps"].items()} == pytest.approx(expected)
     assert result["policy"] == f"train@{max(expected, key=lambda step: expected[step])}" and manifest["warnings"] == []
     assert manifest["counts"] == {"checkpoints": 3, "problems": 8} and manifest["flops"] > 0
@@ -150,9 +153,8 @@ def test_a_mixed_run_averages_its_tasks(config: ConfigDict, tmp_path: Path, open
         missing = np.mean([row.score.reward is None for row in main])
         assert found["tasks"]["main"]["unscorable"] == pytest.approx(missing) and 0.2 < missing < 0.4
         each = [[row for row in main if row.rollout.problem_id == p] for p, task in tasks.items() if task == "main"]
-        means = [per_token(rows) for rows in each if any(row.score.reward is not None for row in rows)]
-        assert found["tasks"]["main"]["score"] == pytest.approx(np.mean(means))
-        assert found["score"] == pytest.approx((accuracy + np.mean(means)) / 2)
+        assert found["tasks"]["main"]["score"] == pytest.approx(per_token(each))
+        assert found["score"] == pytest.approx((accuracy + per_token(each)) / 2)
         spread = [found["tasks"][task]["score_sem"] for task in ("main", "sums")]
         assert found["sem"] == pytest.approx(np.hypot(*spread) / 2)
     (warning,) = manifest["warnings"]
@@ -165,6 +167,17 @@ def test_without_any_score_there_is_no_choice(config: ConfigDict, tmp_path: Path
     run(context, "train")
     with pytest.raises(StopRun, match="best: no checkpoint of train has a score"):
         run(context, "best")
+
+
+def test_one_short_reply_does_not_decide() -> None:
+    """Mean reward over mean length; the mean of their quotients is 0.256 for the first and 0.02 for the second."""
+    rewards = np.array([[1.0, 1.0], [1.0, 1.0]])
+    short, even = np.array([[1.0, 100.0], [100.0, 199.0]]), np.array([[50.0, 50.0], [50.0, 50.0]])
+    assert mean_quotient(rewards, short)[0] == pytest.approx(1 / 100)
+    assert mean_quotient(rewards, even) == pytest.approx((1 / 50, 0.0))
+    quotient, error = mean_quotient(np.array([[2.0, np.nan], [4.0, 2.0]]), np.array([[10.0, 999.0], [20.0, 40.0]]))
+    assert quotient == pytest.approx(2.5 / 20)  # means of the problems: 2 and 3, 10 and 30
+    assert error == pytest.approx(0.75 / 20)  # residuals 2 - 1.25 and 3 - 3.75, over the mean length
 
 
 def test_equal_scores_give_the_earlier_step() -> None:

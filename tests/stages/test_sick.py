@@ -52,7 +52,7 @@ def training(context: Context) -> Iterator[Trainer]:
 
 def groups(context: Context, weight: float | None = None) -> list[Group]:
     """Four demonstrations; `weight`: of the first one's tokens."""
-    found = sft.batch(sft.examples(context, context.config.stages.sft)[0][:4])
+    found = sft.batch(sft.examples(context, "sft", context.config.stages.sft)[0][:4])
     if weight is None:
         return found
     first = Response(found[0].responses[0].token_ids, {"weight": weight})
