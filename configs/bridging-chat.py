@@ -17,7 +17,8 @@ The paper's numbers (Llama-3.1-8B-Instruct; AlpacaEval 2.0 length-controlled and
     grpo          75.2           55.0           59.1          54.3
 
 Choices: method; model=llama-3.1-8b-instruct|qwen2.5-7b, or path=FOLDER_OR_HUB_ID; reward=FOLDER_OR_HUB_ID of a model
-with a scalar head; n responses to a prompt; steps; keep, updates between the checkpoints that the best is chosen from;
+with a scalar head; n responses to a prompt; recipe=code|paper as in bridging-math; steps; keep, updates between the
+checkpoints that the best is chosen from;
 train=SOURCE, which is split into train, dev and test by id hash; dev=FILE of prompts to choose the best checkpoint on.
 The paper's 470 (AlpacaFarm's validation and Evol-Test, less those in AlpacaEval 2.0) are not to be had as one file:
 without dev= held-out WildChat prompts stand in for them.
@@ -48,6 +49,7 @@ def get_config(arg: str = "") -> ConfigDict:
         n=8,
         steps=1500,
         keep=250,
+        recipe=recipes.AUTHORS,
         train="wildchat",
         dev="",
     )
@@ -87,4 +89,5 @@ def _train(chosen: SimpleNamespace) -> ConfigDict:
         probe=settings.probe(every=100),
     )
     stage.dpo.beta = 0.01
+    recipes.as_published(stage, chosen.recipe)
     return stage

@@ -20,7 +20,8 @@ The paper's numbers (Llama-3.1-8B-Instruct; mean over 50 samples of each problem
 For s5, group_dpo, combined, nll and entropy it reports no accuracy: the last four changed nothing substantial.
 
 Choices: method; model=llama-3.1-8b-instruct|qwen2.5-7b, or path=FOLDER_OR_HUB_ID; n responses to a prompt; alpha of
-combined; entropy, the coefficient; sync, in place of the s that a variant of the loss has here; steps; keep, updates
+combined; entropy, the coefficient; recipe=code|paper, whose normalisers and optimiser, the authors' published code's or
+those that the equations print; sync, in place of the s that a variant of the loss has here; steps; keep, updates
 between the checkpoints that the best is chosen from; train=SOURCE, which is split into train, dev and test by id hash;
 test=SOURCE. docs/recipes.md says what the paper leaves open and what was chosen.
 """
@@ -63,6 +64,7 @@ def get_config(arg: str = "") -> ConfigDict:
         sync=0,
         steps=1500,
         keep=250,
+        recipe=recipes.AUTHORS,
         train="numinamath",
         test="math500",
     )
@@ -101,4 +103,5 @@ def _train(chosen: SimpleNamespace) -> ConfigDict:
     )
     stage.dpo.beta = recipes.DPO_BETA
     stage.dpo.nll_coef = 1.0 if chosen.method == "nll" else 0.0
+    recipes.as_published(stage, chosen.recipe)
     return stage

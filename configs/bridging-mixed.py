@@ -17,8 +17,8 @@ The paper's numbers (Llama-3.1-8B-Instruct, online DPO; the last two columns jud
     both                              57.3 (1.4)   31.7 (6.0)   65.6            57.1
 
 Choices: row; start=POLICY of the two rows that go on from an earlier run, run:DIR#best or hf:PATH; model, path, n,
-steps, keep, reward as in bridging-math and bridging-chat; math=SOURCE and chat=SOURCE of prompts; dev=FILE of chat
-prompts to choose the best checkpoint on. docs/recipes.md says what the paper leaves open and what was chosen.
+steps, keep, recipe, reward as in bridging-math and bridging-chat; math=SOURCE and chat=SOURCE of prompts; dev=FILE of
+chat prompts to choose the best checkpoint on. docs/recipes.md says what the paper leaves open and what was chosen.
 """
 
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from types import SimpleNamespace
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
+from g2d_jax import recipes
 from g2d_jax.resolve import choices, resolve
 
 # row -> the task trained on alone, DPO's beta, Adam's epsilon, the norm gradients are clipped to, reference sync
@@ -49,6 +50,7 @@ def get_config(arg: str = "") -> ConfigDict:
         n=8,
         steps=15_000,
         keep=1000,
+        recipe=recipes.AUTHORS,
         math="numinamath",
         chat="wildchat",
         dev="",
@@ -68,7 +70,7 @@ def get_config(arg: str = "") -> ConfigDict:
         sampling.max_new_tokens = 2048
     stage.reference_sync = sync
     stage.dpo.beta = beta
-    stage.optimizer = settings.optimizer(1e-6, eps=eps, max_grad_norm=clip)
+    stage.optimizer.update(eps=eps, max_grad_norm=clip)
     if alone:
         config.stages.evaluate.policies = ("init", chosen.start, "best")
     else:
@@ -85,7 +87,8 @@ def _chat(chosen: SimpleNamespace) -> ConfigDict:
 
 
 def _shared(chosen: SimpleNamespace) -> str:
-    return f"method=s1,model={chosen.model},path={chosen.path},n={chosen.n},steps={chosen.steps},keep={chosen.keep}"
+    names = ("model", "path", "n", "steps", "keep", "recipe")
+    return ",".join(["method=s1", *(f"{name}={getattr(chosen, name)}" for name in names)])
 
 
 def _add_chat(config: ConfigDict, chosen: SimpleNamespace) -> None:

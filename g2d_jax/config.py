@@ -170,7 +170,7 @@ def task(train: ConfigDict, dev: ConfigDict, test: ConfigDict, *, weight: float 
 
 
 def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
-    """AdamW or Adafactor. schedule: "constant", "linear" or "cosine" decay over the updates after warmup_steps."""
+    """AdamW or Adafactor. schedule: "constant", or "linear" or "cosine" decay over the updates after warmup_steps."""
     config = ConfigDict(
         {
             "kind": "adamw",  # or "adafactor", which has no use for moment_dtype, b1, b2 and eps
@@ -178,6 +178,7 @@ def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
             "learning_rate": learning_rate,
             "schedule": "constant",
             "warmup_steps": 0,
+            "min_lr_ratio": 0.0,  # what a decay ends at, of the learning rate
             "b1": 0.9,
             "b2": 0.999,
             "eps": 1e-8,
@@ -238,13 +239,21 @@ def online(**changes: Any) -> ConfigDict:
             # GRPO
             "loss_type": "sum",
             "scale_rewards": "none",
+            "scale_rewards_eps": 1e-4,  # beside the standard deviation
             "epsilon": 0.2,
             "epsilon_high": optional(float),
             "beta": 0.0,
             "importance_sampling_level": "token",  # "sequence" is GSPO
             "importance_cap": 0.0,  # truncated importance sampling of trainer against sampler at this ratio; 0: off
             # DPO
-            "dpo": {"loss_type": "sigmoid", "beta": 0.1, "label_smoothing": 0.0, "nll_coef": 0.0},
+            "dpo": {
+                "loss_type": "sigmoid",
+                "beta": 0.1,
+                "label_smoothing": 0.0,
+                "normalizer": "pairs",  # or "prompts": all of the batch, those without a pair too
+                "nll_coef": 0.0,
+                "nll_length_normalization": True,  # the NLL term is a mean over the chosen response's tokens, not a sum
+            },
             "grpo_coef": 0.0,  # times the GRPO loss, beside "group_dpo"
             # both
             "entropy_coef": 0.0,  # times the mean next-token entropy of the trained responses, which is rewarded

@@ -2,11 +2,12 @@
 
     configs/qwen2.5-7b.py … ─► recipe(name, arg) ─► a run of G2D, or of GRPO alone
     configs/sweep-k.py       ─► the same over K
-    configs/bridging-*.py    ─► maths(), adam(), … with the stages of that paper's rows
+    configs/bridging-*.py    ─► maths(), adam(), as_published(), … with the stages of that paper's rows
 
 The papers: G2D (arXiv 2605.21266) gives K, the models, MATH-500 as the test, and that K = 150 costs about a fourth of
 GRPO; no hyper-parameters. "Bridging" (arXiv 2506.21495) gives those of GRPO and DPO with verifiable rewards (its
-table 4, verifiable tasks, and 3.2): they are taken where G2D's are missing. "chosen": neither paper's.
+table 4, verifiable tasks, and 3.2): they are taken where G2D's are missing. "chosen": neither paper's. Bridging's code:
+its authors' recipe as published (github.com/facebookresearch/fairseq2, recipes/lm/_online_finetune).
 """
 
 from __future__ import annotations
@@ -203,6 +204,25 @@ def maths(path: str, train: str, test: str, *, dev: int = DEV) -> ConfigDict:
 def adam(learning_rate: float = LEARNING_RATE, **changes: str) -> ConfigDict:
     """AdamW for verifiable rewards: a constant rate, no weight decay (chosen)."""
     return settings.optimizer(learning_rate, eps=ADAM_EPS, max_grad_norm=MAX_GRAD_NORM, **changes)
+
+
+AUTHORS = ("code", "paper")
+"""What `as_published` knows; the first is the default."""
+
+
+def as_published(stage: ConfigDict, source: str) -> None:
+    """Give an online stage what Bridging's tables leave open: normalisers of the losses, and the rest of the optimiser.
+
+    source: "code" takes its authors' recipe: sums of pair losses over all prompts of a batch, GRPO's as the mean over
+    the group, with advantages over their standard deviation + 1e-6; Adam's betas 0.9 and 0.95, weight decay 0.1, a
+    cosine to a fifth of the peak. "paper" takes equations 1, 3 and 4 as printed, and for the rest the defaults of
+    `config.online` and `config.optimizer`. In both NLL is a mean over tokens, and GRPO's loss is not divided by length
+    (5.1).
+    """
+    if source == "code":
+        stage.dpo.normalizer = "prompts"
+        stage.update(loss_type="seq-mean-token-sum", scale_rewards="group", scale_rewards_eps=1e-6)
+        stage.optimizer.update(b2=0.95, weight_decay=0.1, schedule="cosine", min_lr_ratio=0.2)
 
 
 def deciding(length: int = RESPONSE) -> ConfigDict:

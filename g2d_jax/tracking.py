@@ -8,8 +8,8 @@
                                             which program compiles while nothing else happens
 
 Metric names are TRL's, where it has one: reward, reward_std, frac_reward_zero_std, completions/mean_length,
-completions/clipped_ratio, kl, entropy, clip_ratio/*, rewards/{chosen,rejected,margins,accuracies}, logps/*, loss,
-grad_norm, learning_rate, num_tokens (so far), step_time (seconds). Shares of step_time, by activity: goodput/*.
+completions/clipped_ratio, kl, entropy, clip_ratio/*, sampling/*, rewards/{chosen,rejected,margins,accuracies}, logps/*,
+loss, grad_norm, learning_rate, num_tokens (so far), step_time (seconds). Shares of step_time, by activity: goodput/*.
 """
 
 from __future__ import annotations

@@ -53,6 +53,13 @@ ROWS = {
 }
 
 
+def published(stage: ConfigDict) -> tuple[object, ...]:
+    """Normalisers and optimiser, of which the paper's table says nothing."""
+    losses = (stage.dpo.normalizer, stage.loss_type, stage.scale_rewards, stage.scale_rewards_eps)
+    adam = stage.optimizer
+    return (*losses, adam.b1, adam.b2, adam.weight_decay, adam.schedule, adam.min_lr_ratio)
+
+
 @pytest.mark.parametrize("spec", ROWS)
 @pytest.mark.parametrize("model", ["llama-3.1-8b-instruct", "qwen2.5-7b"])
 def test_a_row_has_the_papers_numbers(spec: str, model: str) -> None:
@@ -63,7 +70,11 @@ def test_a_row_has_the_papers_numbers(spec: str, model: str) -> None:
     numbers = (beta, adam.learning_rate, adam.eps, adam.max_grad_norm, stage.reference_sync)
     size = (stage.sampling.max_new_tokens, stage.prompts_per_step)
     assert (stage.loss, stage.sync_every, *numbers, *size) == ROWS[spec]
-    assert (adam.schedule, stage.loss_type, stage.scale_rewards, stage.num_iterations) == ("constant", "sum", "none", 1)
+    assert published(stage) == ("prompts", "seq-mean-token-sum", "group", 1e-6, 0.9, 0.95, 0.1, "cosine", 0.2)
+    assert (stage.num_iterations, stage.importance_cap, adam.warmup_steps, adam.learning_rate) == (1, 0.0, 0, 1e-6)
+    printed = resolve(f"{spec},model={model},recipe=paper").stages.train
+    assert published(printed) == ("pairs", "sum", "none", 1e-4, 0.9, 0.999, 0.0, "constant", 0.0)
+    assert (printed.optimizer.eps, printed.optimizer.max_grad_norm) == (adam.eps, adam.max_grad_norm)
     assert (stage.sampling.temperature, stage.sampling.top_p) == (1.0, 1.0)
     assert stage.refill == stage.retire.after == 0
     for name in ("best", "evaluate"):
@@ -80,7 +91,8 @@ def test_what_else_sets_the_rows_apart() -> None:
     assert [train(f"bridging-math:method=grpo{n}").num_generations for n in (",n=4", "", ",n=12")] == [4, 8, 12]
     combined = train("bridging-math:method=combined,alpha=0.001")
     assert (combined.grpo_coef, combined.beta, train("bridging-math:method=combined").grpo_coef) == (0.001, 0.001, 0.01)
-    assert train("bridging-math:method=nll").dpo.nll_coef == 1.0
+    nll = train("bridging-math:method=nll").dpo
+    assert (nll.nll_coef, nll.nll_length_normalization) == (1.0, True)
     found = [train(f"bridging-math:method=entropy{more}").entropy_coef for more in ("", ",entropy=1e-4")]
     assert found == [3e-4, 1e-4]
     plain = train("bridging-math:method=s1")

@@ -6,7 +6,7 @@ Each returns (loss, sums). The loss is sum(value * weight) with weights, compute
 that hold the normaliser of the whole global batch: add losses and sums over micro-batches and devices as they come.
 """
 
-from g2d_jax.losses.dpo import DPOLossType, check_dpo, dpo_loss, dpo_weights
+from g2d_jax.losses.dpo import DPOLossType, DPONormalizer, check_dpo, dpo_loss, dpo_weights
 from g2d_jax.losses.entropy import entropy_loss
 from g2d_jax.losses.group import group_dpo_loss, group_dpo_weights
 from g2d_jax.losses.grpo import (
@@ -15,7 +15,6 @@ from g2d_jax.losses.grpo import (
     check_clipping,
     group_advantages,
     grpo_loss,
-    importance_weights,
     overlong_penalty,
     token_weights,
 )
@@ -26,26 +25,28 @@ from g2d_jax.losses.logprobs import (
     token_logprobs,
     transform_logits,
 )
-from g2d_jax.losses.reduction import Sums, active_count, active_sum, mean_metrics
+from g2d_jax.losses.reduction import Sums, active_count, active_sum, add_sums, empty_sums, mean_metrics
 from g2d_jax.losses.sft import sft_loss, sft_weights
 
 __all__ = [
     "DPOLossType",
+    "DPONormalizer",
     "GRPOLossType",
     "ScaleRewards",
     "Sums",
     "active_count",
     "active_sum",
+    "add_sums",
     "check_clipping",
     "check_dpo",
     "dpo_loss",
     "dpo_weights",
+    "empty_sums",
     "entropy_loss",
     "group_advantages",
     "group_dpo_loss",
     "group_dpo_weights",
     "grpo_loss",
-    "importance_weights",
     "mean_metrics",
     "overlong_penalty",
     "sequence_means",

@@ -3,8 +3,9 @@
 Equation 3 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495), after Rafailov et al.
 (arXiv 2305.18290); label smoothing as in conservative DPO; IPO is equation 17 of Azar et al. (arXiv 2310.12036);
 "sigmoid_norm" is length-normalised DPO as in TRL; the negative log-likelihood of the chosen response that may be added
-is the one of the paper's section on further losses (scale 1 there), as in Pang et al. (arXiv 2404.19733).
-Normaliser: the number of pairs in the global batch of one optimiser step (`dpo_weights`).
+is the one of the paper's section 4.2 (scale 1 there), per token as in its section 5.1 and in Pang et al. (arXiv
+2404.19733, equation 1). Normaliser: the pairs in the global batch of one optimiser step, or all of its prompts
+(`dpo_weights`).
 
 N: preference pairs. Log-probabilities are sums over the tokens of a response (not means), in nats; with beta 0.1.
 """
@@ -20,11 +21,17 @@ import numpy as np
 from g2d_jax.losses.reduction import Sums, active_count, active_sum, check_same_shape, fill_inactive, weighted_sum
 
 DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo"]
+DPONormalizer = Literal["pairs", "prompts"]
 
 
-def dpo_weights(num_pairs: int) -> np.ndarray:
-    """Weight of each pair: 1 / (pairs in the global batch), [num_pairs] float32. Padding pairs take weight 0."""
-    return np.full((num_pairs,), 1.0 / max(num_pairs, 1), np.float32)
+def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
+    """Weight of each pair, [num_pairs] float32: 1 / (pairs in the global batch), as in TRL. Padding pairs take 0.
+
+    num_prompts: of the global batch, those without a pair included, to divide by in place of the pairs: a prompt
+    without a pair then counts as a loss of 0, as in the paper's published recipe (fairseq2), and the more prompts are
+    skipped, the shorter is the step.
+    """
+    return np.full((num_pairs,), 1.0 / max(num_pairs if num_prompts is None else num_prompts, 1), np.float32)
 
 
 def sigmoid_loss(margins: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
@@ -55,10 +62,11 @@ def dpo_loss(
     label_smoothing: float = 0.0,
     loss_type: DPOLossType = "sigmoid",
     nll_coef: float = 0.0,
+    nll_length_normalization: bool = True,
     chosen_lengths: jax.Array | None = None,
     rejected_lengths: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
-    """sum((pair loss - nll_coef * policy_chosen) * weight) over N pairs.
+    """sum((pair loss - nll_coef * policy_chosen / chosen_lengths) * weight) over N pairs.
 
     policy_*, ref_*: [N] summed log-probability of each response under the policy and the reference; no gradient
     flows into the reference. weights: [N], see `dpo_weights`; 0 marks a padding pair, whose values do not matter.
@@ -66,7 +74,8 @@ def dpo_loss(
     loss_type: "sigmoid" is equation 3; "sigmoid_norm" and "ipo" divide each log-ratio by its response's length in
     tokens first, as TRL does, and need chosen_lengths and rejected_lengths [N].
     label_smoothing: in [0, 0.5), not with "ipo"; with it the loss is conservative DPO's (TRL's "sigmoid" has none).
-    nll_coef: at least 0, times the chosen response's negative log-likelihood, a sum over its tokens (not a mean).
+    nll_coef: at least 0, times the chosen response's negative log-likelihood, the mean over its tokens, which needs
+    chosen_lengths; with nll_length_normalization False the sum over them, T times as much for a response of T tokens.
 
     Returns (loss, sums), scalars in float32. Sums under TRL's names, each over active pairs:
       pairs               their number, the normaliser of all the others
@@ -75,7 +84,9 @@ def dpo_loss(
       rewards/margins     chosen reward - rejected reward
       rewards/accuracies  1 where the chosen reward is strictly greater
       logps/chosen, logps/rejected   the policy's summed log-probabilities
-      nll_loss            -logps/chosen, only with nll_coef
+      nll_loss            the negative log-likelihood that nll_coef multiplies, only with nll_coef. TRL's DPO has no
+                          such metric (its loss_type "sft" is a mean over all chosen tokens of a batch); the name is
+                          that of its CPO and ORPO trainers
     Raises ValueError for differing shapes, an unknown loss_type or a parameter out of range.
     """
     check_dpo(loss_type=loss_type, beta=beta, label_smoothing=label_smoothing, nll_coef=nll_coef)
@@ -83,6 +94,8 @@ def dpo_loss(
         raise ValueError(
             f"loss_type {loss_type!r} averages log-probabilities: pass chosen_lengths and rejected_lengths"
         )
+    if nll_coef and nll_length_normalization and chosen_lengths is None:
+        raise ValueError("the NLL term is a mean over tokens: pass chosen_lengths, or nll_length_normalization=False")
     inputs = (policy_chosen, policy_rejected, ref_chosen, ref_rejected)
     names = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
     lengths = {"chosen_lengths": chosen_lengths, "rejected_lengths": rejected_lengths}
@@ -106,18 +119,25 @@ def dpo_loss(
         "logps/rejected": policy_rejected,
     }
     if nll_coef:
-        pair_loss = pair_loss - nll_coef * policy_chosen
-        metrics["nll_loss"] = -policy_chosen
+        nll = -policy_chosen
+        if nll_length_normalization and chosen_lengths is not None:
+            nll = _per_token(nll, chosen_lengths)
+        pair_loss = pair_loss + nll_coef * nll
+        metrics["nll_loss"] = nll
     sums = {"pairs": active_count(weights)} | {name: active_sum(x, weights) for name, x in metrics.items()}
     return weighted_sum(pair_loss, weights), sums
 
 
-def _per_token(logratio: jax.Array, lengths: jax.Array) -> jax.Array:
-    return logratio / jnp.maximum(lengths.astype(jnp.float32), 1.0)
+def _per_token(total: jax.Array, lengths: jax.Array) -> jax.Array:
+    return total / jnp.maximum(lengths.astype(jnp.float32), 1.0)
 
 
-def check_dpo(*, loss_type: str, beta: float, label_smoothing: float = 0.0, nll_coef: float = 0.0) -> None:
-    """Raise ValueError for settings that `dpo_loss` and `group_dpo_loss` refuse."""
+def check_dpo(
+    *, loss_type: str, beta: float, label_smoothing: float = 0.0, nll_coef: float = 0.0, normalizer: str = "pairs"
+) -> None:
+    """Raise ValueError for settings that `dpo_loss` and `group_dpo_loss` refuse, or for an unknown normaliser."""
+    if normalizer not in get_args(DPONormalizer):
+        raise ValueError(f"unknown DPO normalizer {normalizer!r}; choose one of {', '.join(get_args(DPONormalizer))}")
     if loss_type not in get_args(DPOLossType):
         raise ValueError(f"unknown DPO loss_type {loss_type!r}; choose one of {', '.join(get_args(DPOLossType))}")
     if not beta > 0.0:

@@ -2,7 +2,8 @@
 
 Equation 4 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495). Each response is
 forwarded once: pairs are formed from log-probabilities, inside one row of a packed batch, so a prompt's responses must
-share a row. Normaliser: prompts with a pair in the global batch, times the prompt's own pairs (`group_dpo_weights`).
+share a row. Normaliser: prompts with a pair in the global batch, or all its prompts, times the prompt's own pairs
+(`group_dpo_weights`).
 
 R rows, M response places of a row, N prompts.
 """
@@ -18,17 +19,18 @@ from g2d_jax.losses.dpo import DPOLossType, dpo_loss
 from g2d_jax.losses.reduction import Sums, check_same_shape
 
 
-def group_dpo_weights(num_correct: ArrayLike, num_incorrect: ArrayLike) -> np.ndarray:
+def group_dpo_weights(num_correct: ArrayLike, num_incorrect: ArrayLike, num_prompts: int | None = None) -> np.ndarray:
     """Weight of every pair of each prompt: 1 / (prompts with a pair * correct * incorrect), 0 for one without a pair.
 
     num_correct, num_incorrect: [N] responses that take part, of every prompt in the global batch of one optimiser step.
+    num_prompts: to divide by in place of the prompts with a pair, as in `dpo_weights`.
     Returns [N] float32. Host side. Raises ValueError for other shapes or a negative count.
     """
     correct, incorrect = np.asarray(num_correct, np.int64), np.asarray(num_incorrect, np.int64)
     if correct.ndim != 1 or correct.shape != incorrect.shape or (correct < 0).any() or (incorrect < 0).any():
         raise ValueError(f"counts must be [prompts] and >= 0; got shapes {correct.shape} and {incorrect.shape}")
     pairs = correct * incorrect
-    prompts = max(int((pairs > 0).sum()), 1)
+    prompts = max(int((pairs > 0).sum()) if num_prompts is None else num_prompts, 1)
     return np.asarray(np.where(pairs > 0, 1.0 / (prompts * np.maximum(pairs, 1)), 0.0), np.float32)
 
 
@@ -52,6 +54,7 @@ def group_dpo_loss(
     label_smoothing: float = 0.0,
     loss_type: DPOLossType = "sigmoid",
     nll_coef: float = 0.0,
+    nll_length_normalization: bool = True,
     lengths: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
     """sum(pair loss * weight) over all pairs of a chosen and a rejected place of one row and one group.
@@ -61,7 +64,8 @@ def group_dpo_loss(
     response, a number that is its own within the row. weights: of each pair that a chosen place is in, see
     `group_dpo_weights`; those of other places are not read.
     beta, label_smoothing, loss_type: as in `dpo_loss`; lengths: of the responses in tokens, as it asks for them.
-    nll_coef: as there; with these weights it multiplies the mean over a prompt's chosen responses, then over prompts.
+    nll_coef, nll_length_normalization: as there; with these weights the coefficient multiplies the mean over a prompt's
+    chosen responses, then over prompts.
 
     Returns (loss, sums): `dpo_loss` of the pairs written out, with the same sums, each over pairs; one pair a prompt
     gives what it gives. Raises ValueError as it does.
@@ -87,6 +91,7 @@ def group_dpo_loss(
         label_smoothing=label_smoothing,
         loss_type=loss_type,
         nll_coef=nll_coef,
+        nll_length_normalization=nll_length_normalization,
         chosen_lengths=None if lengths is None else chosen(lengths),
         rejected_lengths=None if lengths is None else rejected(lengths),
     )

@@ -4,7 +4,8 @@ Equation 1 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arX
 is summed over the tokens and over the responses of a group and averaged over prompts, the advantage is reward minus
 group mean, with no standard deviation and no length. The KL term to the reference, whose form the paper leaves out, is
 the k3 estimator of Schulman (joschu.net/blog/kl-approx.html), weighted like the rest. The other loss types
-are those of Hugging Face TRL 1.16. With a large Adam epsilon the scale of the loss matters, so they are not
+are those of Hugging Face TRL 1.16, and verl's "seq-mean-token-sum", which the paper's published recipe computes: that
+of equation 1 over the group's size. With a large Adam epsilon the scale of the loss matters, so they are not
 interchangeable at one learning rate. The ratio may be one per response (GSPO, arXiv 2507.18071) and may be corrected
 for a sampler whose probabilities differ from the trainer's (truncated importance sampling, as TRL's "token_truncate").
 
@@ -13,6 +14,7 @@ N prompts, G responses per prompt, S sequences (all responses of one optimiser s
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import jax
@@ -21,30 +23,41 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from g2d_jax.losses.logprobs import sequence_means
-from g2d_jax.losses.reduction import Sums, active_count, active_sum, check_same_shape, fill_inactive, weighted_sum
+from g2d_jax.losses.reduction import (
+    Sums,
+    active_count,
+    active_max,
+    active_min,
+    active_sum,
+    check_same_shape,
+    fill_inactive,
+    weighted_sum,
+)
 
-GRPOLossType = Literal["sum", "grpo", "dr_grpo", "dapo", "bnpo"]
+GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo"]
 ScaleRewards = Literal["none", "group", "batch"]
-
-STD_EPSILON = 1e-4
-"""Added to the standard deviation of rewards, as in TRL."""
 
 MAX_LOG_RATIO = 20.0
 """Upper bound of a log-ratio before exp, so that ratio and gradient stay finite: e^20 is 4.9e8. Beyond it a token has
 no gradient. From below nothing needs a bound."""
 
 
-def group_advantages(rewards: ArrayLike, scale_rewards: ScaleRewards = "none") -> np.ndarray:
+def group_advantages(rewards: ArrayLike, scale_rewards: ScaleRewards = "none", eps: float = 1e-4) -> np.ndarray:
     """Advantage of each response: its reward minus the mean of its group, optionally over a standard deviation.
 
     rewards: [N, G], NaN for an unscorable response. Such a response is left out of mean and standard deviation and
     gets advantage 0: it neither helps nor hurts. A group of equal rewards, or with fewer than two scorable
     responses, gets exactly 0 throughout.
-    scale_rewards: "none" (the paper), or divide by 1e-4 + the unbiased (ddof 1) standard deviation of the "group" or
+    scale_rewards: "none" (the paper), or divide by eps + the unbiased (ddof 1) standard deviation of the "group" or
     of all scorable rewards of the "batch" about their common mean, as in TRL.
-    Returns [N, G] float32, computed in float64 on the host. Raises ValueError for another shape, an infinite reward or
-    an unknown scale_rewards.
+    eps: 1e-4 in TRL, 1e-6 in the paper's published recipe.
+    Returns [N, G] float32, computed in float64 on the host. Raises ValueError for another shape, an infinite reward, an
+    unknown scale_rewards or an eps that is not positive.
     """
+    if not eps > 0.0:
+        raise ValueError(
+            f"scale_rewards_eps must be positive, got {eps}; it keeps groups of nearly equal rewards finite"
+        )
     rewards = np.asarray(rewards, np.float64)
     if rewards.ndim != 2 or 0 in rewards.shape:
         raise ValueError(f"rewards must have shape [prompts, responses per prompt], got {rewards.shape}")
@@ -57,20 +70,20 @@ def group_advantages(rewards: ArrayLike, scale_rewards: ScaleRewards = "none") -
     highest = np.where(scorable, rewards, -np.inf).max(1, keepdims=True)
     # Equal rewards leave rounding errors of the mean, which a division by 1e-4 would turn into a signal.
     centred = np.where(scorable & (highest > lowest), rewards - mean, 0.0)
-    return (centred / _reward_scale(rewards, centred, scale_rewards)).astype(np.float32)
+    return (centred / _reward_scale(rewards, centred, scale_rewards, eps)).astype(np.float32)
 
 
-def _reward_scale(rewards: np.ndarray, centred: np.ndarray, scale_rewards: str) -> np.ndarray:
+def _reward_scale(rewards: np.ndarray, centred: np.ndarray, scale_rewards: str, eps: float) -> np.ndarray:
     """What to divide centred rewards by: broadcasts against [N, G]."""
     scorable = ~np.isnan(rewards)
     if scale_rewards == "none":
         return np.ones((1, 1))
     if scale_rewards == "group":
         freedom = np.maximum(scorable.sum(1, keepdims=True) - 1, 1)
-        return np.sqrt(np.square(centred).sum(1, keepdims=True) / freedom) + STD_EPSILON
+        return np.sqrt(np.square(centred).sum(1, keepdims=True) / freedom) + eps
     if scale_rewards == "batch":
         known = rewards[scorable]
-        return np.full((1, 1), known.std(ddof=1) if known.size > 1 else 0.0) + STD_EPSILON
+        return np.full((1, 1), known.std(ddof=1) if known.size > 1 else 0.0) + eps
     raise ValueError(f"unknown scale_rewards {scale_rewards!r}; choose 'none', 'group' or 'batch'")
 
 
@@ -87,6 +100,7 @@ def token_weights(
 
     loss_type, normaliser:
       "sum"      prompts: sum over tokens and over the group, mean over prompts (equation 1)
+      "seq-mean-token-sum"  sequences: sum over tokens, mean over the group and over prompts
       "grpo"     sequences x own length: mean over a sequence's tokens, then over sequences
       "dr_grpo"  sequences x max_completion_length: a constant
       "dapo"     tokens of the step; if one generation feeds several steps, TRL takes their average: tokens_per_step
@@ -108,6 +122,7 @@ def token_weights(
     step_tokens = max(int(lengths[kept].sum()), 1)
     normalizers: dict[str, float | np.ndarray] = {
         "sum": num_prompts,
+        "seq-mean-token-sum": max(lengths.size, 1),
         "grpo": lengths.size * np.maximum(lengths, 1),
         "dr_grpo": lengths.size * max_completion_length,
         "dapo": step_tokens if tokens_per_step is None else max(tokens_per_step, 1.0),
@@ -116,30 +131,6 @@ def token_weights(
     if loss_type not in normalizers:
         raise ValueError(f"unknown GRPO loss_type {loss_type!r}; choose one of {', '.join(normalizers)}")
     return np.asarray(np.where(kept, 1.0 / np.asarray(normalizers[loss_type], np.float64), 0.0), np.float32)
-
-
-def importance_weights(old_logprobs: ArrayLike, sampler_logprobs: ArrayLike, cap: float) -> np.ndarray:
-    """Truncated importance sampling: min(trainer's / sampler's probability, cap) of every sampled token.
-
-    The sampler may compute in another type, or cut its distribution (top-p); the old log-probabilities are then taken
-    again by the trainer, and its policy term is multiplied by this factor. Near 1 where the two agree.
-    old_logprobs: the trainer's, of the policy that sampled, at the sampler's temperature. sampler_logprobs: of the same
-    tokens, as drawn. One shape, any. cap: positive, the largest factor; it bounds the variance, at the price of a bias.
-    Returns the same shape, float32, computed in float64 on the host. Raises ValueError for differing shapes, a cap that
-    is not positive, or log-probabilities without a ratio (NaN, or both minus infinity).
-    """
-    if not cap > 0.0:
-        raise ValueError(
-            f"the cap of importance weights must be positive, got {cap}; leave them out to switch them off"
-        )
-    old, sampled = np.asarray(old_logprobs, np.float64), np.asarray(sampler_logprobs, np.float64)
-    if old.shape != sampled.shape:
-        raise ValueError(f"old_logprobs {old.shape} and sampler_logprobs {sampled.shape} must have one shape")
-    with np.errstate(invalid="ignore"):
-        log_ratio = old - sampled
-    if np.isnan(log_ratio).any():
-        raise ValueError("a sampled token has no importance weight: its log-probabilities are NaN or both infinite")
-    return np.exp(np.minimum(log_ratio, np.log(cap))).astype(np.float32)
 
 
 def overlong_penalty(lengths: ArrayLike, max_new_tokens: int, buffer: int) -> np.ndarray:
@@ -175,18 +166,23 @@ def grpo_loss(
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
     beta: float = 0.0,
-    importance: jax.Array | None = None,
+    sampler_logprobs: jax.Array | None = None,
+    importance_cap: float = 0.0,
     sequence_ids: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
     """sum(weight * (-min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon_high) * A) * importance + beta * k3)).
 
     The sum is over tokens. All arrays have one shape, any.
     logprobs: of the sampled tokens under the policy being trained, the only input that takes a gradient.
-    old_logprobs: under the policy that sampled them; None means strictly on-policy, ratio 1.
+    old_logprobs: under the policy as it was before the first update on its rollouts; None where this update is that
+    first one: they are then logprobs themselves, without gradient, and the ratio is exactly 1 in any dtype.
     ref_logprobs: under the reference; None where there is none, needed if beta is not 0.
     advantages: of each token's sequence, see `group_advantages`. weights: see `token_weights`; 0 on prompt and padding.
     epsilon_high: None is epsilon.
-    importance: see `importance_weights`; None is 1 throughout.
+    sampler_logprobs: as drawn, by a sampler whose arithmetic, and so whose probabilities, differ a little; for metrics,
+    and the base of the importance weights. importance_cap: if not 0, each token's policy term is multiplied by
+    min(old / sampler's probability, importance_cap), truncated importance sampling as TRL's "token_truncate": the cap
+    bounds the variance, at the price of a bias. It needs sampler_logprobs.
     sequence_ids: int32, the response of each token, in [0, number of tokens) and negative on prompt and padding. Given,
     the ratio is one per response, exp of its mean log-ratio over the tokens of weight other than 0: GSPO's s_i, TRL's
     importance_sampling_level "sequence". With the weights of "grpo" the loss is GSPO's objective. None: one per token.
@@ -197,9 +193,12 @@ def grpo_loss(
       clip_ratio/high_mean    1 where the ratio is above 1 + epsilon_high and A > 0
       clip_ratio/region_mean  either
       ratio                   policy / old probability (per response: its own at each of its tokens), 1 when on-policy
-      importance              only with importance
+      sampling/sampling_logp_difference/mean, …/max        |old - sampler's log-probability|
+      sampling/importance_sampling_ratio/mean, …/min, …/max   old / sampler's probability, at most the cap if any
+                              these five only with sampler_logprobs
       kl                      k3, only with ref_logprobs
-    Raises ValueError for differing shapes, a negative parameter, or beta without a reference.
+    Raises ValueError for differing shapes, a negative parameter, beta without a reference, or importance_cap without
+    the sampler's log-probabilities.
     """
     epsilon_high = epsilon if epsilon_high is None else epsilon_high
     check_clipping(epsilon, epsilon_high)
@@ -207,13 +206,17 @@ def grpo_loss(
         raise ValueError(f"beta must not be negative, got {beta}")
     if beta and ref_logprobs is None:
         raise ValueError(f"beta {beta} needs ref_logprobs; pass them, or set beta to 0 to train without a KL term")
+    if not importance_cap >= 0.0:
+        raise ValueError(f"importance_cap must not be negative, got {importance_cap}; 0 switches it off")
+    if importance_cap and sampler_logprobs is None:
+        raise ValueError(f"importance_cap {importance_cap} needs sampler_logprobs, what the responses were drawn with")
     check_same_shape(
         logprobs=logprobs,
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
         advantages=advantages,
         weights=weights,
-        importance=importance,
+        sampler_logprobs=sampler_logprobs,
         sequence_ids=sequence_ids,
     )
     old_logprobs = jax.lax.stop_gradient(logprobs if old_logprobs is None else old_logprobs)
@@ -234,16 +237,22 @@ def grpo_loss(
         "clip_ratio/region_mean": (low | high).astype(jnp.float32),
         "ratio": ratio,
     }
-    if importance is not None:
-        importance = fill_inactive(jax.lax.stop_gradient(importance), weights)
-        token_loss = token_loss * importance
-        metrics["importance"] = importance
+    extremes: Sums = {}
+    if sampler_logprobs is not None:
+        apart = old_logprobs - fill_inactive(jax.lax.stop_gradient(sampler_logprobs), weights)
+        importance = jnp.exp(jnp.minimum(apart, math.log(importance_cap) if importance_cap else MAX_LOG_RATIO))
+        if importance_cap:
+            token_loss = token_loss * importance
+        for name, values in (("sampling_logp_difference", jnp.abs(apart)), ("importance_sampling_ratio", importance)):
+            metrics[f"sampling/{name}/mean"] = values
+            extremes[f"sampling/{name}/max"] = active_max(values, weights)
+        extremes["sampling/importance_sampling_ratio/min"] = active_min(importance, weights)
     if ref_logprobs is not None:
         kl = k3(logprobs, fill_inactive(jax.lax.stop_gradient(ref_logprobs), weights))
         token_loss = token_loss + beta * kl
         metrics["kl"] = kl
     sums = {"tokens": active_count(weights)} | {name: active_sum(x, weights) for name, x in metrics.items()}
-    return weighted_sum(token_loss, weights), sums
+    return weighted_sum(token_loss, weights), sums | extremes
 
 
 def check_clipping(epsilon: float, epsilon_high: float) -> None:

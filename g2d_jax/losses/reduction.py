@@ -3,7 +3,8 @@
 A loss is sum(value * weight), where the weights already hold the normaliser of the whole global batch and are 0 on
 padding. Sums may therefore be added over micro-batches and devices in any split without changing the gradient.
 
-"Active" positions are those with a weight other than 0. Shapes: any, equal within one call.
+"Active" positions are those with a weight other than 0. Shapes: any, equal within one call. A metric whose name ends in
+"/max" or "/min" is no sum but an extreme, and is combined as one (`empty_sums`, `add_sums`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 Sums = dict[str, jax.Array]
-"""Scalar float32 sums over active positions; see `mean_metrics` for turning them into means."""
+"""Scalar float32 sums (or extremes) over active positions; see `mean_metrics` for turning them into means."""
 
 
 def fill_inactive(values: jax.Array, weights: jax.Array) -> jax.Array:
@@ -40,6 +41,33 @@ def active_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
     return jax.lax.stop_gradient(jnp.sum(fill_inactive(values, weights)))
 
 
+def active_max(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Scalar float32 maximum of values over active positions, without gradient; -inf if there are none."""
+    return jax.lax.stop_gradient(jnp.max(jnp.where(weights != 0, values.astype(jnp.float32), -jnp.inf)))
+
+
+def active_min(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Scalar float32 minimum of values over active positions, without gradient; +inf if there are none."""
+    return -active_max(-values, weights)
+
+
+def empty_sums(like: Mapping[str, jax.ShapeDtypeStruct]) -> Sums:
+    """Sums of these names, shapes and dtypes over nothing: what `add_sums` starts from."""
+    start = {"max": -jnp.inf, "min": jnp.inf}
+    return {name: jnp.full(x.shape, start.get(_extreme(name), 0), x.dtype) for name, x in like.items()}
+
+
+def add_sums(a: Sums, b: Sums) -> Sums:
+    """Sums of two disjoint sets of positions together: added up, extremes compared."""
+    combine = {"max": jnp.maximum, "min": jnp.minimum}
+    return {name: combine.get(_extreme(name), jnp.add)(a[name], b[name]) for name in a}
+
+
+def _extreme(name: str) -> str:
+    """Which extreme a metric is: "max" or "min", anything else for a sum."""
+    return name.partition("|")[0].rpartition("/")[2]
+
+
 def active_count(weights: jax.Array) -> jax.Array:
     """Number of active positions, scalar float32."""
     return jnp.sum((weights != 0).astype(jnp.float32))
@@ -50,7 +78,8 @@ def mean_metrics(sums: Mapping[str, float | jax.Array], per: str) -> dict[str, f
 
     sums: what a loss returned, added up. per: the key that counts, "tokens" or "pairs". A sum whose name carries a
     count of its own, "kl|tokens", is divided by that one and reported as "kl". Every count is kept undivided.
-    Without any active position every mean is NaN, since there was nothing to measure. Raises KeyError without a count,
+    Extremes ("…/max", "…/min") stay what they are. Without any active position every mean and extreme is NaN, since
+    there was nothing to measure. Raises KeyError without a count,
     and ValueError if two sums would be reported under one name.
     """
     split = {name: name.partition("|") for name in sums}
@@ -61,7 +90,8 @@ def mean_metrics(sums: Mapping[str, float | jax.Array], per: str) -> dict[str, f
         if shown in means:
             raise ValueError(f"two sums are called {shown!r} once their counts are off: rename one of {list(sums)}")
         number = numbers[count or per] if name not in numbers else 1.0
-        means[shown] = float(sums[name]) / number if number else float("nan")
+        divisor = 1.0 if _extreme(name) in ("max", "min") else number
+        means[shown] = float(sums[name]) / divisor if number else float("nan")
     return means
 
 

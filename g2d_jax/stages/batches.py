@@ -20,7 +20,6 @@ from g2d_jax.losses import (
     dpo_weights,
     group_advantages,
     group_dpo_weights,
-    importance_weights,
     overlong_penalty,
     token_weights,
 )
@@ -58,7 +57,7 @@ def make(seed: int, stage: ConfigDict, draws: Draws, groups: Groups, scalar: Map
     draws, kept, sides = [draws[i] for i in some], [groups[i] for i in some], [pairs[i] for i in some]
     if stage.loss == "grpo":
         return Batch(_grpo(stage, draws, kept), signal)
-    made = _dpo(kept, sides) if stage.loss == "dpo" else _group_dpo(stage, draws, kept, sides)
+    made = _dpo(stage, kept, sides) if stage.loss == "dpo" else _group_dpo(stage, draws, kept, sides)
     skipped = {"pairs/skipped": float(sum(not chosen for chosen, _ in pairs))}
     return Batch(_with_entropy(stage, made), signal, {**skipped, **_lengths(kept, sides)})
 
@@ -82,7 +81,7 @@ def advantages(stage: ConfigDict, draws: Draws, groups: Groups) -> np.ndarray:
     found = np.zeros(values.shape, np.float32)
     for task in {problem.task for problem, _ in draws}:
         rows = [i for i, (problem, _) in enumerate(draws) if problem.task == task]
-        found[rows] = group_advantages(values[rows], stage.scale_rewards)
+        found[rows] = group_advantages(values[rows], stage.scale_rewards, stage.scale_rewards_eps)
     return found
 
 
@@ -127,7 +126,7 @@ def _grpo_tokens(stage: ConfigDict, draws: Draws, groups: Groups) -> list[list[d
     """What GRPO needs of each response's tokens; normalisers count every response of a full batch."""
     found, counted = advantages(stage, draws, groups), _counted(stage, groups)
     lengths = np.array([[len(row.rollout.token_ids) for row in group] for group in groups])
-    prompts = max(len(groups), stage.prompts_per_step)  # refill may leave a batch short
+    prompts = _prompts(stage, groups)
     absent = (prompts - len(groups)) * found.shape[1]
     weights = token_weights(
         stage.loss_type,
@@ -138,7 +137,7 @@ def _grpo_tokens(stage: ConfigDict, draws: Draws, groups: Groups) -> list[list[d
     )[: found.size].reshape(found.shape)
     return [
         [
-            {"weight": float(w), "advantage": float(a), "old_logprob": row.rollout.logprobs}
+            {"weight": float(w), "advantage": float(a), "sampler_logprob": row.rollout.logprobs}
             for row, w, a in zip(group, ws, some, strict=True)
         ]
         for group, ws, some in zip(groups, weights, found, strict=True)
@@ -163,11 +162,22 @@ def _sides(
     return [some[i] for i, _ in pairs], [some[j] for _, j in pairs]
 
 
-def _dpo(groups: Groups, sides: Sequence[Sides]) -> list[Group]:
-    """One pair a prompt, the loss being the mean over pairs."""
+def _prompts(stage: ConfigDict, groups: Groups) -> int:
+    """The prompts of a full batch: refill may leave one short."""
+    return max(len(groups), stage.prompts_per_step)
+
+
+def _normalizer(stage: ConfigDict, groups: Groups) -> int | None:
+    """What DPO divides by in place of the prompts with a pair, if anything."""
+    return _prompts(stage, groups) if stage.dpo.normalizer == "prompts" else None
+
+
+def _dpo(stage: ConfigDict, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
+    """One pair a prompt, the loss being the mean over pairs or over prompts."""
     pairs = [(group[c[0]], group[r[0]]) for group, (c, r) in zip(groups, sides, strict=True) if c]
     if pairs:
-        return [as_pair(*pair, float(weight)) for pair, weight in zip(pairs, dpo_weights(len(pairs)), strict=True)]
+        weights = dpo_weights(len(pairs), _normalizer(stage, groups))
+        return [as_pair(*pair, float(weight)) for pair, weight in zip(pairs, weights, strict=True)]
     return [as_pair(groups[0][0], groups[0][0], 0.0)]
 
 
@@ -179,7 +189,8 @@ def as_pair(chosen: ScoredRollout, rejected: ScoredRollout, weight: float) -> Gr
 
 def _group_dpo(stage: ConfigDict, draws: Draws, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
     """All responses of a prompt that take part in one row; the loss is the mean over a prompt's pairs, then prompts."""
-    weights = group_dpo_weights(np.array([len(c) for c, _ in sides]), np.array([len(r) for _, r in sides]))
+    correct, incorrect = (np.array([len(side[which]) for side in sides]) for which in (0, 1))
+    weights = group_dpo_weights(correct, incorrect, _normalizer(stage, groups))
     tokens = _grpo_tokens(stage, draws, groups) if stage.grpo_coef else [[{} for _ in group] for group in groups]
     made = []
     for number, (group, (chosen, rejected)) in enumerate(zip(groups, sides, strict=True)):
@@ -224,7 +235,7 @@ def _weighs(response: Response) -> bool:
 def fill(
     stage: ConfigDict, groups: list[Group], reference: np.ndarray | None, trainer: np.ndarray | None
 ) -> list[Group]:
-    """Add the log-probabilities of the reference, and of the trainer at the time of sampling.
+    """Add the log-probabilities of the reference, and of the policy as it was when it sampled, by the trainer.
 
     reference, trainer: float32 [tokens], those of all responses one after the other, or None where not needed.
     """
@@ -235,8 +246,6 @@ def fill(
             token, sequence = dict(response.token), dict(response.sequence)
             span = slice(first, first := first + len(response.token_ids))
             if trainer is not None:
-                sampler = np.asarray(token["old_logprob"])
-                token["importance"] = importance_weights(trainer[span], sampler, stage.importance_cap)
                 token["old_logprob"] = trainer[span]
             if reference is not None and stage.loss != "grpo":
                 sequence["reference"] = float(reference[span].sum(dtype=np.float32))

@@ -80,12 +80,14 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
 
 def objective_of(compute: Compute, stage: ConfigDict) -> Objective:
     """The stage's loss."""
-    how = {name: stage[name] for name in ("epsilon", "epsilon_high", "importance_sampling_level", "entropy_coef")}
+    ratios = ("epsilon", "epsilon_high", "importance_sampling_level", "importance_cap")
+    how = {name: stage[name] for name in (*ratios, "entropy_coef")}
+    dpo = {name: value for name, value in stage.dpo.items() if name != "normalizer"}  # that is in the weights
     if stage.loss == "grpo":
         return objectives.grpo(compute, temperature=stage.sampling.temperature, beta=stage.beta, **how)
     if stage.loss == "dpo":
-        return objectives.dpo(compute, **stage.dpo.to_dict(), entropy_coef=stage.entropy_coef)
-    return objectives.group_dpo(compute, **stage.dpo.to_dict(), grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **how)
+        return objectives.dpo(compute, **dpo, entropy_coef=stage.entropy_coef)
+    return objectives.group_dpo(compute, **dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **how)
 
 
 def check(stage: ConfigDict) -> None:
@@ -149,7 +151,7 @@ def _check_grpo(stage: ConfigDict) -> None:
         return
     _at_least(stage, 0, "beta", "grpo_coef")
     token_weights(stage.loss_type, [1], num_prompts=1, max_completion_length=1)  # these raise for what they do not know
-    group_advantages(np.array([[0.0, 1.0]]), stage.scale_rewards)
+    group_advantages(np.array([[0.0, 1.0]]), stage.scale_rewards, stage.scale_rewards_eps)
     _one_of(stage, "importance_sampling_level", ("token", "sequence"))
     check_clipping(stage.epsilon, stage.epsilon if stage.epsilon_high is None else stage.epsilon_high)
     if stage.sampling.top_p < 1 or stage.sampling.top_k > 0:
@@ -167,7 +169,7 @@ def _check_grpo(stage: ConfigDict) -> None:
 
 def _check_dpo(stage: ConfigDict) -> None:
     try:
-        check_dpo(**stage.dpo.to_dict())
+        check_dpo(**{name: value for name, value in stage.dpo.items() if name != "nll_length_normalization"})
     except ValueError as error:
         raise ValueError(f"dpo: {error}") from error
 

@@ -82,6 +82,18 @@ def compares(stage: ConfigDict) -> bool:
     return bool(stage.loss != "grpo" or stage.beta)
 
 
+def lags(stage: ConfigDict) -> bool:
+    """Whether a GRPO loss trains on rollouts of an earlier policy than its own.
+
+    With sync_every=1 a batch is drawn, serves one update, and is gone: the policy is the one that sampled, and the old
+    log-probabilities are its own, taken in the same forward pass. Else they are those of the policy at the
+    synchronisation, about to take the first update on these rollouts; the trainer computes them there, since the
+    sampler's differ by its arithmetic (as in TRL, which does the same where steps_per_generation or num_iterations ask
+    for it; the paper has GRPO with sync_every=1 alone).
+    """
+    return bool((stage.loss == "grpo" or stage.grpo_coef) and stage.sync_every != 1)
+
+
 def journal_of(folder: epath.Path, number: int, extra: int = 0) -> epath.Path:
     """Where the rollouts of a batch lie (counted from 0): of its first round, and of those that refilled it."""
     return folder / "rollouts" / f"step-{number:06d}{f'-{extra}' if extra else ''}.parquet"
@@ -332,7 +344,7 @@ class Supply:
 
     def _wanted(self) -> list[str]:
         """Whose log-probabilities the loss needs beside those of the policy it trains."""
-        needs = {"reference": compares(self.stage), "trainer": bool(self.stage.importance_cap)}
+        needs = {"reference": compares(self.stage), "trainer": lags(self.stage)}
         return [which for which, needed in needs.items() if needed]
 
     def _logprobs(self, number: int) -> tuple[np.ndarray | None, np.ndarray | None, dict[str, float]]:

@@ -81,10 +81,12 @@ def grpo(
     epsilon_high: float | None,
     beta: float,
     importance_sampling_level: str = "token",
+    importance_cap: float = 0.0,
     entropy_coef: float = 0.0,
 ) -> Objective:
-    """micro: weight, advantage, old_logprob and, for beta > 0, ref_logprob, each [R, T]; importance [R, T] if there.
+    """micro: weight, advantage and, for beta > 0, ref_logprob, each [R, T]; old_logprob and sampler_logprob if there.
 
+    Without old_logprob the update is the first on its rollouts, at ratio 1 (`losses.grpo_loss`).
     importance_sampling_level: "token", or "sequence" for one ratio a response (GSPO). entropy_coef: if not 0, times the
     mean entropy at this temperature, which is rewarded; micro then needs entropy_weight [R, T] (`losses.sft_weights`).
     """
@@ -92,7 +94,7 @@ def grpo(
 
     def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
         logprobs, entropies = response_logprobs(compute, params, micro, temperature, with_entropy=bool(entropy_coef))
-        result = _policy_term(logprobs, micro, epsilon, epsilon_high, beta, importance_sampling_level)
+        result = _policy_term(logprobs, micro, epsilon, epsilon_high, beta, importance_sampling_level, importance_cap)
         return _with_entropy(result, entropies, micro, entropy_coef)
 
     return objective
@@ -106,6 +108,7 @@ def dpo(
     label_smoothing: float,
     loss_type: str,
     nll_coef: float = 0.0,
+    nll_length_normalization: bool = True,
     entropy_coef: float = 0.0,
 ) -> Objective:
     """micro: weight and reference (summed log-probability), [R, M]; chosen in even places, rejected in odd ones.
@@ -128,6 +131,7 @@ def dpo(
             label_smoothing=label_smoothing,
             loss_type=loss_type,  # type: ignore[arg-type]  # checked by the loss
             nll_coef=nll_coef,
+            nll_length_normalization=nll_length_normalization,
             chosen_lengths=lengths[:, 0::2],
             rejected_lengths=lengths[:, 1::2],
         )
@@ -144,12 +148,14 @@ def group_dpo(
     label_smoothing: float,
     loss_type: str,
     nll_coef: float = 0.0,
+    nll_length_normalization: bool = True,
     entropy_coef: float = 0.0,
     grpo_coef: float = 0.0,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
     kl_beta: float = 0.0,
     importance_sampling_level: str = "token",
+    importance_cap: float = 0.0,
 ) -> Objective:
     """GroupDPO + grpo_coef * GRPO in one forward pass, at temperature 1.
 
@@ -172,10 +178,13 @@ def group_dpo(
             label_smoothing=label_smoothing,
             loss_type=loss_type,  # type: ignore[arg-type]  # checked by the loss
             nll_coef=nll_coef,
+            nll_length_normalization=nll_length_normalization,
             lengths=place_sums(jnp.ones_like(logprobs), micro),
         )
         if grpo_coef:
-            other, more = _policy_term(logprobs, micro, epsilon, epsilon_high, kl_beta, importance_sampling_level)
+            other, more = _policy_term(
+                logprobs, micro, epsilon, epsilon_high, kl_beta, importance_sampling_level, importance_cap
+            )
             tokens = more.pop("tokens")
             loss = loss + grpo_coef * other
             sums = sums | {"tokens": tokens} | {f"{name}|tokens": value for name, value in more.items()}
@@ -196,20 +205,27 @@ def _numbered(sequence: jax.Array, places: int) -> jax.Array:
 
 
 def _policy_term(
-    logprobs: jax.Array, micro: Micro, epsilon: float, epsilon_high: float | None, beta: float, level: str
+    logprobs: jax.Array,
+    micro: Micro,
+    epsilon: float,
+    epsilon_high: float | None,
+    beta: float,
+    level: str,
+    importance_cap: float,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     # A row of T tokens holds at most T responses, so that T numbers a row suffice whatever its number of places.
     ids = _numbered(micro["sequence"], logprobs.shape[1]) if level == "sequence" else None
     return losses.grpo_loss(
         logprobs,
-        micro["old_logprob"],
+        micro.get("old_logprob"),
         micro["ref_logprob"] if beta else None,
         micro["advantage"],
         micro["weight"],
         epsilon=epsilon,
         epsilon_high=epsilon_high,
         beta=beta,
-        importance=micro.get("importance"),
+        sampler_logprobs=micro.get("sampler_logprob"),
+        importance_cap=importance_cap,
         sequence_ids=ids,
     )
 

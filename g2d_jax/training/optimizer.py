@@ -22,19 +22,25 @@ MomentDtype = Literal["float32", "bfloat16"]
 
 
 def make_schedule(
-    learning_rate: float, *, schedule: Schedule, warmup_steps: int, total_steps: int
+    learning_rate: float, *, schedule: Schedule, warmup_steps: int, total_steps: int, min_lr_ratio: float = 0.0
 ) -> Callable[[int | jax.Array], Any]:
     """The learning rate of update number `step` (the first is 0): a float32 scalar, of NumPy for an int.
 
     An int is the host's question, which no device is asked: it would answer when it is through with the updates before.
 
     Warm-up rises by learning_rate / (warmup_steps + 1) an update and reaches the full rate at step warmup_steps, so
-    that no update has rate 0. From there "linear" and "cosine" fall to 0 at total_steps: the last update, number
-    total_steps - 1, still moves.
-    Raises ValueError for an unknown schedule, or steps that leave no update after warm-up.
+    that no update has rate 0. From there "linear" and "cosine" fall to min_lr_ratio * learning_rate at total_steps: the
+    last update, number total_steps - 1, still moves.
+    Raises ValueError for an unknown schedule, steps that leave no update after warm-up, or a min_lr_ratio outside
+    [0, 1] or beside "constant", which does not fall.
     """
     if schedule not in get_args(Schedule):
         raise ValueError(f"optimizer.schedule must be one of {', '.join(get_args(Schedule))}, got {schedule!r}")
+    if not 0.0 <= min_lr_ratio <= 1.0 or (min_lr_ratio and schedule == "constant"):
+        raise ValueError(
+            f"optimizer.min_lr_ratio is what a linear or cosine schedule ends at, from 0 to 1 of learning_rate, got "
+            f"{min_lr_ratio} with schedule={schedule!r}"
+        )
     if warmup_steps < 0 or total_steps <= warmup_steps:
         raise ValueError(
             f"optimizer.warmup_steps ({warmup_steps}) must be at least 0 and less than the number of updates "
@@ -51,7 +57,7 @@ def make_schedule(
             decay = 1.0 - fraction
         elif schedule == "cosine":
             decay = 0.5 * (1.0 + xp.cos(math.pi * fraction))
-        return learning_rate * warm * decay
+        return learning_rate * warm * (min_lr_ratio + (1.0 - min_lr_ratio) * decay)
 
     return rate
 
@@ -64,6 +70,7 @@ def make_optimizer(
     moment_dtype: MomentDtype = "float32",
     schedule: Schedule = "constant",
     warmup_steps: int = 0,
+    min_lr_ratio: float = 0.0,
     total_steps: int,
     b1: float = 0.9,
     b2: float = 0.999,
@@ -85,7 +92,13 @@ def make_optimizer(
     """
     _check(learning_rate, b1, b2, eps, weight_decay)
     _check_kind(kind, moment_dtype)
-    rate = make_schedule(learning_rate, schedule=schedule, warmup_steps=warmup_steps, total_steps=total_steps)
+    rate = make_schedule(
+        learning_rate,
+        schedule=schedule,
+        warmup_steps=warmup_steps,
+        total_steps=total_steps,
+        min_lr_ratio=min_lr_ratio,
+    )
     clip = optax.clip_by_global_norm(max_grad_norm) if max_grad_norm > 0 else optax.identity()
     decay = optax.add_decayed_weights(weight_decay, mask=decay_mask) if weight_decay else optax.identity()
     if kind == "adafactor":

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Packed
+from g2d_jax.losses import add_sums, empty_sums
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, abstract, shardings
@@ -158,7 +159,7 @@ def make_train_step(
 def accumulate(
     objective: Objective, params: Decoder, arrays: Arrays, count: jax.Array, rest: Decoder | None = None
 ) -> tuple[Decoder, jax.Array, dict[str, jax.Array]]:
-    """Gradient in params, loss and sums added over the first `count` micro-batches, float32. rest: as in the step."""
+    """Gradient in params, loss and sums over the first `count` micro-batches, float32. rest: as in the step."""
     value_and_grad = jax.value_and_grad(lambda p, micro: objective(lora.join(p, rest), micro), has_aux=True)
 
     def micro(index: jax.Array | int) -> dict[str, jax.Array]:
@@ -168,9 +169,15 @@ def accumulate(
         (loss, sums), grads = value_and_grad(params, micro(index))
         return grads, loss, sums
 
-    of_loss = jax.eval_shape(lambda: objective(lora.join(params, rest), micro(0)))  # half the tracing of `one`
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, *of_loss))
-    return jax.lax.fori_loop(0, count, lambda i, total: jax.tree.map(jnp.add, total, one(i)), zeros)
+    def add(
+        index: jax.Array, total: tuple[Decoder, jax.Array, dict[str, jax.Array]]
+    ) -> tuple[Decoder, jax.Array, dict[str, jax.Array]]:
+        (grads, loss, sums), more = total, one(index)
+        return jax.tree.map(jnp.add, grads, more[0]), loss + more[1], add_sums(sums, more[2])
+
+    loss, sums = jax.eval_shape(lambda: objective(lora.join(params, rest), micro(0)))  # half the tracing of `one`
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, loss))
+    return jax.lax.fori_loop(0, count, add, (*zeros, empty_sums(sums)))
 
 
 @lru_cache(maxsize=1)

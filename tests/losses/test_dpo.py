@@ -42,6 +42,22 @@ def test_policy_equal_to_reference_gives_log_2() -> None:
     }
 
 
+def test_nll_does_not_drown_dpo_in_a_long_response() -> None:
+    """500 tokens, policy = reference, both terms at the paper's scale: gradients on a chosen token -0.05 and -0.002."""
+
+    def loss(token_logprobs: jax.Array) -> jax.Array:
+        other = jnp.array([-700.0])
+        lengths = {"chosen_lengths": jnp.array([500]), "rejected_lengths": jnp.array([500])}
+        return dpo_loss(token_logprobs.sum(keepdims=True), other, other, other, ONE, nll_coef=1.0, **lengths)[0]
+
+    np.testing.assert_allclose(jax.grad(loss)(jnp.full(500, -1.4)), np.full(500, -0.05 - 1 / 500), rtol=1e-5)
+
+
+def test_weights_over_pairs_and_over_prompts() -> None:
+    assert dpo_weights(2).tolist() == [0.5, 0.5]
+    assert dpo_weights(2, 8).tolist() == [0.125, 0.125]
+
+
 def test_literal_values() -> None:
     # Log-ratios +3 and -1, beta 0.1: margin 0.4, -log sigmoid(0.4) = log(1 + e^-0.4).
     loss, sums = dpo_loss(*pair(-10.0, -21.0, -13.0, -20.0), ONE)
@@ -96,21 +112,23 @@ def test_length_normalised() -> None:
 
 
 @pytest.mark.parametrize("loss_type", ["sigmoid", "sigmoid_norm", "ipo"])
-def test_nll_of_the_chosen_response(loss_type: Any) -> None:
-    """A sum over its tokens, once a pair, whatever the loss: 0.5 * 10, and -0.5 in the gradient of the chosen side."""
+@pytest.mark.parametrize("mean", [True, False])
+def test_nll_of_the_chosen_response(loss_type: Any, mean: bool) -> None:
+    """Once a pair, whatever the loss: 0.5 * 10 / 6, and -0.5 / 6 in the gradient of the chosen side; or the sum."""
+    tokens, how = 6 if mean else 1, {} if mean else {"nll_length_normalization": False}
     arguments = pair(-10.0, -21.0, -13.0, -20.0)
 
     def run(coef: float) -> tuple[Any, Any]:
         def loss(pc: jax.Array, pr: jax.Array) -> Any:
-            return dpo_loss(pc, pr, *arguments[2:], ONE / 4, loss_type=loss_type, nll_coef=coef, **LENGTHS)
+            return dpo_loss(pc, pr, *arguments[2:], ONE / 4, loss_type=loss_type, nll_coef=coef, **LENGTHS, **how)
 
         return jax.value_and_grad(loss, (0, 1), has_aux=True)(*arguments[:2])
 
     ((plain, plain_sums), plain_grads), ((loss, sums), grads) = run(0.0), run(0.5)
-    np.testing.assert_allclose(loss - plain, 0.5 * 10.0 / 4, rtol=1e-5)
-    np.testing.assert_allclose(grads[0] - plain_grads[0], [-0.5 / 4], rtol=1e-5)
+    np.testing.assert_allclose(loss - plain, 0.5 * 10.0 / tokens / 4, rtol=1e-5)
+    np.testing.assert_allclose(grads[0] - plain_grads[0], [-0.5 / tokens / 4], rtol=1e-5)
     np.testing.assert_array_equal(grads[1], plain_grads[1])
-    assert mean_metrics(sums, "pairs")["nll_loss"] == 10.0
+    assert mean_metrics(sums, "pairs")["nll_loss"] == pytest.approx(10.0 / tokens)
     assert {name: float(x) for name, x in sums.items() if name != "nll_loss"} == plain_sums
 
 
@@ -204,6 +222,7 @@ def test_bfloat16_inputs_are_computed_in_float32() -> None:
         ({"loss_type": "ipo"}, "pass chosen_lengths"),
         ({"loss_type": "sigmoid_norm"}, "'sigmoid_norm' averages log-probabilities: pass chosen_lengths"),
         ({"nll_coef": -1.0}, "nll_coef must not be negative"),
+        ({"nll_coef": 1.0}, "the NLL term is a mean over tokens: pass chosen_lengths"),
         ({"loss_type": "ipo", "label_smoothing": 0.1}, "belongs to loss_type 'sigmoid'"),
         ({"chosen_lengths": jnp.ones(2)}, "one shape"),
     ],

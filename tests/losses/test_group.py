@@ -62,6 +62,7 @@ def test_weights_literal() -> None:
     weights = group_dpo_weights([1, 2, 3, 0], [2, 2, 0, 4])  # Two prompts have pairs: 2 and 4 of them.
     assert weights.dtype == np.float32
     np.testing.assert_allclose(weights, [1 / 4, 1 / 8, 0.0, 0.0])
+    np.testing.assert_allclose(group_dpo_weights([1, 2, 3, 0], [2, 2, 0, 4], 4), [1 / 8, 1 / 16, 0.0, 0.0])
     np.testing.assert_array_equal(group_dpo_weights([0, 1], [1, 0]), [0.0, 0.0])
     with pytest.raises(ValueError, match="counts must be"):
         group_dpo_weights([1], [1, 2])
@@ -143,11 +144,12 @@ def test_swapping_the_sides_flips_the_margins() -> None:
 
 
 def test_nll_is_a_mean_over_chosen_responses_then_prompts() -> None:
-    policy, reference, _, weights = inputs()
+    policy, reference, lengths, weights = inputs()
     plain, _ = group_dpo_loss(policy, reference, PLACES[0], PLACES[1], weights)
-    loss, sums = group_dpo_loss(policy, reference, PLACES[0], PLACES[1], weights, nll_coef=2.0)
+    loss, sums = group_dpo_loss(policy, reference, PLACES[0], PLACES[1], weights, nll_coef=2.0, lengths=lengths)
     paired = [(row, group) for (row, group), n in zip(PROMPTS, count(1) * count(-1), strict=True) if n]
-    nll = [-np.asarray(policy)[row, (SIDES[row] == 1) & (GROUPS[row] == group)].mean() for row, group in paired]
+    of_token = -np.asarray(policy) / np.maximum(lengths, 1)
+    nll = [of_token[row, (SIDES[row] == 1) & (GROUPS[row] == group)].mean() for row, group in paired]
     assert len(nll) == 3
     np.testing.assert_allclose(loss - plain, 2.0 * np.mean(nll), rtol=1e-5)
     assert "nll_loss" in sums

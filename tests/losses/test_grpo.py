@@ -79,6 +79,8 @@ def test_wrong_rewards() -> None:
         group_advantages([[1.0], [math.inf]])
     with pytest.raises(ValueError, match="unknown scale_rewards 'std'"):
         group_advantages([[1.0]], "std")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="scale_rewards_eps must be positive, got 0"):
+        group_advantages([[1.0]], "group", 0.0)
 
 
 # --- normalisers
@@ -90,6 +92,7 @@ LENGTHS = [2, 4, 1, 5]  # Two prompts with two responses each.
     ("loss_type", "expected"),
     [
         ("sum", [1 / 2] * 4),
+        ("seq-mean-token-sum", [1 / 4] * 4),
         ("grpo", [1 / 8, 1 / 16, 1 / 4, 1 / 20]),
         ("dr_grpo", [1 / 40] * 4),
         ("dapo", [1 / 12] * 4),
@@ -106,6 +109,7 @@ def test_token_weights_literal(loss_type: Any, expected: list[float]) -> None:
     ("loss_type", "expected"),
     [
         ("sum", [1 / 2, 1 / 2, 1 / 2, 0]),
+        ("seq-mean-token-sum", [1 / 4, 1 / 4, 1 / 4, 0]),
         ("grpo", [1 / 8, 1 / 16, 1 / 4, 0]),
         ("dr_grpo", [1 / 40, 1 / 40, 1 / 40, 0]),
         ("dapo", [1 / 7, 1 / 7, 1 / 7, 0]),
@@ -166,7 +170,7 @@ def test_reductions_are_those_of_trl(seed: int, loss_type: Any, lengths: list[in
 
 
 def test_wrong_weights() -> None:
-    with pytest.raises(ValueError, match="unknown GRPO loss_type 'ppo'; choose one of sum, grpo, dr_grpo, dapo, bnpo"):
+    with pytest.raises(ValueError, match="unknown GRPO loss_type 'ppo'; choose one of sum, seq-mean-token-sum, grpo, "):
         token_weights("ppo", [1], num_prompts=1, max_completion_length=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_prompts 0"):
         token_weights("sum", [1], num_prompts=0, max_completion_length=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -9,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from g2d_jax.losses.grpo import grpo_loss, importance_weights, overlong_penalty
-from g2d_jax.losses.reduction import mean_metrics
+from g2d_jax.losses.grpo import grpo_loss, overlong_penalty
+from g2d_jax.losses.reduction import add_sums, empty_sums, mean_metrics
 
 IDS = np.array([-1, 0, 0, 0, 1, 1, -1, 2])
 
@@ -93,51 +94,82 @@ def test_sequence_ratio_of_padding_and_of_a_masked_response() -> None:
 
 
 def test_importance_multiplies_the_policy_term_alone() -> None:
+    """old / sampler's probability, truncated at 2: half the factors below are above it."""
     logp, old, advantages, weights = f32(*gspo_inputs(2))
-    ref, factors = old - 0.5, jnp.linspace(0.5, 2.0, 8)
-    losses = {
-        (given, beta): grpo_loss(logp, old, ref, advantages, weights, beta=beta, importance=factors if given else None)[
-            0
-        ]
-        for given in (True, False)
-        for beta in (0.0, 0.1)
+    ref, factors = old - 0.5, np.linspace(0.5, 4.0, 8)
+    sampler, cut = old - jnp.log(jnp.asarray(factors, jnp.float32)), np.minimum(factors, 2.0).astype(np.float32)
+
+    def run(cap: float, beta: float = 0.0) -> jax.Array:
+        more = {"sampler_logprobs": sampler, "importance_cap": cap}
+        return grpo_loss(logp, old, ref, advantages, weights, beta=beta, **more)[0]
+
+    np.testing.assert_allclose(run(2.0, 0.1) - run(2.0), run(0.0, 0.1) - run(0.0), rtol=1e-4, atol=1e-6)
+    scaled, _ = grpo_loss(logp, old, None, advantages * cut, weights)  # factors are positive
+    np.testing.assert_allclose(run(2.0), scaled, rtol=1e-5)
+    plain, _ = grpo_loss(logp, old, None, advantages, weights)
+    np.testing.assert_array_equal(run(0.0), plain)  # without a cap the sampler's are but a metric
+    for fixed in (1, 2):  # of old and sampler's, none takes a gradient
+        grad = jax.grad(
+            lambda *x: grpo_loss(x[0], x[1], None, advantages, weights, sampler_logprobs=x[2], importance_cap=2.0)[0],
+            fixed,
+        )(logp, old, sampler)
+        np.testing.assert_array_equal(grad, np.zeros(8))
+
+
+def test_metrics_of_the_sampler_by_hand() -> None:
+    """TRL's names; means, and extremes over micro-batches that are added up."""
+    old, sampler = np.log([0.5, 0.2, 0.9, 0.7]), np.log([0.25, 0.4, 0.1, 0.7])
+    ratio, active = np.array([2.0, 0.5, 3.0]), np.array([1.0, 1.0, 1.0, 0.0])
+
+    def sums(part: slice, cap: float = 3.0) -> dict[str, jax.Array]:
+        a, b, w = f32(old[part], sampler[part], active[part])
+        return grpo_loss(a, a, None, jnp.ones_like(w), w, sampler_logprobs=b, importance_cap=cap)[1]
+
+    apart = np.abs(old - sampler)[:3]
+    expected = {
+        "sampling/sampling_logp_difference/mean": apart.mean(),
+        "sampling/sampling_logp_difference/max": apart.max(),
+        "sampling/importance_sampling_ratio/mean": ratio.mean(),
+        "sampling/importance_sampling_ratio/min": 0.5,
+        "sampling/importance_sampling_ratio/max": 3.0,
     }
-    np.testing.assert_allclose(
-        losses[True, 0.1] - losses[True, 0.0], losses[False, 0.1] - losses[False, 0.0], rtol=1e-4, atol=1e-6
+    parts = [sums(slice(i, i + 1)) for i in range(4)]  # the last is padding alone
+    both = functools.reduce(add_sums, parts, empty_sums(parts[0]))
+    for found in (sums(slice(None)), both):
+        means = mean_metrics(found, "tokens")
+        assert {name: means[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    named = {f"{name}|tokens": value for name, value in both.items() if name != "tokens"} | {"tokens": both["tokens"]}
+    assert mean_metrics(named | {"pairs": jnp.ones(())}, "pairs") == pytest.approx(means | {"pairs": 1.0})
+    uncapped = mean_metrics(sums(slice(None), 0.0), "tokens")["sampling/importance_sampling_ratio/max"]
+    assert uncapped == pytest.approx(9.0, rel=1e-5)
+    nothing = mean_metrics(parts[3], "tokens")
+    assert all(math.isnan(nothing[name]) for name in expected)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_first_update_has_ratio_1_whatever_the_sampler_said(level: str) -> None:
+    logp, _, advantages, weights = f32(*gspo_inputs(3))
+    ids = jnp.asarray(IDS, jnp.int32) if level == "sequence" else None
+    sampler = jnp.where(weights != 0, logp + 0.5, jnp.nan)  # 40 % more likely than the trainer finds: outside 1 +- 0.2
+    run = jax.value_and_grad(
+        lambda x: grpo_loss(x, None, None, advantages, weights, sampler_logprobs=sampler, sequence_ids=ids),
+        has_aux=True,
     )
-    scaled, _ = grpo_loss(logp, old, None, advantages * factors, weights)  # factors are positive
-    np.testing.assert_allclose(losses[True, 0.0], scaled, rtol=1e-5)
-    _, sums = grpo_loss(logp, old, None, advantages, weights, importance=factors)
-    active = np.asarray(factors)[IDS >= 0]
-    assert mean_metrics(sums, "tokens")["importance"] == pytest.approx(active.mean(), rel=1e-6)
-    grad = jax.grad(lambda f: grpo_loss(logp, old, None, advantages, weights, importance=f)[0])(factors)
-    np.testing.assert_array_equal(grad, np.zeros(8))
-
-
-def test_importance_of_one_changes_nothing_and_nan_on_padding_does_no_harm() -> None:
-    logp, old, advantages, weights = f32(*gspo_inputs(3))
-    ones = jnp.where(jnp.asarray(IDS) >= 0, 1.0, jnp.nan)
-    run = jax.value_and_grad(lambda x, f: grpo_loss(x, old, None, advantages, weights, importance=f)[0])
-    for a, b in zip(run(logp, ones), run(logp, None), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_importance_weights_literal() -> None:
-    old, sampler = np.log([0.5, 0.2, 0.9]), np.log([0.25, 0.4, 0.1])
-    weights = importance_weights(old, sampler, 3.0)
-    assert weights.dtype == np.float32
-    np.testing.assert_allclose(weights, [2.0, 0.5, 3.0], rtol=1e-6)
-    np.testing.assert_allclose(importance_weights([-1e4, 0.0, -np.inf], [0.0, -1e4, -1.0], 2.0), [0.0, 2.0, 0.0])
+    (loss, sums), grad = run(logp)
+    means = mean_metrics(sums, "tokens")
+    assert means["ratio"] == 1.0 and means["clip_ratio/region_mean"] == 0.0
+    assert means["sampling/sampling_logp_difference/mean"] == pytest.approx(0.5, rel=1e-5)
+    np.testing.assert_allclose(loss, -jnp.sum(advantages * weights), rtol=1e-5)
+    if level == "token":
+        np.testing.assert_allclose(grad, -advantages * weights, rtol=1e-6)
 
 
 def test_wrong_importance_weights() -> None:
-    with pytest.raises(ValueError, match="cap of importance weights must be positive, got 0"):
-        importance_weights([0.0], [0.0], 0.0)
-    with pytest.raises(ValueError, match="one shape"):
-        importance_weights([0.0], [0.0, 0.0], 2.0)
-    for old, sampler in ((np.nan, -1.0), (-np.inf, -np.inf)):
-        with pytest.raises(ValueError, match="has no importance weight"):
-            importance_weights([old], [sampler], 2.0)
+    logp, old, advantages, weights = f32(*gspo_inputs(0))
+    with pytest.raises(ValueError, match="importance_cap must not be negative, got -1"):
+        grpo_loss(logp, old, None, advantages, weights, sampler_logprobs=old, importance_cap=-1.0)
+    with pytest.raises(ValueError, match=r"importance_cap 2\.0 needs sampler_logprobs"):
+        grpo_loss(logp, old, None, advantages, weights, importance_cap=2.0)
 
 
 def test_overlong_penalty_literal() -> None:

@@ -17,7 +17,7 @@ from g2d_jax.stages.rollouts import describe
 
 SCALAR = {"main": False, "chat": True}
 WEIGHTS = ("weight", "pair_weight", "entropy_weight")
-GRPO, GROUP_DPO = {"weight", "advantage", "old_logprob"}, {"side", "prompt", "pair_weight"}
+GRPO, GROUP_DPO = {"weight", "advantage", "sampler_logprob"}, {"side", "prompt", "pair_weight"}
 GROUP_GRPO = {"loss": "group_dpo", "grpo_coef": 1.0}
 PLAIN = [{}, {"loss": "dpo"}, {"loss": "group_dpo"}, GROUP_GRPO]
 WITH_KL = [{"beta": 0.1}, {**GROUP_GRPO, "beta": 0.1}]
@@ -140,7 +140,13 @@ def test_truncated_responses_teach_nothing_where_they_are_masked(how, entropy_co
 @pytest.mark.parametrize("how", [{}, GROUP_GRPO])
 @pytest.mark.parametrize(
     ("loss_type", "expected"),
-    [("sum", [1 / 4, 1 / 4]), ("grpo", [1 / 24, 1 / 40]), ("dr_grpo", [1 / 64, 1 / 64]), ("dapo", [1 / 32, 1 / 32])],
+    [
+        ("sum", [1 / 4] * 2),
+        ("seq-mean-token-sum", [1 / 8] * 2),
+        ("grpo", [1 / 24, 1 / 40]),
+        ("dr_grpo", [1 / 64, 1 / 64]),
+        ("dapo", [1 / 32, 1 / 32]),
+    ],
 )
 def test_a_batch_left_short_by_refill_weighs_its_prompts_as_a_full_one(how, loss_type, expected):
     groups = [group(0, [1, 1]), group(1, [1, 0], [3, 5]), group(2, [0, 0]), group(3, [0, 0])]
@@ -215,6 +221,15 @@ def test_group_dpo_is_the_mean_over_pairs_then_over_prompts():
     assert float(loss) == pytest.approx(np.mean(means), rel=1e-5)
 
 
+@pytest.mark.parametrize(("normalizer", "weight"), [("pairs", 1 / 2), ("prompts", 1 / 4)])
+@pytest.mark.parametrize("refill", [0, 1])
+def test_dpo_is_divided_by_pairs_or_by_the_prompts_of_a_full_batch(normalizer, weight, refill):
+    groups = [group(0, [1, 1]), group(1, [1, 0]), group(2, [0, 0]), group(3, [0, 1])]
+    dpo = {**settings.online().dpo.to_dict(), "normalizer": normalizer}
+    assert set(values(make(groups, loss="dpo", dpo=dpo, refill=refill), "weight").values()) == {weight}
+    assert set(values(make(groups, loss="group_dpo", dpo=dpo, refill=refill), "pair_weight").values()) == {weight}
+
+
 def test_unscorable_responses_leave_the_baseline_and_keep_kl_and_entropy():
     groups = [group(0, [1, 0, None], [2, 2, 5])]
     assert values(make(groups), "advantage") == {(0, 0): 0.5, (0, 1): -0.5}
@@ -253,12 +268,11 @@ def test_pair_metrics(loss):
 
 @pytest.mark.parametrize("how", [*PLAIN, *WITH_KL])
 def test_fill_gives_every_response_its_own_span(how):
-    """Lengths in order 1, 2, 3, 1: the trainer's probabilities are `factors` times the sampler's."""
+    """Lengths in order 1, 2, 3, 1."""
     groups = [group(0, [1, 0], [1, 2]), group(1, [1, 0], [3, 1])]
-    made, stage = make(groups, **how).groups, stage_of(**how, importance_cap=2.0)
+    made, stage = make(groups, **how).groups, stage_of(**how)
     rows, spans = [*groups[0], *groups[1]], [slice(0, 1), slice(1, 3), slice(3, 6), slice(6, 7)]
-    factors, reference = np.array([0.5, 1, 3, 1, 4, 1.5, 0.25]), -np.arange(7, dtype=np.float32)
-    trainer = np.concatenate([row.rollout.logprobs for row in rows]) + np.log(factors)
+    reference, trainer = -np.arange(7, dtype=np.float32), -np.arange(7, dtype=np.float32) / 2
     sampled = how not in ({"loss": "dpo"}, {"loss": "group_dpo"})  # else there is no ratio
     bare = [r for some in batches.fill(stage, made, None, None) for r in some.responses]
     filled = batches.fill(stage, made, reference, trainer if sampled else None)
@@ -266,11 +280,11 @@ def test_fill_gives_every_response_its_own_span(how):
     found = [r for some in filled for r in some.responses]
     for response, before, row, span in zip(found, bare, rows, spans, strict=True):
         assert response.token_ids.tolist() == before.token_ids.tolist() == row.rollout.token_ids.tolist()
-        assert not {"importance", "ref_logprob", "reference"} & {*before.token, *before.sequence}
+        assert not {"old_logprob", "ref_logprob", "reference"} & {*before.token, *before.sequence}
         expected = dict(before.token)
         if sampled:
-            np.testing.assert_array_equal(before.token["old_logprob"], row.rollout.logprobs)
-            expected |= {"old_logprob": trainer[span], "importance": np.minimum(factors, 2)[span]}
+            np.testing.assert_array_equal(before.token["sampler_logprob"], row.rollout.logprobs)
+            expected |= {"old_logprob": trainer[span]}
         expected |= {"ref_logprob": reference[span]} if how.get("beta") else {}
         assert set(response.token) == set(expected)
         for name, value in expected.items():

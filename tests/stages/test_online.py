@@ -97,6 +97,7 @@ def test_metrics_have_trl_names_and_tokens_are_those_of_the_rollouts(
         "completions/mean_length",
         "loss",
         "grad_norm",
+        "sampling/sampling_logp_difference/mean",
     } < {*record["metrics"]}
     usage = context.sampler().usage
     assert manifest["tokens"]["generated"] == usage.generated
@@ -185,7 +186,7 @@ def all_responses(groups: Groups, stage: ConfigDict) -> list[Group]:
         Group(
             group[0].rollout.prompt_ids,
             [
-                Response(r.rollout.token_ids, {"weight": w, "advantage": a, "old_logprob": r.rollout.logprobs})
+                Response(r.rollout.token_ids, {"weight": w, "advantage": a, "sampler_logprob": r.rollout.logprobs})
                 for r, w, a in zip(group, weights[i], advantages[i], strict=True)
             ],
         )

@@ -149,7 +149,7 @@ def test_several_updates_on_a_batch(train: ConfigDict, tmp_path: Path, opened: O
 CASES = {
     "sync": {"sync_every": 3, "loss": "dpo", "reference_sync": True},
     "refill": {"sync_every": 2, "refill": 2, "loss": "dpo"},
-    "importance": {"importance_cap": 2.0, "beta": 0.01},
+    "importance": {"importance_cap": 2.0, "beta": 0.01, "sync_every": 2},
     "gspo": {"importance_sampling_level": "sequence", "loss_type": "grpo", "sync_every": 4, "num_iterations": 2},
     "retire": {"retire": {"after": 1, "revisit": 2}},
     "combined": {"loss": "group_dpo", "grpo_coef": 0.01, "entropy_coef": 1e-3, "sync_every": 2},

@@ -103,6 +103,11 @@ def test_grpo_on_policy_is_minus_the_advantages(model, scored):
     loss, sums = jax.jit(objective)(model, arrays)
     np.testing.assert_allclose(loss, -0.25 * 15, rtol=1e-5)
     assert float(sums["tokens"]) == 15.0
+    arrays["sampler_logprob"] = arrays.pop("old_logprob") + 1.0
+    own, sums = jax.jit(objective)(model, arrays)  # without old log-probabilities they are the policy's own
+    np.testing.assert_allclose(own, loss, rtol=1e-5)
+    assert float(sums["ratio"]) == 15.0
+    assert float(sums["sampling/sampling_logp_difference/mean"]) == pytest.approx(15.0, rel=1e-5)
     assert not np.allclose(old[0], scored[0][0], atol=0.1), "the temperature made no difference"
 
 
@@ -152,7 +157,7 @@ def response_groups() -> list[Group]:
             "advantage": rng.normal(),
             "old_logprob": rng.normal(-4, 0.3, length),
             "ref_logprob": rng.normal(-4, 0.3, length),
-            "importance": rng.uniform(0.5, 1.5, length),
+            "sampler_logprob": rng.normal(-4, 0.3, length),
             "entropy_weight": 1 / 16,
         }
         sequence = {"side": side, "prompt": prompt, "pair_weight": pair_weight[prompt], "reference": rng.normal(-9, 3)}
@@ -206,7 +211,14 @@ def test_group_dpo_is_the_mean_over_pairs_then_prompts(model):
 
 
 def everything(**changes):
-    settings = {"nll_coef": 0.5, "entropy_coef": 0.2, "grpo_coef": 0.7, "kl_beta": 0.1, **changes}
+    settings = {
+        "nll_coef": 0.5,
+        "entropy_coef": 0.2,
+        "grpo_coef": 0.7,
+        "kl_beta": 0.1,
+        "importance_cap": 1.2,
+        **changes,
+    }
     return objectives.group_dpo(COMPUTE, **(GROUP | {"importance_sampling_level": "sequence"} | settings))
 
 
@@ -233,7 +245,7 @@ def test_eight_devices_equal_one(model):
 def test_the_combination_is_its_parts(model):
     """GroupDPO + 0.7 GRPO; metrics are those of the parts, each by its own count."""
     arrays = in_rows(40)
-    level = {"importance_sampling_level": "sequence"}
+    level = {"importance_sampling_level": "sequence", "importance_cap": 1.2}
     both = run(everything(nll_coef=0.0, entropy_coef=0.0), model, arrays)
     group = run(objectives.group_dpo(COMPUTE, **GROUP), model, arrays)
     policy = run(objectives.grpo(COMPUTE, **GRPO, **level), model, arrays)
@@ -241,12 +253,13 @@ def test_the_combination_is_its_parts(model):
     same_gradients(both[2], jax.tree.map(lambda x, y: x + 0.7 * y, group[2], policy[2]))
     found = losses.mean_metrics(both[1], "pairs")
     parts = losses.mean_metrics(group[1], "pairs") | losses.mean_metrics(policy[1], "tokens")
-    assert found == pytest.approx(parts, rel=1e-5) and {"kl", "importance", "tokens", "pairs"} < set(found)
+    assert found == pytest.approx(parts, rel=1e-5)
+    assert {"kl", "sampling/importance_sampling_ratio/max", "tokens", "pairs"} < set(found)
 
 
 def test_coefficients_of_zero_are_the_plain_losses(model):
     arrays = in_rows(40)
-    plain = {name: x for name, x in arrays.items() if name not in ("entropy_weight", "importance", "advantage")}
+    plain = {name: x for name, x in arrays.items() if name not in ("entropy_weight", "sampler_logprob", "advantage")}
     loss, sums, grads = run(objectives.group_dpo(COMPUTE, **GROUP), model, plain)
     zero = everything(nll_coef=0.0, entropy_coef=0.0, grpo_coef=0.0)
     other, more, moved = run(zero, model, plain)

@@ -36,6 +36,20 @@ def test_schedule_values():
     assert rates("cosine", 3, 13, steps) == pytest.approx([0.2, 0.6, 0.8, 0.4, last, 0.0, 0.0], abs=1e-7)
 
 
+def test_a_schedule_may_end_above_zero():
+    """A fifth of the peak: half of the way 0.6 of it, whatever the shape; warm-up is as before."""
+    for schedule in ("linear", "cosine"):
+        rate = make_schedule(0.8, schedule=schedule, warmup_steps=3, total_steps=13, min_lr_ratio=0.2)
+        assert [float(rate(step)) for step in (0, 3, 8, 13, 20)] == pytest.approx([0.2, 0.8, 0.48, 0.16, 0.16])
+    optimizer, rate = make_optimizer(0.5, total_steps=4, schedule="cosine", min_lr_ratio=0.2)
+    params = {"w": jnp.array([3.0])}
+    state = optimizer.init(params)
+    for step in range(5):  # of a constant gradient Adam's update is its rate
+        updates, state = optimizer.update({"w": jnp.array([0.1])}, state, params)
+        np.testing.assert_allclose(updates["w"], -rate(step), rtol=1e-4)
+    assert float(rate(4)) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_first_update_moves_without_warm_up(schedule: str):
     assert rates(schedule, 0, 4, (0,)) == pytest.approx([0.8])
@@ -139,6 +153,8 @@ def test_the_state_lies_on_the_mesh_like_the_parameters():
     [
         ({"schedule": "step"}, "optimizer.schedule must be one of constant, linear, cosine, got 'step'"),
         ({"warmup_steps": 10}, r"warmup_steps \(10\) .* less than the number of updates \(10\)"),
+        ({"min_lr_ratio": 0.2}, "min_lr_ratio is what a linear or cosine schedule ends at, .* got 0.2 .*'constant'"),
+        ({"schedule": "cosine", "min_lr_ratio": 1.5}, "from 0 to 1 of learning_rate, got 1.5"),
         ({"b2": 1.0}, "optimizer.b2 must be at least 0 and less than 1, got 1.0"),
         ({"eps": math.nan}, "optimizer.eps"),
         ({"kind": "sgd"}, "optimizer.kind must be one of adamw, adafactor, got 'sgd'"),
