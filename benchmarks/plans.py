@@ -6,7 +6,7 @@ r"""Plans of the recipes for real models: compiled for each machine, then writte
     python benchmarks/plans.py --write                      compile nothing, write what is there
 
 A row is a config on a machine, for G2D and for GRPO alone, whose programs are mostly the same. It is compiled in a
-process of its own and added to docs/benchmarks/plans.json when it is done, so that this may be stopped at any time. A
+process of its own and added to the table in docs/models.md when it is done, so that this may be stopped at any time. A
 row that is there stays unless --again. TPUs need the extra plan, GPUs the extra cuda.
 """
 
@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
-import json
 import multiprocessing
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ sys.path.insert(0, str(ROOT))
 
 from g2d_jax import recipes  # noqa: E402
 
-RESULTS = ROOT / "docs" / "benchmarks" / "plans.json"
 TABLE = ROOT / "docs" / "models.md"
 MARK = "<!-- written by benchmarks/plans.py -->\n"
 METHODS = ("g2d", "grpo")
@@ -41,7 +39,10 @@ HALF = "moments=bfloat16"  # for 8B on 16 chips of 16 GB
 MANY = ("compute.slots=256",)  # where memory allows it: decoding reads the weights once for all rows
 SOME = ("compute.slots=64",)  # on one host with little memory
 
-Results = dict[str, dict[str, Any]]
+HEAD = ("config", "machine", "fullest program, GiB", "of", "hours of G2D, by stage", "of GRPO alone", "settings")
+
+Results = dict[str, Sequence[str]]
+"""Name of a row -> its cells in the table, under HEAD."""
 
 
 @dataclass(frozen=True)
@@ -139,18 +140,19 @@ def _stage(made: Any, name: str) -> dict[str, Any]:
     }
 
 
-def compile_rows(wanted: Sequence[Row], results: Results) -> None:
-    """Compile row after row, each in a process of its own, and keep what is found."""
+def compile_rows(wanted: Sequence[Row], results: Results, stamps: Stamps) -> None:
+    """Compile row after row, each in a process of its own, and write each when it is there."""
     for number, row in enumerate(wanted, 1):
         print(f"{number} of {len(wanted)}: {row.name}", flush=True)
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             try:
-                results[row.name] = pool.submit(measure, row).result()
+                plan = pool.submit(measure, row).result()
             except BrokenProcessPool:
                 print("  the process was killed, as for want of memory: left out", flush=True)
                 continue
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", "utf-8")
+        results[row.name] = cells_of(row, plan)
+        stamps.add(plan)
+        write(results, stamps)
 
 
 # Writing
@@ -164,23 +166,15 @@ def total_hours(stages: Sequence[Mapping[str, Any]]) -> str:
     return f"{sum(stage['hours'] for stage in stages):,.1f}"
 
 
-def peak(stages: Sequence[Mapping[str, Any]]) -> float:
-    """GiB of a device at the fullest moment of a run."""
-    return max(float(stage["peak"]) for stage in stages)
-
-
 def docstring_lines(recipe: str, results: Results) -> list[str]:
     """The lines that say in a config what its plan is."""
     cells = [["machine", "choice", "peak GiB", "hours of G2D", "of GRPO", "with"]]
     for row in rows():
         if row.recipe == recipe and (found := results.get(row.name)):
-            methods = found["methods"]
-            most = max(peak(stages) for stages in methods.values())
-            hours = [
-                "-" if any(s["misfits"] for s in methods[name]) else total_hours(methods[name]) for name in METHODS
-            ]
+            _, _, fullest, memory, g2d, grpo, _ = found
+            hours = ["-" if text.startswith("no: ") else text.partition(":")[0].strip("*") for text in (g2d, grpo)]
             settings = " ".join(f"--config.{override}" for override in row.overrides)
-            cells.append([row.machine, row.choice, f"{most:.2f} of {found['memory']:.2f}", *hours, settings])
+            cells.append([row.machine, row.choice, f"{fullest.split()[0]} of {memory}", *hours, settings])
     if len(cells) == 1:
         return [f"Plan:      none yet: g2d plan --config {recipe} --topology v5e-16"]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -197,45 +191,61 @@ def with_plan(text: str, lines: Sequence[str]) -> str:
     return found
 
 
-def table(results: Results) -> str:
-    """All results as a Markdown table."""
-    head = ("config", "machine", "fullest program, GiB", "of", "hours of G2D, by stage", "of GRPO alone", "settings")
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in rows():
-        if found := results.get(row.name):
-            g2d, grpo = (found["methods"][method] for method in METHODS)
-            fullest = max((*g2d, *grpo), key=lambda stage: float(stage["peak"]))
-            by_stage = ", ".join(f"{stage['stage']} {stage['hours']:.1f}" for stage in g2d)
-            hours = total_hours(g2d)
-            cells = (
-                f"`{row.config}`",
-                row.machine,
-                f"{fullest['peak']:.2f} ({fullest['stage']}, {fullest['program']})",
-                f"{found['memory']:.2f}",
-                hours if hours.startswith("no") else f"**{hours}**: {by_stage}",
-                total_hours(grpo),
-                ", ".join(f"`{override}`" for override in row.overrides),
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def stamp(results: Results) -> str:
-    """When, and with which versions."""
-    dates = sorted({found["date"] for found in results.values()})
-    versions = sorted(
-        {f"{name} {version}" for found in results.values() for name, version in found["versions"].items()}
+def cells_of(row: Row, plan: Mapping[str, Any]) -> Sequence[str]:
+    """A row of the table, from what `measure` found."""
+    g2d, grpo = (plan["methods"][method] for method in METHODS)
+    fullest = max((*g2d, *grpo), key=lambda stage: float(stage["peak"]))
+    by_stage = ", ".join(f"{stage['stage']} {stage['hours']:.1f}" for stage in g2d)
+    hours = total_hours(g2d)
+    return (
+        f"`{row.config}`",
+        row.machine,
+        f"{fullest['peak']:.2f} ({fullest['stage']}, {fullest['program']})",
+        f"{plan['memory']:.2f}",
+        hours if hours.startswith("no") else f"**{hours}**: {by_stage}",
+        total_hours(grpo),
+        ", ".join(f"`{override}`" for override in row.overrides),
     )
-    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return f"Compiled {when} with {', '.join(versions)}; nothing ran on a TPU or GPU.\n"
 
 
-def write(results: Results) -> None:
-    """The table in docs/models.md, after its mark, and the plan in every config's docstring."""
-    head, mark, _ = TABLE.read_text("utf-8").partition(MARK)
+@dataclass
+class Stamps:
+    """When the rows were compiled, and with which versions ("jax 0.10.2")."""
+
+    dates: set[str] = field(default_factory=set)
+    versions: set[str] = field(default_factory=set)
+
+    def add(self, plan: Mapping[str, Any]) -> None:
+        """One more row, as `measure` found it."""
+        self.dates.add(plan["date"])
+        self.versions |= {f"{name} {version}" for name, version in plan["versions"].items()}
+
+    def line(self) -> str:
+        """As a sentence."""
+        when = " to ".join(sorted({min(self.dates), max(self.dates)}))
+        return f"Compiled {when} with {', '.join(sorted(self.versions))}; nothing ran on a TPU or GPU."
+
+
+def read() -> tuple[Results, Stamps]:
+    """What the table in docs/models.md has. Raises ValueError if it has no mark."""
+    _, mark, body = TABLE.read_text("utf-8").partition(MARK)
     if not mark:
         raise ValueError(f"{TABLE} has no line {MARK.strip()!r}")
-    body = f"\n{stamp(results)}\n{table(results)}" if results else "\nNothing compiled yet.\n"
+    written = [tuple(cell.strip() for cell in line[1:-1].split("|")) for line in body.splitlines() if line[:3] == "| `"]
+    there = {(cells[0], cells[1]): cells for cells in written}
+    results: Results = {row.name: found for row in rows() if (found := there.get((f"`{row.config}`", row.machine)))}
+    stamps = Stamps()
+    if line := re.search(r"^Compiled (.*) with (.*); nothing", body, re.M):
+        stamps = Stamps(set(line[1].split(" to ")), set(line[2].split(", ")))
+    return results, stamps
+
+
+def write(results: Results, stamps: Stamps) -> None:
+    """The table in docs/models.md, after its mark, and the plan in every config's docstring."""
+    head = TABLE.read_text("utf-8").partition(MARK)[0]
+    lines = [results[row.name] for row in rows() if row.name in results]
+    table = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|", *(f"| {' | '.join(cells)} |" for cells in lines)]
+    body = "\n".join(["", stamps.line(), "", *table, ""]) if results else "\nNothing compiled yet.\n"
     if results and (missing := [f"`{row.name}`" for row in rows() if row.name not in results]):
         body += f"\nNot compiled yet: {', '.join(missing)}.\n"
     TABLE.write_text(head + MARK + body, "utf-8")
@@ -252,14 +262,14 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="list the rows")
     parser.add_argument("--write", action="store_true", help="write what is there, compile nothing")
     arguments = parser.parse_args()
-    results: Results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    results, stamps = read()
     chosen = [row for row in rows() if set(arguments.only) <= set(re.split(r"[ :]", row.name))]
     if arguments.list:
         print("\n".join(f"{'there  ' if row.name in results else 'missing'}  {row.name}" for row in chosen))
         return
     if not arguments.write:
-        compile_rows([row for row in chosen if arguments.again or row.name not in results], results)
-    write(results)
+        compile_rows([row for row in chosen if arguments.again or row.name not in results], results, stamps)
+    write(results, stamps)
 
 
 if __name__ == "__main__":
