@@ -41,7 +41,10 @@ def read_config(workdir: epath.Path) -> ConfigDict:
     content = storage.read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ValueError(f"{file} is not the settings of a run")
-    config = from_dict(content["config"])
+    try:
+        config = from_dict(content["config"])
+    except ValueError as error:
+        raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
     for section in (config, *config.tasks.values()):
         section.reward.folder = None  # what lies in work directories names no code to run
     return config

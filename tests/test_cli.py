@@ -346,6 +346,15 @@ def test_a_folder_without_a_run(
         assert "holds no run but studies: give the folder of a point, points/STUDY/POINT" in capsys.readouterr().err
 
 
+def test_settings_of_another_version_are_named_with_their_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {"config": {"learning": 1}, "own": {}, "version": "0.0.9"}
+    storage.write_json(tmp_path / "config.json", values)
+    assert cli.main(["status", str(tmp_path)]) == 1
+    assert f"{tmp_path / 'config.json'}, written by version 0.0.9: unknown field 'learning'" in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert cli.main(["run", "--config", TINY, "--workdir", str(tmp_path / "file")]) == 1
