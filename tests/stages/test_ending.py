@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from killed import Runs
 from ml_collections import ConfigDict
 
 from g2d_jax import accounting, pipeline, storage
@@ -342,3 +343,20 @@ def test_an_adaptive_stage_that_is_killed_ends_where_it_would_have(tmp_path: Pat
     for key in ("stop", "counts", "tokens", "flops", "fingerprint"):
         assert again[key] == manifest[key], key
     assert not (broken / "01-warmup" / "rollouts" / f"step-{end:06d}.parquet").exists()
+
+
+@pytest.mark.slow
+def test_a_probe_that_is_interrupted_is_made_again_and_ends_the_stage(tmp_path: Path, runs: Runs) -> None:
+    """SIGTERM during the probe that ends the warm-up: the step before it is saved, and nothing more is trained."""
+    changes = ("stop=adaptive", "adaptive.min_steps=1", "steps=5", "probe.every=1", "probe.num_generations=4")
+    frozen = [f"stages.warmup.{change}" for change in (*changes, "keep=()", "optimizer.learning_rate=0")]
+    frozen.append("stages.sft.steps=1")
+    stopped = runs(tmp_path, 75, overrides=frozen, call=["TERM", "_measured", 3])
+    assert "told to stop; saved at step 3 of 5" in stopped["text"]
+    runs(tmp_path, overrides=frozen, until="collect")
+    manifest = storage.finished(tmp_path / "02-warmup")
+    assert manifest is not None and manifest["counts"]["steps"] == 3
+    assert (manifest["stop"]["rule"], manifest["stop"]["step"]) == ("adaptive", 3)
+    assert [probe["step"] for probe in manifest["stop"]["probes"]] == [2, 3]
+    assert manifest["at"]["3"]["flops"] == manifest["flops"]
+    assert not list((tmp_path / "02-warmup" / "rollouts").glob("step-000003*"))
