@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -309,7 +309,7 @@ class Context:
     def cast_program(self) -> Any:
         """Make the program that casts parameters to the sampler's type, before they are copied to each process."""
         if "cast" not in self.programs:
-            self.programs["cast"] = jax.jit(lambda model: lora.decoded(model, self.dtype))
+            self.programs["cast"] = jax.jit(partial(lora.decoded, dtype=self.dtype))
         return self.programs["cast"]
 
     def sampling_params(self, sampling: ConfigDict, **changes: Any) -> SamplingParams:

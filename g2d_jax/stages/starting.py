@@ -65,11 +65,11 @@ def random(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> Decoder:
     """Random parameters on the mesh; of a shape with adapters what stands beside them."""
     key, std, dtype = keys.key(config.seed, "init"), config.model.init_std, base_dtype(config)
 
-    def make() -> Decoder:
+    def random_parameters() -> Decoder:
         return decoder.cast(decoder.init(shape.base, key, std), dtype)
 
     if shape.lora is None or not shape.lora.quantise:
-        model = jax.jit(make, out_shardings=decoder.shardings(shape.base, mesh))()
+        model = jax.jit(random_parameters, out_shardings=decoder.shardings(shape.base, mesh))()
         return lora.frozen(model, shape) if shape.lora else model
     where = decoder.shardings(shape, mesh)
 
@@ -88,7 +88,11 @@ def beside(rest: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Decoder:
     """A policy: fresh adapters, on the mesh, and the rest (`lora.frozen`)."""
     where, _ = lora.split(decoder.shardings(shape, mesh))
     key = keys.key(seed, "lora")
-    return lora.join(jax.jit(lambda: lora.adapters(shape, key), out_shardings=where)(), rest)
+
+    def random_adapters() -> Decoder:
+        return lora.adapters(shape, key)
+
+    return lora.join(jax.jit(random_adapters, out_shardings=where)(), rest)
 
 
 def base_policy(config: ConfigDict, policy: str) -> str:

@@ -83,10 +83,10 @@ def make_fresh_state(
 ) -> Callable[[Decoder], TrainState]:
     """The jitted program of `fresh_state`, of what is trained."""
 
-    def fresh(params: Decoder) -> TrainState:
+    def optimizer_state(params: Decoder) -> TrainState:
         return TrainState(jax.tree.map(jnp.copy, params), optimizer.init(params))
 
-    return jax.jit(fresh, out_shardings=state_shardings(config, optimizer, mesh, offload))
+    return jax.jit(optimizer_state, out_shardings=state_shardings(config, optimizer, mesh, offload))
 
 
 def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -184,7 +184,7 @@ def accumulate(
 def make_scorer(compute: Compute) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """score(params, arrays, count, temperature=1.0) -> (logprobs, entropies), float32 [N, R, T], without gradient."""
 
-    def score(
+    def score_logprobs(
         params: Decoder, arrays: Arrays, count: jax.Array, temperature: float = 1.0
     ) -> tuple[jax.Array, jax.Array]:
         tokens = arrays["tokens"]
@@ -198,4 +198,4 @@ def make_scorer(compute: Compute) -> Callable[..., tuple[jax.Array, jax.Array]]:
 
         return jax.lax.fori_loop(0, count, one, (blank, blank))
 
-    return jax.jit(score, static_argnames="temperature", out_shardings=meshes.replicated(compute.mesh))
+    return jax.jit(score_logprobs, static_argnames="temperature", out_shardings=meshes.replicated(compute.mesh))

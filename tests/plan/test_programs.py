@@ -69,7 +69,7 @@ def test_a_stage_compiles_what_was_planned(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "jax"), jax.log_compiles():
         pipeline.run(config, tmp_path)
     compiled = logged_inputs(caplog.text)
-    assert expected.keys() == {"view", "prefill", "admit", "decode", "fresh", "score", "step"}
+    assert expected.keys() == {"view", "prefill", "admit", "decode", "optimizer_state", "score_logprobs", "train_step"}
     assert {name for name, shapes in compiled.items() if max(map(len, shapes)) > 8} == expected.keys()
     for name, wanted in expected.items():
         assert wanted in compiled[name], name

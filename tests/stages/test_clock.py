@@ -89,7 +89,7 @@ def test_the_program_that_is_compiled_now_has_a_name():
 @jax.jit
 def busy(x):
     """About a second of work on a CPU, after which the result is there."""
-    return jax.lax.fori_loop(0, 1000, lambda _, y: jnp.tanh(y @ y), x).sum()
+    return jax.lax.fori_loop(0, 2000, lambda _, y: jnp.tanh(y @ y), x).sum()
 
 
 def test_time_in_no_activity_is_that_of_the_program_that_runs():

@@ -48,7 +48,7 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     4 x 2 and, with each of an update's 16 responses in a row of its own, 8 x 2. The sampler has 16 rows or 8, and 64,
     96 or 112 columns of cache; rows are admitted from one of these sizes into the same or the next.
     """
-    bounds = {"step": 4, "decode": 5, "admit": 11}  # further than the first of each
+    bounds = {"train_step": 4, "decode": 5, "admit": 11}  # further than the first of each
     config.stages.sft.steps, config.stages.warmup.steps, config.stages.warmup.keep = 6, 6, ()
     config.stages.warmup.sampling.max_new_tokens = 96
     config.stages.sft.optimizer.learning_rate = 1e-5  # it stays random: responses end early and late
