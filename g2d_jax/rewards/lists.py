@@ -57,9 +57,18 @@ def same_elements(gold: Sequence[str], answer: Sequence[str]) -> bool | None:
     return len(rest[0]) == len(rest[1]) and all(map(same_quantity, *rest))
 
 
-def says_only(gold: str, answer: Sequence[str]) -> bool:
-    r"""Whether a list repeats one value, the gold, and nothing else: `\frac{1}{2} or 0.5`."""
-    return len(answer) > 1 and set(map(_form, answer)) == {_form(gold)}
+def says_only(value: str, elements: Sequence[str]) -> bool | None:
+    r"""Whether a list repeats one value and nothing else, as `\frac{1}{2} or 0.5`; None where exact forms do not tell.
+
+    It does not repeat a number if another number is in it.
+    """
+    if {_form(value)} == set(map(_form, elements)):
+        return True
+    number = _plain_number(value)
+    if number is None:
+        return None
+    others = [other for other in map(_plain_number, elements) if other is not None]
+    return None if all(same_quantity(number, other) for other in others) else False
 
 
 def without_common(gold: str, answer: str) -> tuple[str, str]:

@@ -175,13 +175,13 @@ def _same_number(gold: str, answer: str) -> bool | None:
 
 
 def _same_list(gold: str, answer: str) -> bool | None:
-    """Lists of values in any order: complete or wrong. Of a single gold a list is right if all of it is."""
+    """Lists of values in any order: complete or wrong. A list agrees with a single value if it says nothing else."""
     expected, given = lists.elements(gold), lists.elements(answer)
-    if given is None:
-        return None
-    if expected is not None:
+    if expected is not None and given is not None:
         return lists.same_elements(expected, given)
-    return True if lists.says_only(gold, given) else None
+    if given is not None:
+        return lists.says_only(gold, given)
+    return lists.says_only(answer, expected) if expected is not None else None
 
 
 def _same_words(gold: str, answer: str) -> bool | None:
