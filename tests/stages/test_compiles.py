@@ -77,4 +77,4 @@ def test_the_same_settings_once_more_compile_no_program_again(config, opened, tm
         for name in ("sft", "warmup"):
             pipeline.run_stage(context, name, order)
     again = Counter(compiled[before:])
-    assert {"prefill", "admit", "decode", "view", "score"}.isdisjoint(again), again
+    assert {"prefill", "admit", "decode", "view", "score_logprobs"}.isdisjoint(again), again
