@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import canonical, pipeline, storage
 from g2d_jax.data.packing import pack
+from g2d_jax.models import hf, reward_model
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.records import Problem
@@ -71,6 +72,9 @@ def _check(context: Context) -> None:
     _ = context.sampling_mesh
     if context.model_folder is not None:
         find_weights(context.model_folder, context.model_config.base)
+    for task in context.tasks.values():
+        if task.reward.function == "model":
+            reward_model.check(hf.resolve(task.reward.model.path, revision=task.reward.model.revision))
     for name, stage in context.config.stages.items():
         if stage.kind == "sft":
             context.row_length(stage.max_length)

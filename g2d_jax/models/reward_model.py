@@ -32,6 +32,7 @@ from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, forward
 from g2d_jax.models.hf_folder import CONFIG, check_headers, read_config, read_headers, read_json, stored_shape
 from g2d_jax.models.kernels import attention_for
+from g2d_jax.models.shard import Stored
 from g2d_jax.models.table import Param
 from g2d_jax.records import MEMBERS
 
@@ -87,6 +88,17 @@ def load(folder: storage.PathLike, *, mesh: Mesh | None = None, dtype: jnp.dtype
     heads, and for an architecture whose read-out is not known. A language model's lm_head.weight in the file is not
     read, as in transformers.
     """
+    config, found, head, read_out = check(folder)
+    trunk = hf.load_decoder(config, found, mesh=mesh, dtype=dtype)
+    everywhere = None if mesh is None else meshes.replicated(mesh)
+    return ScalarModel(trunk, hf.load_array(head, found, everywhere, jnp.dtype(jnp.float32)), read_out)
+
+
+def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Param, ReadOut]:
+    """The trunk's shape, all tensors by name, the head's row and where it is read, from the headers alone.
+
+    Raises ValueError as `load` does.
+    """
     place = epath.Path(folder)
     config = dataclasses.replace(read_config(place), tie_word_embeddings=True)
     found = read_headers(place)
@@ -96,10 +108,7 @@ def load(folder: storage.PathLike, *, mesh: Mesh | None = None, dtype: jnp.dtype
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     head = _head_row(config, name)
-    found = check_headers(place, found, config, {name: stored_shape(head)})
-    trunk = hf.load_decoder(config, found, mesh=mesh, dtype=dtype)
-    everywhere = None if mesh is None else meshes.replicated(mesh)
-    return ScalarModel(trunk, hf.load_array(head, found, everywhere, jnp.dtype(jnp.float32)), read_out)
+    return config, check_headers(place, found, config, {name: stored_shape(head)}), head, read_out
 
 
 def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> ScalarModel:
