@@ -18,7 +18,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import __version__, storage
-from g2d_jax.canonical import differences, identity, to_dict, with_longer
+from g2d_jax.canonical import differences, from_dict, identity, to_dict, with_longer
 from g2d_jax.locks import LOCK as LOCK
 from g2d_jax.locks import awaited as awaited
 from g2d_jax.locks import locked as locked
@@ -112,9 +112,17 @@ def check_claim(
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise ValueError(f"{workdir} holds a config.json that is not a run's: choose another --workdir")
         begun = stage_folders(workdir)
-        if begun:
-            _check_unchanged(content, config, workdir, own, {name: begun.keys() & set(ends[name]) for name in ends})
-        longer = with_longer(identity(content["config"]), identity(config))[1]
+        if not begun:
+            return []
+        try:
+            before = from_dict(content["config"])
+        except ValueError as error:
+            raise ValueError(
+                f"{file} does not hold this version's settings: {error}. Choose another --workdir"
+            ) from error
+        content = {**content, "config": before}
+        _check_unchanged(content, config, workdir, own, {name: begun.keys() & set(ends[name]) for name in ends})
+        longer = with_longer(identity(before), identity(config))[1]
         return [begun[name] for name in longer if name in begun]
     if workdir.exists() and any(child.name != LOCK for child in workdir.iterdir()):
         raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")

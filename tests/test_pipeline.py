@@ -114,7 +114,7 @@ def test_collect_stages_share_the_rollouts_of_one_policy(config: ConfigDict, tmp
 def test_a_config_without_stages_and_an_unknown_stage_to_stop_at(config: ConfigDict, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no stages: add some"):
         pipeline.plan(settings.base())
-    with pytest.raises(ValueError, match="no stage 'warm'; the stages are sft, warmup"):
+    with pytest.raises(ValueError, match="no stage 'warm' to stop after; the stages are sft, warmup"):
         pipeline.run(config, tmp_path, until="warm")
 
 
