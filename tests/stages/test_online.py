@@ -209,7 +209,7 @@ def test_without_reward_signal_it_stops_and_keeps_the_policy(
     warmup.stages.warmup.patience = 2
     warmup.checkpoint.every = 50
     with pytest.raises(
-        StopRun, match=rf"no reward signal for 2 steps in a row; .*{cause}.*try easier problems"
+        StopRun, match=rf"no reward signal for 2 steps in a row; .*{cause}.*To try: easier problems"
     ) as stop:
         run(opened(warmup, tmp_path, reward))
     assert "the policy so far is kept, step 1 in" in str(stop.value)

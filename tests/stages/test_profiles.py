@@ -23,7 +23,7 @@ def test_a_window_is_traced_and_nothing_else(config, opened, tmp_path, capsys):
     folder = "plugins/profile/sft-2-3"
     assert found.keys() == {f"{folder}/process-0.xplane.pb", f"{folder}/process-0.trace.json.gz"}
     events = json.loads(gzip.decompress(found[f"{folder}/process-0.trace.json.gz"]))["traceEvents"]
-    calls = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if "PjitFunction(step)" in e.get("name", ""))
+    calls = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if "PjitFunction(train_step)" in e.get("name", ""))
     within = [any(first <= start and end < last for first, last in calls) for start, end in calls]  # another's record
     assert within.count(False) == 2, calls
     assert "tensorboard --logdir" in capsys.readouterr().out
