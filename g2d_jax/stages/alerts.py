@@ -43,8 +43,10 @@ VISITS = {"online": 50, "sft": 20}
 """Kind of stage -> times that it draws each of its problems or examples above which these are too few. Rewards stand
 more repetition than demonstrations, which are learned by heart."""
 UPDATES = 10  # of an offline stage: fewer hardly move a policy
-STEPS = 20  # of an online stage: the fewest whose first and last quarter are compared
-HALFWAY = 100  # steps of an online stage from which on they are compared halfway, too
+STEPS = 20  # of an online stage: the fewest whose rewards a line is fitted to
+HALFWAY = 100  # steps of an online stage from which on this is done halfway, too
+LEAST_RISE = 0.1  # of a reward from 0 to 1 over a stage: less than this is hardly any …
+HIGH_REWARD = 0.9  # … but there is little left to rise above this
 DISPLACED = 0.2  # nats a token that chosen responses lose
 SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
 
@@ -69,7 +71,7 @@ def say(context: Context, name: str, step: int, alerts: Iterable[Alert], said: l
     said: {"cause", "step", "text", "values"} each, for the manifest; JSON.
     """
     for alert in alerts:
-        if alert.cause in {one["cause"] for one in said}:
+        if alert.cause in {warning["cause"] for warning in said}:
             continue
         text = f"{name}{f', step {step}' if step else ''}: {alert.text}"
         said.append({"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)})
@@ -95,19 +97,20 @@ def watch(
     *,
     kind: str = "train",
 ) -> None:
-    """Add a step's metrics to what was seen of `WATCHED`, and say what has gone wrong.
+    """Add a step's metrics to the series of `WATCHED`, and say what has gone wrong.
 
     Call it once a step, after the update. kind: series of different kinds are not compared; "probe" is judged on
     single values. training.facts holds the first and the last values of each series, and all rewards of training.
     """
     window = PROBE_WINDOW if kind == "probe" else WINDOW
-    seen = training.facts.setdefault("watched", {}).setdefault(kind, {})
+    series = training.facts.setdefault("watched", {}).setdefault(kind, {})
     for metric in WATCHED:
         if math.isfinite(value := float(metrics.get(metric, math.nan))):
-            values = seen.setdefault(metric, [])
+            values = series.setdefault(metric, [])
             values.append(value)
             del values[window:-window]
-    alerts = [*collapse(seen, stage, window), *sampled(_latest(seen, window), stage)]
+    sampling = stage.probe_sampling if "probe_sampling" in stage else stage.sampling
+    alerts = [*collapse(series, stage, window), *sampled(_latest(series, window), sampling.max_new_tokens)]
     alarm(context, name, training, alerts)
     if kind == "train" and math.isfinite(reward := float(metrics.get("reward", math.nan))):
         training.facts.setdefault("rewards", []).append(reward)
@@ -116,15 +119,23 @@ def watch(
 
 
 def conclude(context: Context, name: str, stage: ConfigDict, training: Trainer) -> None:
-    """Say what only the whole of an online stage shows, or half of a long one."""
-    said = {one["cause"] for one in training.facts.get("warnings", [])}
-    if "signal" not in said:  # which says why
-        alarm(context, name, training, stalled(training.facts.get("rewards", []), stage))
+    """Say what only the whole of an online stage shows, or half of a long one; take back what no longer holds.
+
+    What is taken back stays in the log of metrics, but not in the manifest, and so not in the report.
+    """
+    warnings = training.facts.setdefault("warnings", [])
+    causes = {warning["cause"] for warning in warnings}
+    alerts = stalled(training.facts.get("rewards", []), stage)
+    if "stalled" in causes and not alerts:
+        warnings[:] = [warning for warning in warnings if warning["cause"] != "stalled"]
+        context.tracker.say(f"{name}: that the reward has hardly risen, as was said before, no longer holds")
+    if "signal" not in causes:  # which says why
+        alarm(context, name, training, alerts)
 
 
-def _latest(seen: Mapping[str, Sequence[float]], window: int) -> dict[str, float]:
+def _latest(series: Mapping[str, Sequence[float]], window: int) -> dict[str, float]:
     """Means of the last `window` values of each series that has as many."""
-    return {name: statistics.fmean(values[-window:]) for name, values in seen.items() if len(values) >= window}
+    return {name: statistics.fmean(values[-window:]) for name, values in series.items() if len(values) >= window}
 
 
 # Rules
@@ -171,14 +182,14 @@ def few_pairs(counts: Mapping[str, int]) -> list[Alert]:
     return [Alert("signal", text, {"mixed": mixed, "prompts": prompts})]
 
 
-def sampled(shares: Mapping[str, float], stage: ConfigDict, whose: str = "its responses") -> list[Alert]:
+def sampled(shares: Mapping[str, float], limit: int | None, whose: str = "its responses") -> list[Alert]:
     """What is wrong with responses of a policy, by their shares under the names of `WATCHED`; missing ones say
-    nothing. stage: has sampling settings. whose: for the message."""
+    nothing. limit: the max_new_tokens that they were drawn with; None: not known, and nothing is said of it. whose: for
+    the message."""
     alerts = []
-    if (cut := shares.get("completions/clipped_ratio", 0.0)) > CUT:
-        sampling = stage.probe_sampling if "probe_sampling" in stage else stage.sampling
+    if limit is not None and (cut := shares.get("completions/clipped_ratio", 0.0)) > CUT:
         text = (
-            f"{cut:.0%} of {whose} are cut at max_new_tokens, {sampling.max_new_tokens}, and so have no end. To try: "
+            f"{cut:.0%} of {whose} are cut at max_new_tokens, {limit}, and so have no end. To try: "
             "a larger sampling.max_new_tokens, the template that the model was trained with (tokenizer.chat, "
             "tokenizer.prompt_template), SFT on responses that end"
         )
@@ -207,26 +218,37 @@ def _level(reward: float) -> str:
 
 
 def stalled(rewards: Sequence[float], stage: ConfigDict) -> list[Alert]:
-    """Whether the mean reward of an online stage's steps has not risen beyond its error: two standard errors of the
-    difference between the last and the first quarter, from the scatter of the steps."""
-    if len(rewards) < STEPS:
+    """Whether the mean rewards of an online stage's steps are known to have hardly risen; noise alone says nothing.
+
+    The rise is that of a line fitted by least squares to all steps; its error is from their scatter about it. It is
+    hardly any if it is no more than two errors above 0, and two errors more would still be less than LEAST_RISE. A
+    reward on another scale than 0 to 1 has no such size: it must not have risen at all.
+    """
+    steps = len(rewards)
+    if steps < STEPS:
         return []
-    quarter = len(rewards) // 4
-    (first, first_error), (last, last_error) = (_mean(ends) for ends in (rewards[:quarter], rewards[-quarter:]))
-    if last - first > 2 * math.hypot(first_error, last_error):
+    on_scale = min(rewards) >= 0 and max(rewards) <= 1
+    first = statistics.fmean(rewards[: steps // 4])
+    rise, error = _rise(rewards)
+    least = LEAST_RISE if on_scale else 2 * error
+    if (on_scale and first > HIGH_REWARD) or rise > 2 * error or rise + 2 * error > least:
         return []
     text = (
-        f"the reward has not risen beyond its error: {first:.3f} ± {first_error:.3f} in the first {quarter} steps, "
-        f"{last:.3f} ± {last_error:.3f} in the last. To try: a larger optimizer.learning_rate (now "
-        f"{stage.optimizer.learning_rate:g}), more steps, more prompts_per_step or num_generations against the noise, "
-        "problems that are sometimes answered right"
+        f"the reward has hardly risen: by {rise:.3f} ± {error:.3f} over {steps} steps, from {first:.3f} in the first "
+        f"{steps // 4}. To try: a larger optimizer.learning_rate (now {stage.optimizer.learning_rate:g}), more steps, "
+        "more prompts_per_step or num_generations against the noise, problems that are sometimes answered right"
     )
-    return [Alert("stalled", text, {"first": first, "last": last})]
+    return [Alert("stalled", text, {"rise": rise, "error": error, "first": first})]
 
 
-def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and its standard error."""
-    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+def _rise(values: Sequence[float]) -> tuple[float, float]:
+    """Fit a line to a series by least squares; returns its rise from the first to the last value, and the standard
+    error of that."""
+    count = len(values)
+    slope, intercept = statistics.linear_regression(range(count), values)
+    residuals = math.fsum((value - intercept - slope * step) ** 2 for step, value in enumerate(values))
+    variance = residuals / (count - 2) / (count * (count**2 - 1) / 12)
+    return slope * (count - 1), math.sqrt(variance) * (count - 1)
 
 
 def displaced(change: float, stage: ConfigDict) -> list[Alert]:

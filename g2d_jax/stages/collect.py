@@ -50,7 +50,8 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     preferences = _preferences(context, draws, groups, pairs)
     _write(folder / "preferences", preferences, _provenance(context, name, stage, counts))
     said: list[dict[str, Any]] = []
-    alerts.say(context, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, stage)], said)
+    limit = sampler_settings(context, name).get("max_new_tokens")  # of what drew them; a file does not say
+    alerts.say(context, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], said)
     metrics = {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
     context.tracker.log(name, 0, metrics)
     result = {**_lengths(preferences), "rollouts": described, "informativeness": measures}

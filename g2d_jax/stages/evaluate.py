@@ -44,7 +44,8 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
             metrics = _metrics(found)
             bar.update(bar.done, {"reward": next(iter(metrics.values()))})
             context.tracker.log(name, number, {**metrics, "completions/mean_length": found["mean_length"]})
-            alerts.say(context, name, number, alerts.sampled(_shares(found), stage, f"the responses of {policy}"), said)
+            limit, whose = stage.sampling.max_new_tokens, f"the responses of {policy}"
+            alerts.say(context, name, number, alerts.sampled(_shares(found), limit, whose), said)
     pairs = list(zip(stage.policies[:-1], stage.policies[1:], strict=True))
     if len(stage.policies) > 2:
         pairs.append((stage.policies[0], stage.policies[-1]))

@@ -189,8 +189,9 @@ def test_too_little_data_for_a_stage(arguments: tuple[str, int, int, int], expec
     ],
 )
 def test_what_is_wrong_with_responses(shares: dict[str, float], expected: list[str], words: str) -> None:
-    found = alerts.sampled(shares, ONLINE)
+    found = alerts.sampled(shares, 256)
     assert causes(found) == expected and all(words in alert.text for alert in found)
+    assert "cut" not in causes(alerts.sampled(shares, None))
 
 
 def test_few_pairs_and_few_updates() -> None:
@@ -206,28 +207,75 @@ def test_few_pairs_and_few_updates() -> None:
     assert alerts.few_pairs({**counts, "mixed": 10}) == []
 
 
-def test_a_reward_that_does_not_rise() -> None:
-    noise = np.random.default_rng(0).normal(0, 0.05, 100)
-    assert causes(alerts.stalled([*(0.3 + noise)], ONLINE)) == ["stalled"]
-    assert causes(alerts.stalled([*(0.5 + noise - 0.004 * np.arange(100))], ONLINE)) == ["stalled"]
-    assert alerts.stalled([*(0.3 + noise + 0.004 * np.arange(100))], ONLINE) == []
-    assert alerts.stalled([*(0.3 + noise[:19])], ONLINE) == []  # too few steps to tell
-    (alert,) = alerts.stalled([0.25] * 10 + [0.5] * 10 + [0.25] * 10, ONLINE)
-    assert "0.250 ± 0.000 in the first 7 steps, 0.250 ± 0.000 in the last. To try: a larger optimizer" in alert.text
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([0.3, 0.32] * 10, ["stalled"]),
+        ([0.3, 0.32] * 9, []),  # too few steps to tell
+        ([0.25] * 20, ["stalled"]),
+        ([0.96] * 40, []),  # little is left to rise
+        ([0.6 - 0.01 * i + 0.02 * (i % 2) for i in range(40)], ["stalled"]),
+        ([0.3 + 0.01 * i + 0.02 * (i % 2) for i in range(40)], []),
+        ([0.3 + 0.001 * i for i in range(40)], []),  # slowly, but surely
+        ([0.1, 0.5] * 10, []),  # so much noise that it may have risen
+        ([-3.0, -3.2] * 10, ["stalled"]),  # on another scale: it has fallen, or not
+        ([-3.2, -3.0] * 10, []),
+        ([50.0 + i for i in range(40)], []),
+    ],
+)
+def test_a_reward_that_hardly_rises(rewards: list[float], expected: list[str]) -> None:
+    assert causes(alerts.stalled(rewards, ONLINE)) == expected
+
+
+def test_what_is_said_of_a_reward_that_hardly_rises() -> None:
+    (alert,) = alerts.stalled([0.25, 0.25, 0.27, 0.25] * 5, ONLINE)
+    x, y = np.arange(20), np.array([0.25, 0.25, 0.27, 0.25] * 5)
+    (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
+    assert alert.values["rise"] == pytest.approx(19 * slope)
+    assert alert.values["error"] == pytest.approx(19 * math.sqrt(covariance[0, 0]))
+    assert alert.text.startswith(
+        "the reward has hardly risen: by 0.001 ± 0.007 over 20 steps, from 0.254 in the first 5. To try: a larger optim"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rise", "steps", "noise", "low", "high"),
+    [
+        (0.15, 20, 0.06, 0.0, 0.02),  # comparing quarters called a fifth of these stalled …
+        (0.06, 20, 0.06, 0.0, 0.2),  # … and three quarters of these
+        (0.15, 100, 0.1, 0.0, 0.02),
+        (0.06, 100, 0.05, 0.0, 0.1),
+        (0.0, 20, 0.06, 0.4, 1.0),
+        (0.0, 100, 0.05, 0.9, 1.0),
+    ],
+)
+def test_how_often_a_rise_is_called_stalled(rise: float, steps: int, noise: float, low: float, high: float) -> None:
+    """Of 500 stages whose true reward rises so much in all, each step with noise of this standard deviation."""
+    rng = np.random.default_rng(0)
+    runs = 0.4 + rise * np.linspace(0, 1, steps) + rng.normal(0, noise, (500, steps))
+    assert low <= np.mean([len(alerts.stalled(rewards.tolist(), ONLINE)) for rewards in runs]) <= high
 
 
 @pytest.mark.parametrize(("total", "expected"), [(100, [50]), (99, [])])
 def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
     small: ConfigDict, tmp_path: Path, opened: Opened, total: int, expected: list[int]
 ) -> None:
+    """And takes it back at its end, if the reward has risen by then."""
     context, stage = opened(small, tmp_path), settings.online()
     how = {"policy": "init", "total": total, "row_length": 64, "per": "tokens"}
     with trainer(context, "dpo", objectives.sft(context.compute), stage.optimizer, **how) as training:
-        for step in range(1, 61):
+        for step in range(1, total + 1):
             training.step = step
-            alerts.watch(context, "dpo", stage, training, {"reward": 0.3 + 0.01 * (step % 3)})
+            rise = 0.01 * max(step - 60, 0)
+            alerts.watch(context, "dpo", stage, training, {"reward": 0.3 + 0.01 * (step % 3) + rise})
+            if step == 60:
+                assert [warning["step"] for warning in alerts.evidence(training)["warnings"]] == expected
+        alerts.conclude(context, "dpo", stage, training)
+        assert alerts.evidence(training) == {"warnings": []}
+        training.facts["rewards"] = [0.3] * total
+        alerts.conclude(context, "dpo", stage, training)
+        assert [warning["cause"] for warning in alerts.evidence(training)["warnings"]] == ["stalled"]
         training.step = 0
-    assert [one["step"] for one in training.facts.get("warnings", [])] == expected
 
 
 def test_chosen_responses_that_become_unlikely() -> None:

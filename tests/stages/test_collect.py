@@ -165,6 +165,15 @@ def test_shared_rollouts_from_an_archive_or_a_file(config: ConfigDict, tmp_path:
     }
     assert how["archive2"]["sampler"]["purpose"] == "online/warmup"
     assert how["mine2"]["sampler"] == {"file": config.stages.mine.rollouts}
+    limit = config.stages.warmup.sampling.max_new_tokens  # what drew them; those of this stage do not count
+    assert limit != config.stages.archive2.sampling.max_new_tokens
+    for name, words in (
+        ("archive1", [f"cut at max_new_tokens, {limit}, "]),
+        ("archive2", [f", {limit}, "]),
+        ("mine", []),
+    ):
+        cut = [warning["text"] for warning in manifests[name]["warnings"] if warning["cause"] == "cut"]
+        assert len(cut) == len(words) and all(map(str.__contains__, cut, words))
 
 
 def test_informativeness_on_disk(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
