@@ -20,7 +20,7 @@ from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.records import Problem
 from g2d_jax.rewards.verify import reading
-from g2d_jax.stages import alerts, external, offline, online, sft
+from g2d_jax.stages import alerts, ending, external, offline, online, sft
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.select import kept_steps
 from g2d_jax.tracking import Tracker
@@ -83,6 +83,7 @@ def _check(context: Context) -> None:
         elif stage.kind == "online":
             context.row_length(online.longest(context.config, stage))
             context.train_order(name)
+            ending.check_problems(context, stage)
             count = len(context.problems["train"])
             alerts.say(context, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
         elif stage.kind == "collect" and stage.rollouts.endswith(".jsonl"):

@@ -113,7 +113,7 @@ def check(config: ConfigDict, until: str | None = None) -> Plan:
             if stage.kind == "online":
                 online.check(stage)
                 online.check_tasks(stage, config.tasks)
-                ending.check_plan(name, config.stages)
+                ending.check_plan(name, config)
             if stage.kind == "collect":
                 collect.check(stage, config.stages)
             if stage.kind == "offline":

@@ -33,17 +33,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-ROW = 2  # probes in a row that end the warm-up; as many tell what offline training would add
-LEAST = 3  # probes that a slope is taken over
+PROBES_IN_A_ROW = 2  # probes in a row that end the warm-up; as many tell what offline training would add
+MIN_PROBES = 3  # probes that a slope is taken over
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """What a probe sees after `step` steps. Accuracies are fractions of 1, costs FLOPs.
 
-    accuracy, gain: mean over the last ROW probes, and what offline training is predicted to add. slope, slope_error:
-    what one step adds to both together, and its standard error. step_flops, offline_flops: of one step, of all of
-    offline training.
+    accuracy, gain: mean over the last PROBES_IN_A_ROW probes, and what offline training is predicted to add. slope,
+    slope_error: what one step adds to both together, and its standard error. step_flops, offline_flops: of one step, of
+    all of offline training.
     """
 
     step: int
@@ -60,9 +60,12 @@ class Forecast:
         return max(self.slope, self.slope_error) <= self.gain * self.step_flops / self.offline_flops
 
 
-def ends(forecasts: Sequence[Forecast]) -> bool:
-    """Whether the warm-up ends with the last of these forecasts, one of every probe."""
-    return len(forecasts) >= ROW and all(forecast.enough for forecast in forecasts[-ROW:])
+def ends(forecasts: Sequence[Forecast], steps: Sequence[int]) -> bool:
+    """Whether the warm-up ends with the last probe. steps: of all probes; one without a verdict has no forecast, and so
+    is not enough."""
+    last = steps[-PROBES_IN_A_ROW:]
+    enough = {forecast.step for forecast in forecasts if forecast.enough}
+    return len(last) == PROBES_IN_A_ROW and enough.issuperset(last)
 
 
 def tilted(rates: ArrayLike, shift: float) -> np.ndarray:
@@ -80,15 +83,15 @@ def tilted(rates: ArrayLike, shift: float) -> np.ndarray:
 def trend(steps: ArrayLike, values: ArrayLike) -> tuple[float, float]:
     """Mean over prompts of the slope a step, by least squares, and its standard error from how the prompts differ.
 
-    steps: [T]; values: [T, P]. Prompts with a NaN are left out. Raises ValueError for fewer than LEAST probes or two
-    prompts.
+    steps: [T]; values: [T, P]. Prompts with a NaN are left out. Raises ValueError for fewer than MIN_PROBES probes, or
+    than two prompts.
     """
     x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
     y = y[:, ~np.isnan(y).any(axis=0)]
-    if len(x) < LEAST or y.shape[1] < 2:
+    if len(x) < MIN_PROBES or y.shape[1] < 2:
         raise ValueError(
-            f"a slope with an error needs at least {LEAST} probes of two prompts with a verdict, there are {len(x)} of "
-            f"{y.shape[1]}"
+            f"a slope with an error needs at least {MIN_PROBES} probes of two prompts with a verdict, there are "
+            f"{len(x)} of {y.shape[1]}"
         )
     x = x - x.mean()
     slopes = x @ y / (x @ x)
@@ -96,9 +99,10 @@ def trend(steps: ArrayLike, values: ArrayLike) -> tuple[float, float]:
 
 
 def window(steps: Sequence[int]) -> slice:
-    """Which of the probes at these steps, in order, the slope is taken over: the later half of the steps, or LEAST."""
+    """Which of the probes at these steps, in order, the slope is taken over: the later half of the steps, but no
+    fewer than MIN_PROBES if there are as many."""
     first = int(np.searchsorted(steps, steps[-1] / 2))
-    return slice(max(min(first, len(steps) - LEAST), 0), len(steps))
+    return slice(max(min(first, len(steps) - MIN_PROBES), 0), len(steps))
 
 
 def forecast(
@@ -119,8 +123,8 @@ def forecast(
         raise ValueError(f"costs must be positive, got {step_flops} a step and {offline_flops} offline")
     return Forecast(
         step=int(steps[-1]),
-        accuracy=float(np.nanmean(p[-ROW:])),
-        gain=float(np.nanmean((values - p)[-ROW:])),
+        accuracy=float(np.nanmean(p[-PROBES_IN_A_ROW:])),
+        gain=float(np.nanmean((values - p)[-PROBES_IN_A_ROW:])),
         slope=slope,
         slope_error=error,
         step_flops=step_flops,

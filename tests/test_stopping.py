@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.stopping import LEAST, ROW, Forecast, ends, forecast, tilted, trend, window
+from g2d_jax.stopping import MIN_PROBES, PROBES_IN_A_ROW, Forecast, ends, forecast, tilted, trend, window
 
 RATES = st.lists(st.floats(0, 1), min_size=1, max_size=20)
 
@@ -67,7 +67,7 @@ def test_the_error_is_how_much_the_slope_varies_between_samples_of_prompts() -> 
 def test_the_slope_is_taken_over_the_later_half_of_the_steps() -> None:
     steps = list(range(0, 45, 5))
     assert [steps[window(steps[:n])] for n in (1, 3, 4, 5, 9)] == [[0], steps[:3], steps[1:4], steps[2:5], steps[4:9]]
-    assert steps[window([0, 40])] == [0, 5] and LEAST == 3
+    assert steps[window([0, 40])] == [0, 5] and MIN_PROBES == 3
     rates = np.concatenate([np.linspace(0.1, 0.9, 5), np.full(4, 0.9)])[:, None].repeat(2, axis=1)
     seen = forecast(steps, rates, steps, shift=0.0, offline_flops=1.0)
     assert (seen.step, seen.slope, seen.gain) == (40, pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-12))
@@ -108,9 +108,19 @@ def test_a_probe_finds_it_enough_when_offline_training_is_the_better_buy(
 def test_two_probes_in_a_row_end_it() -> None:
     yes = Forecast(10, 0.5, 0.1, 0.0, 0.0, 1.0, 10.0)
     no = replace(yes, slope=1.0)
-    assert ROW == 2
+    assert PROBES_IN_A_ROW == 2
     for forecasts, ended in (([], 0), ([yes], 0), ([yes, no], 0), ([yes, no, yes], 0), ([no, yes, yes], 1)):
-        assert ends(forecasts) is bool(ended)
+        steps = [10 + 5 * i for i in range(len(forecasts))]
+        assert ends([replace(each, step=step) for each, step in zip(forecasts, steps, strict=True)], steps) is bool(
+            ended
+        )
+
+
+def test_a_probe_without_a_verdict_between_two_is_no_row() -> None:
+    first, third = (Forecast(step, 0.5, 0.1, 0.0, 0.0, 1.0, 10.0) for step in (10, 20))
+    assert ends([first, third], [0, 5, 10, 20])
+    assert not ends([first, third], [0, 5, 10, 15, 20])
+    assert not ends([first, third], [0, 10, 20, 25])  # nor one behind them
 
 
 def test_verdicts_that_are_missing_and_costs_that_are_none() -> None:
@@ -193,7 +203,9 @@ def simulated(curve: Curve, runs: int, prompts: int = 32, responses: int = 8, se
         k = np.outer(steps, np.exp(0.3 * rng.normal(size=prompts)))
         rates = rng.binomial(responses, 1 / (1 + np.exp(-curve.logits(k, rng.normal(size=prompts))))) / responses
         forecasts: list[Forecast] = []
-        while not ends(forecasts) and len(forecasts) + 4 < len(steps):  # the first probe that is asked is at 20 steps
+        while not ends(forecasts, steps[: len(forecasts) + 4]) and len(forecasts) + 4 < len(
+            steps
+        ):  # the first probe that is asked is at 20 steps
             n = len(forecasts) + 5
             forecasts.append(forecast(steps[:n], rates[:n], flops[:n], shift=0.5, offline_flops=curve.offline))
         found.append(forecasts[-1].step)

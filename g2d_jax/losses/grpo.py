@@ -239,11 +239,14 @@ def grpo_loss(
     }
     extremes: Sums = {}
     if sampler_logprobs is not None:
-        apart = old_logprobs - fill_inactive(jax.lax.stop_gradient(sampler_logprobs), weights)
-        importance = jnp.exp(jnp.minimum(apart, math.log(importance_cap) if importance_cap else MAX_LOG_RATIO))
+        log_importance = old_logprobs - fill_inactive(jax.lax.stop_gradient(sampler_logprobs), weights)
+        importance = jnp.exp(jnp.minimum(log_importance, math.log(importance_cap) if importance_cap else MAX_LOG_RATIO))
         if importance_cap:
             token_loss = token_loss * importance
-        for name, values in (("sampling_logp_difference", jnp.abs(apart)), ("importance_sampling_ratio", importance)):
+        for name, values in (
+            ("sampling_logp_difference", jnp.abs(log_importance)),
+            ("importance_sampling_ratio", importance),
+        ):
             metrics[f"sampling/{name}/mean"] = values
             extremes[f"sampling/{name}/max"] = active_max(values, weights)
         extremes["sampling/importance_sampling_ratio/min"] = active_min(importance, weights)

@@ -23,7 +23,7 @@ from g2d_jax.plan.work import problems, rounds
 from g2d_jax.records import Preference, Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages import batches, diagnosis, offline, online, sft
 from g2d_jax.stages.context import Context
-from g2d_jax.stages.supply import compares, lags
+from g2d_jax.stages.supply import compares, trains_off_policy
 from g2d_jax.training import objectives
 
 
@@ -67,8 +67,8 @@ def _online(context: Context, name: str, stage: ConfigDict, response: int | None
     held = (state.opt_state, *reference) if meshes.processes(context.mesh) == 1 else (state, *reference)
     yield from rollouts(context, name, asked, params, beside=held, meanwhile=(state, *reference))
     share = _share(stage.sampling.max_new_tokens, config.data.max_prompt_length, response)
-    wanted = len(reference) + int(stage.reference_sync or lags(stage))
-    if compares(stage) or lags(stage):
+    wanted = len(reference) + int(stage.reference_sync or trains_off_policy(stage))
+    if compares(stage) or trains_off_policy(stage):
         yield logprobs(context, name, bare, wanted * stage.steps / stage.num_iterations * share, (state,))
     objective = context.objectives.get(name, lambda compute: online.objective_of(compute, stage))(context.compute)
     yield from training(context, name, stage, objective, filled, stage.steps * share, resident=reference)
@@ -144,7 +144,7 @@ def _groups(context: Context, stage: ConfigDict) -> tuple[list[Group], list[Grou
     made = batches.make(context.config.seed, stage, draws, groups, {"main": False}).groups
     count = sum(len(response.token_ids) for group in made for response in group.responses)
     others = np.zeros(count, np.float32)
-    reference, trainer = (others if needed else None for needed in (compares(stage), lags(stage)))
+    reference, trainer = (others if needed else None for needed in (compares(stage), trains_off_policy(stage)))
     return made, batches.fill(stage, made, reference, trainer)
 
 

@@ -189,7 +189,14 @@ class Context:
                     self.tracker.say(f"{name}, {split}: {dropped} problems dropped that another task has too")
                 loaded[split] += new
         for split, others in (("dev", ("test",)), ("train", ("dev", "test"))):
+            count = len(loaded[split])
             loaded[split], overlap = drop_overlap(loaded[split], [p for other in others for p in loaded[other]])
+            if count and not loaded[split]:
+                raise ValueError(
+                    f"data.{split} has no problem left: all {count} occur in "
+                    f"{' or '.join(f'data.{other}' for other in others)}. Give data.{split} other problems; dev may be "
+                    "a part held out from the training problems"
+                )
             if overlap:
                 self.tracker.say(f"{split}: {overlap} problems dropped that occur in {' or '.join(others)}")
         for split, problems in loaded.items():

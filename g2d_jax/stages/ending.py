@@ -15,8 +15,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from g2d_jax import accounting, processes, stopping
+from g2d_jax.config import is_scalar
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import attended, forward_flops, train_flops
+from g2d_jax.stages import dynamics
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.training import Trainer
 
@@ -30,9 +32,9 @@ def check(stage: ConfigDict) -> None:
     if stage.stop not in STOPS:
         raise ValueError(f"stop is {stage.stop!r}; choose one of {', '.join(STOPS)}")
     if stage.stop == "budget":
-        known = [measure for measure in accounting.MEASURES if measure != "price"]
-        if stage.budget.measure not in known:
-            raise ValueError(f"budget.measure is {stage.budget.measure!r}; choose one of {', '.join(known)}")
+        measures = [measure for measure in accounting.MEASURES if measure != "price"]
+        if stage.budget.measure not in measures:
+            raise ValueError(f"budget.measure is {stage.budget.measure!r}; choose one of {', '.join(measures)}")
         if not stage.budget.amount > 0:
             raise ValueError(f"budget.amount must be positive, got {stage.budget.amount}")
     if stage.stop == "adaptive":
@@ -47,27 +49,51 @@ def _check_adaptive(stage: ConfigDict) -> None:
             "say, and probe.num_generations and probe.prompts to 2 at least, better 8 and 64; got "
             f"{probe.every}, {probe.num_generations} and {probe.prompts}"
         )
-    if probe.split == "test":
-        raise ValueError("stop='adaptive' would choose where to end on the test problems: set probe.split to dev")
+    if probe.split != "dev":
+        raise ValueError(
+            f"stop='adaptive' would choose where to end on the {probe.split} problems, and it is to measure on others "
+            "than are trained on or tested on: set probe.split to dev"
+        )
     if settings.min_steps < 1:
         raise ValueError(f"adaptive.min_steps must be at least 1, got {settings.min_steps}")
-    first = probe.every * max(-(-settings.min_steps // probe.every), stopping.LEAST - 1)
+    first = probe.every * max(-(-settings.min_steps // probe.every), stopping.MIN_PROBES - 1)
     if first + probe.every > stage.steps:
         raise ValueError(
             f"steps, the most there may be, is {stage.steps}, but with adaptive.min_steps={settings.min_steps} and "
-            f"probe.every={probe.every} the rule, which wants {stopping.ROW} probes in a row and a slope over "
-            f"{stopping.LEAST} of them, ends no stage before step {first + probe.every}"
+            f"probe.every={probe.every} the rule, which wants {stopping.PROBES_IN_A_ROW} probes in a row and a slope "
+            f"over {stopping.MIN_PROBES} of them, ends no stage before step {first + probe.every}"
         )
     if not 0 <= settings.shift <= MOST_SHIFT:
         raise ValueError(f"adaptive.shift must be from 0 to {MOST_SHIFT} nats, got {settings.shift}")
 
 
-def check_plan(name: str, stages: ConfigDict) -> None:
-    """Raise ValueError if an adaptive stage has no offline stage to be weighed against."""
-    if stages[name].stop == "adaptive" and followers(name, stages) is None:
+def check_plan(name: str, config: ConfigDict) -> None:
+    """Raise ValueError if an adaptive stage has no offline stage to be weighed against, or no verdicts to go by."""
+    if config.stages[name].stop != "adaptive":
+        return
+    if all(is_scalar(section.reward) for section in (config, *config.tasks.values())):
+        raise ValueError(
+            "stop='adaptive' goes by the share of right responses, which scalar rewards do not tell: use "
+            'stop="steps" or "budget", or a reward with reward.scalar=False'
+        )
+    if followers(name, config.stages) is None:
         raise ValueError(
             f"stop='adaptive' weighs online steps against an offline stage with policy={name!r} and the collect stage "
             f"of its preferences, with policy={name!r} and rollouts='sample' or 'archive'; the config has none"
+        )
+
+
+def check_problems(context: Context, stage: ConfigDict) -> None:
+    """Raise ValueError if the probes of an adaptive stage have too few problems for an error of their slope."""
+    if stage.stop != "adaptive":
+        return
+    problems = dynamics.probed(context.problems[stage.probe.split], stage.probe.prompts)
+    count = sum(not context.scalar[problem.task] for problem in problems)
+    if count < 2:
+        raise ValueError(
+            f"stop='adaptive' measures on at least two problems with a verdict, better 64, and probe.prompts="
+            f"{stage.probe.prompts} of data.{stage.probe.split} come to {count}: give data.{stage.probe.split} more "
+            'problems, or use stop="steps" or "budget"'
         )
 
 
@@ -119,27 +145,30 @@ def ends(context: Context, name: str, stage: ConfigDict, training: Trainer) -> b
 def _enough(context: Context, name: str, stage: ConfigDict, training: Trainer) -> bool:
     """At a probe, log the forecast, and say whether the warm-up has been enough."""
     probed, step = training.facts.get("probed", []), training.step
-    if step < stage.adaptive.min_steps or len(probed) < stopping.LEAST or probed[-1]["step"] != step:
+    if step < stage.adaptive.min_steps or len(probed) < stopping.MIN_PROBES or probed[-1]["step"] != step:
         return False
     forecasts = training.facts.setdefault("probes", [])
     if not forecasts or forecasts[-1]["step"] != step:  # else a process before this one was stopped just then
         steps, rates, flops = ([probe[key] for probe in probed] for key in ("step", "rates", "flops"))
-        known = ~np.isnan(np.array(rates)[stopping.window(steps)]).any(axis=0)
-        if known.sum() < 2 or not np.nansum(rates):
+        judged = ~np.isnan(np.array(rates)[stopping.window(steps)]).any(axis=0)
+        if judged.sum() < 2 or not np.nansum(rates):
             return False  # nothing known of either stage: no verdict, or no correct response and so no pair
-        recent = {key: _mean([probe[key] for probe in probed[-stopping.ROW :]]) for key in MEASURED}
+        recent = {key: _mean([probe[key] for probe in probed[-stopping.PROBES_IN_A_ROW :]]) for key in MEASURED}
         least = (flops[-1] - flops[0]) / step  # groups all alike cost no training, archived ones no sampling
         cost = max(_offline_flops(context, name, stage, step, recent), least)
-        seen = stopping.forecast(steps, rates, flops, shift=stage.adaptive.shift, offline_flops=cost)
-        values = {key: float(value) for key, value in dataclasses.asdict(seen).items()}
+        forecast = stopping.forecast(steps, rates, flops, shift=stage.adaptive.shift, offline_flops=cost)
+        values = {key: float(value) for key, value in dataclasses.asdict(forecast).items()}
         forecasts.append({**values, "mixed": recent["mixed"]})
         context.tracker.log(name, step, {f"adaptive/{key}": value for key, value in values.items()}, kind="adaptive")
     fields = [field.name for field in dataclasses.fields(stopping.Forecast)]
-    return stopping.ends([stopping.Forecast(**{key: one[key] for key in fields}) for one in forecasts])
+    return stopping.ends(
+        [stopping.Forecast(**{key: record[key] for key in fields}) for record in forecasts],
+        [probe["step"] for probe in probed],
+    )
 
 
-def _offline_flops(context: Context, name: str, stage: ConfigDict, step: int, seen: dict[str, float]) -> float:
-    """What the stages that follow would cost now."""
+def _offline_flops(context: Context, name: str, stage: ConfigDict, step: int, recent: dict[str, float]) -> float:
+    """What the stages that follow would cost now. recent: MEASURED of the last probes."""
     stages = context.config.stages
     named = followers(name, stages)
     assert named is not None  # check_plan
@@ -149,22 +178,22 @@ def _offline_flops(context: Context, name: str, stage: ConfigDict, step: int, se
         context.model_config,
         collect,
         offline,
-        seen,
+        recent,
         prompts=step * stage.prompts_per_step if archived else min(drawing.prompts, len(context.problems["train"])),
         responses=0 if archived else drawing.num_generations,
     )
 
 
 def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return math.fsum(known) / len(known) if known else math.nan
+    measured = [value for value in values if not math.isnan(value)]
+    return math.fsum(measured) / len(measured) if measured else math.nan
 
 
 def offline_flops(
     config: ModelConfig,
     collect: ConfigDict,
     offline: ConfigDict,
-    seen: dict[str, float],
+    recent: dict[str, float],
     *,
     prompts: int,
     responses: int,
@@ -175,13 +204,13 @@ def offline_flops(
     each prompt once and each response; of the mixed prompts all pairs that the settings ask for are scored once and
     trained on in every epoch: the most it can be, for windows of pass rates and one-sided groups leave fewer.
     """
-    prompt, length = round(seen["prompt"]), round(seen["length"])
+    prompt, length = round(recent["prompt"]), round(recent["length"])
     drawn = forward_flops(config, prompt, attended(prompt))
     drawn += responses * forward_flops(config, length, attended(length, before=prompt))
     generation = prompts * drawn if responses else 0.0
-    sides = [round(seen[side]) if seen[side] == seen[side] else length for side in ("chosen", "rejected")]
+    sides = [round(recent[side]) if recent[side] == recent[side] else length for side in ("chosen", "rejected")]
     positions = attended(prompt) + sum(attended(side, before=prompt) for side in sides)
     scored, trained = (flops(config, prompt + sum(sides), positions) for flops in (forward_flops, train_flops))
-    pairs = prompts * seen["mixed"] * collect.pairs_per_prompt
+    pairs = prompts * recent["mixed"] * collect.pairs_per_prompt
     pairs = min(pairs, collect.max_pairs) if collect.max_pairs else pairs
     return float(generation + pairs * (scored + offline.epochs * trained))

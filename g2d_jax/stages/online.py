@@ -27,6 +27,7 @@ from g2d_jax.training.objectives import Compute, Objective
 def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     """stage.steps updates; returns the manifest's fields."""
     check(stage)
+    ending.check_problems(context, stage)
     with trainer(
         context,
         name,

@@ -82,7 +82,7 @@ def compares(stage: ConfigDict) -> bool:
     return bool(stage.loss != "grpo" or stage.beta)
 
 
-def lags(stage: ConfigDict) -> bool:
+def trains_off_policy(stage: ConfigDict) -> bool:
     """Whether a GRPO loss trains on rollouts of an earlier policy than its own.
 
     With sync_every=1 a batch is drawn, serves one update, and is gone: the policy is the one that sampled, and the old
@@ -344,7 +344,7 @@ class Supply:
 
     def _wanted(self) -> list[str]:
         """Whose log-probabilities the loss needs beside those of the policy it trains."""
-        needs = {"reference": compares(self.stage), "trainer": lags(self.stage)}
+        needs = {"reference": compares(self.stage), "trainer": trains_off_policy(self.stage)}
         return [which for which, needed in needs.items() if needed]
 
     def _logprobs(self, number: int) -> tuple[np.ndarray | None, np.ndarray | None, dict[str, float]]:

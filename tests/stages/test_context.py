@@ -56,7 +56,9 @@ def test_dev_goes_without_the_problems_of_test(config: ConfigDict, tmp_path: Pat
     assert "dev: 2 problems dropped that occur in test" in said
     assert "train: 5 problems dropped that occur in dev or test" in said
     config.data.dev = config.data.test
-    with pytest.raises(ValueError, match=r"data\.dev has no problem left after filtering"):
+    with pytest.raises(
+        ValueError, match=r"data\.dev has no problem left: all 3 occur in data\.test\. Give data\.dev other"
+    ):
         opened(config, tmp_path).problems  # noqa: B018
 
 

@@ -13,15 +13,17 @@ from etils import epath
 from killed import Runs
 from ml_collections import ConfigDict
 
-from g2d_jax import accounting, pipeline, storage
+from g2d_jax import accounting, dryrun, pipeline, storage
 from g2d_jax import config as settings
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.resolve import resolve
 from g2d_jax.stages import ending
 from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.rollouts import correct
+from g2d_jax.stages.training import trainer
 from g2d_jax.tables import read_rollouts
 from g2d_jax.tracking import read_metrics
+from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 
 HERE = Path(__file__).parent
@@ -71,7 +73,11 @@ def same(one: Any, other: Any) -> bool:
         ({"adaptive": {"min_steps": 0}}, "min_steps must be at least 1, got 0"),
         ({"probe": {"every": 0}}, "measures on probes, fresh samples that no filter of prompts chose: set probe.every"),
         ({"probe": {"num_generations": 1}}, "probe.num_generations and probe.prompts to 2 at least"),
-        ({"probe": {"split": "test"}}, "would choose where to end on the test problems: set probe.split to dev"),
+        (
+            {"probe": {"split": "test"}},
+            "would choose where to end on the test problems, and it is to measure on others",
+        ),
+        ({"probe": {"split": "train"}}, "would choose where to end on the train problems, and it is to measure on"),
         ({"adaptive": {"min_steps": 8}}, "min_steps=8 and probe.every=1 the rule, which wants 2 probes in a row"),
         ({"probe": {"every": 3}}, "steps, the most there may be, is 8, but"),
         ({"steps": 0}, "ends no stage before step 3"),
@@ -105,17 +111,50 @@ def test_an_adaptive_stage_needs_what_it_is_weighed_against(early: ConfigDict) -
     pipeline.check(early)
     stages.collect.rollouts = "archive"
     assert ending.followers("warmup", stages) == ("collect", "collect", "dpo")
-    ending.check_plan("warmup", stages)
+    ending.check_plan("warmup", early)
     stages.collect.rollouts = str(HERE / "early.py")  # a file's rollouts are not of this stage's last policy
     with pytest.raises(ValueError, match="offline stage with policy='warmup' and the collect stage of its preferences"):
-        ending.check_plan("warmup", stages)
+        ending.check_plan("warmup", early)
     stages.collect.update(rollouts="sample", policy="init")
     with pytest.raises(ValueError, match="the config has none"):
-        ending.check_plan("warmup", stages)
+        ending.check_plan("warmup", early)
     stages.collect.policy, stages.dpo.policy = "warmup", "warmup@8"
     with pytest.raises(ValueError, match="the config has none"):
-        ending.check_plan("warmup", stages)
-    ending.check_plan("warmup", changed(early, stop="steps").stages)
+        ending.check_plan("warmup", early)
+    ending.check_plan("warmup", changed(early, stop="steps"))
+
+
+def test_an_adaptive_stage_needs_verdicts_on_two_problems(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    early.reward.scalar = True
+    with pytest.raises(ValueError, match=r"^stages\.warmup: stop='adaptive' goes by the share of right responses"):
+        pipeline.check(early)
+    pipeline.check(changed(early, stop="budget", budget={"amount": 1.0}))
+    both = early.copy_and_resolve_references()
+    splits = (both.data[split] for split in ("train", "dev", "test"))
+    with both.unlocked():
+        both.tasks.sums = settings.task(*splits, function="tiny:even")
+    pipeline.check(both)  # the other task's responses are right or wrong
+    early.reward.scalar, early.data.dev.limit = None, 1
+    context = opened(early, tmp_path, None)
+    for begin in (lambda: run(context, "warmup"), lambda: dryrun.show(early)):
+        with pytest.raises(ValueError, match=r"probe\.prompts=8 of data\.dev come to 1: give data\.dev more problems"):
+            begin()
+    assert not list((tmp_path / "01-warmup").glob("*/*"))
+
+
+def test_a_probe_without_a_verdict_is_none_of_two_in_a_row(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+    stage = early.stages.warmup
+    forecast = {"accuracy": 0.5, "gain": 0.1, "slope": 0.0, "slope_error": 0.0, "step_flops": 1.0, "offline_flops": 1.0}
+    how = {"policy": "init", "total": 8, "row_length": 64, "per": "tokens"}
+    context = opened(early, tmp_path, None)
+    objective = objectives.sft(context.compute)
+    with trainer(context, "warmup", objective, stage.optimizer, **how) as training:
+        training.step, training.facts["probed"] = 6, [{"step": step} for step in (0, 2, 4, 5, 6)]
+        training.facts["probes"] = [{"step": step, "mixed": 0.5, **forecast} for step in (4, 6)]
+        assert not ending.ends(context, "warmup", stage, training)
+        del training.facts["probed"][3]
+        assert ending.ends(context, "warmup", stage, training)
+        training.step = 0
 
 
 def test_offline_flops_are_those_counted_by_hand(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
