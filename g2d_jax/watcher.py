@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -188,8 +187,8 @@ class _Watcher:
         self._moved = self._answered = now
         self._left: dict[int, str] = {}
         self._left_at: float | None = None
+        self._said_silence = False
         self.leaving = False
-        self._witness = _Witness()
         self._threads = [
             threading.Thread(target=target, name=f"g2d-{name}", daemon=True)
             for name, target in (("signs", self._run), ("watcher", self._watch))
@@ -198,21 +197,20 @@ class _Watcher:
             thread.start()
 
     def close(self) -> None:
-        """End the threads; a process that is to end says so to its witness first."""
+        """End the threads."""
         self._closing.set()
         for thread in self._threads:
             thread.join(5 * _PAUSE)
-        self._witness.close()
 
     def _run(self) -> None:
         while not self._closing.wait(_PAUSE):
             try:
                 self._beat()
                 self._look()
-            except Exception as error:  # the store is gone: so is the coordinator, and JAX ends this process now
-                self._witness.tell(
-                    f"{processes.name()}: the coordinator, {self._peer(0)}, does not answer, it is lost: {error!s:.200}"
-                )
+            except Exception as error:  # the store is gone, and so is its leader; JAX may end this process any moment
+                if not self._said_silence:
+                    self._said_silence = True
+                    self._print(f"{self._peer(0)}, which coordinates, does not answer, it is lost: {error!s:.200}")
 
     def _watch(self) -> None:
         while not self._closing.wait(_PAUSE):
@@ -239,10 +237,6 @@ class _Watcher:
         for key, text in client.key_value_dir_get(f"{_prefix()}/beat/"):
             if self._peers[int(key.rsplit("/", 1)[1])].read(text, now):
                 self._moved = now
-        self._witness.tell(
-            f"{processes.name()} has ended without a word; if JAX's coordination service failed above, "
-            f"{self._peer(0)}, which runs it, is lost. {self._all()}"
-        )
         for _, cause in client.key_value_dir_get(f"{_prefix()}/stop/"):
             processes.ask(cause)
         self._left = {n: text for n, text in processes.left_behind().items() if n != processes.index()}
@@ -269,11 +263,13 @@ class _Watcher:
 
     def _end(self, message: str, status: int = processes.RESTART) -> NoReturn:
         """End this process at once: its main thread may be inside a collective that never returns."""
-        self._witness.close()
         then = f"; {processes.AGAIN}" if status == processes.RESTART else ""
-        print(f"g2d: {processes.name()}: {message}{then}", file=sys.stderr, flush=True)
+        self._print(f"{message}{then}")
         _outlast(3 * _PAUSE)
         os._exit(status)
+
+    def _print(self, message: str) -> None:
+        print(f"g2d: {processes.name()}: {message}", file=sys.stderr, flush=True)
 
     def _peer(self, number: int) -> str:
         peer = self._peers[number]
@@ -281,40 +277,3 @@ class _Watcher:
 
     def _all(self) -> str:
         return "Last heard of: " + ", ".join(self._peer(number) for number in range(processes.count()))
-
-
-class _Witness:
-    """A small process that says this one's last words if it is ended by JAX or by a signal, and cannot say them."""
-
-    _PROGRAM = (
-        "import sys\n"
-        "words = ''\n"
-        "for line in sys.stdin:\n"
-        "    words = line\n"
-        "if words.strip():\n"
-        "    sys.stderr.write('g2d: ' + words)\n"
-    )
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", self._PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            text=True,
-        )
-
-    def tell(self, words: str) -> None:
-        """Replace what it would say."""
-        with contextlib.suppress(OSError, ValueError):
-            assert self._process.stdin is not None
-            self._process.stdin.write(" ".join(words.split()) + "\n")
-            self._process.stdin.flush()
-
-    def close(self) -> None:
-        """Nothing is to be said."""
-        self.tell("")
-        with contextlib.suppress(OSError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-        self._process.wait()

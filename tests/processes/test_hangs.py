@@ -37,6 +37,7 @@ def test_a_process_that_is_held_is_lost(held: int, launch: Launch) -> None:
     begun(launched)
     launched.send(held, signal.SIGSTOP)
     status = launched.running[1 - held].wait(90)
-    assert status in (75, -signal.SIGABRT), launched.told()
-    assert launched.said(1 - held, f"process {held} on "), launched.told()
-    assert launched.said(1 - held, "lost"), launched.told()
+    assert status in ((75,) if held else (75, -signal.SIGABRT)), launched.told()
+    if status == 75:  # else JAX ended it, with its own words
+        assert launched.said(1 - held, f"process {held} on "), launched.told()
+        assert launched.said(1 - held, "lost"), launched.told()

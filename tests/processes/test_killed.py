@@ -13,8 +13,6 @@ Launch = Callable[..., Launched]
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
-RESTARTED = {75, -signal.SIGABRT}  # the latter when JAX's coordination service went with the leader
-
 # What for, who is killed, pattern of a file, and up to how many seconds after it appears.
 KILLS = (
     ("while the first checkpoint is written", 0, "01-sft/checkpoints/2*", 0.0),
@@ -31,9 +29,11 @@ def test_a_run_that_loses_processes_ends_like_one_that_never_did(whole: Path, la
         launched.wait_for(workdir, pattern, rng.random() * seconds)
         launched.send(index, signal.SIGKILL)
         statuses = launched.statuses(within=60)
-        assert statuses[index] == -signal.SIGKILL and statuses[1 - index] in RESTARTED, (name, launched.told())
-        assert launched.said(1 - index, f"process {index} on "), (name, launched.told())
-        assert launched.said(1 - index, "lost"), (name, launched.told())
+        ended = {75, -signal.SIGABRT} if index == 0 else {75}  # JAX's coordination service goes with the leader
+        assert statuses[index] == -signal.SIGKILL and statuses[1 - index] in ended, (name, launched.told())
+        if statuses[1 - index] == 75:  # else JAX ended it, with its own words
+            assert launched.said(1 - index, f"process {index} on "), (name, launched.told())
+            assert launched.said(1 - index, "lost"), (name, launched.told())
     launched = launch(2, 2, *command(workdir))
     assert launched.statuses() == [0, 0], launched.told()
     same.bits(whole, workdir, ("sft", "warmup@1", "warmup", "dpo"), tmp_path / "exports")
