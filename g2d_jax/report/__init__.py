@@ -5,11 +5,9 @@ format.py     numbers as text
 summary.py    the result table, the sentence above it, compute per stage: plain text for terminal, Markdown and HTML
 markup.py     escaping (model text is hostile) and the parts of a page
 charts.py     SVG charts
-results.py    the result section        sections.py   compute, curves, pairs, settings
+results.py    the result section        sections.py   compute, training, pairs, samples, settings
 training.py   what training did: updates, prompts, generation, fresh samples first and last
-dynamics.py   the same with charts: entropy, lengths and KL over a stage's steps, of fresh samples too
 informativeness.py   measures of rollouts by policy, of pairs before and after an offline stage
-examples.py   completions side by side
 browser.py    rollouts and pairs to look through    listing.py   a list with filters    tokens.py   coloured tokens
 style.py      the page's style sheet               script.py    its only script
 html.py       the page                             spreadsheet.py   report.csv

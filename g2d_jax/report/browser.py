@@ -11,7 +11,6 @@ from g2d_jax.data.tokenizer import Ids, PromptTokenizer
 from g2d_jax.records import Preference, ScoredRollout, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary
-from g2d_jax.report.examples import sides
 from g2d_jax.report.listing import Row, cell, listing, outcome, rollout
 from g2d_jax.report.markup import shown
 from g2d_jax.report.run import Run, Stage
@@ -148,6 +147,14 @@ def _parts(run: Run, stage: Stage) -> list[epath.Path]:
     settings = run.config.get("stages", {}).get(stage.name, {})
     source = str(settings.get("policy", "")).partition("@")[0] if settings.get("rollouts") == "archive" else ""
     return next((other.parts() for other in run.stages if other.name == source), [])
+
+
+def sides(row: Preference) -> tuple[tuple[str, str, np.ndarray, float, Verdict], ...]:
+    """Chosen and rejected of a pair: name, text, token ids, reward, and the verdict whose colour it has."""
+    return (
+        ("chosen", row.chosen, row.chosen_ids, row.chosen_reward, Verdict.CORRECT),
+        ("rejected", row.rejected, row.rejected_ids, row.rejected_reward, Verdict.INCORRECT),
+    )
 
 
 def _pairs(

@@ -14,8 +14,6 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, sections, summary
 from g2d_jax.report.browser import browser
 from g2d_jax.report.charts import COLOURS
-from g2d_jax.report.dynamics import dynamics
-from g2d_jax.report.examples import examples
 from g2d_jax.report.informativeness import informativeness
 from g2d_jax.report.results import results
 from g2d_jax.report.run import Run, read_run
@@ -27,17 +25,16 @@ SECTIONS = (
     results,
     sections.compute,
     sections.curves,
-    dynamics,
     informativeness,
     sections.pairs,
-    examples,
     browser,
+    sections.samples,
     sections.provenance,
 )
 """Functions of the run, in the order of the page; a section that has nothing to show is left out."""
 
-LINKS = {"results": "Result", "compute": "Compute", "curves": "Curves", "dynamics": "Dynamics"}
-LINKS |= {"informativeness": "Informativeness", "pairs": "Pairs", "examples": "Examples", "browser": "Browser"}
+LINKS = {"results": "Result", "compute": "Compute", "curves": "Training"}
+LINKS |= {"informativeness": "Informativeness", "pairs": "Pairs", "browser": "Browser", "samples": "Samples"}
 LINKS |= {"settings": "Settings"}
 
 

@@ -136,7 +136,8 @@ def confidence(logprobs: np.ndarray) -> float:
     return math.exp(min(float(logprobs.mean(dtype=np.float64)), 0.0)) if len(logprobs) else math.nan
 
 
-def short(text: str, limit: int = 60) -> str:
-    """Text on one line, cut at `limit` characters."""
+def short(text: str) -> str:
+    """Text on one line, cut at 60 characters."""
+    limit = 60
     line = " ".join(text[: 4 * limit].split())
     return line if len(line) <= limit else line[:limit] + " …"

@@ -81,9 +81,9 @@ def charts(*figures: str) -> str:
     return f'<div class="charts">{body}</div>' if body else ""
 
 
-def details(summary: str, body: str, *, is_open: bool = False) -> str:
+def details(summary: str, body: str) -> str:
     """A part that unfolds; "" if the body, which is markup, is empty."""
-    return f"<details{' open' if is_open else ''}><summary>{shown(summary)}</summary>{body}</details>" if body else ""
+    return f"<details><summary>{shown(summary)}</summary>{body}</details>" if body else ""
 
 
 def conversation(prompt: Prompt | Sequence[Mapping[str, str]]) -> str:

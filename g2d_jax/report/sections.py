@@ -1,4 +1,4 @@
-"""Sections of a report but result and examples: each takes the run and returns HTML, "" with nothing to show."""
+"""Sections of a report but result and browser: each takes the run and returns HTML, "" with nothing to show."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from typing import Any
 import numpy as np
 
 from g2d_jax.report import format as fmt
-from g2d_jax.report import markup, summary
+from g2d_jax.report import markup, summary, training
 from g2d_jax.report.charts import Panel, Series, bar_chart, line_chart
 from g2d_jax.report.goodput import goodput_table
 from g2d_jax.report.run import Run, Stage
 from g2d_jax.storage import plain
 
 CURVES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
-    ("Reward", ("reward",), True),
+    ("Reward", ("reward", "accuracy"), True),
     ("Token entropy, nats", ("entropy",), True),
-    ("Completion length, tokens", ("completions/mean_length",), True),
+    (
+        "Completion length, tokens",
+        ("completions/mean_length", "completions/mean_length_correct", "completions/mean_length_incorrect"),
+        True,
+    ),
     ("KL divergence from the reference, nats", ("kl",), True),
     ("Spread of reward within groups", ("reward_std",), True),
     ("Share of groups without signal", ("frac_reward_zero_std",), True),
     ("Share of completions cut at the limit", ("completions/clipped_ratio",), True),
+    ("Length in pairs, tokens", ("pairs/chosen_length", "pairs/rejected_length"), True),
     ("Implicit rewards", ("rewards/chosen", "rewards/rejected"), True),
     ("Implicit reward margin", ("rewards/margins",), True),
     ("Share of pairs ranked correctly", ("rewards/accuracies",), True),
@@ -34,11 +39,21 @@ CURVES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
 )
 """Charts: title, metrics, and whether those of several stages go on one y axis. Other metrics fold."""
 
-ELSEWHERE = ("probe", "warning", "goodput")
+ELSEWHERE = ("warning", "goodput")
 """Kinds of logs that other sections show, "warning/CAUSE" among them."""
 
 TIME_LINE = CURVES[:4]
 """These have the same time line of stages: one without values is marked on it as well."""
+
+
+LOGGED = 4
+"""Rows of a logged table of samples that are shown."""
+
+NOTE = (
+    "Every step is drawn, or the mean of neighbouring steps with their range as a band. Lines are of what a stage "
+    "trained on: rollouts of the policy at its last synchronisation, or pairs. Fresh samples are of the trained policy "
+    "itself, on the same prompts with the same random numbers each time; no stage's cost includes theirs."
+)
 
 
 def compute(run: Run) -> str:
@@ -66,7 +81,7 @@ def compute(run: Run) -> str:
 
 
 def curves(run: Run) -> str:
-    """Metrics over steps: those of several stages side by side first, then the others stage by stage."""
+    """What training did, and metrics over steps: those of several stages side by side first, then stage by stage."""
     table = {key: points for key, points in logged_metrics(run).items() if key[1].partition("/")[0] not in ELSEWHERE}
     stages = _order(run, (stage for stage, _, _ in table))
     named = {name for _, names, _ in CURVES for name in names}
@@ -86,12 +101,17 @@ def curves(run: Run) -> str:
             continue
         for panel in panels:
             single[panel.name].append((title, line_chart(title, [panel])))
-    note = "Every step is drawn, or the mean of neighbouring steps with their range as a band."
     parts = [_curve_group("Across stages", across, ())]
     for stage, figures in single.items():
         main = [figure for title, figure in figures if title not in others]
         parts.append(_curve_group(stage, main, [figure for title, figure in figures if title in others]))
-    return markup.section("curves", "Curves", markup.paragraph(note, "hint") if any(parts) else "", *parts)
+    return markup.section(
+        "curves",
+        "Training",
+        *(markup.table(*one) for one in training.tables(run)),
+        markup.paragraph(NOTE, "hint") if any(parts) else "",
+        *parts,
+    )
 
 
 def _curve_group(title: str, figures: Sequence[str], folded: Sequence[str]) -> str:
@@ -127,7 +147,7 @@ def _series(table: Metrics, stage: str, names: Sequence[str]) -> Iterator[Series
     for (at, kind, name), points in table.items():
         if at == stage and name in names:
             x, y = zip(*points, strict=True)
-            yield Series(name if kind == "train" else f"{name} ({kind})", x, y)
+            yield Series(name + {"train": "", "probe": ", fresh"}.get(kind, f" ({kind})"), x, y)
 
 
 def pairs(run: Run) -> str:
@@ -189,6 +209,18 @@ def _flat(values: Any, prefix: str = "") -> list[list[str]]:
             fmt.count(amount) if whole else str(values) if math.isnan(amount) else fmt.value(amount),
         ]
     ]
+
+
+def samples(run: Run) -> str:
+    """The first and the last table of samples that each stage logged."""
+    parts = []
+    for stage in dict.fromkeys(record["stage"] for record in run.samples):
+        records = [record for record in run.samples if record["stage"] == stage and record["rows"]]
+        for record in records[:1] + records[1:][-1:]:
+            title, rows = f"Logged during {stage}, step {record['step']}", record["rows"][:LOGGED]
+            cells = [[markup.shorten(str(row.get(name, "")), 600)[0] for name in rows[0]] for row in rows]
+            parts.append(markup.details(title, markup.table(title, list(rows[0]), cells)))
+    return markup.section("samples", "Samples logged on the way", *parts)
 
 
 def provenance(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""The dynamics section: from what stages logged, of stages that logged such things, and whatever their names are."""
+"""The training section: warnings, tables and curves of what stages logged, whatever their names are."""
 
 import math
 from pathlib import Path
@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from g2d_jax.report import write_report
-from g2d_jax.report.dynamics import dynamics
-from g2d_jax.report.run import read_run
 from g2d_jax.storage import finish, write_json
 from g2d_jax.tracking import Tracker
 
@@ -47,14 +45,14 @@ def made(workdir: Path, warning: str = "train, step 9: it has collapsed") -> Pat
 
 def test_it_has_what_was_logged(read, tmp_path):
     source, page, text = read(made(tmp_path))
-    assert "#dynamics" in page.links
-    section = source[source.index('<section id="dynamics">') : source.index('<section id="settings">')]
-    for title in ("Next-token entropy, nats", "Length of responses", "Reward", "KL divergence", "Length in pairs"):
+    assert "#curves" in page.links
+    section = source[source.index('<section id="curves">') : source.index('<section id="settings">')]
+    for title in ("Token entropy, nats", "Completion length", "Reward", "KL divergence", "Length in pairs"):
         assert section.count(f"<figcaption>{title}") == 1, title
     for words in (
         "entropy, fresh",
         "train, step 9: it has collapsed",
-        "Lines without further words",
+        "Fresh samples are of the trained policy itself",
         "0.4 → 0.1",
         "20 → 40",
         "0 → 0.2",
@@ -62,17 +60,11 @@ def test_it_has_what_was_logged(read, tmp_path):
         "12 s",
     ):
         assert words in text, words
-    assert ">plain" not in section and "rejected, fresh" not in section
+    assert "rejected, fresh" not in section and "warning" not in section
     assert "train dpo 10 20 640 5,120 300 340" in text
     assert "train 4 160 4,321 50.0" in text  # of the manifest: what is logged is by interval, not by call
-    curves = source[source.index('<section id="curves">') : source.index('<section id="dynamics">')]
-    assert "(probe)" not in curves and "warning" not in curves
     assert source.index("<strong>Warnings</strong><ul><li>train, step 9") < source.index("<section")
     assert "20 of 40 values are not finite and not drawn." in text
-
-
-def test_a_run_without_such_series_has_no_section(finished_run):
-    assert dynamics(read_run(finished_run)) == ""
 
 
 def test_columns_without_anything_known_are_left_out(read, tmp_path):

@@ -24,8 +24,8 @@ def test_a_finished_run_has_everything(read, finished_run):
         "curves",
         "informativeness",
         "pairs",
-        "examples",
         "browser",
+        "samples",
         "settings",
     ]
     policy = read_json(finished_run / "05-evaluate" / "manifest.json")["result"]["policies"][2]

@@ -72,7 +72,7 @@ def test_markdown_and_page_have_them(read, tmp_path):
     assert "| train | 3 | 0.5 → 0.125 | 20 → 24.5 | 0.25 → 0.75 | 0 → 0.03 | 12.3 k | 12 s |" in text
     assert "\n- Warning: spdpo, step 9: the entropy has collapsed\n" in text
     _, page, seen = read(tmp_path)
-    assert "#dynamics" in page.links
+    assert "#curves" in page.links
     for words in ("train dpo ∞ yes 20 640 5,120 600 40 77", "train 4 160 4,321 37.5", "0.25 → 0.75", "step 9: the"):
         assert words in seen
 

@@ -1,4 +1,4 @@
-"""Which completions are shown side by side, and what is said of the choice, where rewards are scalar."""
+"""What mixed prompts are called, where rewards are scalar and where answers are right or wrong."""
 
 import dataclasses
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from g2d_jax.records import Score, Verdict
-from g2d_jax.report.examples import examples
 from g2d_jax.report.informativeness import informativeness
 from g2d_jax.report.run import read_run
 from g2d_jax.storage import finish
@@ -42,37 +41,6 @@ def evaluated(tmp_path, make_rollout):
         return tmp_path
 
     return make
-
-
-def test_of_scalar_rewards_they_are_chosen_by_reward(read, evaluated):
-    _, _, text = read(evaluated("a", "b", "c"))
-    assert "By mean reward, from cold to best (train@2): 1 higher reward, 1 lower reward, 1 the same reward." in text
-    assert "share of right answers, from" not in text and "samples right" not in text
-    assert "reward 3, mean reward 3.5 of 2 samples" in text
-    assert text.index("higher reward a") < text.index("lower reward b") < text.index("the same reward c")
-
-
-def test_a_mixed_run_has_both(read, evaluated):
-    _, _, text = read(evaluated("a", "d"))
-    rule = "By share of right answers, from cold to best (train@2): 1 gained. "
-    assert rule + "By mean reward, from cold to best (train@2): 1 higher reward. Shown are" in text
-    assert "1 of 2 samples right" in text and "mean reward 1.5 of 2 samples" in text
-
-
-def test_without_any_scored_answer_nothing_is_shown(evaluated, make_rollout):
-    folder = evaluated("a")
-    rows = [make_rollout("a", 0, "1", Verdict.UNSCORABLE, "cold")]
-    write_rollouts(folder / "01-evaluate" / "rollouts" / "cold.parquet", rows)
-    assert examples(read_run(folder)) == ""
-
-
-def test_a_timeout_is_wrong_here_too(read, evaluated, make_rollout):
-    """As in the accuracy above it: right under the first policy and timed out under the last is lost."""
-    folder = evaluated("d")
-    for policy, verdict in (("cold", Verdict.CORRECT), ("train@2", Verdict.TIMEOUT)):
-        rows = [make_rollout("d", 0, "1", verdict, policy)]
-        write_rollouts(folder / "01-evaluate" / "rollouts" / f"{policy}.parquet", rows)
-    assert "By share of right answers, from cold to best (train@2): 1 lost." in read(folder)[2]
 
 
 @pytest.mark.parametrize(
