@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 TOKENS = ("generated", "prefilled", "scored", "trained")
@@ -44,10 +44,8 @@ def shares(record: Mapping[str, Any]) -> dict[str, float]:
     """Each activity's share of the wall time in a manifest or other record of costs, and "other", the rest.
 
     The wall time is the record's `seconds`, in which writing checkpoints is not, and that. {} for a record without any
-    time, or without activities, as manifests were once.
+    time.
     """
-    if not any(f"{activity}_seconds" in record for activity in ACTIVITIES):
-        return {}
     spent = {activity: float(record.get(f"{activity}_seconds", 0.0)) for activity in ACTIVITIES}
     whole = float(record.get("seconds", 0.0)) + spent["checkpointing"]
     if not whole > 0:
@@ -66,20 +64,19 @@ def cost_of(
     stages: Stages,
     manifests: Manifests,
     *,
-    without: Collection[str] = ("sft",),
     price_per_device_hour: float | None = None,
 ) -> dict[str, float]:
     """All that was spent to make a policy, by measure: its own stage and all that stage was made from, each once.
 
     policy: "STAGE", "STAGE@K", "init", or a policy of elsewhere ("run:…", "hf:…"), which costs nothing here. stages:
-    the config's, by name. without: kinds of stages that do not count. A trajectory reached at two steps counts up to
+    the config's, by name; sft stages do not count. A trajectory reached at two steps counts up to
     the later one. A select stage's policy costs all that was spent to choose it: the trajectory up to the last step
     that was looked at, whichever was chosen, and the answers that were drawn. Raises ValueError for a policy that no
     stage makes, and naming a stage without a manifest, or a step whose cost was not kept.
     """
     total = dict.fromkeys(cost(_nothing(), price_per_device_hour), 0.0)
     for name, step in behind(policy, stages).items():
-        if stages[name]["kind"] in without:
+        if stages[name]["kind"] == "sft":
             continue
         spent = cost(_record(name, step, manifests), price_per_device_hour)
         total = {measure: total[measure] + spent[measure] for measure in total}

@@ -111,7 +111,7 @@ def _did(stage: ConfigDict, manifest: Mapping[str, Any]) -> str:
         seen = f"{_many(counts.get('pairs'), 'pair')} of {stage.preferences}, {_many(stage.epochs, 'epoch')}"
         return f"DPO from {stage.policy}: {steps} of {stage.batch_size}, {seen}, beta {stage.beta:g}{rate}"
     chosen = manifest.get("result", {}).get("policy", "?")
-    return f"chose {chosen} among the checkpoints of {stage.policy}, on {stage.split}"
+    return f"chose {chosen} among the checkpoints of {stage.policy}, on dev"
 
 
 def _many(number: Any, noun: str) -> str:

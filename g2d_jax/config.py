@@ -338,7 +338,6 @@ def select(**changes: Any) -> ConfigDict:
             "kind": "select",
             "policy": "train",
             "steps": (),
-            "split": "dev",
             "num_generations": 1,
             "sampling": sampling(256, temperature=0.6, top_p=0.9),
             "length_normalise": True,

@@ -124,7 +124,7 @@ def disk_need(context: Context, name: str) -> float:
         many = {
             "online": lambda: stage.steps,
             "collect": lambda: stage.prompts,
-            "select": lambda: _checkpoints(context, stage) * len(context.problems[stage.split]),
+            "select": lambda: _checkpoints(context, stage) * len(context.problems["dev"]),
             "evaluate": lambda: len(stage.policies) * len(context.problems[stage.split]),
         }[stage.kind]()
         many *= stage.get("prompts_per_step", 1) * stage.num_generations

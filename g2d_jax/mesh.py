@@ -114,9 +114,9 @@ def spec(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Ru
     return PartitionSpec(*parts)
 
 
-def sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = RULES) -> NamedSharding:
+def sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
     """NamedSharding of `spec`."""
-    return NamedSharding(mesh, spec(mesh, axes, shape, rules))
+    return NamedSharding(mesh, spec(mesh, axes, shape))
 
 
 def check_host_memory(mesh: Mesh) -> None:

@@ -87,7 +87,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Ask the sampler for samples first_sample … first_sample + num_samples - 1 of one prompt.
+    """Ask the sampler for samples 0 … num_samples - 1 of one prompt.
 
     problem_id and visit (how often the prompt was drawn before) name the randomness, with the sample index.
     """
@@ -97,7 +97,6 @@ class Request:
     params: SamplingParams
     num_samples: int = 1
     visit: int = 0
-    first_sample: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -99,10 +99,6 @@ def test_what_an_old_manifest_lacks_is_unknown_not_nothing() -> None:
     assert math.isnan(found["device_seconds"]) and math.isnan(found["price"]) and found["seconds"] == 28
 
 
-def test_the_cold_policy_counts_when_asked() -> None:
-    assert cost_of("dpo", STAGES, MANIFESTS, without=())["seconds"] == 1028
-
-
 def test_what_is_not_known_is_named() -> None:
     with pytest.raises(ValueError, match="stage 'pool' has no manifest yet"):
         cost_of("dpo", STAGES, {k: v for k, v in MANIFESTS.items() if k != "pool"})

@@ -141,7 +141,8 @@ def test_the_bomb_is_live(tmp_path: Path) -> None:
 
 
 def test_a_models_own_code_is_not_run(evil: Path) -> None:
-    hf.save(decoder.init(MODEL, jax.random.key(0)), evil, overwrite=True)
+    (evil / "config.json").unlink(missing_ok=True)
+    hf.save(decoder.init(MODEL, jax.random.key(0)), evil)
     (evil / "config.json").write_text(json.dumps(json.loads((evil / "config.json").read_text()) | CODE))
     jax.tree.map(np.testing.assert_array_equal, hf.load(evil), decoder.init(MODEL, jax.random.key(0)))
     (evil / "model.safetensors").write_bytes(pickle.dumps(Bomb(evil.parent / "ran")))
@@ -150,7 +151,8 @@ def test_a_models_own_code_is_not_run(evil: Path) -> None:
 
 
 def test_pickled_weights_are_not_unpickled(evil: Path, marker: Path) -> None:
-    hf.save(decoder.init(MODEL, jax.random.key(0)), evil, overwrite=True)
+    (evil / "config.json").unlink(missing_ok=True)
+    hf.save(decoder.init(MODEL, jax.random.key(0)), evil)
     (evil / "model.safetensors").unlink()
     (evil / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(marker)))
     with pytest.raises(ValueError, match=r"only pickled weights .*save_pretrained\(new_folder\)"):

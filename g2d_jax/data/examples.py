@@ -14,7 +14,7 @@ from g2d_jax.data import arithmetic
 from g2d_jax.data.collect import LoadReport, OnError, Selection, collect
 from g2d_jax.data.fields import BrokenRow, Fields, as_messages, as_prompt, as_text, check_fields, find, named
 from g2d_jax.data.problems import check_revision, open_rows, procedural_count
-from g2d_jax.data.splits import DEFAULT_SHARES, Shares, Split, check_split, problem_id, split_of
+from g2d_jax.data.splits import Split, check_split, problem_id, split_of
 from g2d_jax.records import Example, Message
 
 _NAMES = ("messages", "prompt", "completion")
@@ -25,7 +25,6 @@ def load_examples(
     *,
     fields: Fields | None = None,
     split: Split | None = None,
-    shares: Shares = DEFAULT_SHARES,
     on_error: OnError = "raise",
     limit: int | None = None,
     seed: int = 0,
@@ -44,8 +43,6 @@ def load_examples(
     if source.startswith("procedural:"):
         if split not in (None, "train"):
             raise ValueError(f"demonstrations of {source} are drawn from the train split only, got split {split!r}")
-        if shares != DEFAULT_SHARES:
-            raise ValueError(f"the splits of {source} are fixed: leave shares as it is")
         check_revision(source, revision)
         examples = [arithmetic.example(seed, index) for index in range(procedural_count(source, limit))]
         return examples, LoadReport(source, rows=len(examples), kept=len(examples))
@@ -54,7 +51,7 @@ def load_examples(
         source,
         rows,
         lambda values: to_example(values, mapped),
-        Selection(lambda example: split in (None, split_of(example.id, shares)), limit, on_error),
+        Selection(lambda example: split in (None, split_of(example.id)), limit, on_error),
         key=lambda example: (example.id, example.completion),
     )
 

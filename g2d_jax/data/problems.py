@@ -27,7 +27,7 @@ from g2d_jax.data import arithmetic, filters
 from g2d_jax.data.collect import LoadReport, OnError, Selection, check_limit, collect
 from g2d_jax.data.fields import BrokenRow, Fields, as_answer, as_prompt, check_fields, find, named
 from g2d_jax.data.rows import SUFFIXES, Row, file_rows, hub_rows
-from g2d_jax.data.splits import DEFAULT_SHARES, Shares, Split, check_split, problem_id, split_of
+from g2d_jax.data.splits import Split, check_split, problem_id, split_of
 from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import solution_answer
 
@@ -64,7 +64,6 @@ def load_problems(
     *,
     fields: Fields | None = None,
     split: Split | None = None,
-    shares: Shares = DEFAULT_SHARES,
     on_error: OnError = "raise",
     limit: int | None = None,
     seed: int = 0,
@@ -73,7 +72,7 @@ def load_problems(
     """The distinct problems of a source in its order, and what became of its rows.
 
     fields: names of the row's fields for prompt, answer, solution and subset, where the usual names do not fit.
-    split: only this part by id hash, with the given shares; None: everything.
+    split: only this part by id hash; None: everything.
     on_error: "skip" leaves broken rows out and counts them.
     limit: the first so many; must be given for a procedural source, whose sequence is `seed`.
     revision: a commit, branch or tag of a hub source.
@@ -84,14 +83,12 @@ def load_problems(
         check_split(split)
     mapped = check_fields(fields, _CANDIDATES)
     if source.startswith("procedural:"):
-        if shares != DEFAULT_SHARES:
-            raise ValueError(f"the splits of {source} are fixed, since its demonstrations are: leave shares as it is")
         check_revision(source, revision)
         problems = arithmetic.problems(seed, procedural_count(source, limit), split)
         return problems, LoadReport(source, rows=len(problems), kept=len(problems))
     label, rows = open_rows(source, revision)
     read = _READ.get(source.partition(":")[0], to_problem)
-    selection = Selection(lambda problem: split in (None, split_of(problem.id, shares)), limit, on_error)
+    selection = Selection(lambda problem: split in (None, split_of(problem.id)), limit, on_error)
     problems, report = collect(
         source,
         rows,

@@ -137,16 +137,6 @@ class PromptTokenizer:
         """([P], [T]) int32: the prompt exactly as for sampling, and the completion, which alone carries loss."""
         return self.encode_prompt(example.prompt), self.encode_completion(example.completion)
 
-    def encode_messages(self, messages: Sequence[Message]) -> tuple[Ids, Ids]:
-        """([P], [T]) int32 of a conversation that ends with an assistant message, which alone carries loss.
-
-        The completion is what the model itself has to write after the prompt: the message and a stop token, without
-        what the template would put around it. Raises ValueError for a conversation of another form.
-        """
-        if len(messages) < 2 or messages[-1]["role"] != "assistant":
-            raise ValueError("a conversation for training must end with an assistant message that answers a user")
-        return self.encode_prompt(tuple(messages[:-1])), self.encode_completion(messages[-1]["content"])
-
     def decode(self, ids: Ids | Sequence[int]) -> str:
         """The text without the stop token and special tokens, THINKING apart: what rewards and readers see."""
         ids = [int(i) for i in ids]

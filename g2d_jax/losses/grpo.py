@@ -94,7 +94,6 @@ def token_weights(
     num_prompts: int,
     max_completion_length: int,
     mask: ArrayLike | None = None,
-    tokens_per_step: float | None = None,
 ) -> np.ndarray:
     """Weight of every token of each sequence, with the normaliser of the whole global batch inside.
 
@@ -103,7 +102,7 @@ def token_weights(
       "seq-mean-token-sum"  sequences: sum over tokens, mean over the group and over prompts
       "grpo"     sequences x own length: mean over a sequence's tokens, then over sequences
       "dr_grpo"  sequences x max_completion_length: a constant
-      "dapo"     tokens of the step; if one generation feeds several steps, TRL takes their average: tokens_per_step
+      "dapo"     tokens of the step. If one generation feeds several steps, TRL takes their average instead
       "bnpo"     tokens of this very step. TRL takes them per micro-batch and device and averages, so that its value
                  depends on the split; ours is TRL's for one micro-batch on one device, whatever the split
     lengths: [S] completion tokens of every sequence in the global batch of one optimiser step.
@@ -125,7 +124,7 @@ def token_weights(
         "seq-mean-token-sum": max(lengths.size, 1),
         "grpo": lengths.size * np.maximum(lengths, 1),
         "dr_grpo": lengths.size * max_completion_length,
-        "dapo": step_tokens if tokens_per_step is None else max(tokens_per_step, 1.0),
+        "dapo": step_tokens,
         "bnpo": step_tokens,
     }
     if loss_type not in normalizers:

@@ -94,13 +94,13 @@ def fresh(config: ModelConfig, name: str, row: Param, stacked: bool, key: jax.Ar
     return (jnp.ones if row.init == "ones" else jnp.zeros)(shape)
 
 
-def shardings(config: ModelConfig, mesh: Mesh, rules: meshes.Rules = meshes.RULES) -> Decoder:
+def shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
     """The Decoder tree with a NamedSharding in place of every array."""
 
     def make(_: str, row: Param, stacked: bool) -> Any:
         def where(shape: tuple[int, ...], _: Any = None) -> jax.sharding.NamedSharding:
             axes = ("layers", *row.axes) if stacked else row.axes
-            return meshes.sharding(mesh, axes, (config.num_hidden_layers, *shape) if stacked else shape, rules)
+            return meshes.sharding(mesh, axes, (config.num_hidden_layers, *shape) if stacked else shape)
 
         return quantise.tree(row, where) if row.quantised else where(row.shape)
 

@@ -234,31 +234,25 @@ def save(
     eos_ids: Sequence[int] = (),
     bos_id: int | None = None,
     pad_id: int | None = None,
-    config_entries: Mapping[str, Any] | None = None,
     generation_entries: Mapping[str, Any] | None = None,
-    metadata: Mapping[str, str] | None = None,
-    overwrite: bool = False,
 ) -> epath.Path:
     """Write a model folder that transformers and `load` read: safetensors, generation_config.json, config.json.
 
     model: stacked or unstacked; adapters are merged into it as `lora.merge` does, a layer at a time, when that layer is
-    written. dtype: "float32" or "bfloat16". Files beyond max_shard_bytes are split, with an index. config_entries and
-    generation_entries are added to the two JSON files, metadata to the safetensors headers. config.json is written
-    last: a folder without it is an unfinished export. Write tokenizer and model card before calling this. Every process
-    must call it; the first one writes. Raises ValueError when the folder already holds a finished model and overwrite
-    is not set, and when an entry contradicts the architecture; Preempted between two files of a watched process.
+    written. dtype: "float32" or "bfloat16". Files beyond max_shard_bytes are split, with an index.
+    generation_entries are added to generation_config.json. config.json is written last: a folder without it is an
+    unfinished export. Write tokenizer and model card before calling this. Every process must call it; the first one
+    writes. Raises ValueError when the folder already holds a finished model; Preempted between two files of a watched
+    process.
     """
     place, names = epath.Path(folder), jnp.dtype(dtype).name
     if names not in ("float32", "bfloat16"):
         raise ValueError(f"weights are saved as float32 or bfloat16, not {names}")
     config = config_to_hf(model.config.base, eos_ids=eos_ids, bos_id=bos_id, pad_id=pad_id, dtype=names)
-    for name, value in (config_entries or {}).items():
-        if config.setdefault(name, value) != value:
-            raise ValueError(f"config entry {name} = {value!r} contradicts the model's own {config[name]!r}")
     generation = {"eos_token_id": one_or_list(eos_ids), "bos_token_id": bos_id, "pad_token_id": pad_id}
     writer = jax.process_index() == 0
-    processes.once(lambda: _clear(place, overwrite))
-    _save_shards(model, place, jnp.dtype(dtype), max_shard_bytes, metadata or {}, writer)
+    processes.once(lambda: _clear(place))
+    _save_shards(model, place, jnp.dtype(dtype), max_shard_bytes, writer)
     if writer:
         generation = {name: value for name, value in generation.items() if value is not None}
         write_json(place / GENERATION, {**generation, **(generation_entries or {})})
@@ -266,10 +260,10 @@ def save(
     return place
 
 
-def _clear(folder: epath.Path, overwrite: bool) -> None:
+def _clear(folder: epath.Path) -> None:
     """Make the folder and take away what would make a half-written export look complete or mix two exports."""
-    if (folder / CONFIG).exists() and not overwrite:
-        raise ValueError(f"{folder} already holds a model; choose another folder, or set overwrite to replace it")
+    if (folder / CONFIG).exists():
+        raise ValueError(f"{folder} already holds a model; choose another folder")
     with storage.naming("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).unlink(missing_ok=True)
@@ -278,9 +272,7 @@ def _clear(folder: epath.Path, overwrite: bool) -> None:
                 path.unlink()
 
 
-def _save_shards(
-    model: Decoder, folder: epath.Path, dtype: jnp.dtype, max_bytes: float, metadata: Mapping[str, str], writer: bool
-) -> None:
+def _save_shards(model: Decoder, folder: epath.Path, dtype: jnp.dtype, max_bytes: float, writer: bool) -> None:
     shards = plan_shards(expected_shapes(model.config.base), dtype.itemsize, max_bytes)
     fetch = fetcher(model, dtype)
     weight_map: dict[str, str] = {}
@@ -288,7 +280,7 @@ def _save_shards(
         processes.check_stop_together()
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         weight_map |= dict.fromkeys(shapes, file)
-        shard.write(folder / file, shapes, dtype, fetch, metadata=metadata, writer=writer)
+        shard.write(folder / file, shapes, dtype, fetch, writer=writer)
     if writer and len(shards) > 1:
         total = decoder.count_params(model.config.base) * dtype.itemsize
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})

@@ -116,7 +116,6 @@ def write(
     dtype: np.dtype,
     fetch: Callable[[str], np.ndarray],
     *,
-    metadata: Mapping[str, str] | None = None,
     writer: bool = True,
 ) -> None:
     """Write a file tensor by tensor, in the order of `shapes`; its folder must be there.
@@ -129,7 +128,7 @@ def write(
         for name in shapes:
             fetch(name)
         return
-    head = _header(shapes, dtype, {"format": "pt", **(metadata or {})})
+    head = _header(shapes, dtype)
     with storage.naming("write", file), epath.Path(file).open("wb") as out:
         out.write(len(head).to_bytes(8, "little") + head)
         for name, shape in shapes.items():
@@ -138,9 +137,9 @@ def write(
             out.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def _header(shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, metadata: Mapping[str, str]) -> bytes:
+def _header(shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype) -> bytes:
     code = next(code for code, known in DTYPES.items() if known == dtype)
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, shape in shapes.items():
         end = at + math.prod(shape) * dtype.itemsize

@@ -115,7 +115,7 @@ def _offline(context: Context, name: str, stage: ConfigDict, response: int | Non
 
 def _evaluation(context: Context, name: str, stage: ConfigDict, response: int | None) -> Iterator[Program]:
     """An evaluate or a select stage."""
-    count = problems(context.config, stage.split)
+    count = problems(context.config, stage.split if stage.kind == "evaluate" else "dev")
     if stage.kind == "evaluate":
         policies, samples = len(stage.policies), stage.num_generations + int(stage.greedy)
     else:

@@ -224,8 +224,7 @@ class _Session:
         for row, request in enumerate(batch):
             lengths[row] = len(request.prompt_ids)
             tokens[row, columns - lengths[row] :] = request.prompt_ids
-            samples = range(request.first_sample, request.first_sample + request.num_samples)
-            self.fanout.extend(_Sample(request, sample, row) for sample in samples)
+            self.fanout.extend(_Sample(request, sample, row) for sample in range(request.num_samples))
         everywhere = meshes.replicated(self.sampler.mesh)
         self.prefilled = self.sampler.programs["prefill"](
             self.view, meshes.put(tokens, everywhere), meshes.put(lengths, everywhere)

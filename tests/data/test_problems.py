@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from g2d_jax.data import rows
 from g2d_jax.data.problems import load_problems, to_problem
-from g2d_jax.data.splits import Shares, problem_id
+from g2d_jax.data.splits import problem_id
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -273,8 +273,7 @@ def test_missing_file_and_unknown_sources():
 
 def test_splits_and_limit(jsonl):
     path = jsonl(*({"problem": str(n)} for n in range(60)))
-    shares = Shares(0.5, 0.25, 0.25)
-    parts = {split: load_problems(path, split=split, shares=shares) for split in ("train", "dev", "test")}
+    parts = {split: load_problems(path, split=split) for split in ("train", "dev", "test")}
     everything, _ = load_problems(path)
     ids = [problem.id for problems, _ in parts.values() for problem in problems]
     assert sorted(ids) == sorted(problem.id for problem in everything) and all(
@@ -282,7 +281,7 @@ def test_splits_and_limit(jsonl):
     )
     for problems, report in parts.values():
         assert report.rows == 60 == report.kept + report.other_split
-        first, short = load_problems(path, split=parts_name(parts, problems), shares=shares, limit=3)
+        first, short = load_problems(path, split=parts_name(parts, problems), limit=3)
         assert first == problems[:3] and short.rows <= 60
     with pytest.raises(ValueError, match="limit"):
         load_problems(path, limit=0)
@@ -299,8 +298,6 @@ def test_procedural_source():
     assert len(problems) == report.kept == 5
     with pytest.raises(ValueError, match="no end"):
         load_problems("procedural:arithmetic")
-    with pytest.raises(ValueError, match="fixed"):
-        load_problems("procedural:arithmetic", limit=1, shares=Shares(1.0, 0.0, 0.0))
 
 
 def test_hub_without_the_extra(monkeypatch):

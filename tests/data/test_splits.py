@@ -1,15 +1,9 @@
-import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.data.splits import Shares, drop_overlap, problem_id, split_of
+from g2d_jax.data.splits import drop_overlap, problem_id, split_of
 from g2d_jax.records import Problem
-
-IDS = st.integers(0, 2**64 - 1).map(lambda n: f"{n:016x}")
-SHARES = st.tuples(st.floats(0, 1), st.floats(0, 1)).map(
-    lambda cut: Shares(min(cut), max(cut) - min(cut), 1 - max(cut))
-)
 
 
 def test_ids_are_fixed():
@@ -40,31 +34,12 @@ def test_every_text_has_an_id(text):
     assert problem_id(f" {text}\n") == problem_id(text)
 
 
-@given(IDS, SHARES)
-@examples(50)
-def test_every_id_falls_into_a_split_that_has_a_share(identifier, shares):
-    assert getattr(shares, split_of(identifier, shares)) > 0.0
-
-
-def test_splits_follow_the_shares():
+def test_splits_are_eight_one_and_one_in_ten():
     ids = [problem_id(str(n)) for n in range(4000)]
-    for split, share in (("train", 0.5), ("dev", 0.3), ("test", 0.2)):
-        found = sum(split_of(i, Shares(0.5, 0.3, 0.2)) == split for i in ids) / 4000
-        assert abs(found - share) < 0.03
-    assert {split_of(i, Shares(1.0, 0.0, 0.0)) for i in ids} == {"train"}
-
-
-@given(IDS)
-@examples(50)
-def test_a_larger_train_share_only_adds_to_train(identifier):
-    if split_of(identifier, Shares(0.8, 0.1, 0.1)) == "train":
-        assert split_of(identifier, Shares(0.9, 0.05, 0.05)) == "train"
-
-
-@pytest.mark.parametrize("shares", [(0.8, 0.1, 0.2), (1.2, -0.1, -0.1), (float("nan"), 0.5, 0.5)])
-def test_shares_must_sum_to_one(shares):
-    with pytest.raises(ValueError, match="sum to 1"):
-        Shares(*shares)
+    for split, share in (("train", 0.8), ("dev", 0.1), ("test", 0.1)):
+        assert abs(sum(split_of(i) == split for i in ids) / 4000 - share) < 0.03
+    ends = {"0" * 16: "train", "cccccccccccc0000": "train", "cccccccccccd0000": "dev", "f" * 16: "test"}
+    assert {identifier: split_of(identifier) for identifier in ends} == ends
 
 
 def test_drop_overlap():

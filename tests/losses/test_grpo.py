@@ -123,18 +123,16 @@ def test_masked_sequences(loss_type: Any, expected: list[float]) -> None:
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 
-def trl_loss(loss_type: str, token_loss: np.ndarray, mask: np.ndarray, max_length: int, generation: float) -> float:
+def trl_loss(loss_type: str, token_loss: np.ndarray, mask: np.ndarray, max_length: int) -> float:
     """TRL 1.16's reductions of a padded [S, T] batch, one device and one micro-batch, in plain Python."""
     masked = [[x for x, m in zip(row, keep, strict=True) if m] for row, keep in zip(token_loss, mask, strict=True)]
     everything, tokens = sum(sum(row) for row in masked), sum(len(row) for row in masked)
     if loss_type == "grpo":
         return sum(sum(row) / max(len(row), 1) for row in masked) / len(masked)
-    if loss_type == "bnpo":
-        return everything / max(tokens, 1)
     if loss_type == "dr_grpo":
         return everything / (len(masked) * max_length)
-    assert loss_type == "dapo"
-    return everything / generation
+    assert loss_type in ("dapo", "bnpo")
+    return everything / max(tokens, 1)
 
 
 @examples(15)
@@ -154,19 +152,16 @@ def test_reductions_are_those_of_trl(seed: int, loss_type: Any, lengths: list[in
     ratio = np.exp(logprobs - old)
     token_loss = -np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.28) * advantages)
     token_loss += 0.04 * (np.exp(ref - logprobs) - (ref - logprobs) - 1)
-    generation = 11.5 if loss_type == "dapo" else NAN  # Mean tokens of the steps that one generation feeds.
-
     per_sequence = token_weights(
         loss_type,
         lengths,
         num_prompts=1,
         max_completion_length=7,
         mask=keep,
-        tokens_per_step=generation if loss_type == "dapo" else None,
     )
     arrays = [jnp.asarray(x, jnp.float32) for x in (logprobs, old, ref, advantages, per_sequence[:, None] * mask)]
     loss, _ = grpo_loss(*arrays, epsilon=0.2, epsilon_high=0.28, beta=0.04)
-    np.testing.assert_allclose(loss, trl_loss(loss_type, token_loss, mask, 7, generation), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(loss, trl_loss(loss_type, token_loss, mask, 7), rtol=1e-4, atol=1e-5)
 
 
 def test_wrong_weights() -> None:

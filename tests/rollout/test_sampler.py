@@ -219,12 +219,6 @@ def test_the_cache_narrows_when_a_long_prompt_is_done(sampler, model):
     np.testing.assert_array_equal(rollouts[1].token_ids, alone.token_ids)
 
 
-def test_later_samples_of_a_prompt_can_be_asked_for_alone(sampler, model, base):
-    part = dataclasses.replace(REQUESTS[0], first_sample=1, num_samples=2)
-    expected = [r for r in base[0] if r.problem_id == "problem0" and r.sample in (1, 2)]
-    assert_same(model, expected, run(sampler, model, [part]))
-
-
 def test_seed_purpose_and_visit_change_the_samples(sampler, model, base):
     asked = REQUESTS[0]
     mine = np.concatenate([r.token_ids for r in base[0] if r.problem_id == "problem0"])

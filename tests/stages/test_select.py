@@ -189,8 +189,6 @@ def test_equal_scores_give_the_earlier_step() -> None:
 @pytest.mark.parametrize(
     ("stage", "field", "value", "message"),
     [
-        ("best", "split", "test", r"stages\.best: split is 'test': a checkpoint chosen on the test problems"),
-        ("best", "split", "train", "split is 'train'; choose dev"),
         ("best", "steps", (1, 3), "steps has 3, but train keeps 0, 1, 2"),
         ("best", "policy", "train@1", "'train@1': name a stage of this run that trains, without a step"),
         ("best", "policy", "init", "'init': name a stage of this run that trains"),
