@@ -280,14 +280,14 @@ def plans() -> ModuleType:
 
 
 def test_plans_that_are_written_are_those_compiled(plans: ModuleType) -> None:
-    results = json.loads(plans.RESULTS.read_text())
-    assert results and set(results) <= {row.name for row in plans.rows()}
-    assert all(resolve(row.config, row.overrides) for row in plans.rows())
+    results, _ = plans.read()
+    assert len(results) > 30 and all(resolve(row.config, row.overrides) for row in plans.rows())
     for model in MODELS:
         text = (ROOT / "configs" / f"{model}.py").read_text()
         assert plans.with_plan(text, plans.docstring_lines(model, results)) == text
         assert f"g2d run --config {model} " in text and f"g2d run --config {model}:lora=32 " in text
-    assert plans.table(results) in plans.TABLE.read_text()
+    written = [line for line in plans.TABLE.read_text().splitlines() if line.startswith("| `")]
+    assert {f"| {' | '.join(cells)} |" for cells in results.values()} <= set(written)  # none is lost in reading
 
 
 def test_how_a_plan_is_written(plans: ModuleType) -> None:
@@ -296,8 +296,10 @@ def test_how_a_plan_is_written(plans: ModuleType) -> None:
 
     g2d = [stage("warmup", 13.64, 30.0), stage("dpo", 14.1, 4.0), stage("evaluate", 3.0, 0.5)]
     grpo = [stage("grpo", 15.9, 120.0, decode="needs 15.90 GiB")]
-    found = {"date": "2026-11-21", "versions": {"jax": "1"}, "memory": 15.75, "methods": {"g2d": g2d, "grpo": grpo}}
-    lines = plans.docstring_lines("qwen2.5-7b", {"qwen2.5-7b on v5e-16": found})
+    cells = plans.cells_of(
+        plans.Row("qwen2.5-7b", "", "v5e-16"), {"memory": 15.75, "methods": {"g2d": g2d, "grpo": grpo}}
+    )
+    lines = plans.docstring_lines("qwen2.5-7b", {"qwen2.5-7b on v5e-16": cells})
     assert [line.split() for line in lines[:2]] == [
         ["Plan:", "machine", "choice", "peak", "GiB", "hours", "of", "G2D", "of", "GRPO", "with"],
         ["v5e-16", "15.90", "of", "15.75", "34.5", "-"],
@@ -305,6 +307,5 @@ def test_how_a_plan_is_written(plans: ModuleType) -> None:
     assert plans.with_plan('"""A.\n\nPlan:      old\n           rows\n\nResult: x"""\n', lines[:1]) == (
         f'"""A.\n\n{lines[0]}\n\nResult: x"""\n'
     )
-    cells = plans.table({"qwen2.5-7b on v5e-16": found}).splitlines()[2].split(" | ")
-    assert cells[2:4] == ["15.90 (grpo, decode)", "15.75"]
-    assert cells[4:6] == ["**34.5**: warmup 30.0, dpo 4.0, evaluate 0.5", "no: grpo, decode, needs 15.90 GiB"]
+    assert cells[2:4] == ("15.90 (grpo, decode)", "15.75")
+    assert cells[4:6] == ("**34.5**: warmup 30.0, dpo 4.0, evaluate 0.5", "no: grpo, decode, needs 15.90 GiB")

@@ -212,7 +212,7 @@ def test_without_reward_signal_it_stops_and_keeps_the_policy(
         StopRun, match=rf"no reward signal for 2 steps in a row; .*{cause}.*To try: easier problems"
     ) as stop:
         run(opened(warmup, tmp_path, reward))
-    assert "the policy so far is kept, step 1 in" in str(stop.value)
+    assert "The policy so far is kept, step 1 in" in str(stop.value)
     assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1]
     assert storage.finished(tmp_path / "01-warmup") is None
     context = opened(warmup, tmp_path, reward)
