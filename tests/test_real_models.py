@@ -2,7 +2,6 @@
 
 import importlib.util
 import itertools
-import json
 import math
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
