@@ -343,7 +343,7 @@ def _wait(key: str, peer: int) -> str:
         try:
             return str(client.blocking_key_value_get(key, int(SLICE * 1000)))
         except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
+            if error.error_code_string != "DEADLINE_EXCEEDED":
                 raise
         if peer in (gone := left_behind()):
             raise PeerFailed(gone[peer])
