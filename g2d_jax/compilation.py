@@ -14,15 +14,36 @@ import hashlib
 import os
 import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 from etils import epath
 from jax.experimental.compilation_cache import compilation_cache
 
+T = TypeVar("T")
+
 CACHE = "jax_compilation_cache_dir"
+
+
+class Programs:
+    """The jitted programs of a run, or of the points of a study: what is made from equal settings is compiled once.
+
+    Of each kind the newest alone stays, since programs lie in the devices' memory.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Callable[..., Any], tuple[Any, Any]] = {}
+
+    def take(self, make: Callable[..., T], *settings: Any, **named: Any) -> T:
+        """Give make(*settings, **named): what it made last, if of equal settings, else a new one in its place."""
+        before, made = self._made.pop(make, (None, None))
+        if before != (settings, named):
+            made = make(*settings, **named)
+        self._made[make] = (settings, named), made
+        return made  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ Without `lora` all parameters are trained: split gives the model and None.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -87,8 +88,9 @@ def merge(model: Decoder) -> Decoder:
     return build(model.config.base, make)
 
 
+@partial(jax.jit, static_argnames="dtype")
 def decoded(model: Decoder, dtype: jnp.dtype) -> Decoder:
-    """Cast a policy to dtype, its codes to the weights that they stand for. To be traced under jit."""
+    """Cast a policy to dtype, its codes to the weights that they stand for."""
     return build(model.config.decoded, lambda name, _, stacked: _decoded(_value(model, name, stacked), dtype))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -75,10 +76,10 @@ def _views(context: Context, name: str, params: Any, beside: tuple[Any, ...]) ->
     if meshes.processes(context.mesh) > 1:
         held = device_bytes(params)
         work = Work(1, 0.0, 1.5 * held, {"parameters": held})
-        yield Program(name, "cast", context.cast_program(), fixed(params), work, resident=beside)
+        yield Program(name, "cast", lora.decoded, fixed(params), work, {"dtype": context.dtype}, resident=beside)
         beside = (*beside, lora.split(params)[1])
         where = decoder.shardings(context.model_config.decoded, sampler.mesh)
-        params = meshes.placed(jax.eval_shape(context.cast_program(), params), where)
+        params = meshes.placed(jax.eval_shape(partial(lora.decoded, dtype=context.dtype), params), where)
     held = device_bytes(params)
     work = Work(1, 0.0, 2 * held, {"parameters": held})
     yield Program(name, "view", sampler.programs["view"], fixed(params), work, resident=beside)

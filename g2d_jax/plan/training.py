@@ -21,7 +21,7 @@ from g2d_jax.training import signal
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
 from g2d_jax.training.optimizer import make_optimizer
-from g2d_jax.training.step import abstract_batch, abstract_state, make_fresh_state, make_train_step
+from g2d_jax.training.step import abstract_batch, abstract_state, make_fresh_state, make_scorer, make_train_step
 
 
 def optimizer_of(stage: ConfigDict, total: int = 0) -> Any:
@@ -86,7 +86,7 @@ def logprobs(context: Context, name: str, packed: Packed, calls: float, resident
     parts = {"parameters": device_bytes(params)}
     work = Work(calls, flops, packed.count * weights, parts, scored=packed.used * calls)
     inputs = abstract_batch(packed, context.mesh)
-    program = context.score_program()
+    program = context.programs.take(make_scorer, context.compute)
     return Program(
         name, "log-probs", program, fixed(params, *inputs), work, {"temperature": 1.0}, packed.count, resident
     )

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
 from g2d_jax import processes
+from g2d_jax.compilation import Programs
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, unstacked_shardings
 from g2d_jax.models.kernels import LANES, Setting, choose, platform_of
@@ -86,10 +87,10 @@ class Sampler:
     """Samples from a model.
 
     slots: rows decoded together. chunk: decode steps between two looks at the rows. prefill_rows: prompts of one
-    prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py. programs: the jitted ones
-    by name; the next sampler of the same settings, such as another point's of a sweep, takes them over. Their shapes
-    come from short ladders of sizes. Samples of one key are bit-equal for the same shapes and mesh; the noise always
-    is.
+    prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py. programs: where another
+    sampler's of the same settings, such as another point's of a sweep, may lie; the attribute has them by name. Their
+    shapes come from short ladders of sizes. Samples of one key are bit-equal for the same shapes and mesh; the noise
+    always is.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Sampler:
         prefill_rows: int = 32,
         dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
         attention: Setting = "auto",
+        programs: Programs | None = None,
     ) -> None:
         if min(slots, chunk, prefill_rows) < 1:
             raise ValueError(f"slots, chunk and prefill_rows must be positive, got {slots}, {chunk}, {prefill_rows}")
@@ -117,7 +119,7 @@ class Sampler:
             length=LANES,
             layout="sequence",
         )
-        self.programs = _jitted(config, mesh, chunk, jnp.dtype(dtype), self.kernel)
+        self.programs = (programs or Programs()).take(_jitted, config, mesh, chunk, jnp.dtype(dtype), self.kernel)
 
     def view(self, model: Decoder) -> Decoder:
         """Give the model as decode reads it: in dtype, one set of arrays a layer. Once per policy."""
@@ -307,7 +309,6 @@ class _Session:
                 yield sample.rollout("stop" if emitted.stopped[row] else "length")
 
 
-@lru_cache(maxsize=1)
 def _jitted(config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: Setting) -> dict[str, Any]:
     """A sampler's programs. admit makes a state of another shape, refill changes one in place."""
 

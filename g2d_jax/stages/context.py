@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
@@ -23,6 +22,7 @@ from g2d_jax import keys, processes, storage
 from g2d_jax import mesh as meshes
 from g2d_jax.accounting import POLICIES
 from g2d_jax.canonical import identity
+from g2d_jax.compilation import Programs
 from g2d_jax.config import is_scalar
 from g2d_jax.data.loader import Mixture, Order
 from g2d_jax.data.packing import Group, Packed, pack
@@ -109,7 +109,9 @@ class Context:
     folders: Mapping[str, epath.Path]
     reward: RewardFunction | None = None
     objectives: Mapping[str, Callable[[Compute], Objective]] = field(default_factory=dict)
-    programs: dict[str, Any] = field(default_factory=dict)  # compiled once for the run
+    programs: Programs = field(default_factory=Programs)
+    bases: dict[str, Decoder] = field(default_factory=dict)  # the frozen part of policies, by `starting.base_policy`
+    said: set[str] = field(default_factory=set)  # which is said once
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
@@ -288,36 +290,20 @@ class Context:
         return meshes.sampling(own, meshes.fewest(size, min(told, default=None), len(own)))
 
     def sampler(self) -> Sampler:
-        """The sampler, on this process's devices; one for the run, so that its programs are compiled once."""
-        if "sampler" not in self.programs:
-            compute = self.config.compute
-            self.programs["sampler"] = Sampler(
-                self.model_config,
-                self.sampling_mesh,
-                seed=self.config.seed,
-                slots=compute.slots,
-                chunk=compute.chunk,
-                prefill_rows=compute.prefill_rows,
-                dtype=self.dtype,
-                attention=compute.attention,
-            )
-            self._say_attention("prompts", self.programs["sampler"].kernel)
-        made: Sampler = self.programs["sampler"]
-        return made
+        """The sampler, on this process's devices; one for the run."""
+        settings = {name: self.config.compute[name] for name in ("slots", "chunk", "prefill_rows", "attention")}
+        settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs}
+        sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, **settings)
+        self._say_attention("prompts", sampler.kernel)
+        return sampler
 
     def view(self, params: Decoder) -> Decoder:
         """A policy as the sampler reads it. All processes make the call."""
         sampler = self.sampler()
         if meshes.processes(self.mesh) > 1:
             where = decoder.shardings(self.model_config.decoded, sampler.mesh)
-            params = meshes.copy_to_own(self.mesh, self.cast_program()(params), where)
+            params = meshes.copy_to_own(self.mesh, lora.decoded(params, self.dtype), where)
         return sampler.view(params)
-
-    def cast_program(self) -> Any:
-        """Make the program that casts parameters to the sampler's type, before they are copied to each process."""
-        if "cast" not in self.programs:
-            self.programs["cast"] = jax.jit(partial(lora.decoded, dtype=self.dtype))
-        return self.programs["cast"]
 
     def sampling_params(self, sampling: ConfigDict, **changes: Any) -> SamplingParams:
         """Settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""
@@ -351,8 +337,8 @@ class Context:
     def _say_attention(self, rows: str, kernel: kernels.Kernel) -> None:
         """Say once of each kind of rows which kernel it gets."""
         said = f"attention over {rows}: {kernel}"
-        if said not in self.programs:
-            self.programs[said] = True
+        if said not in self.said:
+            self.said.add(said)
             self.tracker.say(said)
 
     def microbatch_rows(self, row_length: int) -> int:
@@ -401,9 +387,10 @@ class Context:
         if self.model_config.lora is None:
             return None
         base = starting.base_policy(self.config, policy)
-        if self.programs.get("frozen", ("",))[0] != base:
-            self.programs["frozen"] = (base, self._base(base))
-        return self.programs["frozen"][1]  # type: ignore[no-any-return]
+        if base not in self.bases:
+            self.bases.clear()
+            self.bases[base] = self._base(base)
+        return self.bases[base]
 
     def checkpoint_of(self, name: str) -> tuple[epath.Path, int | None]:
         """The checkpoint folder and step that a policy's name means."""
@@ -468,15 +455,15 @@ class Context:
         tally.scored += packed.used
         tally.flops += forward_flops(self.model_config, packed.used, packed.attended)
         with self.clock.doing("logprobs"):
-            logprobs, _ = self.score_program()(params, *put_batch(packed, self.mesh), temperature=float(temperature))
+            score = self.programs.take(make_scorer, self.compute)
+            logprobs, _ = score(params, *put_batch(packed, self.mesh), temperature=float(temperature))
             self.clock.settle()
             return np.asarray(logprobs)
 
-    def score_program(self) -> Any:
-        """The scorer, compiled once for the run."""
-        if "score" not in self.programs:
-            self.programs["score"] = make_scorer(self.compute)
-        return self.programs["score"]
+    def loss_of(self, name: str, configured: Objective) -> tuple[Objective, Programs]:
+        """A stage's loss, and where its programs lie: those of a user's own, which may look like another, alone."""
+        own = self.objectives.get(name)
+        return (configured, self.programs) if own is None else (own(self.compute), Programs())
 
     def close(self) -> None:
         """End the verifiers' processes."""

@@ -63,26 +63,16 @@ def gradient_signal(
         return {key: float(value) for key, value in kept["signal"].items()}, Tally(**kept["tally"])
     tally = Tally()
     with context.metered(tally):
-        found = _measure(context, policy, objective, batches, row_length, tally)
+        packed = [context.pack(groups, row_length) for groups in batches]
+        objective, programs = context.loss_of(name, objective)
+        norms = gradient_norms(objective, context.policy(policy), packed, context.mesh, programs)
+        used = sum(batch.used for batch in packed)
+        tally.trained += used
+        tally.flops += train_flops(context.model_config, used, sum(batch.attended for batch in packed))
+        found = informativeness.gradient_signal(*norms, batches=len(batches), pairs_per_batch=len(batches[0]))
     signal = {key: float(value) for key, value in dataclasses.asdict(found).items()}
     processes.once(lambda: storage.write_json(file, {"signal": signal, "tally": dataclasses.asdict(tally)}))
     return signal, tally
-
-
-def _measure(
-    context: Context,
-    policy: str,
-    objective: Objective,
-    batches: Sequence[Sequence[Group]],
-    row_length: int,
-    tally: Tally,
-) -> informativeness.GradientSignal:
-    packed = [context.pack(groups, row_length) for groups in batches]
-    norms = gradient_norms(objective, context.policy(policy), packed, context.mesh)
-    used = sum(batch.used for batch in packed)
-    tally.trained += used
-    tally.flops += train_flops(context.model_config, used, sum(batch.attended for batch in packed))
-    return informativeness.gradient_signal(*norms, batches=len(batches), pairs_per_batch=len(batches[0]))
 
 
 def pair_summary(pairs: Sequence[Preference], logprobs: np.ndarray) -> dict[str, float]:

@@ -111,8 +111,6 @@ def _signal(
     """Signal and noise of the gradient that training starts with, and what measuring them cost; ({}, 0) if off."""
     if not stage.diagnose or not stage.signal_pairs:
         return {}, Tally()
-    if name in context.objectives:
-        objective = context.objectives[name](context.compute)
     draws = diagnosis.signal_draws(context.order(len(pairs), f"signal/{name}"), stage.signal_pairs)
     batches = [batch([pairs[i] for i in drawn], references[drawn]) for drawn in draws]
     how = [stage.loss_type, stage.beta, stage.label_smoothing, len(draws)]

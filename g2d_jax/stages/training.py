@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
@@ -231,19 +230,17 @@ def trainer(
 
     Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the policy it starts from.
     """
-    if name in context.objectives:
-        # An object of this run alone: programs are known by their objective, and a user's may change between two runs.
-        objective = partial(context.objectives[name](context.compute))
+    objective, programs = context.loss_of(name, objective)
     folder: epath.Path = context.folders[name] / "checkpoints"
     optimizer, rate = make_optimizer(**settings.to_dict(), total_steps=total or settings.warmup_steps + 1)
     offload = context.config.compute.offload_optimizer
-    run_step = make_train_step(objective, optimizer, context.model_config, context.mesh, offload)
+    run_step = programs.take(make_train_step, objective, optimizer, context.model_config, context.mesh, offload)
     pins, there = {total, *pinned}, Checkpoints(folder)
     step, tally, facts = None, Tally(), {}
     like = abstract_state(context.model_config, optimizer, context.mesh, offload)
     found = newest(there, {"params": like.params, "opt_state": like.opt_state}, name, context.tracker.say)
     if found is None:
-        state = fresh_state(context.policy(policy), optimizer, context.mesh, offload)
+        state = fresh_state(context.policy(policy), optimizer, context.mesh, offload, context.programs)
     else:
         step, trees, host = found
         state = TrainState(trees["params"], trees["opt_state"])

@@ -149,6 +149,7 @@ class _Worker:
         self.failed: dict[str, str] = {}
         self._context: Context | None = None
         self._shared: Any = None
+        self._programs = compilation.Programs()
 
     def work(self) -> dict[str, str]:
         """Take nodes until all are done or failed."""
@@ -234,7 +235,7 @@ class _Worker:
         shared = {key: value for key, value in to_dict(node.config).items() if key not in ("stages", "name")}
         if self._context is None or shared != self._shared:
             self._close()
-            self._context = Context(node.config, self.root, self.tracker, {})
+            self._context = Context(node.config, self.root, self.tracker, {}, programs=self._programs)
             self._shared = shared
             for name in ("mesh", "tokenizer", "model_config", "problems", "compute", "scorer"):
                 getattr(self._context, name)  # loaded now, so that all contexts made from this one share it

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import optax
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
+from g2d_jax.compilation import Programs
 from g2d_jax.data.packing import Packed
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
@@ -34,15 +35,18 @@ class GradientSums:
     square_norm: jax.Array
 
 
-def gradient_norms(objective: Objective, params: Decoder, batches: Sequence[Packed], mesh: Mesh) -> tuple[float, float]:
+def gradient_norms(
+    objective: Objective, params: Decoder, batches: Sequence[Packed], mesh: Mesh, programs: Programs | None = None
+) -> tuple[float, float]:
     """(|mean g|^2, mean |g|^2) of the batches' gradients g of `objective` at `params`, over all that is trained.
 
     params: float32, on the mesh; they are left as they are. batches: packed for this mesh, at least one; the weights in
-    them decide what each gradient is a mean of. NaN or infinite gradients give what they give.
+    them decide what each gradient is a mean of. programs: where the program may lie already. NaN or infinite gradients
+    give what they give.
     """
     trained, rest = lora.split(params)
     totals = fresh_sums(params.config, mesh)
-    add = make_gradient_sums(objective, params.config, mesh)
+    add = (programs or Programs()).take(make_gradient_sums, objective, params.config, mesh)
     for batch in alike(batches):
         totals = add(totals, trained, *put_batch(batch, mesh), rest)
     squares = jax.device_get(jax.jit(_squares, out_shardings=meshes.replicated(mesh))(totals))
@@ -60,7 +64,6 @@ def fresh_sums(config: ModelConfig, mesh: Mesh) -> GradientSums:
     return make()
 
 
-@lru_cache(maxsize=1)
 def make_gradient_sums(objective: Objective, config: ModelConfig, mesh: Mesh) -> Callable[..., GradientSums]:
     """add(sums, params, arrays [N, R, …], count, rest=None) -> sums with one batch more; sums are donated."""
     where = _where(config, mesh)

@@ -1,17 +1,13 @@
 """The jitted train step: micro-batches accumulated in a loop, one optimiser update, state donated.
 
 Losses carry global normalisers in their weights, so gradients of micro-batches and devices are simply added.
-
-What `make_train_step` and the others made last is kept, and taken up again for the same settings, as by the next of
-several runs or points of a sweep that differ in data alone: it is not traced and compiled again. One of each and no
-more, since programs lie in the devices' memory; jax.clear_caches() frees what they compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +17,7 @@ import optax
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
+from g2d_jax.compilation import Programs
 from g2d_jax.data.packing import Packed
 from g2d_jax.losses import add_sums, empty_sums
 from g2d_jax.models import lora
@@ -71,13 +68,17 @@ def abstract_state(
 
 
 def fresh_state(
-    policy: Decoder, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
+    policy: Decoder,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    offload: bool = False,
+    programs: Programs | None = None,
 ) -> TrainState:
     """Start training from a policy. What is trained is copied: the step donates its state."""
-    return make_fresh_state(policy.config, optimizer, mesh, offload)(lora.split(policy)[0])
+    start = (programs or Programs()).take(make_fresh_state, policy.config, optimizer, mesh, offload)
+    return start(lora.split(policy)[0])
 
 
-@lru_cache(maxsize=1)
 def make_fresh_state(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
 ) -> Callable[[Decoder], TrainState]:
@@ -104,7 +105,6 @@ def abstract_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.ShapeDtype
     return arrays, jax.ShapeDtypeStruct((), np.int32, sharding=meshes.replicated(mesh))
 
 
-@lru_cache(maxsize=1)
 def make_train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
@@ -180,7 +180,6 @@ def accumulate(
     return jax.lax.fori_loop(0, count, add, (*zeros, empty_sums(sums)))
 
 
-@lru_cache(maxsize=1)
 def make_scorer(compute: Compute) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """score(params, arrays, count, temperature=1.0) -> (logprobs, entropies), float32 [N, R, T], without gradient."""
 
