@@ -93,13 +93,29 @@ def _listening(command: bool) -> Iterator[None]:
     thread = threading.Thread(target=_listen, args=(ears, command), name="g2d-signals", daemon=True)
     thread.start()
     before = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+    _mouths.append(mouth)
     try:
         yield
     finally:
+        _mouths.remove(mouth)
         signal.set_wakeup_fd(before)
         mouth.close()
         thread.join()
         ears.close()
+
+
+_mouths: list[socket.socket] = []  # what signals are written to while this process listens
+
+
+def _forget_signals() -> None:
+    """Give a forked process, as of a reward function's own pool, the usual handlers: it shares its parent's socket."""
+    if _mouths:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+os.register_at_fork(after_in_child=_forget_signals)
 
 
 def _listen(ears: socket.socket, command: bool) -> None:

@@ -41,7 +41,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 def pytest_configure(config: pytest.Config) -> None:
     """The slow tests are those so marked, and the properties with all of their examples."""
-    usual = config.option.markexpr == "not slow"
+    usual = "not slow" in config.option.markexpr
     if not config.getoption("--hypothesis-profile"):
         hypothesis.settings.load_profile("third" if usual else "full")
     if config.option.markexpr == "slow":

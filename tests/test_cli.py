@@ -113,6 +113,34 @@ with watcher.watched(peer_timeout=60, hang_timeout=60):
         assert process.stderr.read() == "g2d: interrupted; the same command with the same --workdir continues\n"
 
 
+def test_a_process_that_a_reward_forks_is_deaf_to_what_its_parent_hears() -> None:
+    """The terminal interrupts both: the parent is to hear one Ctrl-C, not two; and the child ends as children do."""
+    code = """
+import os, signal, time
+from g2d_jax import processes, watcher
+signal.signal(signal.SIGINT, processes.on_interrupt)
+with watcher.watched(peer_timeout=60, hang_timeout=60):
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+    time.sleep(0.5)
+    os.kill(child, signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert os.waitpid(child, 0)[1]
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+    time.sleep(0.5)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitpid(child, 0)[1] == signal.SIGTERM
+    processes.check_stop()
+"""
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}  # of forks in a process with threads
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stderr.count("saving; Ctrl-C again") == 1 and "interrupted" not in done.stderr
+    assert done.returncode == 130 and "stopped by Ctrl-C" in done.stderr
+
+
 def test_ctrl_c_in_a_program_of_the_users_own_is_python_s_again_afterwards() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

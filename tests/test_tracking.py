@@ -319,10 +319,10 @@ def test_the_time_left_comes_from_steps_that_compiled_nothing():
 
 
 def test_what_compiles_long_is_said_once_in_a_file():
-    screen = Screen(out := io.StringIO(), long=0.2)
+    screen = Screen(out := io.StringIO(), long=1.0)
     with screen.watching():
         for _ in range(2):
-            compile_for(0.6)
+            compile_for(1.5)
             time.sleep(1.1)  # so that it is another compilation, not the next phase of one
         compile_for(0.0, "quick")
         time.sleep(0.1)

@@ -103,7 +103,8 @@ def test_time_in_no_activity_is_that_of_the_program_that_runs():
         clock.settle()  # what waits for the program that runs waits in the account of that one
     time.sleep(0.02)  # nothing runs any more
     found = clock.read()
-    assert found["training_seconds"] > found["verification_seconds"] >= 0.02 and found["logprobs_seconds"] < 0.02
+    assert found["training_seconds"] > found["verification_seconds"] >= 0.02
+    assert found["training_seconds"] > found["logprobs_seconds"]
     started = time.perf_counter()
     clock.settle()
     time.sleep(0.02)

@@ -103,13 +103,13 @@ def check_redone(workdir: Path, newest: int, last: int) -> None:
 @from_outside
 def test_kill_9_before_and_after_each_manifest(runs: Runs, finished: Path, tmp_path: Path) -> None:
     """The boundaries of stages: nothing is lost of a finished one, and what is not finished is finished."""
-    workdir, finished = tmp_path / "run", []
+    workdir, done = tmp_path / "run", []
     for stage in STAGES:
         runs(workdir, -9, change=[f"{stage}/manifest.json", 0])
-        assert [name for name in STAGES if storage.finished(workdir / name)] == finished
+        assert [name for name in STAGES if storage.finished(workdir / name)] == done
         runs(workdir, -9, after=[f"{stage}/manifest.json"])
-        finished.append(stage)
-        assert [name for name in STAGES if storage.finished(workdir / name)] == finished
+        done.append(stage)
+        assert [name for name in STAGES if storage.finished(workdir / name)] == done
     assert not (workdir / "report.html").exists()
     runs(workdir)
     assert (workdir / "report.html").exists()
