@@ -22,10 +22,10 @@ def pairs_of(
     """Up to `limit` pairs of one prompt's responses, as indices (chosen, rejected): the one pair rule.
 
     scalar: the reward knows no right and wrong; then `best_worst` of the rewards, else `random_pairs` of the verdicts.
-    Responses of the same tokens (of the same text, where there are none) are one: no two pairs are equal. A response
-    whose verification timed out is neither chosen nor rejected.
+    Responses of the same text are one, whatever their tokens: no two pairs are equal, and none prefers a text to
+    itself. A response whose verification timed out is neither chosen nor rejected.
     """
-    contents = [row.rollout.token_ids.tobytes() or row.text for row in group]
+    contents = [row.text for row in group]
     if scalar:
         return best_worst(np.array([_reward(row) for row in group]), limit, contents)
     return random_pairs(seed, problem_id, visit, right(group), limit, contents)

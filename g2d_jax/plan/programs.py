@@ -138,7 +138,7 @@ def _groups(context: Context, stage: ConfigDict) -> tuple[list[Group], list[Grou
     def response(problem: Problem, i: int) -> ScoredRollout:
         right = i < (stage.num_generations + 1) // 2
         score = Score(float(right), Verdict.CORRECT if right else Verdict.INCORRECT)
-        return ScoredRollout(Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop"), "", score)
+        return ScoredRollout(Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop"), str(i), score)
 
     groups = [[response(problem, i) for i in range(stage.num_generations)] for problem, _ in draws]
     made = batches.make(context.config.seed, stage, draws, groups, {"main": False}).groups

@@ -121,6 +121,12 @@ def _number(expr: Any) -> Expr | None:
     return exact
 
 
+def is_real(parsed: Any) -> bool:
+    """Whether what was parsed is a plain real number."""
+    number = _number(parsed)
+    return number is not None and bool(number.is_real)
+
+
 def _is_zero(difference: Expr) -> bool | None:
     value = difference.evalf(30, maxn=DIGITS)
     if not value.is_number:

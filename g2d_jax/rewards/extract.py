@@ -4,7 +4,8 @@ What counts:
 1. the last balanced, non-empty `\boxed{...}` or `\fbox{...}` (or the brace-less `\boxed 5`);
 2. without one, whichever comes last of
    - "final answer is ..." followed by `$...$`, a number or a choice letter, or by a list of these ("69 or 84"), which
-     is the answer as a whole; with another value in the rest of that sentence, or on the next line, there is none,
+     is the answer as a whole; with another value in the rest of that sentence, or on the next line, there is none (the
+     same value again, "18 dollars ($18)", and one that is part of the unit, "72 km in 2 hours", are no other),
    - GSM8K's `#### N` on a line of its own, where N is a number.
 A number in prose is not an answer: a policy that is paid for it learns to list numbers.
 """
@@ -14,6 +15,9 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Sequence
+
+from g2d_jax.rewards.lists import form
+from g2d_jax.rewards.normalise import clean
 
 _THINK_TAG = re.compile(r"</?think>")
 # One token per match, so that `\{` and `\\` are never mistaken for a brace or for the start of a command.
@@ -36,10 +40,17 @@ _FINAL_VALUE = re.compile(
 _SEPARATOR = re.compile(r"\s*(?:[,;&]\s*(?:(?:and|or)\b)?|(?:and|or)\b)\s*")
 _SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?!\s|$))*")
 _EXPLANATION = re.compile(
-    r"\b(?:since|because|as|so|which|where|when|for|from|by|with|that|if|given|after|using)\b", re.I
+    r"\b(?:since|because|as|(?<!or )so|which|where|when|for|from|by|with|that|if|given|after|using)\b", re.I
 )
-_OTHER_VALUE = re.compile(r"\$[^$^]|\\[(\[]|(?<![\w^{.])\d|(?<!\w)\([A-Z]\)|\bor\b")
-_OTHER_CHOICE = re.compile(r"(?<!\w)\([A-Z]\)|\bor\b")
+_SIGN = r"(?:[-+\u2212\u00b1\u221a\u00d7\u2260*/<>]\s?)?"
+_NUMBER_WORD = "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
+# "or" offers another value in "3 or x", "C or maybe D" and "5 or six", but not in "5 or so".
+_OR = r"\bor\s+(?:(?!so\b)[a-z]+,?\s+){0,2}"
+_OR_WORD = rf"{_OR}(?:(?!a\b)[A-Za-z]|{_NUMBER_WORD})\b"
+_OTHER_VALUE = re.compile(rf"{_SIGN}(?:\$[^$^]|\\[(\[]|(?<![\w^{{.])\d)|(?<!\w)\([A-Z]\)|{_OR_WORD}")
+_OTHER_CHOICE = re.compile(rf"(?<!\w)\([A-Z]\)|{_OR_WORD}|{_OR}[\d$\\]")
+# Part of a unit: "72 km in 2 hours", "11 in base 2".
+_MEASURE = re.compile(r"\b(?:in|at|per)\s+(?:base\s+)?\$?\d[\d.,]*(?<![.,])")
 _NEXT_LINE = re.compile(r"[ \t]*\n\s*(?:[-*\u2022][ \t]+)?")
 _LINE_END = re.compile(r"[ \t.,;]*(?:\n|$)")
 _HASHES = re.compile(rf"^[ \t]*####[ \t]*({_NUMBER})[ \t]*\.?[ \t\r]*$", re.MULTILINE)
@@ -146,17 +157,25 @@ def _content(value: re.Match[str]) -> str:
 
 
 def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
-    """Whether the sentence goes on with another value, before it explains anything, or one stands on the next line."""
+    """Whether the sentence goes on with another value, before it explains anything, or one stands on the next line.
+
+    The same value once more, as in "18 dollars ($18)", is no other.
+    """
     sentence = _SENTENCE.match(rest)
-    said = sentence.group() if sentence else ""
-    others = _OTHER_CHOICE if values[-1]["letter"] else _OTHER_VALUE  # "(A) 12" is one answer
-    if others.search(_EXPLANATION.split(said, maxsplit=1)[0]):
-        return True
+    said = _MEASURE.sub(" ", _EXPLANATION.split(sentence.group() if sentence else "", maxsplit=1)[0])
+    pattern = _OTHER_CHOICE if values[-1]["letter"] else _OTHER_VALUE  # "(A) 12" is one answer
+    forms = {form(clean(content)) for content in set(map(_content, values))}
+    other = pattern.search(said)
+    while other is not None:
+        value = _FINAL_VALUE.match(said, other.start())
+        if value is None or form(clean(_content(value))) not in forms:
+            return True
+        other = pattern.search(said, value.end())
     line = _NEXT_LINE.match(rest)
-    other = _FINAL_VALUE.match(rest, line.end()) if line else None
-    if other is None or not _LINE_END.match(rest, other.end()):
+    value = _FINAL_VALUE.match(rest, line.end()) if line else None
+    if value is None or not _LINE_END.match(rest, value.end()):
         return False
-    return _content(other) not in map(_content, values)
+    return form(clean(_content(value))) not in forms
 
 
 def _last_hashes(text: str) -> tuple[int, str]:

@@ -1,5 +1,6 @@
-r"""Lists of values, `1, 2, 3` or `\{1, 2\}`, compared as multisets of exact forms: linear, whatever their size.
+r"""Lists of values, `1, 2, 3` or `\{1, 2\}`, compared as sets of exact forms: linear, whatever their size.
 
+The order of the elements does not count, nor how often one stands there, unless they give values to different names.
 A form is a plain number's exact value, a choice's letter, or the canonical string of anything else.
 """
 
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from g2d_jax.rewards.normalise import canonical
@@ -17,6 +18,8 @@ _TOKEN = re.compile(r"\\[{}]|\\.|[(\[{)\]},;]", re.DOTALL)
 _OPENING, _CLOSING = frozenset(("\\{", "{", "(", "[")), frozenset(("\\}", "}", ")", "]"))
 _THOUSANDS = re.compile(r"\d,\d{3}(?!\d)")
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
+ASSIGNMENT = re.compile(r"((?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?)\s*=\s*([^=<>]+)")
+"""`x = 5`: the name and the value."""
 
 
 def elements(cleaned: str) -> list[str] | None:
@@ -44,9 +47,39 @@ def elements(cleaned: str) -> list[str] | None:
     return parts
 
 
+def in_order(gold: str, answer: str) -> tuple[str, str]:
+    r"""Two cleaned answers, as tuples where one is a list that gives values to different names, as `x=1, y=2` does.
+
+    If the other names the same, its values come in the gold's order; a list without names is taken as it stands. An
+    answer such as `x_1=1, x_2=2` gives the values of one unknown: beside a gold without names it stays a list.
+    """
+    a, b = elements(gold), elements(answer)
+    expected, given = _values(a), _values(b)
+    if expected and given:
+        if expected.keys() != given.keys():
+            return gold, answer
+        return _tuple(expected.values()), _tuple(given[name] for name in expected)
+    if expected:
+        return _tuple(expected.values()), answer if b is None else _tuple(b)
+    if given and len({name.partition("_")[0] for name in given}) > 1:
+        return gold if a is None else _tuple(a), _tuple(given.values())
+    return gold, answer
+
+
+def _values(parts: Sequence[str] | None) -> dict[str, str]:
+    """The values by name if each part gives one to a name of its own, else {}."""
+    assignments = [ASSIGNMENT.fullmatch(part) for part in parts or ()]
+    values = {assignment[1]: assignment[2].strip() for assignment in assignments if assignment}
+    return values if len(values) == len(assignments) > 1 else {}
+
+
+def _tuple(values: Iterable[str]) -> str:
+    return f"({', '.join(values)})"
+
+
 def same_elements(gold: Sequence[str], answer: Sequence[str]) -> bool | None:
     """Whether two lists have the same elements in any order; None where that takes more than exact forms."""
-    a, b = Counter(map(_form, gold)), Counter(map(_form, answer))
+    a, b = Counter(map(form, gold)), Counter(map(form, answer))
     if a == b:
         return True
     if max((a | b).values()) > 1:  # as sets they may be equal
@@ -62,7 +95,7 @@ def says_only(value: str, elements: Sequence[str]) -> bool | None:
 
     It does not repeat a number if another number is in it.
     """
-    if {_form(value)} == set(map(_form, elements)):
+    if {form(value)} == set(map(form, elements)):
         return True
     number = _plain_number(value)
     if number is None:
@@ -79,7 +112,7 @@ def without_common(gold: str, answer: str) -> tuple[str, str]:
     expected, given = elements(gold), elements(answer)
     if expected is None or given is None:
         return gold, answer
-    a, b = [_form(element) for element in expected], [_form(element) for element in given]
+    a, b = [form(element) for element in expected], [form(element) for element in given]
     if len(set(a)) < len(a) or len(set(b)) < len(b) or not (set(a) - set(b) and set(b) - set(a)):
         return gold, answer
     common = set(a) & set(b)
@@ -88,7 +121,8 @@ def without_common(gold: str, answer: str) -> tuple[str, str]:
     return ", ".join(left), ", ".join(right)
 
 
-def _form(element: str) -> Fraction | str:
+def form(element: str) -> Fraction | str:
+    """What a cleaned element is compared by."""
     number = _plain_number(element)
     if number is not None:
         return number.value
@@ -104,7 +138,7 @@ def _plain_number(element: str) -> Quantity | None:
 
 def _numbers(elements: Sequence[str], others: Counter[Fraction | str]) -> list[Quantity]:
     """The plain numbers among the elements that are not among the others."""
-    numbers = [_plain_number(element) for element in elements if _form(element) not in others]
+    numbers = [_plain_number(element) for element in elements if form(element) not in others]
     return [number for number in numbers if number is not None]
 
 

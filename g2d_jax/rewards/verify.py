@@ -25,9 +25,11 @@ from g2d_jax.rewards.quantity import (
 MAX_QUICK_CHARS = 100_000
 """Longer texts are compared as they stand, without normalisation."""
 
-_ASSIGNMENT = re.compile(r"((?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?)\s*=\s*([^=<>]+)")
 _NAME = re.compile(r"(?:(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?)?")
 _CONSTANTS = ("e", "\\pi")
+_INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
+_EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
+_VALUE_OR_LIST = re.compile(r"[\d,;]")
 _CHOICE = re.compile(r"\(?([A-J])\)?")
 _CHOICE_WITH_TEXT = re.compile(
     r"(?:\(([A-J])\)|([A-J])[.:)])(?:\s|\\|$)(?!.*(?<![A-Za-z])[A-J](?![A-Za-z])).*", re.DOTALL
@@ -65,7 +67,7 @@ def reading(gold: str) -> str:
         return f"the choice {choice[1]}"
     if numeral := based_number(text):
         return f"the numeral {numeral[0]} in base {numeral[1]}"
-    assigned = _ASSIGNMENT.fullmatch(text)
+    assigned = lists.ASSIGNMENT.fullmatch(text)
     if number := parse_quantity(assigned[2].strip() if assigned else text):
         return f"the number {number.value}{' %' * number.percent}{f' ({number.unit})' if number.unit else ''}"
     if values := lists.elements(text):
@@ -76,7 +78,7 @@ def reading(gold: str) -> str:
 
 
 def grade(gold: str, answer: str) -> Verdict:
-    """The verdict of the whole verifier. Unbounded in time and memory: for worker processes.
+    r"""The verdict of the whole verifier. Unbounded in time and memory: for worker processes.
 
     UNSCORABLE when the gold is neither the same string nor anything math-verify can parse: such a row says nothing
     about the answer. An answer that does not parse is INCORRECT; NO_ANSWER is one with `\approx` that `_approximation`
@@ -100,12 +102,14 @@ def _approximation(gold: str, answer: str) -> Verdict:
     r"""The verdict on `a \approx b`, which says two things: an answer only where b is a itself, rounded.
 
     CORRECT if a is the gold, or if a has no decimal point and b is the gold; otherwise NO_ANSWER. With no more than a
-    name before it, as in `x \approx b`, b is the answer.
+    name before it, as in `x \approx b`, b is the answer. With a second `\approx` there is none.
     """
     left, _, right = answer.partition("\\approx")
-    left, right = left.rpartition("=")[2].strip(), right.strip()
-    if left not in _CONSTANTS and _NAME.fullmatch(left):
+    if "\\approx" in right:
+        return Verdict.NO_ANSWER
+    if all(_is_name(part.strip()) for part in _EQUALS.split(left)):
         return grade(gold, right)
+    left, right = left.rpartition("=")[2].strip(), right.strip()
     decimal = parse_quantity(right)
     if decimal is None or not _rounds(left, decimal):
         return Verdict.NO_ANSWER
@@ -114,6 +118,16 @@ def _approximation(gold: str, answer: str) -> Verdict:
         if verdict in (Verdict.CORRECT, Verdict.UNSCORABLE):
             return verdict
     return Verdict.NO_ANSWER
+
+
+def _is_name(text: str) -> bool:
+    r"""Whether a text names a quantity, as `AB`, `\text{Area}` and `P(X>3)` do, and says no value: `12`, `e^\pi`."""
+    from g2d_jax.rewards.exact import is_real
+
+    if _NAME.fullmatch(text):
+        return text not in _CONSTANTS
+    bare = _INDEX_OR_ARGUMENT.sub("", text)
+    return not _VALUE_OR_LIST.search(bare) and not any(map(is_real, _parse(text)))
 
 
 def _rounds(exact: str, decimal: Quantity) -> bool:
@@ -136,9 +150,10 @@ def _share(quantity: Quantity) -> Fraction:
 def _pair(gold: str, answer: str) -> tuple[str, str]:
     """Both cleaned; of a computation such as `2+3 = 5, 5+5 = 10` only the last result is the answer.
 
-    That is done where no letter is involved and the gold is no equation: in `x=2, y=3` nothing is a last result.
+    That is done where no letter is involved and the gold is no equation: in `x=2, y=3` nothing is a last result. Lists
+    that give values to different names are tuples (lists.in_order).
     """
-    a, b = clean(gold), clean(answer)
+    a, b = lists.in_order(clean(gold), clean(answer))
     if "=" in b and "=" not in a and not _LETTER.search(_COMMAND.sub("", b)):
         b = b.rpartition("=")[2].strip()
     return a, b
@@ -166,7 +181,7 @@ def _same_based(gold: str, answer: str) -> bool | None:
 
 def _same_number(gold: str, answer: str) -> bool | None:
     """Plain numbers with harmless units; `x =` in front counts only if both have it."""
-    left, right = _ASSIGNMENT.fullmatch(gold), _ASSIGNMENT.fullmatch(answer)
+    left, right = lists.ASSIGNMENT.fullmatch(gold), lists.ASSIGNMENT.fullmatch(answer)
     if left is not None and right is not None and left[1] != right[1]:
         return None
     a = parse_quantity(left[2].strip() if left else gold)

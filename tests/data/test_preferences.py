@@ -215,14 +215,13 @@ def test_a_timeout_is_neither_chosen_nor_rejected(scalar: bool) -> None:
     assert pairs_of(0, "p", 0, scored(late, right, wrong), 4, scalar=scalar) == [(1, 2)]
 
 
-@pytest.mark.parametrize("ids", [True, False])
 @pytest.mark.parametrize("scalar", [True, False])
-def test_equal_responses_make_one_pair(scalar: bool, ids: bool) -> None:
-    """By their tokens, or by their text where they have none."""
+def test_responses_of_equal_text_make_one_pair(scalar: bool) -> None:
+    """Their tokens differ: one text in several tokenisations."""
     right, wrong = (1.0, "correct", "right"), (0.0, "incorrect", "wrong")
-    assert len(pairs_of(0, "p", 0, scored(*[right] * 4, *[wrong] * 4, ids=ids), 4, scalar=scalar)) == 1
+    assert len(pairs_of(0, "p", 0, scored(*[right] * 4, *[wrong] * 4), 4, scalar=scalar)) == 1
     other = (0.0, "incorrect", "other")
-    group = scored(right, wrong, right, other, wrong, ids=ids)
+    group = scored(right, wrong, right, other, wrong)
     found = pairs_of(0, "p", 0, group, 4, scalar=False)
     assert {(group[i].text, group[j].text) for i, j in found} == {("right", "wrong"), ("right", "other")}
     assert len(found) == 2
@@ -243,8 +242,8 @@ def test_a_frequent_response_is_chosen_as_often_as_it_was_drawn() -> None:
     assert abs(firsts.count("often") - 300) < 5 * np.sqrt(400 * 3 / 16)
 
 
-def scored(*rows: tuple[float | None, str, str], ids: bool = True) -> list[ScoredRollout]:
-    """Responses of (reward, verdict, text), with token ids or without."""
+def scored(*rows: tuple[float | None, str, str]) -> list[ScoredRollout]:
+    """Responses of (reward, verdict, text), each with token ids of its own."""
     nats = np.zeros(1, np.float32)
     return [
         ScoredRollout(
@@ -253,7 +252,7 @@ def scored(*rows: tuple[float | None, str, str], ids: bool = True) -> list[Score
                 0,
                 sample,
                 np.zeros(1, np.int32),
-                np.array(list(text.encode()) if ids else [], np.int32),
+                np.array([sample], np.int32),
                 nats,
                 nats,
                 "stop",

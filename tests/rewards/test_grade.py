@@ -11,6 +11,7 @@ import pytest
 from g2d_jax.records import Verdict
 from g2d_jax.rewards.extract import solution_answer
 from g2d_jax.rewards.pool import VerifierPool
+from g2d_jax.rewards.verify import grade
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 
@@ -87,9 +88,47 @@ def test_approximations_as_the_documented_table_says(pool: VerifierPool, gold: s
         ("2", r"1 \approx 2 \approx 3", Verdict.NO_ANSWER),
         (r"12\text{ cm}", r"12\text{ cm} \approx 12\text{ m}", Verdict.NO_ANSWER),
         ("12, 13", r"12, 13 \approx 14", Verdict.NO_ANSWER),
+        ("2", r"AB \approx 2", Verdict.CORRECT),
+        ("5.2", r"\text{Area} \approx 5.2", Verdict.CORRECT),
+        ("0.15", r"P(X>3) \approx 0.15", Verdict.CORRECT),
+        ("0.15", r"p = P(X=3) \approx 0.15", Verdict.CORRECT),
+        ("5.2", r"AB_{12} = CD \approx 5.2", Verdict.CORRECT),
+        ("13", r"12 = x \approx 13", Verdict.NO_ANSWER),
+        ("13", r"x, \pi \approx 13", Verdict.NO_ANSWER),
+        ("24", r"e^\pi \approx 24", Verdict.NO_ANSWER),
+        ("1", r"\log(12) \approx 1.1", Verdict.NO_ANSWER),
     ],
 )
 def test_an_approximation_is_no_second_guess(pool: VerifierPool, gold: str, answer: str, verdict: Verdict) -> None:
+    assert pool.score([gold], [rf"\boxed{{{answer}}}"])[0].verdict is verdict
+
+
+def test_many_approximations_are_refused_at_once() -> None:
+    """One after the other they took 20 seconds, and then the recursion limit."""
+    assert grade("9", r"x \approx " * 3000 + "9") is Verdict.NO_ANSWER
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        ("x=1, y=2", "2, 1", Verdict.INCORRECT),
+        ("x=1, y=2", "(2, 1)", Verdict.INCORRECT),
+        ("x=1, y=2", "1, 2", Verdict.CORRECT),
+        ("x=1, y=2", "y=2 and x=1", Verdict.CORRECT),
+        ("x=1, y=2", "x=2, y=1", Verdict.INCORRECT),
+        ("x=1, y=2", "y=2, 1", Verdict.INCORRECT),
+        ("2, 1", "x=1, y=2", Verdict.INCORRECT),
+        ("(1, 2)", "x=1, y=2", Verdict.CORRECT),
+        (r"x=1, y=\sqrt{8}", r"y=2\sqrt{2}, x=1", Verdict.CORRECT),
+        (r"x=1, y=\sqrt{8}", r"2\sqrt{2}, 1", Verdict.INCORRECT),
+        ("x=1, x=2", "2, 1", Verdict.CORRECT),
+        ("1, 2", "x_1=2, x_2=1", Verdict.CORRECT),
+        ("1, 1, 2", "2, 1", Verdict.CORRECT),
+    ],
+)
+def test_values_of_different_names_keep_their_order(
+    pool: VerifierPool, gold: str, answer: str, verdict: Verdict
+) -> None:
     assert pool.score([gold], [rf"\boxed{{{answer}}}"])[0].verdict is verdict
 
 

@@ -36,7 +36,7 @@ def group(prompt: int, rewards: Sequence, lengths=None, cut=(), scored=False, la
         verdict = Verdict.SCORED if scored else Verdict.CORRECT if reward == 1 else Verdict.INCORRECT
         verdict = Verdict.TIMEOUT if i in late else verdict
         score = Score(reward, Verdict.UNSCORABLE if reward is None else verdict)
-        found.append(ScoredRollout(rollout, "", score))
+        found.append(ScoredRollout(rollout, f"response {i}", score))
     return found
 
 

@@ -44,7 +44,7 @@ def groups() -> list[list[ScoredRollout]]:
         tokens = rng.integers(0, 64, rng.integers(1, LONGEST + 1))
         sampled = rng.normal(-4, 0.5, len(tokens)), np.zeros(len(tokens)), "stop"
         rollout = Rollout(f"{prompt:016x}", 0, sample, prompt_ids, tokens, *sampled)
-        return ScoredRollout(rollout, "", Score(float(right), Verdict.CORRECT if right else Verdict.INCORRECT))
+        return ScoredRollout(rollout, str(sample), Score(float(right), Verdict.CORRECT if right else Verdict.INCORRECT))
 
     made = []
     for prompt in range(PROMPTS):
