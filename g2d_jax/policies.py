@@ -224,7 +224,11 @@ def _save_model(context: Context, policy: str, params: Decoder, folder: epath.Pa
     """The weights with adapters merged; sampling settings as the model has them that the run started from."""
     tokenizer = context.tokenizer
     base = context.base_path(policy)
-    source = context.model_folder if base == context.config.model.path else hf.resolve(base)
+    try:
+        source = context.model_folder if base == context.config.model.path else hf.resolve(base) if base else None
+    except ValueError as error:
+        context.tracker.say(f"its sampling settings are left out: {error}")
+        source = None
     hf.save(
         params,
         folder,

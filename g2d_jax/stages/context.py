@@ -364,11 +364,11 @@ class Context:
         A STAGE that selects means the checkpoint that it chose. Raises ValueError when there is no such policy.
         """
         if name == "init" or name.startswith("hf:"):
-            if (rest := self.frozen(name)) is None:
+            if (rest := self.frozen(self.base(name))) is None:
                 return self._base(name)
             return starting.beside(rest, self.model_config, self.mesh, self.config.seed)
         folder, step = self.checkpoint_of(name)
-        rest = self.frozen(name)
+        rest = self.frozen(self.base(name))
         with Checkpoints(folder) as checkpoints:
             there = processes.once(checkpoints.steps)
             found = max(there, default=None) if step is None else step
@@ -379,14 +379,17 @@ class Context:
             like, _ = lora.split(decoder.abstract_on(self.model_config, self.mesh))
             return lora.join(checkpoints.restore_params(found, like), rest)
 
-    def frozen(self, policy: str) -> Decoder | None:
-        """The part of a policy that no stage trains, on the mesh: the model that its adapters stand beside.
+    def base(self, policy: str) -> str:
+        """Follow a policy to the model that it was trained from: see `starting.base_policy`."""
+        return starting.base_policy(self.config, policy, self.folders)
+
+    def frozen(self, base: str) -> Decoder | None:
+        """The part of policies that no stage trains, on the mesh: the model `base` that their adapters stand beside.
 
         None without adapters. Policies with one base share its arrays; the last base asked for is kept.
         """
         if self.model_config.lora is None:
             return None
-        base = starting.base_policy(self.config, policy)
         if base not in self.bases:
             self.bases.clear()
             self.bases[base] = self._base(base)
@@ -426,7 +429,7 @@ class Context:
 
     def base_path(self, policy: str) -> str:
         """Name the pretrained model that a policy began with, a path or hub id; "" where that was random numbers."""
-        base = starting.base_policy(self.config, policy)
+        base = self.base(policy)
         return self.config.model.path if base == "init" else base.removeprefix("hf:")  # type: ignore[no-any-return]
 
     def _base(self, name: str) -> Decoder:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.table import Param
+from g2d_jax.workdir import stage_folders
 
 
 def adapters(settings: ConfigDict) -> Lora | None:
@@ -95,25 +98,39 @@ def beside(rest: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Decoder:
     return lora.join(jax.jit(random_adapters, out_shardings=where)(), rest)
 
 
-def base_policy(config: ConfigDict, policy: str) -> str:
-    """Follow a policy to the model that it was trained from, and its adapters stand beside: "init", or "hf:PATH".
+BASE = "base.json"  # in the folder of a stage that trains: its `base_policy`
 
-    Raises ValueError for a policy of another run ("run:WORKDIR#STAGE") whose adapters do not fit this run's settings.
+
+def base_policy(config: ConfigDict, policy: str, folders: Mapping[str, epath.Path]) -> str:
+    """Follow a policy to the model that it was trained from, which adapters stand beside: "init", or "hf:PATH".
+
+    folders: stage -> its folder; a stage that has begun knows its base, wherever it came from. "hf:" alone, without
+    adapters only: random parameters of another run. Raises ValueError for a policy of another run
+    ("run:WORKDIR#STAGE") that is gone, or whose adapters do not fit this run's settings.
     """
-    name = policy.partition("@")[0]
-    while name in config.stages:
-        name = config.stages[name].policy.partition("@")[0]
-    if not name.startswith("run:"):
-        return name
-    workdir, _, stage = name.removeprefix("run:").rpartition("#")
-    theirs = from_dict(storage.read_json(epath.Path(workdir).expanduser() / "config.json")["config"])
-    base = base_policy(theirs, stage)
+    while not policy.startswith(("hf:", "run:")) and (stage := policy.partition("@")[0]) in config.stages:
+        folder = folders.get(stage)
+        if folder is not None and (folder / BASE).exists():
+            return str(storage.read_json(folder / BASE))
+        policy = config.stages[stage].policy
+    if policy.startswith("hf:") and storage.is_local(path := policy.removeprefix("hf:")):
+        local = os.path.abspath(os.path.expanduser(path))
+        return f"hf:{local}" if os.path.isdir(local) else policy  # a hub's id
+    if not policy.startswith("run:"):
+        return policy
+    workdir, _, stage = policy.removeprefix("run:").rpartition("#")
+    other = epath.Path(workdir).expanduser()
+    if not (other / "config.json").exists():
+        raise ValueError(f"policy {policy!r}: {other} holds no run any more, and what it trained from is not known")
+    theirs = from_dict(storage.read_json(other / "config.json")["config"])
+    base = base_policy(theirs, stage.partition("@")[0], stage_folders(other))
     if config.lora.rank and _decides_base(theirs, base) != _decides_base(config, base):
         raise ValueError(
-            f"policy {name!r}: its adapters are not beside this run's model: give this run the same model.* and "
+            f"policy {policy!r}: its adapters are not beside this run's model: give this run the same model.* and "
             "lora.*, or export that policy and use hf:FOLDER"
         )
-    return base
+    same = base != "init" or theirs.model.path == config.model.path
+    return base if same or config.lora.rank else f"hf:{theirs.model.path}"
 
 
 def _decides_base(config: ConfigDict, base: str) -> list[Any]:

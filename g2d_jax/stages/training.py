@@ -13,13 +13,14 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import processes
+from g2d_jax import processes, storage
 from g2d_jax.accounting import goodput
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import train_flops
+from g2d_jax.stages import starting
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.profiles import Profiler
 from g2d_jax.stages.sick import Skips, told, write_batch
@@ -249,6 +250,8 @@ def trainer(
             facts.setdefault("at", {}).setdefault(str(step), tally.manifest())
         pins |= {int(kept) for kept in facts.get("at", {})}  # what was kept once stays, for others may read it
         context.tracker.say(f"{name}: continuing after step {step} of {total}")
+    base = context.base(policy) if step is None else context.base(name)
+    processes.once(lambda: storage.write_json(folder.parent / starting.BASE, base))
     with (
         Checkpoints(folder, keep=context.config.checkpoint.keep, pinned=pins) as checkpoints,
         context.tracker.progress(name, total, step or 0) as bar,
@@ -258,7 +261,7 @@ def trainer(
             context,
             name,
             state,
-            context.frozen(policy),
+            context.frozen(base),
             step or 0,
             tally,
             facts,

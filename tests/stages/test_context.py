@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import config as settings
+from g2d_jax import storage
+from g2d_jax.canonical import to_dict
+from g2d_jax.models import decoder, hf
 from g2d_jax.records import Verdict
 from g2d_jax.stages import sft
 from g2d_jax.stages.external import external_groups
@@ -37,6 +42,40 @@ def test_a_kernel_of_another_platform_is_refused(config: ConfigDict, tmp_path: P
     for begin in (context.sampler, lambda: context.row_length(100)):
         with pytest.raises(ValueError, match="attention is 'splash', but that kernel needs a TPU"):
             begin()
+
+
+def test_what_adapters_stand_beside(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+    """The model of "hf:", also where a path has an @ in it, and where the run it was taken from is gone."""
+    shape = opened(config, tmp_path / "shape").model_config
+    other = hf.save(decoder.init(shape, jax.random.key(9)), tmp_path / "model@main")
+    config.lora.rank = 2
+    config.stages.warmup.policy = f"hf:{other}"
+    context = opened(config, tmp_path / "first@here")
+    expected = hf.load(other).blocks.down[...]
+    np.testing.assert_array_equal(context.frozen(context.base("warmup")).blocks.down[...], expected)
+    assert context.base("dpo") == context.base("warmup@3") == f"hf:{other}" and context.base("sft") == "init"
+    storage.write_json(tmp_path / "first@here" / "config.json", {"config": to_dict(config)})
+
+    config.stages.warmup.policy = f"run:{tmp_path / 'first@here'}#dpo@2"
+    second = opened(config, tmp_path / "second")
+    assert second.base("dpo") == f"hf:{other}"
+    storage.write_json(second.folders["warmup"] / "base.json", second.base("warmup"))
+    (tmp_path / "first@here" / "config.json").unlink()
+    assert second.base("dpo") == f"hf:{other}"
+    with pytest.raises(ValueError, match="holds no run any more"):
+        opened(config, tmp_path / "third").base("dpo")
+
+
+def test_the_model_behind_another_run_s_policy(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+    """Without adapters it may be another one than this run's."""
+    theirs = to_dict(config)
+    theirs["model"]["path"] = "org/instruct"
+    storage.write_json(tmp_path / "theirs" / "config.json", {"config": theirs})
+    config.stages.warmup.policy = f"run:{tmp_path / 'theirs'}#warmup"
+    assert opened(config, tmp_path / "ours").base_path("dpo") == "org/instruct"
+    config.lora.rank = 2
+    with pytest.raises(ValueError, match="its adapters are not beside this run's model"):
+        opened(config, tmp_path / "ours").base_path("dpo")
 
 
 def write(path: Path, *rows: dict[str, Any]) -> str:
