@@ -209,9 +209,9 @@ def begins_more(stage: Mapping[str, Any]) -> bool:
 
     One that samples ahead is none: to go on in the middle of an interval takes the policy that the interval began with.
     """
-    ahead = stage["kind"] == "online" and stage["sync_every"] != 1
-    constant = stage["kind"] == "online" and stage["optimizer"]["schedule"] == "constant"
-    return bool(constant and stage["stop"] == "steps" and not ahead)
+    if stage["kind"] != "online":
+        return False
+    return bool(stage["optimizer"]["schedule"] == "constant" and stage["stop"] == "steps" and stage["sync_every"] == 1)
 
 
 def with_longer(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -180,23 +180,21 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (wide * scale).astype(x.dtype) * jnp.expand_dims(weight, range(x.ndim - 1))
 
 
-def linear(x: jax.Array, weight: jax.Array, inputs: int = 1) -> jax.Array:
-    """x [B, T, *in] times weight [*in, *out] -> [B, T, *out], with `inputs` input dimensions.
+def linear(x: jax.Array, weight: jax.Array, inputs: int = 1, dtype: Any = None) -> jax.Array:
+    """x [B, T, *in] times weight [*in, *out] -> [B, T, *out], with `inputs` input dimensions, in dtype, or x's.
 
     Written as one product of two matrices: XLA's CPU compiler runs the gradient of the same product on
     three-dimensional arrays 3 times slower; on other devices it makes no difference.
     """
     size = math.prod(weight.shape[:inputs])
-    product = x.reshape(-1, size) @ weight.reshape(size, -1)
+    product = jnp.matmul(x.reshape(-1, size), weight.reshape(size, -1), preferred_element_type=dtype)
     return product.reshape(*x.shape[:2], *weight.shape[inputs:])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def wide_linear(x: jax.Array, weight: jax.Array, inputs: int = 1) -> jax.Array:
     """Compute `linear` in float32, not rounded to x's type. Its gradients are `linear`'s, in x's type."""
-    size = math.prod(weight.shape[:inputs])
-    product = jnp.matmul(x.reshape(-1, size), weight.reshape(size, -1), preferred_element_type=jnp.float32)
-    return product.reshape(*x.shape[:2], *weight.shape[inputs:])
+    return linear(x, weight, inputs, jnp.float32)
 
 
 def _wide_forward(x: jax.Array, weight: jax.Array, inputs: int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
