@@ -54,8 +54,9 @@ JOIN = 300  # seconds in which all processes must have started
 LINGER = 10.0  # seconds in which a process that is told to stop still waits for the others to come
 SLICE = 1.0  # seconds of one wait, between two looks at what else happened
 
-_NETWORK = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "onnection", "ocket", "NCCL", "loo")
-"""What JAX's errors say where another process or the way to it failed, and not the program. Gloo is CPUs' transport."""
+_NETWORK = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "onnection", "ocket", "NCCL")
+"""What JAX's errors say where another process or the way to it failed, and not the program. They come without a code;
+that of Gloo, the transport between CPUs, may be a ValueError."""
 
 
 class Preempted(SystemExit):
@@ -512,9 +513,14 @@ def mark(place: str) -> None:
 
 def status_of(error: BaseException | str) -> int:
     """The exit status for an error, or for one as `described` tells it: RESTART where it may be gone next time."""
-    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    fault = "JaxRuntimeError: " in text and any(words in text for words in _NETWORK)
-    return RESTART if fault or "Unreachable: " in text or "StoreUnavailable: " in text else 1
+    text = error if isinstance(error, str) else described(error)
+    passing = transport_failed(text) or any(kind in text for kind in ("Unreachable: ", "StoreUnavailable: "))
+    return RESTART if passing else 1
+
+
+def transport_failed(text: str) -> bool:
+    """Whether an error, as `described` tells it, is that of a collective whose other end is gone."""
+    return "Gloo " in text or ("JaxRuntimeError: " in text and any(words in text for words in _NETWORK))
 
 
 def leave(status: int) -> int:

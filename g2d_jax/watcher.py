@@ -136,8 +136,6 @@ def _listen(ears: socket.socket, command: bool) -> None:
 @contextlib.contextmanager
 def _told(watcher: _Watcher) -> Iterator[None]:
     """Leave together, or tell the others that this process leaves, and why."""
-    import jax
-
     try:
         yield
     except processes.Preempted:
@@ -146,7 +144,7 @@ def _told(watcher: _Watcher) -> Iterator[None]:
         _outlast(3 * _PAUSE)
         raise
     except BaseException as error:
-        if isinstance(error, jax.errors.JaxRuntimeError) and processes.status_of(error) == processes.RESTART:
+        if processes.transport_failed(processes.described(error)):
             time.sleep(processes.state.patience)  # collectives fail first when a peer is gone: the watcher names it
         with contextlib.suppress(Exception):
             processes.store().key_value_set(

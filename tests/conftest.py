@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # tiny.py has a reward function that is named by import path
@@ -16,12 +17,18 @@ _CACHES = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
 os.environ.setdefault("HF_HOME", str(_CACHES / "huggingface"))  # not moved by what is next
 _OWN = tempfile.TemporaryDirectory(prefix="g2d-tests-")
 os.environ["XDG_CACHE_HOME"] = _OWN.name  # g2d_jax.compilation keeps programs there
-_FLAGS = (
+_COMPILED_SOON = [  # the suite's time is compilation
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_parallel_codegen_split_count=1",
+]
+if version("jaxlib") < "0.12":  # later ones end the process for a flag that they no longer have
+    _COMPILED_SOON += ["--xla_cpu_use_fusion_emitters=false"]
+_FLAGS = [
     "--xla_force_host_platform_device_count=8",
     "--xla_cpu_enable_concurrency_optimized_scheduler=false",  # see g2d_jax.mesh.order_collectives
-    "--xla_backend_optimization_level=0",  # the suite's time is compilation
-    "--xla_llvm_disable_expensive_passes=true",
-)
+    *_COMPILED_SOON,
+]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
 
 import examples  # noqa: E402, F401 (registers the profiles)
@@ -77,7 +84,7 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     tests = Path(__file__).parent
     return {
         **os.environ,
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",  # compile fast
+        "XLA_FLAGS": " ".join(_COMPILED_SOON),
         "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)]),
         "JAX_COMPILATION_CACHE_DIR": os.environ.get(
             "JAX_COMPILATION_CACHE_DIR", str(root(tmp_path_factory) / "compiled")

@@ -63,7 +63,8 @@ def _online(context: Context, name: str, stage: ConfigDict, response: int | None
     reference = (trained,) if compares(stage) and not stage.reference_sync else ()
     calls = rounds(stage.steps, stage.sync_every)
     prompts = stage.prompts_per_step * stage.steps // stage.num_iterations
-    asked = Asked(prompts, stage.num_generations, -(-prompts // max(calls, 1)), stage.sampling, response)
+    probed = _probed(config, stage, stage.steps) * stage.probe.num_generations / stage.num_generations
+    asked = Asked(prompts + probed, stage.num_generations, -(-prompts // max(calls, 1)), stage.sampling, response)
     held = (state.opt_state, *reference) if meshes.processes(context.mesh) == 1 else (state, *reference)
     yield from rollouts(context, name, asked, params, beside=held, meanwhile=(state, *reference))
     share = _share(stage.sampling.max_new_tokens, config.data.max_prompt_length, response)
@@ -107,8 +108,8 @@ def _offline(context: Context, name: str, stage: ConfigDict, response: int | Non
     if stage.probe.every:
         params, state = params_and_state(context, stage, steps)
         many, held = stage.probe.prompts, (state.opt_state if meshes.processes(context.mesh) == 1 else state)
-        times = many * (steps // stage.probe.every + 2)
-        asked = Asked(times, stage.probe.num_generations, many, stage.probe_sampling, response)
+        probed = _probed(config, stage, steps)
+        asked = Asked(probed, stage.probe.num_generations, many, stage.probe_sampling, response)
         yield from rollouts(context, name, asked, params, beside=(held,), meanwhile=(state,))
     yield from training(context, name, stage, objective, packed(batch), steps * share, total=steps)
 
@@ -146,6 +147,12 @@ def _groups(context: Context, stage: ConfigDict) -> tuple[list[Group], list[Grou
     others = np.zeros(count, np.float32)
     reference, trainer = (others if needed else None for needed in (compares(stage), trains_off_policy(stage)))
     return made, batches.fill(stage, made, reference, trainer)
+
+
+def _probed(config: ConfigDict, stage: ConfigDict, steps: int) -> int:
+    """Prompts that the probes of a stage sample: before its first update, every so many, and after its last."""
+    every = stage.probe.every
+    return min(stage.probe.prompts, problems(config, stage.probe.split)) * (1 + -(-steps // every)) if every else 0
 
 
 def _pairs(source: ConfigDict) -> int:

@@ -27,13 +27,14 @@ _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
 
 _NUMBER = r"[-+\u2212]?\$?[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:/\d+)?(?:\s?\\?%)?"
 _FINAL_ANSWER = re.compile(r"final\s+answers?\*{0,2}(?:\s+(?:is|are)|\s*[:=])[\s:*=]{0,20}", re.IGNORECASE)
+_BOLD_END = r"(?<=\S)\*\*(?:[.,;:!)]|\s*$|\s+[A-Za-z])"  # of "**42** eggs", and not of 2**10
 _FINAL_WINDOW = 4096  # characters after "final answer is" that are looked at
 _FINAL_VALUE = re.compile(
     r"\$\$(?P<display>[^$]+)\$\$"
     r"|\$(?P<dollar>(?:[^$\\]|\\.)+)\$"
     r"|\\\((?P<paren>.+?)\\\)"
     r"|\\\[(?P<bracket>.+?)\\\]"
-    rf"|(?P<number>{_NUMBER})(?!\w|\.\d|\s*[\^*/=+\\(\u00d7\u2212-])"
+    rf"|(?P<number>{_NUMBER})(?!\w|\.\d|\s*(?!{_BOLD_END})[\^*/=+\\(\u00d7\u2212-])"
     r"|(?P<letter>\([A-Z]\)|[A-Z](?=[.,;)*]|\s*$|\s+(?:and|or)\b))",
     re.DOTALL,
 )

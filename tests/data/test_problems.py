@@ -309,7 +309,6 @@ def test_hub_without_the_extra(monkeypatch):
 
 @pytest.mark.parametrize("name", ["math500", "amc23", "gsm8k", "gsm8k:train", "math", "numinamath"])
 def test_a_suite_when_the_hub_cannot_be_reached(name, monkeypatch, tmp_path):
-    pytest.importorskip("datasets")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     suite = name.partition(":")[0]
@@ -318,7 +317,6 @@ def test_a_suite_when_the_hub_cannot_be_reached(name, monkeypatch, tmp_path):
 
 
 def test_hub_data_set_from_a_local_folder(tmp_path, monkeypatch):
-    pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     (tmp_path / "owner" / "name").mkdir(parents=True)
@@ -347,7 +345,6 @@ else:
 
 
 def test_a_revision_pins_hub_data(tmp_path):
-    pytest.importorskip("datasets")
     folders = {revision: tmp_path / revision for revision in ("main", "v1")}
     for answer, folder in enumerate(folders.values(), 2):
         folder.mkdir()

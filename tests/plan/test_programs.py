@@ -134,6 +134,16 @@ def test_a_recipe_that_was_compiled_before_is_shown_at_once():
     assert ready("qwen2.5-7b", "v6e-256") == [] == ready(TINY, "v5e-16") == ready("demo", "v5e-16")
 
 
+def test_what_probes_sample_is_in_the_work():
+    config = resolve(TINY, SMALL)  # 3 steps of 4 prompts with 4 responses of at most 8 tokens; 8 problems of dev
+    generated = []
+    for every in (0, 2):
+        config.stages.warmup.probe.every = every  # before the first step, after two, and after the last
+        with planned(config, Compiler(jax.devices()[:1])) as context:
+            generated.append(sum(program.work.generated for program in programs_of(context, "warmup")))
+    assert generated == [3 * 4 * 4 * 8, 3 * 4 * 4 * 8 + 3 * 8 * 1 * 8]
+
+
 def test_adapters_are_planned_beside_their_base():
     config = resolve(TINY, [*SMALL, "config.lora.rank=2", "config.lora.base_dtype=bfloat16"])
     with planned(config, Compiler(jax.devices()[:1])) as context:

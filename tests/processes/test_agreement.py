@@ -22,6 +22,21 @@ HOST = socket.gethostname()
 
 
 @pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ("JaxRuntimeError: UNKNOWN: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer", 75),
+        ("ValueError: UNKNOWN: Gloo ReduceScatter failed: [pair.cc:547] Connection closed by peer", 75),
+        ("JaxRuntimeError: UNAVAILABLE: The preceding task is gone", 75),
+        ("Unreachable: the processes did not find each other", 75),
+        ("JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory", 1),
+        ("ValueError: data.train.path: Connection closed", 1),
+    ],
+)
+def test_a_launcher_starts_again_where_a_peer_was_lost(error: str, status: int) -> None:
+    assert processes.status_of(f"process 1 on host: {error}") == status
+
+
+@pytest.mark.parametrize(
     ("count", "told"), [(2, by_slurm), pytest.param(3, by_jax, marks=pytest.mark.slow)], ids=["2 of Slurm", "3"]
 )
 def test_every_way_to_agree(count: int, told: Told, launch: Launch, tmp_path: Path) -> None:
