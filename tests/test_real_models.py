@@ -229,9 +229,10 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
     ("spec", "train", "test"),
     [
         ("qwen3-8b:method=g2d,k=2,lora=4", "gsm8k", "amc23"),
-        pytest.param("llama-3.1-8b:method=grpo,k=1", "numinamath", "math500", marks=pytest.mark.slow),
+        ("llama-3.1-8b:method=grpo,k=1", "numinamath", "math500"),
     ],
 )
+@pytest.mark.slow
 def test_a_recipe_runs(
     spec: str, train: str, test: str, toys: Path, process: ProcessPoolExecutor, tmp_path: Path
 ) -> None:

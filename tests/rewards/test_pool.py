@@ -64,6 +64,7 @@ def test_same_verdicts_from_main_thread_threads_and_asyncio(pool: VerifierPool) 
         assert verdicts(scores) == EXPECTED
 
 
+@pytest.mark.slow
 def test_a_hundred_bombs_leave_the_next_answer_unharmed() -> None:
     bombs = [rf"\boxed{{9^{{9^{{9^{{{n}}}}}}}}}" for n in range(9, 109)]
     with VerifierPool(workers=2, cpu_seconds=0.1) as pool:

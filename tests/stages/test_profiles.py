@@ -15,6 +15,7 @@ def traced(workdir) -> dict[str, bytes]:
     return {str(file.relative_to(workdir / "profiles")): file.read_bytes() for file in workdir.rglob("process-*")}
 
 
+@pytest.mark.slow
 def test_a_window_is_traced_and_nothing_else(config, opened, tmp_path, capsys):
     config.stages.sft.steps = 4
     config.logging.profile = "sft:2-3"

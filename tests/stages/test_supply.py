@@ -116,7 +116,7 @@ def test_never_synchronised_is_collect_and_offline_dpo(train: ConfigDict, tmp_pa
         np.testing.assert_allclose(x, y, atol=2e-5)
 
 
-@pytest.mark.parametrize("loss", ["dpo", "group_dpo"])
+@pytest.mark.parametrize("loss", ["dpo", pytest.param("group_dpo", marks=pytest.mark.slow)])
 def test_a_synchronised_reference_is_the_policy_at_the_start_of_each_interval(
     train: ConfigDict, tmp_path: Path, opened: Opened, loss: str
 ) -> None:
