@@ -99,8 +99,8 @@ def test_a_disk_that_is_full_or_read_only(tmp_path: Path, whole: Path, one_devic
         ("readonly", ""): "work",
         ("full", "environment.json"): "environment.json",
         ("file", "metrics"): "metrics",
-        ("full", "metrics/*.jsonl"): "metrics/0000",
         ("file", "01-sft"): "01-sft",
+        ("full", "metrics/*.jsonl"): "metrics/0000",
         ("full", "01-sft/checkpoints/2*"): "",  # Orbax names no file
         ("full", "01-sft/checkpoints/4*"): "",
         ("full", "01-sft/manifest.json"): "01-sft/manifest.json",
