@@ -84,6 +84,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     return workdir
 
 
+@pytest.mark.slow
 def test_a_second_run_is_told_at_once_and_the_first_goes_on(whole: Path) -> None:
     assert all(storage.finished(whole / name) for name in ("01-sft", "02-collect"))
     assert (whole / "report.html").exists()

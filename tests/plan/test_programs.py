@@ -215,12 +215,14 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
         state = programs["train step"].arguments({})[0]
         assert programs["train step"].beside({}) >= size
         assert programs["log-probs"].beside({}) >= size + device_bytes(state)
-        asked = 8 * config.stages.train.steps * config.stages.train.prompts_per_step
+        probed = 64 * (1 + 1500 // 100)  # a response to each of 64 prompts, before the first step and every 100
+        asked = 8 * config.stages.train.steps * config.stages.train.prompts_per_step + probed
         assert reward.work.scored == asked * (config.data.max_prompt_length + 1024)
     config = resolve("bridging-mixed", [])  # a reward model scores one of the two tasks, with a third of the weight
     with planned(config, Compiler(jax.devices())) as context:
         (scored,) = [program.work.scored for program in programs_of(context, "train") if program.name == "reward"]
         asked = config.stages.train.prompts_per_step * config.stages.train.steps * config.stages.train.num_generations
+        asked += 64 * (1 + 15_000 // 100)
         longest = config.data.max_prompt_length + config.stages.train.sampling.max_new_tokens
         assert scored == pytest.approx(asked * longest / 3)
 

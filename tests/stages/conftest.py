@@ -13,9 +13,11 @@ from forks import Forks
 from ml_collections import ConfigDict
 
 from g2d_jax import pipeline
+from g2d_jax.compilation import Programs
 from g2d_jax.mesh import make_mesh
 from g2d_jax.resolve import resolve
 from g2d_jax.rewards.functions import RewardFunction
+from g2d_jax.rollout.sampler import Sampler
 from g2d_jax.stages.context import Context
 from g2d_jax.tracking import Tracker
 
@@ -33,15 +35,43 @@ def config() -> ConfigDict:
     return resolve(str(Path(__file__).parents[1] / "tiny.py"))
 
 
+Jitted = dict[Callable[..., Any], list[tuple[Any, Any]]]
+
+
+class AllPrograms(Programs):
+    """The programs of all settings and tests, not of the newest alone; the sampler, which counts, is the context's."""
+
+    def __init__(self, jitted: Jitted) -> None:
+        super().__init__()
+        self._jitted = jitted
+
+    def take(self, make: Callable[..., Any], *settings: Any, **named: Any) -> Any:
+        if make is Sampler:
+            return super().take(make, *settings, **named)
+        programs = self._jitted.setdefault(make, [])
+        for before, program in programs:
+            if before == (settings, named):
+                return program
+        programs.append(((settings, named), make(*settings, **named)))
+        return programs[-1][1]
+
+
+@pytest.fixture(scope="session")
+def jitted() -> Jitted:
+    """What the stages of all tests run, traced and compiled once."""
+    return {}
+
+
 @pytest.fixture
-def opened() -> Iterator[Callable[..., Context]]:
+def opened(jitted: Jitted) -> Iterator[Callable[..., Context]]:
     """Make the context of a config and work directory; `reward` in place of tiny.py's."""
     with ExitStack() as stack:
 
         def make(config: ConfigDict, workdir: Path, reward: RewardFunction | None = even) -> Context:
             tracker = stack.enter_context(Tracker(workdir, tensorboard=False))
             folder = epath.Path(workdir)
-            context = Context(config, folder, tracker, pipeline.plan(config).folders(folder), reward)
+            order = pipeline.plan(config).folders(folder)
+            context = Context(config, folder, tracker, order, reward, programs=AllPrograms(jitted))
             context.mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
             stack.callback(context.close)
             return context

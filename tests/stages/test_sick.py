@@ -112,6 +112,7 @@ def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft: ConfigDict, tm
     assert record["metrics"]["loss"] in ("NaN", "Infinity") and record["metrics"]["skipped_updates"] == 3
 
 
+@pytest.mark.slow
 def test_beside_a_quantised_base_training_goes_on(only_sft: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     """The codes are made again at every start, and the checkpoint holds adapters alone."""
     pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
