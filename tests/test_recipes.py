@@ -241,8 +241,8 @@ def updates(workdir: Path) -> list[dict[str, float]]:
     return [row["metrics"] for row in rows]
 
 
-# Each row that differs from the others in more than a number, with the model's family; in SOME those with which a change
-# is tried: either objective, a verifier and a reward model.
+# Each row that differs from the others in more than a number, with the model's family; in SOME those with which a
+# change is tried: either objective, a verifier and a reward model.
 RUNS = {
     **{f"bridging-math:method={m}": "llama" for m in ("offline", "s5", "s1", "grpo", "group_dpo")},
     **{f"bridging-math:method={m}": "llama" for m in ("combined", "entropy")},

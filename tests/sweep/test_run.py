@@ -162,3 +162,13 @@ def test_a_study_is_not_a_run(tmp_path: Path, forks: Forks) -> None:
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     process = forks.start("sweep", "--config", TINY, "--workdir", str(tmp_path / "mine"), "--seeds", "1,2")
     assert process.wait(60) == 1 and "is not empty and holds no study" in process.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("config", ["ablations", "spectrum"])
+def test_a_study_of_the_embedded_task_runs(config: str, forks: Forks, tmp_path: Path) -> None:
+    """At smoke size; .ci/run has sweep-k."""
+    process = forks.start("sweep", "--config", f"{config}:preset=smoke", "--workdir", "study", cwd=tmp_path)
+    assert process.wait(800) == 0, process.stderr
+    assert "report: " in process.stdout and (tmp_path / "study" / "report.html").exists()
