@@ -503,7 +503,8 @@ def test_export_loads_in_transformers_with_the_same_logits(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import jax.numpy as jnp
-    import torch
+
+    torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
     from g2d_jax import policies

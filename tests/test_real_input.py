@@ -53,7 +53,7 @@ def rows(name: str, count: int) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random Qwen2 model of transformers' own making, a config, and rollouts."""
-    import torch
+    torch = pytest.importorskip("torch")
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
     folder = tmp_path_factory.mktemp("real")
@@ -110,7 +110,8 @@ def test_every_stage_and_back_into_transformers(folder: Path, forks: Forks, monk
 
 def same_logits(exported: Path, work: Path) -> None:
     import jax.numpy as jnp
-    import torch
+
+    torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from g2d_jax import policies

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 LLAMA = (  # Llama 3.1's: the system block is there unasked
     "{{ bos_token }}<|start|>system<|end|>\n\nToday Date: 26 Jul 2024\n\n"
     "{% set given = messages[0].role == 'system' %}{% if given %}{{ messages[0].content }}{% endif %}<|eot|>"
@@ -62,7 +64,7 @@ def make_tokenizer(template: str, cls_id: int | None = None) -> Any:
 
 def save_policy(folder: Path, family: str, template: str, **sizes: int) -> None:
     """A model whose likeliest tokens are the answers and the end of turn: coordinate 0 is the same everywhere."""
-    import torch
+    torch = pytest.importorskip("torch")
     import transformers
 
     tokenizer = make_tokenizer(template)
