@@ -171,4 +171,4 @@ def test_a_study_of_the_embedded_task_runs(config: str, forks: Forks, tmp_path: 
     """At smoke size; .ci/run has sweep-k."""
     process = forks.start("sweep", "--config", f"{config}:preset=smoke", "--workdir", "study", cwd=tmp_path)
     assert process.wait(800) == 0, process.stderr
-    assert "report: " in process.stdout and (tmp_path / "study" / "report.html").exists()
+    assert f"/{config}-smoke.html" in process.stdout and (tmp_path / "study" / f"{config}-smoke.html").exists()
