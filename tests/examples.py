@@ -6,9 +6,9 @@
 from hypothesis import settings
 
 for profile, share in (("third", 33), ("full", 100), ("long", 1000)):
-    settings.register_profile(profile, max_examples=share)
+    settings.register_profile(profile, max_examples=share, deadline=None)
 
 
 def examples(count: int) -> settings:
     """Settings for so many examples, by the profile that is loaded before the tests are collected."""
-    return settings(max_examples=max(count * settings().max_examples // 100, 1), deadline=None)
+    return settings(max_examples=max(count * settings().max_examples // 100, 1))
