@@ -98,8 +98,9 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.safetensors")}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("store", ["s3", pytest.param("gs", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("store", ["s3", "gs"])
 def test_a_run_killed_and_continued_is_the_run_on_local_disk(store, finished, request, start, call, tmp_path):
     variables, workdir = request.getfixturevalue(store), f"{store}://{BUCKET}/run"
     arguments = (variables, G2D, "run", "--config", TINY, "--workdir", workdir)
