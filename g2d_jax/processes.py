@@ -55,8 +55,8 @@ LINGER = 10.0  # seconds in which a process that is told to stop still waits for
 SLICE = 1.0  # seconds of one wait, between two looks at what else happened
 
 _NETWORK = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "onnection", "ocket", "NCCL")
-"""What JAX's errors say where another process or the way to it failed, and not the program. They come without a code;
-that of Gloo, the transport between CPUs, may be a ValueError."""
+"""What JAX's errors say where another process or the way to it failed, and not the program. Those of Gloo, the
+transport between CPUs, are told by its name, whatever their type."""
 
 
 class Preempted(SystemExit):
@@ -520,7 +520,8 @@ def status_of(error: BaseException | str) -> int:
 
 def transport_failed(text: str) -> bool:
     """Whether an error, as `described` tells it, is that of a collective whose other end is gone."""
-    return "Gloo " in text or ("JaxRuntimeError: " in text and any(words in text for words in _NETWORK))
+    message = text.partition("JaxRuntimeError: ")[2]  # without the host's name, which may be rocket
+    return "Gloo " in text or any(words in message for words in _NETWORK)
 
 
 def leave(status: int) -> int:

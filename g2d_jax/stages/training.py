@@ -250,7 +250,7 @@ def trainer(
             facts.setdefault("at", {}).setdefault(str(step), tally.manifest())
         pins |= {int(kept) for kept in facts.get("at", {})}  # what was kept once stays, for others may read it
         context.tracker.say(f"{name}: continuing after step {step} of {total}")
-    base = context.base(policy) if step is None else context.base(name)
+    base = context.base(policy if step is None else name)
     processes.once(lambda: storage.write_json(folder.parent / starting.BASE, base))
     with (
         Checkpoints(folder, keep=context.config.checkpoint.keep, pinned=pins) as checkpoints,

@@ -33,7 +33,7 @@ HOST = socket.gethostname()
     ],
 )
 def test_a_launcher_starts_again_where_a_peer_was_lost(error: str, status: int) -> None:
-    assert processes.status_of(f"process 1 on host: {error}") == status
+    assert processes.status_of(f"process 1 on rocket: {error}") == status
 
 
 @pytest.mark.parametrize(

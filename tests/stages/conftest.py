@@ -70,8 +70,8 @@ def opened(jitted: Jitted) -> Iterator[Callable[..., Context]]:
         def make(config: ConfigDict, workdir: Path, reward: RewardFunction | None = even) -> Context:
             tracker = stack.enter_context(Tracker(workdir, tensorboard=False))
             folder = epath.Path(workdir)
-            order = pipeline.plan(config).folders(folder)
-            context = Context(config, folder, tracker, order, reward, programs=AllPrograms(jitted))
+            folders = pipeline.plan(config).folders(folder)
+            context = Context(config, folder, tracker, folders, reward, programs=AllPrograms(jitted))
             context.mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
             stack.callback(context.close)
             return context
