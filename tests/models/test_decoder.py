@@ -14,8 +14,6 @@ from g2d_jax.models import decoder, table
 from g2d_jax.models.attention import MEMBERS
 from g2d_jax.models.config import Llama3Rope, ModelConfig
 
-pytestmark = pytest.mark.quick
-
 COMMON: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 24,
@@ -82,6 +80,7 @@ def with_embedding(model: decoder.Decoder, embed: jax.Array) -> decoder.Decoder:
     return decoder.Decoder(model.config, {**outer, "embed": embed}, model.blocks)
 
 
+@pytest.mark.quick
 def test_packed_rows_equal_separate_sequences(model: decoder.Decoder) -> None:
     sequences = random_tokens(5, 9, 4)
     tokens = np.concatenate([*sequences, np.zeros(3, int)])
@@ -93,6 +92,7 @@ def test_packed_rows_equal_separate_sequences(model: decoder.Decoder) -> None:
     np.testing.assert_allclose(packed[:-3], expected, atol=TOLERANCE)
 
 
+@pytest.mark.quick
 def test_shared_prefix_equals_prompt_with_each_response(model: decoder.Decoder) -> None:
     prompt, *responses, other = random_tokens(6, 3, 5, 4, 7)
     tokens = np.concatenate([prompt, *responses, other])
@@ -128,6 +128,7 @@ def prefill(model: decoder.Decoder, prompts: list[np.ndarray], width: int, extra
     return decoder.Cache(tuple(keys), tuple(values), jnp.int32(width), jnp.asarray(starts))
 
 
+@pytest.mark.quick
 def test_decode_equals_the_full_forward(model: decoder.Decoder) -> None:
     sequences = random_tokens(9, 12, 7)
     prompts = [s[:-4] for s in sequences]

@@ -12,7 +12,7 @@ from launched import HERE, Launched, command
 
 Launch = Callable[..., Launched]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_each_stage_from_the_same_artefacts(whole: Path, launch: Launch, tmp_path: Path) -> None:
@@ -23,7 +23,6 @@ def test_each_stage_from_the_same_artefacts(whole: Path, launch: Launch, tmp_pat
     same.but_for_rounding(whole, workdir, ("sft", "warmup@1", "warmup", "dpo"), tmp_path / "exports")
 
 
-@pytest.mark.slow
 def test_resume_on_another_number_of_processes_and_devices(whole: Path, launch: Launch, tmp_path: Path) -> None:
     """From 2 to 1 in the middle of sft, from 1 to 2 between stages, from 2 to 4 in the middle of the warm-up."""
     workdir, reference = tmp_path / "elsewhere", tmp_path / "whole"
@@ -47,7 +46,6 @@ def go_back(stage: Path, *patterns: str) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-@pytest.mark.slow
 def test_tasks_reward_models_adapters_and_rollouts_from_elsewhere(launch: Launch, tmp_path: Path) -> None:
     write_inputs(tmp_path)
     one, two = tmp_path / "one", tmp_path / "two"

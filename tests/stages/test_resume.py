@@ -11,7 +11,7 @@ from killed import Runs
 from g2d_jax import policies, storage
 from g2d_jax.tables import read_preferences
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.quick]
+pytestmark = pytest.mark.timeout(900)
 
 # Pattern of a file, and up to how many seconds after it appears the process dies: 0 is right away.
 KILLS = {

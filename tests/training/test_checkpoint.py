@@ -28,8 +28,6 @@ from g2d_jax.models.config import ModelConfig
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint, checksums, host_checksum
 from g2d_jax.training.optimizer import make_optimizer, opt_state_shardings
 
-pytestmark = pytest.mark.quick
-
 CONFIG = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True, qkv_bias=True)
 OPTIMIZER, _ = make_optimizer(0.1, total_steps=10, weight_decay=0.1)
 HOST = {"step": 3, "rate": 0.1, "data": {"position": 17}, "names": ["a", "b"], "none": None, "worst": math.inf}
@@ -64,6 +62,7 @@ def assert_same(left: Any, right: Any) -> None:
         assert equal  # on its own: pytest would spell out the difference of megabytes
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_round_trip_onto_other_device_counts(tmp_path: Path, devices: int):
     saved_on = min(8, jax.device_count())
@@ -81,6 +80,7 @@ def test_round_trip_onto_other_device_counts(tmp_path: Path, devices: int):
         assert a.sharding == b.sharding
 
 
+@pytest.mark.quick
 def test_restored_state_trains_on(tmp_path: Path):
     state = make_state()
     with Checkpoints(tmp_path) as checkpoints:
@@ -102,6 +102,7 @@ def test_params_alone_do_not_read_the_optimizer(tmp_path: Path):
     assert_same(params, state["params"])
 
 
+@pytest.mark.quick
 def test_the_caller_may_donate_at_once(tmp_path: Path):
     update = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0.5 + 7.0, tree), donate_argnums=0)
     tree = {"w": jax.random.normal(jax.random.key(0), (1024, 1024))}
@@ -152,6 +153,7 @@ def test_reading_an_unknown_folder_makes_no_file(tmp_path: Path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.quick
 def test_mismatches_name_the_parameter_and_both_shapes(tmp_path: Path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(), {})
@@ -183,6 +185,7 @@ def test_names_and_host_are_checked_before_writing(tmp_path: Path):
         Checkpoints(tmp_path, keep=0)
 
 
+@pytest.mark.quick
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax drops its own read errors
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
 @pytest.mark.parametrize("name", ["params", "host"])
@@ -348,6 +351,7 @@ def test_a_checksum_sees_any_change_of_one_element(dtype: Any, at: int, content:
     assert before == {"x": host_checksum(raw.reshape(-1).view(dtype).reshape(3, 4))}
 
 
+@pytest.mark.quick
 def test_checksums_by_hand_and_on_a_mesh():
     x = np.array([[1, 2], [3, 4]], np.int32)
     assert checksums({"x": jnp.asarray(x), "s": jnp.float32(1.0)}) == {"x": 1 + 6 + 15 + 28, "s": 0x3F800000}

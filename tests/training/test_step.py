@@ -21,8 +21,6 @@ from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import abstract_state, accumulate, fresh_state, make_scorer, make_train_step, put_batch
 
-pytestmark = pytest.mark.quick
-
 CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, qkv_bias=True)
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 TEMPERATURE, EPSILON, KL, BETA = 0.8, 0.2, 0.05, 0.1
@@ -133,6 +131,7 @@ def expected(model) -> dict[str, tuple[jax.Array, decoder.Decoder]]:
     }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("name", "microbatch_rows"), [("sft", 4), ("grpo", 2), ("dpo", 64)])
 def test_packed_equals_unpacked(model, expected, name, microbatch_rows):
     batch = packed(microbatch_rows)
@@ -150,6 +149,7 @@ def in_micro_batches(batch: Packed, micro_batches: int) -> Packed:
     return Packed(arrays, micro_batches, batch.places, batch.used, batch.attended)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -184,6 +184,7 @@ def trained(model) -> dict[str, Any]:
     return {"before": before, "shardings": shardings, "state": state, "metrics": metrics, "step": step, "batch": batch}
 
 
+@pytest.mark.quick
 def test_the_state_is_donated_and_stays_where_it_is(trained):
     assert all(x.is_deleted() for x in trained["before"])
     after = jax.tree.leaves(trained["state"])
@@ -202,12 +203,14 @@ def test_masters_and_moments_stay_float32_in_bfloat16_compute(trained, model):
     assert all(0 < x < 0.02 for x in jax.tree.leaves(moved))  # Adam's first step is the learning rate, 0.01
 
 
+@pytest.mark.quick
 def test_bfloat16_compute_is_near_float32(trained, expected):
     loss, grads = expected["sft"]
     np.testing.assert_allclose(trained["metrics"]["loss"], loss, rtol=0.02)
     np.testing.assert_allclose(trained["metrics"]["grad_norm"], optax.tree.norm(grads), rtol=0.05)
 
 
+@pytest.mark.quick
 def test_steps_lower_the_loss_without_compiling_again(trained):
     state, losses = jax.tree.map(jnp.copy, trained["state"]), [float(trained["metrics"]["loss"])]  # which is donated
     for _ in range(6):
@@ -235,6 +238,7 @@ def test_only_counted_micro_batches_are_run(model):
     jax.tree.map(np.testing.assert_array_equal, grads, again)
 
 
+@pytest.mark.quick
 def test_the_scorer_on_a_mesh_equals_one_device(model):
     mesh = meshes.make_mesh(2, 2, 2)
     batch = packed(2, meshes.row_ways(mesh))
