@@ -67,6 +67,7 @@ def _records(stage: Stage, manifest: Mapping[str, Any]) -> Iterator[Record]:
             yield stage.name, str(policy["name"]), measure, value
     for pair in manifest.get("result", {}).get("paired", ()):
         measured = {"": pair} if "difference" in pair else {}
+        measured |= {"greedy/": pair["greedy"]} if "greedy" in pair else {}
         measured |= {f"{task}/": found for task, found in pair.get("tasks", {}).items()}
         for prefix, found in measured.items():
             for measure in ("difference", "sem"):

@@ -23,6 +23,9 @@ LABELS = {"sft": "cold", "warmup": "warm-up", "dpo": "G2D"}
 
 TOKENS = ("generated", "prefilled", "scored", "trained")
 
+_UNKNOWN = (math.nan, math.nan)
+"""A difference and its error that nobody measured."""
+
 FIGURES = (*(f"{name} tokens" for name in TOKENS), "FLOPs", "time", "device time", "verifier CPU", "price")
 """The columns of the compute table that are numbers."""
 
@@ -40,17 +43,19 @@ def policies(evaluation: Manifest) -> list[Manifest]:
     return list(evaluation.get("result", {}).get("policies", ()))
 
 
-def differences(evaluation: Manifest) -> dict[tuple[str, str], tuple[float, float]]:
-    """(before, after) -> paired difference in accuracy and its standard error clustered by problem."""
+def differences(evaluation: Manifest, *kind: str) -> dict[tuple[str, str], tuple[float, float]]:
+    """(before, after) -> paired difference in accuracy and its standard error clustered by problem.
+
+    kind: "greedy" for greedy accuracy in place of sampled; "tasks" and a task's name for its scalar reward.
+    """
     pairs = evaluation.get("result", {}).get("paired", ())
-    return {(p["before"], p["after"]): (fmt.number(p, "difference"), fmt.number(p, "sem")) for p in pairs}
+    return {(p["before"], p["after"]): (fmt.number(p, *kind, "difference"), fmt.number(p, *kind, "sem")) for p in pairs}
 
 
 def steps(evaluation: Manifest) -> list[tuple[Manifest, Manifest, float, float]]:
     """Each policy but the first with the one before it: before, after, paired difference, standard error."""
     found, ordered = differences(evaluation), policies(evaluation)
-    unknown = (math.nan, math.nan)
-    return [(b, a, *found.get((b["name"], a["name"]), unknown)) for b, a in itertools.pairwise(ordered)]
+    return [(b, a, *found.get((b["name"], a["name"]), _UNKNOWN)) for b, a in itertools.pairwise(ordered)]
 
 
 def tasks(evaluation: Manifest | None) -> dict[str, bool]:
@@ -64,15 +69,6 @@ def has_accuracy(evaluation: Manifest) -> bool:
     return not tasks(evaluation) or not all(tasks(evaluation).values())
 
 
-def reward_differences(evaluation: Manifest, task: str) -> dict[tuple[str, str], tuple[float, float]]:
-    """As `differences`, in the reward of a task that has scalar ones."""
-    pairs = evaluation.get("result", {}).get("paired", ())
-    return {
-        (p["before"], p["after"]): (fmt.number(p, "tasks", task, "difference"), fmt.number(p, "tasks", task, "sem"))
-        for p in pairs
-    }
-
-
 def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifest]) -> Text:
     """Title, columns and rows of the result: accuracy of each policy, what it gained, and what making it cost.
 
@@ -82,9 +78,11 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
     """
     ordered = policies(evaluation) if evaluation else []
     largest = max((int(k) for policy in ordered for k in policy.get("pass_at", {})), default=1)
-    columns = ["policy", "pass@1 %", "runs' std", f"pass@{largest} %", "greedy %", "change"]
+    columns = ["policy", "pass@1 %", "runs' std", f"pass@{largest} %", "greedy %", "change", "greedy change"]
     columns += ["made by", "generated", "trained", "FLOPs", "time"]
-    gains = {after["name"]: (difference, error) for _, after, difference, error in steps(evaluation or {})}
+    sampled, greedy = (differences(evaluation or {}, *kind) for kind in ((), ("greedy",)))
+    names = [policy["name"] for policy in ordered]
+    compared = list(zip(["", *names], names, strict=False))  # the policy before it, and it
     makers = _makers(ordered, stage_manifests)
     rows = [
         [
@@ -93,19 +91,21 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
             fmt.percent(fmt.number(policy, "std_runs")),
             fmt.percent(fmt.number(policy, "pass_at", str(largest))),
             fmt.percent(fmt.number(policy, "greedy")),
-            fmt.change(*gains.get(policy["name"], (math.nan, math.nan))),
+            fmt.change(*sampled.get(compared[i], _UNKNOWN)),
+            fmt.change(*greedy.get(compared[i], _UNKNOWN)),
             *_cost(makers[i]),
         ]
         for i, policy in enumerate(ordered)
     ]
     hidden = {3} if largest == 1 else set()  # nothing but pass@1 was measured
-    hidden |= set() if any(makers) else set(range(6, 11))  # no cost is known
-    hidden |= set() if not evaluation or has_accuracy(evaluation) else set(range(1, 6))
+    hidden |= {6} if all(math.isnan(greedy.get(pair, _UNKNOWN)[0]) for pair in compared) else set()
+    hidden |= set() if any(makers) else set(range(7, 12))  # no cost is known
+    hidden |= set() if not evaluation or has_accuracy(evaluation) else set(range(1, 7))
     rewards = _rewards(evaluation) if evaluation else [[]]
     lines = [
-        [cell for i, cell in enumerate(line) if i not in hidden and i < 6]
+        [cell for i, cell in enumerate(line) if i not in hidden and i < 7]
         + more
-        + [cell for i, cell in enumerate(line) if i not in hidden and i >= 6]
+        + [cell for i, cell in enumerate(line) if i not in hidden and i >= 7]
         for line, more in zip((columns, *rows), rewards, strict=True)
     ]
     return _title(evaluation), lines[0], lines[1:]
@@ -117,9 +117,9 @@ def _rewards(evaluation: Manifest) -> list[list[str]]:
     for task in [task for task, scalar in tasks(evaluation).items() if scalar]:
         name = "" if len(tasks(evaluation)) == 1 else f"{task} "
         lines[0] += [f"{name}reward", f"{name}change"]
-        found, before = reward_differences(evaluation, task), ""
+        found, before = differences(evaluation, "tasks", task), ""
         for line, policy in zip(lines[1:], policies(evaluation), strict=True):
-            gain = found.get((before, policy["name"]), (math.nan, math.nan))
+            gain = found.get((before, policy["name"]), _UNKNOWN)
             line += [_reward(policy, task), fmt.measured(*gain, signed=True)]
             before = policy["name"]
     return lines
@@ -250,7 +250,18 @@ def verdict(evaluation: Manifest | None) -> str:
     accuracy = fmt.spread(fmt.number(first, "mean"), fmt.number(first, "sem_clustered"))
     parts = [f"{policy_name(first)} answers {accuracy} % of {_problems(evaluation)} correctly"]
     parts += [_step(*step) for step in steps(evaluation)]
-    return _sentence(parts, first)
+    return _sentence(parts, first) + _greedily(evaluation)
+
+
+def _greedily(evaluation: Manifest) -> str:
+    """The same of greedy answers, which a lower temperature does not change; "" where they were not compared."""
+    ordered, gains = policies(evaluation), differences(evaluation, "greedy")
+    pairs = [(before["name"], after["name"]) for before, after in itertools.pairwise(ordered)]
+    if not pairs or any(math.isnan(gains.get(pair, _UNKNOWN)[0]) for pair in pairs):
+        return ""
+    reached = [f"{fmt.percent(fmt.number(policy, 'greedy'))} %" for policy in ordered]
+    changes = ["", *(f" ({fmt.change(*gains[pair])})" for pair in pairs)]
+    return f" Decoded greedily: {', then '.join(map(str.__add__, reached, changes))}."
 
 
 def _sentence(parts: Sequence[str], first: Manifest) -> str:
@@ -265,10 +276,10 @@ def _reward_verdict(evaluation: Manifest) -> str:
     """The same where there are rewards only: of the first task."""
     (first, *others), task = policies(evaluation), next(iter(tasks(evaluation)))
     before = first
-    found = reward_differences(evaluation, task)
+    found = differences(evaluation, "tasks", task)
     parts = [f"{policy_name(before)} has a mean reward of {_reward(before, task)} on {_problems(evaluation)}"]
     for after in others:
-        difference, error = found.get((before["name"], after["name"]), (math.nan, math.nan))
+        difference, error = found.get((before["name"], after["name"]), _UNKNOWN)
         noise = abs(difference) <= 2 * error
         verb = "stays within two standard errors, at" if noise else "rises to" if difference > 0 else "falls to"
         reached = fmt.measured(fmt.number(after, "tasks", task, "reward"), math.nan)

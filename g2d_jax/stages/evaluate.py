@@ -22,10 +22,12 @@ from g2d_jax.tracking import Progress
 
 
 class Answers(NamedTuple):
-    """What N problems' S answers of a policy count as, float64 [N, S]: right 1, wrong 0 or NaN; and their rewards."""
+    """What N problems' S answers of a policy count as, float64 [N, S]: right 1, wrong 0 or NaN; their rewards; and what
+    the greedy answers count as, float64 [N, 1], where they were asked for."""
 
     correct: np.ndarray
     rewards: np.ndarray
+    greedy: np.ndarray | None
 
 
 def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
@@ -114,7 +116,7 @@ def evaluate_policy(
     }
     rows = sample_rows(asked.draws, groups, context.config.logging.samples)
     context.tracker.samples(name, 0, [{"policy": policy, **row} for row in rows])
-    return entry, Answers(correct(groups), rewards(groups))
+    return entry, Answers(correct(groups), rewards(groups), None if greedy is None else correct(greedy))
 
 
 def _accuracies(
@@ -155,10 +157,13 @@ def _metrics(entry: dict[str, Any]) -> dict[str, float]:
 
 
 def _paired(context: Context, problems: Sequence[Problem], before: Answers, after: Answers) -> dict[str, Any]:
-    """The difference in accuracy where there is one, and in "tasks" the one in reward of each scalar task."""
+    """The differences in sampled and greedy accuracy where there are such, and in "tasks" those in reward of each scalar
+    task."""
     found: dict[str, Any] = {}
     if _judged(context, problems):
         found = dataclasses.asdict(stats.paired(before.correct, after.correct))
+        if before.greedy is not None and after.greedy is not None:
+            found["greedy"] = dataclasses.asdict(stats.paired(before.greedy, after.greedy))
     tasks = {
         task: dataclasses.asdict(stats.paired(before.rewards[some], after.rewards[some]))
         for task, some in places(problems).items()

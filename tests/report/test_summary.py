@@ -168,6 +168,19 @@ def test_the_sentence_is_made_of_measured_numbers():
     )
 
 
+def test_greedy_answers_are_compared_like_sampled_ones():
+    policies = [{**entry, "greedy": value} for entry, value in ((COLD, 0.066), (WARM, 0.652), (BEST, 0.77))]
+    greedily = [{"difference": 0.586, "sem": 0.022}, {"difference": 0.118, "sem": 0.014}]
+    paired = [{**pair, "greedy": found} for pair, found in zip(PAIRED, greedily, strict=True)]
+    evaluation = {"result": {**EVALUATION["result"], "policies": policies, "paired": paired}}
+    assert verdict(evaluation).endswith(
+        "(+5.2 ± 0.8 points). Decoded greedily: 6.6 %, then 65.2 % (+58.6 ± 2.2), then 77.0 % (+11.8 ± 1.4)."
+    )
+    _, columns, rows = summary_table(evaluation, [])
+    at = columns.index("greedy change")
+    assert [row[at] for row in rows] == ["–", "+58.6 ± 2.2", "+11.8 ± 1.4"]
+
+
 @pytest.mark.parametrize(
     ("difference", "sem", "words"),
     [
