@@ -1,7 +1,7 @@
-"""G2D on the embedded arithmetic task: a tiny model trained from scratch, nothing to download.
+"""G2D on the embedded task procedural:slips: a tiny model trained from scratch, nothing to download.
 
-Command:   g2d run --config demo            (preset=smoke: every stage in about a minute; seed=1: another seed)
-Hardware:  2 CPU cores, under 3 GB of memory
+Command:   g2d run --config demo            (preset=smoke: every stage in under a minute; seed=1: another seed)
+Hardware:  2 CPU cores, under 2 GB of memory
 """
 
 from ml_collections import ConfigDict
@@ -12,33 +12,24 @@ from g2d_jax.resolve import choices
 
 def get_config(arg: str = "") -> ConfigDict:
     """The embedded default. arg: preset=full|smoke, seed=N, K=N (steps of warm-up)."""
-    chosen = choices(arg, preset=("full", "smoke"), seed=0, K=20)
+    chosen = choices(arg, preset=("full", "smoke"), seed=0, K=10)
     config = settings.base()
     config.name = "demo"
     config.seed = chosen.seed
+    config.model.update(hidden_size=64, head_dim=16, intermediate_size=176)
     config.data.max_prompt_length = 16
-    config.data.dev.limit = 512
     config.compute.slots = 256
     config.compute.chunk = 8
     drawn = settings.sampling(48)
-    config.stages.sft = settings.sft(
-        data=settings.source("procedural:arithmetic", limit=40_000),
-        steps=2000,
-        max_length=64,
-    )
+    config.stages.sft = settings.sft(data=settings.source("procedural:slips", limit=40_000), steps=800, max_length=80)
     config.stages.warmup = settings.online(
-        policy="sft",
-        steps=chosen.K,
-        keep=(0, 10),
-        sampling=drawn,
-        optimizer=settings.optimizer(1e-4),
+        policy="sft", steps=chosen.K, keep=(0,), sampling=drawn, optimizer=settings.optimizer(5e-5)
     )
     config.stages.collect = settings.collect(policy="warmup", prompts=1024, sampling=drawn)
     config.stages.dpo = settings.offline(
-        beta=1.0,
-        optimizer=settings.optimizer(1e-4, schedule="cosine", warmup_steps=5),
+        beta=1.0, optimizer=settings.optimizer(1e-4, schedule="cosine", warmup_steps=5)
     )
-    config.stages.evaluate = settings.evaluate(num_generations=4, sampling=drawn)
+    config.stages.evaluate = settings.evaluate(num_generations=16, pass_at=(1, 4, 16), sampling=drawn)
     if chosen.preset == "smoke":
         _shrink(config)
     return config
@@ -51,9 +42,8 @@ def _shrink(config: ConfigDict) -> None:
     config.data.test.limit = 64
     config.data.dev.limit = 32
     config.stages.sft.data.limit = 4000
-    config.stages.sft.steps = 200
+    config.stages.sft.steps = 100
     config.stages.warmup.steps = 3
-    config.stages.warmup.keep = (0,)
     config.stages.warmup.prompts_per_step = 8
     config.stages.collect.prompts = 64
     config.stages.collect.part = 32

@@ -1,4 +1,4 @@
-"""From offline to online on the embedded task: DPO synchronised every s updates, and GRPO, at equal updates.
+"""From offline to online on the embedded task chains: DPO synchronised every s updates, and GRPO, at equal updates.
 
 Command:   g2d sweep --config spectrum --workdir runs/spectrum        (again to continue; preset=smoke: a few minutes)
 Hardware:  2 CPU cores
@@ -19,7 +19,7 @@ def get_config(arg: str = "") -> ConfigDict:
     """The study: offline, s = 100, 10 and 1, and GRPO."""
     chosen = choices(arg, preset=("full", "smoke"), seeds=0, updates=0, beta=1.0, sync=True)
     smoke = chosen.preset == "smoke"
-    config = resolve("demo:preset=smoke" if smoke else "demo")
+    config = resolve("chains:preset=smoke" if smoke else "chains")
     config.unlock()
     config.name = "spectrum-smoke" if smoke else "spectrum"
     updates = chosen.updates or (4 if smoke else 200)

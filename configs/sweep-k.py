@@ -2,7 +2,7 @@
 
 Command:   g2d sweep --config sweep-k --workdir runs/study     (again, or on another machine, to continue or share)
            g2d sweep --config sweep-k:preset=qwen2.5-7b --workdir /shared/study
-Hardware:  2 CPU cores for the embedded task; presets of real models have not been run: their configs have the plans
+Hardware:  2 CPU cores for the embedded task chains; presets of real models have not been run: see their plans
 Result:    sweep-k.html in the directory; that of the embedded task is written down in docs/evidence.md
 
 Choices: preset=full|smoke (the embedded task), or the name of a real model's config (qwen2.5-7b, llama-3.1-8b, …);
@@ -65,7 +65,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def _embedded(smoke: bool) -> ConfigDict:
-    config = resolve("demo:preset=smoke" if smoke else "demo")
+    config = resolve("chains:preset=smoke" if smoke else "chains")
     config.stages.evaluate.greedy = not smoke
     if smoke:
         config.stages.warmup.adaptive.min_steps = 3

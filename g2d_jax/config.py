@@ -25,7 +25,7 @@ def optional(kind: type) -> Any:
 
 
 def source(path: str, split: str = "", limit: int | None = None, **fields: str) -> ConfigDict:
-    """Where problems come from. path: a file, "hub:owner/name", "math500" …, or "procedural:arithmetic".
+    """Where problems come from. path: a file, "hub:owner/name", "math500" …, or "procedural:slips".
 
     split: "train", "dev" or "test" by id hash, "" for all. fields: our field name -> the file's. revision, a setting of
     its own, pins data of the hub: a commit, branch or tag.
@@ -76,9 +76,9 @@ def base() -> ConfigDict:
                 "enable_thinking": optional(bool),
             },
             "data": {
-                "train": source("procedural:arithmetic", "train", 20_000),
-                "dev": source("procedural:arithmetic", "dev", 256),
-                "test": source("procedural:arithmetic", "test", 1024),
+                "train": source("procedural:slips", "train", 20_000),
+                "dev": source("procedural:slips", "dev", 256),
+                "test": source("procedural:slips", "test", 1024),
                 "seed": 0,
                 "max_prompt_length": 256,
                 "weight": 1.0,  # of these problems, the task "main", beside those of `tasks`
@@ -203,7 +203,7 @@ def sft(**changes: Any) -> ConfigDict:
         {
             "kind": "sft",
             "policy": "init",
-            "data": source("procedural:arithmetic"),
+            "data": source("procedural:slips"),
             "steps": 2000,
             "batch_size": 64,
             "max_length": 512,

@@ -198,7 +198,7 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     ("changes", "message"),
     [
         (["--until", "foo"], "there is no stage 'foo' to stop after; the stages are sft, warmup"),
-        (["--config.model.path=MODEL", "--config.tokenizer.path=procedural:arithmetic"], "holds only pickled weights"),
+        (["--config.model.path=MODEL", "--config.tokenizer.path=procedural:slips"], "holds only pickled weights"),
         (["--config.reward.function=model", "--config.reward.model.path=MODEL"], "holds only pickled weights"),
         (["--config.compute.row_length=8"], "compute.row_length is 8 but a group can need"),
         (["--config.mesh.tensor=3"], "mesh"),

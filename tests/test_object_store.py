@@ -25,7 +25,7 @@ from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.stages.context import Context
-tokenizer = load_tokenizer("procedural:arithmetic")
+tokenizer = load_tokenizer("procedural:slips")
 shape = ModelConfig("llama", tokenizer.vocab_size, 32, 2, 2, 1, 16, 64)
 model = decoder.init(shape, jax.random.key(0))
 config, folder = tiny.get_config(), epath.Path(sys.argv[1])

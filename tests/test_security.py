@@ -162,7 +162,7 @@ def test_pickled_weights_are_not_unpickled(evil: Path, marker: Path) -> None:
 
 @pytest.mark.parametrize("generic", [True, False])
 def test_a_tokenizers_own_code_is_not_run(evil: Path, generic: bool) -> None:
-    embedded = load_tokenizer("procedural:arithmetic")
+    embedded = load_tokenizer("procedural:slips")
     embedded.save(evil)
     (evil / "config.json").write_text(json.dumps({"model_type": "qwen2", **CODE}))
     declared = json.loads((evil / "tokenizer_config.json").read_text())
@@ -191,7 +191,7 @@ def test_a_tokenizers_own_code_is_not_run(evil: Path, generic: bool) -> None:
     ],
 )
 def test_a_chat_template_stays_in_its_sandbox(template: str, tmp_path: Path, marker: Path) -> None:
-    load_tokenizer("procedural:arithmetic").save(tmp_path / "tokenizer")
+    load_tokenizer("procedural:slips").save(tmp_path / "tokenizer")
     (tmp_path / "tokenizer/chat_template.jinja").write_text(template.replace("PATH", repr(str(marker))))
     with pytest.raises(ValueError, match=r"chat template failed|has no tokens"):  # an error, or nothing at all
         load_tokenizer(tmp_path / "tokenizer", TemplateSettings(chat=True, system="Be brief.")).encode_prompt("1+1=?")

@@ -34,7 +34,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.checkpoint.every = 2
     drawn = settings.sampling(8)
     config.stages.sft = settings.sft(
-        data=settings.source("procedural:arithmetic", limit=48),
+        data=settings.source("procedural:slips", limit=48),
         steps=6,
         batch_size=8,
         max_length=64,

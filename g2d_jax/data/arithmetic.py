@@ -1,23 +1,33 @@
-r"""The embedded task: chains of operations on small numbers, worked from left to right, without any download.
+r"""The embedded tasks: chains of operations on small numbers, worked from left to right, without any download.
 
-A problem is `57+3+2=?`: a start of 1-99, then 2-5 operations (+ and - with operands 2-9, * with 2-5, drawn
-.4/.4/.2 from those that keep the running value within 0-99). There is no precedence: `8-4+2*3=?` is ((8-4)+2)*3 = 18.
+A problem is `57+3+2=?`: a start, then operations (+ and - with operands 2-9, * with 2-5, drawn .4/.4/.2 from those
+that keep the running value in range). There is no precedence: `8-4+2*3=?` is ((8-4)+2)*3 = 18.
 
-Demonstrations are all correct but come in three styles that a small model masters to different degrees, which is what
-leaves reinforcement learning something to find:
+`procedural:slips` has 2-6 operations on values of one digit. Its demonstrations write every step, and slip: where n is
+to be subtracted, it is forgotten n times in ten, and what follows goes on from the value as it was:
+
+    8-2+3=?   8-2=6;6+3=9;\boxed{9}         and, two times in ten,         8-2=8;8+3=11;\boxed{11}
+
+What is forgotten more often than not, greedy decoding forgets always: rewards have to correct what was demonstrated.
+
+`procedural:chains` has 2-5 operations on values of two digits. Its demonstrations are all correct but come in three
+styles that a small model masters to different degrees, which leaves reinforcement learning something to find:
 
     direct  .45  \boxed{62}
     fused   .20  57+3+2=62;\boxed{62}               two operations a step
     steps   .35  57+3=60;60+2=62;\boxed{62}
 
-Everything is a pure function of (seed, index): BLAKE2b is the counter-based generator, so no library version, order
-of calls or number of processes changes a problem. Prompts have at most 14 tokens, responses at most 45.
+Everything is a pure function of (task, seed, index): BLAKE2b is the counter-based generator, so no library version,
+order of calls or number of processes changes a problem. Prompts have at most 15 tokens, right
+responses at most 45, those with slips 60.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from g2d_jax.data.splits import Split, check_split, problem_id, split_of
@@ -26,30 +36,55 @@ from g2d_jax.records import Example, Problem
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SOURCE = "procedural:arithmetic"
-STYLES = {"direct": 0.45, "fused": 0.20, "steps": 0.35}
-MAX_VALUE = 99
-MIN_OPERATIONS, MAX_OPERATIONS = 2, 5
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Chains of one size, and how they are demonstrated."""
+
+    name: str
+    max_value: int
+    """The start is within 1 … max_value, every running value within 0 … max_value."""
+    operations: tuple[int, int]
+    """The fewest and the most that a problem has."""
+    styles: Mapping[str, float]
+    """The shares of the demonstrations' styles."""
+    forgotten: Mapping[int, float]
+    """How often a demonstration forgets to subtract the operand."""
+
+
+CHAINS = Task("procedural:chains", 99, (2, 5), {"direct": 0.45, "fused": 0.20, "steps": 0.35}, {})
+SLIPS = Task("procedural:slips", 9, (2, 6), {"steps": 1.0}, {n: n / 10 for n in range(2, 10)})
+TASKS = {task.name: task for task in (CHAINS, SLIPS)}
+"""The tasks by the names of their problems, demonstrations and (common) tokenizer as sources."""
 
 # operator: (weight, operands)
 _OPERATORS = {"+": (2, range(2, 10)), "-": (2, range(2, 10)), "*": (1, range(2, 6))}
 
 PAD, EOS = "<pad>", "<eos>"
 VOCABULARY = (PAD, EOS, *"0123456789+-*=;?", " ", "\n", "\\boxed{", "}")
-"""The 22 tokens in the order of their ids. There is no beginning-of-sequence token, as in Qwen2."""
+"""The 22 tokens of all tasks in the order of their ids. There is no beginning-of-sequence token, as in Qwen2."""
 
 Move = tuple[str, int]
 
 
-def problem(seed: int, index: int) -> Problem:
-    """Problem number `index` of the endless sequence `seed`, of any split; a few short ones recur.
+def problem(task: Task, seed: int, index: int) -> Problem:
+    """Problem number `index` of the task's endless sequence `seed`, of any split; a few short ones recur.
 
     Its answer is the value, its solution the step-by-step demonstration, its subset the number of operations.
     """
-    return _problem(*_chain(f"problem/{seed}/{index}"))
+    start, moves = _chain(task, f"problem/{seed}/{index}")
+    prompt = _prompt(start, moves)
+    return Problem(
+        id=problem_id(prompt),
+        prompt=prompt,
+        answer=str(evaluate(start, moves)),
+        source=task.name,
+        subset=f"{len(moves)} operations",
+        solution=demonstration(start, moves, "steps"),
+    )
 
 
-def problems(seed: int, count: int, split: Split | None = None) -> list[Problem]:
+def problems(task: Task, seed: int, count: int, split: Split | None = None) -> list[Problem]:
     """The first `count` distinct problems of one split (None: of all three), in the order of the sequence `seed`.
 
     Splits are disjoint by id, whatever the seeds. Raises ValueError for an unknown split or count below 0, and when
@@ -59,44 +94,50 @@ def problems(seed: int, count: int, split: Split | None = None) -> list[Problem]
         check_split(split)
     if count < 0:
         raise ValueError(f"count must not be negative, got {count}")
-    found: dict[str, Problem] = {}
+    distinct: dict[str, Problem] = {}
     for index in range(1000 + 100 * count):
-        if len(found) == count:
+        if len(distinct) == count:
             break
-        candidate = problem(seed, index)
+        candidate = problem(task, seed, index)
         if split in (None, split_of(candidate.id)):
-            found.setdefault(candidate.id, candidate)
-    if len(found) < count:
-        raise ValueError(f"only {len(found)} of {count} distinct problems found ({split or 'all'}): ask for fewer")
-    return list(found.values())
+            distinct.setdefault(candidate.id, candidate)
+    if len(distinct) < count:
+        raise ValueError(f"only {len(distinct)} of {count} distinct problems found ({split or 'all'}): ask for fewer")
+    return list(distinct.values())
 
 
-def example(seed: int, index: int) -> Example:
-    """Demonstration number `index` of the endless sequence `seed`: a training problem answered in one of three styles.
+def example(task: Task, seed: int, index: int) -> Example:
+    """Demonstration number `index` of the task's endless sequence `seed`: a training problem answered in some style.
 
-    Distinct from `problem(seed, index)`: the first of its own draws that falls into the train split.
+    Distinct from `problem(task, seed, index)`: the first of its own draws that falls into the train split.
     """
     attempt = 0
     while True:
-        start, moves = _chain(f"example/{seed}/{index}/{attempt}")
+        start, moves = _chain(task, f"example/{seed}/{index}/{attempt}")
         prompt = _prompt(start, moves)
         identifier = problem_id(prompt)
         if split_of(identifier) == "train":
-            style = _style(_draws(f"style/{seed}/{index}")[0] / 2**64)
-            return Example(id=identifier, prompt=prompt, completion=demonstration(start, moves, style))
+            style = _style(task, _draws(f"style/{seed}/{index}")[0] / 2**64)
+            chances = [task.forgotten.get(operand, 0.0) * (operator == "-") for operator, operand in moves]
+            draws = _draws(f"slips/{seed}/{index}")
+            forgotten = [draw / 2**64 < chance for draw, chance in zip(draws, chances, strict=False)]
+            return Example(identifier, prompt, demonstration(start, moves, style, forgotten))
         attempt += 1
 
 
-def demonstration(start: int, moves: list[Move], style: str) -> str:
-    """The correct response to a chain in one style: "direct", "fused" (two operations a step) or "steps"."""
+def demonstration(start: int, moves: list[Move], style: str, forgotten: Sequence[bool] = ()) -> str:
+    """The response to a chain in one style: "direct", "fused" (two operations a step) or "steps".
+
+    forgotten: the steps that leave the value as it was; none makes it correct.
+    """
     width = {"direct": 0, "fused": 2, "steps": 1}[style]
     text, value = "", start
     for first in range(0, len(moves) if width else 0, width or 1):
         step = moves[first : first + width]
-        result = evaluate(value, step)
+        result = value if any(forgotten[first : first + width]) else evaluate(value, step)
         text += f"{value}{_operations(step)}={result};"
         value = result
-    return f"{text}\\boxed{{{evaluate(start, moves)}}}"
+    return f"{text}\\boxed{{{value if width else evaluate(start, moves)}}}"
 
 
 def evaluate(start: int, moves: list[Move]) -> int:
@@ -124,18 +165,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _problem(start: int, moves: list[Move]) -> Problem:
-    prompt = _prompt(start, moves)
-    return Problem(
-        id=problem_id(prompt),
-        prompt=prompt,
-        answer=str(evaluate(start, moves)),
-        source=SOURCE,
-        subset=f"{len(moves)} operations",
-        solution=demonstration(start, moves, "steps"),
-    )
-
-
 def _prompt(start: int, moves: list[Move]) -> str:
     return f"{start}{_operations(moves)}=?"
 
@@ -144,15 +173,15 @@ def _operations(moves: list[Move]) -> str:
     return "".join(f"{operator}{operand}" for operator, operand in moves)
 
 
-def _chain(name: str) -> tuple[int, list[Move]]:
+def _chain(task: Task, name: str) -> tuple[int, list[Move]]:
     """Start and moves drawn under one name; each step draws an operator, then an operand, that keep the range."""
-    draws = _draws(name)
-    start = 1 + draws[0] % MAX_VALUE
-    count = MIN_OPERATIONS + draws[1] % (MAX_OPERATIONS - MIN_OPERATIONS + 1)
+    draws, (fewest, most) = _draws(name), task.operations
+    start = 1 + draws[0] % task.max_value
+    count = fewest + draws[1] % (most - fewest + 1)
     value = start
     moves: list[Move] = []
     for draw in draws[2 : 2 + count]:
-        choices = _choices(value)
+        choices = _choices(value, task.max_value)
         operator, operands = choices[draw % len(choices)]
         moves.append((operator, operands[(draw >> 32) % len(operands)]))
         value = evaluate(value, moves[-1:])
@@ -160,11 +189,11 @@ def _chain(name: str) -> tuple[int, list[Move]]:
 
 
 @functools.cache
-def _choices(value: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _choices(value: int, max_value: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The operators that can follow `value`, each as often as its weight, with the operands that stay in range."""
     choices = []
     for operator, (weight, operands) in _OPERATORS.items():
-        legal = tuple(n for n in operands if 0 <= evaluate(value, [(operator, n)]) <= MAX_VALUE)
+        legal = tuple(n for n in operands if 0 <= evaluate(value, [(operator, n)]) <= max_value)
         choices += [(operator, legal)] * weight if legal else []
     return tuple(choices)
 
@@ -175,9 +204,9 @@ def _draws(name: str) -> list[int]:
     return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, 64, 8)]
 
 
-def _style(fraction: float) -> str:
-    for style, share in STYLES.items():
+def _style(task: Task, fraction: float) -> str:
+    for style, share in task.styles.items():
         fraction -= share
         if fraction < 0.0:
             return style
-    return "steps"
+    return [*task.styles][-1]

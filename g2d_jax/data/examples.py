@@ -13,7 +13,7 @@ from typing import Any
 from g2d_jax.data import arithmetic
 from g2d_jax.data.collect import LoadReport, OnError, Selection, collect
 from g2d_jax.data.fields import BrokenRow, Fields, as_messages, as_prompt, as_text, check_fields, find, named
-from g2d_jax.data.problems import check_revision, open_rows, procedural_count
+from g2d_jax.data.problems import check_revision, open_rows, procedural
 from g2d_jax.data.splits import Split, check_split, problem_id, split_of
 from g2d_jax.records import Example, Message
 
@@ -34,7 +34,7 @@ def load_examples(
 
     An example's id is that of its prompt, so `drop_overlap` takes out those of an evaluation set; examples that share
     a prompt and differ in the completion are all kept. Arguments and errors are those of `load_problems`; fields maps
-    messages, or prompt and completion. "procedural:arithmetic" gives demonstrations 0 … limit - 1 of its sequence
+    messages, or prompt and completion. "procedural:slips" gives demonstrations 0 … limit - 1 of its sequence
     `seed`, which are all from the train split and may recur.
     """
     if split is not None:
@@ -44,7 +44,8 @@ def load_examples(
         if split not in (None, "train"):
             raise ValueError(f"demonstrations of {source} are drawn from the train split only, got split {split!r}")
         check_revision(source, revision)
-        examples = [arithmetic.example(seed, index) for index in range(procedural_count(source, limit))]
+        task, seed, count = procedural(source, seed, limit)
+        examples = [arithmetic.example(task, seed, index) for index in range(count)]
         return examples, LoadReport(source, rows=len(examples), kept=len(examples))
     _, rows = open_rows(source, revision)
     return collect(

@@ -9,7 +9,7 @@ Sources, all texts:
     math500:path/to/file.jsonl                               the same from a local file
     numinamath[:split] · wildchat[:split]                    to train on, less what data/filters.py leaves out; from the
                                                              hub (split "train" if not given), or numinamath:file.jsonl
-    procedural:arithmetic                                    see data/arithmetic.py
+    procedural:slips, procedural:chains                      see data/arithmetic.py
 
 Fields are found by their usual names (`PROMPT`, `ANSWER`, …) or mapped: fields={"answer": "reward_model.ground_truth"}.
 """
@@ -84,7 +84,7 @@ def load_problems(
     mapped = check_fields(fields, _CANDIDATES)
     if source.startswith("procedural:"):
         check_revision(source, revision)
-        problems = arithmetic.problems(seed, procedural_count(source, limit), split)
+        problems = arithmetic.problems(*procedural(source, seed, limit), split)
         return problems, LoadReport(source, rows=len(problems), kept=len(problems))
     label, rows = open_rows(source, revision)
     read = _READ.get(source.partition(":")[0], to_problem)
@@ -180,11 +180,11 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
         return head, hub_rows(hub.repository, hub.configuration, rest or hub.split, revision, name=head)
     if source.lower().endswith(SUFFIXES):
         return epath.Path(source).name, file_rows(source)
-    close = difflib.get_close_matches(source, [*NAMED, arithmetic.SOURCE], n=1)
+    close = difflib.get_close_matches(source, [*NAMED, *arithmetic.TASKS], n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(
-        f"unknown data source {source!r}: give a {', '.join(SUFFIXES)} file, hub:owner/name, {arithmetic.SOURCE}, "
-        f"or one of {', '.join(NAMED)}.{hint}"
+        f"unknown data source {source!r}: give a {', '.join(SUFFIXES)} file, hub:owner/name, "
+        f"or one of {', '.join((*arithmetic.TASKS, *NAMED))}.{hint}"
     )
 
 
@@ -208,14 +208,17 @@ def check_training(source: str, field: str) -> None:
         )
 
 
-def procedural_count(source: str, limit: int | None) -> int:
-    """`limit`, which a procedural source needs. Raises ValueError without one and for an unknown task."""
-    if source != arithmetic.SOURCE:
-        raise ValueError(f"unknown procedural task {source!r}: there is {arithmetic.SOURCE}")
+def procedural(source: str, seed: int, limit: int | None) -> tuple[arithmetic.Task, int, int]:
+    """The task of a procedural source, the seed, and `limit`, which such a source needs.
+
+    Raises ValueError without a limit and for an unknown task.
+    """
+    if source not in arithmetic.TASKS:
+        raise ValueError(f"unknown procedural task {source!r}: there are {', '.join(arithmetic.TASKS)}")
     check_limit(limit)
     if limit is None:
         raise ValueError(f"{source} has no end: say with limit how many to take")
-    return limit
+    return arithmetic.TASKS[source], seed, limit
 
 
 def _reference(answer: tuple[str | None, Any], solution: tuple[str | None, Any]) -> tuple[str | None, str | None]:

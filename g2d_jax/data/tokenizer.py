@@ -207,13 +207,13 @@ class PromptTokenizer:
 def load_tokenizer(
     source: str | os.PathLike[str], settings: TemplateSettings | None = None, *, revision: str | None = None
 ) -> PromptTokenizer:
-    """A tokenizer by folder (local, gs:// or s3://), hub id, or "procedural:arithmetic".
+    """A tokenizer by folder (local, gs:// or s3://), hub id, or an embedded task ("procedural:slips").
 
     Its stop tokens include those of config.json and generation_config.json beside it. No code of the repository is run.
     Raises ValueError when it cannot be found or read.
     """
     name = os.fspath(source)
-    if name == arithmetic.SOURCE:
+    if name in arithmetic.TASKS:
         return PromptTokenizer(arithmetic.tokenizer(), settings)
     if storage.is_local(name):
         return _load_hugging_face(name, name, settings, revision)

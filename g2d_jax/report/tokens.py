@@ -46,7 +46,7 @@ def run_tokenizer(config: Mapping[str, Any]) -> PromptTokenizer:
         chosen = TemplateSettings(**{name: settings[name] for name in names if settings.get(name) is not None})
         if path := settings.get("path"):
             return load_tokenizer(path, chosen, revision=settings.get("revision"))
-        return load_tokenizer(model.get("path") or arithmetic.SOURCE, chosen, revision=model.get("revision"))
+        return load_tokenizer(model.get("path") or arithmetic.SLIPS.name, chosen, revision=model.get("revision"))
     except (OSError, ImportError, TypeError, AttributeError) as error:  # of a config.json that nothing here wrote, too
         raise ValueError(f"the tokenizer cannot be loaded: {error}") from error
 

@@ -24,6 +24,7 @@ from g2d_jax.accounting import POLICIES
 from g2d_jax.canonical import identity
 from g2d_jax.compilation import Programs
 from g2d_jax.config import is_scalar
+from g2d_jax.data import arithmetic
 from g2d_jax.data.loader import Mixture, Order
 from g2d_jax.data.packing import Group, Packed, pack
 from g2d_jax.data.problems import LoadReport, load_problems
@@ -162,7 +163,7 @@ class Context:
     def tokenizer(self) -> PromptTokenizer:
         """The tokenizer with its templates."""
         settings = self.config.tokenizer
-        source = settings.path or (self.model_folder if self.config.model.path else "procedural:arithmetic")
+        source = settings.path or (self.model_folder if self.config.model.path else arithmetic.SLIPS.name)
         names = ("chat", "prompt_template", "system", "date", "enable_thinking")
         chosen = {name: settings[name] for name in names if settings[name] is not None}
         return load_tokenizer(source, TemplateSettings(**chosen), revision=settings.revision)

@@ -157,8 +157,7 @@ def _metrics(entry: dict[str, Any]) -> dict[str, float]:
 
 
 def _paired(context: Context, problems: Sequence[Problem], before: Answers, after: Answers) -> dict[str, Any]:
-    """The differences in sampled and greedy accuracy where there are such, and in "tasks" those in reward of each scalar
-    task."""
+    """The differences in sampled and greedy accuracy, if any, and in "tasks" those in reward of each scalar task."""
     found: dict[str, Any] = {}
     if _judged(context, problems):
         found = dataclasses.asdict(stats.paired(before.correct, after.correct))

@@ -1,3 +1,4 @@
+import math
 import re
 from collections import Counter
 
@@ -13,51 +14,85 @@ SEEDS = st.integers(0, 2**40)
 INDICES = st.integers(0, 10**9)
 
 
-def worked_out(prompt: str) -> int:
+TASKS = st.sampled_from([*arithmetic.TASKS.values()])
+
+
+def worked_out(prompt: str, most: float) -> int:
     """The chain's value, read from its text by another route."""
     start, *steps = re.findall(r"[-+*]?\d+", prompt)
     value = int(start)
     for step in steps:
         operand = int(step[1:])
         value = {"+": value + operand, "-": value - operand, "*": value * operand}[step[0]]
-        assert 0 <= value <= 99
+        assert 0 <= value <= most
         assert 2 <= operand <= (5 if step[0] == "*" else 9)
     return value
 
 
-@given(SEEDS, INDICES)
+@given(TASKS, SEEDS, INDICES)
 @examples(100)
-def test_problems_are_right_and_short(seed, index):
-    problem = arithmetic.problem(seed, index)
-    assert re.fullmatch(r"[1-9]\d?([-+*]\d){2,5}=\?", problem.prompt)
-    assert int(problem.answer) == worked_out(problem.prompt)
+def test_problems_are_right_and_short(task, seed, index):
+    problem = arithmetic.problem(task, seed, index)
+    assert re.fullmatch(r"[1-9]\d?([-+*]\d){2,6}=\?", problem.prompt)
+    operations = len(re.findall(r"[-+*]", problem.prompt))
+    assert task.operations[0] <= operations <= task.operations[1]
+    assert int(problem.answer) == worked_out(problem.prompt, task.max_value)
     assert problem.solution.endswith(f"\\boxed{{{problem.answer}}}")
-    assert problem.subset == f"{(len(re.findall(r'[-+*]', problem.prompt)))} operations"
-    assert len(problem.prompt) <= 14
-    assert problem == arithmetic.problem(seed, index)
+    assert (problem.source, problem.subset) == (task.name, f"{operations} operations")
+    assert len(problem.prompt) <= 15
+    assert problem == arithmetic.problem(task, seed, index)
 
 
 @given(SEEDS, INDICES)
 @examples(100)
-def test_demonstrations_are_right_and_from_the_train_split(seed, index):
-    example = arithmetic.example(seed, index)
+def test_demonstrations_of_chains_are_right_and_from_the_train_split(seed, index):
+    example = arithmetic.example(arithmetic.CHAINS, seed, index)
     assert split_of(example.id) == "train"
     *steps, boxed = example.completion.split(";")
-    assert boxed == f"\\boxed{{{worked_out(example.prompt)}}}"
+    assert boxed == f"\\boxed{{{worked_out(example.prompt, 99)}}}"
     for step in steps:
         chain, _, result = step.partition("=")
-        assert worked_out(chain) == int(result)
+        assert worked_out(chain, 99) == int(result)
 
 
-def test_the_sequence_is_fixed():
+def test_a_subtraction_of_n_is_forgotten_n_times_in_ten():
+    """And nothing else is; every step goes on from what was written before it."""
+    forgotten = {n: Counter() for n in range(2, 10)}
+    for index in range(6000):
+        example = arithmetic.example(arithmetic.SLIPS, 1, index)
+        assert split_of(example.id) == "train"
+        *steps, boxed = example.completion.split(";")
+        value = example.prompt[0]
+        operations = re.findall(r"[-+*]\d", example.prompt)
+        for step, operation in zip(steps, operations, strict=True):
+            chain, _, result = step.partition("=")
+            assert chain == value + operation
+            right = worked_out(chain, math.inf) == int(result)
+            assert right or (operation[0] == "-" and result == value)
+            if operation[0] == "-":
+                forgotten[int(operation[1])][not right] += 1
+            value = result
+        assert boxed == f"\\boxed{{{value}}}"
+    for n, counts in forgotten.items():
+        assert counts[True] / counts.total() == pytest.approx(n / 10, abs=0.06)
+
+
+def test_the_sequences_are_fixed():
     """Another machine, Python or library version must give the same problems."""
-    assert [arithmetic.problem(0, index).prompt for index in range(3)] == [
+    chains, slips = arithmetic.CHAINS, arithmetic.SLIPS
+    assert [arithmetic.problem(chains, 0, index).prompt for index in range(3)] == [
         "81-9-4-7-6+6=?",
         "97+2-2+2=?",
         "50+9+4+6-2-5=?",
     ]
-    assert arithmetic.problem(0, 0).id == "086709d76d4b6e4e"
-    assert arithmetic.example(0, 0).completion == "17*2-7=27;27+7=34;\\boxed{34}"
+    assert arithmetic.problem(chains, 0, 0).id == "086709d76d4b6e4e"
+    assert arithmetic.example(chains, 0, 0).completion == "17*2-7=27;27+7=34;\\boxed{34}"
+    assert [arithmetic.problem(slips, 0, index).prompt for index in range(3)] == [
+        "9-9+4+3=?",
+        "7+2-2+2=?",
+        "5+4-4+3-5-3=?",
+    ]
+    assert arithmetic.example(slips, 0, 0).completion == "8-3=5;5+3=8;8-2=6;6-6=0;0*2=0;\\boxed{0}"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +108,7 @@ def test_styles(style, text):
 
 
 def test_shares_of_styles_and_lengths():
-    examples = [arithmetic.example(1, index) for index in range(4000)]
+    examples = [arithmetic.example(arithmetic.CHAINS, 1, index) for index in range(4000)]
     direct = sum(";" not in example.completion for example in examples) / 4000
     steps = (
         sum(example.completion.count(";") == len(re.findall(r"[-+*]", example.prompt)) for example in examples) / 4000
@@ -85,22 +120,26 @@ def test_shares_of_styles_and_lengths():
 
 
 def test_splits_are_disjoint_and_distinct_whatever_the_seed():
-    parts = {split: arithmetic.problems(seed, 300, split) for seed, split in enumerate(("train", "dev", "test"))}
+    parts = {
+        split: arithmetic.problems(arithmetic.SLIPS, seed, 300, split)
+        for seed, split in enumerate(("train", "dev", "test"))
+    }
     ids = [problem.id for problems in parts.values() for problem in problems]
     assert len(set(ids)) == 900
     assert all(split_of(problem.id) == split for split, problems in parts.items() for problem in problems)
 
 
 def test_fewer_problems_are_a_prefix_of_more():
-    assert arithmetic.problems(3, 20, "test") == arithmetic.problems(3, 50, "test")[:20]
-    assert len({split_of(problem.id) for problem in arithmetic.problems(3, 50)}) == 3
+    few, more = (arithmetic.problems(arithmetic.SLIPS, 3, count, "test") for count in (20, 50))
+    assert few == more[:20]
+    assert len({split_of(problem.id) for problem in arithmetic.problems(arithmetic.SLIPS, 3, 50)}) == 3
 
 
 def test_bad_requests():
     with pytest.raises(ValueError, match="unknown split 'valid'"):
-        arithmetic.problems(0, 1, "valid")
+        arithmetic.problems(arithmetic.SLIPS, 0, 1, "valid")
     with pytest.raises(ValueError, match="negative"):
-        arithmetic.problems(0, -1, "test")
+        arithmetic.problems(arithmetic.SLIPS, 0, -1, "test")
 
 
 def test_tokenizer():
@@ -108,7 +147,9 @@ def test_tokenizer():
     assert len(tokenizer) == len(arithmetic.VOCABULARY) == 22
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id) == (0, 1, None)
     assert tokenizer("57+3=60;\\boxed{60}")["input_ids"] == [7, 9, 12, 5, 15, 8, 2, 16, 20, 8, 2, 21]
-    longest = max((arithmetic.problem(0, i).solution for i in range(500)), key=len)
+    longest = max(
+        (arithmetic.problem(task, 0, i).solution for task in arithmetic.TASKS.values() for i in range(500)), key=len
+    )
     assert len(tokenizer(longest)["input_ids"]) + 1 <= 48
 
 

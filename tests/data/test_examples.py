@@ -90,9 +90,9 @@ def test_splits_are_those_of_the_problems(jsonl):
 
 
 def test_procedural_demonstrations():
-    examples, _ = load_examples("procedural:arithmetic", limit=4, seed=3)
-    assert examples == [arithmetic.example(3, index) for index in range(4)]
+    examples, _ = load_examples("procedural:slips", limit=4, seed=3)
+    assert examples == [arithmetic.example(arithmetic.SLIPS, 3, index) for index in range(4)]
     with pytest.raises(ValueError, match="train split only"):
-        load_examples("procedural:arithmetic", limit=4, split="test")
+        load_examples("procedural:slips", limit=4, split="test")
     with pytest.raises(ValueError, match="no end"):
-        load_examples("procedural:arithmetic")
+        load_examples("procedural:slips")

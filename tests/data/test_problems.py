@@ -268,7 +268,7 @@ def test_missing_file_and_unknown_sources():
     with pytest.raises(ValueError, match="unknown procedural task"):
         load_problems("procedural:geometry", limit=1)
     with pytest.raises(ValueError, match="unknown split"):
-        load_problems("procedural:arithmetic", limit=1, split="valid")
+        load_problems("procedural:slips", limit=1, split="valid")
 
 
 def test_splits_and_limit(jsonl):
@@ -294,10 +294,10 @@ def parts_name(parts, problems):
 
 
 def test_procedural_source():
-    problems, report = load_problems("procedural:arithmetic", split="test", limit=5, seed=1)
+    problems, report = load_problems("procedural:slips", split="test", limit=5, seed=1)
     assert len(problems) == report.kept == 5
     with pytest.raises(ValueError, match="no end"):
-        load_problems("procedural:arithmetic")
+        load_problems("procedural:slips")
 
 
 def test_hub_without_the_extra(monkeypatch):
@@ -355,7 +355,7 @@ def test_a_revision_pins_hub_data(tmp_path):
     assert (run.returncode, run.stdout) == (0, "2 #### 2\n3 #### 3\n"), run.stderr
 
 
-@pytest.mark.parametrize("path", ["math500:file.jsonl", "file.jsonl", "procedural:arithmetic"])
+@pytest.mark.parametrize("path", ["math500:file.jsonl", "file.jsonl", "procedural:slips"])
 def test_only_hub_data_has_a_revision(path):
     with pytest.raises(ValueError, match=f"revision is 'v1', but '{path}' does not come from the hub"):
         load_problems(path, limit=1, revision="v1")

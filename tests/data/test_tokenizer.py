@@ -251,7 +251,7 @@ def test_prompts_that_are_too_long_are_counted(make):
 
 
 def test_the_embedded_tokenizer_by_name():
-    tokenizer = load_tokenizer("procedural:arithmetic")
+    tokenizer = load_tokenizer("procedural:slips")
     assert tokenizer.vocab_size == 22
     assert tokenizer.eos_ids == (1,) and tokenizer.pad_id == 0
     assert tokenizer.encode_prompt("57+3=?").tolist() == [7, 9, 12, 5, 15, 17]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from g2d_jax.data.arithmetic import SOURCE
+from g2d_jax.data.arithmetic import SLIPS
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.report import write_report
@@ -82,7 +82,7 @@ def completion(start: int, steps: list[tuple[str, int]], right: bool) -> str:
 @functools.cache
 def embedded() -> PromptTokenizer:
     """The tokenizer of the embedded task, in which the completions are written."""
-    return load_tokenizer(SOURCE)
+    return load_tokenizer(SLIPS.name)
 
 
 def rollout(problem: str, sample: int, text: str, verdict: Verdict, policy: str) -> ScoredRollout:

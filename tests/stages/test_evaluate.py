@@ -44,7 +44,7 @@ def scalar(config: ConfigDict) -> ConfigDict:
 
 def mixed(config: ConfigDict) -> ConfigDict:
     values = to_dict(config)
-    chat = settings.task(*(settings.source("procedural:arithmetic", split, 60) for split in ("train", "dev", "test")))
+    chat = settings.task(*(settings.source("procedural:slips", split, 60) for split in ("train", "dev", "test")))
     values["tasks"] = {"chat": to_dict(scalar(chat))}
     return from_dict(values)
 
