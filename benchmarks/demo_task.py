@@ -31,7 +31,7 @@ VARIANTS: dict[str, tuple[dict, dict]] = {
     "each forgotten 6 times in 10": (FLAT, {}),
     "most answer at once": (MOSTLY_DIRECT, {}),
     "most answer at once, two digits": (MOSTLY_DIRECT | TWO_DIGITS, {}),
-    "half as much SFT": ({}, {"sft.steps": 400}),
+    "half as much SFT": ({}, {"sft.steps": 500}),
     "DPO at twice the rate": ({}, {"dpo.optimizer.learning_rate": 2e-4}),
 }
 

@@ -18,10 +18,13 @@ def get_config(arg: str = "") -> ConfigDict:
     config.seed = chosen.seed
     config.model.update(hidden_size=64, head_dim=16, intermediate_size=176)
     config.data.max_prompt_length = 16
+    config.data.test.limit = 512
     config.compute.slots = 256
     config.compute.chunk = 8
     drawn = settings.sampling(48)
-    config.stages.sft = settings.sft(data=settings.source("procedural:slips", limit=40_000), steps=800, max_length=80)
+    config.stages.sft = settings.sft(
+        data=settings.source("procedural:slips", limit=40_000), steps=1000, batch_size=32, max_length=80
+    )
     config.stages.warmup = settings.online(
         policy="sft", steps=chosen.K, keep=(0,), sampling=drawn, optimizer=settings.optimizer(5e-5)
     )
