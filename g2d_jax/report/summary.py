@@ -78,7 +78,7 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
     """
     ordered = policies(evaluation) if evaluation else []
     largest = max((int(k) for policy in ordered for k in policy.get("pass_at", {})), default=1)
-    columns = ["policy", "pass@1 %", "runs' std", f"pass@{largest} %", "greedy %", "change", "greedy change"]
+    columns = ["policy", "pass@1 %", f"pass@{largest} %", "greedy %", "change", "greedy change"]
     columns += ["made by", "generated", "trained", "FLOPs", "time"]
     sampled, greedy = (differences(evaluation or {}, *kind) for kind in ((), ("greedy",)))
     names = [policy["name"] for policy in ordered]
@@ -88,7 +88,6 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
         [
             policy_name(policy),
             fmt.spread(fmt.number(policy, "mean"), fmt.number(policy, "sem_clustered")),
-            fmt.percent(fmt.number(policy, "std_runs")),
             fmt.percent(fmt.number(policy, "pass_at", str(largest))),
             fmt.percent(fmt.number(policy, "greedy")),
             fmt.change(*sampled.get(compared[i], _UNKNOWN)),
@@ -97,15 +96,15 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
         ]
         for i, policy in enumerate(ordered)
     ]
-    hidden = {3} if largest == 1 else set()  # nothing but pass@1 was measured
-    hidden |= {6} if all(math.isnan(greedy.get(pair, _UNKNOWN)[0]) for pair in compared) else set()
-    hidden |= set() if any(makers) else set(range(7, 12))  # no cost is known
-    hidden |= set() if not evaluation or has_accuracy(evaluation) else set(range(1, 7))
+    hidden = {2} if largest == 1 else set()  # nothing but pass@1 was measured
+    hidden |= {5} if all(math.isnan(greedy.get(pair, _UNKNOWN)[0]) for pair in compared) else set()
+    hidden |= set() if any(makers) else set(range(6, 11))  # no cost is known
+    hidden |= set() if not evaluation or has_accuracy(evaluation) else set(range(1, 6))
     rewards = _rewards(evaluation) if evaluation else [[]]
     lines = [
-        [cell for i, cell in enumerate(line) if i not in hidden and i < 7]
+        [cell for i, cell in enumerate(line) if i not in hidden and i < 6]
         + more
-        + [cell for i, cell in enumerate(line) if i not in hidden and i >= 7]
+        + [cell for i, cell in enumerate(line) if i not in hidden and i >= 6]
         for line, more in zip((columns, *rows), rewards, strict=True)
     ]
     return _title(evaluation), lines[0], lines[1:]

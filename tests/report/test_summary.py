@@ -40,13 +40,13 @@ STAGES = [
 def test_the_table():
     title, columns, rows = summary_table(EVALUATION, STAGES)
     assert "1,024 problems, 4 answers each" in title
-    assert columns == ["policy", "pass@1 %", "runs' std", "pass@4 %", "greedy %", "change",
+    assert columns == ["policy", "pass@1 %", "pass@4 %", "greedy %", "change",
                        "made by", "generated", "trained", "FLOPs", "time"]  # fmt: skip
     assert rows == [
-        ["cold (sft)", "33.4 ± 1.0", "0.7", "61.2", "51.0", "–", "sft", "0", "5.12 M", "9.50 T", "1 min 24 s"],
-        ["warm-up (warmup@20)", "70.0 ± 1.0", "0.7", "61.2", "–", "+36.6 ± 1.1",
+        ["cold (sft)", "33.4 ± 1.0", "61.2", "51.0", "–", "sft", "0", "5.12 M", "9.50 T", "1 min 24 s"],
+        ["warm-up (warmup@20)", "70.0 ± 1.0", "61.2", "–", "+36.6 ± 1.1",
          "warmup", "128 k", "148 k", "410 G", "32 s"],
-        ["G2D (dpo)", "75.2", "0.7", "61.2", "51.0", "+5.2 ± 0.8",
+        ["G2D (dpo)", "75.2", "61.2", "51.0", "+5.2 ± 0.8",
          "collect + dpo", "221 k", "331 k", "660 G", "38 s"],
     ]  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_accuracy_and_rewards_of_a_mixed_evaluation():
     evaluation = rewarded(chat(1.0, mean=0.5, sem_clustered=0.1), chat(1.5, mean=0.5))
     title, columns, rows = summary_table(evaluation, [])
     assert title.startswith("Accuracy on 8 problems, ")
-    assert columns == ["policy", "pass@1 %", "runs' std", "greedy %", "change", "chat reward", "chat change"]
+    assert columns == ["policy", "pass@1 %", "greedy %", "change", "chat reward", "chat change"]
     assert rows[0][1] == "50.0 ± 10.0" and rows[1][-2:] == ["1.5 ± 0.12", "+0.5 ± 0.062"]
     assert [row[1:3] for row in tasks_table(evaluation)[2]] == [["main", "50.0"], ["chat", "–"]] * 2
     assert verdict(evaluation).startswith("Cold (sft) answers 50.0 ± 10.0 % of 8 held-out problems correctly")
@@ -133,7 +133,7 @@ def test_without_evaluation_there_are_no_rows():
 def test_a_policy_with_nothing_but_a_name():
     evaluation = {"result": {"policies": [{"name": "base"}]}}
     _, columns, rows = summary_table(evaluation, [])
-    assert columns == ["policy", "pass@1 %", "runs' std", "greedy %", "change"]
+    assert columns == ["policy", "pass@1 %", "greedy %", "change"]
     assert rows == [["base", *["–"] * (len(columns) - 1)]]
     assert verdict(evaluation) == "Base answers – % of – held-out problems correctly."
 
