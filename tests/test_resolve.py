@@ -94,6 +94,14 @@ def test_an_unknown_name_lists_the_shipped_ones():
         resolve.resolve("my_file")
 
 
+@pytest.mark.parametrize("name", ["chains", "sweep-k", "spectrum", "ablations", "sweep-k:preset=smoke"])
+def test_the_studies_are_about_chains(name):
+    config = resolve.resolve(name)
+    paths = {config.data[split].path for split in ("train", "dev", "test")} | {config.stages.sft.data.path}
+    assert paths == {"procedural:chains"} and config.model.hidden_size == 96
+
+
+
 def test_the_installed_folder_comes_first(tmp_path):
     """An installed package carries configs/ inside it, and a folder beside it is not its own."""
     package = tmp_path / "site-packages" / "g2d_jax"
