@@ -30,7 +30,7 @@ PROBE_WINDOW = 1  # a probe has many responses to the same prompts each time
 FALLS = {"entropy": ("entropy", 0.2, 0.05), "length": ("completions/mean_length", 0.5, 0.2)}
 """Cause -> metric, the share of its start below which it has collapsed if the reward has not risen, and in any case.
 
-Entropy falls wherever a policy learns: GRPO on the embedded task chains ends at 10 to 40 % of its first entropy while the
+Entropy falls wherever a policy learns: GRPO on the task chains ends at 10 to 40 % of its first entropy while the
 reward doubles, so that a share alone would cry wolf.
 """
 MOST_CUT = 0.9  # share of responses cut at the limit above which length has exploded …
