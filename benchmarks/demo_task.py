@@ -2,14 +2,19 @@
 
     python benchmarks/demo_task.py runs/demo-task [--only VARIANT …] [--seeds 0 1 2]
 
+    python benchmarks/demo_task.py runs/demo --forgotten
+
 Runs that are finished in the folder are not run again. Prints the table of docs/benchmarks/demo-task.md: sampled pass@1
-and greedy accuracy in %, of the cold policy, after the warm-up and after DPO, and the paired changes of the two with
-their standard errors. A variant is a task in place of procedural:slips, and settings of the demo. About 3 minutes of
+and greedy accuracy in %, of the cold policy, after the warm-up and after DPO, the paired changes of the two with their
+standard errors, and pass@4. --forgotten: of a run of the demo, README's table of how often each policy's greedy answers
+forget to subtract. A variant is a task in place of procedural:slips, and settings of the demo. About 3 minutes of
 one core a run.
 """
 
 import argparse
 import dataclasses
+import re
+from collections import Counter
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -17,8 +22,8 @@ from ml_collections import ConfigDict
 from g2d_jax import pipeline, storage
 from g2d_jax.data import arithmetic
 from g2d_jax.resolve import resolve
+from g2d_jax.tables import read_rollouts
 
-NAME = "procedural:variant"
 TWO_DIGITS = {"max_value": 99, "operations": (2, 5)}
 FLAT = {"forgotten": dict.fromkeys(range(2, 10), 0.6)}
 MOSTLY_DIRECT = {"styles": {"direct": 0.6, "steps": 0.4}, "forgotten": {}}
@@ -39,18 +44,16 @@ VARIANTS: dict[str, tuple[dict, dict]] = {
 def config_of(variant: str, seed: int) -> ConfigDict:
     """The demo on a variant of its task, evaluated on dev; registers the task."""
     task, changes = VARIANTS[variant]
-    arithmetic.TASKS[NAME] = dataclasses.replace(arithmetic.SLIPS, name=NAME, **task)
+    name = f"procedural:{variant}"
+    arithmetic.TASKS[name] = dataclasses.replace(arithmetic.SLIPS, name=name, **task)
     config = resolve(f"demo:seed={seed}")
     config.unlock()
     for split in ("train", "dev", "test"):
-        config.data[split].path = NAME
+        config.data[split].path = name
     config.data.dev.limit = 512
-    config.data.max_prompt_length = 24
-    config.tokenizer.path = arithmetic.SLIPS.name
-    config.stages.sft.data.path = NAME
+    config.stages.sft.data.path = name
     config.stages.evaluate.update(split="dev", num_generations=4, pass_at=(1, 4))
-    for name, value in changes.items():
-        config.stages.update_from_flattened_dict({name: value})
+    config.stages.update_from_flattened_dict(changes)
     config.lock()
     return config
 
@@ -60,8 +63,8 @@ def line(variant: str, seed: int, workdir: Path) -> str:
     result = storage.read_json(workdir / "05-evaluate" / "manifest.json")["result"]
     policies, pairs = result["policies"], result["paired"][:2]
 
-    def change(found: dict) -> str:
-        return f"{100 * found['difference']:+.1f} ± {100 * found['sem']:.1f}"
+    def change(paired: dict) -> str:
+        return f"{100 * paired['difference']:+.1f} ± {100 * paired['sem']:.1f}"
 
     sampled, greedy = ([f"{100 * policy[key]:.1f}" for policy in policies] for key in ("mean", "greedy"))
     gains = [change(pair) for pair in pairs], [change(pair["greedy"]) for pair in pairs]
@@ -70,13 +73,30 @@ def line(variant: str, seed: int, workdir: Path) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def forgotten(workdir: Path) -> list[str]:
+    """Rows of how often, of the subtractions of 2 to 9 in a policy's greedy answers, the value stays as it was."""
+    rows = []
+    for policy in ("sft", "warmup", "dpo"):
+        counts = {n: Counter[bool]() for n in range(2, 10)}
+        for rollout in read_rollouts(workdir / "05-evaluate" / "rollouts" / f"{policy}-greedy.parquet"):
+            for value, operand, result in re.findall(r"(\d+)-([2-9])=(\d+);", rollout.text):
+                counts[int(operand)][value == result] += 1
+        shares = [f"{100 * count[True] / max(count.total(), 1):.0f} %" for count in counts.values()]
+        rows.append(f"| {policy} | {' | '.join(shares)} |")
+    return rows
+
+
 def main() -> None:
     """Run what is missing, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=[*VARIANTS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--forgotten", action="store_true")
     arguments = parser.parse_args()
+    if arguments.forgotten:
+        print("\n".join(forgotten(arguments.folder)))
+        return
     rows = []
     for variant in arguments.only:
         for seed in arguments.seeds:

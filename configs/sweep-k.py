@@ -5,7 +5,7 @@ Command:   g2d sweep --config sweep-k --workdir runs/study     (again, or on ano
 Hardware:  2 CPU cores for the embedded task chains; presets of real models have not been run: see their plans
 Result:    sweep-k.html in the directory; that of chains is written down in docs/evidence.md
 
-Choices: preset=full|smoke (the embedded task), or the name of a real model's config (qwen2.5-7b, llama-3.1-8b, …);
+Choices: preset=full|smoke (chains), or the name of a real model's config (qwen2.5-7b, llama-3.1-8b, …);
 seeds=N; train=SOURCE of the real presets.
 """
 

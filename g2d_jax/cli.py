@@ -136,7 +136,7 @@ _SETTINGS = """settings:
   --config.FIELD=VALUE  any setting of docs/config.md, as often as needed: --config.seed=3, --config.lora.rank=32,
                         --config.stages.warmup.keep=10,20 (a list), --config.data.test.limit=none (unset)"""
 _RUN_EXAMPLES = """examples:
-  g2d run --config demo                                        the embedded task, nothing to download
+  g2d run --config demo                                        an embedded task, nothing to download
   g2d run --config demo:preset=smoke,seed=1 --workdir runs/a   a config's own choices; the same again continues
   g2d run --config mine.py --workdir runs/b --dry-run          what it would do, and the reward tried
   g2d run --config mine.py --workdir runs/b --config.stages.warmup.steps=100

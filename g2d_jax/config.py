@@ -37,7 +37,7 @@ def source(path: str, split: str = "", limit: int | None = None, **fields: str) 
 
 
 def base() -> ConfigDict:
-    """The settings every run has, for the embedded task; stages are added by the config file."""
+    """The settings every run has, for the demo's task; stages are added by the config file."""
     return ConfigDict(
         {
             "name": "run",
@@ -198,7 +198,7 @@ def sampling(max_new_tokens: int, **changes: Any) -> ConfigDict:
 
 
 def sft(**changes: Any) -> ConfigDict:
-    """Supervised fine-tuning. data: messages or prompt/completion files, or the embedded task's demonstrations."""
+    """Supervised fine-tuning. data: messages or prompt/completion files, or an embedded task's demonstrations."""
     return _stage(
         {
             "kind": "sft",

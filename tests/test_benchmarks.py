@@ -27,7 +27,7 @@ def test_parts_on_a_cpu(part, tmp_path, capsys):
 
 @pytest.mark.parametrize("variant", DEMO_TASK["VARIANTS"])
 def test_variants_of_the_demo_can_run(variant, monkeypatch):
-    monkeypatch.setitem(arithmetic.TASKS, DEMO_TASK["NAME"], arithmetic.SLIPS)  # taken out again
+    monkeypatch.setattr(arithmetic, "TASKS", {**arithmetic.TASKS})
     config = DEMO_TASK["config_of"](variant, 1)
     pipeline.check(config)
     problems, _ = load_problems(config.data.train.path, split="train", limit=100)

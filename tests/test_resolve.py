@@ -101,6 +101,24 @@ def test_the_studies_are_about_chains(name):
     assert paths == {"procedural:chains"} and config.model.hidden_size == 96
 
 
+def test_the_settings_that_evidence_is_about():
+    """docs/evidence.md and docs/spectrum.md were measured with these, whatever becomes of the demo."""
+    config = resolve.resolve("chains")
+    stages = config.stages.to_dict()
+
+    def settings(stage, *names):
+        return [stages[stage][name] for name in names]
+
+    assert settings("sft", "steps", "batch_size", "max_length") == [2000, 64, 64]
+    assert settings("warmup", "steps", "prompts_per_step", "num_generations", "keep") == [20, 32, 8, (0, 10)]
+    assert settings("collect", "prompts", "num_generations", "pairs_per_prompt") == [1024, 8, 4]
+    assert settings("dpo", "beta", "batch_size", "epochs", "loss_type") == [1.0, 64, 1, "sigmoid"]
+    assert settings("evaluate", "num_generations", "split") == [4, "test"]
+    rates = [stages[stage]["optimizer"]["learning_rate"] for stage in ("sft", "warmup", "dpo")]
+    assert rates == [3e-3, 1e-4, 1e-4]
+    assert {stages[stage]["sampling"]["max_new_tokens"] for stage in ("warmup", "collect", "evaluate")} == {48}
+    assert [config.data[split].limit for split in ("train", "dev", "test")] == [20_000, 512, 1024]
+
 
 def test_the_installed_folder_comes_first(tmp_path):
     """An installed package carries configs/ inside it, and a folder beside it is not its own."""

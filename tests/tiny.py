@@ -27,14 +27,14 @@ def get_config(arg: str = "") -> ConfigDict:
         intermediate_size=64,
     )
     for split, count in (("train", 40), ("dev", 8), ("test", 16)):
-        config.data[split].limit = count
+        config.data[split].update(path="procedural:chains", limit=count)
     config.data.max_prompt_length = 16
     config.reward.function = "tiny:even"  # the tests put this folder on the path
     config.compute.update(slots=32, chunk=4, prefill_rows=8, row_length=64)
     config.checkpoint.every = 2
     drawn = settings.sampling(8)
     config.stages.sft = settings.sft(
-        data=settings.source("procedural:slips", limit=48),
+        data=settings.source("procedural:chains", limit=48),
         steps=6,
         batch_size=8,
         max_length=64,

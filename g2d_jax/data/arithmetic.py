@@ -18,8 +18,8 @@ styles that a small model masters to different degrees, which leaves reinforceme
     steps   .35  57+3=60;60+2=62;\boxed{62}
 
 Everything is a pure function of (task, seed, index): BLAKE2b is the counter-based generator, so no library version,
-order of calls or number of processes changes a problem. Prompts have at most 15 tokens, right
-responses at most 45, those with slips 60.
+order of calls or number of processes changes a problem. Prompts have at most 15 tokens, right responses at most 45,
+those with slips 66.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def load_examples(
         if split not in (None, "train"):
             raise ValueError(f"demonstrations of {source} are drawn from the train split only, got split {split!r}")
         check_revision(source, revision)
-        task, seed, count = procedural(source, seed, limit)
+        task, count = procedural(source, limit)
         examples = [arithmetic.example(task, seed, index) for index in range(count)]
         return examples, LoadReport(source, rows=len(examples), kept=len(examples))
     _, rows = open_rows(source, revision)

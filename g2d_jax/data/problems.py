@@ -84,7 +84,8 @@ def load_problems(
     mapped = check_fields(fields, _CANDIDATES)
     if source.startswith("procedural:"):
         check_revision(source, revision)
-        problems = arithmetic.problems(*procedural(source, seed, limit), split)
+        task, count = procedural(source, limit)
+        problems = arithmetic.problems(task, seed, count, split)
         return problems, LoadReport(source, rows=len(problems), kept=len(problems))
     label, rows = open_rows(source, revision)
     read = _READ.get(source.partition(":")[0], to_problem)
@@ -208,8 +209,8 @@ def check_training(source: str, field: str) -> None:
         )
 
 
-def procedural(source: str, seed: int, limit: int | None) -> tuple[arithmetic.Task, int, int]:
-    """The task of a procedural source, the seed, and `limit`, which such a source needs.
+def procedural(source: str, limit: int | None) -> tuple[arithmetic.Task, int]:
+    """The task of a procedural source, and `limit`, which such a source needs.
 
     Raises ValueError without a limit and for an unknown task.
     """
@@ -218,7 +219,7 @@ def procedural(source: str, seed: int, limit: int | None) -> tuple[arithmetic.Ta
     check_limit(limit)
     if limit is None:
         raise ValueError(f"{source} has no end: say with limit how many to take")
-    return arithmetic.TASKS[source], seed, limit
+    return arithmetic.TASKS[source], limit
 
 
 def _reference(answer: tuple[str | None, Any], solution: tuple[str | None, Any]) -> tuple[str | None, str | None]:

@@ -71,8 +71,10 @@ def _pass_at(policies: Sequence[Mapping[str, Any]]) -> str:
 
 def _result_details(manifest: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> str:
     pairs = [
-        [f"{before} → {after}", fmt.change(difference, error), _ratio(difference, error)]
-        for (before, after), (difference, error) in summary.differences(manifest).items()
+        [f"{before} → {after}{how}", fmt.change(difference, error), _ratio(difference, error)]
+        for how, kind in (("", ()), (", greedy", ("greedy",)))
+        for (before, after), (difference, error) in summary.differences(manifest, *kind).items()
+        if not math.isnan(difference)
     ]
     pairs = pairs if summary.has_accuracy(manifest) else []
     keys = ("sem", "sem_clustered", "std_runs")

@@ -151,6 +151,8 @@ def test_tokenizer():
         (arithmetic.problem(task, 0, i).solution for task in arithmetic.TASKS.values() for i in range(500)), key=len
     )
     assert len(tokenizer(longest)["input_ids"]) + 1 <= 48
+    slipped = arithmetic.demonstration(9, [("-", 9), *[("*", 5)] * 5], "steps", [True] + [False] * 5)
+    assert len(tokenizer(slipped)["input_ids"]) + 1 == 66
 
 
 @given(st.lists(st.sampled_from(arithmetic.VOCABULARY[2:])).map("".join))

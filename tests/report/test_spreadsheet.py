@@ -27,6 +27,7 @@ def test_figures_costs_and_informativeness(finished_run):
     assert float(table["evaluate", "dpo", "mean"]) == manifest["policies"][2]["mean"]
     assert float(table["evaluate", "dpo", "pass_at/4"]) == manifest["policies"][2]["pass_at"]["4"]
     assert float(table["evaluate", "dpo", "paired/warmup/sem"]) == manifest["paired"][1]["sem"]
+    assert float(table["evaluate", "dpo", "paired/warmup/greedy/difference"]) == 0.25
     assert table["evaluate", "sft", "informativeness/auroc"] == "0.75"
     assert table["evaluate", "sft", "informativeness/entropy"] == "NaN"
     assert table["sft", "", "tokens/trained"] == "5120000"

@@ -45,7 +45,7 @@ def falling(first: float, last: float, steps: int = 60, noise: float = 0.1) -> l
     return [first * (last / first) ** (i / (steps - 1)) * (1 + noise * rng.normal()) for i in range(steps)]
 
 
-# First and last value of entropy and reward as measured on the embedded task: online GRPO of 20, 60 and 160 steps.
+# First and last value of entropy and reward as measured on chains: online GRPO of 20, 60 and 160 steps.
 @pytest.mark.parametrize(
     ("entropy", "reward"),
     [((0.35, 0.1), (0.33, 0.81)), ((0.136, 0.016), (0.47, 0.91)), ((0.195, 0.024), (0.33, 0.81))],

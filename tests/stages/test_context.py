@@ -104,7 +104,7 @@ def test_dev_goes_without_the_problems_of_test(config: ConfigDict, tmp_path: Pat
 def test_revisions_reach_the_loader(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
     config.stages.sft.data.revision = "v1"
     context = opened(config, tmp_path)
-    with pytest.raises(ValueError, match="revision is 'v1', but 'procedural:slips' does not come from the hub"):
+    with pytest.raises(ValueError, match="revision is 'v1', but 'procedural:chains' does not come from the hub"):
         sft.examples(context, "sft", config.stages.sft)
     before = context.fingerprint
     config.data.dev.revision = "v2"

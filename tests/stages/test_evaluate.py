@@ -44,7 +44,7 @@ def scalar(config: ConfigDict) -> ConfigDict:
 
 def mixed(config: ConfigDict) -> ConfigDict:
     values = to_dict(config)
-    chat = settings.task(*(settings.source("procedural:slips", split, 60) for split in ("train", "dev", "test")))
+    chat = settings.task(*(settings.source("procedural:chains", split, 60) for split in ("train", "dev", "test")))
     values["tasks"] = {"chat": to_dict(scalar(chat))}
     return from_dict(values)
 
@@ -106,7 +106,9 @@ def test_a_mixed_evaluation_keeps_its_tasks_apart(config: ConfigDict, tmp_path: 
         assert entry["verdicts"][Verdict.SCORED.value] == len(rewards)
         assert 0 <= entry["greedy"] <= 1 and entry["pass_at"].keys() == {"1", "2"}
     (pair,) = result["paired"]
-    assert pair["problems"] == 8 and pair["tasks"].keys() == {"chat"}
+    assert pair["problems"] == pair["greedy"]["problems"] == 8 and pair["tasks"].keys() == {"chat"}
+    before, after = (entry["greedy"] for entry in result["policies"])
+    assert pair["greedy"]["difference"] == pytest.approx(after - before)
     assert pair["tasks"]["chat"]["problems"] == counts["chat"]
     write_all(tmp_path)
     text = (tmp_path / "report.md").read_text()

@@ -133,7 +133,7 @@ def test_the_choice_is_a_policy_like_any_other(config: ConfigDict, tmp_path: Pat
 def mixed(config: ConfigDict) -> ConfigDict:
     """The main task with its scalar reward, and "sums" whose answers are right or wrong."""
     values = to_dict(config)
-    sums = settings.task(*(settings.source("procedural:slips", split, 60) for split in ("train", "dev", "test")))
+    sums = settings.task(*(settings.source("procedural:chains", split, 60) for split in ("train", "dev", "test")))
     values["tasks"] = {"sums": to_dict(sums)}
     values["tasks"]["sums"]["reward"]["function"] = "tiny:even"
     return from_dict(values)
