@@ -23,7 +23,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.compute.chunk = 8
     drawn = settings.sampling(48)
     config.stages.sft = settings.sft(
-        data=settings.source("procedural:slips", limit=40_000), steps=1000, batch_size=32, max_length=81
+        data=settings.source("procedural:slips", limit=40_000), steps=1000, batch_size=32, max_length=80
     )
     config.stages.warmup = settings.online(
         policy="sft", steps=chosen.K, keep=(0,), sampling=drawn, optimizer=settings.optimizer(5e-5)
