@@ -18,12 +18,12 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.update(hidden_size=96, head_dim=24, intermediate_size=256)
     for source in (config.data.train, config.data.dev, config.data.test, config.stages.sft.data):
         source.path = "procedural:chains"
-    config.stages.sft.max_length = 64
+    config.stages.sft.update(steps=200, batch_size=64, max_length=64)
     config.stages.warmup.optimizer.learning_rate = 1e-4
     if chosen.preset == "full":
+        config.stages.sft.steps = 2000
         config.data.dev.limit = 512
         config.data.test.limit = 1024
-        config.stages.sft.update(steps=2000, batch_size=64)
         config.stages.warmup.keep = (0, 10)
         config.stages.evaluate.update(num_generations=4, pass_at=(1, 2, 4))
     return config

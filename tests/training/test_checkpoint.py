@@ -207,6 +207,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, name: str, damage: str):
     assert_same(checkpoints.restore(1, like)[0], tree)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax drops its own read errors
 def test_any_change_of_any_file_is_found_or_does_not_matter(tmp_path: Path):
     """Each file gone, cut, and with bits flipped in several places; each folder gone."""
