@@ -24,7 +24,6 @@ from g2d_jax.data import arithmetic
 from g2d_jax.resolve import resolve
 from g2d_jax.tables import read_rollouts
 
-TWO_DIGITS = {"max_value": 99, "operations": (2, 5)}
 FLAT = {"forgotten": dict.fromkeys(range(2, 10), 0.6)}
 MOSTLY_DIRECT = {"styles": {"direct": 0.6, "steps": 0.4}, "forgotten": {}}
 
@@ -35,9 +34,7 @@ VARIANTS: dict[str, tuple[dict, dict]] = {
     "K=20": ({}, {"warmup.steps": 20}),
     "each forgotten 6 times in 10": (FLAT, {}),
     "most answer at once": (MOSTLY_DIRECT, {}),
-    "most answer at once, two digits": (MOSTLY_DIRECT | TWO_DIGITS, {}),
     "half as much SFT": ({}, {"sft.steps": 500}),
-    "DPO at twice the rate": ({}, {"dpo.optimizer.learning_rate": 2e-4}),
 }
 
 
