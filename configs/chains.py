@@ -10,7 +10,7 @@ from g2d_jax.resolve import choices, resolve
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """arg: preset=full|smoke, seed=N, K=N (steps of warm-up)."""
+    """Give the demo the task chains and its settings. arg: preset=full|smoke, seed=N, K=N (steps of warm-up)."""
     chosen = choices(arg, preset=("full", "smoke"), seed=0, K=20)
     config = resolve(f"demo:preset={chosen.preset},seed={chosen.seed},K={chosen.K}")
     config.unlock()

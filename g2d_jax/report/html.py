@@ -121,7 +121,7 @@ def _cards(manifest: summary.Manifest | None) -> str:
         return ""
     if not summary.has_accuracy(manifest):
         return ""
-    gains = {after["name"]: (difference, error) for _, after, difference, error in summary.steps(manifest)}
+    gains = summary.gains(manifest)
     cards = []
     for i, policy in enumerate(summary.policies(manifest)):
         mean, error = fmt.number(policy, "mean"), fmt.number(policy, "sem_clustered")

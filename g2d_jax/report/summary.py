@@ -52,10 +52,18 @@ def differences(evaluation: Manifest, *kind: str) -> dict[tuple[str, str], tuple
     return {(p["before"], p["after"]): (fmt.number(p, *kind, "difference"), fmt.number(p, *kind, "sem")) for p in pairs}
 
 
-def steps(evaluation: Manifest) -> list[tuple[Manifest, Manifest, float, float]]:
-    """Each policy but the first with the one before it: before, after, paired difference, standard error."""
-    found, ordered = differences(evaluation), policies(evaluation)
-    return [(b, a, *found.get((b["name"], a["name"]), _UNKNOWN)) for b, a in itertools.pairwise(ordered)]
+def steps(evaluation: Manifest, *kind: str) -> list[tuple[Manifest, Manifest, float, float]]:
+    """Each policy but the first with the one before it: before, after, paired difference, standard error.
+
+    kind: as in `differences`.
+    """
+    measured, ordered = differences(evaluation, *kind), policies(evaluation)
+    return [(b, a, *measured.get((b["name"], a["name"]), _UNKNOWN)) for b, a in itertools.pairwise(ordered)]
+
+
+def gains(evaluation: Manifest, *kind: str) -> dict[str, tuple[float, float]]:
+    """Name of each policy but the first -> what it gained on the one before it, and the standard error; see `steps`."""
+    return {after["name"]: (difference, error) for _, after, difference, error in steps(evaluation, *kind)}
 
 
 def tasks(evaluation: Manifest | None) -> dict[str, bool]:
@@ -80,9 +88,7 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
     largest = max((int(k) for policy in ordered for k in policy.get("pass_at", {})), default=1)
     columns = ["policy", "pass@1 %", f"pass@{largest} %", "greedy %", "change", "greedy change"]
     columns += ["made by", "generated", "trained", "FLOPs", "time"]
-    sampled, greedy = (differences(evaluation or {}, *kind) for kind in ((), ("greedy",)))
-    names = [policy["name"] for policy in ordered]
-    compared = list(zip(["", *names], names, strict=False))  # the policy before it, and it
+    sampled, greedy = gains(evaluation or {}), gains(evaluation or {}, "greedy")
     makers = _makers(ordered, stage_manifests)
     rows = [
         [
@@ -90,14 +96,14 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
             fmt.spread(fmt.number(policy, "mean"), fmt.number(policy, "sem_clustered")),
             fmt.percent(fmt.number(policy, "pass_at", str(largest))),
             fmt.percent(fmt.number(policy, "greedy")),
-            fmt.change(*sampled.get(compared[i], _UNKNOWN)),
-            fmt.change(*greedy.get(compared[i], _UNKNOWN)),
+            fmt.change(*sampled.get(policy["name"], _UNKNOWN)),
+            fmt.change(*greedy.get(policy["name"], _UNKNOWN)),
             *_cost(makers[i]),
         ]
         for i, policy in enumerate(ordered)
     ]
     hidden = {2} if largest == 1 else set()  # nothing but pass@1 was measured
-    hidden |= {5} if all(math.isnan(greedy.get(pair, _UNKNOWN)[0]) for pair in compared) else set()
+    hidden |= {5} if all(math.isnan(difference) for difference, _ in greedy.values()) else set()
     hidden |= set() if any(makers) else set(range(6, 11))  # no cost is known
     hidden |= set() if not evaluation or has_accuracy(evaluation) else set(range(1, 6))
     rewards = _rewards(evaluation) if evaluation else [[]]
@@ -116,11 +122,10 @@ def _rewards(evaluation: Manifest) -> list[list[str]]:
     for task in [task for task, scalar in tasks(evaluation).items() if scalar]:
         name = "" if len(tasks(evaluation)) == 1 else f"{task} "
         lines[0] += [f"{name}reward", f"{name}change"]
-        found, before = differences(evaluation, "tasks", task), ""
+        gained = gains(evaluation, "tasks", task)
         for line, policy in zip(lines[1:], policies(evaluation), strict=True):
-            gain = found.get((before, policy["name"]), _UNKNOWN)
+            gain = gained.get(policy["name"], _UNKNOWN)
             line += [_reward(policy, task), fmt.measured(*gain, signed=True)]
-            before = policy["name"]
     return lines
 
 
@@ -254,13 +259,13 @@ def verdict(evaluation: Manifest | None) -> str:
 
 def _greedily(evaluation: Manifest) -> str:
     """The same of greedy answers, which a lower temperature does not change; "" where they were not compared."""
-    ordered, gains = policies(evaluation), differences(evaluation, "greedy")
-    pairs = [(before["name"], after["name"]) for before, after in itertools.pairwise(ordered)]
-    if not pairs or any(math.isnan(gains.get(pair, _UNKNOWN)[0]) for pair in pairs):
+    compared = steps(evaluation, "greedy")
+    if not compared or any(math.isnan(difference) for _, _, difference, _ in compared):
         return ""
-    reached = [f"{fmt.percent(fmt.number(policy, 'greedy'))} %" for policy in ordered]
-    changes = ["", *(f" ({fmt.change(*gains[pair])})" for pair in pairs)]
-    return f" Decoded greedily: {', then '.join(map(str.__add__, reached, changes))}."
+    reached = [f"{fmt.percent(fmt.number(policy, 'greedy'))} %" for policy in policies(evaluation)]
+    changes = [fmt.change(difference, error) for _, _, difference, error in compared]
+    later = (f", then {after} ({change})" for after, change in zip(reached[1:], changes, strict=True))
+    return f" Decoded greedily: {reached[0]}{''.join(later)}."
 
 
 def _sentence(parts: Sequence[str], first: Manifest) -> str:
@@ -273,17 +278,13 @@ def _sentence(parts: Sequence[str], first: Manifest) -> str:
 
 def _reward_verdict(evaluation: Manifest) -> str:
     """The same where there are rewards only: of the first task."""
-    (first, *others), task = policies(evaluation), next(iter(tasks(evaluation)))
-    before = first
-    found = differences(evaluation, "tasks", task)
-    parts = [f"{policy_name(before)} has a mean reward of {_reward(before, task)} on {_problems(evaluation)}"]
-    for after in others:
-        difference, error = found.get((before["name"], after["name"]), _UNKNOWN)
+    first, task = policies(evaluation)[0], next(iter(tasks(evaluation)))
+    parts = [f"{policy_name(first)} has a mean reward of {_reward(first, task)} on {_problems(evaluation)}"]
+    for _, after, difference, error in steps(evaluation, "tasks", task):
         noise = abs(difference) <= 2 * error
         verb = "stays within two standard errors, at" if noise else "rises to" if difference > 0 else "falls to"
         reached = fmt.measured(fmt.number(after, "tasks", task, "reward"), math.nan)
         parts.append(f"{policy_name(after)} {verb} {reached} ({fmt.measured(difference, error, signed=True)})")
-        before = after
     return _sentence(parts, first)
 
 
