@@ -5,7 +5,6 @@ Each takes a model's shape and a folder it does not need, prints what it found a
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -107,73 +106,33 @@ def scored(config: ModelConfig, model: Any, tokens: jax.Array, dtype: Any, remat
 
 
 def decode(config: ModelConfig, folder: Path) -> bool:
-    """Layers unrolled or scanned."""
+    """An array of the cache a layer, layers unrolled, or one of all, layers scanned and columns read in blocks."""
     import jax
     import jax.numpy as jnp
 
     from g2d_jax.models import decoder
-    from g2d_jax.models.attention import attend_cached, rotary_table
     from g2d_jax.models.flops import matmul_params
-    from g2d_jax.records import MEMBERS
+    from g2d_jax.sampler.programs import Shapes, empty
 
     rows, width, steps = (8, 64, 4) if is_tiny(config) else (256, 1024, 16)
-    mesh, bf16 = one_mesh(), jnp.bfloat16
-    kv, dim, layers = config.num_key_value_heads, config.head_dim, config.num_hidden_layers
+    mesh, bf16 = one_mesh(), jnp.dtype(jnp.bfloat16)
     stacked = jax.jit(lambda: decoder.cast(decoder.init(config, jax.random.key(0)), bf16))()
-    token, place = jnp.ones((rows, 1), jnp.int32), jnp.full((rows, 1), width - 1)
+    token, place = jnp.ones(rows, jnp.int32), jnp.full(rows, width - 1)
+    read = 2 * matmul_params(config)
+    read += rows * width * config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 2
 
-    def unrolled(model: Any, cache: Any) -> tuple[Any, Any]:
-        hidden, cache = decoder.forward(model, token, place, token * MEMBERS, cache, dtype=bf16, mesh=mesh)
-        return hidden, dataclasses.replace(cache, column=jnp.int32(width - 1))
+    def chunk(model: Any, cache: Any) -> Any:
+        def body(_: Any, carry: Any) -> Any:
+            hidden, cache = decoder.decode(model, token, place, carry[1], widths=(width,), dtype=bf16, mesh=mesh)
+            logits = jnp.matmul(hidden, decoder.head_matrix(model, bf16), preferred_element_type=jnp.float32)
+            return carry[0] + logits.max(), cache
 
-    def scanned(model: Any, cache: Any) -> tuple[Any, Any]:
-        rope, mask = rotary_table(config, place), jnp.ones((rows, width), bool)
+        return jax.lax.fori_loop(0, steps, body, (jnp.float32(0), cache))
 
-        def layer(carry: Any, own: Any) -> tuple[Any, None]:
-            (x, keys, values), (block, i) = carry, own
-
-            def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-                nonlocal keys, values  # of all layers, written in place
-                keys = jax.lax.dynamic_update_slice(keys, k[:, 0, :, :, None][None], (i, 0, 0, 0, width - 1))
-                values = jax.lax.dynamic_update_slice(values, v[:, 0, :, None, :][None], (i, 0, 0, width - 1, 0))
-                return attend_cached(q, keys[i], values[i], mask, by_sums=False)
-
-            x, _ = decoder.apply_block(config, block, x, rope, attention)
-            return (x, keys, values), None
-
-        x = model.embed[...][token]
-        (x, *cache), _ = jax.lax.scan(layer, (x, *cache), (model.blocks, jnp.arange(layers)))
-        return decoder.rms_norm(x, model.final_norm[...], config.rms_norm_eps), tuple(cache)
-
-    def keys(*more: int) -> jax.Array:
-        return jnp.zeros((*more, rows, kv, dim, width), bf16)
-
-    def values(*more: int) -> jax.Array:
-        return jnp.zeros((*more, rows, kv, width, dim), bf16)
-
-    def loose() -> Any:
-        column, start = jnp.int32(width - 1), jnp.zeros(rows, jnp.int32)
-        each = range(layers)
-        return decoder.Cache(tuple(keys() for _ in each), tuple(values() for _ in each), column, start)
-
-    def chunk(step: Callable) -> Callable:
-        def run(model: Any, cache: Any) -> Any:
-            def body(_: Any, carry: Any) -> Any:
-                hidden, cache = step(model, carry[1])
-                logits = jnp.matmul(hidden[:, 0], decoder.head_matrix(model, bf16), preferred_element_type=jnp.float32)
-                return carry[0] + logits.max(), cache
-
-            return jax.lax.fori_loop(0, steps, body, (jnp.float32(0), cache))
-
-        return jax.jit(run, donate_argnums=1)
-
-    read = 2 * matmul_params(config) + rows * width * layers * 2 * kv * dim * 2
-    ways = (
-        ("unrolled", unrolled, jax.jit(decoder.unstack)(stacked), loose),
-        ("scanned", scanned, stacked, lambda: (keys(layers), values(layers))),
-    )
-    for name, step, model, empty in ways:
-        run, cache = chunk(step), empty()
+    for name, model in (("unrolled", jax.jit(decoder.unstack)(stacked)), ("scanned", stacked)):
+        run, shapes = jax.jit(chunk, donate_argnums=1), Shapes(rows, 1, (16,), (width,), 1, False)
+        state, _ = empty(config, shapes, stacked=name == "scanned", dtype=bf16)
+        cache = state.cache
 
         def once(run: Callable = run, model: Any = model) -> Any:
             nonlocal cache
@@ -234,7 +193,7 @@ def filters(config: ModelConfig, folder: Path) -> bool:
     import jax
     import jax.numpy as jnp
 
-    from g2d_jax.rollout.sampling import draw
+    from g2d_jax.sampler.sampling import draw
 
     rows = 8 if is_tiny(config) else 256
     logits = 3 * jax.random.normal(jax.random.key(0), (rows, config.vocab_size))

@@ -36,6 +36,7 @@ RULES: Rules = MappingProxyType(
         "rows": ("data", "fsdp"),
         "replica_rows": "data",  # rows of which fsdp splits the width instead
         "all_rows": ("data", "fsdp", "tensor"),  # rows whose width no device has a part of
+        "devices": ("data", "fsdp", "tensor"),
     }
 )
 
@@ -169,20 +170,18 @@ def placed(shapes: Tree, shardings: Any) -> Tree:
     return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings)
 
 
-def own(mesh: Mesh) -> np.ndarray:
-    """This process's devices, in the mesh's order."""
-    return _by_process(mesh)[jax.process_index() if jax.process_count() > 1 else 0]
+def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
+    """All devices of a mesh as sampling uses them: weights are split over `tensor` of them, and copied to the rest.
 
-
-def sampling(devices: np.ndarray, tensor: int) -> Mesh:
-    """A process's devices as (the rest, 1, tensor), for sampling, which each process does for itself.
-
-    Weights are split over tensor alone: split over fsdp they would be gathered anew for every token. Raises ValueError
-    if tensor does not divide the number of devices.
+    Split like the optimiser's, over all of fsdp, they would be gathered anew for every token. Of these the tensor axis
+    has as many as divide the key heads, so that a cache is split by heads, and fsdp the others: see decoder.decode.
+    Raises ValueError if tensor does not divide the number of devices.
     """
-    if len(devices) % tensor:
-        raise ValueError(f"compute.sampling_tensor={tensor} does not divide the {len(devices)} devices of a process")
-    return _arranged(devices, tensor)
+    if mesh.size % tensor:
+        raise ValueError(f"compute.sampling_tensor={tensor} does not divide the {mesh.size} devices")
+    heads = math.gcd(tensor, kv_heads)
+    devices = mesh.devices.reshape(-1, tensor // heads, heads)
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def fewest(size: int, memory: int | None, devices: int) -> int:
@@ -193,49 +192,12 @@ def fewest(size: int, memory: int | None, devices: int) -> int:
     return next((n for n in ways if memory is None or 4 * size <= n * memory), ways[-1])
 
 
-def memory(devices: np.ndarray) -> int | None:
-    """Bytes that a program may use of each of the devices, None where the platform does not tell."""
-    stats = [device.memory_stats() for device in devices]
+def memory(mesh: Mesh) -> int | None:
+    """Bytes that a program may use of each of this process's devices, None where the platform does not tell."""
+    stats = [device.memory_stats() for device in mesh.local_devices]
     return min((one["bytes_limit"] for one in stats if one and "bytes_limit" in one), default=None)
 
 
 def processes(mesh: Mesh) -> int:
     """How many processes the devices of a mesh belong to."""
     return len({device.process_index for device in mesh.devices.flat})
-
-
-def copy_to_own(mesh: Mesh, tree: Tree, where: Any) -> Tree:
-    """Arrays on the mesh as arrays on each process's `sampling` mesh, every process with all of them.
-
-    where: the tree with each array's NamedSharding there. All processes make the call.
-    """
-
-    def move(array: jax.Array, target: NamedSharding) -> jax.Array:
-        # The same layout in every process: processes follow each other along `data`, over which nothing is split.
-        every = _arranged(_by_process(mesh).reshape(-1), target.mesh.shape["tensor"])
-        there = jax.device_put(array, NamedSharding(every, target.spec))
-        return jax.make_array_from_single_device_arrays(
-            array.shape, target, [shard.data for shard in there.addressable_shards]
-        )
-
-    return jax.tree.map(move, tree, where)
-
-
-def _arranged(devices: np.ndarray, tensor: int) -> Mesh:
-    """Devices in a row as (the rest, 1, tensor)."""
-    return Mesh(devices.reshape(-1, 1, tensor), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-
-
-def _by_process(mesh: Mesh) -> np.ndarray:
-    """The devices as [process, device]. Raises ValueError for processes that differ in their number of devices, and for
-    a tensor axis that reaches beyond one process."""
-    owners = np.array([device.process_index for device in mesh.devices.flat])
-    groups = owners.reshape(-1, mesh.shape["tensor"])
-    counts = np.unique(owners, return_counts=True)[1]
-    if (groups != groups[:, :1]).any() or (counts != counts[0]).any():
-        raise ValueError(
-            f"with mesh.tensor={mesh.shape['tensor']} a tensor group would reach beyond the devices of a process, of "
-            f"which there are {counts.tolist()}: set mesh.tensor to 1, or to what lies within one host in this "
-            "machine's order of devices"
-        )
-    return mesh.devices.reshape(-1)[np.argsort(owners, kind="stable")].reshape(len(counts), -1)

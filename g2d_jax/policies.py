@@ -72,7 +72,7 @@ def _on_this_machine(config: ConfigDict) -> ConfigDict:
         make_mesh(**config.mesh)
     except ValueError:
         changed.mesh.update(data=1, fsdp=-1, tensor=1)
-    if config.compute.sampling_tensor and jax.local_device_count() % config.compute.sampling_tensor:
+    if config.compute.sampling_tensor and jax.device_count() % config.compute.sampling_tensor:
         changed.compute.sampling_tensor = 0
     return changed
 

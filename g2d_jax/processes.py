@@ -465,6 +465,18 @@ def check_stop_together() -> None:
         raise Preempted(max(causes))
 
 
+def notice() -> int:
+    """Tell whether this process was told to stop, as a number for `heed`: programs can carry it to all processes."""
+    check_interrupted()
+    return ("", SIGTERM, CTRL_C).index(state.cause)
+
+
+def heed(number: int) -> None:
+    """Raise Preempted for the largest `notice` of all processes, unless it is 0."""
+    if number:
+        raise Preempted(("", SIGTERM, CTRL_C)[number])
+
+
 def on_interrupt(number: int, frame: Any) -> None:
     """Ctrl-C: the first asks a run that can be continued to stop, see `watcher.watched`. Another one, and that of other
     commands, is KeyboardInterrupt, now and, if that is lost in a callback of foreign code, at the next check."""

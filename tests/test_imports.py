@@ -17,7 +17,7 @@ LEVELS = {
     **dict.fromkeys(["locks", "watcher", "workdir", "compilation", "compiling", "recipes", "ranges", "private"], 0),
     **dict.fromkeys(["models", "data", "losses", "rewards", "stats", "frontier", "elo", "informativeness"], 1),
     **dict.fromkeys(["accounting", "stopping"], 1),
-    **dict.fromkeys(["rollout", "training", "scoring"], 2),
+    **dict.fromkeys(["sampler", "training", "scoring"], 2),
     **dict.fromkeys(["stages"], 3),
     **dict.fromkeys(
         ["pipeline", "sweep", "report", "policies", "card", "judging", "dryrun", "plan", "cli", "__main__"], 4

@@ -148,10 +148,17 @@ def test_weights_are_split_over_the_fewest_devices_that_hold_them(size, memory, 
     assert meshes.fewest(size, memory, devices) == expected
 
 
-def test_sampling_splits_weights_over_tensor_alone():
+@pytest.mark.parametrize(
+    ("tensor", "kv_heads", "shape"),
+    [(1, 2, (8, 1, 1)), (4, 4, (2, 1, 4)), (4, 2, (2, 2, 2)), (8, 1, (1, 8, 1)), (2, 6, (4, 1, 2))],
+)
+def test_sampling_splits_weights_over_key_heads_and_then_by_width(tensor, kv_heads, shape):
     mesh = meshes.make_mesh(1, 4, 2)
-    sampling = meshes.sampling(meshes.own(mesh), 4)
-    assert dict(sampling.shape) == {"data": 2, "fsdp": 1, "tensor": 4}
+    sampling = meshes.sampling(mesh, tensor, kv_heads)
+    assert tuple(sampling.shape.values()) == shape
     assert [*sampling.devices.flat] == [*mesh.devices.flat]
-    with pytest.raises(ValueError, match="sampling_tensor=3 does not divide the 8 devices of a process"):
-        meshes.sampling(meshes.own(mesh), 3)
+
+
+def test_sampling_splits_weights_over_a_part_of_the_devices():
+    with pytest.raises(ValueError, match="sampling_tensor=3 does not divide the 8 devices"):
+        meshes.sampling(meshes.make_mesh(1, 4, 2), 3, 2)

@@ -14,6 +14,9 @@ from g2d_jax.records import MEMBERS
 
 QUERY_BLOCK = 512
 
+COLUMN_BLOCK = 256
+"""Columns of a cache that `attend_blocks` reads at once; a wider cache is a multiple of it."""
+
 
 def inverse_frequencies(config: ModelConfig) -> jax.Array:
     """Rotary inverse frequencies, float32 [D/2], with Llama 3.1's scaling of long wavelengths where configured.
@@ -76,7 +79,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
 
 
 def attend_cached(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array, *, by_sums: bool) -> jax.Array:
-    """Attention of one query a row. q [B, 1, H, D], keys [B, K, D, S], values [B, K, S, D], mask bool [B, S].
+    """Attend with one query a row. q [B, 1, H, D], keys [B, K, D, S], values [B, K, S, D], mask bool [B, S].
 
     by_sums: scores are a product and a sum, not a matrix product: with one query there is nothing to reuse, a CPU's
     compiler fuses the two, and with S last in the keys every step of the sum is a long vector (4x a batched product). A
@@ -92,6 +95,47 @@ def attend_cached(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Ar
     scores = jnp.where(mask[:, None, None], scores * dim**-0.5, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     return jnp.einsum("bkrs,bksd->bkrd", weights, values).astype(q.dtype).reshape(q.shape)
+
+
+def attend_blocks(
+    q: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    layer: jax.Array,
+    column: jax.Array,
+    earlier: jax.Array,
+    most: jax.Array,
+) -> jax.Array:
+    """Attend with one query a row to a ring of columns, a block at a time from the newest one back.
+
+    q [B, 1, H, D]; keys [L, B, K, D, W], values [L, B, K, W, D] of all layers, of which `layer` is read where it lies.
+    column: of the newest token. earlier: int32 [B], tokens of the row before it, at most `most`. Blocks that no row
+    reaches back to are not read: one program serves every length, at the cost of the longest row there is.
+    """
+    batch, _, heads, dim = q.shape
+    kv_heads, width = values.shape[2:4]
+    block = min(COLUMN_BLOCK, width)
+    total = width // block
+    grouped = q.reshape(batch, kv_heads, heads // kv_heads, dim)
+    reached = jnp.minimum((most + 2 * (block - 1) - column % block) // block + 1, total)
+
+    def add_block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        largest, mass, mixed = carry
+        first = (column // block - number) % total * block
+        k = jax.lax.dynamic_slice(keys, (layer, 0, 0, 0, first), (1, *keys.shape[1:4], block))[0]
+        v = jax.lax.dynamic_slice(values, (layer, 0, 0, first, 0), (1, *values.shape[1:3], block, dim))[0]
+        scores = jnp.einsum("bkrd,bkds->bkrs", grouped, k, preferred_element_type=jnp.float32) * dim**-0.5
+        seen = ((column - first - jnp.arange(block)) % width)[None] <= earlier[:, None]  # [B, block]
+        scores = jnp.where(seen[:, None, None], scores, jnp.finfo(jnp.float32).min)
+        now = jnp.maximum(largest, scores.max(axis=-1))
+        weights, kept = jnp.exp(scores - now[..., None]), jnp.exp(largest - now)
+        product = jnp.einsum("bkrs,bksd->bkrd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        return now, mass * kept + weights.sum(axis=-1), mixed * kept[..., None] + product
+
+    shape = grouped.shape[:3]
+    start = (jnp.full(shape, jnp.finfo(jnp.float32).min), jnp.zeros(shape), jnp.zeros(grouped.shape, jnp.float32))
+    _, mass, mixed = jax.lax.fori_loop(0, reached, add_block, start)
+    return (mixed / mass[..., None]).astype(q.dtype).reshape(q.shape)
 
 
 def packed_attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:

@@ -6,7 +6,6 @@ V vocabulary, L layers. Parameters of the layers are stacked: every array of `De
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import zlib
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import quantise
-from g2d_jax.models.attention import attend_cached, rotary_table, rotate
+from g2d_jax.models.attention import attend_blocks, attend_cached, rotary_table, rotate
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import SAVED, Attention, platform_of, xla_attention
@@ -158,19 +157,21 @@ def unstack(model: Decoder) -> Decoder:
     return Decoder(model.config, outer, nnx.List(layers))
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("keys", "values", "column", "start"), meta_fields=())
+@partial(jax.tree_util.register_dataclass, data_fields=("keys", "values", "column", "width"), meta_fields=())
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of earlier tokens, right-aligned: every row's newest token sits in the same column.
+    """Keys and values of earlier tokens in a ring of columns, which all rows share: a step writes one column, and the
+    token that a row read n steps ago lies n columns before it. Rows never move.
 
-    keys: tuple over layers of [B, K, D, S], values: of [B, K, S, D]; see attention.attend_cached for why they differ.
-    column: int32 scalar, where the next token is written. start: int32 [B], each row's first valid column.
+    keys: [B, K, D, W] and values: [B, K, W, D] of each layer; of a stacked model one array of all, which begins with L.
+    See attention.attend_cached for why they differ. column: int32 scalar, where the next token is written. width: int32
+    scalar, the columns in use, no more than W.
     """
 
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
     column: jax.Array
-    start: jax.Array
+    width: jax.Array
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -286,7 +287,6 @@ def forward(
     tokens: jax.Array,
     positions: jax.Array,
     segment_ids: jax.Array,
-    cache: Cache | None = None,
     *,
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
     remat: Remat = "none",
@@ -294,31 +294,18 @@ def forward(
     attention: Attention = xla_attention,
     mesh: Mesh | None = None,
     dropout: jax.Array | None = None,
-) -> tuple[jax.Array, Cache | tuple[jax.Array, jax.Array] | None]:
-    """Hidden states after the final norm, [B, T, E] in dtype.
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+    """Compute hidden states after the final norm, [B, T, E] in dtype.
 
-    tokens, positions, segment_ids: int32 [B, T]; see attention.visible for segment ids. Without a cache, T tokens
-    attend among themselves; keep_kv also returns keys and values, each [L, B, T, K, D]. With a cache T is 1: the
-    token is written at cache.column, sees columns start…column, and the advanced cache is returned. attention: of
-    kernels.attention_for; a cache is read by XLA whatever it is. mesh: what lies between the layers is split over it by
-    rows alone; left to itself XLA splits it like the weights, by width, and gathers the rows of all devices. dropout:
-    keys of the tokens' sequences, uint32 [B, T, 2], for the dropout of adapters in training; None: none is dropped.
+    tokens, positions, segment_ids: int32 [B, T]; see attention.visible for segment ids. The T tokens of a row
+    attend among themselves; keep_kv also returns keys and values, each [L, B, T, K, D]. attention: of
+    kernels.attention_for. mesh: what lies between the layers is split over it by rows alone; left to itself XLA splits
+    it like the weights, by width, and gathers the rows of all devices. dropout: keys of the tokens' sequences, uint32
+    [B, T, 2], for the dropout of adapters in training; None: none is dropped.
     """
-    c = model.config
-
-    def laid_out(x: jax.Array, rows: str, width: str | None) -> jax.Array:
-        if mesh is None:
-            return x
-        return jax.lax.with_sharding_constraint(x, meshes.sharding(mesh, (rows, None, width), x.shape))
-
-    # Looked up where the table lies, each device a part of the width, and then exchanged: the table is not gathered.
-    # Cast after it: the table's gradient, a sum over all places of a word, is then added up in its own type.
-    x = laid_out(laid_out(model.embed[...][tokens].astype(dtype), "replica_rows", "embed"), "rows", None)
+    c, laid_out = model.config, partial(lay_out, mesh)
+    x = laid_out(embedded(model, tokens, dtype, mesh), "rows", None, None)
     rope = rotary_table(c, positions)
-    if cache is not None:
-        x, cache = decode_layers(model, x, rope, cache, by_sums=mesh is None or platform_of(mesh) == "cpu")
-        return rms_norm(x, model.final_norm[...].astype(dtype), c.rms_norm_eps), cache
-
     keys = None if dropout is None else token_keys(dropout, positions)
 
     def layer(
@@ -327,7 +314,7 @@ def forward(
         block, number = own
         dropped = None if keys is None or number is None or c.lora is None else of_layer(c.lora.dropout, keys, number)
         x, kv = apply_block(c, block, x, rope, lambda q, k, v: attention(q, k, v, segment_ids), dropped)
-        return laid_out(x, "rows", None), kv if keep_kv else None
+        return laid_out(x, "rows", None, None), kv if keep_kv else None
 
     numbers = None if keys is None else jnp.arange(c.num_hidden_layers)
     x, kv = scan_layers(rematerialise(layer, remat), x, model.blocks, numbers)
@@ -350,26 +337,96 @@ def scan_layers(
     return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
 
-def decode_layers(
-    model: Decoder, x: jax.Array, rope: tuple[jax.Array, jax.Array], cache: Cache, *, by_sums: bool
+def lay_out(mesh: Mesh | None, x: jax.Array, *axes: str | None) -> jax.Array:
+    """Split x over the mesh by its logical axes; without a mesh it stays as it is."""
+    return x if mesh is None else jax.lax.with_sharding_constraint(x, meshes.sharding(mesh, axes, x.shape))
+
+
+def embedded(model: Decoder, tokens: jax.Array, dtype: jnp.dtype, mesh: Mesh | None) -> jax.Array:
+    """Look tokens up, each device in its part of the width: the table is not gathered. [B, T, E] in dtype.
+
+    Cast after it: the table's gradient, a sum over all places of a word, is then added up in its own type.
+    """
+    return lay_out(mesh, model.embed[...][tokens].astype(dtype), "replica_rows", None, "embed")
+
+
+def decode(
+    model: Decoder,
+    tokens: jax.Array,
+    positions: jax.Array,
+    cache: Cache,
+    *,
+    widths: tuple[int, ...],
+    dtype: jnp.dtype,
+    mesh: Mesh | None = None,
 ) -> tuple[jax.Array, Cache]:
-    """All layers for one new token a row; the model is unstacked, the cache one array a layer. by_sums: see
-    attention.attend_cached."""
-    assert isinstance(model.blocks, nnx.List), "decode takes an unstacked model"
-    columns = jnp.arange(cache.values[0].shape[2])[None]
-    mask = (columns >= cache.start[:, None]) & (columns <= cache.column)  # [B, S]
-    new_keys, new_values = [], []
-    for layer, block in enumerate(model.blocks):
+    """Run one further token a row: hidden states after the final norm, [B, E] in dtype, and the advanced cache.
 
-        def attention(q: jax.Array, k: jax.Array, v: jax.Array, layer: int = layer) -> jax.Array:
-            keys, values, column = cache.keys[layer], cache.values[layer], cache.column
-            k, v = k[:, 0, :, :, None].astype(keys.dtype), v[:, 0, :, None, :].astype(values.dtype)
-            new_keys.append(jax.lax.dynamic_update_slice_in_dim(keys, k, column, axis=3))
-            new_values.append(jax.lax.dynamic_update_slice_in_dim(values, v, column, axis=2))
-            return attend_cached(q, new_keys[-1], new_values[-1], mask, by_sums=by_sums)
+    tokens, positions: int32 [B], the position in the row's whole sequence, which is the number of tokens before it.
+    A stacked model has a stacked cache, and attention reads as much of it as the longest row needs. An unstacked one
+    has an array a layer, and attention reads the first `cache.width` columns, which is one of `widths`.
 
-        x, _ = apply_block(model.config, block, x, rope, attention)
-    return x, dataclasses.replace(cache, keys=tuple(new_keys), values=tuple(new_values), column=cache.column + 1)
+    Activations are split by rows over `data` and by width over `fsdp`: weights stay where they are. A sampling mesh has
+    an fsdp axis where it splits weights more often than there are key heads; attention alone has its rows split by it.
+    """
+    c, laid_out = model.config, partial(lay_out, mesh)
+    x = embedded(model, laid_out(tokens, "rows")[:, None], dtype, mesh)
+    positions = laid_out(positions, "rows")
+    cos, sin = (laid_out(x, "rows", None, None) for x in rotary_table(c, positions[:, None]))
+    rope, longest = (cos, sin), jnp.max(positions)
+    by_sums = mesh is None or platform_of(mesh) == "cpu"
+
+    def stored(keys: jax.Array, values: jax.Array, layer: tuple[Any, ...], k: jax.Array, v: jax.Array) -> Any:
+        """The cache of a layer with its new column; k, v [B, 1, K, D]."""
+        k, v = (laid_out(x[:, 0], "rows", "kv_heads", None).astype(keys.dtype) for x in (k, v))
+        k, v = (x.reshape((1,) * len(layer) + x.shape) for x in (k[..., None], v[..., None, :]))
+        keys = jax.lax.dynamic_update_slice(keys, k, (*layer, 0, 0, 0, cache.column))
+        return keys, jax.lax.dynamic_update_slice(values, v, (*layer, 0, 0, cache.column, 0))
+
+    def apply(x: jax.Array, block: Block, keys: Any, values: Any, layer: tuple[Any, ...], read: Callable) -> Any:
+        def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            nonlocal keys, values
+            keys, values = stored(keys, values, layer, k, v)
+            mixed = read(laid_out(q, "rows", None, "heads", None), keys, values, *layer)
+            return laid_out(mixed, "replica_rows", None, "heads", None)
+
+        x, _ = apply_block(c, block, x, rope, attention)
+        return laid_out(x, "replica_rows", None, "embed"), keys, values
+
+    def read_blocks(q: jax.Array, keys: jax.Array, values: jax.Array, layer: jax.Array) -> jax.Array:
+        return attend_blocks(q, keys, values, layer, cache.column, positions, longest)
+
+    ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
+    mask = ages[None] <= positions[:, None]  # [B, W]
+
+    def read_columns(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+        def first(width: int) -> jax.Array:
+            return attend_cached(q, keys[..., :width], values[..., :width, :], mask[:, :width], by_sums=by_sums)
+
+        if len(widths) == 1:
+            return first(widths[0])
+        at = jnp.searchsorted(jnp.array(widths), cache.width)
+        return jax.lax.switch(at, [partial(first, width) for width in widths])
+
+    if isinstance(model.blocks, Block):
+
+        def layer(carry: Any, own: tuple[Block, jax.Array]) -> tuple[Any, None]:
+            x, keys, values = carry
+            return apply(x, own[0], keys, values, (own[1],), read_blocks), None
+
+        numbers = jnp.arange(c.num_hidden_layers)
+        (x, key, value), _ = jax.lax.scan(layer, (x, cache.keys[0], cache.values[0]), (model.blocks, numbers))
+        keys, values = (key,), (value,)
+    else:
+        layers = []
+        for block, key, value in zip(model.blocks, cache.keys, cache.values, strict=True):
+            x, *both = apply(x, block, key, value, (), read_columns)
+            layers.append(both)
+        keys, values = zip(*layers, strict=True)
+    column = (cache.column + 1) % cache.width
+    return rms_norm(x, model.final_norm[...].astype(dtype), c.rms_norm_eps)[:, 0], Cache(
+        tuple(keys), tuple(values), column, cache.width
+    )
 
 
 def head_matrix(model: Decoder, dtype: jnp.dtype = jnp.float32) -> jax.Array:  # type: ignore[assignment]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -73,11 +72,10 @@ class Plan:
 
 
 class Compiler:
-    """Compiles for the devices of a machine; the same program twice costs nothing. host: those of one of its hosts, as
-    of a machine of its own, if it has several (for some of a machine's devices a compiler may fail)."""
+    """Compiles for the devices of a machine; the same program twice costs nothing."""
 
-    def __init__(self, devices: Sequence[Any], host: Sequence[Any] | None = None, say: Say = lambda _: None) -> None:
-        self.devices, self.host, self.say = list(devices), list(host or devices), say
+    def __init__(self, devices: Sequence[Any], say: Say = lambda _: None) -> None:
+        self.devices, self.say = list(devices), say
         self._known: dict[str, Compiled | DoesNotFit] = {}
         self._begun = self._expected = 0
 
@@ -88,8 +86,7 @@ class Compiler:
     @classmethod
     def of(cls, topology: Topology, say: Say = lambda _: None) -> Compiler:
         """For a machine, after `compiling.prepare`."""
-        host = devices(topology.host) if topology.hosts > 1 else None
-        return cls(devices(topology), host, say)
+        return cls(devices(topology), say)
 
     def compile(self, program: Program, outputs: Mapping[str, Any]) -> Compiled:
         """Raises DoesNotFit."""
@@ -137,10 +134,9 @@ def planned(config: ConfigDict, compiler: Compiler, memory: int | None = None) -
         if not config.compute.sampling_tensor:  # what the run would choose
             size = count_params(model) * context.dtype.itemsize
             config = copy.deepcopy(config)
-            config.compute.sampling_tensor = meshes.fewest(size, memory, len(compiler.host))
-        # On a machine of one host the run samples on the mesh's devices in the mesh's order.
-        own = np.array(compiler.host) if meshes.processes(mesh) > 1 else meshes.own(mesh)
-        yield context.at(config, context.folders, tracker, mesh=mesh, model_config=model, own=own)
+            config.compute.sampling_tensor = meshes.fewest(size, memory, mesh.size)
+        lengths = (config.data.max_prompt_length,)
+        yield context.at(config, context.folders, tracker, mesh=mesh, model_config=model, prompt_lengths=lengths)
 
 
 def make(

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import numpy as np
 from ml_collections import ConfigDict
 
-from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.models import lora
 from g2d_jax.plan.program import Program
@@ -65,8 +64,8 @@ def _online(context: Context, name: str, stage: ConfigDict, response: int | None
     prompts = stage.prompts_per_step * stage.steps // stage.num_iterations
     probed = _probed(config, stage, stage.steps) * stage.probe.num_generations / stage.num_generations
     asked = Asked(prompts + probed, stage.num_generations, -(-prompts // max(calls, 1)), stage.sampling, response)
-    held = (state.opt_state, *reference) if meshes.processes(context.mesh) == 1 else (state, *reference)
-    yield from rollouts(context, name, asked, params, beside=held, meanwhile=(state, *reference))
+    beside = (state.opt_state, *reference)
+    yield from rollouts(context, name, asked, params, beside=beside, meanwhile=(state, *reference))
     share = _share(stage.sampling.max_new_tokens, config.data.max_prompt_length, response)
     wanted = len(reference) + int(stage.reference_sync or trains_off_policy(stage))
     if compares(stage) or trains_off_policy(stage):
@@ -107,10 +106,9 @@ def _offline(context: Context, name: str, stage: ConfigDict, response: int | Non
     steps = pairs * stage.epochs // batch
     if stage.probe.every:
         params, state = params_and_state(context, stage, steps)
-        many, held = stage.probe.prompts, (state.opt_state if meshes.processes(context.mesh) == 1 else state)
         probed = _probed(config, stage, steps)
-        asked = Asked(probed, stage.probe.num_generations, many, stage.probe_sampling, response)
-        yield from rollouts(context, name, asked, params, beside=(held,), meanwhile=(state,))
+        asked = Asked(probed, stage.probe.num_generations, stage.probe.prompts, stage.probe_sampling, response)
+        yield from rollouts(context, name, asked, params, beside=(state.opt_state,), meanwhile=(state,))
     yield from training(context, name, stage, objective, packed(batch), steps * share, total=steps)
 
 

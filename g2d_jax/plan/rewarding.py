@@ -19,8 +19,7 @@ from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import matmul_params
 from g2d_jax.plan.program import Program, fixed
 from g2d_jax.plan.work import Work, device_bytes, shape_of
-from g2d_jax.rollout.sampler import ladder
-from g2d_jax.scoring.batches import COLUMNS, full_rows, make_program
+from g2d_jax.scoring.batches import columns, full_rows, make_program
 from g2d_jax.stages.context import Context
 
 
@@ -58,11 +57,11 @@ def scorings(config: ConfigDict, mesh: Mesh) -> Iterator[Scoring]:
     models = {str(reward.model.path): reward.model for _, reward in tasks if reward.function == "model"}
     for path, settings in models.items():
         weight = sum(weight for weight, reward in tasks if reward.function == "model" and reward.model.path == path)
-        dtype, columns = jnp.dtype(settings.dtype), ladder(settings.max_length, COLUMNS)
-        rows = full_rows(mesh, columns, settings.batch_tokens)
+        dtype, length = jnp.dtype(settings.dtype), columns(settings.max_length)
+        rows = full_rows(mesh, length, settings.batch_tokens)
         tokens, lengths = (
             jax.ShapeDtypeStruct(size, np.int32, sharding=meshes.rows_sharding(mesh, size))
-            for size in ((rows, columns), (rows,))
+            for size in ((rows, length), (rows,))
         )
         model = reward_model.abstract_on(shape_of(path), mesh, dtype)
         yield Scoring(

@@ -90,12 +90,6 @@ class Topology:
         return self.chips * self.device.per_chip
 
     @property
-    def host(self) -> Topology:
-        """One of its hosts as a machine of its own, which is what each process samples on."""
-        chips = self.chips // self.hosts
-        return Topology(f"a host of {self.name}", self.kind, chips, GRIDS[self.kind][chips], 1)
-
-    @property
     def compiler_name(self) -> str:
         """What libtpu calls it, "v5e:4x4"; for GPUs XLA's "partitions x hosts x devices", "1x1x8"."""
         return self.grid if self.device.platform == "cuda" else f"{self.kind}:{self.grid}"

@@ -16,10 +16,19 @@ from g2d_jax import mesh as meshes
 from g2d_jax import processes
 from g2d_jax.data.tokenizer import Ids
 from g2d_jax.models.reward_model import ScalarModel, read_scores, score_flops
-from g2d_jax.rollout.sampler import ladder
 
 COLUMNS = 64
 """The shortest row, in tokens; others are COLUMNS * (1, 1.5, 2, 3, 4, 6, …)."""
+
+
+def columns(length: int) -> int:
+    """Columns of a row for so many tokens: few sizes to compile, at most half of each unused."""
+    step = COLUMNS
+    while step < length:
+        if step + step // 2 >= length:
+            return step + step // 2
+        step *= 2
+    return step
 
 
 @dataclass(slots=True)
@@ -36,17 +45,17 @@ def make_program(mesh: Mesh, dtype: jnp.dtype) -> Callable[[ScalarModel, jax.Arr
     return jax.jit(partial(read_scores, mesh=mesh, dtype=dtype), out_shardings=meshes.replicated(mesh))
 
 
-def full_rows(mesh: Mesh, columns: int, batch_tokens: int) -> int:
-    """Rows of a full batch."""
+def full_rows(mesh: Mesh, length: int, batch_tokens: int) -> int:
+    """Rows of a full batch, each of `length` columns."""
     ways = meshes.row_ways(mesh)
-    return max(batch_tokens // columns // ways, 1) * ways
+    return max(batch_tokens // length // ways, 1) * ways
 
 
 class BatchScorer:
     """Scores token ids.
 
     batch_tokens: of one forward pass over all devices, padding included, but at least one row for every part of the
-    mesh. dtype: of activations. Compiled shapes: columns by `ladder`; rows a full batch, or a power of two for each
+    mesh. dtype: of activations. Compiled shapes: columns by `columns`; rows a full batch, or a power of two for each
     part of the mesh.
     """
 
@@ -71,19 +80,18 @@ class BatchScorer:
         """The numbers of sequences that go together: of one size class, and no more than a batch holds."""
         classes: defaultdict[int, list[int]] = defaultdict(list)
         for row, ids in enumerate(sequences):
-            classes[ladder(len(ids), COLUMNS)].append(row)
-        for columns, rows in sorted(classes.items(), reverse=True):  # the largest first, where memory would run out
-            full = full_rows(self.mesh, columns, self.batch_tokens)
+            classes[columns(len(ids))].append(row)
+        for size, rows in sorted(classes.items(), reverse=True):  # the largest first, where memory would run out
+            full = full_rows(self.mesh, size, self.batch_tokens)
             yield from (rows[start : start + full] for start in range(0, len(rows), full))
 
     def _dispatch(self, batch: Sequence[Ids]) -> jax.Array:
         """Start one forward pass; rows without a sequence are one token of padding."""
-        columns, ways = ladder(max(map(len, batch)), COLUMNS), meshes.row_ways(self.mesh)
-        size = ways
+        length, size = columns(max(map(len, batch))), meshes.row_ways(self.mesh)
         while size < len(batch):
             size *= 2
-        size = min(size, full_rows(self.mesh, columns, self.batch_tokens))
-        tokens, lengths = np.zeros((size, columns), np.int32), np.ones(size, np.int32)
+        size = min(size, full_rows(self.mesh, length, self.batch_tokens))
+        tokens, lengths = np.zeros((size, length), np.int32), np.ones(size, np.int32)
         for row, ids in enumerate(batch):
             tokens[row, : len(ids)], lengths[row] = ids, len(ids)
         return self._run(self.model, meshes.put_rows(self.mesh, tokens), meshes.put_rows(self.mesh, lengths))

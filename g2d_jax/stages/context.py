@@ -38,7 +38,7 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.records import Problem, SamplingParams
 from g2d_jax.rewards.functions import RewardFunction
-from g2d_jax.rollout.sampler import Sampler
+from g2d_jax.sampler.engine import Sampler
 from g2d_jax.stages import starting
 from g2d_jax.stages.clock import Clock
 from g2d_jax.stages.scorers import Scorers, Usage
@@ -116,7 +116,6 @@ class Context:
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
-    own: np.ndarray | None = None  # devices that this process samples on; None: those that it has of the mesh
 
     def at(self, config: ConfigDict, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Context:
         """The same context for a config that differs in its stages only: what was loaded and compiled is shared."""
@@ -281,30 +280,33 @@ class Context:
 
     @cached_property
     def sampling_mesh(self) -> Mesh:
-        """This process's devices as sampling uses them, alike in all processes. Raises ValueError for settings that do
-        not fit them. All processes ask at once, the first time."""
-        own = meshes.own(self.mesh) if self.own is None else self.own
-        if self.config.compute.sampling_tensor:
-            return meshes.sampling(own, self.config.compute.sampling_tensor)
-        size = decoder.count_params(self.model_config) * self.dtype.itemsize
-        told = [memory for memory in processes.gather(meshes.memory(own)) if memory is not None]
-        return meshes.sampling(own, meshes.fewest(size, min(told, default=None), len(own)))
+        """The devices as sampling uses them. Raises ValueError for settings that do not fit them. All processes ask at
+        once, the first time."""
+        tensor, config = self.config.compute.sampling_tensor, self.model_config
+        if not tensor:
+            size = decoder.count_params(config) * self.dtype.itemsize
+            told = [memory for memory in processes.gather(meshes.memory(self.mesh)) if memory is not None]
+            tensor = meshes.fewest(size, min(told, default=None), self.mesh.size)
+        return meshes.sampling(self.mesh, tensor, config.num_key_value_heads)
 
-    def sampler(self) -> Sampler:
-        """The sampler, on this process's devices; one for the run."""
+    def sampler(self, prompt_lengths: Sequence[int] = ()) -> Sampler:
+        """Give the sampler: one for the run. prompt_lengths: of other prompts than the run's."""
         settings = {name: self.config.compute[name] for name in ("slots", "chunk", "prefill_rows", "attention")}
         settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs}
-        sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, **settings)
+        lengths = tuple(prompt_lengths or self.prompt_lengths)
+        sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, prompt_lengths=lengths, **settings)
         self._say_attention("prompts", sampler.kernel)
         return sampler
 
+    @cached_property
+    def prompt_lengths(self) -> tuple[int, ...]:
+        """Tokens of the prompt of every problem."""
+        problems = [problem for split in self.problems.values() for problem in split]
+        return tuple(len(self.tokenizer.encode_prompt(problem)) for problem in problems)
+
     def view(self, params: Decoder) -> Decoder:
-        """A policy as the sampler reads it. All processes make the call."""
-        sampler = self.sampler()
-        if meshes.processes(self.mesh) > 1:
-            where = decoder.shardings(self.model_config.decoded, sampler.mesh)
-            params = meshes.copy_to_own(self.mesh, lora.decoded(params, self.dtype), where)
-        return sampler.view(params)
+        """Give a policy as the sampler reads it. All processes make the call."""
+        return self.sampler().view(params)
 
     def sampling_params(self, sampling: ConfigDict, **changes: Any) -> SamplingParams:
         """Settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""

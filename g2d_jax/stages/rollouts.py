@@ -80,7 +80,7 @@ def generate(
     started again trains on the same tokens and the same verdicts, a timeout included. A call whose journals are all
     there is left out; else all of it is done again, since log-probabilities depend, in their last bits, on what is
     sampled together. Beside a journal lies what it took: its share, by tokens, of the call's time and of what the
-    rewards cost. Of several processes each samples, and scores, its share of the draws.
+    rewards cost. All processes sample together, and each scores what its own devices sampled.
     tell: is called with the number of draws that are answered so far, about, while they are sampled.
     """
     done, prompts = 0, sum(len(draws) for draws, _ in wanted)
@@ -210,20 +210,19 @@ def _rows(
 ) -> tuple[list[ScoredRollout], float]:
     """Scored responses, in the order of draws and samples, and the seconds that sampling took in this process.
 
-    Of several processes each has every so-manieth draw, samples it on its own devices, scores it, and leaves the rows
-    in the folder `parts`. The leader, which is to write the journals, gets all rows; the others may get none.
+    Of several processes each gets the rollouts of its own devices, scores them, and leaves them in the folder `parts`.
+    The leader, which is to write the journals, gets all rows; the others may get none.
     """
-    mine = draws[processes.index() :: processes.count()]
+    started = time.perf_counter()
+    with context.clock.doing("generation"):
+        rollouts = _generate(context, view, draws, params, num_generations, purpose, tell)
+    sampling = time.perf_counter() - started
     with processes.together():
-        started = time.perf_counter()
-        with context.clock.doing("generation"):
-            rollouts = _generate(context, view, mine, params, num_generations, purpose, tell)
         check_rollouts(rollouts, policy)
-        sampling = time.perf_counter() - started
         processes.mark(f"scoring {policy}")
         texts = [safe_text(context.tokenizer.decode(rollout.token_ids)) for rollout in rollouts]
         with context.clock.doing("verification"):
-            scores = context.scorer.apart(*_questions(context, mine, rollouts, texts))
+            scores = context.scorer.apart(*_questions(context, draws, rollouts, texts))
         rows = [ScoredRollout(*row, policy) for row in zip(rollouts, texts, scores, strict=True)]
         if processes.count() > 1:
             write_rollouts(parts / f"{processes.index()}.parquet", rows)
@@ -233,7 +232,7 @@ def _rows(
     if processes.count() > 1:
         with processes.together():
             needed = processes.leader() or context.scorer.has_joint()
-            rows = _put_together(parts, len(draws), num_generations) if needed else []
+            rows = _put_together(parts, draws) if needed else []
     if context.scorer.has_joint():
         asked = _questions(context, draws, [row.rollout for row in rows], [row.text for row in rows])
         with context.clock.doing("verification"):
@@ -242,12 +241,16 @@ def _rows(
     return rows, sampling
 
 
-def _put_together(parts: epath.Path, draws: int, num_generations: int) -> list[ScoredRollout]:
-    """The rows that all processes left, in the order of draws."""
-    total = processes.count()
-    shares = [read_rollouts(parts / f"{peer}.parquet") for peer in range(total)]
-    spans = [(i % total, i // total * num_generations) for i in range(draws)]
-    return [row for peer, first in spans for row in shares[peer][first : first + num_generations]]
+def _put_together(parts: epath.Path, draws: Draws) -> list[ScoredRollout]:
+    """The rows that all processes left, in the order of draws and samples."""
+    shares = (read_rollouts(parts / f"{peer}.parquet") for peer in range(processes.count()))
+    place = _places(draws)
+    rows = [row for share in shares for row in share]
+    return sorted(rows, key=lambda row: (place[row.rollout.problem_id, row.rollout.visit], row.rollout.sample))
+
+
+def _places(draws: Draws) -> dict[tuple[str, int], int]:
+    return {(problem.id, visit): i for i, (problem, visit) in enumerate(draws)}
 
 
 def _generate(
@@ -265,7 +268,7 @@ def _generate(
         Request(problem.id, tokenizer.encode_prompt(problem), params, num_samples=num_generations, visit=visit)
         for problem, visit in draws
     ]
-    place = {(problem.id, visit): i for i, (problem, visit) in enumerate(draws)}
+    place = _places(draws)
     rollouts = []
     for rollout in context.sampler().generate(view, requests, purpose):
         rollouts.append(rollout)

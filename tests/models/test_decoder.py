@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -114,34 +116,44 @@ def test_shared_prefix_equals_prompt_with_each_response(model: decoder.Decoder) 
     np.testing.assert_allclose(packed[start:], alone(model, other), atol=TOLERANCE)
 
 
-def prefill(model: decoder.Decoder, prompts: list[np.ndarray], width: int, extra: int) -> decoder.Cache:
-    """Right-align ragged prompts in `width` columns, run them, and keep a cache with `extra` free columns."""
-    starts = np.array([width - len(p) for p in prompts])
+def prefill(model: decoder.Decoder, prompts: list[np.ndarray], columns: int, width: int, size: int) -> decoder.Cache:
+    """Run ragged prompts, right-aligned in `columns`, into a ring of `width` of `size` columns that soon wraps."""
+    starts = np.array([columns - len(p) for p in prompts])
     tokens = np.stack([np.pad(p, (s, 0)) for p, s in zip(prompts, starts, strict=True)])
-    columns = np.arange(width)[None]
-    positions = np.maximum(columns - starts[:, None], 0)
-    ids = np.where(columns >= starts[:, None], MEMBERS, 0)
+    numbers = np.arange(columns)[None]
+    positions = np.maximum(numbers - starts[:, None], 0)
+    ids = np.where(numbers >= starts[:, None], MEMBERS, 0)
     _, kv = decoder.forward(model, jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(ids), keep_kv=True)
-    assert isinstance(kv, tuple)
-    keys, values = (jnp.pad(x, ((0, 0), (0, 0), (0, extra), (0, 0), (0, 0))) for x in kv)
+    assert kv is not None
+    keys, values = (jnp.pad(x, ((0, 0), (0, 0), (width - 2 - columns, 2 + size - width), (0, 0), (0, 0))) for x in kv)
     keys, values = keys.transpose(0, 1, 3, 4, 2), values.transpose(0, 1, 3, 2, 4)
-    return decoder.Cache(tuple(keys), tuple(values), jnp.int32(width), jnp.asarray(starts))
+    return decoder.Cache((keys,), (values,), jnp.int32(width - 2), jnp.int32(width))
 
 
 @pytest.mark.quick
-def test_decode_equals_the_full_forward(model: decoder.Decoder) -> None:
+@pytest.mark.parametrize(
+    ("stacked", "width", "widths"),
+    [(False, 24, (24,)), (False, 16, (16, 24)), (True, 24, (24,)), (True, 512, (512,)), (True, 1024, (1024,))],
+)
+def test_decode_equals_the_full_forward(
+    model: decoder.Decoder, stacked: bool, width: int, widths: tuple[int, ...]
+) -> None:
+    """Written over the end of the ring; with a width of its own each, a switch between two, blocks of columns."""
     sequences = random_tokens(9, 12, 7)
     prompts = [s[:-4] for s in sequences]
     expected = np.stack([alone(model, s)[-4:] for s in sequences])
-    cache = prefill(model, prompts, width=10, extra=6)
-    unstacked = decoder.unstack(model)
-    step = jax.jit(lambda cache, tokens, positions: decoder.forward(unstacked, tokens, positions, tokens, cache))
+    cache = prefill(model, prompts, columns=10, width=width, size=widths[-1])
+    if not stacked:
+        each = range(model.config.num_hidden_layers)
+        keys, values = (tuple(arrays[0][i] for i in each) for arrays in (cache.keys, cache.values))
+        cache = dataclasses.replace(cache, keys=keys, values=values)
+    params = model if stacked else decoder.unstack(model)
+    step = jax.jit(partial(decoder.decode, params, widths=widths, dtype=jnp.float32))
     for t in range(4):
-        tokens = jnp.array([[s[len(s) - 4 + t]] for s in sequences])
-        positions = jnp.array([[len(s) - 4 + t] for s in sequences])
-        states, cache = step(cache, tokens, positions)
-        np.testing.assert_allclose(states[:, 0], expected[:, t], atol=TOLERANCE)
-    assert int(cache.column) == 14
+        tokens = jnp.array([s[len(s) - 4 + t] for s in sequences])
+        states, cache = step(tokens, jnp.array([len(s) - 4 + t for s in sequences]), cache)
+        np.testing.assert_allclose(states, expected[:, t], atol=TOLERANCE)
+    assert int(cache.column) == 2
 
 
 def test_stacked_and_unstacked_agree(model: decoder.Decoder) -> None:

@@ -33,7 +33,7 @@ TINY = str(Path(__file__).parents[1] / "tiny.py")
 SMALL = ["config.model.num_hidden_layers=1", "config.logging.tensorboard=False"]
 
 
-TYPES = {"f32": "float32", "i32": "int32", "ui32": "uint32"}
+TYPES = {"f32": "float32", "i32": "int32", "ui32": "uint32", "i1": "bool"}
 
 
 def planned_inputs(lowered) -> list[tuple[str, int]]:
@@ -63,12 +63,13 @@ def test_a_stage_compiles_what_was_planned(tmp_path, caplog):
         for program in programs_of(context, "warmup"):
             lowered = program.lower(outputs)
             expected[re.search(r"module @jit_(\w+)", lowered.as_text())[1]] = planned_inputs(lowered)
-            if program.name in ("view", "prefill", "admit"):
+            if program.name in ("view", "prefill", "insert"):
                 outputs[program.name] = compiler.compile(program, outputs).outputs
     with caplog.at_level(logging.WARNING, "jax"), jax.log_compiles():
         pipeline.run(config, tmp_path)
     compiled = logged_inputs(caplog.text)
-    assert expected.keys() == {"view", "prefill", "admit", "decode", "optimizer_state", "score_logprobs", "train_step"}
+    training = {"optimizer_state", "score_logprobs", "train_step"}
+    assert expected.keys() == {"view", "prefill", "insert", "decode_chunk", *training}
     assert {name for name, shapes in compiled.items() if max(map(len, shapes)) > 8} == expected.keys()
     for name, wanted in expected.items():
         assert wanted in compiled[name], name
@@ -166,9 +167,10 @@ def test_policies_with_adapters_share_their_base():
         adapters, base = 4 * count_trained(context.model_config), device_bytes(rest)
         assert programs["train step"].beside({}) == adapters < base
         assert programs["view"].beside({}) == device_bytes(state.opt_state) + adapters
-        assert programs["prefill"].beside({}) == device_bytes(state) + adapters + base
+        *resident, _ = programs["prefill"].resident  # the last is the sampler's own state
+        assert device_bytes(resident) == device_bytes(state) + adapters + base
         (drawn,) = [p for p in programs_of(context, "collect") if p.name == "prefill"]
-        assert drawn.beside({}) == base
+        assert drawn.beside({}) == base + device_bytes(drawn.resident[-1])
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
@@ -263,32 +265,40 @@ def test_a_train_step_compiled_for_a_tpu(tmp_path):
     assert rows["sft"][2].strip() == "train step" and "fits: yes, 0.0 h on v5e-4" in done.stdout
 
 
-REFILL = """
+SAMPLER = """
 from g2d_jax.plan import compiling, planning
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import topology
+from g2d_jax.plan.work import device_bytes
 from g2d_jax.resolve import resolve
-machine = topology("v5e-4")
+machine = topology("v5e-16")
 compiling.prepare(machine)
 compiler = planning.Compiler.of(machine)
 with planning.planned(resolve({tiny!r}, {overrides!r}), compiler, machine.device.hbm) as context:
     made = {{}}
     for program in programs_of(context, "warmup"):
-        if program.name in ("view", "prefill", "admit", "refill"):
+        if program.name in ("view", "prefill", "insert", "decode"):
+            arguments = device_bytes(program.arguments(made))
             compiled = compiler.compile(program, made)
             made[program.name] = compiled.outputs
-            print(program.name, compiled.peak / program.work.parts.get("KV cache", 1))
+            more = (compiled.peak - arguments) / program.work.parts.get("KV cache", 1)
+            print("program", program.name, more, sum(compiled.sent.values()))
 """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is absent")
-def test_rows_are_moved_layer_by_layer_on_a_tpu():
-    """Layers side by side would each hold the rows of all devices: 3.6 times the cache in place of 1.3."""
-    shape = ["model.num_hidden_layers=16", "model.head_dim=64", "model.num_key_value_heads=2", "dtype=bfloat16"]
+@pytest.mark.parametrize("tensor", [4, 8])
+def test_the_sampler_on_a_tpu_of_four_hosts(tensor):
+    """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4 key heads."""
+    shape = ["model.num_hidden_layers=16", "model.head_dim=64", "model.num_key_value_heads=4", "dtype=bfloat16"]
     lengths = ["stages.warmup.sampling.max_new_tokens=2000", "stages.warmup.policy=init", "compute.row_length=0"]
+    rows = ["model.num_attention_heads=8", "compute.slots=128", "stages.warmup.prompts_per_step=32"]
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join([str(Path(TINY).parent), *sys.path])}
-    code = REFILL.format(tiny=TINY, overrides=shape + lengths)
+    overrides = [*shape, *lengths, *rows, f"compute.sampling_tensor={tensor}"]
+    code = SAMPLER.format(tiny=TINY, overrides=overrides)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 0, done.stderr
-    peaks = dict(line.split() for line in done.stdout.splitlines() if line.startswith(("admit ", "refill ")))
-    assert peaks.keys() == {"admit", "refill"} and all(float(peak) < 2 for peak in peaks.values()), peaks
+    told = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("program ")]
+    more, sent = ({name: float(row[i]) for name, *row in told} for i in (0, 1))
+    assert sent.keys() == {"view", "prefill", "insert", "decode"}
+    assert more["insert"] < 0.2 and more["decode"] < 0.2 and sent["insert"] == 0 and sent["decode"] < 1e7, (more, sent)

@@ -17,7 +17,7 @@ from g2d_jax.compilation import Programs
 from g2d_jax.mesh import make_mesh
 from g2d_jax.resolve import resolve
 from g2d_jax.rewards.functions import RewardFunction
-from g2d_jax.rollout.sampler import Sampler
+from g2d_jax.sampler.engine import Sampler
 from g2d_jax.stages.context import Context
 from g2d_jax.tracking import Tracker
 

@@ -45,10 +45,9 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     """Of ragged lengths, whose programs come in few sizes.
 
     A train step has at most 2 rows in a micro-batch here, and a power of two of micro-batches: 1 x 1, 1 x 2, 2 x 2,
-    4 x 2 and, with each of an update's 16 responses in a row of its own, 8 x 2. The sampler has 16 rows or 8, and 64,
-    96 or 112 columns of cache; rows are admitted from one of these sizes into the same or the next.
+    4 x 2 and, with each of an update's 16 responses in a row of its own, 8 x 2. The sampler's do not change.
     """
-    bounds = {"train_step": 4, "decode": 5, "admit": 11}  # further than the first of each
+    bounds = {"train_step": 4}  # further than the first of each
     config.stages.sft.steps, config.stages.warmup.steps, config.stages.warmup.keep = 6, 6, ()
     config.stages.warmup.sampling.max_new_tokens = 96
     config.stages.sft.optimizer.learning_rate = 1e-5  # it stays random: responses end early and late
@@ -79,5 +78,5 @@ def test_the_same_settings_once_more_compile_no_program_again(config, opened, tm
         before = len(compiled)
         pipeline.run_stage(contexts[1], name, order)
         again.update(compiled[before:])
-    jitted = {"prefill", "admit", "decode", "view", "score_logprobs", "optimizer_state", "train_step"}
+    jitted = {"prefill", "insert", "decode_chunk", "view", "score_logprobs", "optimizer_state", "train_step"}
     assert jitted.isdisjoint(again), again

@@ -1,12 +1,14 @@
 """The batched sampler against the trainer's forward pass, itself in other shapes, and its own promises.
 
-Everywhere: float32, prompts of 1 to 17 tokens, responses of 1 to 70, 19 samples in 8 rows, so that rows are refilled,
-the cache grows from 64 columns to 96, and the tail is compacted.
+Everywhere: float32, prompts of 1 to 17 tokens, responses of 1 to 120, 19 samples in 8 rows, so that rows are refilled,
+the ring of columns wraps, and more columns come into use and go out of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +21,8 @@ from g2d_jax.data.packing import Group, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import MEMBERS, Request, Rollout, SamplingParams
-from g2d_jax.rollout.sampler import Sampler, Usage, ladder
-from g2d_jax.rollout.sampling import uniforms
+from g2d_jax.sampler.engine import Sampler, Usage
+from g2d_jax.sampler.sampling import uniforms
 from g2d_jax.training.objectives import Compute
 from g2d_jax.training.step import make_scorer, put_batch
 
@@ -36,7 +38,7 @@ TABLE = [
     (1, 3, 40, HOT, (3, 9)),
     (3, 1, 5, HOT, ()),
     (7, 4, 12, 1.3, EARLY),
-    (16, 2, 70, HOT, (5,)),
+    (16, 2, 120, HOT, (5,)),
     (17, 5, 1, 1.3, ()),
     (5, 4, 20, 1.3, (63, 1, 2)),
 ]
@@ -72,7 +74,7 @@ def model() -> decoder.Decoder:
 
 @pytest.fixture(scope="module")
 def sampler() -> Sampler:
-    return Sampler(CONFIG, one_device(), seed=SEED, slots=8, chunk=4, prefill_rows=4)
+    return Sampler(CONFIG, one_device(), seed=SEED, slots=8, chunk=4, prefill_rows=4, prompt_lengths=range(1, 18))
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +146,7 @@ def test_lengths_and_stop_reasons(base):
     first = [r for r in rollouts if len(r.token_ids) == 1 and r.stop_reason == "stop"]
     assert first, "no response ended with its first token: choose another seed"
     assert {int(r.token_ids[-1]) for r in rollouts if r.problem_id == "problem0" and r.stop_reason == "stop"} <= {3, 9}
-    assert max(len(r.prompt_ids) + len(r.token_ids) for r in rollouts) > 64, "the cache never grew"
+    assert max(len(r.prompt_ids) + len(r.token_ids) for r in rollouts) > 64, "one width served"
 
 
 def test_logprobs_are_the_trainers(base, model):
@@ -153,7 +155,7 @@ def test_logprobs_are_the_trainers(base, model):
     score = make_scorer(compute)
     for temperature in (HOT, 1.3):
         chosen = [r for r in rollouts if params_of(r).temperature == temperature]
-        packed = pack([Group(r.prompt_ids, [Response(r.token_ids)]) for r in chosen], row_length=128, microbatch_rows=8)
+        packed = pack([Group(r.prompt_ids, [Response(r.token_ids)]) for r in chosen], row_length=144, microbatch_rows=8)
         logprobs, entropies = score(model, *put_batch(packed, compute.mesh), temperature=temperature)
         pairs = zip(packed.unpack(np.asarray(logprobs)), packed.unpack(np.asarray(entropies)), chosen, strict=True)
         for (logprob,), (entropy,), rollout in pairs:
@@ -179,24 +181,24 @@ def test_repeated_bit_for_bit_without_compiling(sampler, model, base):
 
 
 def test_ragged_lengths_compile_nothing_new(sampler, model, base):
-    """Other prompts, other lengths within the same steps of the ladders, other parameters and stop ids."""
+    """Other prompts, other lengths, other parameters and stop ids."""
     before = sizes(sampler)
-    for lengths in ([16, 9, 2, 11, 4], [13, 3, 1, 12, 6], [5, 16, 8, 2, 2]):
-        run(sampler, model, [request(n, length, 3, 30 + n, 1.1, (5, 8, n)) for n, length in enumerate(lengths, 10)])
+    for lengths in ([17, 9, 2, 11, 4], [13, 3, 1, 12, 6], [5, 16, 8, 2, 2]):
+        run(sampler, model, [request(n, length, 3, 104 + n, 1.1, (5, 8, n)) for n, length in enumerate(lengths, 10)])
     assert sizes(sampler) == before
 
 
 def test_samples_do_not_depend_on_slots_chunk_or_prefill_rows(model, base):
     other = Sampler(CONFIG, one_device(), seed=SEED, slots=16, chunk=7, prefill_rows=8)
     assert_same(model, base[0], run(other, model, REQUESTS))
-    longest = max(len(r.token_ids) for r in base[0])
-    assert other.usage.slot_steps < 16 * longest, "the rows did not shrink when few were left"
 
 
 def test_samples_do_not_depend_on_the_mesh(model, base):
     """Rows over 4 devices, heads over 2; the policy lies over all 8 as training has it."""
     training = meshes.make_mesh(1, 8, 1)
-    other = Sampler(CONFIG, meshes.sampling(meshes.own(training), 2), seed=SEED, slots=8, chunk=4, prefill_rows=4)
+    other = Sampler(
+        CONFIG, meshes.sampling(training, 2, CONFIG.num_key_value_heads), seed=SEED, slots=8, chunk=4, prefill_rows=4
+    )
     placed = jax.device_put(model, decoder.shardings(CONFIG, training))
     assert {*jax.tree.leaves(other.view(placed))[-1].sharding.mesh.shape.values()} == {4, 1, 2}
     short = [r for r in REQUESTS if r.problem_id != "problem3"]
@@ -205,16 +207,39 @@ def test_samples_do_not_depend_on_the_mesh(model, base):
     assert_bit_equal(run(other, placed, short), run(other, placed, short))
 
 
+def test_a_prompt_is_inserted_where_it_lies(model):
+    """On eight devices: nothing is sent, the state is changed in place, and no array of the cache's size is made."""
+    mesh = meshes.sampling(meshes.make_mesh(2, 4, 1), 2, CONFIG.num_key_value_heads)
+    sampler = Sampler(CONFIG, mesh, seed=SEED, slots=64, prefill_rows=8)
+    shapes = sampler.shapes(64, 512, [SamplingParams(200)], [40])
+    state, prompts = sampler.abstract(shapes)
+
+    def rows(*shape: int, dtype: type = np.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=meshes.rows_sharding(mesh, shape))
+
+    fresh = jax.tree.map(lambda x: rows(*x.shape, dtype=x.dtype), state.rows)
+    inputs = fresh, rows(shapes.rows), rows(shapes.rows), rows(meshes.row_ways(mesh))
+    compiled = sampler.programs["insert"].lower(state, prompts, *inputs).compile()
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    assert not re.findall(r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\b", text)
+    cache = state.cache.keys[0].sharding.shard_shape(state.cache.keys[0].shape)
+    assert cache == (16, 1, 8, 256), "rows over 4 devices, key heads over 2"
+    assert not [line for line in text.splitlines() if f"f32[{','.join(map(str, cache))}]" in line and " copy(" in line]
+    size = math.prod(cache) * 4
+    assert memory.alias_size_in_bytes >= 4 * size and memory.temp_size_in_bytes < size
+
+
 def test_samples_do_not_depend_on_other_requests(sampler, model, base):
     assert_same(model, base[0], run(sampler, model, REQUESTS[::-1]))
     assert_same(model, [r for r in base[0] if r.problem_id == "problem0"], run(sampler, model, [REQUESTS[0]]))
 
 
-def test_the_cache_narrows_when_a_long_prompt_is_done(sampler, model):
-    """The prefilled prompts may then be wider than the rows that live on."""
-    short = request(21, 2, 1, 40, 1.1, ())
+def test_few_columns_serve_once_a_long_prompt_is_done(model):
+    """They were not enough for it; the prompts that wait are as wide as it was."""
+    sampler = Sampler(CONFIG, one_device(), seed=SEED, slots=8, chunk=4, prefill_rows=4)
+    short = request(21, 2, 1, 150, 1.1, ())
     rollouts = run(sampler, model, [request(20, 90, 1, 1, 1.1, ()), short])
-    assert [len(r.token_ids) for r in rollouts] == [1, 40]
+    assert [len(r.token_ids) for r in rollouts] == [1, 150]
     (alone,) = run(sampler, model, [short])
     np.testing.assert_array_equal(rollouts[1].token_ids, alone.token_ids)
 
@@ -262,6 +287,7 @@ def test_no_requests(sampler, model):
         ([1], 0, "at least one sample"),
         ([1, 64], 1, r"prompt ids must lie in \[0, 64\)"),
         ([-1, 5], 1, r"prompt ids must lie in \[0, 64\)"),
+        ([1] * 18, 1, "a prompt of 18 tokens, and this sampler is for at most 17"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_is_sampled(sampler, model, ids, samples, message):
@@ -275,14 +301,3 @@ def test_bad_requests_are_refused_before_anything_is_sampled(sampler, model, ids
 def test_sizes_must_be_positive():
     with pytest.raises(ValueError, match="must be positive"):
         Sampler(CONFIG, one_device(), seed=0, slots=0)
-
-
-def test_ladder():
-    assert [ladder(n, 16) for n in (1, 16, 17, 24, 25, 33, 49, 64, 65)] == [16, 16, 24, 24, 32, 48, 64, 64, 96]
-
-
-def test_columns_of_a_prefill_suit_the_kernel() -> None:
-    sampler = Sampler(CONFIG, one_device(), seed=SEED)
-    assert [sampler.columns(longest) for longest in (5, 17, 100, 150)] == [16, 24, 128, 192]
-    sampler.kernel = "splash"
-    assert [sampler.columns(longest) for longest in (5, 17, 100, 150)] == [128, 128, 128, 256]

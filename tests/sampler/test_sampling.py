@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax import keys
-from g2d_jax.rollout.sampling import draw, filter_logits, inverse_cdf, uniforms
+from g2d_jax.sampler.sampling import draw, filter_logits, inverse_cdf, uniforms
 
 pytestmark = pytest.mark.quick
 

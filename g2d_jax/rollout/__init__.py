@@ -1,1 +1,0 @@
-"""Generation: the sampling distribution, and a batched sampler with slot refill."""

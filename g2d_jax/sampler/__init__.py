@@ -1,0 +1,1 @@
+"""Sample responses: a schedule of rows, three jitted programs over the whole mesh, and what drives them."""

@@ -1,0 +1,350 @@
+"""Sample responses in batches: requests go in, finished rollouts come out as they finish.
+
+One program runs over the whole mesh, of however many processes. Every process follows the same schedule (schedule.py);
+it hands out the rollouts of the rows that lie on its own devices. A prompt is prefilled once; its samples begin in rows
+that are free, all rows decode together in chunks, and no row moves while it lives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from g2d_jax import keys as named_keys
+from g2d_jax import mesh as meshes
+from g2d_jax import processes
+from g2d_jax.compilation import Programs
+from g2d_jax.models import decoder, lora
+from g2d_jax.models.attention import COLUMN_BLOCK
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.kernels import LANES, Setting, choose, platform_of
+from g2d_jax.records import Request, Rollout
+from g2d_jax.sampler import programs
+from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
+from g2d_jax.sampler.schedule import Sample, Schedule
+
+FEWEST = 32
+"""Rows that a CPU needs to make the most of its arithmetic."""
+
+NARROWEST = 64
+"""Cache columns that are worth a width of their own."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """What generation cost so far. slot_steps: decode steps times rows; generated / slot_steps is slot efficiency.
+
+    Of all processes together but for seconds, which are this one's.
+    """
+
+    prefilled: int = 0
+    generated: int = 0
+    slot_steps: int = 0
+    seconds: float = 0.0
+
+
+class Sampler:
+    """Samples from a model over all devices of a `meshes.sampling` mesh.
+
+    slots: rows decoded together. chunk: decode steps between two looks at the rows. prefill_rows: prompts of one
+    prefill. prompt_lengths: tokens of the prompts that may come, by which the programs are shaped; without them those
+    of each call. dtype: of activations and cache. attention: of prompts, see models/kernels.py. programs: where
+    another sampler's of the same settings, such as another point's of a sweep, may lie; the attribute has them by name.
+    Samples of one key are bit-equal for the same shapes and mesh; the noise always is.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        mesh: Mesh,
+        *,
+        seed: int,
+        slots: int = 256,
+        chunk: int = 16,
+        prefill_rows: int = 32,
+        prompt_lengths: Sequence[int] = (),
+        dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
+        attention: Setting = "auto",
+        programs: Programs | None = None,
+    ) -> None:
+        if min(slots, chunk, prefill_rows) < 1:
+            raise ValueError(f"slots, chunk and prefill_rows must be positive, got {slots}, {chunk}, {prefill_rows}")
+        self.config, self.mesh, self.seed, self.dtype = config, mesh, seed, dtype
+        self.slots, self.chunk, self.prefill_rows = slots, chunk, prefill_rows
+        self.prompt_lengths = prompt_lengths
+        self.platform = platform_of(mesh)
+        self.stacked = self.platform == "tpu"
+        self.usage = Usage()
+        self.kernel = choose(
+            attention, platform=self.platform, dtype=dtype, head_dim=config.head_dim, length=LANES, layout="sequence"
+        )
+        self.programs = (programs or Programs()).take(_jitted, config, mesh, chunk, jnp.dtype(dtype), self.kernel)
+
+    def view(self, model: Decoder) -> Decoder:
+        """Give the model as decode reads it: in dtype, split over the sampling mesh. Once per policy."""
+        return self.programs["view"](model)
+
+    def shapes(self, requests: int, samples: int, params: Sequence[Any], lengths: Sequence[int]) -> Shapes:
+        """What a call is compiled for: so many requests and samples, with these SamplingParams and prompt lengths.
+
+        On a CPU a quarter of the samples decode at once: rows that are full cost what they generate, and the rest wait
+        to take the place of those that are done. Elsewhere a step costs the same with few rows as with many.
+        """
+        ways = meshes.row_ways(self.mesh)
+        waves = 4 if self.platform == "cpu" else 1
+        rows = min(self.slots, _power(samples), max(_power(samples) // waves, FEWEST))
+        columns = _columns(self.prompt_lengths or lengths, LANES if self.kernel == "splash" else 16)
+        widest = columns[-1] + _up(max(p.max_new_tokens for p in params), 16)
+        if self.stacked:
+            widths: tuple[int, ...] = (_up(widest, COLUMN_BLOCK if widest > COLUMN_BLOCK else 16),)
+        else:
+            narrow = {_up(max(widest // part, columns[-1] + self.chunk, NARROWEST), 16) for part in (16, 4)}
+            widths = (*sorted(width for width in narrow if 2 * width <= widest), widest)
+        return Shapes(
+            rows=_up(rows, ways),
+            prompts=_up(min(self.prefill_rows, _power(requests)), ways),
+            columns=columns,
+            widths=widths,
+            stops=max(1, *(len(p.stop_ids) for p in params)),
+            filtered=any(p.top_k > 0 or p.top_p < 1.0 for p in params),
+        )
+
+    def abstract(self, shapes: Shapes) -> tuple[State, Prompts]:
+        """Give what the programs keep on the devices, with a ShapeDtypeStruct and its sharding for every array."""
+
+        def place(x: jax.ShapeDtypeStruct, *axes: str | None) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=meshes.sharding(self.mesh, axes, x.shape))
+
+        make = partial(programs.empty, self.config, shapes, stacked=self.stacked, dtype=self.dtype)
+        state, prompts = jax.eval_shape(make)
+        return programs.lay_out_state(state, place), programs.lay_out_prompts(prompts, place)
+
+    def generate(self, view: Decoder, requests: Iterable[Request], purpose: str) -> Iterator[Rollout]:
+        """Yield rollouts as they finish, in no particular order: those of this process's rows.
+
+        All processes make the call, with the same requests. view: see `view`. purpose: names the randomness together
+        with the seed, problem id, visit and sample index.
+        Raises ValueError, before anything is sampled, for an empty prompt, no samples, ids out of the vocabulary, or a
+        prompt longer than all of prompt_lengths; Preempted if any process was told to stop.
+        """
+        asked = list(requests)
+        for request in asked:
+            if len(request.prompt_ids) == 0 or request.num_samples < 1:
+                raise ValueError(f"problem {request.problem_id}: a request needs a prompt and at least one sample")
+            if not 0 <= request.prompt_ids.min() <= request.prompt_ids.max() < self.config.vocab_size:
+                raise ValueError(f"problem {request.problem_id}: prompt ids must lie in [0, {self.config.vocab_size})")
+            if self.prompt_lengths and len(request.prompt_ids) > max(self.prompt_lengths):
+                raise ValueError(
+                    f"problem {request.problem_id}: a prompt of {len(request.prompt_ids)} tokens, and this sampler is "
+                    f"for at most {max(self.prompt_lengths)}"
+                )
+        if asked:
+            yield from _Session(self, view, asked, purpose).run()
+
+
+class _Session:
+    """One call of generate: its schedule, the device state, and the tokens of this process's rows."""
+
+    def __init__(self, sampler: Sampler, view: Decoder, requests: Sequence[Request], purpose: str) -> None:
+        self.sampler, self.view, self.purpose = sampler, view, purpose
+        self.mesh, self.ways = sampler.mesh, meshes.row_ways(sampler.mesh)
+        params = [request.params for request in requests]
+        samples = sum(request.num_samples for request in requests)
+        self.shapes = sampler.shapes(len(requests), samples, params, [len(r.prompt_ids) for r in requests])
+        rows, prompts = self.shapes.rows // self.ways, self.shapes.prompts // self.ways
+        self.schedule = Schedule(requests, shards=self.ways, rows=rows, prompts=prompts)
+        self.tokens: dict[int, list[tuple[np.ndarray, ...]]] = {}  # row -> tokens, log-probs, entropies of each chunk
+        self.width = self.shapes.widths[0]
+        self.state: State
+        self.prompts: Prompts
+        self.state, self.prompts = sampler.programs["empty"](shapes=self.shapes)
+
+    def run(self) -> Iterator[Rollout]:
+        """Prefill, insert, decode a chunk, collect, until nothing is left.
+
+        What finished is handed out while the next chunk is under way.
+        """
+        finished: list[Rollout] = []
+        while True:
+            processes.mark(f"sampling {self.purpose}")
+            started = time.perf_counter()
+            self._refill()
+            running = self.schedule.running
+            if not running:
+                break
+            self._widen(max(sample.length + min(sample.remaining, self.sampler.chunk) for sample in running))
+            self.state, emitted = self.sampler.programs["decode"](
+                self.view,
+                self.state,
+                self._notices(),
+                filtered=self.shapes.filtered,
+                widths=self.shapes.widths if self.sampler.platform == "cpu" else (self.width,),
+            )
+            self.sampler.usage.seconds += time.perf_counter() - started
+            yield from finished
+            started = time.perf_counter()
+            finished = self._collect(emitted)
+            self.sampler.usage.seconds += time.perf_counter() - started
+        yield from finished
+
+    def _refill(self) -> None:
+        """Give the rows at rest to waiting samples."""
+        while True:
+            if placed := self.schedule.prefill():
+                self._prefill(placed)
+            inserted = self.schedule.insert()
+            if not inserted:
+                return
+            self._insert(inserted)
+
+    def _prefill(self, placed: dict[int, Request]) -> None:
+        longest = max(len(request.prompt_ids) for request in placed.values())
+        columns = next(size for size in self.shapes.columns if size >= longest)
+        tokens = np.zeros((self.shapes.prompts, columns), np.int32)
+        lengths = np.ones(self.shapes.prompts, np.int32)  # a place without a request is one token of padding
+        fresh = np.zeros(self.shapes.prompts, np.bool_)
+        for place, request in placed.items():
+            lengths[place], fresh[place] = len(request.prompt_ids), True
+            tokens[place, columns - lengths[place] :] = request.prompt_ids
+            self.sampler.usage.prefilled += len(request.prompt_ids)
+        put = partial(meshes.put_rows, self.mesh)
+        self.prompts = self.sampler.programs["prefill"](self.view, self.prompts, put(tokens), put(lengths), put(fresh))
+
+    def _insert(self, inserted: dict[int, tuple[int, Sample]]) -> None:
+        shapes = self.shapes
+        fresh = Rows.at_rest(shapes.rows, shapes.stops)
+        order, places = np.zeros((2, self.ways, shapes.rows // self.ways), np.int32)
+        counts = np.zeros(self.ways, np.int32)
+        for row, (place, sample) in inserted.items():
+            self._describe(fresh, row, sample)
+            shard, local = divmod(row, order.shape[1])
+            order[shard, counts[shard]] = local
+            places[shard, counts[shard]] = place % (shapes.prompts // self.ways)
+            counts[shard] += 1
+            self.tokens[row] = []
+        put = partial(meshes.put_rows, self.mesh)
+        self.state = self.sampler.programs["insert"](
+            self.state, self.prompts, jax.tree.map(put, fresh), put(order.ravel()), put(places.ravel()), put(counts)
+        )
+
+    def _describe(self, fresh: Rows[np.ndarray], row: int, sample: Sample) -> None:
+        """Write a new sample's facts into the host arrays."""
+        request, params = sample.request, sample.request.params
+        values = {
+            "keys": named_keys.key_data(
+                self.sampler.seed, self.purpose, request.problem_id, request.visit, sample.number
+            ),
+            "position": len(request.prompt_ids),
+            "remaining": params.max_new_tokens,
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+        }
+        for name, value in values.items():
+            getattr(fresh, name)[row] = value
+        fresh.stop_ids[row, : len(params.stop_ids)] = params.stop_ids
+
+    def _widen(self, longest: int) -> None:
+        """Use as many columns of the cache as its longest row needs in the next chunk, where that is compiled in."""
+        width = next(size for size in self.shapes.widths if size >= longest)
+        if width != self.width:
+            self.width = width
+            cache = self.sampler.programs["resize"](self.state.cache, np.int32(width))
+            self.state = State(self.state.rows, cache, self.state.hidden)
+
+    def _notices(self) -> jax.Array:
+        """What this process was told, on its devices: see `processes.notice`."""
+        where = meshes.sharding(self.mesh, ("devices",), (self.mesh.size,))
+        mine = np.full(self.mesh.size, processes.notice(), np.int32)
+        return meshes.put(mine, where)
+
+    def _collect(self, emitted: Emitted[jax.Array]) -> list[Rollout]:
+        """Add the chunk's tokens to this process's rows, and give the rollouts of those that are complete."""
+        counts, stopped, notice = jax.device_get((emitted.counts, emitted.stopped, emitted.notice))
+        processes.heed(int(notice))
+        steps = int(counts.max())
+        self.sampler.usage.slot_steps += steps * len(counts)
+        self.sampler.usage.generated += int(counts.sum())
+        running = self.schedule.rows
+        for first, arrays in _own_rows(emitted.tokens, emitted.logprobs, emitted.entropies):
+            for row, sample in enumerate(running[first : first + len(arrays[0])], first):
+                if sample is not None:
+                    self.tokens[row].append(tuple(array[row - first, : counts[row]] for array in arrays))
+        finished = self.schedule.collect_finished(counts.tolist(), stopped.tolist())
+        return [self._rollout(running[row], row, bool(stopped[row])) for row in finished if self.tokens[row]]
+
+    def _rollout(self, sample: Sample | None, row: int, stopped: bool) -> Rollout:
+        assert sample is not None
+        tokens, logprobs, entropies = (np.concatenate(parts) for parts in zip(*self.tokens.pop(row), strict=True))
+        request = sample.request
+        return Rollout(
+            problem_id=request.problem_id,
+            visit=request.visit,
+            sample=sample.number,
+            prompt_ids=request.prompt_ids,
+            token_ids=tokens,
+            logprobs=logprobs,
+            entropies=entropies,
+            stop_reason="stop" if stopped else "length",
+        )
+
+
+def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
+    """The parts of arrays [S, C] that this process answers for: first row, and each array's rows from there on.
+
+    Of devices with the same rows the first one's process does.
+    """
+    for shards in zip(*(array.addressable_shards for array in arrays), strict=True):
+        if shards[0].replica_id == 0:
+            yield shards[0].index[0].start or 0, [np.asarray(shard.data) for shard in shards]
+
+
+def _jitted(config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: Setting) -> dict[str, Any]:
+    """A sampler's programs."""
+    stacked = platform_of(mesh) == "tpu"
+    layout = decoder.shardings if stacked else decoder.unstacked_shardings
+
+    def view(model: Decoder) -> Decoder:
+        return lora.decoded(model, dtype) if stacked else lora.unstacked(model, dtype)
+
+    return {
+        "view": jax.jit(view, out_shardings=layout(config.decoded, mesh)),
+        "empty": jax.jit(
+            partial(programs.empty, config, stacked=stacked, dtype=dtype, mesh=mesh), static_argnames="shapes"
+        ),
+        "prefill": jax.jit(partial(programs.prefill, mesh=mesh, dtype=dtype, attention=kernel), donate_argnums=1),
+        "insert": jax.jit(partial(programs.insert, mesh=mesh), donate_argnums=0),
+        "resize": jax.jit(programs.resize),
+        "decode": jax.jit(
+            partial(programs.decode_chunk, chunk=chunk, mesh=mesh, dtype=dtype),
+            static_argnames=("filtered", "widths"),
+            donate_argnums=1,
+        ),
+    }
+
+
+def _columns(lengths: Sequence[int], step: int) -> tuple[int, ...]:
+    """Columns of prefills for prompts of these lengths: what holds the longest, and where most are far shorter a second
+    one for those."""
+    longest = _up(max(lengths), step)
+    most = _up(int(np.quantile(lengths, 0.9)), step)
+    return (most, longest) if 2 * most <= longest else (longest,)
+
+
+def _up(size: int, step: int) -> int:
+    """The next multiple of step."""
+    return -(-size // step) * step
+
+
+def _power(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(size - 1, 0).bit_length()

@@ -1,0 +1,384 @@
+"""The sampler's jitted programs over the whole mesh: prefill, insert, decode, and resize where widths are compiled in.
+
+Shapes: S rows, W cache columns, N prompts that are prefilled together, P prompt columns, C decode steps of one chunk,
+K stop ids, L layers, E hidden_size, H key/value heads, D head_dim. Keys and values are an array a layer, or one of all
+layers that begins with L: see decoder.Cache.
+
+Rows and prompts are split over data and fsdp, a prompt on the devices that decode its samples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from g2d_jax import mesh as meshes
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
+from g2d_jax.models.kernels import Setting, attention_for
+from g2d_jax.records import MEMBERS
+from g2d_jax.sampler.sampling import draw
+
+Array = TypeVar("Array", jax.Array, np.ndarray)
+"""Where a record lies: on the device or on the host."""
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("keys", "position", "remaining", "temperature", "top_k", "top_p", "stop_ids", "generated"),
+    meta_fields=(),
+)
+@dataclass(frozen=True)
+class Rows(Generic[Array]):
+    """What the sampler knows of each row, besides its cache: numpy arrays where the host fills them in.
+
+    keys: uint32 [S, 2] key data of the sample. position: int32 [S], of the next token in the whole sequence.
+    generated: int32 [S], tokens so far; remaining: int32 [S], how many more may come, 0 for a row at rest.
+    temperature, top_p: float32 [S]. top_k: int32 [S]. stop_ids: int32 [S, K], filled up with -1.
+    """
+
+    keys: Array
+    position: Array
+    remaining: Array
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    stop_ids: Array
+    generated: Array
+
+    @classmethod
+    def at_rest(cls, rows: int, stops: int) -> Rows[np.ndarray]:
+        """Rows without a sample."""
+        zeros = np.zeros(rows, np.int32)
+        return Rows(
+            keys=np.zeros((rows, 2), np.uint32),
+            position=zeros,
+            remaining=zeros.copy(),
+            temperature=np.ones(rows, np.float32),
+            top_k=zeros.copy(),
+            top_p=np.ones(rows, np.float32),
+            stop_ids=np.full((rows, stops), -1, np.int32),
+            generated=zeros.copy(),
+        )
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("rows", "cache", "hidden"), meta_fields=())
+@dataclass(frozen=True)
+class State:
+    """The device state between chunks. hidden: [S, E], from which each row's next token is drawn."""
+
+    rows: Rows[jax.Array]
+    cache: Cache
+    hidden: jax.Array
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("keys", "values", "hidden"), meta_fields=())
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts run through the model once, right-aligned: keys [N, H, D, P] and values [N, H, P, D], as in the cache.
+
+    hidden: [N, E], of the last token.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    hidden: jax.Array
+
+
+class Emitted(NamedTuple, Generic[Array]):
+    """What a chunk produced. tokens, logprobs, entropies: [S, C], of which the first counts [S] are the row's.
+
+    stopped: bool [S], a stop token was drawn. notice: int32 scalar, the largest of the processes' notices. The last
+    three are on every device.
+    """
+
+    tokens: Array
+    logprobs: Array
+    entropies: Array
+    counts: Array
+    stopped: Array
+    notice: Array
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the programs are compiled for.
+
+    rows: S. prompts: N. columns: of a prefill, ascending; the last is P. widths: of the cache in use, ascending; the
+    last is W. stops: K. filtered: whether any row uses top_k or top_p.
+    """
+
+    rows: int
+    prompts: int
+    columns: tuple[int, ...]
+    widths: tuple[int, ...]
+    stops: int
+    filtered: bool
+
+
+ROWS, KEY_COLUMNS, VALUE_COLUMNS = -4, -1, -2
+"""The axes of keys and values, counted from the end: they may begin with the layers."""
+
+
+def cache_axes(array: Any) -> tuple[str | None, ...]:
+    """The logical axes of an array of keys or values."""
+    return (*(None,) * (array.ndim - 4), "rows", "kv_heads", None, None)
+
+
+def lay_out_state(state: State, place: Callable[..., Any]) -> State:
+    """Apply place(array, *logical axes) to every array."""
+    cache = state.cache
+    return State(
+        rows=jax.tree.map(lambda x: place(x, "rows", *(None,) * (x.ndim - 1)), state.rows),
+        cache=Cache(
+            tuple(place(x, *cache_axes(x)) for x in cache.keys),
+            tuple(place(x, *cache_axes(x)) for x in cache.values),
+            place(cache.column),
+            place(cache.width),
+        ),
+        hidden=place(state.hidden, "rows", None),
+    )
+
+
+def lay_out_prompts(prompts: Prompts, place: Callable[..., Any]) -> Prompts:
+    """Apply place(array, *logical axes) to every array."""
+    keys, values = (tuple(place(x, *cache_axes(x)) for x in arrays) for arrays in (prompts.keys, prompts.values))
+    return Prompts(keys, values, place(prompts.hidden, "rows", None))
+
+
+def empty(
+    config: ModelConfig, shapes: Shapes, *, stacked: bool, dtype: jnp.dtype, mesh: Mesh | None = None
+) -> tuple[State, Prompts]:
+    """Make a state with all rows at rest, and prompts yet to be filled in.
+
+    Zeros, not uninitialised memory: 0 * NaN would reach the attention's sum.
+    """
+    arrays, layers = (1, (config.num_hidden_layers,)) if stacked else (config.num_hidden_layers, ())
+    heads, dim, width, columns = config.num_key_value_heads, config.head_dim, shapes.widths[-1], shapes.columns[-1]
+
+    def zeros(*shape: int) -> tuple[jax.Array, ...]:  # each its own buffer: they are donated
+        return tuple(jnp.zeros((*layers, *shape), dtype) for _ in range(arrays))
+
+    cache = Cache(
+        keys=zeros(shapes.rows, heads, dim, width),
+        values=zeros(shapes.rows, heads, width, dim),
+        column=jnp.int32(0),
+        width=jnp.int32(shapes.widths[0]),
+    )
+    rows = jax.tree.map(jnp.array, Rows.at_rest(shapes.rows, shapes.stops))
+    state = State(rows, cache, jnp.zeros((shapes.rows, config.hidden_size), dtype))
+    prompts = Prompts(
+        keys=zeros(shapes.prompts, heads, dim, columns),
+        values=zeros(shapes.prompts, heads, columns, dim),
+        hidden=jnp.zeros((shapes.prompts, config.hidden_size), dtype),
+    )
+    place = partial(lay_out, mesh)
+    return lay_out_state(state, place), lay_out_prompts(prompts, place)
+
+
+def prefill(
+    params: Decoder,
+    prompts: Prompts,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    fresh: jax.Array,
+    *,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    attention: Setting = "auto",
+) -> Prompts:
+    """Run prompts through the model and put those that are `fresh`, bool [N], in place of the ones before.
+
+    tokens: int32 [N, P' <= P], right-aligned, with lengths int32 [N].
+    """
+    place, columns = partial(lay_out, mesh), tokens.shape[1]
+    offsets = jnp.arange(columns)[None, :] - (columns - lengths)[:, None]
+    segments = jnp.where(offsets >= 0, MEMBERS, 0).astype(jnp.int32)
+    positions = jnp.maximum(offsets, 0).astype(jnp.int32)
+    kernel = attention_for(attention, mesh, "sequence")
+    hidden, kv = forward(params, tokens, positions, segments, dtype=dtype, keep_kv=True, attention=kernel, mesh=mesh)
+    assert kv is not None
+    keys, values = (tuple(x) if isinstance(params.blocks, nnx.List) else (x,) for x in kv)
+
+    def put(old: jax.Array, new: jax.Array, order: tuple[int, ...], axis: int) -> jax.Array:
+        new = jnp.moveaxis(new, (-4, -3, -2, -1), order)  # from [N, P', H, D]
+        padding = [(0, 0)] * new.ndim
+        padding[axis] = (old.shape[axis] - columns, 0)
+        new = jnp.pad(new, padding)
+        return jnp.where(fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1)), place(new, *cache_axes(new)), old)
+
+    filled = Prompts(
+        keys=tuple(put(*both, (-4, -1, -3, -2), KEY_COLUMNS) for both in zip(prompts.keys, keys, strict=True)),
+        values=tuple(put(*both, (-4, -2, -3, -1), VALUE_COLUMNS) for both in zip(prompts.values, values, strict=True)),
+        hidden=jnp.where(fresh[:, None], hidden[:, -1], prompts.hidden),
+    )
+    return lay_out_prompts(filled, place)
+
+
+def insert(
+    state: State,
+    prompts: Prompts,
+    fresh: Rows[jax.Array],
+    order: jax.Array,
+    places: jax.Array,
+    counts: jax.Array,
+    *,
+    mesh: Mesh,
+) -> State:
+    """Begin samples in some rows behind prefilled prompts; the other rows are not touched, and nothing is sent.
+
+    order: int32 [S], in every device's part the rows of it that begin, the first counts [ways] of them; places: int32
+    [S], the prompt of each, also within the part. fresh: facts of the rows that begin, at their place.
+    """
+    rows, one = meshes.spec(mesh, ("rows",), order.shape), PartitionSpec()
+    specs = jax.tree.map(lambda x: meshes.spec(mesh, cache_axes(x), x.shape), (state.cache.keys, state.cache.values))
+    sources = jax.tree.map(lambda x: meshes.spec(mesh, cache_axes(x), x.shape), (prompts.keys, prompts.values))
+    split = PartitionSpec(*rows, None)
+
+    def begin(
+        arrays: Any, hidden: Any, sources: Any, last: Any, order: Any, places: Any, counts: Any, column: Any, width: Any
+    ) -> Any:
+        def begin_row(number: jax.Array, carry: Any) -> Any:
+            (keys, values), hidden, begun = carry
+            row, place = order[number], places[number]
+            keys = _write(keys, sources[0], row, place, column, width, KEY_COLUMNS)
+            values = _write(values, sources[1], row, place, column, width, VALUE_COLUMNS)
+            hidden = jax.lax.dynamic_update_index_in_dim(hidden, last[place], row, 0)
+            return (keys, values), hidden, begun.at[row].set(True)
+
+        start = (arrays, hidden, jnp.zeros(order.shape, jnp.bool_))
+        return jax.lax.fori_loop(0, counts[0], begin_row, start)
+
+    (keys, values), hidden, begun = jax.shard_map(
+        begin,
+        mesh=mesh,
+        in_specs=(specs, split, sources, split, rows, rows, rows, one, one),
+        out_specs=(specs, split, rows),
+        check_vma=False,
+    )(
+        (state.cache.keys, state.cache.values),
+        state.hidden,
+        (prompts.keys, prompts.values),
+        prompts.hidden,
+        order,
+        places,
+        counts,
+        state.cache.column,
+        state.cache.width,
+    )
+    facts = jax.tree.map(
+        lambda new, old: jnp.where(begun.reshape(-1, *(1,) * (new.ndim - 1)), new, old), fresh, state.rows
+    )
+    cache = dataclasses.replace(state.cache, keys=keys, values=values)
+    return lay_out_state(State(facts, cache, hidden), partial(lay_out, mesh))
+
+
+def _write(
+    arrays: tuple[jax.Array, ...],
+    sources: tuple[jax.Array, ...],
+    row: jax.Array,
+    place: jax.Array,
+    column: jax.Array,
+    width: jax.Array,
+    axis: int,
+) -> tuple[jax.Array, ...]:
+    """Fill a row of every array with a prompt, its last token in the column before `column`. axis: of the columns."""
+
+    def write(array: jax.Array, source: jax.Array) -> jax.Array:
+        size, shape = source.shape[axis], list(array.shape)
+        shape[ROWS], shape[axis] = 1, array.shape[axis] + size
+        prompt = jax.lax.dynamic_slice_in_dim(source, place, 1, axis=ROWS)
+        line = jax.lax.dynamic_update_slice_in_dim(
+            jnp.zeros(shape, array.dtype), prompt, (column - size) % width, axis=axis
+        )
+        beyond = jax.lax.dynamic_slice_in_dim(line, width, size, axis=axis)  # goes on in column 0
+        line = jax.lax.slice_in_dim(line, 0, array.shape[axis], axis=axis)
+        head = jax.lax.slice_in_dim(line, 0, size, axis=axis)
+        line = jax.lax.dynamic_update_slice_in_dim(line, head + beyond, 0, axis=axis)
+        return jax.lax.dynamic_update_slice_in_dim(array, line, row, axis=ROWS)
+
+    return tuple(write(array, source) for array, source in zip(arrays, sources, strict=True))
+
+
+def resize(cache: Cache, width: jax.Array) -> Cache:
+    """Move the newest columns to where a ring of another width has them, the newest of all in its last column."""
+    ages = width - 1 - jnp.arange(cache.keys[0].shape[KEY_COLUMNS])
+    columns = (cache.column - 1 - ages) % cache.width
+    return Cache(
+        keys=tuple(jnp.take(x, columns, axis=KEY_COLUMNS) for x in cache.keys),
+        values=tuple(jnp.take(x, columns, axis=VALUE_COLUMNS) for x in cache.values),
+        column=jnp.int32(0),
+        width=width,
+    )
+
+
+def decode_chunk(
+    params: Decoder,
+    state: State,
+    notices: jax.Array,
+    *,
+    chunk: int,
+    filtered: bool,
+    widths: tuple[int, ...],
+    mesh: Mesh,
+    dtype: jnp.dtype,
+) -> tuple[State, Emitted[jax.Array]]:
+    """Take up to `chunk` steps with every row that has tokens left; end early when none has.
+
+    notices: int32 [devices], 0 or a reason to stop, which all processes learn of so.
+    """
+    slots, place = state.hidden.shape[0], partial(lay_out, mesh)
+    head = head_matrix(params, dtype)
+    floats = place(jnp.zeros((slots, chunk), jnp.float32), "rows", None)
+    nothing = place(jnp.zeros(slots, jnp.int32), "rows")
+    emitted = Emitted(floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(notices))
+
+    def running(carry: tuple[jax.Array, State, Emitted[jax.Array]]) -> jax.Array:
+        step, state, _ = carry
+        return (step < chunk) & jnp.any(state.rows.remaining > 0)
+
+    def advance(carry: tuple[jax.Array, State, Emitted[jax.Array]]) -> tuple[jax.Array, State, Emitted[jax.Array]]:
+        step, state, emitted = carry
+        rows, active = state.rows, state.rows.remaining > 0
+        # Each device multiplies its words, and draws for its rows from all words.
+        hidden = place(state.hidden, "replica_rows", "embed")
+        logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+        logits = place(place(logits, "rows", "vocab"), "all_rows", None)
+        drawn = draw(logits, rows.keys, rows.generated, rows.temperature, rows.top_k, rows.top_p, filtered=filtered)
+        stopped = active & jnp.any(drawn.token[:, None] == rows.stop_ids, axis=-1)
+        one = active.astype(jnp.int32)
+
+        def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_slice_in_dim(buffer, place(value[:, None], "rows", None), step, axis=1)
+
+        emitted = emitted._replace(
+            tokens=write(emitted.tokens, drawn.token),
+            logprobs=write(emitted.logprobs, drawn.logprob),
+            entropies=write(emitted.entropies, drawn.entropy),
+            counts=emitted.counts + one,
+            stopped=emitted.stopped | stopped,
+        )
+        # A row at rest reads its own token alone, so that it does not count as a long one.
+        position = jnp.where(active, rows.position, 0)
+        hidden, cache = decode(params, drawn.token, position, state.cache, widths=widths, dtype=dtype, mesh=mesh)
+        rows = dataclasses.replace(
+            rows,
+            position=rows.position + one,
+            generated=rows.generated + one,
+            remaining=jnp.where(stopped, 0, rows.remaining - one),
+        )
+        return step + 1, lay_out_state(State(rows, cache, hidden), place), emitted
+
+    _, state, emitted = jax.lax.while_loop(running, advance, (jnp.int32(0), state, emitted))
+    everywhere = meshes.replicated(mesh)
+    counts, stopped = (jax.lax.with_sharding_constraint(x, everywhere) for x in (emitted.counts, emitted.stopped))
+    return state, emitted._replace(counts=counts, stopped=stopped)

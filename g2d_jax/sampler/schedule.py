@@ -1,0 +1,133 @@
+"""Decide which prompt is prefilled where and which sample decodes in which row; knows nothing of devices.
+
+    requests ─► waiting ─► prompts of a shard (prefilled) ─► rows of that shard (decoded) ─► finished
+
+The decisions follow from the requests and from which rows stopped, which every process knows: all compute the same.
+Rows and prompts belong to shards, one for every part of the mesh that the rows are split into, and a prompt is
+prefilled where its samples decode, so that nothing of it is sent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from g2d_jax.records import Request
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample under way. generated: its tokens so far."""
+
+    request: Request
+    number: int
+    generated: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response so far."""
+        return len(self.request.prompt_ids) + self.generated
+
+    @property
+    def remaining(self) -> int:
+        """The most tokens that may follow."""
+        return self.request.params.max_new_tokens - self.generated
+
+
+class _Piece(NamedTuple):
+    """Samples of one request that one shard draws."""
+
+    request: Request
+    samples: range
+
+
+@dataclass(slots=True)
+class _Shard:
+    """rows: the sample of each row, None for one at rest. pending: the samples that wait behind each prefilled prompt;
+    order: the prompts that any wait behind, first come first served."""
+
+    rows: list[Sample | None]
+    pending: list[deque[Sample]]
+    order: deque[int] = field(default_factory=deque)
+
+    @property
+    def load(self) -> int:
+        """Samples that run or wait here."""
+        return len(self.rows) - self.rows.count(None) + sum(map(len, self.pending))
+
+
+class Schedule:
+    """The samples of one call.
+
+    shards: how many there are; rows, prompts: of each shard, those that decode together and those that are prefilled
+    together. Rows and prompts are numbered over all shards, those of the first shard first.
+    """
+
+    def __init__(self, requests: Sequence[Request], *, shards: int, rows: int, prompts: int) -> None:
+        most = -(-sum(request.num_samples for request in requests) // shards)  # of one prompt, in one shard
+        pieces = [
+            _Piece(request, range(first, min(first + most, request.num_samples)))
+            for request in requests
+            for first in range(0, request.num_samples, most)
+        ]
+        # Prompts of about one length share a prefill.
+        self._waiting = deque(sorted(pieces, key=lambda piece: -len(piece.request.prompt_ids)))
+        self._shards = [_Shard([None] * rows, [deque() for _ in range(prompts)]) for _ in range(shards)]
+
+    @property
+    def rows(self) -> list[Sample | None]:
+        """The sample of each row."""
+        return [sample for shard in self._shards for sample in shard.rows]
+
+    @property
+    def running(self) -> list[Sample]:
+        """The samples that have a row."""
+        return [sample for sample in self.rows if sample is not None]
+
+    def prefill(self) -> dict[int, Request]:
+        """Choose prompts to run through the model, by the place where each is to lie; {} while no row waits for one.
+
+        Then every free place gets one, in the shard with the least to do first.
+        """
+        if not self._waiting or all(shard.order or None not in shard.rows for shard in self._shards):
+            return {}
+        placed: dict[int, Request] = {}
+        while self._waiting:
+            free = [i for i, shard in enumerate(self._shards) if not all(shard.pending)]
+            if not free:
+                break
+            chosen = min(free, key=lambda i: self._shards[i].load)
+            shard, piece = self._shards[chosen], self._waiting.popleft()
+            place = next(i for i, samples in enumerate(shard.pending) if not samples)
+            shard.pending[place].extend(Sample(piece.request, number) for number in piece.samples)
+            shard.order.append(place)
+            placed[chosen * len(shard.pending) + place] = piece.request
+        return placed
+
+    def insert(self) -> dict[int, tuple[int, Sample]]:
+        """Give rows at rest to waiting samples: row -> (place of its prompt, sample)."""
+        inserted: dict[int, tuple[int, Sample]] = {}
+        for number, shard in enumerate(self._shards):
+            for row, sample in enumerate(shard.rows):
+                if sample is None and shard.order:
+                    place = shard.order[0]
+                    shard.rows[row] = new = shard.pending[place].popleft()
+                    if not shard.pending[place]:
+                        shard.order.popleft()
+                    inserted[number * len(shard.rows) + row] = number * len(shard.pending) + place, new
+        return inserted
+
+    def collect_finished(self, counts: Sequence[int], stopped: Sequence[bool]) -> list[int]:
+        """Count each row's new tokens; free the rows whose samples are complete, and give their numbers."""
+        finished = []
+        for number, shard in enumerate(self._shards):
+            for row, sample in enumerate(shard.rows):
+                index = number * len(shard.rows) + row
+                if sample is not None:
+                    sample.generated += counts[index]
+                    if stopped[index] or not sample.remaining:
+                        shard.rows[row] = None
+                        finished.append(index)
+        return finished
