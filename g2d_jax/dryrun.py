@@ -14,7 +14,6 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import canonical, pipeline, storage
-from g2d_jax.data.packing import pack
 from g2d_jax.models import hf, reward_model
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
@@ -202,7 +201,7 @@ def _show_examples(context: Context, name: str) -> None:
     examples, _ = sft.examples(context, name, stage)
     length = context.row_length(stage.max_length)
     batch = sft.batch(examples[: stage.batch_size])
-    packed = pack(batch, row_length=length, microbatch_rows=context.microbatch_rows(length))
+    packed = context.pack(batch, length, stage.batch_size)
     shape = "x".join(map(str, packed.arrays["tokens"].shape))
     context.tracker.say(f"first batch of {name}: {shape} tokens, {packed.used} of them used; its first examples:")
     rows = [[context.tokenizer.decode_raw(ids) for ids in example] for example in examples[:SHOWN]]

@@ -53,7 +53,7 @@ class Packed:
 
     arrays: int32 [N, R, T] tokens, positions, segment_ids, source (column whose hidden state predicts this token),
     sequence (place of the response in its row, -1 elsewhere); float32 [N, R, T] for every per-token value, 0 elsewhere;
-    float32 [N, R, M] for every per-response value. count: micro-batches that hold anything; N is a power of two.
+    float32 [N, R, M] for every per-response value. count: micro-batches that hold anything, the first ones.
     places: for each group, its responses in order. used: tokens that are not padding; attended: positions that these
     read, together, a prompt that is repeated counting as often as it is laid down.
     """
@@ -78,21 +78,28 @@ class _Unit(NamedTuple):
 
 
 def pack(
-    groups: Sequence[Group], *, row_length: int, microbatch_rows: int, rows_multiple: int = 1, places: int = 16
+    groups: Sequence[Group],
+    *,
+    row_length: int,
+    microbatch_rows: int,
+    rows_multiple: int = 1,
+    places: int = 16,
+    most_rows: int = 1,
 ) -> Packed:
     """Lay groups into rows by first fit, longest first: deterministic, about 95 % full.
 
     row_length: T. microbatch_rows: at most so many rows in a micro-batch. rows_multiple: R is a multiple of it (devices
-    that share the rows). places: M, even. Groups that are not `whole` are split where they do not fit; the prompt is
-    then repeated. Raises ValueError for an empty prompt, or a response or whole group that fits no row.
+    that share the rows). places: M, even. most_rows: the most rows that any batch takes, by which N and R are chosen,
+    so that all have one shape. Micro-batches are of one size, as large as leaves the fewest rows over. Groups that are
+    not `whole` are split where they do not fit; the prompt is then repeated. Raises ValueError for an empty prompt, or
+    a response or whole group that fits no row.
     """
     units = [unit for index, group in enumerate(groups) for unit in _units(index, group, row_length, places)]
     rows = _first_fit(units, [len(group.prompt_ids) for group in groups], row_length, places)
-    most = max(microbatch_rows // rows_multiple, 1) * rows_multiple
-    per_micro = min(size_class(max(len(rows), 1), rows_multiple), most)
-    count = -(-max(len(rows), 1) // per_micro)
-    total = (1 << (count - 1).bit_length()) * per_micro
-    arrays = _blank(groups, total, row_length, places)
+    room, most = max(len(rows), most_rows, 1), max(microbatch_rows // rows_multiple, 1) * rows_multiple
+    per_micro = _up(-(-room // -(-room // most)), rows_multiple)  # of as few as can be, and equal
+    arrays = _blank(groups, _up(room, per_micro), row_length, places)
+    count = max(-(-len(rows) // per_micro), 1)
     where: list[list[Place]] = [[Place(0, 0, 0)] * len(group.responses) for group in groups]
     used = 0
     for row, members in enumerate(rows):
@@ -102,12 +109,9 @@ def pack(
     return Packed(shaped, count, where, used, attended)
 
 
-def size_class(size: int, multiple: int = 1) -> int:
-    """The next size in steps of a quarter of an octave (…, 16, 20, 24, 28, 32, 40, …) and a multiple of `multiple`:
-    batches of all sizes compile to a few shapes."""
-    step = max(1 << max((size - 1).bit_length() - 3, 0), 1)
-    rounded = -(-size // step) * step
-    return -(-rounded // multiple) * multiple
+def _up(size: int, step: int) -> int:
+    """The next multiple of step."""
+    return -(-size // step) * step
 
 
 def _units(index: int, group: Group, row_length: int, places: int) -> list[_Unit]:

@@ -49,14 +49,15 @@ def programs_of(context: Context, name: str, response: int | None = None) -> lis
 def _sft(context: Context, name: str, stage: ConfigDict, _: int | None) -> Iterator[Program]:
     half = stage.max_length // 2
     pair = _ids(stage.max_length - half), _ids(half)
-    packed = context.pack(sft.batch([pair] * stage.batch_size), context.row_length(stage.max_length))
+    packed = context.pack(sft.batch([pair] * stage.batch_size), context.row_length(stage.max_length), stage.batch_size)
     yield from training(context, name, stage, objectives.sft(context.compute), packed, stage.steps)
 
 
 def _online(context: Context, name: str, stage: ConfigDict, response: int | None) -> Iterator[Program]:
     config = context.config
     row_length = context.row_length(online.longest(config, stage))
-    bare, filled = (context.pack(groups, row_length, places=online.places(stage)) for groups in _groups(context, stage))
+    rows, places = online.most_rows(stage), online.places(stage)
+    bare, filled = (context.pack(groups, row_length, rows, places=places) for groups in _groups(context, stage))
     params, state = params_and_state(context, stage)
     trained, _ = lora.split(params)  # all policies of a run share what is not trained
     reference = (trained,) if compares(stage) and not stage.reference_sync else ()
@@ -92,7 +93,7 @@ def _offline(context: Context, name: str, stage: ConfigDict, response: int | Non
     share = _share(longest_response, config.data.max_prompt_length, response, responses=2)
 
     def packed(count: int) -> Packed:
-        return context.pack(offline.batch([pair] * count, np.zeros((count, 2), np.float32)), row_length)
+        return context.pack(offline.batch([pair] * count, np.zeros((count, 2), np.float32)), row_length, count)
 
     scored = min(offline.SCORED_AT_ONCE, pairs)
     times = (2 if stage.diagnose else 1) * pairs / scored * share

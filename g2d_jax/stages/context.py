@@ -48,6 +48,9 @@ from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.step import make_scorer, put_batch
 from g2d_jax.workdir import stage_folders
 
+CPU_TOKENS = 512
+"""Tokens of a micro-batch that a CPU computes quickest: what its caches hold."""
+
 
 class StopRun(ValueError):
     """The run cannot go on usefully; the message says why and what to change. Nothing written is lost."""
@@ -344,19 +347,31 @@ class Context:
             self.said.add(said)
             self.tracker.say(said)
 
-    def microbatch_rows(self, row_length: int) -> int:
-        """Rows of one micro-batch: compute.microbatch_tokens, split evenly over the devices."""
-        ways = meshes.row_ways(self.mesh)
-        return max(self.config.compute.microbatch_tokens // row_length // ways, 1) * ways
+    def microbatch_rows(self, row_length: int, most_rows: int) -> int:
+        """Choose the rows of one micro-batch, of batches of at most `most_rows`; a multiple of the devices' parts.
 
-    def pack(self, groups: Sequence[Group], row_length: int, *, places: int = 16) -> Packed:
-        """Groups in rows of this length, in micro-batches for this mesh."""
+        No more than compute.microbatch_tokens, nor than keep a device busy where that leaves few micro-batches: half of
+        the last one is empty, on average.
+        """
+        ways = meshes.row_ways(self.mesh)
+        enough = (
+            CPU_TOKENS if kernels.platform_of(self.mesh) == "cpu" else max(most_rows * row_length // ways // 8, 4096)
+        )
+        tokens = min(self.config.compute.microbatch_tokens, enough * ways)
+        return max(tokens // row_length // ways, 1) * ways
+
+    def pack(self, groups: Sequence[Group], row_length: int, most_rows: int, *, places: int = 16) -> Packed:
+        """Lay groups into rows of this length, in micro-batches for this mesh, the same shape for all batches.
+
+        most_rows: that any batch takes.
+        """
         return pack(
             groups,
             row_length=row_length,
-            microbatch_rows=self.microbatch_rows(row_length),
+            microbatch_rows=self.microbatch_rows(row_length, most_rows),
             rows_multiple=meshes.row_ways(self.mesh),
             places=places,
+            most_rows=most_rows,
         )
 
     def policy(self, name: str) -> Decoder:

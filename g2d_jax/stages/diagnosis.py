@@ -63,7 +63,7 @@ def gradient_signal(
         return {key: float(value) for key, value in kept["signal"].items()}, Tally(**kept["tally"])
     tally = Tally()
     with context.metered(tally):
-        packed = [context.pack(groups, row_length) for groups in batches]
+        packed = [context.pack(groups, row_length, len(batches[0])) for groups in batches]
         objective, programs = context.loss_of(name, objective)
         norms = gradient_norms(objective, context.policy(policy), packed, context.mesh, programs)
         used = sum(batch.used for batch in packed)

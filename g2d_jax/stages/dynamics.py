@@ -184,7 +184,7 @@ def reference_logprobs(
     """
     row_length = context.row_length(context.config.data.max_prompt_length + sampling.max_new_tokens)
     bare = [Group(g[0].rollout.prompt_ids, [Response(row.rollout.token_ids, {}) for row in g]) for g in groups]
-    packed = context.pack(bare, row_length)
+    packed = context.pack(bare, row_length, sum(map(len, groups)))
     logprobs = context.score_logprobs(reference, packed, tally, sampling.temperature or 1.0)
     return [list(group) for group in packed.unpack(logprobs)]
 

@@ -61,6 +61,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         total=steps,
         row_length=row_length,
         per="pairs",
+        most_rows=batch_size,
     ) as training:
         if training.step == 0:
             training.tally = scoring
@@ -217,11 +218,8 @@ def score_pairs(
     for first in range(0, len(pairs), SCORED_AT_ONCE):
         processes.check_stop_together()
         processes.mark(f"scoring pairs from {first}")
-        found.append(_score(context, params, pairs[first : first + SCORED_AT_ONCE], row_length, tally))
+        some = pairs[first : first + SCORED_AT_ONCE]
+        packed = context.pack(batch(some, np.zeros((len(some), 2))), row_length, min(SCORED_AT_ONCE, len(pairs)))
+        sides = packed.unpack(context.score_logprobs(params, packed, tally))
+        found.append(np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32))
     return np.concatenate(found)
-
-
-def _score(context: Context, params: Decoder, pairs: list[Preference], row_length: int, tally: Tally) -> np.ndarray:
-    packed = context.pack(batch(pairs, np.zeros((len(pairs), 2))), row_length)
-    sides = packed.unpack(context.score_logprobs(params, packed, tally))
-    return np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32)

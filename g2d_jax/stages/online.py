@@ -39,6 +39,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         per="tokens" if stage.loss == "grpo" else "pairs",
         pinned=stage.keep,
         places=places(stage),
+        most_rows=most_rows(stage),
     ) as training:
         supply = Supply(context, name, stage, training)
         reference = supply.fixed_reference if compares(stage) else None
@@ -190,6 +191,11 @@ def longest(config: ConfigDict, stage: ConfigDict) -> int:
     """Tokens of the longest group that must lie in one row: a response, a pair, or all responses, behind a prompt."""
     together = {"grpo": 1, "dpo": 2, "group_dpo": stage.num_generations}[stage.loss]
     return config.data.max_prompt_length + together * stage.sampling.max_new_tokens
+
+
+def most_rows(stage: ConfigDict) -> int:
+    """Packed rows that a batch takes at most: one a response, or one for all of a prompt that stay together."""
+    return stage.prompts_per_step * (stage.num_generations if stage.loss == "grpo" else 1)  # type: ignore[no-any-return]
 
 
 def places(stage: ConfigDict) -> int:

@@ -36,6 +36,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         total=stage.steps,
         row_length=context.row_length(stage.max_length),
         per="tokens",
+        most_rows=stage.batch_size,
     ) as training:
         alerts.alarm(context, name, training, alerts.scarce("sft", len(demonstrations), stage.batch_size, stage.steps))
         while training.goes_on():

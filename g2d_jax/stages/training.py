@@ -56,6 +56,7 @@ class Trainer:
     pinned: Collection[int]
     bar: Any
     places: int
+    most_rows: int
     profiler: Profiler
     extra_facts: Callable[[], dict[str, Any]] = dict  # asked when a checkpoint is saved
     _pending: tuple[int, dict[str, jax.Array], dict[str, float]] | None = None
@@ -117,7 +118,7 @@ class Trainer:
 
     def pack(self, groups: Sequence[Group]) -> Packed:
         """Pack groups for this stage's rows and this mesh."""
-        return self.context.pack(groups, self.row_length, places=self.places)
+        return self.context.pack(groups, self.row_length, self.most_rows, places=self.places)
 
     def _keyed(self, packed: Packed) -> Packed:
         """The batch of the next update with the keys of its dropout."""
@@ -226,8 +227,10 @@ def trainer(
     per: str,
     pinned: Collection[int] = (),
     places: int = 16,
+    most_rows: int = 1,
 ) -> Iterator[Trainer]:
     """A Trainer for one stage, resumed where it stopped. places: responses that a packed row can hold, an even number.
+    most_rows: that any batch takes.
 
     Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the policy it starts from.
     """
@@ -274,6 +277,7 @@ def trainer(
             pins,
             bar,
             places,
+            most_rows,
             profiler,
         )
         if step is None and 0 in pins:

@@ -8,7 +8,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.data.packing import Group, Packed, Response, pack, size_class
+from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.records import MEMBERS
 
 LENGTH = 24
@@ -74,9 +74,26 @@ def test_every_response_is_where_it_is_said_to_be(groups, microbatch_rows, multi
         check(groups, packed, places)
     count, rows, length = packed.arrays["tokens"].shape
     assert rows % multiple == 0 and rows <= max(microbatch_rows, multiple) and length == LENGTH
-    assert packed.count <= count == 1 << (count - 1).bit_length()
-    assert not packed.arrays["segment_ids"][packed.count :].any()
+    assert packed.count == count
     assert packed.count == 1 or packed.arrays["segment_ids"][packed.count - 1].any()
+
+
+@examples(40)
+@given(GROUPS, st.integers(1, 6), st.sampled_from([1, 2, 4]), st.integers(0, 20))
+def test_batches_of_no_more_rows_have_one_shape(groups, microbatch_rows, multiple, more):
+    """And their rows are those that a batch has by itself."""
+    options = {"row_length": LENGTH, "microbatch_rows": microbatch_rows, "rows_multiple": multiple, "places": 4}
+    alone = pack(groups, **options)
+    most = more + sum(len(group.responses) for group in groups)
+    roomy, empty = (pack(some, **options, most_rows=most) for some in (groups, []))
+    assert roomy.arrays["tokens"].shape == empty.arrays["tokens"].shape and empty.count == 1
+    for name, array in alone.arrays.items():
+        filled, whole = (x.reshape(-1, x.shape[-1]) for x in (array, roomy.arrays[name]))
+        used = max((place.row + 1 for places in alone.places for place in places), default=0)
+        np.testing.assert_array_equal(whole[:used], filled[:used])
+    count, rows, _ = roomy.arrays["tokens"].shape
+    assert count * rows - most < rows + multiple * count and (roomy.count - 1) * rows < max(used, 1)
+    assert not roomy.arrays["segment_ids"][roomy.count :].any()
 
 
 @examples(40)
@@ -149,7 +166,7 @@ def test_types():
 def test_rows_stay_a_multiple_where_the_micro_batch_is_not():
     groups = make([(1, [15])] * 9)
     packed = pack(groups, row_length=16, microbatch_rows=6, rows_multiple=4)
-    assert packed.arrays["tokens"].shape == (4, 4, 16) and packed.count == 3
+    assert packed.arrays["tokens"].shape == (3, 4, 16) and packed.count == 3
 
 
 def test_rows_are_well_filled():
@@ -158,15 +175,22 @@ def test_rows_are_well_filled():
     packed = pack(groups, row_length=512, microbatch_rows=64)
     rows = 1 + max(place.row for places in packed.places for place in places)
     assert packed.used / (rows * 512) > 0.94
+    assert packed.arrays["tokens"].shape[0] * packed.arrays["tokens"].shape[1] == rows
 
 
-def test_size_classes():
-    assert [size_class(n) for n in (1, 2, 3, 7, 8, 9, 10, 11, 16, 17, 21, 33, 41, 65)] == [
-        1, 2, 3, 7, 8, 10, 10, 12, 16, 20, 24, 40, 48, 80,
-    ]  # fmt: skip
-    assert [size_class(n, 8) for n in (1, 8, 9, 17, 33)] == [8, 8, 16, 24, 40]
-    for n in range(1, 300):
-        assert n <= size_class(n) <= max(n * 1.25, n + 1)
+@pytest.mark.parametrize("row_length", [448, 512, 640])
+def test_pairs_of_varying_length_fill_micro_batches(row_length):
+    """64 pairs behind prompts of 64 tokens, responses of 16 to 128."""
+    rng = np.random.default_rng(0)
+    groups = [Group(ids, rs, whole=True) for ids, rs in (make_pair(rng) for _ in range(64))]
+    packed = pack(groups, row_length=row_length, microbatch_rows=16_384 // row_length)
+    assert packed.used / packed.arrays["tokens"].size > 0.9
+    few = pack(groups, row_length=row_length, microbatch_rows=max(512 // row_length, 1), most_rows=64)
+    assert few.used / (few.count * few.arrays["tokens"][0].size) > 0.9
+
+
+def make_pair(rng) -> tuple[np.ndarray, list[Response]]:
+    return np.ones(64, np.int32), [Response(np.ones(int(n), np.int32)) for n in rng.integers(16, 129, 2)]
 
 
 @pytest.mark.parametrize(

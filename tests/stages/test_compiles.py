@@ -42,12 +42,7 @@ def compiled() -> Iterator[list[str]]:
 
 @pytest.mark.slow
 def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compiled):
-    """Of ragged lengths, whose programs come in few sizes.
-
-    A train step has at most 2 rows in a micro-batch here, and a power of two of micro-batches: 1 x 1, 1 x 2, 2 x 2,
-    4 x 2 and, with each of an update's 16 responses in a row of its own, 8 x 2. The sampler's do not change.
-    """
-    bounds = {"train_step": 4}  # further than the first of each
+    """Nothing, whatever the lengths: a stage's batches have one shape, and so have the sampler's programs."""
     config.stages.sft.steps, config.stages.warmup.steps, config.stages.warmup.keep = 6, 6, ()
     config.stages.warmup.sampling.max_new_tokens = 96
     config.stages.sft.optimizer.learning_rate = 1e-5  # it stays random: responses end early and late
@@ -63,7 +58,7 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
         last = max(step for stage, step in marks if stage == name)
         assert last > 2
         later = Counter(compiled[marks[name, 1] : marks[name, last]])
-        assert later.keys() <= bounds.keys() and all(later[which] <= bounds[which] for which in later), (name, later)
+        assert not later, (name, later)
     files = (tmp_path / "02-warmup").glob("rollouts/*.parquet")
     assert len({len(row.rollout.token_ids) for file in files for row in read_rollouts(file)}) > 10
 

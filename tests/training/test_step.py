@@ -53,8 +53,9 @@ def make_groups(count: int = 24) -> list[Group]:
     return [Group(rng.integers(0, 64, rng.integers(2, 7)), [response(), response()], whole=True) for _ in range(count)]
 
 
-def packed(microbatch_rows: int, multiple: int = 1) -> Packed:
-    return pack(make_groups(), row_length=32, microbatch_rows=microbatch_rows, rows_multiple=multiple, places=4)
+def packed(microbatch_rows: int, multiple: int = 1, most_rows: int = 1) -> Packed:
+    rows = {"microbatch_rows": microbatch_rows, "rows_multiple": multiple, "most_rows": most_rows}
+    return pack(make_groups(), row_length=32, places=4, **rows)
 
 
 def objective_of(name: str, compute: Compute) -> Objective:
@@ -229,7 +230,7 @@ def test_fresh_state_copies(model):
 
 def test_only_counted_micro_batches_are_run(model):
     """What lies beyond `count` may be anything."""
-    batch, poisoned = packed(2), packed(2)
+    batch, poisoned = packed(2, most_rows=16), packed(2, most_rows=16)
     empty = np.arange(batch.arrays["tokens"].shape[0]) >= batch.count
     assert empty.any()
     poisoned.arrays["weight"][empty] = np.nan
