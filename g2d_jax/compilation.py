@@ -47,18 +47,22 @@ class Programs:
 
 
 @contextmanager
-def cached(setting: str | None) -> Iterator[None]:
+def cached(setting: str | None, shared: epath.Path | None = None) -> Iterator[None]:
     """Keep the programs compiled in this block, and take those kept before. Touches the devices.
 
     setting: compute.compilation_cache, a folder; "": none; None: JAX's own setting if there is one (the environment's
-    JAX_COMPILATION_CACHE_DIR), else `user_folder`. A run of several processes has none of its own accord: only the
-    first of them writes, and GPUs agree on kernels while all compile, which the first would not where it need not.
+    JAX_COMPILATION_CACHE_DIR), else `user_folder`. Of several processes only the first writes, and GPUs agree on
+    kernels while all compile, which one would not that need not: they need a folder that all of them see, and have
+    `shared`, or none.
     Raises OSError for a folder that was asked for and cannot be made; for the user's own it warns.
     """
     before = getattr(jax.config, CACHE)
-    if setting is None and (before or jax.process_count() > 1):
+    several = jax.process_count() > 1
+    if setting is None and (before or (several and shared is None)):
         yield
         return
+    if setting is None and several:
+        setting = os.fspath(shared)  # type: ignore[operator]
     _use(_made(setting))
     try:
         yield

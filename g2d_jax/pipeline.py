@@ -40,7 +40,7 @@ from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.staging import check_processes
 from g2d_jax.watcher import watched
-from g2d_jax.workdir import absolute, check_token, claim, locked, packages
+from g2d_jax.workdir import PROGRAMS, absolute, check_token, claim, locked, packages
 
 Stage = Callable[[Context, str, ConfigDict], dict[str, Any]]
 _AT_LEAST = {"steps": 0, "batch_size": 1, "max_length": 2, "epochs": 1}  # of a stage, where it has such a field
@@ -277,7 +277,7 @@ def run(
     with (
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
         _locked(folder),
-        compilation.cached(config.compute.compilation_cache),
+        compilation.cached(config.compute.compilation_cache, folder / PROGRAMS),
     ):
         own_functions = _own(reward, objectives)
         mine = {"config": to_dict(config), "until": until or "", "own": own_functions, "packages": packages()}

@@ -27,6 +27,7 @@ from g2d_jax.locks import try_lock as try_lock
 _STAGE = re.compile(r"(\d+)-(.+)")
 _LOGIN = re.compile(r"(://)[^/?#\s@]*@")
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS)$", re.IGNORECASE)
+PROGRAMS = "compiled"  # folder of compiled programs, of a run of several processes
 PLANS = "sweeps"  # folder of studies: NAME.json has its config and points
 LINKS = "stages.json"  # of a study's point: [[stage, folder relative to the point's, step it is taken at], …] in order
 
@@ -124,7 +125,7 @@ def check_claim(
         _check_unchanged(content, config, workdir, own, {name: begun.keys() & set(ends[name]) for name in ends})
         longer = with_longer(identity(before), identity(config))[1]
         return [begun[name] for name in longer if name in begun]
-    if workdir.exists() and any(child.name != LOCK for child in workdir.iterdir()):
+    if workdir.exists() and any(child.name not in (LOCK, PROGRAMS) for child in workdir.iterdir()):
         raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")
     return []
 

@@ -104,6 +104,10 @@ def test_which_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with compilation.cached(None):
         assert getattr(jax.config, compilation.CACHE) == str(tmp_path / "home/g2d_jax/compiled" / part)
     assert getattr(jax.config, compilation.CACHE) is None
+    monkeypatch.setattr(jax, "process_count", lambda: 2)  # only a folder that they share is of use
+    for shared, expected in ((None, None), (epath.Path(tmp_path / "work"), str(tmp_path / "work" / part))):
+        with compilation.cached(None, shared):
+            assert getattr(jax.config, compilation.CACHE) == expected
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
