@@ -57,13 +57,11 @@ def cached(setting: str | None, shared: epath.Path | None = None) -> Iterator[No
     Raises OSError for a folder that was asked for and cannot be made; for the user's own it warns.
     """
     before = getattr(jax.config, CACHE)
-    several = jax.process_count() > 1
-    if setting is None and (before or (several and shared is None)):
+    alone = jax.process_count() == 1
+    if setting is None and (before or not (alone or shared)):
         yield
         return
-    if setting is None and several:
-        setting = os.fspath(shared)  # type: ignore[operator]
-    _use(_made(setting))
+    _use(_made(os.fspath(shared) if setting is None and shared and not alone else setting))
     try:
         yield
     finally:

@@ -50,11 +50,12 @@ class Compiled:
     """What the compiler says of one program.
 
     peak: bytes a device, arguments and results included. sent: bytes each device sends in one call, by kind of
-    collective. seconds: of compiling. outputs: the results' tree with shapes and shardings.
+    collective; unknown: collectives of which that is not known. seconds: of compiling. outputs: the results' tree with shapes and shardings.
     """
 
     peak: int
     sent: Mapping[str, float]
+    unknown: int
     seconds: float
     outputs: Any
 
@@ -110,9 +111,11 @@ def compile_program(lowered: Any, dynamic: int = 1) -> Compiled:
             raise
         raise DoesNotFit(_needed(str(error))) from error
     outputs = placed(lowered.out_info, compiled.output_shardings)
+    sending = collectives(compiled.as_text(), dynamic)
     return Compiled(
         peak=_peak(compiled.memory_analysis()),
-        sent=bytes_sent(collectives(compiled.as_text(), dynamic)),
+        sent=bytes_sent(sending),
+        unknown=sum(one.sent is None for one in sending),
         seconds=time.perf_counter() - started,
         outputs=outputs,
     )

@@ -27,19 +27,23 @@ _OPCODE = re.compile(r"[)\]}] ([a-z][\w-]*)\(")
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective instruction. size: bytes of its full array on a device; group: devices that take part.
+    """One collective instruction. size: bytes of its full array on a device; group: devices that take part, both None
+    where the text has a form that is not known here.
 
     times: how often it runs in one call of the program.
     """
 
     kind: str
-    size: int
-    group: int
+    size: int | None
+    group: int | None
     times: int
 
     @property
-    def sent(self) -> float:
-        """Bytes that a device sends in one call, by a ring: (n-1)/n of the array, twice that for an all-reduce."""
+    def sent(self) -> float | None:
+        """Bytes that a device sends in one call, by a ring: (n-1)/n of the array, twice that for an all-reduce; None
+        where that is not known."""
+        if self.size is None or self.group is None:
+            return None
         share = (self.group - 1) / self.group
         factor = {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
         return factor * self.size * self.times
@@ -66,12 +70,12 @@ def collectives(text: str, dynamic: int = 1) -> list[Collective]:
         known = found.get(place)
         if known is None or (starts, one.times) > (known[0], known[1].times):
             found[place] = starts, one
-    return [one for _, one in found.values() if one.group > 1 and one.size]
+    return [one for _, one in found.values() if one.group != 1 and one.size != 0]
 
 
 def bytes_sent(found: list[Collective]) -> dict[str, float]:
-    """Bytes that each device sends in one call of the program, by kind of collective."""
-    return {kind: sum(one.sent for one in found if one.kind == kind) for kind in KINDS}
+    """Bytes that each device sends in one call of the program, by kind of collective, as far as they are known."""
+    return {kind: sum(one.sent or 0.0 for one in found if one.kind == kind) for kind in KINDS}
 
 
 def _parse(text: str) -> dict[str, _Computation]:
@@ -103,10 +107,10 @@ def _walk(
             continue
         kind = opcode.removesuffix("-start")
         if kind in KINDS:
-            size = _size(rest, kind, opcode != kind)
+            size, group = _size_and_group(rest, kind, opcode != kind)
             pieces = tuple(re.findall(r'channel_id=\d+|chain_id="\d+"', rest)) if fused else ()
             place = (kind, str(size), *pieces) if pieces else (f"{path}/{instruction}",)
-            yield place, starts, Collective(kind, size, _group(rest), times)
+            yield place, starts, Collective(kind, size, group, times)
         if opcode.endswith(("-done", "-update")):
             continue
         called = _CALLS.findall(rest) + [
@@ -163,10 +167,20 @@ def _operands(rest: str) -> list[str]:
     return re.findall(r"%([\w.-]+)", rest[found.end() :].split(")", 1)[0]) if found else []
 
 
+def _size_and_group(rest: str, kind: str, start: bool) -> tuple[int | None, int | None]:
+    """Bytes of the full array and devices of one group, None and None in a form that is not known."""
+    try:
+        return _size(rest, kind, start), _group(rest)
+    except (KeyError, ValueError, IndexError):
+        return None, None
+
+
 def _size(rest: str, kind: str, start: bool) -> int:
     """Bytes of the full array: what is gathered, or what is scattered or added up."""
     shapes, operands = rest.split(f" {kind}{'-start' if start else ''}(", 1)
     sizes = [_bytes(match[1], match[2]) for match in _SHAPE.finditer(shapes)]
+    if not sizes:
+        raise ValueError(f"no shape found in this collective: {rest[:300]}")
     if start and kind == "all-gather":  # (operands, results)
         return sum(sizes[len(sizes) // 2 :])
     if start and kind == "collective-permute":  # (operand, result, context)

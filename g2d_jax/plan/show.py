@@ -113,13 +113,15 @@ def memory_row(plan: Plan, entry: Entry) -> list[str]:
 def time_row(entry: Entry) -> list[str]:
     """Stage, program, TFLOP and GB sent in one call, least milliseconds, what bounds it, calls in the stage."""
     assert entry.compiled is not None and entry.time is not None
-    sent = sum(entry.compiled.sent.values())
+    sent = f"{sum(entry.compiled.sent.values()) / 1e9:.3g}"
+    if entry.compiled.unknown:
+        sent += f" and {entry.compiled.unknown} unknown"
     work = entry.program.work
     return [
         entry.program.stage,
         entry.program.name,
         f"{work.flops / 1e12:.3g}",
-        f"{sent / 1e9:.3g}",
+        sent,
         f"{1e3 * entry.time.seconds:.3g}",
         entry.time.bound,
         f"{work.calls:,.0f}",

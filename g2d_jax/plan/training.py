@@ -66,7 +66,7 @@ def training(
     remat = 1.0 if context.config.compute.remat == "none" else 4 / 3
     count = packed.arrays["tokens"].shape[0]
     flops = remat * train_flops(config, packed.used, packed.attended) / mesh.size
-    weights = 2 * matmul_params(config) / mesh.shape["tensor"]
+    weights = context.dtype.itemsize * matmul_params(config) / mesh.shape["tensor"]
     moved = 2 * held[1] + packed.count * 3 * weights
     parts = {"parameters": held[0], "optimiser": held[1] - changed, "gradients": changed}
     parts["activations"] = activation_bytes(context, packed)
@@ -82,7 +82,7 @@ def logprobs(context: Context, name: str, packed: Packed, calls: float, resident
     """Log-probabilities of a packed batch under a policy."""
     params = policy_shapes(context)
     flops = forward_flops(context.model_config, packed.used, packed.attended) / context.mesh.size
-    weights = 2 * matmul_params(context.model_config) / context.mesh.shape["tensor"]
+    weights = context.dtype.itemsize * matmul_params(context.model_config) / context.mesh.shape["tensor"]
     parts = {"parameters": device_bytes(params)}
     work = Work(calls, flops, packed.count * weights, parts, scored=packed.used * calls)
     inputs = abstract_batch(packed, context.mesh)
