@@ -50,7 +50,8 @@ class Compiled:
     """What the compiler says of one program.
 
     peak: bytes a device, arguments and results included. sent: bytes each device sends in one call, by kind of
-    collective; unknown: collectives of which that is not known. seconds: of compiling. outputs: the results' tree with shapes and shardings.
+    collective; unknown: collectives of which that is not known. seconds: of compiling. outputs: the results' tree with
+    shapes and shardings.
     """
 
     peak: int

@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 
 from g2d_jax.records import Verdict
-from g2d_jax.rewards import lists
+from g2d_jax.rewards import leaves, lists
 from g2d_jax.rewards.normalise import canonical, clean, plain_text
 from g2d_jax.rewards.quantity import (
     APPROXIMATION_PLACES,
@@ -55,7 +55,7 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
         verdict = rule(a, b)
         if verdict is not None:
             return verdict
-    return None
+    return False if _differ(a, b) else None
 
 
 def reading(gold: str) -> str:
@@ -209,6 +209,16 @@ def _same_words(gold: str, answer: str) -> bool | None:
     if gold.startswith("\\text") and (b is not None or parse_quantity(answer) is not None):
         return False
     return None
+
+
+def _differ(gold: str, answer: str) -> bool:
+    """Whether two answers differ for certain: far apart in value, or words beside a number."""
+    a, b = (_unwrap_text(text) if _CHOICE.fullmatch(_unwrap_text(text)) else text for text in (gold, answer))
+    a, b = _without_unit(a), _without_unit(b)
+    for words, number in ((a, b), (b, a)):
+        if words.startswith("\\text") and plain_text(words) and any(map(str.isdigit, number)) and leaves.values(number):
+            return True
+    return leaves.far_apart(a, b)
 
 
 def _unwrap_text(cleaned: str) -> str:
