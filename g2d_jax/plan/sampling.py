@@ -64,7 +64,7 @@ def rollouts(
     meanwhile = (*meanwhile, rest)
     at_once = min(asked.at_once, max(context.config.compute.responses_at_once // asked.samples, 1))
     sampling = SamplingParams(**{**asked.sampling.to_dict(), "stop_ids": tuple(range(STOPS))})
-    shapes = sampler.shapes(at_once, at_once * asked.samples, [sampling], sampler.prompt_lengths)
+    shapes = sampler.shapes(at_once, at_once * asked.samples, [sampling], context.prompt_lengths)
     yield from _generation(context, name, asked, shapes, meanwhile)
     mean = context.config.data.max_prompt_length + asked.mean
     yield from rewards(context, name, asked.prompts * asked.samples, mean, meanwhile)

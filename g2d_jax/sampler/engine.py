@@ -56,8 +56,7 @@ class Sampler:
     """Samples from a model over all devices of a `meshes.sampling` mesh.
 
     slots: rows decoded together. chunk: decode steps between two looks at the rows. prefill_rows: prompts of one
-    prefill. prompt_lengths: tokens of the prompts that may come, by which the programs are shaped; without them those
-    of each call. dtype: of activations and cache. attention: of prompts, see models/kernels.py. programs: where
+    prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py. programs: where
     another sampler's of the same settings, such as another point's of a sweep, may lie; the attribute has them by name.
     Samples of one key are bit-equal for the same shapes and mesh; the noise always is.
     """
@@ -71,7 +70,6 @@ class Sampler:
         slots: int = 256,
         chunk: int = 16,
         prefill_rows: int = 32,
-        prompt_lengths: Sequence[int] = (),
         dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
         attention: Setting = "auto",
         programs: Programs | None = None,
@@ -80,7 +78,6 @@ class Sampler:
             raise ValueError(f"slots, chunk and prefill_rows must be positive, got {slots}, {chunk}, {prefill_rows}")
         self.config, self.mesh, self.seed, self.dtype = config, mesh, seed, dtype
         self.slots, self.chunk, self.prefill_rows = slots, chunk, prefill_rows
-        self.prompt_lengths = prompt_lengths
         self.platform = platform_of(mesh)
         self.stacked = self.platform == "tpu"
         self.usage = Usage()
@@ -102,7 +99,7 @@ class Sampler:
         ways = meshes.row_ways(self.mesh)
         waves = 4 if self.platform == "cpu" else 1
         rows = min(self.slots, _power(samples), max(_power(samples) // waves, FEWEST))
-        columns = _columns(self.prompt_lengths or lengths, LANES if self.kernel == "splash" else 16)
+        columns = _columns(lengths, LANES if self.kernel == "splash" else 16)
         widest = columns[-1] + _up(max(p.max_new_tokens for p in params), 16)
         if self.stacked:
             widths: tuple[int, ...] = (_up(widest, COLUMN_BLOCK if widest > COLUMN_BLOCK else 16),)
@@ -128,13 +125,16 @@ class Sampler:
         state, prompts = jax.eval_shape(make)
         return programs.lay_out_state(state, place), programs.lay_out_prompts(prompts, place)
 
-    def generate(self, view: Decoder, requests: Iterable[Request], purpose: str) -> Iterator[Rollout]:
+    def generate(
+        self, view: Decoder, requests: Iterable[Request], purpose: str, prompt_lengths: Sequence[int] = ()
+    ) -> Iterator[Rollout]:
         """Yield rollouts as they finish, in no particular order: those of this process's rows.
 
         All processes make the call, with the same requests. view: see `view`. purpose: names the randomness together
-        with the seed, problem id, visit and sample index.
-        Raises ValueError, before anything is sampled, for an empty prompt, no samples, ids out of the vocabulary, or a
-        prompt longer than all of prompt_lengths; Preempted if any process was told to stop.
+        with the seed, problem id, visit and sample index. prompt_lengths: tokens of the prompts of all calls, by which
+        the programs are shaped once; without them each call's own prompts decide.
+        Raises ValueError, before anything is sampled, for an empty prompt, no samples or ids out of the vocabulary;
+        Preempted if any process was told to stop.
         """
         asked = list(requests)
         for request in asked:
@@ -142,24 +142,23 @@ class Sampler:
                 raise ValueError(f"problem {request.problem_id}: a request needs a prompt and at least one sample")
             if not 0 <= request.prompt_ids.min() <= request.prompt_ids.max() < self.config.vocab_size:
                 raise ValueError(f"problem {request.problem_id}: prompt ids must lie in [0, {self.config.vocab_size})")
-            if self.prompt_lengths and len(request.prompt_ids) > max(self.prompt_lengths):
-                raise ValueError(
-                    f"problem {request.problem_id}: a prompt of {len(request.prompt_ids)} tokens, and this sampler is "
-                    f"for at most {max(self.prompt_lengths)}"
-                )
         if asked:
-            yield from _Session(self, view, asked, purpose).run()
+            lengths = [len(request.prompt_ids) for request in asked]
+            known = prompt_lengths if max(lengths) <= max(prompt_lengths, default=0) else [*prompt_lengths, *lengths]
+            yield from _Session(self, view, asked, purpose, known).run()
 
 
 class _Session:
     """One call of generate: its schedule, the device state, and the tokens of this process's rows."""
 
-    def __init__(self, sampler: Sampler, view: Decoder, requests: Sequence[Request], purpose: str) -> None:
+    def __init__(
+        self, sampler: Sampler, view: Decoder, requests: Sequence[Request], purpose: str, prompt_lengths: Sequence[int]
+    ) -> None:
         self.sampler, self.view, self.purpose = sampler, view, purpose
         self.mesh, self.ways = sampler.mesh, meshes.row_ways(sampler.mesh)
         params = [request.params for request in requests]
         samples = sum(request.num_samples for request in requests)
-        self.shapes = sampler.shapes(len(requests), samples, params, [len(r.prompt_ids) for r in requests])
+        self.shapes = sampler.shapes(len(requests), samples, params, prompt_lengths)
         rows, prompts = self.shapes.rows // self.ways, self.shapes.prompts // self.ways
         self.schedule = Schedule(requests, shards=self.ways, rows=rows, prompts=prompts)
         self.tokens: dict[int, list[tuple[np.ndarray, ...]]] = {}  # row -> tokens, log-probs, entropies of each chunk

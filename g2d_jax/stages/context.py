@@ -292,12 +292,11 @@ class Context:
             tensor = meshes.fewest(size, min(told, default=None), self.mesh.size)
         return meshes.sampling(self.mesh, tensor, config.num_key_value_heads)
 
-    def sampler(self, prompt_lengths: Sequence[int] = ()) -> Sampler:
-        """Give the sampler: one for the run. prompt_lengths: of other prompts than the run's."""
+    def sampler(self) -> Sampler:
+        """Give the sampler: one for the run."""
         settings = {name: self.config.compute[name] for name in ("slots", "chunk", "prefill_rows", "attention")}
         settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs}
-        lengths = tuple(prompt_lengths or self.prompt_lengths)
-        sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, prompt_lengths=lengths, **settings)
+        sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, **settings)
         self._say_attention("prompts", sampler.kernel)
         return sampler
 

@@ -270,7 +270,7 @@ def _generate(
     ]
     place = _places(draws)
     rollouts = []
-    for rollout in context.sampler().generate(view, requests, purpose):
+    for rollout in context.sampler().generate(view, requests, purpose, context.prompt_lengths):
         rollouts.append(rollout)
         if tell is not None and len(rollouts) % num_generations == 0:
             tell(len(rollouts) // num_generations * processes.count())  # the others are about as far
