@@ -57,11 +57,12 @@ def cached(setting: str | None, shared: epath.Path | None = None) -> Iterator[No
     Raises OSError for a folder that was asked for and cannot be made; for the user's own it warns.
     """
     before = getattr(jax.config, CACHE)
-    alone = jax.process_count() == 1
-    if setting is None and (before or not (alone or shared)):
+    if setting is None and before:
         yield
         return
-    _use(_made(os.fspath(shared) if setting is None and shared and not alone else setting))
+    if setting is None and jax.process_count() > 1:
+        setting = os.fspath(shared or "")
+    _use(_made(setting))
     try:
         yield
     finally:

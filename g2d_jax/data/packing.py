@@ -97,8 +97,8 @@ def pack(
     units = [unit for index, group in enumerate(groups) for unit in _units(index, group, row_length, places)]
     rows = _first_fit(units, [len(group.prompt_ids) for group in groups], row_length, places)
     room, most = max(len(rows), most_rows, 1), max(microbatch_rows // rows_multiple, 1) * rows_multiple
-    per_micro = _up(-(-room // -(-room // most)), rows_multiple)  # of as few as can be, and equal
-    arrays = _blank(groups, _up(room, per_micro), row_length, places)
+    per_micro = round_up(-(-room // -(-room // most)), rows_multiple)  # of as few as can be, and equal
+    arrays = _blank(groups, round_up(room, per_micro), row_length, places)
     count = max(-(-len(rows) // per_micro), 1)
     where: list[list[Place]] = [[Place(0, 0, 0)] * len(group.responses) for group in groups]
     used = 0
@@ -109,7 +109,7 @@ def pack(
     return Packed(shaped, count, where, used, attended)
 
 
-def _up(size: int, step: int) -> int:
+def round_up(size: int, step: int) -> int:
     """The next multiple of step."""
     return -(-size // step) * step
 

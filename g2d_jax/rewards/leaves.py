@@ -11,6 +11,8 @@ import re
 import zlib
 from collections.abc import Iterator
 
+from g2d_jax.rewards.lists import CLOSING, NAME, OPENING
+
 MAX_CHARS = 300
 _DEEPEST = 20
 _LARGEST_EXPONENT = 64
@@ -18,14 +20,13 @@ _FAR = 0.1
 """Relative difference beyond which no rounding makes one number of two."""
 
 _TOKEN = re.compile(
-    r"\s*(?:(\d+(?:\.\d+)?)|(\\(?:frac|sqrt|pi|infty|cdot|times|pm|cup|begin|end)(?![A-Za-z])|\\\\|\\[{}])"
+    r"\s*(?:(\d+(?:\.\d+)?)|(\\(?:frac|sqrt|pi|infty|cdot|times|pm|cup)(?![A-Za-z])|\\\\|\\[{}])"
     r"|([A-Za-z](?:_(?:\w|\{\w+\}))?)(?![A-Za-z])|([-+*/^(){}\[\],;&]))"
 )
-_NAMED = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?\s*(?:=|\\in(?![A-Za-z]))")
+_NAMED = re.compile(rf"{NAME}\s*(?:=|\\in(?![A-Za-z]))")
 _MATRIX = re.compile(r"\\(?:begin|end)\s*\{[bpvBV]?matrix\}")
 _THOUSANDS = re.compile(r"\d,\s*\d{3}(?!\d)")
 _SEPARATORS = frozenset((",", ";", "&", "\\\\", "\\cup"))
-_OPENING, _CLOSING = frozenset(("(", "[", "\\{", "{")), frozenset((")", "]", "\\}", "}"))
 
 
 class _Unknown(Exception):
@@ -81,10 +82,10 @@ def _elements(tokens: list[str]) -> Iterator[list[str]]:
         if token not in _SEPARATORS:
             element.append(token)
             continue
-        excess = sum((t in _OPENING) - (t in _CLOSING) for t in element)
-        while excess > 0 and element[0] in _OPENING:
+        excess = sum((t in OPENING) - (t in CLOSING) for t in element)
+        while excess > 0 and element[0] in OPENING:
             element, excess = element[1:], excess - 1
-        while excess < 0 and element[-1] in _CLOSING:
+        while excess < 0 and element[-1] in CLOSING:
             element, excess = element[:-1], excess + 1
         if element:
             yield element
@@ -116,10 +117,8 @@ class _Reader:
         self.depth += 1
         if self.depth > _DEEPEST:
             raise _Unknown
-        total = 0j
         signs = {"+": 1, "-": -1, "\\pm": self.sign}
-        sign = signs[self.take()] if self.next in signs else 1
-        total = sign * self.product()
+        total = (signs[self.take()] if self.next in signs else 1) * self.product()
         while self.next in signs:
             total += signs[self.take()] * self.product()
         self.depth -= 1

@@ -15,10 +15,13 @@ from g2d_jax.rewards.normalise import canonical
 from g2d_jax.rewards.quantity import Quantity, parse_quantity, same_quantity
 
 _TOKEN = re.compile(r"\\[{}]|\\.|[(\[{)\]},;]", re.DOTALL)
-_OPENING, _CLOSING = frozenset(("\\{", "{", "(", "[")), frozenset(("\\}", "}", ")", "]"))
+OPENING, CLOSING = frozenset(("\\{", "{", "(", "[")), frozenset(("\\}", "}", ")", "]"))
 _THOUSANDS = re.compile(r"\d,\d{3}(?!\d)")
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
-ASSIGNMENT = re.compile(r"((?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?)\s*=\s*([^=<>]+)")
+NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?"
+"""`x`, `x_1`, `f(x)`: what an answer gives a value to, as a pattern."""
+
+ASSIGNMENT = re.compile(rf"({NAME})\s*=\s*([^=<>]+)")
 """`x = 5`: the name and the value."""
 
 
@@ -35,7 +38,7 @@ def elements(cleaned: str) -> list[str] | None:
     parts, start, depth = [], 0, 0
     for token in _TOKEN.finditer(inside):
         text = token.group()
-        depth += (text in _OPENING) - (text in _CLOSING)
+        depth += (text in OPENING) - (text in CLOSING)
         if depth < 0:
             return None
         if depth == 0 and text in (",", ";"):

@@ -25,7 +25,7 @@ from g2d_jax.rewards.quantity import (
 MAX_QUICK_CHARS = 100_000
 """Longer texts are compared as they stand, without normalisation."""
 
-_NAME = re.compile(r"(?:(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?)?")
+_NAME = re.compile(f"(?:{lists.NAME})?")
 _CONSTANTS = ("e", "\\pi")
 _INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
 _EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)

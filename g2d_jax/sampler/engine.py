@@ -22,6 +22,7 @@ from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
 from g2d_jax import processes
 from g2d_jax.compilation import Programs
+from g2d_jax.data.packing import round_up
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.attention import COLUMN_BLOCK
 from g2d_jax.models.config import ModelConfig
@@ -100,15 +101,15 @@ class Sampler:
         waves = 4 if self.platform == "cpu" else 1
         rows = min(self.slots, _power(samples), max(_power(samples) // waves, FEWEST))
         columns = _columns(lengths, LANES if self.kernel == "splash" else 16)
-        widest = columns[-1] + _up(max(p.max_new_tokens for p in params), 16)
+        widest = columns[-1] + round_up(max(p.max_new_tokens for p in params), 16)
         if self.stacked:
-            widths: tuple[int, ...] = (_up(widest, COLUMN_BLOCK if widest > COLUMN_BLOCK else 16),)
+            widths: tuple[int, ...] = (round_up(widest, COLUMN_BLOCK if widest > COLUMN_BLOCK else 16),)
         else:
-            narrow = {_up(max(widest // part, columns[-1] + self.chunk, NARROWEST), 16) for part in (16, 4)}
+            narrow = {round_up(max(widest // part, columns[-1] + self.chunk, NARROWEST), 16) for part in (16, 4)}
             widths = (*sorted(width for width in narrow if 2 * width <= widest), widest)
         return Shapes(
-            rows=_up(rows, ways),
-            prompts=_up(min(self.prefill_rows, _power(requests)), ways),
+            rows=round_up(rows, ways),
+            prompts=round_up(min(self.prefill_rows, _power(requests)), ways),
             columns=columns,
             widths=widths,
             stops=max(1, *(len(p.stop_ids) for p in params)),
@@ -143,9 +144,9 @@ class Sampler:
             if not 0 <= request.prompt_ids.min() <= request.prompt_ids.max() < self.config.vocab_size:
                 raise ValueError(f"problem {request.problem_id}: prompt ids must lie in [0, {self.config.vocab_size})")
         if asked:
-            lengths = [len(request.prompt_ids) for request in asked]
-            known = prompt_lengths if max(lengths) <= max(prompt_lengths, default=0) else [*prompt_lengths, *lengths]
-            yield from _Session(self, view, asked, purpose, known).run()
+            own = [len(request.prompt_ids) for request in asked]
+            lengths = prompt_lengths if max(own) <= max(prompt_lengths, default=0) else [*prompt_lengths, *own]
+            yield from _Session(self, view, asked, purpose, lengths).run()
 
 
 class _Session:
@@ -334,14 +335,9 @@ def _jitted(config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kerne
 def _columns(lengths: Sequence[int], step: int) -> tuple[int, ...]:
     """Columns of prefills for prompts of these lengths: what holds the longest, and where most are far shorter a second
     one for those."""
-    longest = _up(max(lengths), step)
-    most = _up(int(np.quantile(lengths, 0.9)), step)
+    longest = round_up(max(lengths), step)
+    most = round_up(int(np.quantile(lengths, 0.9)), step)
     return (most, longest) if 2 * most <= longest else (longest,)
-
-
-def _up(size: int, step: int) -> int:
-    """The next multiple of step."""
-    return -(-size // step) * step
 
 
 def _power(size: int) -> int:

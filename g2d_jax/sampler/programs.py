@@ -379,6 +379,6 @@ def decode_chunk(
         return step + 1, lay_out_state(State(rows, cache, hidden), place), emitted
 
     _, state, emitted = jax.lax.while_loop(running, advance, (jnp.int32(0), state, emitted))
-    everywhere = meshes.replicated(mesh)
-    counts, stopped = (jax.lax.with_sharding_constraint(x, everywhere) for x in (emitted.counts, emitted.stopped))
-    return state, emitted._replace(counts=counts, stopped=stopped)
+    rows = {name: place(getattr(emitted, name), "rows", None) for name in ("tokens", "logprobs", "entropies")}
+    everywhere = {name: place(getattr(emitted, name), None) for name in ("counts", "stopped")}
+    return state, emitted._replace(**rows, **everywhere)

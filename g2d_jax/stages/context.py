@@ -288,8 +288,8 @@ class Context:
         tensor, config = self.config.compute.sampling_tensor, self.model_config
         if not tensor:
             size = decoder.count_params(config) * self.dtype.itemsize
-            told = [memory for memory in processes.gather(meshes.memory(self.mesh)) if memory is not None]
-            tensor = meshes.fewest(size, min(told, default=None), self.mesh.size)
+            memories = [memory for memory in processes.gather(meshes.memory(self.mesh)) if memory is not None]
+            tensor = meshes.fewest(size, min(memories, default=None), self.mesh.size)
         return meshes.sampling(self.mesh, tensor, config.num_key_value_heads)
 
     def sampler(self) -> Sampler:
