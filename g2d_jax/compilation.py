@@ -1,5 +1,7 @@
-"""Compiled programs kept from one start to the next, and how long compiling took.
+"""Programs compiled before they are needed, and kept from one start to the next.
 
+    Jitted, Ahead   ─► other threads compile what comes next; the first call waits for what is under way
+    Programs        ─► what is made from equal settings is compiled once in a process
     cached(setting) ─► JAX's persistent compilation cache, in a folder of the user's own unless told otherwise
 
 A program that is read back gives the bits of the one that was compiled, also on another number of cores: seen on CPU
@@ -15,6 +17,7 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,27 +26,79 @@ import jax
 from etils import epath
 from jax.experimental.compilation_cache import compilation_cache
 
+from g2d_jax.compiling import compiling
+
 T = TypeVar("T")
 
 CACHE = "jax_compilation_cache_dir"
 
 
+class Jitted:
+    """A jitted function whose programs may be compiled in another thread before it is called. options: jax.jit's."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self.function = jax.jit(function, **options)
+        self._name = getattr(function, "func", function).__name__
+        self._ahead: list[Future[Any]] = []
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call it, once what is compiled ahead of it is there; what failed there is compiled, and fails, here."""
+        if self._ahead:
+            with compiling.waiting(self._name):
+                wait(self._ahead)
+            self._ahead.clear()
+        return self.function(*arguments, **named)
+
+    def lower(self, *arguments: Any, **named: Any) -> Any:
+        """Give the program for arguments of these shapes, ready to be compiled: see jax.stages."""
+        return self.function.lower(*arguments, **named)
+
+    def expect(self, program: Future[Any]) -> None:
+        """Let the next call wait for a program that is compiled now."""
+        self._ahead.append(program)
+
+
+class Ahead:
+    """Threads that compile, first come first served. JAX keeps what they compile for the call itself."""
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+
+    def compile(self, function: Jitted, program: Callable[[], T]) -> Future[T]:
+        """Run program(), which compiles one of a function's, in a thread. It may wait for those that came before."""
+        if self._threads is None:  # XLA uses several threads itself; on a CPU the devices want the cores too
+            count = 1 if jax.default_backend() == "cpu" else max((os.cpu_count() or 1) // 2, 1)
+            self._threads = ThreadPoolExecutor(min(count, 4), thread_name_prefix="compiling")
+        future = self._threads.submit(program)
+        function.expect(future)
+        return future
+
+    def close(self) -> None:
+        """Give up what has not begun, and wait for the rest: a thread inside XLA cannot be stopped."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+            self._threads = None
+
+
 class Programs:
     """The jitted programs of a run, or of the points of a study: what is made from equal settings is compiled once.
 
-    Of each kind the newest alone stays, since programs lie in the devices' memory.
+    Of each kind the newest few stay, since programs lie in the devices' memory.
     """
 
+    MOST = 8
+
     def __init__(self) -> None:
-        self._made: dict[Callable[..., Any], tuple[Any, Any]] = {}
+        self._made: dict[Callable[..., Any], list[tuple[Any, Any]]] = {}
 
     def take(self, make: Callable[..., T], *settings: Any, **named: Any) -> T:
-        """Give make(*settings, **named): what it made last, if of equal settings, else a new one in its place."""
-        before, made = self._made.pop(make, (None, None))
-        if before != (settings, named):
-            made = make(*settings, **named)
-        self._made[make] = (settings, named), made
-        return made  # type: ignore[no-any-return]
+        """Give make(*settings, **named): one that it made lately, if of equal settings, else a new one."""
+        kept = self._made.setdefault(make, [])
+        made = next((entry for entry in kept if entry[0] == (settings, named)), None)
+        if made is None:
+            made = (settings, named), make(*settings, **named)
+        self._made[make] = [made, *(entry for entry in kept if entry is not made)][: self.MOST]
+        return made[1]  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 _EVENTS = "/jax/core/compile/"
@@ -52,6 +54,15 @@ class Compiling:
         began, now = account.phases.pop(), time.perf_counter()
         if not account.phases:
             account.ended, account.seconds = now, account.seconds + now - began
+
+    @contextmanager
+    def waiting(self, program: str) -> Iterator[None]:
+        """Count a block, in which this thread waits for another one that compiles, as compiling."""
+        self.start(_EVENTS, 0.0, fun_name=program)
+        try:
+            yield
+        finally:
+            self.end(_EVENTS, 0.0)
 
     def seconds(self) -> float:
         """Seconds that this thread spent so far, of what is over; what lies inside another phase counts once."""

@@ -12,7 +12,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -32,9 +32,10 @@ from g2d_jax.records import SamplingParams
 from g2d_jax.report import summary_table, write_all
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
-from g2d_jax.stages import collect, ending, evaluate, offline, online, profiles, select, sft, starting
+from g2d_jax.stages import collect, ending, evaluate, held_out, offline, online, profiles, select, sft, starting
 from g2d_jax.stages.context import Context, check_elsewhere
 from g2d_jax.stages.origin import lender
+from g2d_jax.stages.programs.program import Program
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.optimizer import make_optimizer
@@ -44,6 +45,16 @@ from g2d_jax.workdir import PROGRAMS, absolute, check_token, claim, locked, pack
 
 Stage = Callable[[Context, str, ConfigDict], dict[str, Any]]
 _AT_LEAST = {"steps": 0, "batch_size": 1, "max_length": 2, "epochs": 1}  # of a stage, where it has such a field
+
+STAGE_PROGRAMS: Mapping[str, Callable[..., Iterator[Program]]] = {
+    "sft": sft.programs,
+    "online": online.programs,
+    "collect": collect.programs,
+    "offline": offline.programs,
+    "select": held_out.programs,
+    "evaluate": held_out.programs,
+}
+"""The programs of a stage by its kind, from (context, name, stage, response): see stages/programs."""
 
 STAGES: Mapping[str, Stage] = {
     "sft": sft.run,
@@ -317,15 +328,27 @@ def _run_stages(
         _ = context.sampling_mesh  # raises for one that cannot be, before any work
         try:
             manifests = {}
-            for name in order.order:
+            names = order.order[: order.order.index(until) + 1 if until else None]
+            finished = processes.once(lambda: [name for name in names if storage.finished(context.folders[name])])
+            compile_ahead(context, [name for name in names if name not in finished])
+            for name in names:
                 manifests[name] = run_stage(context, name, order)
-                if name == until:
-                    break
         finally:
             context.close()
         if until is None:
             processes.once(lambda: conclude(folder, tracker, manifests))
     return manifests
+
+
+def compile_ahead(context: Context, names: Sequence[str]) -> None:
+    """Let other threads compile what stages will run, in order.
+
+    But for offline stages, whose shapes their pairs decide: they begin with it.
+    """
+    for name in names:
+        stage = context.config.stages[name]
+        if stage.kind != "offline":
+            context.compile_ahead(STAGE_PROGRAMS[stage.kind](context, name, stage))
 
 
 def run_stage(context: Context, name: str, order: Plan, *, again: bool = False) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import hashlib
 import itertools
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,15 +23,16 @@ from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import abstract, count_params, count_trained
 from g2d_jax.plan.compiling import Compiled, DoesNotFit, compile_program, devices
-from g2d_jax.plan.program import Program
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import GIB, Device, Topology
-from g2d_jax.plan.training import saved_per_token
-from g2d_jax.plan.work import Roofline, roofline, shape_of
+from g2d_jax.plan.work import Roofline, problems, roofline, shape_of
 from g2d_jax.stages import starting
 from g2d_jax.stages.context import Context
+from g2d_jax.stages.programs.program import Program
+from g2d_jax.stages.programs.training import saved_per_token
 from g2d_jax.tracking import Tracker
 
+STOPS = 2  # tokens that end a response: no tokenizer is asked
 MOST_TRIED = 5  # compilations that --auto, or the search for what fits, may cost
 Say = Callable[[str], None]
 
@@ -135,8 +137,14 @@ def planned(config: ConfigDict, compiler: Compiler, memory: int | None = None) -
             size = count_params(model) * context.dtype.itemsize
             config = copy.deepcopy(config)
             config.compute.sampling_tensor = meshes.fewest(size, memory, mesh.size)
-        lengths = (config.data.max_prompt_length,)
-        yield context.at(config, context.folders, tracker, mesh=mesh, model_config=model, prompt_lengths=lengths)
+        known = {
+            "mesh": mesh,
+            "model_config": model,
+            "prompt_lengths": (config.data.max_prompt_length,),
+            "problem_counts": {"train": sys.maxsize, **{split: problems(config, split) for split in ("dev", "test")}},
+            "stop_ids": tuple(range(STOPS)),
+        }
+        yield context.at(config, context.folders, tracker, **known)
 
 
 def make(

@@ -17,10 +17,10 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models import reward_model
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import matmul_params
-from g2d_jax.plan.program import Program, fixed
-from g2d_jax.plan.work import Work, device_bytes, shape_of
+from g2d_jax.plan.work import shape_of
 from g2d_jax.scoring.batches import columns, full_rows, make_program
 from g2d_jax.stages.context import Context
+from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,17 @@ def scorings(config: ConfigDict, mesh: Mesh) -> Iterator[Scoring]:
         )
 
 
-def rewards(context: Context, name: str, responses: float, mean: float, resident: tuple[Any, ...]) -> Iterator[Program]:
-    """Reward models over so many responses of `mean` tokens with their prompts."""
+def rewards(context: Context, decode: Program) -> Iterator[Program]:
+    """Reward models over the responses that a program decodes, with their prompts."""
+    work, prompt = decode.work, float(np.mean(context.prompt_lengths))
     found = list(scorings(context.config, context.mesh))
     for scoring in found:
         others = tuple(other.model for other in found if other is not scoring)
         arguments = scoring.model, scoring.tokens, scoring.lengths
-        scored = scoring.share * responses * mean
+        scored = scoring.share * (work.generated + work.responses * prompt)
         calls = scored / math.prod(scoring.tokens.shape)
         weights = scoring.weights() / context.mesh.shape["tensor"]
         parts = {"parameters": device_bytes(scoring.model)}
-        work = Work(calls, scoring.flops() / context.mesh.size, weights, parts, scored=scored)
-        yield Program(name, "reward", scoring.run, fixed(*arguments), work, resident=(*resident, *others))
+        once = Work(calls, scoring.flops() / context.mesh.size, weights, parts, scored=scored)
+        name = decode.name.replace("decode", "reward")
+        yield Program(decode.stage, name, scoring.run, fixed(*arguments), once, resident=(*decode.resident, *others))

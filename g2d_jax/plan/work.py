@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax.mesh import HOST
 from g2d_jax.models import hf, shapes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan.topologies import Device
+from g2d_jax.stages.programs.program import Work
 
 SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
 ASSUMED = 1000  # held-out problems of a file whose length no setting tells
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a program does in a stage. All figures but the tokens are of one device and one call.
-
-    calls: in the whole stage. flops: by models/flops.py, and what remat computes again. moved: bytes from and to
-    memory, at least. parts: bytes that lie in memory, by what they are. generated, prefilled, scored, trained: tokens
-    of the whole stage on all devices.
-    """
-
-    calls: float
-    flops: float
-    moved: float
-    parts: Mapping[str, int]
-    generated: float = 0.0
-    prefilled: float = 0.0
-    scored: float = 0.0
-    trained: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,15 +41,6 @@ def roofline(work: Work, sent: Mapping[str, float], device: Device) -> Roofline:
     return Roofline(work.flops / device.flops, work.moved / device.bandwidth, sum(sent.values()) / device.link)
 
 
-def device_bytes(tree: Any) -> int:
-    """Bytes that a tree of ShapeDtypeStructs with shardings takes on one device, without what is offloaded."""
-    return sum(
-        -(-math.prod(x.sharding.shard_shape(x.shape)) * jax.dtypes.itemsize_bits(x.dtype) // 8)
-        for x in jax.tree.leaves(tree)
-        if x.sharding and x.sharding.memory_kind != HOST
-    )
-
-
 def shape_of(path: str) -> ModelConfig:
     """A model's shape without a download: a folder's config.json, else the tables of models/shapes.py by its name.
 
@@ -82,11 +51,6 @@ def shape_of(path: str) -> ModelConfig:
     if path.startswith(("/", ".", "~")) or "://" in path:
         raise ValueError(f"there is no folder {path}: give one with the model's config.json, or a model's name")
     return shapes.shape(path)
-
-
-def rounds(steps: int, sync_every: int) -> int:
-    """How often an online stage of so many updates draws rollouts."""
-    return -(-steps // (sync_every or max(steps, 1)))
 
 
 def problems(config: ConfigDict, split: str) -> int:

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
 from g2d_jax import processes
-from g2d_jax.compilation import Programs
+from g2d_jax.compilation import Jitted, Programs
 from g2d_jax.data.packing import round_up
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.attention import COLUMN_BLOCK
@@ -126,16 +126,20 @@ class Sampler:
         state, prompts = jax.eval_shape(make)
         return programs.lay_out_state(state, place), programs.lay_out_prompts(prompts, place)
 
+    def decoded_widths(self, shapes: Shapes) -> list[tuple[int, ...]]:
+        """Give the cache's widths in use that each decode program is compiled for: on a CPU all are in one."""
+        return [shapes.widths] if self.platform == "cpu" else [(width,) for width in shapes.widths]
+
     def generate(
-        self, view: Decoder, requests: Iterable[Request], purpose: str, prompt_lengths: Sequence[int] = ()
+        self, view: Decoder, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
     ) -> Iterator[Rollout]:
         """Yield rollouts as they finish, in no particular order: those of this process's rows.
 
         All processes make the call, with the same requests. view: see `view`. purpose: names the randomness together
-        with the seed, problem id, visit and sample index. prompt_lengths: tokens of the prompts of all calls, by which
-        the programs are shaped once; without them each call's own prompts decide.
-        Raises ValueError, before anything is sampled, for an empty prompt, no samples or ids out of the vocabulary;
-        Preempted if any process was told to stop.
+        with the seed, problem id, visit and sample index. shapes: what the programs are compiled for, which several
+        calls share; without it the call's own requests decide.
+        Raises ValueError, before anything is sampled, for an empty prompt, no samples, ids out of the vocabulary, or
+        what the shapes are too small for; Preempted if any process was told to stop.
         """
         asked = list(requests)
         for request in asked:
@@ -143,27 +147,31 @@ class Sampler:
                 raise ValueError(f"problem {request.problem_id}: a request needs a prompt and at least one sample")
             if not 0 <= request.prompt_ids.min() <= request.prompt_ids.max() < self.config.vocab_size:
                 raise ValueError(f"problem {request.problem_id}: prompt ids must lie in [0, {self.config.vocab_size})")
+            needed = len(request.prompt_ids), len(request.prompt_ids) + request.params.max_new_tokens
+            if shapes and (needed[0] > shapes.columns[-1] or needed[1] > shapes.widths[-1]):
+                raise ValueError(f"problem {request.problem_id} needs more columns than the sampler is compiled for")
         if asked:
-            own = [len(request.prompt_ids) for request in asked]
-            lengths = prompt_lengths if max(own) <= max(prompt_lengths, default=0) else [*prompt_lengths, *own]
-            yield from _Session(self, view, asked, purpose, lengths).run()
+            yield from _Session(self, view, asked, purpose, shapes or self._shapes_of(asked)).run()
+
+    def _shapes_of(self, requests: Sequence[Request]) -> Shapes:
+        params = [request.params for request in requests]
+        samples = sum(request.num_samples for request in requests)
+        return self.shapes(len(requests), samples, params, [len(request.prompt_ids) for request in requests])
 
 
 class _Session:
     """One call of generate: its schedule, the device state, and the tokens of this process's rows."""
 
     def __init__(
-        self, sampler: Sampler, view: Decoder, requests: Sequence[Request], purpose: str, prompt_lengths: Sequence[int]
+        self, sampler: Sampler, view: Decoder, requests: Sequence[Request], purpose: str, shapes: Shapes
     ) -> None:
-        self.sampler, self.view, self.purpose = sampler, view, purpose
+        self.sampler, self.view, self.purpose, self.shapes = sampler, view, purpose, shapes
         self.mesh, self.ways = sampler.mesh, meshes.row_ways(sampler.mesh)
-        params = [request.params for request in requests]
-        samples = sum(request.num_samples for request in requests)
-        self.shapes = sampler.shapes(len(requests), samples, params, prompt_lengths)
         rows, prompts = self.shapes.rows // self.ways, self.shapes.prompts // self.ways
         self.schedule = Schedule(requests, shards=self.ways, rows=rows, prompts=prompts)
         self.tokens: dict[int, list[tuple[np.ndarray, ...]]] = {}  # row -> tokens, log-probs, entropies of each chunk
-        self.width = self.shapes.widths[0]
+        self.widths = sampler.decoded_widths(shapes)
+        self.width = shapes.widths[0]
         self.state: State
         self.prompts: Prompts
         self.state, self.prompts = sampler.programs["empty"](shapes=self.shapes)
@@ -187,7 +195,7 @@ class _Session:
                 self.state,
                 self._notices(),
                 filtered=self.shapes.filtered,
-                widths=self.shapes.widths if self.sampler.platform == "cpu" else (self.width,),
+                widths=next(widths for widths in self.widths if self.width in widths),
             )
             self.sampler.usage.seconds += time.perf_counter() - started
             yield from finished
@@ -308,7 +316,7 @@ def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
             yield shards[0].index[0].start or 0, [np.asarray(shard.data) for shard in shards]
 
 
-def _jitted(config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: Setting) -> dict[str, Any]:
+def _jitted(config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: Setting) -> dict[str, Jitted]:
     """A sampler's programs."""
     stacked = platform_of(mesh) == "tpu"
     layout = decoder.shardings if stacked else decoder.unstacked_shardings
@@ -317,14 +325,14 @@ def _jitted(config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kerne
         return lora.decoded(model, dtype) if stacked else lora.unstacked(model, dtype)
 
     return {
-        "view": jax.jit(view, out_shardings=layout(config.decoded, mesh)),
-        "empty": jax.jit(
+        "view": Jitted(view, out_shardings=layout(config.decoded, mesh)),
+        "empty": Jitted(
             partial(programs.empty, config, stacked=stacked, dtype=dtype, mesh=mesh), static_argnames="shapes"
         ),
-        "prefill": jax.jit(partial(programs.prefill, mesh=mesh, dtype=dtype, attention=kernel), donate_argnums=1),
-        "insert": jax.jit(partial(programs.insert, mesh=mesh), donate_argnums=0),
-        "resize": jax.jit(programs.resize),
-        "decode": jax.jit(
+        "prefill": Jitted(partial(programs.prefill, mesh=mesh, dtype=dtype, attention=kernel), donate_argnums=1),
+        "insert": Jitted(partial(programs.insert, mesh=mesh), donate_argnums=0),
+        "resize": Jitted(programs.resize),
+        "decode": Jitted(
             partial(programs.decode_chunk, chunk=chunk, mesh=mesh, dtype=dtype),
             static_argnames=("filtered", "widths"),
             donate_argnums=1,

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax import processes
+from g2d_jax.compilation import Jitted
 from g2d_jax.data.tokenizer import Ids
 from g2d_jax.models.reward_model import ScalarModel, read_scores, score_flops
 
@@ -42,7 +43,7 @@ class Usage:
 
 def make_program(mesh: Mesh, dtype: jnp.dtype) -> Callable[[ScalarModel, jax.Array, jax.Array], jax.Array]:
     """The jitted `read_scores`."""
-    return jax.jit(partial(read_scores, mesh=mesh, dtype=dtype), out_shardings=meshes.replicated(mesh))
+    return Jitted(partial(read_scores, mesh=mesh, dtype=dtype), out_shardings=meshes.replicated(mesh))
 
 
 def full_rows(mesh: Mesh, length: int, batch_tokens: int) -> int:

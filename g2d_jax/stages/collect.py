@@ -8,7 +8,7 @@ Several stages may choose from the rollouts of one: all but that one read them b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -20,7 +20,10 @@ from g2d_jax.data.preferences import Select, pairs_of, right, select_pairs, to_p
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context, StopRun, Tally
-from g2d_jax.stages.origin import check_rollouts, drawn_by, lender, rollouts_of, sampler_settings
+from g2d_jax.stages.origin import check_rollouts, drawn_by, lender, rollouts_of, sampler_settings, sampling_shapes
+from g2d_jax.stages.programs.program import Program
+from g2d_jax.stages.programs.sampling import Asked, rollouts
+from g2d_jax.stages.programs.training import policy_shapes
 from g2d_jax.stages.rollouts import Draws, Groups, describe
 from g2d_jax.tables import write_columns, write_preferences
 
@@ -56,6 +59,15 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     context.tracker.log(name, 0, metrics)
     result = {**_lengths(preferences), "rollouts": described, "informativeness": measures}
     return {**tally.manifest(), "counts": counts, "result": result, "warnings": said}
+
+
+def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
+    """The stage's programs, in the order in which they run. response: mean tokens of a response, None: the most."""
+    if stage.rollouts == "sample":
+        longest = stage.sampling.max_new_tokens
+        shapes = sampling_shapes(context, stage)
+        asked = Asked(stage.prompts, stage.num_generations, min(response or longest, longest), shapes)
+        yield from rollouts(context, name, asked, policy_shapes(context))
 
 
 def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[str, Any]) -> None:

@@ -6,10 +6,11 @@ import copy
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from g2d_jax import keys, processes, storage
 from g2d_jax import mesh as meshes
 from g2d_jax.accounting import POLICIES
 from g2d_jax.canonical import identity
-from g2d_jax.compilation import Programs
+from g2d_jax.compilation import Ahead, Programs
 from g2d_jax.config import is_scalar
 from g2d_jax.data import arithmetic
 from g2d_jax.data.loader import Mixture, Order
@@ -39,8 +40,10 @@ from g2d_jax.models.flops import forward_flops
 from g2d_jax.records import Problem, SamplingParams
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.sampler.engine import Sampler
+from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages import starting
 from g2d_jax.stages.clock import Clock
+from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.scorers import Scorers, Usage
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.checkpoint import Checkpoints
@@ -97,6 +100,22 @@ class Tally:
         return {**values, "tokens": tokens}
 
 
+class _Results(Mapping[str, Any]):
+    """Programs' results by name, each waited for when it is asked for."""
+
+    def __init__(self, futures: Mapping[str, Future[Any]]) -> None:
+        self._futures = futures
+
+    def __getitem__(self, name: str) -> Any:
+        return self._futures[name].result()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._futures)
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+
 @dataclass
 class Context:
     """One run under way.
@@ -119,6 +138,8 @@ class Context:
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
+    ahead: Ahead = field(default_factory=Ahead)
+    losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)  # a user's own, by stage
 
     def at(self, config: ConfigDict, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Context:
         """The same context for a config that differs in its stages only: what was loaded and compiled is shared."""
@@ -306,13 +327,34 @@ class Context:
         problems = [problem for split in self.problems.values() for problem in split]
         return tuple(len(self.tokenizer.encode_prompt(problem)) for problem in problems)
 
+    @cached_property
+    def problem_counts(self) -> dict[str, int]:
+        """How many problems each split has."""
+        return {split: len(problems) for split, problems in self.problems.items()}
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response."""
+        return self.tokenizer.eos_ids
+
+    def sampling_shapes(self, prompts: int, samples: int, *params: SamplingParams) -> Shapes:
+        """Choose what the sampler is compiled for, by the largest of some calls: so many prompts and responses each."""
+        return self.sampler().shapes(prompts, prompts * samples, params, self.prompt_lengths)
+
+    def compile_ahead(self, programs: Iterable[Program]) -> None:
+        """Let other threads compile programs of a stage, in their order, while this one goes on."""
+        futures: dict[str, Future[Any]] = {}
+        for program in programs:
+            made = _Results(dict(futures))
+            futures[program.name] = self.ahead.compile(program.run, partial(program.compile, made))
+
     def view(self, params: Decoder) -> Decoder:
         """Give a policy as the sampler reads it. All processes make the call."""
         return self.sampler().view(params)
 
     def sampling_params(self, sampling: ConfigDict, **changes: Any) -> SamplingParams:
         """Settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""
-        return SamplingParams(**{**sampling.to_dict(), "stop_ids": self.tokenizer.eos_ids, **changes})
+        return SamplingParams(**{**sampling.to_dict(), "stop_ids": self.stop_ids, **changes})
 
     def row_length(self, longest: int) -> int:
         """Columns of a packed row: compute.row_length, or what holds `longest` tokens."""
@@ -483,10 +525,15 @@ class Context:
     def loss_of(self, name: str, configured: Objective) -> tuple[Objective, Programs]:
         """A stage's loss, and where its programs lie: those of a user's own, which may look like another, alone."""
         own = self.objectives.get(name)
-        return (configured, self.programs) if own is None else (own(self.compute), Programs())
+        if own is None:
+            return configured, self.programs
+        if name not in self.losses:
+            self.losses[name] = own(self.compute), Programs()
+        return self.losses[name]
 
     def close(self) -> None:
-        """End the verifiers' processes."""
+        """End the verifiers' processes, and the threads that compile."""
+        self.ahead.close()
         if "scorer" in self.__dict__:
             self.scorer.close()
 

@@ -11,18 +11,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from g2d_jax import processes, storage
-from g2d_jax.data.packing import Group, Response
+from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
+from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.programs.program import Program
+from g2d_jax.stages.programs.sampling import Asked, rollouts
+from g2d_jax.stages.programs.training import logprobs
 from g2d_jax.stages.rollouts import Groups, correct, count_rollouts, describe, on_disk, sampled_groups
 from g2d_jax.stages.training import Trainer
 
@@ -84,6 +88,51 @@ def probe(
     alerts.watch(context, name, stage, training, values, kind="probe")
 
 
+def sampling_shapes(context: Context, stage: ConfigDict) -> Shapes:
+    """Choose what the sampler of the stage's probes is compiled for."""
+    params = context.sampling_params(sampling_of(stage))
+    return context.sampling_shapes(sampled(context, stage), stage.probe.num_generations, params)
+
+
+def sampling_of(stage: ConfigDict) -> ConfigDict:
+    """The settings that probes sample with."""
+    return stage.probe_sampling if "probe_sampling" in stage else stage.sampling
+
+
+def programs(
+    context: Context,
+    name: str,
+    stage: ConfigDict,
+    steps: int,
+    response: int | None,
+    params: Decoder,
+    state: Any,
+    *,
+    compared: bool,
+) -> Iterator[Program]:
+    """The programs of the stage's probes: before its first update, every so many, and after its last.
+
+    compared: whether KL to a reference is measured.
+    """
+    if not stage.probe.every:
+        return
+    sampling, samples = sampling_of(stage), stage.probe.num_generations
+    prompts, probes = sampled(context, stage), 1 + -(-steps // stage.probe.every)
+    mean = min(response or sampling.max_new_tokens, sampling.max_new_tokens)
+    asked = Asked(prompts * probes, samples, mean, sampling_shapes(context, stage))
+    yield from rollouts(context, name, asked, params, prefix="probe ", meanwhile=(state,))
+    if compared:
+        prompt, tokens = (np.zeros(n, np.int32) for n in (context.config.data.max_prompt_length, mean))
+        packed = _packed(context, [Group(prompt, [Response(tokens, {})] * samples)] * prompts, sampling)
+        scored = logprobs(context, name, packed, probes, (state,), sampling.temperature or 1.0)
+        yield dataclasses.replace(scored, name=f"probe {scored.name}")
+
+
+def sampled(context: Context, stage: ConfigDict) -> int:
+    """The prompts of a probe."""
+    return min(stage.probe.prompts, context.problem_counts[stage.probe.split])  # type: ignore[no-any-return]
+
+
 def evidence(training: Trainer) -> dict[str, Any]:
     """For the manifest: {"dynamics": …} with all probes and what they cost; {} if there are none.
 
@@ -110,7 +159,7 @@ def _measured(
         before: dict[str, Any] = storage.read_json(file)
         return before
     params, cost = training.settled(), Tally()
-    sampling = stage.probe_sampling if "probe_sampling" in stage else stage.sampling
+    sampling = sampling_of(stage)
     with context.metered(cost):
         groups = sampled_groups(
             context,
@@ -118,6 +167,7 @@ def _measured(
             [(problem, 0) for problem in probed(context.problems[stage.probe.split], stage.probe.prompts)],
             context.sampling_params(sampling),
             num_generations=stage.probe.num_generations,
+            shapes=sampling_shapes(context, stage),
             purpose=f"probe/{name}",
             policy=f"{name}@{training.step}",
             journal=journal,
@@ -182,11 +232,15 @@ def reference_logprobs(
     At temperature 0, which has no distribution, it is 1. Raises ValueError if compute.row_length is too short for a
     prompt and a response.
     """
-    row_length = context.row_length(context.config.data.max_prompt_length + sampling.max_new_tokens)
     bare = [Group(g[0].rollout.prompt_ids, [Response(row.rollout.token_ids, {}) for row in g]) for g in groups]
-    packed = context.pack(bare, row_length, sum(map(len, groups)))
+    packed = _packed(context, bare, sampling)
     logprobs = context.score_logprobs(reference, packed, tally, sampling.temperature or 1.0)
     return [list(group) for group in packed.unpack(logprobs)]
+
+
+def _packed(context: Context, groups: list[Group], sampling: ConfigDict) -> Packed:
+    row_length = context.row_length(context.config.data.max_prompt_length + sampling.max_new_tokens)
+    return context.pack(groups, row_length, sum(len(group.responses) for group in groups))
 
 
 def divergence(groups: Groups, reference: Sequence[Sequence[np.ndarray]]) -> float:

@@ -15,7 +15,7 @@ from g2d_jax import informativeness, stats
 from g2d_jax.records import Problem
 from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context, Tally
-from g2d_jax.stages.held_out import HeldOut, places, task_results, write_problems
+from g2d_jax.stages.held_out import GREEDY, HeldOut, places, sampling_shapes, task_results, write_problems
 from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
 from g2d_jax.storage import finished
 from g2d_jax.tracking import Progress
@@ -96,11 +96,11 @@ def evaluate_policy(
     """
     folder = context.evaluated.get(policy, context.folders[name]) / "rollouts"
     own = Tally() if policy in context.evaluated else tally  # what lies elsewhere was paid for there
-    asked = HeldOut(context, policy, problems, folder, own, bar)
+    asked = HeldOut(context, policy, problems, folder, own, bar, sampling_shapes(context, stage))
     groups = asked.answers(stage.sampling, "evaluate", stage.num_generations)
     greedy = None
     if stage.greedy:
-        greedy = asked.answers(stage.sampling, "greedy", 1, "-greedy", temperature=0.0, top_p=1.0, top_k=0)
+        greedy = asked.answers(stage.sampling, "greedy", 1, "-greedy", **GREEDY)
     described = describe(groups)
     entry: dict[str, Any] = {
         "name": policy,

@@ -8,7 +8,7 @@ Evaluations and selections share it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +19,21 @@ from ml_collections import ConfigDict
 from g2d_jax import processes, stats, storage
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
+from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.programs.program import Program
+from g2d_jax.stages.programs.sampling import Asked, rollouts
+from g2d_jax.stages.programs.training import policy_shapes
 from g2d_jax.stages.rollouts import Groups, correct, count_rollouts, on_disk, rewards, sampled_groups
 from g2d_jax.tracking import Progress
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 
 @dataclass
 class HeldOut:
     """One policy before some problems. folder: where its answers lie; their cost goes to the tally. bar: of problems.
+    shapes: what the sampler is compiled for.
 
     All policies draw with the same random numbers, which makes paired differences sharper.
     """
@@ -37,6 +44,7 @@ class HeldOut:
     folder: epath.Path
     tally: Tally
     bar: Progress
+    shapes: Shapes
     _view: Decoder | None = None
 
     @property
@@ -61,6 +69,7 @@ class HeldOut:
             self.draws,
             self.context.sampling_params(sampling, **changes),
             num_generations=count,
+            shapes=self.shapes,
             purpose=purpose,
             policy=self.policy,
             journal=journal,
@@ -70,6 +79,28 @@ class HeldOut:
         self.bar.update(first + everyone)
         count_rollouts(self.context, self.tally, groups)
         return groups
+
+
+def sampling_shapes(context: Context, stage: ConfigDict) -> Shapes:
+    """Choose what the sampler of an evaluate or select stage is compiled for, of drawn and of greedy answers."""
+    count = context.problem_counts[stage.get("split", "dev")]
+    kinds: list[dict[str, Any]] = [{}, GREEDY] if stage.get("greedy") else [{}]
+    params = (context.sampling_params(stage.sampling, **changes) for changes in kinds)
+    return context.sampling_shapes(count, stage.num_generations, *params)
+
+
+def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
+    """The programs of an evaluate or select stage. response: mean tokens of a response, None: the most."""
+    if stage.kind == "evaluate":
+        policies, samples = len(stage.policies), stage.num_generations + int(stage.greedy)
+    else:
+        source = context.config.stages[stage.policy]
+        kept = {*source.get("keep", ()), source.get("steps", 1)}
+        policies, samples = len(stage.steps or kept), stage.num_generations
+    count, longest = context.problem_counts[stage.get("split", "dev")], stage.sampling.max_new_tokens
+    shapes = sampling_shapes(context, stage)
+    asked = Asked(count * policies, samples, min(response or longest, longest), shapes)
+    yield from rollouts(context, name, asked, policy_shapes(context))
 
 
 def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:

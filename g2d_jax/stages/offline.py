@@ -4,6 +4,7 @@ computed once, cached under a fingerprint, and no reference model stays in memor
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,13 +14,15 @@ from ml_collections import ConfigDict
 
 from g2d_jax import informativeness, processes, storage
 from g2d_jax.data.loader import InOrder, draw
-from g2d_jax.data.packing import Group, Response
+from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import check_dpo, dpo_weights
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
 from g2d_jax.stages import alerts, diagnosis, dynamics
 from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.programs.program import Program
+from g2d_jax.stages.programs.training import gradient, logprobs, params_and_state, training_programs
 from g2d_jax.stages.rollouts import on_disk
 from g2d_jax.stages.training import trainer
 from g2d_jax.tables import read_preferences
@@ -45,6 +48,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         context.tracker.say(f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
     longest = max(len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in pairs)
     row_length = context.row_length(longest)
+    context.compile_ahead(_programs(context, name, stage, len(pairs), row_length, None))
     scoring = Tally()
     with context.metered(scoring):
         references = reference_logprobs(context, name, stage, pairs, row_length, scoring)
@@ -56,7 +60,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         context,
         name,
         objective,
-        _warmup_that_fits(context, name, stage.optimizer, steps),
+        _warmup_that_fits(stage.optimizer, steps, lambda text: context.tracker.say(f"{name}: {text}")),
         policy=stage.policy,
         total=steps,
         row_length=row_length,
@@ -93,6 +97,43 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     diagnosis.write_pairs(context.folders[name] / "pairs.parquet", pairs, references, trained)
     context.tracker.log(name, steps, diagnosis.figures(result), kind="diagnosis")
     return {**fields, "result": result, "diagnosis": cost.manifest()}
+
+
+def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
+    """The stage's programs as far as they are known without its pairs: as many and as long as there can be."""
+    source = context.config.stages.get(stage.preferences)
+    longest = source.sampling.max_new_tokens if source else stage.probe_sampling.max_new_tokens
+    pairs = SCORED_AT_ONCE
+    if source:
+        most = source.prompts * source.pairs_per_prompt
+        pairs = min(most, source.max_pairs or most)
+    row_length = context.row_length(context.config.data.max_prompt_length + 2 * longest)
+    yield from _programs(context, name, stage, pairs, row_length, response)
+
+
+def _programs(
+    context: Context, name: str, stage: ConfigDict, pairs: int, row_length: int, response: int | None
+) -> Iterator[Program]:
+    """The stage's programs for so many pairs in rows of this length, in the order in which they run."""
+    prompt = np.zeros(min(context.config.data.max_prompt_length, row_length // 3), np.int32)
+    side = np.zeros((row_length - len(prompt)) // 2, np.int32)
+    pair = Preference("0", "", "", "", prompt, side, side, 1.0, 0.0)
+    share = (len(prompt) + 2 * min(response or len(side), len(side))) / (len(prompt) + 2 * len(side))
+
+    def packed(count: int) -> Packed:
+        return context.pack(batch([pair] * count, np.zeros((count, 2), np.float32)), row_length, count)
+
+    batch_size, scored = min(stage.batch_size, pairs), min(SCORED_AT_ONCE, pairs)
+    steps = pairs * stage.epochs // batch_size
+    settings, objective = _warmup_that_fits(stage.optimizer, steps), objective_of(context.compute, stage)
+    params, state = params_and_state(context, settings, steps)
+    yield logprobs(context, name, packed(scored), (2 if stage.diagnose else 1) * pairs / scored * share, ())
+    if stage.diagnose and stage.signal_pairs:
+        draws = diagnosis.signal_draws(context.order(pairs, f"signal/{name}"), stage.signal_pairs)
+        if len(draws) > 1:
+            yield gradient(context, name, objective, packed(len(draws[0])), len(draws) * share)
+    yield from dynamics.programs(context, name, stage, steps, response, params, state, compared=True)
+    yield from training_programs(context, name, settings, steps, objective, packed(batch_size), steps * share)
 
 
 def objective_of(compute: Compute, stage: ConfigDict) -> Objective:
@@ -135,11 +176,11 @@ def check(stage: ConfigDict, stages: ConfigDict) -> None:
         raise ValueError(f"signal_pairs must be at least 2, or 0 for no measure of it, got {stage.signal_pairs}")
 
 
-def _warmup_that_fits(context: Context, name: str, settings: ConfigDict, steps: int) -> ConfigDict:
+def _warmup_that_fits(settings: ConfigDict, steps: int, say: Callable[[str], None] = lambda _: None) -> ConfigDict:
     """The number of pairs is known only now: few pairs must not end a run that has its rollouts."""
     if settings.warmup_steps < steps:
         return settings
-    context.tracker.say(f"{name}: only {steps} updates, so warmup_steps {settings.warmup_steps} becomes {steps - 1}")
+    say(f"only {steps} updates, so warmup_steps {settings.warmup_steps} becomes {steps - 1}")
     shorter = settings.copy_and_resolve_references()
     shorter.warmup_steps = steps - 1
     return shorter

@@ -5,7 +5,7 @@ The warm-up is this stage for K steps; so is full GRPO, and DPO on the policy's 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,25 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from g2d_jax.data import curriculum
+from g2d_jax.data.packing import Group
 from g2d_jax.losses import check_clipping, check_dpo, group_advantages, token_weights
-from g2d_jax.stages import alerts, dynamics, ending
+from g2d_jax.models import lora
+from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.stages import alerts, batches, dynamics, ending
 from g2d_jax.stages.batches import LOSSES
 from g2d_jax.stages.context import Context, StopRun
+from g2d_jax.stages.programs.program import Program
+from g2d_jax.stages.programs.sampling import Asked, rollouts
+from g2d_jax.stages.programs.training import logprobs, params_and_state, training_programs
 from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
-from g2d_jax.stages.supply import Supply, Taken, compares
+from g2d_jax.stages.supply import (
+    Supply,
+    Taken,
+    compares,
+    logprobs_temperature,
+    sampling_shapes,
+    trains_off_policy,
+)
 from g2d_jax.stages.training import Trainer, trainer
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
@@ -78,6 +91,58 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
             **dynamics.evidence(training),
             **alerts.evidence(training),
         }
+
+
+def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
+    """The stage's programs, in the order in which they run. response: mean tokens of a response, None: the most."""
+    if not stage.steps:
+        return
+    config, sampling = context.config, stage.sampling
+    row_length, rows = context.row_length(longest(config, stage)), most_rows(stage)
+    bare, filled = (
+        context.pack(groups, row_length, rows, places=places(stage)) for groups in _longest_batch(context, stage)
+    )
+    params, state = params_and_state(context, stage.optimizer, stage.steps)
+    trained, _ = lora.split(params)  # all policies of a run share what is not trained
+    reference = (trained,) if compares(stage) and not stage.reference_sync else ()
+    mean = min(response or sampling.max_new_tokens, sampling.max_new_tokens)
+    prompts = stage.prompts_per_step * stage.steps // stage.num_iterations
+    asked = Asked(prompts, stage.num_generations, mean, sampling_shapes(context, stage))
+    yield from rollouts(
+        context, name, asked, params, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
+    )
+    share = (config.data.max_prompt_length + mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
+    wanted = len(reference) + int(stage.reference_sync or trains_off_policy(stage))
+    if wanted:
+        calls = wanted * stage.steps / stage.num_iterations * share
+        yield logprobs(context, name, bare, calls, (state,), logprobs_temperature(stage))
+    yield from dynamics.programs(context, name, stage, stage.steps, response, params, state, compared=compares(stage))
+    objective = objective_of(context.compute, stage)
+    yield from training_programs(
+        context, name, stage.optimizer, stage.steps, objective, filled, stage.steps * share, resident=reference
+    )
+
+
+def _longest_batch(context: Context, stage: ConfigDict) -> tuple[list[Group], list[Group]]:
+    """A batch as the stage's own code makes it: prompts and responses of the greatest length, half of them right.
+
+    Without and with the log-probabilities of other policies.
+    """
+    prompt, length = np.zeros(context.config.data.max_prompt_length, np.int32), stage.sampling.max_new_tokens
+    tokens, floats = np.zeros(length, np.int32), np.zeros(length, np.float32)
+    draws = [(Problem(str(i), "", "0"), 0) for i in range(stage.prompts_per_step)]
+
+    def response(problem: Problem, i: int) -> ScoredRollout:
+        right = i < (stage.num_generations + 1) // 2
+        score = Score(float(right), Verdict.CORRECT if right else Verdict.INCORRECT)
+        return ScoredRollout(Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop"), str(i), score)
+
+    groups = [[response(problem, i) for i in range(stage.num_generations)] for problem, _ in draws]
+    made = batches.make(context.config.seed, stage, draws, groups, {"main": False}).groups
+    count = sum(len(response.token_ids) for group in made for response in group.responses)
+    others = np.zeros(count, np.float32)
+    reference, trainer = (others if needed else None for needed in (compares(stage), trains_off_policy(stage)))
+    return made, batches.fill(stage, made, reference, trainer)
 
 
 def objective_of(compute: Compute, stage: ConfigDict) -> Objective:

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from g2d_jax import storage
 from g2d_jax.data.loader import draw
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.external import external_groups
 from g2d_jax.stages.rollouts import Draws, Groups, count_rollouts, describe, grouped, on_disk, sampled_groups
@@ -92,6 +93,12 @@ def _draws(context: Context, name: str, stage: ConfigDict) -> Draws:
     return [(train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, len(train)))]
 
 
+def sampling_shapes(context: Context, stage: ConfigDict) -> Shapes:
+    """Choose what the stage's sampler is compiled for: a part of its prompts."""
+    prompts = min(stage.part, stage.prompts, context.problem_counts["train"])
+    return context.sampling_shapes(prompts, stage.num_generations, context.sampling_params(stage.sampling))
+
+
 def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tuple[Draws, Groups]:
     """Sample part by part; a part that is on disk is read back."""
     draws = _draws(context, name, stage)
@@ -109,6 +116,7 @@ def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tup
                 some,
                 context.sampling_params(stage.sampling),
                 num_generations=stage.num_generations,
+                shapes=sampling_shapes(context, stage),
                 purpose=stage.stream or f"collect/{name}",
                 policy=stage.policy,
                 journal=journal,

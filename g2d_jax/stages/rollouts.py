@@ -15,6 +15,7 @@ from g2d_jax import processes, storage
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import attended, forward_flops
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, ScoredRollout, Verdict
+from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.sick import check_rollouts
 from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
@@ -35,6 +36,7 @@ def sampled_groups(
     params: SamplingParams,
     *,
     num_generations: int,
+    shapes: Shapes,
     purpose: str,
     policy: str,
     journal: epath.Path,
@@ -56,6 +58,7 @@ def sampled_groups(
             [(draws, journal)],
             params,
             num_generations=num_generations,
+            shapes=shapes,
             purpose=purpose,
             policy=policy,
             tell=tell,
@@ -70,6 +73,7 @@ def generate(
     params: SamplingParams,
     *,
     num_generations: int,
+    shapes: Shapes,
     purpose: str,
     policy: str,
     tell: Tell | None = None,
@@ -81,10 +85,11 @@ def generate(
     there is left out; else all of it is done again, since log-probabilities depend, in their last bits, on what is
     sampled together. Beside a journal lies what it took: its share, by tokens, of the call's time and of what the
     rewards cost. All processes sample together, and each scores what its own devices sampled.
+    shapes: what the sampler is compiled for, one for all calls of a stage.
     tell: is called with the number of draws that are answered so far, about, while they are sampled.
     """
     done, prompts = 0, sum(len(draws) for draws, _ in wanted)
-    for call in _calls(wanted, max(context.config.compute.responses_at_once // num_generations, 1)):
+    for call in _calls(wanted, prompts_at_once(context, num_generations)):
         tell_more = None if tell is None else partial(_tell_from, tell, done)
         done += sum(len(draws) for draws, _ in call)
         draws, parts = [draw for some, _ in call for draw in some], call[0][1].parent / "_parts"
@@ -92,10 +97,17 @@ def generate(
             processes.once(partial(_clear, parts))
             continue
         with context.metered(took := Tally()):
-            rows, sampling = _rows(context, view, draws, params, num_generations, purpose, policy, parts, tell_more)
+            rows, sampling = _rows(
+                context, view, draws, params, num_generations, shapes, purpose, policy, parts, tell_more
+            )
         processes.once(partial(_write, call, rows, took, max(processes.gather(sampling)), parts))
         if len(call) < len(wanted):
             context.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
+
+
+def prompts_at_once(context: Context, num_generations: int) -> int:
+    """How many prompts several batches may have together to be sampled in one call."""
+    return max(context.config.compute.responses_at_once // num_generations, 1)
 
 
 def _tell_from(tell: Tell, before: int, answered: int) -> None:
@@ -203,6 +215,7 @@ def _rows(
     draws: Draws,
     params: SamplingParams,
     num_generations: int,
+    shapes: Shapes,
     purpose: str,
     policy: str,
     parts: epath.Path,
@@ -215,7 +228,7 @@ def _rows(
     """
     started = time.perf_counter()
     with context.clock.doing("generation"):
-        rollouts = _generate(context, view, draws, params, num_generations, purpose, tell)
+        rollouts = _generate(context, view, draws, params, num_generations, shapes, purpose, tell)
     sampling = time.perf_counter() - started
     with processes.together():
         check_rollouts(rollouts, policy)
@@ -259,6 +272,7 @@ def _generate(
     draws: Draws,
     params: SamplingParams,
     num_generations: int,
+    shapes: Shapes,
     purpose: str,
     tell: Tell | None,
 ) -> list[Rollout]:
@@ -270,7 +284,7 @@ def _generate(
     ]
     place = _places(draws)
     rollouts = []
-    for rollout in context.sampler().generate(view, requests, purpose, context.prompt_lengths):
+    for rollout in context.sampler().generate(view, requests, purpose, shapes):
         rollouts.append(rollout)
         if tell is not None and len(rollouts) % num_generations == 0:
             tell(len(rollouts) // num_generations * processes.count())  # the others are about as far

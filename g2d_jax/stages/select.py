@@ -25,7 +25,7 @@ from g2d_jax.records import Problem
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import Alert
 from g2d_jax.stages.context import Context, StopRun, Tally
-from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
+from g2d_jax.stages.held_out import HeldOut, sampling_shapes, task_results, write_problems
 from g2d_jax.tracking import Progress
 from g2d_jax.training.checkpoint import Checkpoints
 
@@ -121,7 +121,15 @@ def _scored(
     bar: Progress,
 ) -> dict[str, Any]:
     """One checkpoint: its score and standard error, and those of each task. bar: moves by the problems."""
-    asked = HeldOut(context, f"{stage.policy}@{step}", problems, context.folders[name] / "rollouts", tally, bar)
+    asked = HeldOut(
+        context,
+        f"{stage.policy}@{step}",
+        problems,
+        context.folders[name] / "rollouts",
+        tally,
+        bar,
+        sampling_shapes(context, stage),
+    )
     groups = asked.answers(stage.sampling, "select", stage.num_generations)
     found = task_results(problems, groups, context.scalar)
     tasks = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from g2d_jax.data.splits import drop_overlap
 from g2d_jax.losses import sft_weights
 from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context
+from g2d_jax.stages.programs.program import Program
+from g2d_jax.stages.programs.training import training_programs
 from g2d_jax.stages.training import trainer
 from g2d_jax.training import objectives
 
@@ -50,6 +52,15 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
             "counts": {**counts, **training.skips.manifest()},
             **alerts.evidence(training),
         }
+
+
+def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
+    """The stage's programs. response: mean tokens of a response; every example counts as one of max_length."""
+    half = stage.max_length // 2
+    pair = np.zeros(stage.max_length - half, np.int32), np.zeros(half, np.int32)
+    packed = context.pack(batch([pair] * stage.batch_size), context.row_length(stage.max_length), stage.batch_size)
+    objective = objectives.sft(context.compute)
+    yield from training_programs(context, name, stage.optimizer, stage.steps, objective, packed, stage.steps)
 
 
 def examples(context: Context, name: str, stage: ConfigDict) -> tuple[list[Encoded], dict[str, int]]:

@@ -24,6 +24,7 @@ from g2d_jax import processes, storage
 from g2d_jax.data import curriculum
 from g2d_jax.data.packing import Group
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages import batches
 from g2d_jax.stages.batches import Batch
 from g2d_jax.stages.context import Context, Tally
@@ -34,6 +35,7 @@ from g2d_jax.stages.rollouts import (
     count_rollouts,
     generate,
     on_disk,
+    prompts_at_once,
     read_groups,
     rewards,
     spent_on,
@@ -77,6 +79,13 @@ def interval_at(step: int, stage: ConfigDict) -> Interval:
     return Interval(start, updates, start // stage.num_iterations, -(-updates // stage.num_iterations))
 
 
+def sampling_shapes(context: Context, stage: ConfigDict) -> Shapes:
+    """Choose what the stage's sampler is compiled for: the batches of an interval that one call draws."""
+    together = max(prompts_at_once(context, stage.num_generations) // stage.prompts_per_step, 1)
+    prompts = min(together, interval_at(0, stage).batches) * stage.prompts_per_step
+    return context.sampling_shapes(prompts, stage.num_generations, context.sampling_params(stage.sampling))
+
+
 def compares(stage: ConfigDict) -> bool:
     """Whether the stage's loss compares the policy with a reference."""
     return bool(stage.loss != "grpo" or stage.beta)
@@ -92,6 +101,11 @@ def trains_off_policy(stage: ConfigDict) -> bool:
     for it; the paper has GRPO with sync_every=1 alone).
     """
     return bool((stage.loss == "grpo" or stage.grpo_coef) and stage.sync_every != 1)
+
+
+def logprobs_temperature(stage: ConfigDict) -> float:
+    """At which temperature other policies' log-probabilities are taken: that of the loss."""
+    return float(stage.sampling.temperature) if stage.loss == "grpo" else 1.0
 
 
 def journal_of(folder: epath.Path, number: int, extra: int = 0) -> epath.Path:
@@ -302,6 +316,7 @@ class Supply:
             parts,
             self.context.sampling_params(self.stage.sampling),
             num_generations=self.stage.num_generations,
+            shapes=sampling_shapes(self.context, self.stage),
             purpose=self.purpose,
             policy=policy,
         )
@@ -338,8 +353,7 @@ class Supply:
     def _under(self, params: Decoder, groups: Sequence[Group], tally: Tally) -> np.ndarray:
         """Log-probabilities of all responses, one after the other, float32 [tokens]."""
         packed = self.training.pack(groups)
-        temperature = self.stage.sampling.temperature if self.stage.loss == "grpo" else 1.0
-        found = packed.unpack(self.context.score_logprobs(params, packed, tally, temperature))
+        found = packed.unpack(self.context.score_logprobs(params, packed, tally, logprobs_temperature(self.stage)))
         return np.concatenate([values for group in found for values in group])
 
     def _wanted(self) -> list[str]:

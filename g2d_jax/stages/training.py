@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import processes, storage
 from g2d_jax.accounting import goodput
+from g2d_jax.compilation import Jitted
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import lora
@@ -23,11 +24,11 @@ from g2d_jax.models.flops import train_flops
 from g2d_jax.stages import starting
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.profiles import Profiler
+from g2d_jax.stages.programs.training import optimizer_of
 from g2d_jax.stages.sick import Skips, told, write_batch
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
-from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import TrainState, abstract_state, fresh_state, make_train_step, put_batch
 
 
@@ -51,7 +52,7 @@ class Trainer:
     total: int
     row_length: int
     checkpoints: Checkpoints
-    run_step: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
+    run_step: Jitted
     rate: Callable[[int], Any]
     pinned: Collection[int]
     bar: Any
@@ -236,7 +237,7 @@ def trainer(
     """
     objective, programs = context.loss_of(name, objective)
     folder: epath.Path = context.folders[name] / "checkpoints"
-    optimizer, rate = make_optimizer(**settings.to_dict(), total_steps=total or settings.warmup_steps + 1)
+    optimizer, rate = optimizer_of(settings, total)
     offload = context.config.compute.offload_optimizer
     run_step = programs.take(make_train_step, objective, optimizer, context.model_config, context.mesh, offload)
     pins, there = {total, *pinned}, Checkpoints(folder)

@@ -212,6 +212,7 @@ class _Worker:
         with Tracker(folder, tensorboard=logging.tensorboard, wandb=wandb, screen=self.tracker.screen) as tracker:
             context = self._common(node).at(node.config, folders, tracker, workdir=folder, evaluated=evaluated)
             try:
+                pipeline.compile_ahead(context, [node.name])
                 pipeline.run_stage(context, node.name, pipeline.plan(node.config), again=True)
             except (ValueError, RuntimeError) as error:  # RuntimeError: what XLA raises, out of memory for one
                 if os.environ.get("G2D_TRACEBACK"):

@@ -6,7 +6,7 @@ are held at a time, so this needs less memory than a training step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +17,7 @@ import optax
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.compilation import Programs
+from g2d_jax.compilation import Jitted, Programs
 from g2d_jax.data.packing import Packed
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
@@ -64,7 +64,7 @@ def fresh_sums(config: ModelConfig, mesh: Mesh) -> GradientSums:
     return make()
 
 
-def make_gradient_sums(objective: Objective, config: ModelConfig, mesh: Mesh) -> Callable[..., GradientSums]:
+def make_gradient_sums(objective: Objective, config: ModelConfig, mesh: Mesh) -> Jitted:
     """add(sums, params, arrays [N, R, …], count, rest=None) -> sums with one batch more; sums are donated."""
     where = _where(config, mesh)
 
@@ -76,7 +76,7 @@ def make_gradient_sums(objective: Objective, config: ModelConfig, mesh: Mesh) ->
         square_norm = optax.tree.norm(gradient, squared=True)
         return GradientSums(jax.tree.map(jnp.add, sums.gradient, gradient), sums.square_norm + square_norm)
 
-    return jax.jit(add, donate_argnums=0, out_shardings=where)
+    return Jitted(add, donate_argnums=0, out_shardings=where)
 
 
 def alike(batches: Sequence[Packed]) -> list[Packed]:

@@ -5,7 +5,7 @@ Losses carry global normalisers in their weights, so gradients of micro-batches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ import optax
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.compilation import Programs
+from g2d_jax.compilation import Jitted, Programs
 from g2d_jax.data.packing import Packed
 from g2d_jax.losses import add_sums, empty_sums
 from g2d_jax.models import lora
@@ -81,13 +81,13 @@ def fresh_state(
 
 def make_fresh_state(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
-) -> Callable[[Decoder], TrainState]:
+) -> Jitted:
     """The jitted program of `fresh_state`, of what is trained."""
 
     def optimizer_state(params: Decoder) -> TrainState:
         return TrainState(jax.tree.map(jnp.copy, params), optimizer.init(params))
 
-    return jax.jit(optimizer_state, out_shardings=state_shardings(config, optimizer, mesh, offload))
+    return Jitted(optimizer_state, out_shardings=state_shardings(config, optimizer, mesh, offload))
 
 
 def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -111,7 +111,7 @@ def make_train_step(
     config: ModelConfig,
     mesh: Mesh,
     offload: bool = False,
-) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+) -> Jitted:
     """step(state, arrays [N, R, …], count, rest=None) -> (state, metrics); state is donated.
 
     rest: what is not trained of a policy with adapters, see `lora.split`.
@@ -153,7 +153,7 @@ def make_train_step(
         # the start of the step, where they lie beside the activations.
         return jax.lax.cond(sound, move, lambda state, _: state, state, grads), sound
 
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))
+    return Jitted(train_step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))
 
 
 def accumulate(
@@ -180,7 +180,7 @@ def accumulate(
     return jax.lax.fori_loop(0, count, add, (*zeros, empty_sums(sums)))
 
 
-def make_scorer(compute: Compute) -> Callable[..., tuple[jax.Array, jax.Array]]:
+def make_scorer(compute: Compute) -> Jitted:
     """score(params, arrays, count, temperature=1.0) -> (logprobs, entropies), float32 [N, R, T], without gradient."""
 
     def score_logprobs(
@@ -197,4 +197,4 @@ def make_scorer(compute: Compute) -> Callable[..., tuple[jax.Array, jax.Array]]:
 
         return jax.lax.fori_loop(0, count, one, (blank, blank))
 
-    return jax.jit(score_logprobs, static_argnames="temperature", out_shardings=meshes.replicated(compute.mesh))
+    return Jitted(score_logprobs, static_argnames="temperature", out_shardings=meshes.replicated(compute.mesh))

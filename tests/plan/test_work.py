@@ -14,8 +14,9 @@ from g2d_jax.plan.compiling import _needed
 from g2d_jax.plan.planning import Choice, choice_of, choices, train_bytes
 from g2d_jax.plan.savings import savings
 from g2d_jax.plan.topologies import DEVICES, topology
-from g2d_jax.plan.training import saved_per_token
-from g2d_jax.plan.work import ASSUMED, Work, device_bytes, problems, roofline, rounds, shape_of
+from g2d_jax.plan.work import ASSUMED, problems, roofline, shape_of
+from g2d_jax.stages.programs.program import Work, device_bytes
+from g2d_jax.stages.programs.training import saved_per_token
 
 
 def test_the_roofline_is_the_longest_of_three():
@@ -106,7 +107,6 @@ def test_choices_are_those_a_config_can_take_quickest_first():
 
 
 def test_counts():
-    assert [rounds(100, every) for every in (1, 10, 30, 0)] == [100, 10, 4, 1]
     config = settings.base()
     assert problems(config, "test") == 1024
     config.data.test = settings.source("math500")

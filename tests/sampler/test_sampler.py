@@ -58,7 +58,10 @@ def one_device() -> jax.sharding.Mesh:
 
 
 def run(sampler: Sampler, model: decoder.Decoder, requests: list[Request], purpose: str = "test") -> list[Rollout]:
-    rollouts = sampler.generate(sampler.view(model), requests, purpose, range(1, 18))
+    samples, params = sum(request.num_samples for request in requests), [request.params for request in requests]
+    lengths = [*range(1, 18), *(len(request.prompt_ids) for request in requests)]
+    shapes = sampler.shapes(len(requests), samples, params, lengths) if requests else None
+    rollouts = sampler.generate(sampler.view(model), requests, purpose, shapes)
     return sorted(rollouts, key=lambda r: (r.problem_id, r.sample))
 
 
@@ -171,7 +174,7 @@ def test_usage(base):
 
 
 def sizes(sampler):
-    return {name: program._cache_size() for name, program in sampler.programs.items()}
+    return {name: program.function._cache_size() for name, program in sampler.programs.items()}
 
 
 def test_repeated_bit_for_bit_without_compiling(sampler, model, base):
@@ -278,6 +281,13 @@ def test_filters_and_greedy_beside_plain_requests(sampler, model, base):
 
 def test_no_requests(sampler, model):
     assert run(sampler, model, []) == []
+
+
+def test_what_does_not_fit_the_shapes_is_refused(sampler, model):
+    shapes = sampler.shapes(1, 1, [SamplingParams(5)], [7])
+    for columns, new in ((17, 5), (7, 60)):
+        with pytest.raises(ValueError, match="needs more columns than the sampler is compiled for"):
+            list(sampler.generate(sampler.view(model), [request(9, columns, 1, new, 1.0, ())], "test", shapes))
 
 
 @pytest.mark.parametrize(

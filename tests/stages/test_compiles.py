@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 
 import jax
 import pytest
 
+from g2d_jax import config as settings
 from g2d_jax import pipeline
 from g2d_jax.tables import read_rollouts
 from g2d_jax.tracking import Tracker
@@ -18,7 +20,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 class Marking(Tracker):
     """Notes how much was compiled when each step was logged, which is within the next update, and at the end."""
 
-    def __init__(self, compiled: list[str]) -> None:
+    def __init__(self, compiled: list[tuple[str, str]]) -> None:
         super().__init__(None, tensorboard=False)
         self.compiled, self.marks = compiled, dict[tuple[str, int], int]()
 
@@ -27,13 +29,14 @@ class Marking(Tracker):
 
 
 @pytest.fixture
-def compiled() -> Iterator[list[str]]:
-    """The names of the programs that are compiled, or taken from a cache, as they come."""
-    found: list[str] = []
+def compiled_by() -> Iterator[list[tuple[str, str]]]:
+    """The thread's and the program's names of all that is compiled, or taken from a cache, as it comes."""
+    found: list[tuple[str, str]] = []
 
     def heard(event: str, duration_secs: float, **about: object) -> None:
         if event == COMPILED:
-            found.append(str(about.get("fun_name")).removeprefix("jit(").removesuffix(")"))
+            name = str(about.get("fun_name")).removeprefix("jit(").removesuffix(")")
+            found.append((threading.current_thread().name, name))
 
     jax.monitoring.register_event_duration_secs_listener(heard)
     yield found
@@ -41,7 +44,7 @@ def compiled() -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compiled):
+def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compiled_by):
     """Nothing, whatever the lengths: a stage's batches have one shape, and so have the sampler's programs."""
     config.stages.sft.steps, config.stages.warmup.steps, config.stages.warmup.keep = 6, 6, ()
     config.stages.warmup.sampling.max_new_tokens = 96
@@ -50,28 +53,52 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     config.checkpoint.every = 100
     config.stages.dpo.diagnose, config.stages.dpo.batch_size = False, 2
     context, order = opened(config, tmp_path), pipeline.plan(config)
-    with Marking(compiled) as context.tracker:
+    with Marking(compiled_by) as context.tracker:
         for name in ("sft", "warmup", "collect", "dpo"):
             pipeline.run_stage(context, name, order)
     marks = context.tracker.marks
     for name in ("sft", "warmup", "dpo"):
         last = max(step for stage, step in marks if stage == name)
         assert last > 2
-        later = Counter(compiled[marks[name, 1] : marks[name, last]])
+        later = Counter(program for _, program in compiled_by[marks[name, 1] : marks[name, last]])
         assert not later, (name, later)
     files = (tmp_path / "02-warmup").glob("rollouts/*.parquet")
     assert len({len(row.rollout.token_ids) for file in files for row in read_rollouts(file)}) > 10
 
 
-def test_the_same_settings_once_more_compile_no_program_again(config, opened, tmp_path, compiled):
+def test_the_same_settings_once_more_compile_no_program_again(config, opened, tmp_path, compiled_by):
     """As the next point of a sweep does, in a context of its own."""
     order, again = pipeline.plan(config), Counter[str]()
     contexts = [opened(config, tmp_path / folder) for folder in ("one", "two")]
     contexts[1].programs = contexts[0].programs
     for name in ("sft", "warmup"):
         pipeline.run_stage(contexts[0], name, order)
-        before = len(compiled)
+        before = len(compiled_by)
         pipeline.run_stage(contexts[1], name, order)
-        again.update(compiled[before:])
+        again.update(program for _, program in compiled_by[before:])
     jitted = {"prefill", "insert", "decode_chunk", "view", "score_logprobs", "optimizer_state", "train_step"}
     assert jitted.isdisjoint(again), again
+
+
+def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, compiled_by):
+    """On eight devices, the run's own thread compiles none of them: other threads have, from what the stages gave."""
+    stages = config.stages
+    stages.sft.steps, stages.collect.part = 2, 8
+    stages.warmup.update(steps=2, beta=0.1)
+    stages.warmup.probe.update(every=1, prompts=4, num_generations=2)
+    with config.unlocked():
+        stages.select = settings.select(policy="warmup", num_generations=2, sampling=settings.sampling(8))
+    stages.dpo.update(policy="select", diagnose=True, signal_pairs=4, batch_size=4)
+    stages.dpo.probe.update(every=2, prompts=4, num_generations=2)
+    stages.dpo.probe_sampling.max_new_tokens = 8
+    stages.evaluate.update(policies=("init", "dpo"), greedy=True)
+    config.compute.compilation_cache = ""
+    manifests = pipeline.run(config, tmp_path)
+    assert {manifest["kind"] for manifest in manifests.values()} == pipeline.STAGES.keys()
+    by_thread = {"compiling" in thread: set() for thread, _ in compiled_by}
+    for thread, name in compiled_by:
+        by_thread["compiling" in thread].add(name)
+    sampling = {"view", "empty", "prefill", "insert", "decode_chunk"}
+    given = {*sampling, "score_logprobs", "optimizer_state", "train_step", "add"}
+    assert by_thread[True] == given
+    assert not given & by_thread[False]

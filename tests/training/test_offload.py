@@ -42,7 +42,7 @@ def trained(offload: bool, weights: tuple[float, ...]) -> tuple[TrainState, list
         state, metrics = step(state, *batch(weight))
         assert all(leaf.is_deleted() for leaf in before)
         skipped.append(float(metrics["skipped"]))
-    assert step._cache_size() == 1  # type: ignore[attr-defined]
+    assert step.function._cache_size() == 1  # type: ignore[attr-defined]
     return state, skipped
 
 

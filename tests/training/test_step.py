@@ -217,7 +217,7 @@ def test_steps_lower_the_loss_without_compiling_again(trained):
     for _ in range(6):
         state, metrics = trained["step"](state, *trained["batch"])
         losses.append(float(metrics["loss"]))
-    assert trained["step"]._cache_size() == 1
+    assert trained["step"].function._cache_size() == 1
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
 
 

@@ -1,14 +1,38 @@
-"""What a plan knows of one program that a run compiles."""
+"""What is known of a program before it runs: the shapes it is compiled for, and the work it does."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from g2d_jax.plan.work import Work, device_bytes
+import jax
+
+from g2d_jax.compilation import Jitted
+from g2d_jax.mesh import HOST, placed
 
 Outputs = Mapping[str, Any]  # program -> its results' tree of ShapeDtypeStructs with shardings
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a program does in a stage. All figures but the tokens are of one device and one call.
+
+    calls: in the whole stage. flops: by models/flops.py, and what remat computes again. moved: bytes from and to
+    memory, at least. parts: bytes that lie in memory, by what they are. generated, prefilled, scored, trained: tokens
+    of the whole stage on all devices; responses: those that rewards score.
+    """
+
+    calls: float
+    flops: float
+    moved: float
+    parts: Mapping[str, int]
+    generated: float = 0.0
+    prefilled: float = 0.0
+    scored: float = 0.0
+    trained: float = 0.0
+    responses: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -22,7 +46,7 @@ class Program:
 
     stage: str
     name: str
-    run: Any
+    run: Jitted
     arguments: Callable[[Outputs], tuple[Any, ...]]
     work: Work
     static: Mapping[str, Any] = field(default_factory=dict)
@@ -38,7 +62,21 @@ class Program:
         """The program for these shapes, ready to be compiled."""
         return self.run.lower(*self.arguments(outputs), **self.static)
 
+    def compile(self, outputs: Outputs) -> Any:
+        """Compile it for the devices at hand, and give its results' tree with shapes and shardings."""
+        lowered = self.lower(outputs)
+        return placed(lowered.out_info, lowered.compile().output_shardings)
+
 
 def fixed(*arguments: Any) -> Callable[[Outputs], tuple[Any, ...]]:
     """Arguments that no program before makes. (A lambda would look its names up when the program is compiled.)"""
     return lambda _: arguments
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes that a tree of ShapeDtypeStructs with shardings takes on one device, without what is offloaded."""
+    return sum(
+        -(-math.prod(x.sharding.shard_shape(x.shape)) * jax.dtypes.itemsize_bits(x.dtype) // 8)
+        for x in jax.tree.leaves(tree)
+        if x.sharding and x.sharding.memory_kind != HOST
+    )

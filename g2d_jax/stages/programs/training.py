@@ -13,10 +13,9 @@ from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Packed
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.flops import forward_flops, matmul_params, train_flops
-from g2d_jax.plan.program import Program, fixed
-from g2d_jax.plan.work import Work, device_bytes
 from g2d_jax.stages import starting
 from g2d_jax.stages.context import Context
+from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
 from g2d_jax.training import signal
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
@@ -24,10 +23,9 @@ from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import abstract_batch, abstract_state, make_fresh_state, make_scorer, make_train_step
 
 
-def optimizer_of(stage: ConfigDict, total: int = 0) -> Any:
-    """The stage's, for so many updates if it does not tell them itself."""
-    settings = stage.optimizer.to_dict()
-    return make_optimizer(**settings, total_steps=max(total, stage.get("steps", 0), settings["warmup_steps"] + 1))[0]
+def optimizer_of(settings: ConfigDict, total: int) -> tuple[Any, Any]:
+    """Make a stage's optimiser and learning rate for so many updates."""
+    return make_optimizer(**settings.to_dict(), total_steps=total or settings.warmup_steps + 1)
 
 
 def policy_shapes(context: Context) -> Any:
@@ -35,33 +33,33 @@ def policy_shapes(context: Context) -> Any:
     return decoder.abstract_on(context.model_config, context.mesh, starting.base_dtype(context.config))
 
 
-def params_and_state(context: Context, stage: ConfigDict, total: int = 0) -> tuple[Any, Any]:
-    """A policy, and the state in which it is trained."""
-    offload, optimizer = context.config.compute.offload_optimizer, optimizer_of(stage, total)
+def params_and_state(context: Context, settings: ConfigDict, total: int) -> tuple[Any, Any]:
+    """A policy, and the state in which it is trained with an optimiser of these settings."""
+    offload, (optimizer, _) = context.config.compute.offload_optimizer, optimizer_of(settings, total)
     return policy_shapes(context), abstract_state(context.model_config, optimizer, context.mesh, offload)
 
 
-def training(
+def training_programs(
     context: Context,
     name: str,
-    stage: ConfigDict,
+    settings: ConfigDict,
+    total: int,
     objective: Objective,
     packed: Packed,
     calls: float,
     *,
-    total: int = 0,
     resident: tuple[Any, ...] = (),
 ) -> Iterator[Program]:
-    """The first state, and the train step."""
+    """The first state, and the train step, `calls` batches like `packed`. settings, total: see `optimizer_of`."""
     config, mesh = context.model_config, context.mesh
-    optimizer = optimizer_of(stage, total)
-    params, state = params_and_state(context, stage, total)
+    optimizer, _ = optimizer_of(settings, total)
+    params, state = params_and_state(context, settings, total)
     trained, rest = lora.split(params)
     held, changed = (device_bytes(params), device_bytes(state)), device_bytes(trained)
     once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
     frozen = () if rest is None else (rest,)
     offload = context.config.compute.offload_optimizer
-    fresh = make_fresh_state(config, optimizer, mesh, offload)
+    fresh = context.programs.take(make_fresh_state, config, optimizer, mesh, offload)
     yield Program(name, "fresh state", fresh, fixed(trained), once, resident=frozen)
     remat = 1.0 if context.config.compute.remat == "none" else 4 / 3
     count = packed.arrays["tokens"].shape[0]
@@ -70,15 +68,16 @@ def training(
     moved = 2 * held[1] + packed.count * 3 * weights
     parts = {"parameters": held[0], "optimiser": held[1] - changed, "gradients": changed}
     parts["activations"] = activation_bytes(context, packed)
-    step = make_train_step(objective, optimizer, config, mesh, offload)
+    objective, programs = context.loss_of(name, objective)
+    step = programs.take(make_train_step, objective, optimizer, config, mesh, offload)
     work = Work(calls, flops, moved, parts, trained=packed.used * calls)
     inputs = abstract_batch(with_keys(packed, config, context.config.seed, name, 0), mesh)
-    yield Program(
-        name, "train step", step, fixed(state, *inputs, *frozen), work, {}, min(count, packed.count), resident
-    )
+    yield Program(name, "train step", step, fixed(state, *inputs, rest), work, {}, min(count, packed.count), resident)
 
 
-def logprobs(context: Context, name: str, packed: Packed, calls: float, resident: tuple[Any, ...]) -> Program:
+def logprobs(
+    context: Context, name: str, packed: Packed, calls: float, resident: tuple[Any, ...], temperature: float = 1.0
+) -> Program:
     """Log-probabilities of a packed batch under a policy."""
     params = policy_shapes(context)
     flops = forward_flops(context.model_config, packed.used, packed.attended) / context.mesh.size
@@ -88,7 +87,7 @@ def logprobs(context: Context, name: str, packed: Packed, calls: float, resident
     inputs = abstract_batch(packed, context.mesh)
     program = context.programs.take(make_scorer, context.compute)
     return Program(
-        name, "log-probs", program, fixed(params, *inputs), work, {"temperature": 1.0}, packed.count, resident
+        name, "log-probs", program, fixed(params, *inputs), work, {"temperature": temperature}, packed.count, resident
     )
 
 
@@ -102,9 +101,10 @@ def gradient(context: Context, name: str, objective: Objective, packed: Packed, 
     flops = 4 / 3 * train_flops(config, packed.used, packed.attended) / mesh.size
     parts = {"parameters": held, "gradients": 2 * changed}
     work = Work(calls, flops, held + 2 * changed, parts, trained=packed.used * calls)
-    inputs = (*abstract_batch(packed, mesh), *(() if rest is None else (rest,)))
-    run = signal.make_gradient_sums(objective, config, mesh)
-    return Program(name, "gradient", run, fixed(sums, trained, *inputs), work, {}, packed.count)
+    inputs = abstract_batch(packed, mesh)
+    objective, programs = context.loss_of(name, objective)
+    run = programs.take(signal.make_gradient_sums, objective, config, mesh)
+    return Program(name, "gradient", run, fixed(sums, trained, *inputs, rest), work, {}, packed.count)
 
 
 def activation_bytes(context: Context, packed: Packed) -> int:

@@ -1,0 +1,131 @@
+"""The programs of sampling, with abstract inputs and their work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from g2d_jax import mesh as meshes
+from g2d_jax.models import lora
+from g2d_jax.models.flops import attended, forward_flops, matmul_params
+from g2d_jax.sampler.programs import Shapes
+from g2d_jax.stages.context import Context
+from g2d_jax.stages.programs.program import Outputs, Program, Work, device_bytes, fixed
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a stage asks the sampler for. prompts: of the whole stage, each with `samples` responses of `mean` tokens;
+    shapes: that its programs are compiled for."""
+
+    prompts: float
+    samples: int
+    mean: int
+    shapes: Shapes
+
+
+def rollouts(
+    context: Context,
+    name: str,
+    asked: Asked,
+    params: Any,
+    *,
+    prefix: str = "",
+    beside: tuple[Any, ...] = (),
+    meanwhile: tuple[Any, ...] = (),
+) -> Iterator[Program]:
+    """From parameters to responses. beside: what lies on the devices while the view is made, meanwhile: after that.
+
+    What stands beside adapters is there all the time. prefix: of the programs' names, where a stage samples twice.
+    """
+    _, rest = lora.split(params)
+    if not prefix:
+        held = device_bytes(params)
+        work = Work(1, 0.0, 2 * held, {"parameters": held})
+        yield Program(name, "view", context.sampler().programs["view"], fixed(params), work, resident=beside)
+    yield from _generation(context, name, asked, prefix, (*meanwhile, rest))
+
+
+def _generation(context: Context, name: str, asked: Asked, prefix: str, resident: tuple[Any, ...]) -> Iterator[Program]:
+    """The sampler's programs for these shapes; decode with the cache at each of its widths that is a program."""
+    sampler, config, shapes = context.sampler(), context.model_config, asked.shapes
+    mesh, jitted, prompt = sampler.mesh, sampler.programs, float(np.mean(context.prompt_lengths))
+    empty, prefill, insert, decode = (prefix + kind for kind in ("empty", "prefill", "insert", "decode"))
+
+    def host(*shape: int, kind: Any = np.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, kind, sharding=meshes.rows_sharding(mesh, shape))
+
+    def inputs_of_prefill(columns: int, made: Outputs) -> tuple[Any, ...]:
+        host_arrays = host(shapes.prompts, columns), host(shapes.prompts), host(shapes.prompts, kind=np.bool_)
+        return made["view"], made[empty][1], *host_arrays
+
+    def inputs_of_insert(made: Outputs) -> tuple[Any, ...]:
+        state, _ = made[empty]
+        fresh = jax.tree.map(lambda x: host(*x.shape, kind=x.dtype), state.rows)
+        return state, made[prefill], fresh, host(shapes.rows), host(shapes.rows), host(meshes.row_ways(mesh))
+
+    run, static = jitted["empty"], {"shapes": shapes}
+    state, _ = sampler.abstract(shapes)
+    whole = device_bytes(state.cache)
+    parts = {"KV cache": whole}
+    yield Program(name, empty, run, fixed(), Work(1, 0.0, whole, parts), static, resident=resident, also=("view",))
+    for columns in shapes.columns:
+        flops = forward_flops(config, shapes.prompts * columns, shapes.prompts * attended(columns)) / mesh.size
+        share = 1 / len(shapes.columns)
+        work = Work(
+            share * asked.prompts / shapes.prompts,
+            flops,
+            _weights(context),
+            parts,
+            prefilled=share * asked.prompts * prompt,
+        )
+        yield Program(
+            name,
+            prefill,
+            jitted["prefill"],
+            partial(inputs_of_prefill, columns),
+            work,
+            resident=(*resident, state),
+        )
+    # A row's columns are written when a sample begins in it.
+    responses = asked.prompts * asked.samples
+    chunks = responses * asked.mean / shapes.rows / sampler.chunk
+    work = Work(chunks, 0.0, whole * responses / shapes.rows / chunks, parts)
+    yield Program(name, insert, jitted["insert"], inputs_of_insert, work, resident=resident, also=("view",))
+    steps, length = sampler.chunk, prompt + asked.mean / 2
+    flops = forward_flops(config, shapes.rows * steps, shapes.rows * steps * length) / mesh.size
+    moved = steps * (_weights(context) + whole * length / shapes.widths[-1])
+    widths = sampler.decoded_widths(shapes)
+    notices = jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=meshes.sharding(mesh, ("devices",), (mesh.size,)))
+    for some in widths:
+        share = 1 / len(widths)
+        work = Work(
+            share * chunks,
+            flops,
+            moved,
+            parts,
+            generated=share * responses * asked.mean,
+            responses=share * responses,
+        )
+        yield Program(
+            name,
+            decode,
+            jitted["decode"],
+            lambda made: (made["view"], made[insert], notices),
+            work,
+            {"filtered": shapes.filtered, "widths": some},
+            steps,
+            resident,
+            also=(prefill,),
+        )
+
+
+def _weights(context: Context) -> float:
+    """Bytes of the matrices that one pass of the sampler reads on a device."""
+    mesh = context.sampler().mesh
+    return context.dtype.itemsize * matmul_params(context.model_config) / mesh.shape["tensor"] / mesh.shape["fsdp"]
