@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 _EVENTS = "/jax/core/compile/"
+_COMPILED, _WAITING = f"{_EVENTS}backend_compile_duration", f"{_EVENTS}waiting"
 _PAUSE = 1.0  # seconds between two phases of one program at most: tracing, lowering, compiling
 
 
@@ -33,6 +34,7 @@ class Compiling:
 
     def __init__(self) -> None:
         self._threads: dict[int, _Thread] = {}
+        self._programs: dict[str, dict[str, float]] = {}
 
     def start(self, event: str, value: float, **fields: str | int) -> None:
         """A listener of scalar events: a phase begins, of the function fields["fun_name"]."""
@@ -54,19 +56,29 @@ class Compiling:
         began, now = account.phases.pop(), time.perf_counter()
         if not account.phases:
             account.ended, account.seconds = now, account.seconds + now - began
+            if event != _WAITING:
+                program = self._programs.setdefault(account.program, {"compiled": 0, "seconds": 0.0})
+                program["seconds"] += now - began
+                program["compiled"] += event == _COMPILED
 
     @contextmanager
     def waiting(self, program: str) -> Iterator[None]:
         """Count a block, in which this thread waits for another one that compiles, as compiling."""
-        self.start(_EVENTS, 0.0, fun_name=program)
+        self.start(_WAITING, 0.0, fun_name=program)
         try:
             yield
         finally:
-            self.end(_EVENTS, 0.0)
+            self.end(_WAITING, 0.0)
 
     def seconds(self) -> float:
         """Seconds that this thread spent so far, of what is over; what lies inside another phase counts once."""
         return self._account().seconds
+
+    def take_programs(self) -> dict[str, dict[str, float]]:
+        """Tell of every program, since the last time, how often it was compiled and the seconds that took on the clock
+        in whichever thread, tracing and lowering included; one that was read from a cache counts too."""
+        taken, self._programs = self._programs, {}
+        return taken
 
     def under_way(self) -> tuple[str, float] | None:
         """The program that is compiled now, in whichever thread, and for how many seconds; None if there is none."""

@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 from g2d_jax import compilation, processes, storage
 from g2d_jax.accounting import POLICIES, TRAINING, goodput
 from g2d_jax.canonical import to_dict
+from g2d_jax.compiling import compiling
 from g2d_jax.config import is_scalar
 from g2d_jax.data.problems import check_training
 from g2d_jax.models import hf
@@ -326,8 +327,10 @@ def _run_stages(
     with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
         context = Context(config, folder, tracker, order.folders(folder), reward, objectives or {})
         _ = context.sampling_mesh  # raises for one that cannot be, before any work
+        compiling.take_programs()  # of a run before, in this process
         try:
             manifests = {}
+            context.scorer.start(context.problems["train"])
             names = order.order[: order.order.index(until) + 1 if until else None]
             finished = processes.once(lambda: [name for name in names if storage.finished(context.folders[name])])
             compile_ahead(context, [name for name in names if name not in finished])
@@ -380,6 +383,7 @@ def run_stage(context: Context, name: str, order: Plan, *, again: bool = False) 
         "inputs": inputs,
         "fingerprint": storage.fingerprint(identity),
         "started": started,
+        "programs": compiling.take_programs(),
         **fields,
     }
     if stage.kind not in TRAINING:  # these log it with every update

@@ -12,7 +12,7 @@ import numpy as np
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary, training
 from g2d_jax.report.charts import Panel, Series, bar_chart, line_chart
-from g2d_jax.report.goodput import goodput_table
+from g2d_jax.report.goodput import compiled_table, goodput_table
 from g2d_jax.report.run import Run, Stage
 from g2d_jax.storage import plain
 
@@ -62,7 +62,7 @@ def compute(run: Run) -> str:
     if not run.manifests:
         return ""
     title, columns, rows = summary.compute_table(run.manifests, summary.price(run))
-    where = goodput_table(run.manifests)
+    where, compiled = goodput_table(run.manifests), compiled_table(run.manifests)
     stages = [(str(m.get("name", "")), m) for m in run.manifests]
     seconds = [(name, {"time": fmt.number(m, "seconds")}) for name, m in stages]
     flops = [(name, {"FLOPs": fmt.number(m, "flops")}) for name, m in stages]
@@ -73,6 +73,7 @@ def compute(run: Run) -> str:
         "Compute",
         markup.table(title, columns, rows, total=len(rows) > 1),
         markup.table(*where) if where[2] else "",
+        markup.table(*compiled) if compiled[2] else "",
         markup.charts(
             bar_chart("Time", seconds, {"time": "s0"}, written=fmt.duration),
             bar_chart("FLOPs", flops, {"FLOPs": "s0"}, written=fmt.quantity),

@@ -9,7 +9,7 @@ from typing import Any
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report import training
-from g2d_jax.report.goodput import goodput_table
+from g2d_jax.report.goodput import compiled_table, goodput_table
 from g2d_jax.report.run import Run, read_run
 from g2d_jax.storage import PathLike, write_bytes
 from g2d_jax.tracking import clean
@@ -337,6 +337,7 @@ def markdown(run: Run) -> str:
         *(markdown_table(*one) for one in training.tables(run)),
         markdown_table(*compute_table(run.manifests, price(run))),
         markdown_table(*goodput_table(run.manifests)),
+        markdown_table(*compiled_table(run.manifests)),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -82,6 +82,7 @@ class VerifierPool:
         self._max_answer_chars = max_answer_chars
         self._cache_size = cache_size
         self._lock = threading.Lock()
+        self._workers = workers
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="verifier")
         self._idle: list[Child] = []
         self._running: set[Child] = set()
@@ -122,6 +123,11 @@ class VerifierPool:
             Score(reward=REWARDS[verdict], verdict=verdict, answer=answer)
             for verdict, answer in zip(verdicts, answers, strict=True)
         ]
+
+    def start(self) -> None:
+        """Let the workers start in the background, which takes them seconds, before the first answer needs one."""
+        for _ in range(self._workers):
+            self._executor.submit(self._start)
 
     def stats(self) -> PoolStats:
         """A snapshot of the counts so far."""
@@ -207,16 +213,20 @@ class VerifierPool:
             child = self._idle.pop() if self._idle else None
             if child is not None:
                 self._running.add(child)
-        if child is None:
-            child = Child(*self._limits)  # seconds: not under the lock
-            with self._lock:
-                self._unconfined = child.unconfined
-                if not self._closed:
-                    self._running.add(child)
-                    return child
-            child.stop()
-            raise CancelledError
-        return child
+        return child or self._start_child()
+
+    def _start_child(self) -> Child:
+        child = Child(*self._limits)  # seconds: not under the lock
+        with self._lock:
+            self._unconfined = child.unconfined
+            if not self._closed:
+                self._running.add(child)
+                return child
+        child.stop()
+        raise CancelledError
+
+    def _start(self) -> None:
+        self._give_back(self._start_child())
 
     def _give_back(self, child: Child) -> None:
         with self._lock:

@@ -15,7 +15,9 @@ from g2d_jax.config import is_scalar
 from g2d_jax.records import Problem, Score, Verdict
 from g2d_jax.rewards.functions import RewardFunction, Scorer, function_scorer, load_reward, verifier_scorer
 from g2d_jax.rewards.judge import JudgeScorer, judge_scorer
+from g2d_jax.rewards.normalise import clean
 from g2d_jax.rewards.pool import VerifierPool
+from g2d_jax.rewards.quantity import parse_quantity
 from g2d_jax.scoring.reward_model import RewardModel, load_reward_model
 
 
@@ -63,6 +65,15 @@ class Scorers:
                 Score(reward, Verdict(verdict), answer) for reward, verdict, answer in share
             ]
         return self.joint(problems, texts, token_ids, scores)
+
+    def start(self, problems: Sequence[Problem]) -> None:
+        """Let the verifiers' workers start in the background, for tasks with answers that are more than a number."""
+        hard = {problem.task for problem in problems if not _is_number(problem.answer)}
+        for task, reward in self.rewards.items():
+            if task in hard and reward.function == "verify" and not (task == "main" and self.own):
+                self._of(task)
+        for pool in self._pools:
+            pool.start()
 
     def apart(self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]) -> list[Score]:
         """The scores that this process can give by itself; those that are joint are unscorable as yet."""
@@ -163,3 +174,8 @@ class Scorers:
             return judge
         function = own or load_reward(reward.function, reward.folder)
         return function_scorer(function, None if is_scalar(reward) else reward.correct_above)
+
+
+def _is_number(answer: str | None) -> bool:
+    """Whether no worker is needed to tell what equals a reference answer, whatever the response."""
+    return answer is None or parse_quantity(clean(answer)) is not None

@@ -134,6 +134,15 @@ def test_nothing_starts_for_answers_that_are_decided_here() -> None:
         assert pool.stats().graded == 0
 
 
+def test_workers_that_were_started_grade_the_first_answer() -> None:
+    with VerifierPool(2) as pool:
+        pool.start()
+        pool._executor.submit(lambda: None).result(60)  # behind both
+        started = set(worker_pids(pool))
+        assert verdicts(pool.score(GOLDS, TEXTS)) == EXPECTED
+        assert started and set(worker_pids(pool)) & started
+
+
 def test_out_of_memory_is_a_timeout_of_its_own_kind() -> None:
     with VerifierPool(workers=1, cpu_seconds=20.0, memory_mb=512) as pool:
         assert verdicts(pool.score(["y"], [r"\boxed{2^{2^{35}}}"])) == [Verdict.TIMEOUT]

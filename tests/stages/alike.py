@@ -18,7 +18,7 @@ from g2d_jax.tables import read_rollouts
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training.checkpoint import Checkpoints
 
-CLOCKED = ("started", "share", "tokens_per_second")
+CLOCKED = ("started", "share", "tokens_per_second", "programs")
 
 
 def differences(one: Path, other: Path) -> list[str]:

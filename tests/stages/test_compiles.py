@@ -101,4 +101,8 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, c
     sampling = {"view", "empty", "prefill", "insert", "decode_chunk"}
     given = {*sampling, "score_logprobs", "optimizer_state", "train_step", "add"}
     assert by_thread[True] == given
+    told = Counter[str]()
+    for manifest in manifests.values():
+        told.update({name: int(program["compiled"]) for name, program in manifest["programs"].items()})
+    assert told == Counter(name for _, name in compiled_by)
     assert not given & by_thread[False]

@@ -50,6 +50,14 @@ def test_the_problem_carries_its_reward(scorers: Callable[..., Scorers]) -> None
     assert [one.verdict.value for one in found] == ["correct", "scored", "incorrect", "incorrect"]
 
 
+def test_verifiers_start_early_where_answers_are_more_than_numbers(scorers: Callable[..., Scorers]) -> None:
+    numbers = [Problem("a", "1+1", "2"), Problem("b", "1/2", r"\\frac{1}{2}")]
+    for problems, started in ((numbers, 0), ([*numbers, Problem("c", "x", "x+1")], 1)):
+        verifiers = scorers(main={"workers": 1})
+        verifiers.start(problems)
+        assert len(verifiers._pools) == started
+
+
 def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path: Path, opened: Callable[..., Context]):
     """Rollouts, rewards and pairs of a stage; the judge rates by length."""
     with config.unlocked():
