@@ -165,7 +165,7 @@ def recipe(config: ModelConfig, folder: Path) -> ConfigDict:
     made.stages.collect.prompts = 128
     made.stages.dpo.batch_size = 128 // UPDATES
     if is_tiny(config):
-        made.compute.slots, made.stages.warmup.prompts_per_step, made.stages.collect.prompts = 32, 8, 16
+        made.compute.max_num_seqs, made.stages.warmup.prompts_per_step, made.stages.collect.prompts = 32, 8, 16
         made.stages.dpo.batch_size = 4
     return made
 

@@ -36,8 +36,9 @@ METHODS = ("g2d", "grpo")
 COMPILERS = {"tpu": ["libtpu"], "cuda": ["jax-cuda12-plugin", "jax-cuda13-plugin"]}
 LORA = "lora=32"
 HALF = "moments=bfloat16"  # for 8B on 16 chips of 16 GB
-MANY = ("compute.slots=256",)  # where memory allows it: decoding reads the weights once for all rows
-SOME = ("compute.slots=64",)  # on one host with little memory
+
+SETTINGS: dict[tuple[str, str], tuple[str, ...]] = {}
+"""What a row needs to fit: overrides that change no result."""
 
 HEAD = ("config", "machine", "fullest program, GiB", "of", "hours of G2D, by stage", "of GRPO alone", "settings")
 
@@ -67,21 +68,20 @@ class Row:
 
 def rows() -> list[Row]:
     """All rows, those of the largest models first."""
-    large = [("", "v5e-16", ()), ("", "v6e-8", ()), ("", "v5p-16", MANY), ("", "h100x8", MANY)]
-    adapters = [(LORA, "v6e-8", ()), (LORA, "h100x1", ())]
-    largest = [(HALF, "v5e-16", ()), ("", "v6e-8", SOME), *large[2:], (LORA, "v6e-8", SOME), adapters[1]]
-    small = [("", "v5e-4", ()), ("", "h100x1", MANY), (LORA, "v5e-4", ())]
+    large = [("", "v5e-16"), ("", "v6e-8"), ("", "v5p-16"), ("", "h100x8")]
+    adapters = [(LORA, "v6e-8"), (LORA, "h100x1")]
+    largest = [(HALF, "v5e-16"), *large[1:], *adapters]
+    small = [("", "v5e-4"), ("", "h100x1"), (LORA, "v5e-4")]
     which = {
         "qwen2.5-7b": large + adapters,
         **dict.fromkeys(["llama-3.1-8b", "qwen3-8b"], largest),
         "qwen3-4b": [large[0], large[3], *adapters],
-        "qwen3-0.6b": [small[0], ("", "h100x1", ()), small[2]],  # a row of its cache is as large as one of 8B
     }
     ordered = [*which, *(name for name in recipes.MODELS if name not in which)]
     return [
-        Row(name, choice, machine, () if recipes.MODELS[name].slots == 256 else settings)
+        Row(name, choice, machine, SETTINGS.get((f"{name}:{choice}" if choice else name, machine), ()))
         for name in ordered
-        for choice, machine, settings in which.get(name, small)
+        for choice, machine in which.get(name, small)
     ]
 
 
@@ -105,7 +105,7 @@ def measure(row: Row) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": _versions(["jax", *COMPILERS[machine.device.platform]]),
-        "memory": round(machine.device.hbm / GIB, 2),
+        "memory": round(machine.device.usable / GIB, 2),
         "chips": machine.chips,
         "methods": found,
     }

@@ -19,7 +19,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.update(hidden_size=64, head_dim=16, intermediate_size=176)
     config.data.max_prompt_length = 16
     config.data.test.limit = 512
-    config.compute.slots = 256
     config.compute.chunk = 8
     drawn = settings.sampling(48)
     config.stages.sft = settings.sft(

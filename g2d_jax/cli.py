@@ -143,7 +143,7 @@ _RUN_EXAMPLES = """examples:
   g2d run --config qwen2.5-1.5b --workdir gs://bucket/c --until warmup"""
 _PLAN_EXAMPLES = """examples:
   g2d plan --config qwen2.5-7b --topology v5e-16 --price 1.20
-  g2d plan --config mine.py --topology h100x8 --auto --config.compute.slots=64"""
+  g2d plan --config mine.py --topology h100x8 --auto --response 600"""
 _SWEEP_EXAMPLES = """examples:
   g2d sweep --config sweep-k --workdir runs/study
   g2d sweep --config mine.py --workdir runs/k --product stages.warmup.steps=0,50,150 --seeds 0,1,2"""
@@ -186,7 +186,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price", type=float, help="of one chip for an hour, in your money")
     parser.add_argument("--response", type=int, metavar="N", help="mean tokens of a response; default: max_new_tokens")
     parser.add_argument("--stage", action="append", default=[], help="this stage only; may be repeated")
-    parser.add_argument("--auto", action="store_true", help="choose mesh, micro-batch, remat and slots")
+    parser.add_argument("--auto", action="store_true", help="choose mesh, micro-batch and remat")
     parser.add_argument("--verbose", action="store_true", help="show every program: memory, traffic, roofline")
     _explained(parser, _PLAN_EXAMPLES)
     parser.set_defaults(command=_plan)

@@ -92,7 +92,7 @@ def base() -> ConfigDict:
                 "remat": "attention",  # "none", "full" or "attention": what the backward pass recomputes
                 "attention": "auto",  # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
                 "offload_optimizer": False,  # its state lies in the host's memory but for the update itself
-                "slots": 256,  # rows that are sampled together
+                "max_num_seqs": optional(int),  # rows decoded together; unset: what memory allows
                 "chunk": 16,  # decode steps between two looks at finished rows
                 "prefill_rows": 32,  # prompts of one prefill
                 "sampling_tensor": 0,  # devices that share one copy of the weights in sampling; 0: as few as hold it

@@ -184,18 +184,25 @@ def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def fewest(size: int, memory: int | None, devices: int) -> int:
-    """Over how many devices weights of so many bytes are split for sampling: the smallest power of two that divides
-    `devices` and leaves three quarters of a device's memory for the cache and the training state. memory: bytes of a
-    device; None, where it is not told as on CPU, is 1."""
-    ways = [2**power for power in range(devices.bit_length()) if devices % 2**power == 0]
-    return next((n for n in ways if memory is None or 4 * size <= n * memory), ways[-1])
+def device_bytes(tree: Any) -> int:
+    """Count the bytes that a tree of ShapeDtypeStructs with shardings takes on a device, without what is offloaded."""
+    return sum(
+        -(-math.prod(x.sharding.shard_shape(x.shape)) * jax.dtypes.itemsize_bits(x.dtype) // 8)
+        for x in jax.tree.leaves(tree)
+        if x.sharding and x.sharding.memory_kind != HOST
+    )
+
+
+USABLE = 0.92
+"""Share of a TPU's memory that programs are to use: code, fragments and the runtime take the rest. Of a GPU's JAX
+leaves a tenth of its own accord."""
 
 
 def memory(mesh: Mesh) -> int | None:
-    """Bytes that a program may use of each of this process's devices, None where the platform does not tell."""
+    """Bytes that programs are to use of each of this process's devices, None where the platform does not tell."""
     stats = [device.memory_stats() for device in mesh.local_devices]
-    return min((one["bytes_limit"] for one in stats if one and "bytes_limit" in one), default=None)
+    limit = min((one["bytes_limit"] for one in stats if one and "bytes_limit" in one), default=None)
+    return int(USABLE * limit) if limit and mesh.devices.flat[0].platform == "tpu" else limit
 
 
 def processes(mesh: Mesh) -> int:

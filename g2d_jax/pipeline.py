@@ -148,7 +148,7 @@ def _check_shared(config: ConfigDict) -> None:
         "checkpoint.keep": 1,
         "logging.every": 1,
         "compute.microbatch_tokens": 1,
-        "compute.slots": 1,
+        "compute.max_num_seqs": 1,
         "compute.chunk": 1,
         "compute.prefill_rows": 1,
         "compute.sampling_tensor": 0,
@@ -159,7 +159,7 @@ def _check_shared(config: ConfigDict) -> None:
     }
     for path, least in at_least.items():
         section, _, field = path.partition(".")
-        if config[section][field] < least:
+        if config[section][field] is not None and config[section][field] < least:
             raise ValueError(f"{path} must be at least {least}, got {config[section][field]}")
     if config.faults.peer_timeout > 90:
         raise ValueError("faults.peer_timeout is at most 90: JAX itself ends all, without a name, after 100 seconds")

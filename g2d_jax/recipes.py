@@ -47,42 +47,39 @@ REMAT = "full"  # chosen: least memory; a third more work in training
 class Model:
     """A model of the recipes. variants: name -> hub id, the first is the default. k: updates of G2D's warm-up.
 
-    slots: rows decoded together, the greatest power of two, up to 256, whose caches of RESPONSE + PROMPT tokens take at
-    most 12 GiB: what a host of four 16 GB chips has left beside 8B, split over 16 chips in training. tokenizer:
-    settings that differ from the defaults.
+    tokenizer: settings that differ from the defaults.
     """
 
     variants: dict[str, str]
     k: int
-    slots: int
     tokenizer: dict[str, bool] = field(default_factory=dict)
 
 
-def _qwen25(size: str, slots: int) -> Model:
+def _qwen25(size: str) -> Model:
     # K: G2D's of Qwen2.5-7B, for the other sizes chosen.
-    return Model({"base": f"Qwen/Qwen2.5-{size}", "instruct": f"Qwen/Qwen2.5-{size}-Instruct"}, 150, slots)
+    return Model({"base": f"Qwen/Qwen2.5-{size}", "instruct": f"Qwen/Qwen2.5-{size}-Instruct"}, 150)
 
 
-def _qwen3(size: str, slots: int) -> Model:
+def _qwen3(size: str) -> Model:
     # K: chosen, as of Qwen2.5. Thinking is off since its texts are longer than RESPONSE.
     variants = {"chat": f"Qwen/Qwen3-{size}", "base": f"Qwen/Qwen3-{size}-Base"}
-    return Model(variants, 150, slots, {"enable_thinking": False})
+    return Model(variants, 150, {"enable_thinking": False})
 
 
-def _llama(size: str, slots: int) -> Model:
+def _llama(size: str) -> Model:
     # K: G2D's of Llama-3.1-8B, for 1B chosen. Instruct first: it is Bridging's, and the base model has no template.
-    return Model({"instruct": f"meta-llama/Llama-{size}-Instruct", "base": f"meta-llama/Llama-{size}"}, 500, slots)
+    return Model({"instruct": f"meta-llama/Llama-{size}-Instruct", "base": f"meta-llama/Llama-{size}"}, 500)
 
 
 MODELS: dict[str, Model] = {
-    "qwen2.5-0.5b": _qwen25("0.5B", 256),
-    "qwen2.5-1.5b": _qwen25("1.5B", 128),
-    "qwen2.5-7b": _qwen25("7B", 64),
-    "qwen3-0.6b": _qwen3("0.6B", 32),
-    "qwen3-4b": _qwen3("4B", 16),
-    "qwen3-8b": _qwen3("8B", 16),
-    "llama-3.2-1b": _llama("3.2-1B", 128),
-    "llama-3.1-8b": _llama("3.1-8B", 32),
+    "qwen2.5-0.5b": _qwen25("0.5B"),
+    "qwen2.5-1.5b": _qwen25("1.5B"),
+    "qwen2.5-7b": _qwen25("7B"),
+    "qwen3-0.6b": _qwen3("0.6B"),
+    "qwen3-4b": _qwen3("4B"),
+    "qwen3-8b": _qwen3("8B"),
+    "llama-3.2-1b": _llama("3.2-1B"),
+    "llama-3.1-8b": _llama("3.1-8B"),
 }
 
 TRAIN = {"gsm8k": "gsm8k:train"}
@@ -113,7 +110,7 @@ def recipe(name: str, arg: str) -> ConfigDict:
     )
     _check(chosen)
     config = maths(chosen.path or model.variants[chosen.variant], chosen.train, chosen.test)
-    config.compute.update(microbatch_tokens=MICROBATCH_TOKENS, remat=REMAT, slots=model.slots)
+    config.compute.update(microbatch_tokens=MICROBATCH_TOKENS, remat=REMAT)
     config.name = "-".join([name, chosen.variant, chosen.method, *([f"lora{chosen.lora}"] if chosen.lora else [])])
     config.tokenizer.update(model.tokenizer)
     if chosen.lora:

@@ -30,7 +30,7 @@ def get_config(arg=""):
     config.data.dev = settings.source("gsm8k:DATA/gsm8k_test.jsonl", limit=4)
     config.data.test = settings.source("math500:DATA/math500.jsonl", limit=6)
     config.data.max_prompt_length = 512
-    config.compute.update(slots=8, chunk=4, prefill_rows=4, row_length=1024, microbatch_tokens=4096)
+    config.compute.update(max_num_seqs=8, chunk=4, prefill_rows=4, row_length=1024, microbatch_tokens=4096)
     drawn = settings.sampling(8)
     gsm8k = settings.source("DATA/gsm8k_train.jsonl", limit=8, prompt="question", completion="answer")
     fast = settings.optimizer(1e-3)

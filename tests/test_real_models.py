@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from toys import LLAMA, QWEN, save_policy, save_rows, solved_problems
 
 from g2d_jax import dryrun, pipeline, recipes, storage
-from g2d_jax.models import shapes
 from g2d_jax.resolve import resolve
 from g2d_jax.sweep.points import points
 from g2d_jax.tracking import read_metrics
@@ -48,11 +47,6 @@ def test_models(model: str) -> None:
     assert resolve(f"{model}:method=grpo").stages.grpo.steps == alone
     assert resolve(model).tokenizer.enable_thinking is thinking
     assert resolve(f"{model}:path=mine/tuned").model.path == "mine/tuned"
-
-    shape = shapes.shape(resolve(model).model.path)
-    cache = 4 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * (1024 + 2048)  # bytes of a row
-    slots = resolve(model).compute.slots
-    assert slots * cache <= 12 * 2**30 and (slots == 256 or 2 * slots * cache > 12 * 2**30)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -240,7 +234,7 @@ def test_a_recipe_runs(
     config.dtype = "float32"
     config.data.max_prompt_length = 96
     config.data.train.limit, config.data.dev.limit, config.data.test.limit = 24, 4, 4
-    config.compute.update(row_length=384, microbatch_tokens=384, slots=4, chunk=4, prefill_rows=2, remat="none")
+    config.compute.update(row_length=384, microbatch_tokens=384, max_num_seqs=4, chunk=4, prefill_rows=2, remat="none")
     config.reward.workers = 1
     config.stages.evaluate.num_generations, config.stages.evaluate.greedy = 2, False
     config.stages.evaluate.pass_at = (1,)

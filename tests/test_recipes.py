@@ -222,7 +222,7 @@ def shrunk(spec: str, toys: Path, family: str = "llama") -> ConfigDict:
     for rewards in (config.reward, *(task.reward for task in config.tasks.values())):
         rewards.workers, rewards.model.max_length, rewards.model.batch_tokens = 1, 256, 192
     config.data.max_prompt_length = 96
-    config.compute.update(row_length=384, microbatch_tokens=384, slots=4, chunk=4, prefill_rows=2, remat="none")
+    config.compute.update(row_length=384, microbatch_tokens=384, max_num_seqs=4, chunk=4, prefill_rows=2, remat="none")
     config.dtype = "float32"
     config.logging.tensorboard = False
     if "train" in config.stages:

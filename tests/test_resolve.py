@@ -343,7 +343,7 @@ def test_identity_leaves_out_what_may_change(write):
     made = resolve.resolve(write())
     runtime = [
         "mesh.data=2",
-        "compute.slots=8",
+        "compute.max_num_seqs=8",
         "logging.samples=1",
         "checkpoint.every=1",
         "reward.workers=9",

@@ -40,7 +40,7 @@ def plan(
     """Print the plan of a run on the machine of this name; returns whether it fits.
 
     price: of one chip for an hour. response: mean tokens of a response. stages: those to plan, () for all. auto: choose
-    mesh, micro-batch, remat and slots. verbose: show every program, too. Call it in a process that has not used JAX:
+    mesh, micro-batch and remat. verbose: show every program, too. Call it in a process that has not used JAX:
     the environment is set here.
     Raises ValueError for a name or settings that cannot work, ImportError where the compiler is not installed.
     """

@@ -13,17 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
 from g2d_jax import pipeline
-from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import abstract, count_params, count_trained
+from g2d_jax.models.decoder import count_trained
 from g2d_jax.plan.compiling import Compiled, DoesNotFit, compile_program, devices
 from g2d_jax.plan.programs import programs_of
+from g2d_jax.plan.rewarding import scorings
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Roofline, problems, roofline, shape_of
 from g2d_jax.stages import starting
@@ -54,17 +53,18 @@ class Entry:
 
     def fits(self, device: Device) -> bool:
         """Whether it runs."""
-        return self.compiled is not None and self.total <= device.hbm
+        return self.compiled is not None and self.total <= device.usable
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All programs of a run on a machine."""
+    """All programs of a run on a machine. sampling_ways: devices that the sampler's weights are split over."""
 
     topology: Topology
     config: ConfigDict
     model: ModelConfig
     mesh: Mapping[str, int]
+    sampling_ways: int
     entries: Sequence[Entry]
 
     @property
@@ -133,16 +133,14 @@ def planned(config: ConfigDict, compiler: Compiler, memory: int | None = None) -
         if config.compute.offload_optimizer:
             meshes.check_host_memory(mesh)
         model = model_shape(context)
-        if not config.compute.sampling_tensor:  # what the run would choose
-            size = count_params(model) * context.dtype.itemsize
-            config = copy.deepcopy(config)
-            config.compute.sampling_tensor = meshes.fewest(size, memory, mesh.size)
         known = {
             "mesh": mesh,
             "model_config": model,
             "prompt_lengths": (config.data.max_prompt_length,),
             "problem_counts": {"train": sys.maxsize, **{split: problems(config, split) for split in ("dev", "test")}},
             "stop_ids": tuple(range(STOPS)),
+            "device_memory": memory,
+            "reward_bytes": sum(meshes.device_bytes(scoring.model) for scoring in scorings(config, mesh)),
         }
         yield context.at(config, context.folders, tracker, **known)
 
@@ -156,12 +154,13 @@ def make(
     response: int | None = None,
 ) -> Plan:
     """Compile every program of the stages (default: all). response: mean tokens of a response, None: the longest."""
-    with planned(config, compiler, topology.device.hbm) as context:
+    with planned(config, compiler, topology.device.usable) as context:
         wanted = stages or pipeline.plan(config).order
         programs = [programs_of(context, name, response) for name in wanted]
         compiler.expect(sum(map(len, programs)))
         entries = [entry for some in programs for entry in _stage(compiler, topology, some)]
-        return Plan(topology, context.config, context.model_config, dict(context.mesh.shape), entries)
+        ways = context.sampling_mesh.size // context.sampling_mesh.shape["data"]
+        return Plan(topology, context.config, context.model_config, dict(context.mesh.shape), ways, entries)
 
 
 class _NotCompiled(LookupError):
@@ -196,19 +195,18 @@ def _stage(compiler: Compiler, topology: Topology, programs: Sequence[Program]) 
 
 @dataclass(frozen=True)
 class Choice:
-    """Settings of a run that change nothing in its result: mesh, micro-batch, remat, slots."""
+    """Settings of a run that change nothing in its result: mesh, micro-batch, remat."""
 
     fsdp: int
     tensor: int
     microbatch_tokens: int
     remat: str
-    slots: int
 
     def apply(self, config: ConfigDict) -> ConfigDict:
         """A copy of the config with them."""
         changed = copy.deepcopy(config)
         changed.mesh.update(data=1, fsdp=self.fsdp, tensor=self.tensor)
-        changed.compute.update(microbatch_tokens=self.microbatch_tokens, remat=self.remat, slots=self.slots)
+        changed.compute.update(microbatch_tokens=self.microbatch_tokens, remat=self.remat)
         return changed
 
     def overrides(self) -> str:
@@ -219,7 +217,6 @@ class Choice:
             "mesh.tensor": self.tensor,
             "compute.microbatch_tokens": self.microbatch_tokens,
             "compute.remat": self.remat,
-            "compute.slots": self.slots,
         }
         return " ".join(f"--config.{name}={value}" for name, value in values.items())
 
@@ -229,7 +226,7 @@ def choice_of(config: ConfigDict, devices: int) -> Choice:
     mesh = config.mesh
     tensor = mesh.tensor if mesh.tensor > 0 else devices // (mesh.data * mesh.fsdp)
     compute = config.compute
-    return Choice(devices // tensor, tensor, compute.microbatch_tokens, compute.remat, compute.slots)
+    return Choice(devices // tensor, tensor, compute.microbatch_tokens, compute.remat)
 
 
 def choices(config: ConfigDict, topology: Topology) -> list[Choice]:
@@ -239,16 +236,14 @@ def choices(config: ConfigDict, topology: Topology) -> list[Choice]:
     tensors = [ways for ways in (1, 2, 4, 8) if ways <= host]
     tokens = [own.microbatch_tokens * 2**power // 16 for power in range(7)]
     made = [
-        Choice(devices // tensor, tensor, count, remat, slots)
-        for tensor, count, remat, slots in itertools.product(
-            tensors, tokens, ("none", "attention", "full"), (own.slots, own.slots // 2, own.slots // 4)
-        )
-        if count >= devices // tensor and slots >= 8
+        Choice(devices // tensor, tensor, count, remat)
+        for tensor, count, remat in itertools.product(tensors, tokens, ("none", "attention", "full"))
+        if count >= devices // tensor
     ]
 
     def cost(choice: Choice) -> tuple[float, ...]:
         again = {"none": 3.0, "attention": 3.9, "full": 4.0}[choice.remat]
-        return again * (1 + 0.15 * (choice.tensor > 1) * choice.tensor), -choice.slots, -choice.microbatch_tokens
+        return again * (1 + 0.15 * (choice.tensor > 1) * choice.tensor), -choice.microbatch_tokens
 
     return sorted(made, key=cost)
 
@@ -270,14 +265,8 @@ def train_bytes(
     layer = saved_per_token(model, "none", choice.tensor) / model.num_hidden_layers * tokens * 2 * size
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, 1024) * model.vocab_size
-    held = (8 + state_bytes(config, stages)) * count_trained(model) + rest_bytes(model, config)
+    held = (8 + state_bytes(config, stages)) * count_trained(model) + starting.rest_bytes(config, model)
     return held / (choice.fsdp * choice.tensor) + kept + layer + head + logits
-
-
-def rest_bytes(model: ModelConfig, config: ConfigDict) -> int:
-    """Bytes of all that stands beside adapters, on all devices together."""
-    _, rest = lora.split(abstract(model, starting.base_dtype(config)))
-    return sum(x.size * jax.dtypes.itemsize_bits(x.dtype) // 8 for x in jax.tree.leaves(rest))
 
 
 def state_bytes(config: ConfigDict, stages: Sequence[str] = ()) -> int:
@@ -303,7 +292,7 @@ def search(
 
     None if none of those tried fits.
     """
-    with planned(config, compiler, topology.device.hbm) as context:
+    with planned(config, compiler, topology.device.usable) as context:
         model = context.model_config
         row_length = _row_length(context, stages or tuple(config.stages))
 
@@ -311,7 +300,7 @@ def search(
         return train_bytes(model, config, choice, row_length, stages)
 
     tried = choices(config, topology)
-    likely = [choice for choice in tried if needs(choice) <= 0.95 * topology.device.hbm]
+    likely = [choice for choice in tried if needs(choice) <= topology.device.usable]
     if not likely:  # the formula may be wrong by more than that: try what needs least
         likely = sorted(tried, key=needs)
     for choice in _spread(likely, most):
@@ -329,7 +318,7 @@ def _spread(likely: Sequence[Choice], most: int) -> list[Choice]:
 
 
 def _all_fit(config: ConfigDict, topology: Topology, compiler: Compiler, stages: Sequence[str]) -> bool:
-    with planned(config, compiler, topology.device.hbm) as context:
+    with planned(config, compiler, topology.device.usable) as context:
         for name in stages or config.stages:
             programs = programs_of(context, name)
             # The train step first: it is what most often does not fit.

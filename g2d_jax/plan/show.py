@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax.numpy as jnp
+
 from g2d_jax.models.decoder import count_params
+from g2d_jax.models.flops import matmul_params
 from g2d_jax.plan.planning import Entry, Plan
 from g2d_jax.plan.topologies import GIB
 from g2d_jax.plan.work import ASSUMED, SUITES
+from g2d_jax.sampler.capacity import kv_bytes
 from g2d_jax.tracking import Screen
 
 EFFICIENCY = 0.5
 """Of the roofline: published runs reach 40 to 65 % of the peak in training, 40 to 85 % of the bandwidth in decoding."""
+
+
+DECODING, FLOOR_ROWS, FLOOR_CONTEXT = 0.55, 256, 1024
+"""What decoding is shown at, of its roofline, and the floor that it is shown beside."""
 
 
 def show(
@@ -52,7 +60,7 @@ def verdict(plan: Plan, price: float | None) -> str:
 
 
 def _need(plan: Plan, entry: Entry) -> str:
-    needs = entry.why or f"needs {entry.total / GIB:.2f} of {plan.topology.device.hbm / GIB:.2f} GiB"
+    needs = entry.why or f"needs {entry.total / GIB:.2f} of {plan.topology.device.usable / GIB:.2f} GiB"
     return f"{entry.program.stage}, {entry.program.name}: {needs}"
 
 
@@ -88,12 +96,18 @@ def _show_programs(plan: Plan, screen: Screen, price: float | None) -> None:
     screen.say(plan.topology.describe())
     screen.say(
         f"model: {count_params(plan.model):,} parameters; mesh {mesh}; microbatch_tokens={compute.microbatch_tokens}, "
-        f"remat={compute.remat}, slots={compute.slots}, sampling_tensor={compute.sampling_tensor}, {plan.config.dtype}"
+        f"remat={compute.remat}, {plan.config.dtype}; the sampler's weights over {plan.sampling_ways} devices"
     )
     columns = ["stage", "program", "peak GiB", "with the rest", "of", "fits", "of it, by formula, GiB"]
     screen.table("memory of each device", columns, [memory_row(plan, entry) for entry in plan.entries])
     columns = ["stage", "program", "TFLOP", "sent GB", "roofline ms", "bound by", "calls"]
     screen.table("one call on each device", columns, [time_row(entry) for entry in plan.entries if entry.time])
+    columns = ["stage", "program", "rows", "tokens/s of a device", "share of the floor"]
+    screen.table("decoding", columns, [decode_row(plan, entry) for entry in plan.entries if is_decode(entry)])
+    screen.say(
+        f"Decoding at {DECODING:.0%} of its roofline, rows that wait for the longest response included; beside the "
+        f"floor of {FLOOR_ROWS} rows a device at a context of {FLOOR_CONTEXT:,} tokens with all weights on it."
+    )
     columns = ["stage", "generated", "prefilled", "scored", "trained", "hours at least", "hours", "cost"]
     screen.table("the run", columns, stage_rows(plan, price))
     screen.say(
@@ -107,7 +121,15 @@ def memory_row(plan: Plan, entry: Entry) -> list[str]:
     peak = f"{entry.compiled.peak / GIB:.2f}" if entry.compiled else "?"
     total = f"{entry.total / GIB:.2f}" if entry.compiled else "?"
     fits = "yes" if entry.fits(plan.topology.device) else "NO"
-    return [entry.program.stage, entry.program.name, peak, total, f"{plan.topology.device.hbm / GIB:.2f}", fits, parts]
+    return [
+        entry.program.stage,
+        entry.program.name,
+        peak,
+        total,
+        f"{plan.topology.device.usable / GIB:.2f}",
+        fits,
+        parts,
+    ]
 
 
 def time_row(entry: Entry) -> list[str]:
@@ -126,6 +148,22 @@ def time_row(entry: Entry) -> list[str]:
         entry.time.bound,
         f"{work.calls:,.0f}",
     ]
+
+
+def is_decode(entry: Entry) -> bool:
+    """Whether a program generates tokens, and fits."""
+    return bool(entry.time and entry.program.work.generated)
+
+
+def decode_row(plan: Plan, entry: Entry) -> list[str]:
+    """Stage, program, rows decoded together, tokens/s of a device, and those as a share of the floor."""
+    assert entry.time is not None
+    work, device = entry.program.work, plan.topology.device
+    rate = DECODING * work.generated / (work.calls * entry.time.seconds) / plan.topology.devices
+    itemsize = jnp.dtype(plan.config.dtype).itemsize
+    read = matmul_params(plan.model.base) * itemsize + FLOOR_ROWS * FLOOR_CONTEXT * kv_bytes(plan.model, itemsize)
+    share = rate / (FLOOR_ROWS * device.bandwidth / read)
+    return [entry.program.stage, entry.program.name, f"{work.rows:,}", f"{rate:,.0f}", f"{share:.0%}"]
 
 
 def stage_rows(plan: Plan, price: float | None) -> list[list[str]]:

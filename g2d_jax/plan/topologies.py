@@ -16,6 +16,8 @@ import difflib
 import re
 from dataclasses import dataclass
 
+from g2d_jax.mesh import USABLE
+
 GIB = 2**30
 
 
@@ -36,6 +38,11 @@ class Device:
     per_chip: int = 1
     name_counts: int = 1
     host: int = 4
+
+    @property
+    def usable(self) -> int:
+        """Bytes that a plan may use: what runs do."""
+        return int(USABLE * self.hbm) if self.platform == "tpu" else self.hbm
 
 
 def _tpu(hbm_gib: float, tflops: float, gbps: float, link_gbps: float, **changes: int) -> Device:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,7 @@ from g2d_jax.models.attention import COLUMN_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.kernels import LANES, Setting, choose, platform_of
-from g2d_jax.records import Request, Rollout
+from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
 from g2d_jax.sampler.schedule import Sample, Schedule
@@ -56,9 +55,10 @@ class Usage:
 class Sampler:
     """Samples from a model over all devices of a `meshes.sampling` mesh.
 
-    slots: rows decoded together. chunk: decode steps between two looks at the rows. prefill_rows: prompts of one
-    prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py. programs: where
-    another sampler's of the same settings, such as another point's of a sweep, may lie; the attribute has them by name.
+    max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows. prefill_rows:
+    prompts of one prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py. programs:
+    where another sampler's of the same settings, such as another point's of a sweep, may lie; the attribute has them by
+    name.
     Samples of one key are bit-equal for the same shapes and mesh; the noise always is.
     """
 
@@ -68,17 +68,19 @@ class Sampler:
         mesh: Mesh,
         *,
         seed: int,
-        slots: int = 256,
+        max_num_seqs: int = 256,
         chunk: int = 16,
         prefill_rows: int = 32,
         dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
         attention: Setting = "auto",
         programs: Programs | None = None,
     ) -> None:
-        if min(slots, chunk, prefill_rows) < 1:
-            raise ValueError(f"slots, chunk and prefill_rows must be positive, got {slots}, {chunk}, {prefill_rows}")
+        if min(max_num_seqs, chunk, prefill_rows) < 1:
+            raise ValueError(
+                f"max_num_seqs, chunk and prefill_rows must be positive, got {max_num_seqs}, {chunk}, {prefill_rows}"
+            )
         self.config, self.mesh, self.seed, self.dtype = config, mesh, seed, dtype
-        self.slots, self.chunk, self.prefill_rows = slots, chunk, prefill_rows
+        self.max_num_seqs, self.chunk, self.prefill_rows = max_num_seqs, chunk, prefill_rows
         self.platform = platform_of(mesh)
         self.stacked = self.platform == "tpu"
         self.usage = Usage()
@@ -91,15 +93,24 @@ class Sampler:
         """Give the model as decode reads it: in dtype, split over the sampling mesh. Once per policy."""
         return self.programs["view"](model)
 
-    def shapes(self, requests: int, samples: int, params: Sequence[Any], lengths: Sequence[int]) -> Shapes:
+    def shapes(
+        self,
+        requests: int,
+        samples: int,
+        params: Sequence[SamplingParams],
+        lengths: Sequence[int],
+        most_rows: int | None = None,
+    ) -> Shapes:
         """What a call is compiled for: so many requests and samples, with these SamplingParams and prompt lengths.
 
+        most_rows: that decode together in this call, None: max_num_seqs.
         On a CPU a quarter of the samples decode at once: rows that are full cost what they generate, and the rest wait
         to take the place of those that are done. Elsewhere a step costs the same with few rows as with many.
         """
         ways = meshes.row_ways(self.mesh)
         waves = 4 if self.platform == "cpu" else 1
-        rows = min(self.slots, _power(samples), max(_power(samples) // waves, FEWEST))
+        most_rows = most_rows or self.max_num_seqs
+        rows = min(most_rows, _power(samples), max(_power(samples) // waves, FEWEST))
         columns = _columns(lengths, LANES if self.kernel == "splash" else 16)
         widest = columns[-1] + round_up(max(p.max_new_tokens for p in params), 16)
         if self.stacked:

@@ -336,10 +336,10 @@ def decode_chunk(
 
     notices: int32 [devices], 0 or a reason to stop, which all processes learn of so.
     """
-    slots, place = state.hidden.shape[0], partial(lay_out, mesh)
+    batch, place = state.hidden.shape[0], partial(lay_out, mesh)
     head = head_matrix(params, dtype)
-    floats = place(jnp.zeros((slots, chunk), jnp.float32), "rows", None)
-    nothing = place(jnp.zeros(slots, jnp.int32), "rows")
+    floats = place(jnp.zeros((batch, chunk), jnp.float32), "rows", None)
+    nothing = place(jnp.zeros(batch, jnp.int32), "rows")
     emitted = Emitted(floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(notices))
 
     def running(carry: tuple[jax.Array, State, Emitted[jax.Array]]) -> jax.Array:

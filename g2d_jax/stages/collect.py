@@ -64,9 +64,9 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
 def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
     """The stage's programs, in the order in which they run. response: mean tokens of a response, None: the most."""
     if stage.rollouts == "sample":
-        longest = stage.sampling.max_new_tokens
-        shapes = sampling_shapes(context, stage)
-        asked = Asked(stage.prompts, stage.num_generations, min(response or longest, longest), shapes)
+        shapes, longest = sampling_shapes(context, stage), stage.sampling.max_new_tokens
+        calls = -(-stage.prompts // stage.part)
+        asked = Asked(stage.prompts, calls, stage.num_generations, shapes, longest, response)
         yield from rollouts(context, name, asked, policy_shapes(context))
 
 

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import keys, processes, storage
 from g2d_jax import mesh as meshes
-from g2d_jax.accounting import POLICIES
+from g2d_jax.accounting import POLICIES, TRAINING
 from g2d_jax.canonical import identity
 from g2d_jax.compilation import Ahead, Programs
 from g2d_jax.config import is_scalar
@@ -32,13 +32,14 @@ from g2d_jax.data.problems import LoadReport, load_problems
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
-from g2d_jax.models import decoder, hf, kernels, lora
+from g2d_jax.models import decoder, hf, kernels, lora, reward_model
 from g2d_jax.models.attention import QUERY_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.records import Problem, SamplingParams
 from g2d_jax.rewards.functions import RewardFunction
+from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Sampler
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages import starting
@@ -306,16 +307,54 @@ class Context:
     def sampling_mesh(self) -> Mesh:
         """The devices as sampling uses them. Raises ValueError for settings that do not fit them. All processes ask at
         once, the first time."""
-        tensor, config = self.config.compute.sampling_tensor, self.model_config
+        tensor, model = self.config.compute.sampling_tensor, self.model_config
         if not tensor:
-            size = decoder.count_params(config) * self.dtype.itemsize
-            memories = [memory for memory in processes.gather(meshes.memory(self.mesh)) if memory is not None]
-            tensor = meshes.fewest(size, min(memories, default=None), self.mesh.size)
-        return meshes.sampling(self.mesh, tensor, config.num_key_value_heads)
+            stages = [stage for stage in self.config.stages.values() if "num_generations" in stage]
+            columns = max((self._columns(stage.sampling.max_new_tokens) for stage in stages), default=1)
+            beside = max(map(self.state_bytes, self.config.stages.values()), default=0)
+            itemsize, devices = self.dtype.itemsize, self.mesh.size
+            samples = self.config.compute.responses_at_once
+            tensor = capacity.best_ways(model.base, itemsize, devices, columns, self.device_memory, beside, samples)
+        return meshes.sampling(self.mesh, tensor, model.num_key_value_heads)
+
+    @cached_property
+    def device_memory(self) -> int | None:
+        """Bytes that programs are to use of the smallest device, None where none tells. All processes ask at once."""
+        told = (memory for memory in processes.gather(meshes.memory(self.mesh)) if memory is not None)
+        return min(told, default=None)
+
+    @cached_property
+    def reward_bytes(self) -> int:
+        """Bytes of a device that reward models take, which stay once they are loaded."""
+        rewards = [task.reward for task in self.tasks.values() if task.reward.function == "model"]
+        settings = {reward.model.path: reward.model for reward in rewards}
+        models = (
+            reward_model.abstract_on(hf.read_config(hf.resolve(path)), self.mesh, jnp.dtype(one.dtype))
+            for path, one in settings.items()
+        )
+        return sum(map(meshes.device_bytes, models))
+
+    def _columns(self, new: int) -> int:
+        return int(self.config.data.max_prompt_length + new)
+
+    def state_bytes(self, stage: ConfigDict) -> int:
+        """Bytes of a device that a stage's training takes while it samples, by formula; 0 for one that trains nothing.
+
+        4 a trained parameter, its optimiser's, and a reference; what stands beside adapters; reward models.
+        """
+        model, compute = self.model_config, self.config.compute
+        if self.device_memory is None:
+            return 0
+        if stage.kind not in TRAINING:
+            return self.reward_bytes
+        moments = {"float32": 8, "bfloat16": 4}[stage.optimizer.moment_dtype] if stage.optimizer.kind == "adamw" else 0
+        kept = 4 + (0 if compute.offload_optimizer else moments) + (4 if stage.get("beta") else 0)
+        size = kept * decoder.count_trained(model) + starting.rest_bytes(self.config, model)
+        return size // (self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]) + self.reward_bytes
 
     def sampler(self) -> Sampler:
         """Give the sampler: one for the run."""
-        settings = {name: self.config.compute[name] for name in ("slots", "chunk", "prefill_rows", "attention")}
+        settings = {name: self.config.compute[name] for name in ("chunk", "prefill_rows", "attention")}
         settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs}
         sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, **settings)
         self._say_attention("prompts", sampler.kernel)
@@ -337,9 +376,18 @@ class Context:
         """The tokens that end a response."""
         return self.tokenizer.eos_ids
 
-    def sampling_shapes(self, prompts: int, samples: int, *params: SamplingParams) -> Shapes:
-        """Choose what the sampler is compiled for, by the largest of some calls: so many prompts and responses each."""
-        return self.sampler().shapes(prompts, prompts * samples, params, self.prompt_lengths)
+    def sampling_shapes(self, stage: ConfigDict, prompts: int, samples: int, *params: SamplingParams) -> Shapes:
+        """Choose what the sampler is compiled for, by a stage's largest call: so many prompts, and responses each.
+
+        Rows are compute.max_num_seqs, or what memory allows beside what the stage holds there.
+        """
+        rows = self.config.compute.max_num_seqs
+        if not rows:
+            columns = max(self.prompt_lengths) + max(some.max_new_tokens for some in params)
+            mesh, model, itemsize = self.sampling_mesh, self.model_config.base, self.dtype.itemsize
+            room = columns, self.device_memory, self.state_bytes(stage)
+            rows = max(capacity.rows_that_fit(model, itemsize, mesh.size // mesh.shape["data"], mesh.size, *room), 1)
+        return self.sampler().shapes(prompts, prompts * samples, params, self.prompt_lengths, rows)
 
     def compile_ahead(self, programs: Iterable[Program]) -> None:
         """Let other threads compile programs of a stage, in their order, while this one goes on."""

@@ -91,7 +91,7 @@ def probe(
 def sampling_shapes(context: Context, stage: ConfigDict) -> Shapes:
     """Choose what the sampler of the stage's probes is compiled for."""
     params = context.sampling_params(sampling_of(stage))
-    return context.sampling_shapes(sampled(context, stage), stage.probe.num_generations, params)
+    return context.sampling_shapes(stage, sampled(context, stage), stage.probe.num_generations, params)
 
 
 def sampling_of(stage: ConfigDict) -> ConfigDict:
@@ -118,11 +118,11 @@ def programs(
         return
     sampling, samples = sampling_of(stage), stage.probe.num_generations
     prompts, probes = sampled(context, stage), 1 + -(-steps // stage.probe.every)
-    mean = min(response or sampling.max_new_tokens, sampling.max_new_tokens)
-    asked = Asked(prompts * probes, samples, mean, sampling_shapes(context, stage))
+    shapes = sampling_shapes(context, stage)
+    asked = Asked(prompts * probes, probes, samples, shapes, sampling.max_new_tokens, response)
     yield from rollouts(context, name, asked, params, prefix="probe ", meanwhile=(state,))
     if compared:
-        prompt, tokens = (np.zeros(n, np.int32) for n in (context.config.data.max_prompt_length, mean))
+        prompt, tokens = (np.zeros(n, np.int32) for n in (context.config.data.max_prompt_length, asked.mean))
         packed = _packed(context, [Group(prompt, [Response(tokens, {})] * samples)] * prompts, sampling)
         scored = logprobs(context, name, packed, probes, (state,), sampling.temperature or 1.0)
         yield dataclasses.replace(scored, name=f"probe {scored.name}")

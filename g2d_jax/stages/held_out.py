@@ -86,20 +86,20 @@ def sampling_shapes(context: Context, stage: ConfigDict) -> Shapes:
     count = context.problem_counts[stage.get("split", "dev")]
     kinds: list[dict[str, Any]] = [{}, GREEDY] if stage.get("greedy") else [{}]
     params = (context.sampling_params(stage.sampling, **changes) for changes in kinds)
-    return context.sampling_shapes(count, stage.num_generations, *params)
+    return context.sampling_shapes(stage, count, stage.num_generations, *params)
 
 
 def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
     """The programs of an evaluate or select stage. response: mean tokens of a response, None: the most."""
+    kinds, samples = 1 + int(stage.get("greedy", False)), stage.num_generations + int(stage.get("greedy", False))
     if stage.kind == "evaluate":
-        policies, samples = len(stage.policies), stage.num_generations + int(stage.greedy)
+        policies = len(stage.policies)
     else:
         source = context.config.stages[stage.policy]
-        kept = {*source.get("keep", ()), source.get("steps", 1)}
-        policies, samples = len(stage.steps or kept), stage.num_generations
+        policies = len(stage.steps or {*source.get("keep", ()), source.get("steps", 1)})
     count, longest = context.problem_counts[stage.get("split", "dev")], stage.sampling.max_new_tokens
     shapes = sampling_shapes(context, stage)
-    asked = Asked(count * policies, samples, min(response or longest, longest), shapes)
+    asked = Asked(count * policies, kinds * policies, samples, shapes, longest, response)
     yield from rollouts(context, name, asked, policy_shapes(context))
 
 

@@ -21,15 +21,15 @@ from g2d_jax.stages import alerts, batches, dynamics, ending
 from g2d_jax.stages.batches import LOSSES
 from g2d_jax.stages.context import Context, StopRun
 from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.sampling import Asked, rollouts
+from g2d_jax.stages.programs.sampling import rollouts
 from g2d_jax.stages.programs.training import logprobs, params_and_state, training_programs
 from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
 from g2d_jax.stages.supply import (
     Supply,
     Taken,
+    asked_of,
     compares,
     logprobs_temperature,
-    sampling_shapes,
     trains_off_policy,
 )
 from g2d_jax.stages.training import Trainer, trainer
@@ -105,13 +105,11 @@ def programs(context: Context, name: str, stage: ConfigDict, response: int | Non
     params, state = params_and_state(context, stage.optimizer, stage.steps)
     trained, _ = lora.split(params)  # all policies of a run share what is not trained
     reference = (trained,) if compares(stage) and not stage.reference_sync else ()
-    mean = min(response or sampling.max_new_tokens, sampling.max_new_tokens)
-    prompts = stage.prompts_per_step * stage.steps // stage.num_iterations
-    asked = Asked(prompts, stage.num_generations, mean, sampling_shapes(context, stage))
+    asked = asked_of(context, stage, response)
     yield from rollouts(
         context, name, asked, params, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
     )
-    share = (config.data.max_prompt_length + mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
+    share = (config.data.max_prompt_length + asked.mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
     wanted = len(reference) + int(stage.reference_sync or trains_off_policy(stage))
     if wanted:
         calls = wanted * stage.steps / stage.num_iterations * share

@@ -96,7 +96,7 @@ def _draws(context: Context, name: str, stage: ConfigDict) -> Draws:
 def sampling_shapes(context: Context, stage: ConfigDict) -> Shapes:
     """Choose what the stage's sampler is compiled for: a part of its prompts."""
     prompts = min(stage.part, stage.prompts, context.problem_counts["train"])
-    return context.sampling_shapes(prompts, stage.num_generations, context.sampling_params(stage.sampling))
+    return context.sampling_shapes(stage, prompts, stage.num_generations, context.sampling_params(stage.sampling))
 
 
 def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tuple[Draws, Groups]:

@@ -57,6 +57,12 @@ def base_dtype(config: ConfigDict) -> jnp.dtype:
     return jnp.dtype(config.lora.base_dtype if config.lora.rank else "float32")
 
 
+def rest_bytes(config: ConfigDict, shape: ModelConfig) -> int:
+    """Bytes of all that stands beside adapters, on all devices together."""
+    _, rest = lora.split(decoder.abstract(shape, base_dtype(config)))
+    return sum(x.size * jax.dtypes.itemsize_bits(x.dtype) // 8 for x in jax.tree.leaves(rest))
+
+
 def base(config: ConfigDict, folder: storage.PathLike | None, shape: ModelConfig, mesh: Mesh) -> Decoder:
     """A model on the mesh, of a folder or random; of a shape with adapters what stands beside them (`lora.frozen`)."""
     if folder is None:

@@ -24,10 +24,10 @@ from g2d_jax import processes, storage
 from g2d_jax.data import curriculum
 from g2d_jax.data.packing import Group
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages import batches
 from g2d_jax.stages.batches import Batch
 from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.programs.sampling import Asked
 from g2d_jax.stages.rollouts import (
     Draws,
     Groups,
@@ -79,11 +79,15 @@ def interval_at(step: int, stage: ConfigDict) -> Interval:
     return Interval(start, updates, start // stage.num_iterations, -(-updates // stage.num_iterations))
 
 
-def sampling_shapes(context: Context, stage: ConfigDict) -> Shapes:
-    """Choose what the stage's sampler is compiled for: the batches of an interval that one call draws."""
+def asked_of(context: Context, stage: ConfigDict, response: int | None = None) -> Asked:
+    """What the stage asks the sampler for; a call draws as many batches of an interval as compute.responses_at_once
+    allows. response: mean tokens of a response, None: the most."""
     together = max(prompts_at_once(context, stage.num_generations) // stage.prompts_per_step, 1)
-    prompts = min(together, interval_at(0, stage).batches) * stage.prompts_per_step
-    return context.sampling_shapes(prompts, stage.num_generations, context.sampling_params(stage.sampling))
+    together = min(together, interval_at(0, stage).batches)
+    batches, params = stage.steps / stage.num_iterations, context.sampling_params(stage.sampling)
+    shapes = context.sampling_shapes(stage, together * stage.prompts_per_step, stage.num_generations, params)
+    prompts = batches * stage.prompts_per_step
+    return Asked(prompts, batches / together, stage.num_generations, shapes, params.max_new_tokens, response)
 
 
 def compares(stage: ConfigDict) -> bool:
@@ -316,7 +320,7 @@ class Supply:
             parts,
             self.context.sampling_params(self.stage.sampling),
             num_generations=self.stage.num_generations,
-            shapes=sampling_shapes(self.context, self.stage),
+            shapes=asked_of(self.context, self.stage).shapes,
             purpose=self.purpose,
             policy=policy,
         )

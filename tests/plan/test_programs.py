@@ -19,12 +19,13 @@ from g2d_jax import cli
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.table import block_params
 from g2d_jax.plan import ready, show
-from g2d_jax.plan.planning import Compiler, Entry, Plan, choices, make, planned, rest_bytes, search
+from g2d_jax.plan.planning import Compiler, Entry, Plan, choices, make, planned, search
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.savings import search_savings
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.resolve import resolve
 from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
+from g2d_jax.stages.starting import rest_bytes
 from g2d_jax.tracking import Screen
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
@@ -75,13 +76,13 @@ def shown(made, **options):
 def test_what_is_assumed_is_said():
     config = resolve(TINY, [*SMALL, "config.data.test.limit=none", "config.data.test.path=mine.jsonl"])
     entries = [Entry(Program("evaluate", "decode", None, fixed(), Work(0, 0, 0, {})), None, 0, "", None)]
-    said = show.assumptions(Plan(topology("v5e-4"), config, None, {}, entries))
+    said = show.assumptions(Plan(topology("v5e-4"), config, None, {}, 1, entries))
     assert said == [
         "evaluate: 1,000 problems of data.test, which is not read and has no limit: set how many there are with "
         "--config.data.test.limit=N"
     ]
     config.data.test.limit = 86
-    assert show.assumptions(Plan(topology("v5e-4"), config, None, {}, entries)) == []
+    assert show.assumptions(Plan(topology("v5e-4"), config, None, {}, 1, entries)) == []
 
 
 def test_a_recipe_that_was_compiled_before_is_shown_at_once():
@@ -145,7 +146,7 @@ def test_a_quantised_base_is_planned_at_its_size(kind: str):
         )
         whole = 4 * (count_params(model.base) - sum(sizes.values()) * model.num_hidden_layers)
         assert device_bytes(rest) == whole + codes == fresh.beside({})
-        assert rest_bytes(model, config) == device_bytes(rest) < 4 * count_params(model.base)
+        assert rest_bytes(config, model) == device_bytes(rest) < 4 * count_params(model.base)
         step.lower({})
 
 
@@ -249,7 +250,7 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor):
     """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4 key heads."""
     shape = ["model.num_hidden_layers=16", "model.head_dim=64", "model.num_key_value_heads=4", "dtype=bfloat16"]
     lengths = ["stages.warmup.sampling.max_new_tokens=2000", "stages.warmup.policy=init", "compute.row_length=0"]
-    rows = ["model.num_attention_heads=8", "compute.slots=128", "stages.warmup.prompts_per_step=32"]
+    rows = ["model.num_attention_heads=8", "compute.max_num_seqs=128", "stages.warmup.prompts_per_step=32"]
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join([str(Path(TINY).parent), *sys.path])}
     overrides = [*shape, *lengths, *rows, f"compute.sampling_tensor={tensor}"]
     code = SAMPLER.format(tiny=TINY, overrides=overrides)

@@ -55,7 +55,7 @@ def test_saved_activations():
 def test_what_a_train_step_needs_by_formula():
     config = settings.base()
     config.dtype = "bfloat16"
-    choice = Choice(16, 1, 65_536, "full", 256)
+    choice = Choice(16, 1, 65_536, "full")
     found = train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096)
     state, kept = 16 * 7_615_616_512 / 16, 28 * 3584 * 4096 * 2
     layer, head, logits = (7 * 3584 + 3 * 512 + 3 * 18_944) * 4096 * 4, 152_064 * 3584 * 6, 12 * 1024 * 152_064
@@ -96,12 +96,12 @@ def test_what_saves_memory_and_changes_the_result():
 def test_choices_are_those_a_config_can_take_quickest_first():
     config = settings.base()
     config.mesh.update(fsdp=-1)
-    assert choice_of(config, 16) == Choice(16, 1, 16_384, "attention", 256)
+    assert choice_of(config, 16) == Choice(16, 1, 16_384, "attention")
     found = choices(config, topology("v5e-16"))
-    assert found[0] == Choice(16, 1, 65_536, "none", 256)
+    assert found[0] == Choice(16, 1, 65_536, "none")
     assert {choice.tensor for choice in found} == {1, 2, 4}  # within a host
     assert all(choice.fsdp * choice.tensor == 16 for choice in found)
-    changed = Choice(8, 2, 4096, "full", 64).apply(config)
+    changed = Choice(8, 2, 4096, "full").apply(config)
     assert dict(changed.mesh) == {"data": 1, "fsdp": 8, "tensor": 2} and changed.compute.remat == "full"
     assert config.compute.remat == "attention"
 

@@ -77,7 +77,7 @@ def model() -> decoder.Decoder:
 
 @pytest.fixture(scope="module")
 def sampler() -> Sampler:
-    return Sampler(CONFIG, one_device(), seed=SEED, slots=8, chunk=4, prefill_rows=4)
+    return Sampler(CONFIG, one_device(), seed=SEED, max_num_seqs=8, chunk=4, prefill_rows=4)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def test_ragged_lengths_compile_nothing_new(sampler, model, base):
 
 
 def test_samples_do_not_depend_on_slots_chunk_or_prefill_rows(model, base):
-    other = Sampler(CONFIG, one_device(), seed=SEED, slots=16, chunk=7, prefill_rows=8)
+    other = Sampler(CONFIG, one_device(), seed=SEED, max_num_seqs=16, chunk=7, prefill_rows=8)
     assert_same(model, base[0], run(other, model, REQUESTS))
 
 
@@ -200,7 +200,12 @@ def test_samples_do_not_depend_on_the_mesh(model, base):
     """Rows over 4 devices, heads over 2; the policy lies over all 8 as training has it."""
     training = meshes.make_mesh(1, 8, 1)
     other = Sampler(
-        CONFIG, meshes.sampling(training, 2, CONFIG.num_key_value_heads), seed=SEED, slots=8, chunk=4, prefill_rows=4
+        CONFIG,
+        meshes.sampling(training, 2, CONFIG.num_key_value_heads),
+        seed=SEED,
+        max_num_seqs=8,
+        chunk=4,
+        prefill_rows=4,
     )
     placed = jax.device_put(model, decoder.shardings(CONFIG, training))
     assert {*jax.tree.leaves(other.view(placed))[-1].sharding.mesh.shape.values()} == {4, 1, 2}
@@ -213,7 +218,7 @@ def test_samples_do_not_depend_on_the_mesh(model, base):
 def test_a_prompt_is_inserted_where_it_lies(model):
     """On eight devices: nothing is sent, the state is changed in place, and no array of the cache's size is made."""
     mesh = meshes.sampling(meshes.make_mesh(2, 4, 1), 2, CONFIG.num_key_value_heads)
-    sampler = Sampler(CONFIG, mesh, seed=SEED, slots=64, prefill_rows=8)
+    sampler = Sampler(CONFIG, mesh, seed=SEED, max_num_seqs=64, prefill_rows=8)
     shapes = sampler.shapes(64, 512, [SamplingParams(200)], [40])
     state, prompts = sampler.abstract(shapes)
 
@@ -239,7 +244,7 @@ def test_samples_do_not_depend_on_other_requests(sampler, model, base):
 
 def test_few_columns_serve_once_a_long_prompt_is_done(model):
     """They were not enough for it; the prompts that wait are as wide as it was."""
-    sampler = Sampler(CONFIG, one_device(), seed=SEED, slots=8, chunk=4, prefill_rows=4)
+    sampler = Sampler(CONFIG, one_device(), seed=SEED, max_num_seqs=8, chunk=4, prefill_rows=4)
     short = request(21, 2, 1, 150, 1.1, ())
     rollouts = run(sampler, model, [request(20, 90, 1, 1, 1.1, ()), short])
     assert [len(r.token_ids) for r in rollouts] == [1, 150]
@@ -309,4 +314,4 @@ def test_bad_requests_are_refused_before_anything_is_sampled(sampler, model, ids
 
 def test_sizes_must_be_positive():
     with pytest.raises(ValueError, match="must be positive"):
-        Sampler(CONFIG, one_device(), seed=0, slots=0)
+        Sampler(CONFIG, one_device(), seed=0, max_num_seqs=0)

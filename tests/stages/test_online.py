@@ -52,7 +52,7 @@ def sampled(context: Context, tmp_path: Path) -> tuple[Draws, Groups]:
         draws,
         context.sampling_params(stage.sampling),
         num_generations=4,
-        shapes=context.sampling_shapes(6, 4, context.sampling_params(stage.sampling)),
+        shapes=context.sampling_shapes(stage, 6, 4, context.sampling_params(stage.sampling)),
         purpose="test",
         policy="init",
         journal=tmp_path / "journal.parquet",

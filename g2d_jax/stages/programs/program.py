@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-
 from g2d_jax.compilation import Jitted
-from g2d_jax.mesh import HOST, placed
+from g2d_jax.mesh import device_bytes, placed
 
 Outputs = Mapping[str, Any]  # program -> its results' tree of ShapeDtypeStructs with shardings
 
@@ -21,7 +18,7 @@ class Work:
 
     calls: in the whole stage. flops: by models/flops.py, and what remat computes again. moved: bytes from and to
     memory, at least. parts: bytes that lie in memory, by what they are. generated, prefilled, scored, trained: tokens
-    of the whole stage on all devices; responses: those that rewards score.
+    of the whole stage on all devices; responses: those that rewards score. rows: that are decoded together.
     """
 
     calls: float
@@ -33,6 +30,7 @@ class Work:
     scored: float = 0.0
     trained: float = 0.0
     responses: float = 0.0
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,12 +69,3 @@ class Program:
 def fixed(*arguments: Any) -> Callable[[Outputs], tuple[Any, ...]]:
     """Arguments that no program before makes. (A lambda would look its names up when the program is compiled.)"""
     return lambda _: arguments
-
-
-def device_bytes(tree: Any) -> int:
-    """Bytes that a tree of ShapeDtypeStructs with shardings takes on one device, without what is offloaded."""
-    return sum(
-        -(-math.prod(x.sharding.shard_shape(x.shape)) * jax.dtypes.itemsize_bits(x.dtype) // 8)
-        for x in jax.tree.leaves(tree)
-        if x.sharding and x.sharding.memory_kind != HOST
-    )

@@ -20,13 +20,27 @@ from g2d_jax.stages.programs.program import Outputs, Program, Work, device_bytes
 
 @dataclass(frozen=True)
 class Asked:
-    """What a stage asks the sampler for. prompts: of the whole stage, each with `samples` responses of `mean` tokens;
-    shapes: that its programs are compiled for."""
+    """What a stage asks the sampler for. prompts: of the whole stage, in so many calls, each with `samples` responses;
+    shapes: that its programs are compiled for; longest: tokens that a response can have; response: those of a mean one,
+    None for the longest."""
 
     prompts: float
+    calls: float
     samples: int
-    mean: int
     shapes: Shapes
+    longest: int
+    response: int | None
+
+    @property
+    def mean(self) -> int:
+        """Tokens of a mean response."""
+        return min(self.response or self.longest, self.longest)
+
+    @property
+    def steps(self) -> float:
+        """Decode steps of the whole stage: at the end of a call rows wait for its longest response."""
+        waves = self.prompts * self.samples / self.calls / self.shapes.rows
+        return self.calls * (max(waves - 1, 0) * self.mean + self.longest)
 
 
 def rollouts(
@@ -94,7 +108,7 @@ def _generation(context: Context, name: str, asked: Asked, prefix: str, resident
         )
     # A row's columns are written when a sample begins in it.
     responses = asked.prompts * asked.samples
-    chunks = responses * asked.mean / shapes.rows / sampler.chunk
+    chunks = asked.steps / sampler.chunk
     work = Work(chunks, 0.0, whole * responses / shapes.rows / chunks, parts)
     yield Program(name, insert, jitted["insert"], inputs_of_insert, work, resident=resident, also=("view",))
     steps, length = sampler.chunk, prompt + asked.mean / 2
@@ -111,6 +125,7 @@ def _generation(context: Context, name: str, asked: Asked, prefix: str, resident
             parts,
             generated=share * responses * asked.mean,
             responses=share * responses,
+            rows=shapes.rows,
         )
         yield Program(
             name,

@@ -1,0 +1,67 @@
+"""Choose over how many devices the sampler's weights lie and how many rows decode together, by formula.
+
+Reading the weights is shared by all rows of a decode step, so tokens a second grow with the rows, until memory is full.
+Bytes are of one device unless said otherwise. Rows are split over devices, and where weights are split over `ways` of
+them so are a row's key heads and its attention: a row takes the same of all devices together, whatever the ways.
+"""
+
+from __future__ import annotations
+
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.decoder import count_params
+from g2d_jax.models.flops import matmul_params
+
+UNKNOWN = 256
+"""Rows where a platform tells no memory, as CPUs do not."""
+
+SPARE = 0.05
+"""Share of the memory left for what decode and prefill work with beside weights and cache."""
+
+LINK = 5.0
+"""Bytes read from memory while one is sent: 4.1 on v5e and v6e, 4.6 on v5p, 7.4 on an H100 (plan/topologies.py)."""
+
+ENOUGH = 0.9
+"""Of the best rate by formula: fewer ways wait less often for each other, which it does not count."""
+
+
+def kv_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Count the bytes of keys and values of one token in all layers."""
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
+
+
+def rows_that_fit(
+    config: ModelConfig, itemsize: int, ways: int, devices: int, columns: int, memory: int | None, beside: int
+) -> int:
+    """Choose the most rows of `columns` tokens that decode together, over all devices; 0 where none fits.
+
+    memory: bytes that a device's programs may use, None where that is not known; beside: of them, taken meanwhile.
+    """
+    if memory is None:
+        return UNKNOWN
+    free = (1 - SPARE) * memory - beside - itemsize * count_params(config) / ways
+    rows = int(max(free, 0) * devices / (columns * kv_bytes(config, itemsize)))
+    parts = devices // ways * 8  # eight rows of each part at least are computed as quickly as one
+    return rows // parts * parts if rows >= parts else rows
+
+
+def best_ways(
+    config: ModelConfig, itemsize: int, devices: int, columns: int, memory: int | None, beside: int, samples: int
+) -> int:
+    """Choose over how many devices weights are split: the least power of two that gives tokens about as quickly as any.
+
+    samples: of one call, more rows than these have no use. Others as in `rows_that_fit`.
+    """
+    if memory is None:
+        return 1
+    ways = [2**power for power in range(devices.bit_length()) if devices % 2**power == 0]
+
+    def rate(ways: int) -> float:
+        """Rows by the bytes that a step reads, and those that it sends counted as so many more."""
+        rows = min(rows_that_fit(config, itemsize, ways, devices, columns, memory, beside), samples)
+        read = itemsize * matmul_params(config) / ways + rows * columns / 2 * kv_bytes(config, itemsize) / devices
+        hidden = rows * ways / devices * config.hidden_size * itemsize
+        sent = 2 * config.num_hidden_layers * hidden * 2 * (ways - 1) / ways  # two all-reduces a layer
+        return rows / (read + LINK * sent)
+
+    rates = {ways: rate(ways) for ways in ways}
+    return next(ways for ways, rate in rates.items() if rate >= ENOUGH * max(rates.values()))

@@ -1,0 +1,37 @@
+"""How many rows and ways memory allows, by numbers counted by hand."""
+
+import pytest
+
+from g2d_jax.models import shapes
+from g2d_jax.models.decoder import count_params
+from g2d_jax.models.flops import matmul_params
+from g2d_jax.sampler.capacity import UNKNOWN, best_ways, kv_bytes, rows_that_fit
+
+SEVEN = shapes.shape("Qwen/Qwen2.5-7B")
+GIB = 2**30
+
+
+def test_a_token_of_the_cache():
+    assert kv_bytes(SEVEN, 2) == 57_344  # 28 layers, 4 key heads of 128, keys and values, bfloat16
+
+
+def test_rows_fill_what_weights_and_training_leave():
+    memory, beside, columns = 28 * GIB, 8 * GIB, 3072
+    rows = rows_that_fit(SEVEN, 2, 4, 8, columns, memory, beside)
+    taken = beside + 2 * count_params(SEVEN) / 4 + rows * columns * 57_344 / 8
+    assert rows % 16 == 0 and 0.9 * memory < taken <= 0.95 * memory
+    assert rows_that_fit(SEVEN, 2, 4, 8, columns, memory, 0) > rows
+    assert rows_that_fit(SEVEN, 2, 1, 8, columns, 15 * GIB, beside) == 0
+    assert rows_that_fit(SEVEN, 2, 1, 1, columns, None, beside) == UNKNOWN
+
+
+@pytest.mark.parametrize(("gib", "beside", "ways"), [(1000, 0, 1), (90, 8, 2), (28, 10, 4), (16, 10, 8)])
+def test_weights_are_split_where_their_room_is_worth_the_sending(gib: int, beside: int, ways: int):
+    assert best_ways(SEVEN, 2, 8, 3072, gib * GIB, beside * GIB, 4096) == ways
+
+
+def test_few_samples_are_not_given_room_they_cannot_use():
+    """With 8 rows the weights are all that is read: the more ways the better; a cache's room does not matter."""
+    assert best_ways(SEVEN, 2, 8, 3072, 90 * GIB, 0, 8) == 8
+    assert 2 * matmul_params(SEVEN) > 100 * 8 * 1536 * 57_344 / 8
+    assert best_ways(SEVEN, 2, 8, 3072, None, 0, 8) == 1
