@@ -373,6 +373,7 @@ def run_stage(context: Context, name: str, order: Plan, *, again: bool = False) 
         raise RewardFailed(
             f"stages.{name}: {error}. Mend it, and {processes.AGAIN}: nothing that was written is lost"
         ) from error
+    context.writer.wait()
     inputs = {
         needed: (storage.finished(context.folders[needed]) or {}).get("fingerprint") for needed in order.inputs[name]
     }

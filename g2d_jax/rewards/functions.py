@@ -21,6 +21,7 @@ import numbers
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -30,7 +31,7 @@ import numpy as np
 from g2d_jax.records import Problem, Score, Verdict
 from g2d_jax.resolve import beside
 from g2d_jax.rewards.extract import final_answer
-from g2d_jax.rewards.pool import VerifierPool
+from g2d_jax.rewards.pool import Begun, VerifierPool
 
 RewardFunction: TypeAlias = Callable[..., Sequence[float | None] | np.ndarray]
 """`f(prompts, completions, completion_ids, **columns)`, one number or None per completion."""
@@ -161,13 +162,21 @@ def _shown(problem: Problem) -> str:
     return f"problem {problem.id} ({problem.prompt!r:.80})"
 
 
-def verifier_scorer(pool: VerifierPool) -> Scorer:
-    """Score against `Problem.answer` with math-verify."""
+@dataclass(frozen=True)
+class VerifierScorer:
+    """Scores against `Problem.answer` with math-verify, also response after response."""
 
-    def scorer(problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]) -> list[Score]:
-        return pool.score([problem.answer for problem in problems], texts)
+    pool: VerifierPool
 
-    return scorer
+    def __call__(
+        self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
+    ) -> list[Score]:
+        """Score responses, in order."""
+        return self.pool.score([problem.answer for problem in problems], texts)
+
+    def begin(self, problem: Problem, text: str) -> Begun:
+        """Begin to score a response; `VerifierPool.finish` gives the score."""
+        return self.pool.begin(problem.answer, text)
 
 
 def function_scorer(function: RewardFunction, correct_above: float | None = 0.5) -> Scorer:

@@ -53,6 +53,10 @@ class PoolStats:
     unconfined: str
 
 
+Begun = tuple[str | None, Verdict | Future[Verdict]]
+"""A response's final answer, and its verdict or where that will be."""
+
+
 class VerifierPool:
     """Worker processes that verify answers. Thread-safe; a context manager; workers start when first needed.
 
@@ -111,8 +115,16 @@ class VerifierPool:
         """
         if len(golds) != len(texts):
             raise ValueError(f"score needs one gold per text, got {len(golds)} golds and {len(texts)} texts")
-        answers = [final_answer(text) for text in texts]
-        decided = [self._decide(gold, answer) for gold, answer in zip(golds, answers, strict=True)]
+        return self.finish([self.begin(gold, text) for gold, text in zip(golds, texts, strict=True)])
+
+    def begin(self, gold: str | None, text: str) -> Begun:
+        """Decide about a response here if that is quick, else let a worker do it meanwhile; see `finish`."""
+        answer = final_answer(text)
+        return answer, self._decide(gold, answer)
+
+    def finish(self, begun: Sequence[Begun]) -> list[Score]:
+        """Give the scores of what was begun, in order; blocks until all are there, and raises as `score`."""
+        answers, decided = [answer for answer, _ in begun], [verdict for _, verdict in begun]
         try:
             verdicts = [processes.patiently(item) if isinstance(item, Future) else item for item in decided]
         except CancelledError as error:

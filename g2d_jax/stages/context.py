@@ -46,6 +46,7 @@ from g2d_jax.stages import starting
 from g2d_jax.stages.clock import Clock
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.scorers import Scorers, Usage
+from g2d_jax.stages.writer import Writer
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.objectives import Compute, Objective
@@ -140,6 +141,7 @@ class Context:
     steps: Mapping[str, int] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
     ahead: Ahead = field(default_factory=Ahead)
+    writer: Writer = field(default_factory=Writer)
     losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)  # a user's own, by stage
 
     def at(self, config: ConfigDict, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Context:
@@ -580,8 +582,9 @@ class Context:
         return self.losses[name]
 
     def close(self) -> None:
-        """End the verifiers' processes, and the threads that compile."""
+        """End the verifiers' processes, and the threads that compile and write."""
         self.ahead.close()
+        self.writer.close()
         if "scorer" in self.__dict__:
             self.scorer.close()
 

@@ -58,7 +58,7 @@ def gradient_signal(
         context.tracker.say(f"{name}: the gradient's signal is not measured, that takes at least 2 pairs")
         return {}, Tally()
     file = context.folders[name] / f"signal-{storage.fingerprint(inputs)}.json"
-    if on_disk([file]):
+    if on_disk(context, [file]):
         kept = storage.read_json(file)
         return {key: float(value) for key, value in kept["signal"].items()}, Tally(**kept["tally"])
     tally = Tally()

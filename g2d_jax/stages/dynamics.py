@@ -155,7 +155,7 @@ def _measured(
     """Of the policy at this step: {"figures": …, "offline": see `prospects`, "cost": the fields of a Tally}."""
     folder = context.folders[name] / "probe"
     file, journal = (folder / f"step-{training.step:06d}.{kind}" for kind in ("json", "parquet"))
-    if on_disk([file]):
+    if on_disk(context, [file]):
         before: dict[str, Any] = storage.read_json(file)
         return before
     params, cost = training.settled(), Tally()
@@ -163,7 +163,7 @@ def _measured(
     with context.metered(cost):
         groups = sampled_groups(
             context,
-            None if on_disk([journal]) else context.view(params),
+            None if on_disk(context, [journal]) else context.view(params),
             [(problem, 0) for problem in probed(context.problems[stage.probe.split], stage.probe.prompts)],
             context.sampling_params(sampling),
             num_generations=stage.probe.num_generations,

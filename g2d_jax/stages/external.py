@@ -28,7 +28,7 @@ def external_groups(context: Context, path: str, journal: epath.Path) -> tuple[l
     Raises ValueError naming file and line of a broken row.
     """
     problems, rows = read(context, path)
-    if not on_disk([journal]):
+    if not on_disk(context, [journal]):
         scored = _score(context, problems, rows)
         processes.once(lambda: write_rollouts(journal, scored))
     groups: dict[str, list[ScoredRollout]] = {}

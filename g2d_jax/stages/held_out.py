@@ -61,7 +61,7 @@ class HeldOut:
     def answers(self, sampling: ConfigDict, purpose: str, count: int, suffix: str = "", **changes: Any) -> Groups:
         """`count` answers to each problem, scored. Those on disk are read back; the policy is loaded if it must be."""
         journal, first, everyone = self.file(suffix), self.bar.done, len(self.problems)
-        if self._view is None and not on_disk([journal]):
+        if self._view is None and not on_disk(self.context, [journal]):
             self._view = self.context.view(self.context.policy(self.policy))
         groups = sampled_groups(
             self.context,

@@ -223,7 +223,7 @@ def reference_logprobs(
     what scoring cost too, so that a restart changes no count.
     """
     file = context.folders[name] / f"reference-{storage.fingerprint(_inputs(context, stage, pairs, row_length))}.json"
-    if on_disk([file]):
+    if on_disk(context, [file]):
         cached = storage.read_json(file)
         tally.scored, tally.flops, tally.seconds = (cached[key] for key in ("scored", "flops", "seconds"))
         tally.device_seconds = tally.seconds * context.mesh.size

@@ -20,7 +20,7 @@ from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.external import external_groups
 from g2d_jax.stages.rollouts import Draws, Groups, count_rollouts, describe, grouped, on_disk, sampled_groups
-from g2d_jax.stages.supply import interval_at, read_batch
+from g2d_jax.stages.supply import interval_at, read_rounds, together
 from g2d_jax.tables import read_rollouts
 
 
@@ -108,7 +108,7 @@ def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tup
         for part, first in enumerate(range(0, len(draws), stage.part)):
             some = draws[first : first + stage.part]
             journal = context.folders[name] / "rollouts" / f"part-{part:05d}.parquet"
-            if view is None and not on_disk([journal]):
+            if view is None and not on_disk(context, [journal]):
                 view = context.view(context.policy(stage.policy))
             groups += sampled_groups(
                 context,
@@ -135,7 +135,7 @@ def _archive(context: Context, stage: ConfigDict) -> tuple[Draws, Groups]:
     draws: Draws = []
     groups: Groups = []
     for number in sorted({interval_at(k, settings).number(k) for k in range(done)}):
-        some, more = read_batch(context, context.folders[source], number)
+        some, more = together(read_rounds(context, context.folders[source], number))
         draws += some
         groups += more
     if not groups:

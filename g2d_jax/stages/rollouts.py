@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from g2d_jax import processes, storage
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import attended, forward_flops
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, ScoredRollout, Verdict
+from g2d_jax.rewards.pool import Begun
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.sick import check_rollouts
@@ -27,6 +28,15 @@ Tell = Callable[[int], None]
 
 Groups = list[list[ScoredRollout]]
 """The responses of each draw, in order of their sample index."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What was drawn for a batch, its groups, and what sampling and scoring them took, for `Tally.add`."""
+
+    draws: Draws
+    groups: Groups
+    cost: Mapping[str, float]
 
 
 def sampled_groups(
@@ -48,27 +58,26 @@ def sampled_groups(
     See `generate`. view may be None if the journal exists. What is read back adds the time it once took to the tally;
     new time is the caller's to meter.
     """
-    if on_disk([journal]):
-        tally.add(spent_on(journal))
-    else:
-        assert view is not None
-        generate(
-            context,
-            view,
-            [(draws, journal)],
-            params,
-            num_generations=num_generations,
-            shapes=shapes,
-            purpose=purpose,
-            policy=policy,
-            tell=tell,
-        )
-    return grouped(read_rollouts(journal), draws, num_generations)
+    before = on_disk(context, [journal])
+    (sampled,) = generate(
+        context,
+        view,
+        [(draws, journal)],
+        params,
+        num_generations=num_generations,
+        shapes=shapes,
+        purpose=purpose,
+        policy=policy,
+        tell=tell,
+    )
+    if before:
+        tally.add(sampled.cost)
+    return sampled.groups
 
 
 def generate(
     context: Context,
-    view: Decoder,
+    view: Decoder | None,
     wanted: Sequence[tuple[Draws, epath.Path]],
     params: SamplingParams,
     *,
@@ -77,14 +86,17 @@ def generate(
     purpose: str,
     policy: str,
     tell: Tell | None = None,
-) -> None:
-    """Sample and score responses for batches of draws, as many batches in one call as compute.responses_at_once allows.
+) -> Iterator[Sampled]:
+    """Sample and score responses for batches of draws; yield them batch by batch, in order.
 
-    Each batch has its journal, one Parquet file, written before anything uses the verdicts: a run that is killed and
-    started again trains on the same tokens and the same verdicts, a timeout included. A call whose journals are all
-    there is left out; else all of it is done again, since log-probabilities depend, in their last bits, on what is
-    sampled together. Beside a journal lies what it took: its share, by tokens, of the call's time and of what the
-    rewards cost. All processes sample together, and each scores what its own devices sampled.
+    A call of the sampler draws as many batches as compute.responses_at_once allows.
+
+    Each batch has its journal, one Parquet file, written beside what comes next; nothing that outlives the process may
+    be made of the rollouts before `Context.writer` has waited for it. So a run that is killed and started again trains
+    on the same tokens and the same verdicts, a timeout included. A call whose journals are all there is read back; else
+    all of it is done again, since log-probabilities depend, in their last bits, on what is sampled together. Beside a
+    journal lies what it took: its share, by tokens, of the call's time and of what the rewards cost. All processes
+    sample together, and each scores what its own devices sampled.
     shapes: what the sampler is compiled for, one for all calls of a stage.
     tell: is called with the number of draws that are answered so far, about, while they are sampled.
     """
@@ -92,15 +104,20 @@ def generate(
     for call in _calls(wanted, prompts_at_once(context, num_generations)):
         tell_more = None if tell is None else partial(_tell_from, tell, done)
         done += sum(len(draws) for draws, _ in call)
-        draws, parts = [draw for some, _ in call for draw in some], call[0][1].parent / "_parts"
-        if on_disk([journal for _, journal in call]):
+        draws, journals = [draw for some, _ in call for draw in some], [journal for _, journal in call]
+        parts = journals[0].parent / "_parts"
+        if on_disk(context, journals):
             processes.once(partial(_clear, parts))
+            yield from (_read(*batch, num_generations) for batch in call)
             continue
+        assert view is not None
         with context.metered(took := Tally()):
             rows, sampling = _rows(
                 context, view, draws, params, num_generations, shapes, purpose, policy, parts, tell_more
             )
-        processes.once(partial(_write, call, rows, took, max(processes.gather(sampling)), parts))
+        made = _shared_out([some for some, _ in call], rows, took, max(processes.gather(sampling)))
+        context.writer.submit(partial(_write, made, journals, parts))
+        yield from made
         if len(call) < len(wanted):
             context.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
 
@@ -114,33 +131,36 @@ def _tell_from(tell: Tell, before: int, answered: int) -> None:
     tell(before + answered)
 
 
-def on_disk(files: Sequence[epath.Path]) -> bool:
-    """Whether all of the files are there, for all processes alike."""
+def on_disk(context: Context, files: Sequence[epath.Path]) -> bool:
+    """Whether all of the files are there, for all processes alike, once what is being written is."""
+    context.writer.wait()
     return processes.once(lambda: all(file.exists() for file in files))
 
 
-def _write(
-    call: Sequence[tuple[Draws, epath.Path]],
-    rows: Sequence[ScoredRollout],
-    took: Tally,
-    sampling: float,
-    parts: epath.Path,
-) -> None:
-    """One call's journals. rows: the responses of all its draws, equally many of each, in order. sampling: seconds.
-
-    parts: folder of what several processes left, which is in the journals then.
-    """
-    prompts = sum(len(draws) for draws, _ in call)
-    total, first = sum(len(row.rollout.token_ids) for row in rows), 0
-    for draws, journal in call:
-        some = rows[first : first + len(draws) * (len(rows) // prompts)]
-        first += len(some)
-        tokens = sum(len(row.rollout.token_ids) for row in some)
+def _shared_out(batches: Sequence[Draws], rows: Sequence[ScoredRollout], took: Tally, sampling: float) -> list[Sampled]:
+    """One call's rows and cost by batch. rows: of all its draws, equally many of each, in order. sampling: seconds."""
+    prompts, total = sum(map(len, batches)), sum(len(row.rollout.token_ids) for row in rows)
+    samples, first, sampled = len(rows) // prompts, 0, []
+    for draws in batches:
+        groups = [list(rows[start : start + samples]) for start in range(first, first + len(draws) * samples, samples)]
+        first += len(draws) * samples
+        tokens = sum(len(row.rollout.token_ids) for group in groups for row in group)
         share = tokens / total
         call_share = {"calls": len(draws) / prompts, "prompts": len(draws), "sampling_seconds": sampling * share}
-        storage.write_json(_beside(journal), {**took.parts(share), **call_share, "sampled_tokens": tokens})
-        write_rollouts(journal, some)
+        sampled.append(Sampled(draws, groups, {**took.parts(share), **call_share, "sampled_tokens": tokens}))
+    return sampled
+
+
+def _write(sampled: Sequence[Sampled], journals: Sequence[epath.Path], parts: epath.Path) -> None:
+    """Write one call's journals. parts: folder of what several processes left, which is in the journals then."""
+    for batch, journal in zip(sampled, journals, strict=True):
+        storage.write_json(_beside(journal), batch.cost)
+        write_rollouts(journal, [row for group in batch.groups for row in group])
     _clear(parts)
+
+
+def _read(draws: Draws, journal: epath.Path, num_generations: int) -> Sampled:
+    return Sampled(draws, grouped(read_rollouts(journal), draws, num_generations), spent_on(journal))
 
 
 def _clear(parts: epath.Path) -> None:
@@ -171,8 +191,8 @@ def spent_on(journal: epath.Path) -> dict[str, float]:
     return storage.read_json(file) if file.exists() else {}
 
 
-def read_groups(context: Context, journal: epath.Path) -> tuple[Draws, Groups]:
-    """What was drawn and the groups, from a journal alone. Raises ValueError if a problem is not in data.train."""
+def read_sampled(context: Context, journal: epath.Path) -> Sampled:
+    """What a journal alone has. Raises ValueError if a problem is not in data.train."""
     groups = [
         list(rows)
         for _, rows in itertools.groupby(read_rollouts(journal), lambda r: (r.rollout.problem_id, r.rollout.visit))
@@ -181,7 +201,7 @@ def read_groups(context: Context, journal: epath.Path) -> tuple[Draws, Groups]:
         draws = [(context.train[group[0].rollout.problem_id], group[0].rollout.visit) for group in groups]
     except KeyError as error:
         raise ValueError(f"{journal}: problem {error} is not in data.train: was the data changed?") from error
-    return draws, groups
+    return Sampled(draws, groups, spent_on(journal))
 
 
 def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -> Groups:
@@ -223,19 +243,20 @@ def _rows(
 ) -> tuple[list[ScoredRollout], float]:
     """Scored responses, in the order of draws and samples, and the seconds that sampling took in this process.
 
-    Of several processes each gets the rollouts of its own devices, scores them, and leaves them in the folder `parts`.
-    The leader, which is to write the journals, gets all rows; the others may get none.
+    Of several processes each gets the rollouts of its own devices, scores them, and leaves them in the folder `parts`,
+    where all read them.
     """
     started = time.perf_counter()
     with context.clock.doing("generation"):
-        rollouts = _generate(context, view, draws, params, num_generations, shapes, purpose, tell)
+        answers = _generate(context, view, draws, params, num_generations, shapes, purpose, tell)
     sampling = time.perf_counter() - started
+    rollouts, texts = [answer.rollout for answer in answers], [answer.text for answer in answers]
     with processes.together():
         check_rollouts(rollouts, policy)
         processes.mark(f"scoring {policy}")
-        texts = [safe_text(context.tokenizer.decode(rollout.token_ids)) for rollout in rollouts]
         with context.clock.doing("verification"):
-            scores = context.scorer.apart(*_questions(context, draws, rollouts, texts))
+            asked = _questions(context, draws, rollouts, texts)
+            scores = context.scorer.apart(*asked, [answer.begun for answer in answers])
         rows = [ScoredRollout(*row, policy) for row in zip(rollouts, texts, scores, strict=True)]
         if processes.count() > 1:
             write_rollouts(parts / f"{processes.index()}.parquet", rows)
@@ -244,14 +265,22 @@ def _rows(
         context.tracker.say(text)
     if processes.count() > 1:
         with processes.together():
-            needed = processes.leader() or context.scorer.has_joint()
-            rows = _put_together(parts, draws) if needed else []
+            rows = _put_together(parts, draws)
     if context.scorer.has_joint():
         asked = _questions(context, draws, [row.rollout for row in rows], [row.text for row in rows])
         with context.clock.doing("verification"):
             scores = context.scorer.joint(*asked, [row.score for row in rows])
         rows = [replace(row, score=score) for row, score in zip(rows, scores, strict=True)]
     return rows, sampling
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A rollout as it came: its text, and its score under way where that can begin before all are there."""
+
+    rollout: Rollout
+    text: str
+    begun: Begun | None
 
 
 def _put_together(parts: epath.Path, draws: Draws) -> list[ScoredRollout]:
@@ -275,20 +304,24 @@ def _generate(
     shapes: Shapes,
     purpose: str,
     tell: Tell | None,
-) -> list[Rollout]:
-    """In the order of draws and samples, so that what is written does not depend on which finished first."""
+) -> list[_Answer]:
+    """In the order of draws and samples, so that what is written does not depend on which finished first.
+
+    What is done here with a response that finished goes on beside the devices, which decode the others.
+    """
     tokenizer = context.tokenizer
     requests = [
         Request(problem.id, tokenizer.encode_prompt(problem), params, num_samples=num_generations, visit=visit)
         for problem, visit in draws
     ]
-    place = _places(draws)
-    rollouts = []
+    place, by_id = _places(draws), {problem.id: problem for problem, _ in draws}
+    answers = []
     for rollout in context.sampler().generate(view, requests, purpose, shapes):
-        rollouts.append(rollout)
-        if tell is not None and len(rollouts) % num_generations == 0:
-            tell(len(rollouts) // num_generations * processes.count())  # the others are about as far
-    return sorted(rollouts, key=lambda r: (place[r.problem_id, r.visit], r.sample))
+        problem, text = by_id[rollout.problem_id], safe_text(tokenizer.decode(rollout.token_ids))
+        answers.append(_Answer(rollout, text, context.scorer.begin(problem, *graded_texts(context, [problem], [text]))))
+        if tell is not None and len(answers) % num_generations == 0:
+            tell(len(answers) // num_generations * processes.count())  # the others are about as far
+    return sorted(answers, key=lambda a: (place[a.rollout.problem_id, a.rollout.visit], a.rollout.sample))
 
 
 def _questions(

@@ -13,10 +13,10 @@ from ml_collections import ConfigDict
 from g2d_jax import processes
 from g2d_jax.config import is_scalar
 from g2d_jax.records import Problem, Score, Verdict
-from g2d_jax.rewards.functions import RewardFunction, Scorer, function_scorer, load_reward, verifier_scorer
+from g2d_jax.rewards.functions import RewardFunction, Scorer, VerifierScorer, function_scorer, load_reward
 from g2d_jax.rewards.judge import JudgeScorer, judge_scorer
 from g2d_jax.rewards.normalise import clean
-from g2d_jax.rewards.pool import VerifierPool
+from g2d_jax.rewards.pool import Begun, VerifierPool
 from g2d_jax.rewards.quantity import parse_quantity
 from g2d_jax.scoring.reward_model import RewardModel, load_reward_model
 
@@ -75,10 +75,24 @@ class Scorers:
         for pool in self._pools:
             pool.start()
 
-    def apart(self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]) -> list[Score]:
-        """The scores that this process can give by itself; those that are joint are unscorable as yet."""
+    def begin(self, problem: Problem, text: str) -> Begun | None:
+        """Begin to score a response while others are sampled, where each is scored by itself; for `apart`."""
+        scorer = None if self._is_joint(problem.task) else self._of(problem.task)
+        return scorer.begin(problem, text) if isinstance(scorer, VerifierScorer) else None
+
+    def apart(
+        self,
+        problems: Sequence[Problem],
+        texts: Sequence[str],
+        token_ids: Sequence[np.ndarray],
+        begun: Sequence[Begun | None] | None = None,
+    ) -> list[Score]:
+        """The scores that this process can give by itself; those that are joint are unscorable as yet.
+
+        begun: of each response what `begin` gave.
+        """
         scores = [Score(None, Verdict.UNSCORABLE)] * len(problems)
-        return self._score(problems, texts, token_ids, scores, joint=False)
+        return self._score(problems, texts, token_ids, scores, begun, joint=False)
 
     def joint(
         self,
@@ -88,7 +102,7 @@ class Scorers:
         scores: Sequence[Score],
     ) -> list[Score]:
         """The scores with the joint ones put in. All processes call it with the same responses."""
-        return self._score(problems, texts, token_ids, scores, joint=True)
+        return self._score(problems, texts, token_ids, scores, None, joint=True)
 
     def has_joint(self) -> bool:
         """Whether any task has joint scores."""
@@ -103,6 +117,7 @@ class Scorers:
         texts: Sequence[str],
         token_ids: Sequence[np.ndarray],
         scores: Sequence[Score],
+        begun: Sequence[Begun | None] | None,
         *,
         joint: bool,
     ) -> list[Score]:
@@ -112,9 +127,11 @@ class Scorers:
             if self._is_joint(task) != joint:
                 continue
             places = [i for i, problem in enumerate(problems) if problem.task == task]
-            made = self._of(task)(
-                [problems[i] for i in places], [texts[i] for i in places], [token_ids[i] for i in places]
-            )
+            scorer, under_way = self._of(task), [begun[i] for i in places] if begun else []
+            if isinstance(scorer, VerifierScorer) and under_way:
+                made = scorer.pool.finish([one for one in under_way if one is not None])
+            else:
+                made = scorer([problems[i] for i in places], [texts[i] for i in places], [token_ids[i] for i in places])
             for place, score in zip(places, made, strict=True):
                 found[place] = score
         return found
@@ -160,7 +177,7 @@ class Scorers:
         if own is None and reward.function == "verify":
             pool = VerifierPool(reward.workers, cpu_seconds=reward.cpu_seconds, memory_mb=reward.memory_mb)
             self._pools.append(pool)
-            return verifier_scorer(pool)
+            return VerifierScorer(pool)
         if own is None and reward.function == "model":
             model = load_reward_model(reward.model, self.mesh())
             self._models.append(model)

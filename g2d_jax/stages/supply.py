@@ -1,10 +1,10 @@
 """The batches of an online stage: at each synchronisation all rollouts up to the next one are drawn, and journalled.
 
-    synchronise:  prompts ─► rollouts of the policy as it is now ─► rewards ─► log-probs of the reference      on disk
-    take:         one batch a step, read back
+    synchronise:  prompts ─► rollouts of the policy as it is now ─► rewards ─► log-probs of the reference      in memory
+    take:         one batch a step                                             └─► on disk, written beside ─┘
 
-What is on disk decides what is trained on, so a stage that is killed goes on with the same rollouts; and no second copy
-of the policy is kept between synchronisations.
+A checkpoint waits for what is being written, and a stage that is killed reads back what it needs: it goes on with the
+same rollouts. No second copy of the policy is kept between synchronisations.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from etils import epath
@@ -31,17 +31,18 @@ from g2d_jax.stages.programs.sampling import Asked
 from g2d_jax.stages.rollouts import (
     Draws,
     Groups,
+    Sampled,
     correct,
     count_rollouts,
     generate,
     on_disk,
     prompts_at_once,
-    read_groups,
+    read_sampled,
     rewards,
-    spent_on,
 )
 from g2d_jax.stages.training import Trainer
 
+KEPT = 64  # batches of an interval that stay in memory; of a longer one the others are read back
 GENERATION = ("calls", "prompts", "sampled_tokens", "sampling_seconds")  # what a journal tells of its call
 
 
@@ -126,23 +127,35 @@ def journals(folder: epath.Path, number: int) -> list[epath.Path]:
     return [journal_of(folder, number, extra) for extra in range(processes.once(rounds))]
 
 
-def read_batch(context: Context, folder: epath.Path, number: int, rounds: int | None = None) -> tuple[Draws, Groups]:
-    """All that was drawn for a batch, or in its first rounds. Raises ValueError if it is not on disk."""
-    draws: Draws = []
-    groups: Groups = []
-    for journal in journals(folder, number)[:rounds]:
-        some, more = read_groups(context, journal)
-        draws, groups = [*draws, *some], [*groups, *more]
-    if not groups:
+def read_rounds(context: Context, folder: epath.Path, number: int) -> list[Sampled]:
+    """All that was drawn for a batch, its first round first. Raises ValueError if it is not on disk."""
+    context.writer.wait()
+    rounds = [read_sampled(context, journal) for journal in journals(folder, number)]
+    if not rounds:
         raise ValueError(f"{journal_of(folder, number)} is gone, and what sampled it too: start this stage anew")
-    return draws, groups
+    return rounds
+
+
+def together(rounds: Sequence[Sampled]) -> tuple[Draws, Groups]:
+    """What several rounds drew, and its groups."""
+    return [draw for one in rounds for draw in one.draws], [group for one in rounds for group in one.groups]
+
+
+@dataclass(frozen=True)
+class Others:
+    """What other policies than the one that samples make of a batch: log-probabilities of all its responses, one after
+    the other, float32 [tokens], None where the loss needs none; and what they took, for `Tally.add`."""
+
+    reference: np.ndarray | None = None
+    trainer: np.ndarray | None = None
+    cost: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Taken:
     """One batch. number: its own; draws, groups: all that was drawn; batch: what is trained on; new: not before.
 
-    scoring: what the log-probabilities of other policies took, for `Tally.add`.
+    costs: what its rounds, and other policies' log-probabilities, took.
     """
 
     number: int
@@ -150,7 +163,7 @@ class Taken:
     groups: Groups
     batch: Batch
     new: bool
-    scoring: dict[str, float]
+    costs: Sequence[Mapping[str, float]]
 
 
 class Supply:
@@ -163,6 +176,8 @@ class Supply:
         self.purpose = stage.stream or f"online/{name}"
         self.order = context.train_order(self.purpose)
         self.places = {problem.id: place for place, problem in enumerate(context.problems["train"])}
+        self.rounds: dict[int, list[Sampled]] = {}  # of the interval's first batches: what was drawn here
+        self.others: dict[int, Others] = {}
         self.history = curriculum.History.from_state(training.facts.get("history", {}))
         self._mark = self._sampling = 0.0
         if self.targeted:
@@ -185,6 +200,8 @@ class Supply:
             return {}
         now = time.perf_counter()
         share = {"generation/share": self._sampling / (now - self._mark)} if self._mark else {}
+        self.rounds.clear()
+        self.others.clear()
         metrics = self._draw(interval)
         for number in interval.numbers:
             processes.check_stop_together()
@@ -205,11 +222,12 @@ class Supply:
         step, stage = self.training.step, self.stage
         interval = interval_at(step, stage)
         number = interval.number(step)
-        draws, groups = read_batch(self.context, self.folder, number)
+        rounds, others = self._rounds(number), self._others(number)
+        draws, groups = together(rounds)
         batch = self._batch(draws, groups)
-        reference, trainer, scoring = self._logprobs(number)
-        filled = batches.fill(stage, batch.groups, reference, trainer)
-        return Taken(number, draws, groups, replace(batch, groups=filled), interval.is_new(step), scoring)
+        filled = batches.fill(stage, batch.groups, others.reference, others.trainer)
+        costs = [*(sampled.cost for sampled in rounds), others.cost]
+        return Taken(number, draws, groups, replace(batch, groups=filled), interval.is_new(step), costs)
 
     def count(self, taken: Taken) -> None:
         """Add what a new batch once took to the tally, and what its groups got to the history."""
@@ -217,12 +235,10 @@ class Supply:
         if not taken.new:
             return
         total = training.facts.setdefault("generation", dict.fromkeys(GENERATION, 0.0))
-        for journal in journals(self.folder, taken.number):
-            told = spent_on(journal)
-            training.tally.add(told)
-            total |= {name: total[name] + told.get(name, 0.0) for name in GENERATION}
+        for cost in taken.costs:
+            training.tally.add(cost)
+            total |= {name: total[name] + cost.get(name, 0.0) for name in GENERATION}
         count_rollouts(self.context, training.tally, taken.groups)
-        training.tally.add(taken.scoring)
         metrics = taken.batch.metrics
         found = {"prompts": len(taken.groups), "pairs": metrics.get("pairs/prompts", 0)}
         found |= {"skipped": metrics.get("pairs/skipped", 0)}
@@ -312,11 +328,10 @@ class Supply:
             if count:
                 parts.append((found[first : first + count], journal_of(self.folder, number, extra)))
             first += count
-        if on_disk([journal for _, journal in parts]):
-            return
-        generate(
+        there = on_disk(self.context, [journal for _, journal in parts])
+        sampled = generate(
             self.context,
-            self.context.view(self.training.settled()),
+            None if there else self.context.view(self.training.settled()),
             parts,
             self.context.sampling_params(self.stage.sampling),
             num_generations=self.stage.num_generations,
@@ -324,10 +339,17 @@ class Supply:
             purpose=self.purpose,
             policy=policy,
         )
+        for number, drawn in zip((number for number, count in wanted.items() if count), sampled, strict=True):
+            if number < min(wanted) + KEPT:
+                self.rounds.setdefault(number, []).append(drawn)
+
+    def _rounds(self, number: int) -> list[Sampled]:
+        """All that was drawn for a batch of this interval."""
+        return self.rounds.get(number) or read_rounds(self.context, self.folder, number)
 
     def _lacking(self, number: int, rounds: int) -> int:
         """How many prompts with a signal a batch lacks after its first rounds, whatever else is on disk by now."""
-        signal = self._batch(*read_batch(self.context, self.folder, number, rounds)).signal
+        signal = self._batch(*together(self._rounds(number)[:rounds])).signal
         return max(self.stage.prompts_per_step - int(signal.sum()), 0)
 
     def _batch(self, draws: Draws, groups: Groups) -> Batch:
@@ -336,23 +358,25 @@ class Supply:
     # Log-probabilities of other policies
 
     def _score(self, number: int) -> None:
-        """Write what the reference, and the policy as it is, make of a batch, unless it is there."""
+        """See to it that what the reference, and the policy as it is, make of a batch is there."""
         stage, file = self.stage, self._file(number)
         wanted = self._wanted()
-        if not wanted or on_disk([file]):
+        if not wanted or on_disk(self.context, [file]):
             return
         if "reference" in wanted and not stage.reference_sync:
             self.reference = self.fixed_reference()
-        found: dict[str, np.ndarray] = {}
+        logprobs: dict[str, np.ndarray] = {}
         with self.context.metered(took := Tally()):
-            groups = self._batch(*read_batch(self.context, self.folder, number)).groups
+            groups = self._batch(*together(self._rounds(number))).groups
             if self.reference is not None:
-                found["reference"] = self._under(self.reference, groups, took)
+                logprobs["reference"] = self._under(self.reference, groups, took)
             if "trainer" in wanted or stage.reference_sync:
                 now = self._under(self.training.policy, groups, took)
-                found |= {which: now for which in wanted if which not in found}
-        data = save(found, {"cost": json.dumps(took.parts(1.0))})
-        processes.once(lambda: storage.write_bytes(file, data))
+                logprobs |= {which: now for which in wanted if which not in logprobs}
+        cost = took.parts(1.0)
+        self.others[number] = Others(**logprobs, cost=cost)
+        data = save(logprobs, {"cost": json.dumps(cost)})
+        self.context.writer.submit(lambda: storage.write_bytes(file, data))
 
     def _under(self, params: Decoder, groups: Sequence[Group], tally: Tally) -> np.ndarray:
         """Log-probabilities of all responses, one after the other, float32 [tokens]."""
@@ -365,21 +389,22 @@ class Supply:
         needs = {"reference": compares(self.stage), "trainer": trains_off_policy(self.stage)}
         return [which for which, needed in needs.items() if needed]
 
-    def _logprobs(self, number: int) -> tuple[np.ndarray | None, np.ndarray | None, dict[str, float]]:
-        """Those of the reference and of the trainer, and what they took."""
+    def _others(self, number: int) -> Others:
+        """What other policies make of a batch, where the loss needs any."""
         if not self._wanted():
-            return None, None, {}
-        file = self._file(number)
-        if not file.exists():
-            raise ValueError(f"{file} is gone, and what computed it too: start this stage anew")
-        data = storage.read_bytes(file)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # safetensors: its size, then JSON
-        found = load(data)
-        return found.get("reference"), found.get("trainer"), json.loads(header["__metadata__"]["cost"])
+            return Others()
+        if number not in self.others:
+            file = self._file(number)
+            if not on_disk(self.context, [file]):
+                raise ValueError(f"{file} is gone, and what computed it too: start this stage anew")
+            data = storage.read_bytes(file)
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # safetensors: its size, then JSON
+            self.others[number] = Others(**load(data), cost=json.loads(header["__metadata__"]["cost"]))
+        return self.others[number]
 
     def _file(self, number: int) -> epath.Path:
         return self.folder / "logprobs" / f"step-{number:06d}.safetensors"
 
     def _generation(self, numbers: range) -> dict[str, float]:
-        spent = [spent_on(journal) for number in numbers for journal in journals(self.folder, number)]
-        return {name: sum(float(one.get(name, 0.0)) for one in spent) for name in GENERATION}
+        costs = [sampled.cost for number in numbers for sampled in self._rounds(number)]
+        return {name: sum(float(cost.get(name, 0.0)) for cost in costs) for name in GENERATION}

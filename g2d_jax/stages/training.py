@@ -184,6 +184,7 @@ class Trainer:
         self.context.tracker.flush()
         if self.step in self.pinned:
             self.facts.setdefault("at", {})[str(self.step)] = self.tally.manifest()
+        self.context.writer.wait()  # a checkpoint says that what came before it is on disk
         host = {"tally": dataclasses.asdict(self.tally), "facts": {**self.facts, **self.extra_facts()}}
         with self._writing():
             self.checkpoints.save(self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host)

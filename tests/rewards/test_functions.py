@@ -18,7 +18,7 @@ from g2d_jax.rewards.functions import (
     call_reward,
     function_scorer,
     load_reward,
-    verifier_scorer,
+    VerifierScorer,
 )
 from g2d_jax.rewards.pool import VerifierPool
 
@@ -100,8 +100,8 @@ def test_function_scorer_gives_verdicts_by_threshold() -> None:
         function_scorer(lambda **columns: [], correct_above=float("nan"))
 
 
-def test_verifier_scorer_uses_the_answers_of_the_problems(pool: VerifierPool) -> None:
-    scores = verifier_scorer(pool)([PLAIN, CHAT], [r"\boxed{2}", r"\boxed{5}"], IDS)
+def test_VerifierScorer_uses_the_answers_of_the_problems(pool: VerifierPool) -> None:
+    scores = VerifierScorer(pool)([PLAIN, CHAT], [r"\boxed{2}", r"\boxed{5}"], IDS)
     assert [score.verdict for score in scores] == [Verdict.CORRECT, Verdict.INCORRECT]
 
 
