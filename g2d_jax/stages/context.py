@@ -32,7 +32,6 @@ from g2d_jax.data.splits import drop_overlap
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import decoder, hf, kernels, lora
-from g2d_jax.models.attention import QUERY_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
@@ -321,9 +320,7 @@ class Context:
             raise ValueError(
                 f"compute.row_length is {chosen} but a group can need {longest} tokens: raise it, or set 0"
             )
-        step = 16 if longest <= QUERY_BLOCK else QUERY_BLOCK  # longer rows go through attention in blocks of queries
-        if self._kernel(kernels.LANES) == "splash":
-            step = max(step, kernels.LANES)
+        step = kernels.LANES if self._kernel(kernels.LANES) == "splash" else 16
         length = chosen or -(-longest // step) * step
         self._say_attention(f"packed rows of {length} tokens", self._kernel(length))
         return length

@@ -25,9 +25,9 @@ from g2d_jax.stages.external import external_groups
 def test_the_kernel_of_packed_rows_is_said_once(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:
     config.compute.row_length = 0
     context = opened(config, tmp_path)
-    assert [context.row_length(longest) for longest in (100, 110, 600)] == [112, 112, 1024]
+    assert [context.row_length(longest) for longest in (100, 110, 600)] == [112, 112, 608]
     said = [line for line in capsys.readouterr().out.splitlines() if "attention" in line]
-    assert said == ["attention over packed rows of 112 tokens: xla", "attention over packed rows of 1024 tokens: xla"]
+    assert said == ["attention over packed rows of 112 tokens: xla", "attention over packed rows of 608 tokens: xla"]
 
 
 def test_the_kernel_of_prompts_is_said_once(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:
