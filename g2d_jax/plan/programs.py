@@ -55,7 +55,7 @@ def _sft(context: Context, name: str, stage: ConfigDict, _: int | None) -> Itera
 
 def _online(context: Context, name: str, stage: ConfigDict, response: int | None) -> Iterator[Program]:
     config = context.config
-    row_length = context.row_length(online.longest(config, stage))
+    row_length = online.row_length(context, stage)
     rows, places = online.most_rows(stage), online.places(stage)
     bare, filled = (context.pack(groups, row_length, rows, places=places) for groups in _groups(context, stage))
     params, state = params_and_state(context, stage)

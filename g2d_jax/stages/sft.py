@@ -34,7 +34,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         stage.optimizer,
         policy=stage.policy,
         total=stage.steps,
-        row_length=context.row_length(stage.max_length),
+        row_length=row_length(context, stage, demonstrations),
         per="tokens",
         most_rows=stage.batch_size,
     ) as training:
@@ -75,6 +75,13 @@ def examples(context: Context, name: str, stage: ConfigDict) -> tuple[list[Encod
         raise ValueError(f"stages.{name}.data: {data.path} has no example left that fits and is not in dev or test")
     counts = {"duplicates": report.duplicates, "broken": report.broken, "overlap": overlap, "too_long": too_long}
     return kept, {"examples": len(kept), **counts}
+
+
+def row_length(context: Context, stage: ConfigDict, encoded: Sequence[Encoded]) -> int:
+    """Choose the columns of a packed row by the first batches."""
+    size = min(stage.batch_size, 256)
+    firsts = range(0, min(len(encoded), 4 * size), size)
+    return context.row_length(stage.max_length, [batch(encoded[i : i + size]) for i in firsts])
 
 
 def batch(encoded: Sequence[Encoded]) -> list[Group]:
