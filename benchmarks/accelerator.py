@@ -72,7 +72,8 @@ def correct(config: ModelConfig, folder: Path) -> bool:
 
     from g2d_jax import mesh as meshes
     from g2d_jax.models import decoder
-    from g2d_jax.models.kernels import attention_for, xla_attention
+    from g2d_jax.models.attention import packed_attention
+    from g2d_jax.models.kernels import attention_for
     from g2d_jax.records import MEMBERS
 
     cpu = meshes.make_mesh(devices=jax.devices("cpu")[:1])
@@ -118,8 +119,8 @@ def correct(config: ModelConfig, folder: Path) -> bool:
     begins = np.array([0, 1, 100, 511])[:, None]  # padding on the left, as prompts have it
     segments = jnp.asarray(np.where(np.arange(512) >= begins, MEMBERS, 0), jnp.int32)
     kernel = jax.jit(attention_for("auto", one_mesh(), "sequence"))
-    off = jnp.abs(kernel(q, k, v, segments).astype(jnp.float32) - xla_attention(q, k, v, segments).astype(jnp.float32))
-    off = jnp.where((segments != 0)[:, :, None, None], off, 0.0)
+    ours, theirs = (run(q, k, v, segments).astype(jnp.float32) for run in (packed_attention, kernel))
+    off = jnp.where((segments != 0)[:, :, None, None], jnp.abs(ours - theirs), 0.0)
     say("correct", "attention of prompts in bfloat16, its kernel and XLA's", f"max {float(off.max()):.2e}")
     return good
 

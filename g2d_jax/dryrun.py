@@ -76,11 +76,11 @@ def _check(context: Context) -> None:
             reward_model.check(hf.resolve(task.reward.model.path, revision=task.reward.model.revision))
     for name, stage in context.config.stages.items():
         if stage.kind == "sft":
-            context.row_length(stage.max_length)
-            count = len(sft.examples(context, name, stage)[0])
-            alerts.say(context, name, 0, alerts.scarce("sft", count, stage.batch_size, stage.steps), [])
+            examples, _ = sft.examples(context, name, stage)
+            sft.row_length(context, stage, examples)
+            alerts.say(context, name, 0, alerts.scarce("sft", len(examples), stage.batch_size, stage.steps), [])
         elif stage.kind == "online":
-            context.row_length(online.longest(context.config, stage))
+            online.row_length(context, stage)
             context.train_order(name)
             ending.check_problems(context, stage)
             count = len(context.problems["train"])
@@ -199,9 +199,8 @@ def _show_examples(context: Context, name: str) -> None:
     """The size of an SFT stage's first batch, and its first examples as the model reads them."""
     stage = context.config.stages[name]
     examples, _ = sft.examples(context, name, stage)
-    length = context.row_length(stage.max_length)
     batch = sft.batch(examples[: stage.batch_size])
-    packed = context.pack(batch, length, stage.batch_size)
+    packed = context.pack(batch, sft.row_length(context, stage, examples), stage.batch_size)
     shape = "x".join(map(str, packed.arrays["tokens"].shape))
     context.tracker.say(f"first batch of {name}: {shape} tokens, {packed.used} of them used; its first examples:")
     rows = [[context.tokenizer.decode_raw(ids) for ids in example] for example in examples[:SHOWN]]

@@ -346,11 +346,11 @@ def _run_stages(
 def compile_ahead(context: Context, names: Sequence[str]) -> None:
     """Let other threads compile what stages will run, in order.
 
-    But for offline stages, whose shapes their pairs decide: they begin with it.
+    But for those whose shapes their examples or pairs decide: they begin with it.
     """
     for name in names:
         stage = context.config.stages[name]
-        if stage.kind != "offline":
+        if stage.kind not in ("sft", "offline"):
             context.compile_ahead(STAGE_PROGRAMS[stage.kind](context, name, stage))
 
 

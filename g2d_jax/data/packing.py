@@ -12,6 +12,7 @@ Shapes: N micro-batches, R rows of one, T columns of a row, M response places of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -94,24 +95,48 @@ def pack(
     not `whole` are split where they do not fit; the prompt is then repeated. Raises ValueError for an empty prompt, or
     a response or whole group that fits no row.
     """
-    units = [unit for index, group in enumerate(groups) for unit in _units(index, group, row_length, places)]
-    rows = _first_fit(units, [len(group.prompt_ids) for group in groups], row_length, places)
-    room, most = max(len(rows), most_rows, 1), max(microbatch_rows // rows_multiple, 1) * rows_multiple
-    per_micro = round_up(-(-room // -(-room // most)), rows_multiple)  # of as few as can be, and equal
-    arrays = _blank(groups, round_up(room, per_micro), row_length, places)
-    count = max(-(-len(rows) // per_micro), 1)
+    rows = _rows(groups, row_length, places)
+    per_micro, count = _micro_batches(len(rows), microbatch_rows, rows_multiple, most_rows)
+    arrays = _blank(groups, round_up(max(len(rows), most_rows, 1), per_micro), row_length, places)
     where: list[list[Place]] = [[Place(0, 0, 0)] * len(group.responses) for group in groups]
     used = 0
     for row, members in enumerate(rows):
         used += _fill_row(arrays, row, [(unit, groups[unit.group].prompt_ids) for unit in members], where)
     shaped = {name: x.reshape(-1, per_micro, x.shape[-1]) for name, x in arrays.items()}
-    attended = sum(_attended(unit, len(groups[unit.group].prompt_ids)) for unit in units)
+    attended = sum(_attended(unit, len(groups[unit.group].prompt_ids)) for members in rows for unit in members)
     return Packed(shaped, count, where, used, attended)
+
+
+def positions(
+    groups: Sequence[Group],
+    *,
+    row_length: int,
+    microbatch_rows: int,
+    rows_multiple: int = 1,
+    places: int = 16,
+    most_rows: int = 1,
+) -> int:
+    """Count the columns of the micro-batches that `pack` would fill."""
+    rows = len(_rows(groups, row_length, places))
+    return math.prod(_micro_batches(rows, microbatch_rows, rows_multiple, most_rows)) * row_length
 
 
 def round_up(size: int, step: int) -> int:
     """The next multiple of step."""
     return -(-size // step) * step
+
+
+def _rows(groups: Sequence[Group], row_length: int, places: int) -> list[list[_Unit]]:
+    units = [unit for index, group in enumerate(groups) for unit in _units(index, group, row_length, places)]
+    return _first_fit(units, row_length, places)
+
+
+def _micro_batches(rows: int, microbatch_rows: int, rows_multiple: int, most_rows: int) -> tuple[int, int]:
+    """The rows of a micro-batch, of as few micro-batches as can be, and equal; and how many of these hold anything."""
+    most = max(microbatch_rows // rows_multiple, 1) * rows_multiple
+    room = max(rows, most_rows, 1)
+    per_micro = round_up(-(-room // -(-room // most)), rows_multiple)
+    return per_micro, max(-(-rows // per_micro), 1)
 
 
 def _units(index: int, group: Group, row_length: int, places: int) -> list[_Unit]:
@@ -148,7 +173,7 @@ def _attended(unit: _Unit, prompt: int) -> int:
     return prompt * (prompt + 1) // 2 + sum(prompt * n + n * (n + 1) // 2 for n in lengths)
 
 
-def _first_fit(units: Sequence[_Unit], prompts: Sequence[int], row_length: int, places: int) -> list[list[_Unit]]:
+def _first_fit(units: Sequence[_Unit], row_length: int, places: int) -> list[list[_Unit]]:
     rows: list[list[_Unit]] = []
     room: list[tuple[int, int]] = []  # free columns and free places of each row
     for unit in sorted(units, key=lambda unit: -unit.size):

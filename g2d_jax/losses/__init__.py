@@ -19,6 +19,8 @@ from g2d_jax.losses.grpo import (
     token_weights,
 )
 from g2d_jax.losses.logprobs import (
+    CHUNK,
+    CPU_CHUNK,
     sequence_means,
     sequence_sums,
     sharded_token_logprobs,
@@ -29,6 +31,8 @@ from g2d_jax.losses.reduction import Sums, active_count, active_sum, add_sums, e
 from g2d_jax.losses.sft import sft_loss, sft_weights
 
 __all__ = [
+    "CHUNK",
+    "CPU_CHUNK",
     "DPOLossType",
     "DPONormalizer",
     "GRPOLossType",

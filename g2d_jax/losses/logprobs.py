@@ -1,9 +1,10 @@
 """Log-probabilities and entropies of tokens over a large vocabulary, without ever holding [N, V].
 
 With 152k words one row of 16k tokens would need 10 GB of logits, and as much again for their gradient. So tokens are
-taken in chunks, forward and backward: each chunk's logits live only inside one step of a scan, and the backward pass
-computes them again. The backward pass is written by hand so that the gradient of the head is summed over chunks in
-float32 even when the head is bfloat16 (differentiating the scan would sum it in the head's own type).
+taken in chunks, forward and backward: each chunk's logits live only inside one step of a loop, and the backward pass
+computes them again. The loop ends with the last token that counts: prompts and padding are not multiplied. The backward
+pass is written by hand so that the gradient of the head is summed over chunks in float32 even when the head is bfloat16
+(differentiating the loop would sum it in the head's own type, and a loop as long as data has no gradient).
 
 N tokens, D width, V vocabulary, C tokens in a chunk, K chunks.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,9 @@ from g2d_jax.mesh import RULES, spec
 
 CHUNK = 1024
 """Tokens per chunk: large enough to keep a matrix unit busy, 0.6 GB of float32 logits at 152k words."""
+
+CPU_CHUNK = 256
+"""Tokens per chunk on a CPU, whose micro-batches are small: of the last chunk half is empty, on average."""
 
 
 def transform_logits(logits: jax.Array, temperature: float | jax.Array = 1.0) -> jax.Array:
@@ -40,23 +44,24 @@ def transform_logits(logits: jax.Array, temperature: float | jax.Array = 1.0) ->
 
 @overload
 def token_logprobs(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, *,
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array | None = ..., *,
     temperature: float = ..., chunk: int = ..., with_entropy: Literal[True] = ...,
 ) -> tuple[jax.Array, jax.Array]: ...  # fmt: skip
 @overload
 def token_logprobs(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, *,
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array | None = ..., *,
     temperature: float = ..., chunk: int = ..., with_entropy: Literal[False],
 ) -> tuple[jax.Array, None]: ...  # fmt: skip
 @overload
 def token_logprobs(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, *,
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array | None = ..., *,
     temperature: float = ..., chunk: int = ..., with_entropy: bool,
 ) -> tuple[jax.Array, jax.Array | None]: ...  # fmt: skip
 def token_logprobs(
     hidden: jax.Array,
     head: jax.Array,
     targets: jax.Array,
+    counted: jax.Array | None = None,
     *,
     temperature: float = 1.0,
     chunk: int = CHUNK,
@@ -67,8 +72,8 @@ def token_logprobs(
     hidden: [N, D], the decoder's output after its final norm, at the position that predicts the target.
     head: [D, V]; it is multiplied in hidden's type, with float32 accumulation. targets: [N] int32. A target outside
     [0, V) has log-probability NaN, never that of another word; with a loss weight of 0 it does no harm.
-    temperature: divides the logits, as the sampler does. chunk: most tokens at once; N need not be a multiple, and N
-    below it is one chunk without padding.
+    counted: [N] bool; the others cost nothing, have 0 for both results and no gradient. All count where it is None.
+    temperature: divides the logits, as the sampler does. chunk: tokens at once, of which N need not be a multiple.
     with_entropy: False returns None for the entropies and skips their work.
 
     Returns (logprobs [N] float32, entropies [N] float32 or None). Both are differentiable in hidden and head, in
@@ -78,7 +83,8 @@ def token_logprobs(
     if hidden.ndim != 2:
         raise ValueError(f"expected hidden [N, D], got {hidden.shape}")
     _check(hidden, head, targets, chunk)
-    logprobs, entropies = _chunked(hidden, head, targets, _Settings(float(temperature), chunk, with_entropy))
+    counted = jnp.ones(targets.shape, bool) if counted is None else counted
+    logprobs, entropies = _chunked(hidden, head, targets, counted, _Settings(float(temperature), chunk, with_entropy))
     return logprobs, (entropies if with_entropy else None)
 
 
@@ -103,70 +109,74 @@ class _Settings:
     parts: tuple[tuple[str, int], ...] = ()
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _chunked(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, settings: _Settings
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array, settings: _Settings
 ) -> tuple[jax.Array, jax.Array]:
-    return _forward(hidden, head, targets, settings)[0]
+    return _forward(hidden, head, targets, counted, settings)[0]
 
 
 def _forward(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, settings: _Settings
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array, settings: _Settings
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
     """((logprobs, entropies), what the backward pass keeps: the inputs, the whole head and two numbers per token)."""
-    temperature, chunk, with_entropy = settings.temperature, settings.chunk, settings.with_entropy
     cast_head = head.astype(hidden.dtype)
     for axis, dimension in settings.parts:
         cast_head = jax.lax.all_gather(cast_head, axis, axis=dimension, tiled=True)
+    chunks, count = _chunks(counted, settings.chunk)
 
-    def step(_: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, ...]]:
-        logits = _logits(xs[0], cast_head, temperature)
-        target_logits = jnp.sum(jnp.where(_one_hot(xs[1], logits), logits, 0.0), axis=-1)
+    def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        at = chunks[number]
+        logits = _logits(_taken(hidden, at), cast_head, settings.temperature)
+        target_logits = jnp.sum(jnp.where(_one_hot(_taken(targets, at), logits), logits, 0.0), axis=-1)
         top = jnp.max(logits, axis=-1)
         shifted = logits - top[:, None]
         exponentials = jnp.exp(shifted)  # Shared by both sums: most of the cost besides the product.
         total = jnp.sum(exponentials, axis=-1)
         log_z = top + jnp.log(total)
         entropies = jnp.zeros_like(log_z)
-        if with_entropy:
+        if settings.with_entropy:
             entropies = jnp.log(total) - jnp.sum(exponentials * shifted, axis=-1) / total
-        return None, (target_logits, log_z, entropies)
+        found = (target_logits - log_z, log_z, entropies)
+        return tuple(x.at[at].set(y, mode="drop") for x, y in zip(carry, found, strict=True))
 
-    chunks = _split(hidden, chunk), _split(targets, chunk)
-    target_logits, log_z, entropies = (x.reshape(-1)[: targets.shape[0]] for x in jax.lax.scan(step, None, chunks)[1])
-    known = (targets >= 0) & (targets < cast_head.shape[1])
-    logprobs = jnp.where(known, target_logits - log_z, jnp.nan)
-    return (logprobs, entropies), (hidden, head, cast_head, targets, log_z, entropies)
+    blank = jnp.zeros(targets.shape, jnp.float32)
+    logprobs, log_z, entropies = jax.lax.fori_loop(0, count, add, (blank, blank, blank))
+    unknown = counted & ((targets < 0) | (targets >= cast_head.shape[1]))
+    logprobs = jnp.where(unknown, jnp.nan, logprobs)
+    return (logprobs, entropies), (hidden, head, cast_head, targets, counted, log_z, entropies)
 
 
 def _backward(
     settings: _Settings, kept: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array, None]:
+) -> tuple[jax.Array, jax.Array, None, None]:
     """With p the softmax: d logprob / d logit = one_hot - p and d entropy / d logit = -p * (log p + entropy)."""
-    hidden, head, cast_head, targets, log_z, entropies = kept
-    temperature, chunk, with_entropy = settings.temperature, settings.chunk, settings.with_entropy
+    hidden, head, cast_head, targets, counted, log_z, entropies = kept
+    chunks, count = _chunks(counted, settings.chunk)
 
-    def step(head_grad: jax.Array, xs: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
-        hidden_c, targets_c, log_z_c, entropies_c, logprob_grad, entropy_grad = xs
-        logps = _logits(hidden_c, cast_head, temperature) - log_z_c[:, None]
+    def add(number: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        at = chunks[number]
+        hidden_c, targets_c, log_z_c, entropies_c, logprob_grad, entropy_grad = (
+            _taken(x, at) for x in (hidden, targets, log_z, entropies, *grads)
+        )
+        logps = _logits(hidden_c, cast_head, settings.temperature) - log_z_c[:, None]
         p = jnp.exp(logps)
         grad = logprob_grad[:, None] * (_one_hot(targets_c, logps).astype(jnp.float32) - p)
-        if with_entropy:
+        if settings.with_entropy:
             grad -= entropy_grad[:, None] * p * (logps + entropies_c[:, None])
         # Products in the model's own type, as in the forward pass; sums in float32.
-        grad = (grad / temperature).astype(hidden.dtype)
-        head_grad += jax.lax.dot_general(hidden_c, grad, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
-        hidden_grad = jax.lax.dot_general(grad, cast_head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-        return head_grad, hidden_grad.astype(hidden.dtype)
+        grad = (grad / settings.temperature).astype(hidden.dtype)
+        to_head = jax.lax.dot_general(hidden_c, grad, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+        to_hidden = jax.lax.dot_general(grad, cast_head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        return carry[0] + to_head, carry[1].at[at].set(to_hidden.astype(hidden.dtype), mode="drop")
 
-    chunks = tuple(_split(x, chunk) for x in (hidden, targets, log_z, entropies, *grads))
-    head_grad, hidden_grad = jax.lax.scan(step, jnp.zeros(cast_head.shape, jnp.float32), chunks)
+    start = (jnp.zeros(cast_head.shape, jnp.float32), jnp.zeros_like(hidden))
+    head_grad, hidden_grad = jax.lax.fori_loop(0, count, add, start)
     for axis, dimension in reversed(settings.parts):  # in float32, and each device gets its own part only
         head_grad = jax.lax.psum_scatter(head_grad, axis, scatter_dimension=dimension, tiled=True)
     # Left free, XLA would move the sum behind the loop over micro-batches, and keep the whole head's gradient for it.
     head_grad = jax.lax.optimization_barrier(head_grad)
-    hidden_grad = hidden_grad.reshape(-1, hidden.shape[1])[: hidden.shape[0]]
-    return hidden_grad, head_grad.astype(head.dtype), None
+    return hidden_grad, head_grad.astype(head.dtype), None, None
 
 
 _chunked.defvjp(_forward, _backward)
@@ -182,20 +192,25 @@ def _one_hot(targets: jax.Array, logits: jax.Array) -> jax.Array:
     return targets[:, None] == jax.lax.broadcasted_iota(targets.dtype, logits.shape, 1)
 
 
-def _split(x: jax.Array, chunk: int) -> jax.Array:
-    """[N, ...] -> [K, C, ...] with C <= chunk, zeros after the end. C is evened out, so fewer than 8 K are padding."""
-    count = -(-x.shape[0] // chunk)
-    size = -(-x.shape[0] // count)
-    if count > 1:
-        size = min(chunk, -(-size // 8) * 8)
-    padding = [(0, count * size - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
-    return jnp.pad(x, padding).reshape(count, size, *x.shape[1:])
+def _chunks(counted: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
+    """Where the tokens that count are, int32 [K, C] with N after their end, and how many chunks hold any."""
+    size = counted.shape[0]
+    columns = min(chunk, size)
+    most = -(-size // columns)
+    places = jnp.nonzero(counted, size=most * columns, fill_value=size)[0]
+    return places.reshape(most, columns), -(-jnp.sum(counted, dtype=jnp.int32) // columns)
+
+
+def _taken(x: jax.Array, at: jax.Array) -> jax.Array:
+    """Rows of x [N, ...], zeros for the row N."""
+    return x.at[at].get(mode="fill", fill_value=0)
 
 
 def sharded_token_logprobs(
     hidden: jax.Array,
     head: jax.Array,
     targets: jax.Array,
+    counted: jax.Array,
     *,
     mesh: Mesh,
     temperature: float = 1.0,
@@ -209,8 +224,9 @@ def sharded_token_logprobs(
     each device runs its own chunks against the whole head, and head gradients are added up once, after the last.
 
     hidden: [R, T, D] rows of packed tokens. head: [D, V], as the mesh splits embed and vocab; gathered in hidden's
-    type. targets: [R, T] int32. chunk: tokens at once on one device. Returns (logprobs [R, T], entropies [R, T] or
-    None), float32.
+    type. targets: [R, T] int32. counted: [R, T] bool. chunk: tokens at once on one device.
+
+    Returns (logprobs [R, T], entropies [R, T] or None), float32.
     """
     _check(hidden, head, targets, chunk)
     lies = spec(mesh, ("embed", "vocab"), head.shape)
@@ -218,9 +234,11 @@ def sharded_token_logprobs(
     tokens = spec(mesh, ("rows", "tokens"), targets.shape, {**RULES, "tokens": "tensor"})
     outputs = (tokens, tokens if with_entropy else None)
 
-    def local(hidden: jax.Array, head: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def local(
+        hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
         flat = hidden.reshape(-1, hidden.shape[-1])
-        logprobs, entropies = _chunked(flat, head, targets.reshape(-1), settings)
+        logprobs, entropies = _chunked(flat, head, targets.reshape(-1), counted.reshape(-1), settings)
         return logprobs.reshape(targets.shape), entropies.reshape(targets.shape) if with_entropy else None
 
     # check_vma off: the hand-written gradient of the head is a device's own part; shard_map's transpose adds it up
@@ -228,11 +246,11 @@ def sharded_token_logprobs(
     split = jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(PartitionSpec(*tokens, None), lies, tokens),
+        in_specs=(PartitionSpec(*tokens, None), lies, tokens, tokens),
         out_specs=outputs,
         check_vma=False,
     )
-    return split(hidden, head, targets)
+    return split(hidden, head, targets, counted)
 
 
 def sequence_sums(values: jax.Array, sequence_ids: jax.Array, num_sequences: int) -> jax.Array:

@@ -5,14 +5,24 @@ Shapes: B rows, T queries, S keys, H query heads, K key/value heads, R = H/K, D 
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import MEMBERS
 
-QUERY_BLOCK = 512
+CPU_BLOCK = 64
+"""Columns of a block that a CPU's caches hold with its scores; what is skipped is skipped by the block."""
+
+SAVED = "attention"
+"""The name under which attention's output is kept by remat "attention" (decoder.rematerialise)."""
+
+LOWEST = float(jnp.finfo(jnp.float32).min)
 
 COLUMN_BLOCK = 256
 """Columns of a cache that `attend_blocks` reads at once; a wider cache is a multiple of it."""
@@ -61,21 +71,6 @@ def visible(query_ids: jax.Array, key_ids: jax.Array, offset: jax.Array | int = 
     same = (query == key) | ((query // MEMBERS == key // MEMBERS) & (key % MEMBERS == 0))
     columns = offset + jnp.arange(query_ids.shape[1])
     return same & (columns[:, None] >= jnp.arange(key_ids.shape[1])[None, :])[None]
-
-
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Softmax attention, float32 softmax. q [B, T, H, D], k and v [B, S, K, D], mask bool [B, T, S] -> [B, T, H, D]."""
-    batch, queries, heads, dim = q.shape
-    kv_heads, repeats = k.shape[2], heads // k.shape[2]
-    # The R query heads of a key head become further queries: plain batched products, which a CPU needs to be quick.
-    q = q.reshape(batch, queries, kv_heads, repeats, dim).transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, dim)
-    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-    scores = jnp.einsum("bkqd,bksd->bkqs", q, k, preferred_element_type=jnp.float32) * dim**-0.5
-    scores = scores.reshape(batch, kv_heads, repeats, queries, -1)
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype).reshape(batch, kv_heads, repeats * queries, -1)
-    mixed = jnp.einsum("bkqs,bksd->bkqd", weights, v).reshape(batch, kv_heads, repeats, queries, dim)
-    return mixed.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, dim)
 
 
 def attend_cached(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array, *, by_sums: bool) -> jax.Array:
@@ -138,17 +133,116 @@ def attend_blocks(
     return (mixed / mass[..., None]).astype(q.dtype).reshape(q.shape)
 
 
-def packed_attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """Causal attention within segments; long rows go through query blocks so that memory grows with T, not T²."""
-    length = q.shape[1]
-    if length <= QUERY_BLOCK or length % QUERY_BLOCK:
-        return attend(q, k, v, visible(segment_ids, segment_ids))
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def packed_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, block: int = CPU_BLOCK
+) -> jax.Array:
+    """Attend causally within segments, q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D], softmax in float32.
 
-    @jax.checkpoint
-    def block(start: jax.Array) -> jax.Array:
-        queries = jax.lax.dynamic_slice_in_dim(q, start, QUERY_BLOCK, axis=1)
-        ids = jax.lax.dynamic_slice_in_dim(segment_ids, start, QUERY_BLOCK, axis=1)
-        return attend(queries, k, v, visible(ids, segment_ids, start))
+    Pairs of a block of queries and a block of keys are taken one after the other, and only those of which some row
+    sees something (`visible`): memory grows with T, and of groups that share a row none pays for the others. block:
+    the most columns of one. Its output and log-sum-exp carry the name SAVED: with both kept, the backward pass
+    computes the scores of a pair again, and nothing else.
+    """
+    return _attended(q, k, v, segment_ids, block)[0]
 
-    blocks = jax.lax.map(block, jnp.arange(0, length, QUERY_BLOCK))  # [T/Q, B, Q, H, D]
-    return jnp.moveaxis(blocks, 0, 1).reshape(q.shape)
+
+def _attended(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, block: int
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """The output, and what the backward pass reads: the inputs, the output and its log-sum-exp."""
+    ids = _in_blocks(segment_ids[..., None, None], block, 1)
+    queries, keys, values = (_in_blocks(x, block, k.shape[2]) for x in (q, k, v))
+    pairs, count = _visible_pairs(ids)
+
+    def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        largest, mass, mixed = carry
+        i, j = pairs[number]
+        scores = _scores(queries[i], keys[j], ids, i, j)
+        # Where a query sees none of these keys its weights are 1, until a pair that it sees takes them off by `kept`.
+        now = jnp.maximum(largest[i], scores.max(axis=-1))
+        weights, kept = jnp.exp(scores - now[..., None]), jnp.exp(largest[i] - now)
+        more = _product("bkqs,bksd->bkqd", weights.astype(v.dtype), values[j])
+        return (
+            largest.at[i].set(now),
+            mass.at[i].set(mass[i] * kept + weights.sum(axis=-1)),
+            mixed.at[i].set(mixed[i] * kept[..., None] + more),
+        )
+
+    shape = queries.shape[:-1]
+    start = (jnp.full(shape, LOWEST), jnp.zeros(shape), jnp.zeros(queries.shape, jnp.float32))
+    largest, mass, mixed = jax.lax.fori_loop(0, count, add, start)
+    out = checkpoint_name(_in_rows((mixed / mass[..., None]).astype(q.dtype), q.shape), SAVED)
+    return out, (q, k, v, segment_ids, out, checkpoint_name(largest + jnp.log(mass), SAVED))
+
+
+def _attended_backward(block: int, kept: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[Any, ...]:
+    """With p the weights and g the gradient of the output: d score = p * (g . v - g . output)."""
+    q, k, v, segment_ids, out, log_mass = kept
+    ids = _in_blocks(segment_ids[..., None, None], block, 1)
+    queries, keys, values, gradients, outs = (_in_blocks(x, block, k.shape[2]) for x in (q, k, v, gradient, out))
+    pairs, count = _visible_pairs(ids)
+    along = jnp.sum(gradients.astype(jnp.float32) * outs.astype(jnp.float32), axis=-1)
+
+    def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        to_q, to_k, to_v = carry
+        i, j = pairs[number]
+        weights = jnp.exp(_scores(queries[i], keys[j], ids, i, j) - log_mass[i][..., None])
+        to_weights = _product("bkqd,bksd->bkqs", gradients[i], values[j])
+        to_scores = (weights * (to_weights - along[i][..., None]) * q.shape[3] ** -0.5).astype(q.dtype)
+        return (
+            to_q.at[i].add(_product("bkqs,bksd->bkqd", to_scores, keys[j])),
+            to_k.at[j].add(_product("bkqs,bkqd->bksd", to_scores, queries[i])),
+            to_v.at[j].add(_product("bkqs,bkqd->bksd", weights.astype(v.dtype), gradients[i])),
+        )
+
+    start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (queries, keys, values))
+    sums = jax.lax.fori_loop(0, count, add, start)
+    return *(_in_rows(x, like.shape).astype(like.dtype) for x, like in zip(sums, (q, k, v), strict=True)), None
+
+
+packed_attention.defvjp(_attended, _attended_backward)
+
+
+def _in_blocks(x: jax.Array, block: int, kv_heads: int) -> jax.Array:
+    """[B, T, heads, D] -> [blocks, B, K, R * columns, D], zeros after the end.
+
+    The R query heads of a key head become further queries: plain batched products, which a CPU needs to be quick.
+    """
+    batch, length, heads, dim = x.shape
+    count = -(-length // block)
+    columns = -(-length // count // 8) * 8 if count > 1 else length
+    x = jnp.pad(x, ((0, 0), (0, count * columns - length), (0, 0), (0, 0)))
+    x = x.reshape(batch, count, columns, kv_heads, heads // kv_heads, dim).transpose(1, 0, 3, 4, 2, 5)
+    return x.reshape(count, batch, kv_heads, -1, dim)
+
+
+def _in_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Undo `_in_blocks` of an array of this shape."""
+    batch, length, heads, dim = shape
+    x = x.reshape(*x.shape[:3], heads // x.shape[2], -1, dim).transpose(1, 0, 4, 2, 3, 5)
+    return x.reshape(batch, -1, heads, dim)[:, :length]
+
+
+def _visible_pairs(ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The pairs of blocks (i, j) of which some row's queries in i see keys in j: int32 [P, 2], and their number.
+
+    ids [blocks, B, 1, columns, 1].
+    """
+    blocks, batch, _, columns, _ = ids.shape
+    rows = ids.reshape(blocks, batch, columns).swapaxes(0, 1).reshape(batch, -1)
+    seen = visible(rows, rows).reshape(batch, blocks, columns, blocks, columns).any(axis=(0, 2, 4))
+    return jnp.stack(jnp.nonzero(seen, size=blocks * (blocks + 1) // 2), axis=1), seen.sum()
+
+
+def _scores(queries: jax.Array, keys: jax.Array, ids: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
+    """Scores of block i of the queries and block j of the keys, float32 [B, K, R * columns, columns], LOWEST where a
+    query does not see the key."""
+    scores = _product("bkqd,bksd->bkqs", queries, keys) * queries.shape[-1] ** -0.5
+    batch, kv_heads, _, columns = scores.shape
+    mask = visible(ids[i, :, 0, :, 0], ids[j, :, 0, :, 0], (i - j) * columns)
+    grouped = scores.reshape(batch, kv_heads, -1, columns, columns)
+    return jnp.where(mask[:, None, None], grouped, LOWEST).reshape(scores.shape)
+
+
+_product = partial(jnp.einsum, preferred_element_type=jnp.float32)

@@ -20,10 +20,10 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import quantise
-from g2d_jax.models.attention import attend_blocks, attend_cached, rotary_table, rotate
+from g2d_jax.models.attention import SAVED, attend_blocks, attend_cached, packed_attention, rotary_table, rotate
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
-from g2d_jax.models.kernels import SAVED, Attention, platform_of, xla_attention
+from g2d_jax.models.kernels import Attention, platform_of
 from g2d_jax.models.table import Param, block_params, full_shape, outer_params
 
 Remat = Literal["none", "full", "attention"]
@@ -291,7 +291,7 @@ def forward(
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
     remat: Remat = "none",
     keep_kv: bool = False,
-    attention: Attention = xla_attention,
+    attention: Attention = packed_attention,
     mesh: Mesh | None = None,
     dropout: jax.Array | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:

@@ -3,7 +3,7 @@
 Layouts. "sequence": a row is one sequence with padding on one side (prompts before decoding). "packed": a row holds
 groups whose members share one copy of the prompt (data/packing.py). What a token sees is `attention.visible` in both.
 
-- xla: `attention.packed_attention`, a mask in memory, of at most QUERY_BLOCK queries where rows are a multiple of it.
+- xla: `attention.packed_attention`, by pairs of blocks, of which those without anything visible are skipped.
 - splash: "sequence" by causality and segment ids; "packed" by a mask for each row, made on the device, of which blocks
   without anything visible are skipped.
 - cudnn: "sequence" by causality, with rows rolled to begin in column 0. Not "packed": its masks are causal and lengths.
@@ -33,7 +33,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models.attention import packed_attention, visible
+from g2d_jax.models.attention import CPU_BLOCK, SAVED, packed_attention, visible
 
 Setting = Literal["auto", "xla", "splash", "cudnn"]
 Kernel = Literal["xla", "splash", "cudnn"]
@@ -44,8 +44,8 @@ Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 LANES = 128
 """Splash attention's rows are a multiple of this."""
 
-SAVED = "attention"
-"""The name under which attention's output is kept by remat "attention" (decoder.rematerialise)."""
+XLA_BLOCK = 512
+"""Columns of a block of XLA's attention where there is no kernel of its own: enough to keep a matrix unit busy."""
 
 _OF_PLATFORM: dict[str, Kernel] = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn", "cpu": "xla"}
 
@@ -107,14 +107,10 @@ def attention_for(setting: Setting, mesh: Mesh, layout: Layout) -> Attention:
             return splash_attention(q, k, v, segment_ids, mesh=mesh, layout=layout)
         if kernel == "cudnn":
             return cudnn_attention(q, k, v, segment_ids, mesh=mesh)
-        return xla_attention(q, k, v, segment_ids)
+        block = CPU_BLOCK if platform_of(mesh) == "cpu" else XLA_BLOCK
+        return _per_device(partial(packed_attention, block=block), mesh, q, k, v, segment_ids)
 
     return attention
-
-
-def xla_attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """`attention.packed_attention`, its output named SAVED."""
-    return checkpoint_name(packed_attention(q, k, v, segment_ids), SAVED)
 
 
 def splash_attention(
@@ -211,7 +207,7 @@ def _causal(
 def _per_device(
     kernel: Attention, mesh: Mesh, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
 ) -> jax.Array:
-    """Run the kernel on each device's rows and heads, since XLA cannot split a kernel by itself.
+    """Run the kernel on each device's rows and heads: XLA cannot split a kernel by itself, nor a loop as long as data.
 
     Where the tensor axis divides the query heads but not the key heads, these are repeated first: a device's query
     heads would else need a part of them that no layout names.

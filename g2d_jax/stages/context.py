@@ -27,13 +27,12 @@ from g2d_jax.compilation import Ahead, Programs
 from g2d_jax.config import is_scalar
 from g2d_jax.data import arithmetic
 from g2d_jax.data.loader import Mixture, Order
-from g2d_jax.data.packing import Group, Packed, pack
+from g2d_jax.data.packing import Group, Packed, pack, positions, round_up
 from g2d_jax.data.problems import LoadReport, load_problems
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models import decoder, hf, kernels, lora, reward_model
-from g2d_jax.models.attention import QUERY_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
@@ -53,8 +52,8 @@ from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.step import make_scorer, put_batch
 from g2d_jax.workdir import stage_folders
 
-CPU_TOKENS = 512
-"""Tokens of a micro-batch that a CPU computes quickest: what its caches hold."""
+CPU_TOKENS = 1024
+"""Tokens of a micro-batch that a CPU computes quickest: what its caches hold, and gradients are not added too often."""
 
 
 class StopRun(ValueError):
@@ -406,17 +405,25 @@ class Context:
         """Settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""
         return SamplingParams(**{**sampling.to_dict(), "stop_ids": self.stop_ids, **changes})
 
-    def row_length(self, longest: int) -> int:
-        """Columns of a packed row: compute.row_length, or what holds `longest` tokens."""
+    def row_length(self, longest: int, batches: Sequence[Sequence[Group]] = (), *, places: int = 16) -> int:
+        """Choose the columns of a packed row: compute.row_length, or what leaves the fewest positions empty.
+
+        At least `longest`, at most a device's micro-batch. batches: such as the stage will have, by which it is chosen;
+        without any it is what holds `longest` tokens. Of equals the shortest is taken.
+        """
         chosen = self.config.compute.row_length
         if chosen and chosen < longest:
             raise ValueError(
                 f"compute.row_length is {chosen} but a group can need {longest} tokens: raise it, or set 0"
             )
-        step = 16 if longest <= QUERY_BLOCK else QUERY_BLOCK  # longer rows go through attention in blocks of queries
-        if self._kernel(kernels.LANES) == "splash":
-            step = max(step, kernels.LANES)
-        length = chosen or -(-longest // step) * step
+        step = kernels.LANES if self._kernel(kernels.LANES) == "splash" else 16
+        shortest = round_up(longest, step)
+        most = max(shortest, self._microbatch_tokens(0) // meshes.row_ways(self.mesh))
+
+        def columns(length: int) -> int:
+            return sum(positions(groups, **self._rows(length, len(groups), places)) for groups in batches)
+
+        length = chosen or min(range(shortest, most + 1, step), key=columns)
         self._say_attention(f"packed rows of {length} tokens", self._kernel(length))
         return length
 
@@ -445,25 +452,30 @@ class Context:
         the last one is empty, on average.
         """
         ways = meshes.row_ways(self.mesh)
-        enough = (
-            CPU_TOKENS if kernels.platform_of(self.mesh) == "cpu" else max(most_rows * row_length // ways // 8, 4096)
-        )
-        tokens = min(self.config.compute.microbatch_tokens, enough * ways)
-        return max(tokens // row_length // ways, 1) * ways
+        return max(self._microbatch_tokens(most_rows * row_length) // row_length // ways, 1) * ways
+
+    def _microbatch_tokens(self, batch: int) -> int:
+        """Tokens of one micro-batch on all devices, of batches of at most so many."""
+        ways = meshes.row_ways(self.mesh)
+        enough = CPU_TOKENS if kernels.platform_of(self.mesh) == "cpu" else max(batch // ways // 8, 4096)
+        return int(min(self.config.compute.microbatch_tokens, enough * ways))
 
     def pack(self, groups: Sequence[Group], row_length: int, most_rows: int, *, places: int = 16) -> Packed:
         """Lay groups into rows of this length, in micro-batches for this mesh, the same shape for all batches.
 
         most_rows: that any batch takes.
         """
-        return pack(
-            groups,
-            row_length=row_length,
-            microbatch_rows=self.microbatch_rows(row_length, most_rows),
-            rows_multiple=meshes.row_ways(self.mesh),
-            places=places,
-            most_rows=most_rows,
-        )
+        return pack(groups, **self._rows(row_length, most_rows, places))
+
+    def _rows(self, row_length: int, most_rows: int, places: int) -> dict[str, int]:
+        """How `pack` lays rows of this length."""
+        return {
+            "row_length": row_length,
+            "microbatch_rows": self.microbatch_rows(row_length, most_rows),
+            "rows_multiple": meshes.row_ways(self.mesh),
+            "places": places,
+            "most_rows": most_rows,
+        }
 
     def policy(self, name: str) -> Decoder:
         """The parameters of a policy, by name, on the mesh.

@@ -47,7 +47,9 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     if unused or batch_size < stage.batch_size:
         context.tracker.say(f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
     longest = max(len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in pairs)
-    row_length = context.row_length(longest)
+    size = min(batch_size, SCORED_AT_ONCE)
+    some = [pairs[i : i + size] for i in range(0, min(len(pairs), SCORED_AT_ONCE), size)]
+    row_length = context.row_length(longest, [batch(drawn, np.zeros((len(drawn), 2))) for drawn in some])
     context.compile_ahead(_programs(context, name, stage, len(pairs), row_length, None))
     scoring = Tally()
     with context.metered(scoring):

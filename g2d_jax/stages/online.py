@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from g2d_jax.data import curriculum
-from g2d_jax.data.packing import Group
+from g2d_jax.data.packing import Group, Response
 from g2d_jax.losses import check_clipping, check_dpo, group_advantages, token_weights
 from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
@@ -48,7 +48,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         stage.optimizer,
         policy=stage.policy,
         total=stage.steps,
-        row_length=context.row_length(longest(context.config, stage)),
+        row_length=row_length(context, stage),
         per="tokens" if stage.loss == "grpo" else "pairs",
         pinned=stage.keep,
         places=places(stage),
@@ -98,9 +98,9 @@ def programs(context: Context, name: str, stage: ConfigDict, response: int | Non
     if not stage.steps:
         return
     config, sampling = context.config, stage.sampling
-    row_length, rows = context.row_length(longest(config, stage)), most_rows(stage)
+    columns, rows = row_length(context, stage), most_rows(stage)
     bare, filled = (
-        context.pack(groups, row_length, rows, places=places(stage)) for groups in _longest_batch(context, stage)
+        context.pack(groups, columns, rows, places=places(stage)) for groups in _longest_batch(context, stage)
     )
     params, state = params_and_state(context, stage.optimizer, stage.steps)
     trained, _ = lora.split(params)  # all policies of a run share what is not trained
@@ -254,6 +254,26 @@ def longest(config: ConfigDict, stage: ConfigDict) -> int:
     """Tokens of the longest group that must lie in one row: a response, a pair, or all responses, behind a prompt."""
     together = {"grpo": 1, "dpo": 2, "group_dpo": stage.num_generations}[stage.loss]
     return config.data.max_prompt_length + together * stage.sampling.max_new_tokens
+
+
+def row_length(context: Context, stage: ConfigDict) -> int:
+    """Choose the columns of a packed row for responses as long as can be, and for such of all lengths up to that.
+
+    How long they will be is not known, and rows that fit the longest alone leave much empty behind shorter ones.
+    """
+    most, whole = stage.sampling.max_new_tokens, stage.loss != "grpo"
+    together = 2 if stage.loss == "dpo" else stage.num_generations
+    prompts = context.prompt_lengths[: min(stage.prompts_per_step, 32)]
+    shares = np.arange(1, len(prompts) * together + 1) * 0.618034 % 1  # evenly spread over what is below 1, in no order
+    lengths = [np.full(shares.shape, most), np.maximum(np.ceil(shares * most), 1).astype(int)]
+    batches = [
+        [
+            Group(np.zeros(prompt, np.int32), [Response(np.zeros(n, np.int32)) for n in some], whole)
+            for prompt, some in zip(prompts, drawn.reshape(-1, together), strict=True)
+        ]
+        for drawn in lengths
+    ]
+    return context.row_length(longest(context.config, stage), batches, places=places(stage))
 
 
 def most_rows(stage: ConfigDict) -> int:

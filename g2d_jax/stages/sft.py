@@ -28,6 +28,8 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     """Train on demonstrations for stage.steps updates; returns the manifest's fields."""
     demonstrations, counts = examples(context, name, stage)
     order = context.order(len(demonstrations), f"sft/{name}")
+    columns = row_length(context, stage, demonstrations)
+    context.compile_ahead(_programs(context, name, stage, columns))
     objective = objectives.sft(context.compute)
     with trainer(
         context,
@@ -36,7 +38,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         stage.optimizer,
         policy=stage.policy,
         total=stage.steps,
-        row_length=context.row_length(stage.max_length),
+        row_length=columns,
         per="tokens",
         most_rows=stage.batch_size,
     ) as training:
@@ -55,10 +57,15 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
 
 
 def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
-    """The stage's programs. response: mean tokens of a response; every example counts as one of max_length."""
+    """The stage's programs without its examples, which count as of max_length each whatever `response` is."""
+    yield from _programs(context, name, stage, context.row_length(stage.max_length))
+
+
+def _programs(context: Context, name: str, stage: ConfigDict, columns: int) -> Iterator[Program]:
+    """The stage's programs for rows of this length."""
     half = stage.max_length // 2
     pair = np.zeros(stage.max_length - half, np.int32), np.zeros(half, np.int32)
-    packed = context.pack(batch([pair] * stage.batch_size), context.row_length(stage.max_length), stage.batch_size)
+    packed = context.pack(batch([pair] * stage.batch_size), columns, stage.batch_size)
     objective = objectives.sft(context.compute)
     yield from training_programs(context, name, stage.optimizer, stage.steps, objective, packed, stage.steps)
 
@@ -86,6 +93,13 @@ def examples(context: Context, name: str, stage: ConfigDict) -> tuple[list[Encod
         raise ValueError(f"stages.{name}.data: {data.path} has no example left that fits and is not in dev or test")
     counts = {"duplicates": report.duplicates, "broken": report.broken, "overlap": overlap, "too_long": too_long}
     return kept, {"examples": len(kept), **counts}
+
+
+def row_length(context: Context, stage: ConfigDict, encoded: Sequence[Encoded]) -> int:
+    """Choose the columns of a packed row by the first batches."""
+    size = min(stage.batch_size, 256)
+    firsts = range(0, min(len(encoded), 4 * size), size)
+    return context.row_length(stage.max_length, [batch(encoded[i : i + size]) for i in firsts])
 
 
 def batch(encoded: Sequence[Encoded]) -> list[Group]:

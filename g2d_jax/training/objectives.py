@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from g2d_jax import losses
 from g2d_jax.models.decoder import Decoder, Remat, forward, head_matrix
-from g2d_jax.models.kernels import Setting, attention_for
+from g2d_jax.models.kernels import Setting, attention_for, platform_of
 from g2d_jax.training.dropout import KEYS
 
 Micro = Mapping[str, jax.Array]
@@ -38,7 +38,7 @@ class Compute:
 def response_logprobs(
     compute: Compute, params: Decoder, micro: Micro, temperature: float = 1.0, with_entropy: bool = False
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Log-probabilities and entropies, float32 [R, T], of the response tokens; meaningless on prompts and padding."""
+    """Log-probabilities and entropies, float32 [R, T], of the response tokens; 0 on prompts and padding."""
     hidden, _ = forward(
         params,
         micro["tokens"],
@@ -55,8 +55,10 @@ def response_logprobs(
         hidden,
         head_matrix(params),
         micro["tokens"],
+        micro["sequence"] >= 0,
         mesh=compute.mesh,
         temperature=temperature,
+        chunk=losses.CPU_CHUNK if platform_of(compute.mesh) == "cpu" else losses.CHUNK,
         with_entropy=with_entropy,
     )
 

@@ -8,7 +8,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.data.packing import Group, Packed, Response, pack
+from g2d_jax.data.packing import Group, Packed, Response, pack, positions
 from g2d_jax.records import MEMBERS
 
 LENGTH = 24
@@ -167,6 +167,15 @@ def test_rows_stay_a_multiple_where_the_micro_batch_is_not():
     groups = make([(1, [15])] * 9)
     packed = pack(groups, row_length=16, microbatch_rows=6, rows_multiple=4)
     assert packed.arrays["tokens"].shape == (3, 4, 16) and packed.count == 3
+
+
+@pytest.mark.parametrize("row_length", [64, 100, 130])
+def test_positions_are_those_that_pack_fills(row_length):
+    rng = np.random.default_rng(0)
+    groups = make([(int(rng.integers(1, 20)), [int(n) for n in rng.integers(1, 40, 4)]) for _ in range(30)])
+    how = {"row_length": row_length, "microbatch_rows": 6, "rows_multiple": 4, "places": 6, "most_rows": 60}
+    packed = pack(groups, **how)
+    assert positions(groups, **how) == packed.count * packed.arrays["tokens"][0].size
 
 
 def test_rows_are_well_filled():

@@ -159,12 +159,42 @@ def test_never_holds_all_logits() -> None:
     assert temporaries(chunked) < n * v * 4 <= temporaries(grad_of(full_softmax))
 
 
-@pytest.mark.parametrize("n", [5, 8, 1025])
-def test_little_padding(n: int) -> None:
-    hidden, head, targets = inputs(n, 2, 3)
-    jaxpr = jax.make_jaxpr(lambda h, w: token_logprobs(h, w, targets, chunk=1024))(hidden, head).jaxpr
-    rows = max(shape[0] * shape[1] for shape in largest_shapes(jaxpr) if len(shape) == 3)
-    assert n <= rows < n + 16
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("chunk", [4, 16, 1024])
+def test_tokens_that_do_not_count_are_0_and_have_no_gradient(share: float, chunk: int) -> None:
+    hidden, head, targets = inputs()
+    counted = jnp.asarray(np.random.default_rng(2).random(N) < share)
+    mix = jnp.asarray(np.random.default_rng(1).normal(size=(2, N)), jnp.float32)
+
+    def total(function: Any, hidden: jax.Array, head: jax.Array) -> Any:
+        results = function(hidden, head)
+        return mixed(results, mix), results
+
+    def ours(hidden: jax.Array, head: jax.Array) -> Any:
+        return token_logprobs(hidden, head, targets, counted, chunk=chunk)
+
+    def theirs(hidden: jax.Array, head: jax.Array) -> Any:
+        return [jnp.where(counted, x, 0.0) for x in full_softmax(hidden, head, targets)]
+
+    grads, values = jax.grad(lambda *a: total(ours, *a), (0, 1), has_aux=True)(hidden, head)
+    expected_grads, expected = jax.grad(lambda *a: total(theirs, *a), (0, 1), has_aux=True)(hidden, head)
+    for got, want in zip((*values, *grads), (*expected, *expected_grads), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
+    assert not np.asarray(grads[0])[~np.asarray(counted)].any()
+
+
+def test_the_head_is_multiplied_by_tokens_that_count_only() -> None:
+    """Of 64 chunks those without a token that counts are not looked at: hidden states that are NaN do no harm there,
+    though 0 * NaN is NaN."""
+    hidden, head, targets = inputs(64, 4, 7)
+    counted = jnp.arange(64) % 8 == 3
+    broken = jnp.where(counted[:, None], hidden, jnp.nan)
+
+    def grads(hidden: jax.Array) -> Any:
+        return jax.grad(lambda *a: token_logprobs(*a, targets, counted, chunk=1)[0].sum(), (0, 1))(hidden, head)
+
+    for one, other in zip(grads(broken), grads(hidden), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_without_entropy() -> None:
@@ -266,7 +296,7 @@ def test_sharded_equals_one_device(shape: tuple[int, int, int]) -> None:
     mix = jnp.asarray(np.random.default_rng(1).normal(size=(2, 8 * 12)), jnp.float32)
 
     def loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
-        results = sharded_token_logprobs(hidden, head, target_rows, mesh=mesh, chunk=5)
+        results = sharded_token_logprobs(hidden, head, target_rows, jnp.ones((8, 12), bool), mesh=mesh, chunk=5)
         return mixed(results, mix)
 
     def expected_loss(hidden: jax.Array, head: jax.Array) -> jax.Array:
@@ -293,7 +323,7 @@ def test_sharded_without_entropy_and_with_rows_that_do_not_divide() -> None:
     mesh = make_mesh(2, 1, 1, devices=jax.devices()[:2])
     hidden, head, targets = inputs(3 * 5)
     logprobs, entropies = sharded_token_logprobs(
-        hidden.reshape(3, 5, D), head, targets.reshape(3, 5), mesh=mesh, with_entropy=False
+        hidden.reshape(3, 5, D), head, targets.reshape(3, 5), jnp.ones((3, 5), bool), mesh=mesh, with_entropy=False
     )
     assert entropies is None
     np.testing.assert_allclose(logprobs.reshape(-1), full_softmax(hidden, head, targets)[0], atol=1e-5)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +14,11 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from plain import attend
 
 from g2d_jax.models.attention import (
     MEMBERS,
-    QUERY_BLOCK,
-    attend,
+    SAVED,
     attend_cached,
     inverse_frequencies,
     packed_attention,
@@ -25,6 +28,8 @@ from g2d_jax.models.attention import (
 )
 from g2d_jax.models.hf_config import config_to_hf
 from g2d_jax.models.shapes import SHAPES
+
+M = MEMBERS
 
 
 @pytest.mark.parametrize("name", ["Qwen2.5-0.5B", "Qwen3-8B", "Llama-3-8B", "Llama-3.1-8B", "Llama-3.2-1B"])
@@ -99,16 +104,16 @@ def test_visible_equals_the_rule_written_out(tokens: list[tuple[int, int]]) -> N
     assert np.diagonal(rule).all()  # every token sees itself: no row of the softmax is empty
 
 
-def test_attend_against_a_loop_over_heads() -> None:
+def test_attention_against_a_loop_over_heads() -> None:
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 5, heads, 8), dtype=np.float32) for heads in (6, 2, 2))
-    mask = np.tril(np.ones((2, 5, 5), bool))
     expected = np.zeros_like(q)
     for b, t, h in np.ndindex(2, 5, 6):
         scores = k[b, : t + 1, h // 3] @ q[b, t, h] / np.sqrt(8)
         weights = np.exp(scores - scores.max())
         expected[b, t, h] = (weights / weights.sum()) @ v[b, : t + 1, h // 3]
-    np.testing.assert_allclose(attend(*map(jnp.asarray, (q, k, v, mask))), expected, atol=1e-6)
+    one = jnp.ones((2, 5), jnp.int32)
+    np.testing.assert_allclose(packed_attention(*map(jnp.asarray, (q, k, v)), one), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -126,21 +131,53 @@ def test_scores_by_matrix_products_equal_those_by_sums(dtype: str) -> None:
     np.testing.assert_allclose(products.astype(float), plain.astype(float), atol=1e-6 if dtype == "float32" else 0.02)
 
 
-def test_query_blocks_equal_one_block_in_value_and_gradient() -> None:
-    length = 2 * QUERY_BLOCK
+def packed_ids(length: int) -> jax.Array:
+    """Two rows of segments: groups that share a prompt and padding; one group whose prompt is longer than a block."""
+    spans = [
+        [(M, 30), (M + 1, 50), (M + 2, 9), (2 * M, 1), (2 * M + 1, 70), (0, 40)],
+        [(M, 90), (M + 1, 20), (M + 2, 60), (M + 3, 30)],
+    ]
+    return jnp.asarray([[i for i, size in row for _ in range(size)][:length] for row in spans], jnp.int32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("length", "block"), [(200, 32), (200, 64), (198, 64), (37, 64)])
+def test_blocks_equal_the_whole_in_value_and_gradient(length: int, block: int, dtype: str) -> None:
+    """Lengths that blocks divide and that they do not; rows of several groups, responses of one, padding."""
     keys = jax.random.split(jax.random.key(0), 4)
-    q, k, v, w = (jax.random.normal(key, (1, length, heads, 4)) for key, heads in zip(keys, (2, 1, 1, 2), strict=True))
-    cuts = jnp.array([100, 300, 600, 1000])
-    ids = jnp.searchsorted(cuts, jnp.arange(length), side="right")[None] * MEMBERS
+    heads = (6, 2, 2, 6)
+    q, k, v, w = (jax.random.normal(key, (2, length, h, 8), dtype) for key, h in zip(keys, heads, strict=True))
+    ids = packed_ids(length)
 
-    def blocked(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return jnp.sum(w * packed_attention(q, k, v, ids))
+    def total(run: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+        return jnp.sum(w.astype(jnp.float32) * run(*arrays).astype(jnp.float32))
 
-    def whole(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return jnp.sum(w * attend(q, k, v, visible(ids, ids)))
+    ours = partial(packed_attention, segment_ids=ids, block=block)
+    theirs = partial(attend, mask=visible(ids, ids))
+    wide = [x.astype(jnp.float32) for x in (q, k, v)]
+    near = {"atol": 2e-5 if dtype == "float32" else 0.05, "rtol": 0 if dtype == "float32" else 0.02}
+    np.testing.assert_allclose(ours(q, k, v).astype(float), theirs(*wide), **near)
+    grads = jax.jit(jax.grad(partial(total, ours), (0, 1, 2)))(q, k, v)
+    expected = jax.jit(jax.grad(partial(total, theirs), (0, 1, 2)))(*wide)
+    for one, other in zip(grads, expected, strict=True):
+        np.testing.assert_allclose(one.astype(float), other, **near)
 
-    one = jax.jit(jax.value_and_grad(blocked, (0, 1, 2)))(q, k, v)
-    two = jax.jit(jax.value_and_grad(whole, (0, 1, 2)))(q, k, v)
-    np.testing.assert_allclose(one[0], two[0], rtol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one[1], two[1])
-    np.testing.assert_allclose(packed_attention(q, k, v, ids), attend(q, k, v, visible(ids, ids)), atol=1e-5)
+
+def test_what_no_row_sees_is_not_read() -> None:
+    """Keys of another group may hold anything: two groups of 64 columns, and NaN in the first one's."""
+    ids = jnp.repeat(jnp.array([M, 2 * M], jnp.int32), 64)[None]
+    q, k, v = (jax.random.normal(key, (1, 128, 1, 8)) for key in jax.random.split(jax.random.key(0), 3))
+    broken = k.at[:, :64].set(jnp.nan)
+    np.testing.assert_array_equal(packed_attention(q, broken, v, ids)[:, 64:], packed_attention(q, k, v, ids)[:, 64:])
+
+
+def test_the_backward_pass_keeps_what_remat_names_and_runs_no_forward_pass_again() -> None:
+    ids = packed_ids(128)
+    q, k, v = (jax.random.normal(key, (2, 128, 2, 8)) for key in jax.random.split(jax.random.key(0), 3))
+    policy = jax.checkpoint_policies.save_only_these_names(SAVED)
+
+    def loops(**remat: Any) -> int:
+        run = jax.checkpoint(lambda *x: packed_attention(*x, ids), **remat)
+        return str(jax.make_jaxpr(jax.grad(lambda *x: run(*x).sum(), (0, 1, 2)))(q, k, v)).count("while[")
+
+    assert (loops(policy=policy), loops()) == (2, 3)

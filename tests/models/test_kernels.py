@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain import attend
 from unofficial import pretend_cudnn
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import kernels
-from g2d_jax.models.attention import attend, visible
+from g2d_jax.models.attention import visible
 from g2d_jax.models.kernels import choose
 from g2d_jax.records import MEMBERS
 

@@ -15,10 +15,10 @@ from g2d_jax.resolve import resolve
 from g2d_jax.rewards.functions import (
     RewardFailed,
     RewardFunction,
+    VerifierScorer,
     call_reward,
     function_scorer,
     load_reward,
-    VerifierScorer,
 )
 from g2d_jax.rewards.pool import VerifierPool
 

@@ -16,18 +16,41 @@ from transformers import PreTrainedTokenizerFast
 from g2d_jax import config as settings
 from g2d_jax import storage
 from g2d_jax.canonical import to_dict
+from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import decoder, hf
 from g2d_jax.records import Verdict
 from g2d_jax.stages import sft
+from g2d_jax.stages.context import CPU_TOKENS
 from g2d_jax.stages.external import external_groups
 
 
 def test_the_kernel_of_packed_rows_is_said_once(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:
     config.compute.row_length = 0
     context = opened(config, tmp_path)
-    assert [context.row_length(longest) for longest in (100, 110, 600)] == [112, 112, 1024]
+    assert [context.row_length(longest) for longest in (100, 110, 600)] == [112, 112, 608]
     said = [line for line in capsys.readouterr().out.splitlines() if "attention" in line]
-    assert said == ["attention over packed rows of 112 tokens: xla", "attention over packed rows of 1024 tokens: xla"]
+    assert said == ["attention over packed rows of 112 tokens: xla", "attention over packed rows of 608 tokens: xla"]
+
+
+def group(prompt: int, *responses: int) -> Group:
+    made = [Response(np.zeros(length, np.int32)) for length in responses]
+    return Group(np.zeros(prompt, np.int32), made, whole=True)
+
+
+def test_rows_are_as_long_as_leaves_them_full(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+    """Pairs behind prompts of 64 tokens: all as long as the longest, and of 16 to 128 tokens a side."""
+    config.compute.row_length, config.mesh.fsdp = 0, 1
+    context, draw = opened(config, tmp_path), np.random.default_rng(0).integers
+    batches = [[group(64, *draw(16, 129, 2)) for _ in range(64)] for _ in range(8)]
+    varying = context.row_length(320, batches[:4])
+    assert 320 <= varying <= CPU_TOKENS
+    filled = [context.pack(batch, varying, 64) for batch in batches[4:]]
+    assert min(packed.used / (packed.count * packed.arrays["tokens"][0].size) for packed in filled) > 0.9
+    alike = [group(64, 128, 128)] * 8
+    packed = context.pack(alike, context.row_length(320, [alike]), 8)
+    assert packed.used == packed.count * packed.arrays["tokens"][0].size
+    config.compute.row_length = 448
+    assert context.row_length(320, batches) == 448
 
 
 def test_the_kernel_of_prompts_is_said_once(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:

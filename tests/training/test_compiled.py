@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from g2d_jax import mesh as meshes
-from g2d_jax.losses.logprobs import CHUNK
+from g2d_jax.losses.logprobs import CPU_CHUNK as CHUNK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan import hlo as text
 from g2d_jax.training import objectives
