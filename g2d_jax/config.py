@@ -287,7 +287,7 @@ def collect(**changes: Any) -> ConfigDict:
             "policy": "warmup",
             "rollouts": "sample",
             "prompts": 1024,
-            "part": 128,  # prompts written, and resumed, at a time
+            "part": 128,  # prompts of a file
             "num_generations": 8,
             "sampling": sampling(256),
             "stream": optional(str),  # names the order of prompts and the random draws; unset: the stage's own

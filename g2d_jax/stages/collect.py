@@ -20,9 +20,9 @@ from g2d_jax.data.preferences import Select, pairs_of, right, select_pairs, to_p
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context, StopRun, Tally
-from g2d_jax.stages.origin import check_rollouts, drawn_by, lender, rollouts_of, sampler_settings, sampling_shapes
+from g2d_jax.stages.origin import asked_of, check_rollouts, drawn_by, lender, rollouts_of, sampler_settings
 from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.sampling import Asked, rollouts
+from g2d_jax.stages.programs.sampling import rollouts
 from g2d_jax.stages.programs.training import policy_shapes
 from g2d_jax.stages.rollouts import Draws, Groups, describe
 from g2d_jax.tables import write_columns, write_preferences
@@ -64,10 +64,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
 def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
     """The stage's programs, in the order in which they run. response: mean tokens of a response, None: the most."""
     if stage.rollouts == "sample":
-        shapes, longest = sampling_shapes(context, stage), stage.sampling.max_new_tokens
-        calls = -(-stage.prompts // stage.part)
-        asked = Asked(stage.prompts, calls, stage.num_generations, shapes, longest, response)
-        yield from rollouts(context, name, asked, policy_shapes(context))
+        yield from rollouts(context, name, asked_of(context, stage, response), policy_shapes(context))
 
 
 def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[str, Any]) -> None:

@@ -15,11 +15,19 @@ from ml_collections import ConfigDict
 
 from g2d_jax import storage
 from g2d_jax.data.loader import draw
-from g2d_jax.models.decoder import Decoder
-from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages.context import Context, StopRun, Tally
 from g2d_jax.stages.external import external_groups
-from g2d_jax.stages.rollouts import Draws, Groups, count_rollouts, describe, grouped, on_disk, sampled_groups
+from g2d_jax.stages.programs.sampling import Asked
+from g2d_jax.stages.rollouts import (
+    Draws,
+    Groups,
+    count_rollouts,
+    describe,
+    generate,
+    grouped,
+    on_disk,
+    prompts_at_once,
+)
 from g2d_jax.stages.supply import interval_at, read_rounds, together
 from g2d_jax.tables import read_rollouts
 
@@ -93,36 +101,44 @@ def _draws(context: Context, name: str, stage: ConfigDict) -> Draws:
     return [(train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, len(train)))]
 
 
-def sampling_shapes(context: Context, stage: ConfigDict) -> Shapes:
-    """Choose what the stage's sampler is compiled for: a part of its prompts."""
-    prompts = min(stage.part, stage.prompts, context.problem_counts["train"])
-    return context.sampling_shapes(stage, prompts, stage.num_generations, context.sampling_params(stage.sampling))
+def asked_of(context: Context, stage: ConfigDict, response: int | None = None) -> Asked:
+    """What the stage asks the sampler for; a call draws as many parts as compute.responses_at_once allows.
+
+    response: mean tokens of a response, None: the most.
+    """
+    prompts = min(stage.prompts, context.problem_counts["train"])
+    together = max(prompts_at_once(context, stage.num_generations) // stage.part, 1) * stage.part
+    params = context.sampling_params(stage.sampling)
+    shapes = context.sampling_shapes(stage, min(together, prompts), stage.num_generations, params)
+    return Asked(prompts, -(-prompts // together), stage.num_generations, shapes, params.max_new_tokens, response)
 
 
 def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tuple[Draws, Groups]:
-    """Sample part by part; a part that is on disk is read back."""
-    draws = _draws(context, name, stage)
+    """Sample the parts, several in a call; a call whose parts are all on disk is read back."""
+    draws, folder = _draws(context, name, stage), context.folders[name] / "rollouts"
+    parts = [
+        (draws[first : first + stage.part], folder / f"part-{number:05d}.parquet")
+        for number, first in enumerate(range(0, len(draws), stage.part))
+    ]
+    there = on_disk(context, [journal for _, journal in parts])
     groups: Groups = []
-    view: Decoder | None = None
     with context.tracker.progress(name, len(draws)) as bar:
-        for part, first in enumerate(range(0, len(draws), stage.part)):
-            some = draws[first : first + stage.part]
-            journal = context.folders[name] / "rollouts" / f"part-{part:05d}.parquet"
-            if view is None and not on_disk(context, [journal]):
-                view = context.view(context.policy(stage.policy))
-            groups += sampled_groups(
-                context,
-                view,
-                some,
-                context.sampling_params(stage.sampling),
-                num_generations=stage.num_generations,
-                shapes=sampling_shapes(context, stage),
-                purpose=stage.stream or f"collect/{name}",
-                policy=stage.policy,
-                journal=journal,
-                tally=tally,
-            )
-            bar.update(len(groups), describe(groups[first:]))
+        for part in generate(
+            context,
+            None if there else context.view(context.policy(stage.policy)),
+            parts,
+            context.sampling_params(stage.sampling),
+            num_generations=stage.num_generations,
+            shapes=asked_of(context, stage).shapes,
+            purpose=stage.stream or f"collect/{name}",
+            policy=stage.policy,
+            tell=lambda answered: bar.update(min(answered, len(draws))),
+        ):
+            if part.before:
+                tally.add(part.cost)
+            groups += part.groups
+            bar.update(max(bar.done, len(groups)), describe(part.groups))
+    context.writer.wait()
     count_rollouts(context, tally, groups)
     return draws, groups
 

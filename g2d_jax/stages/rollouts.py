@@ -32,11 +32,15 @@ Groups = list[list[ScoredRollout]]
 
 @dataclass(frozen=True)
 class Sampled:
-    """What was drawn for a batch, its groups, and what sampling and scoring them took, for `Tally.add`."""
+    """What was drawn for a batch, its groups, and what sampling and scoring them took, for `Tally.add`.
+
+    before: whether that was in an earlier start, of which this was read back.
+    """
 
     draws: Draws
     groups: Groups
     cost: Mapping[str, float]
+    before: bool = False
 
 
 def sampled_groups(
@@ -58,7 +62,6 @@ def sampled_groups(
     See `generate`. view may be None if the journal exists. What is read back adds the time it once took to the tally;
     new time is the caller's to meter.
     """
-    before = on_disk(context, [journal])
     (sampled,) = generate(
         context,
         view,
@@ -70,7 +73,7 @@ def sampled_groups(
         policy=policy,
         tell=tell,
     )
-    if before:
+    if sampled.before:
         tally.add(sampled.cost)
     return sampled.groups
 
@@ -160,7 +163,7 @@ def _write(sampled: Sequence[Sampled], journals: Sequence[epath.Path], parts: ep
 
 
 def _read(draws: Draws, journal: epath.Path, num_generations: int) -> Sampled:
-    return Sampled(draws, grouped(read_rollouts(journal), draws, num_generations), spent_on(journal))
+    return Sampled(draws, grouped(read_rollouts(journal), draws, num_generations), spent_on(journal), before=True)
 
 
 def _clear(parts: epath.Path) -> None:
@@ -201,7 +204,7 @@ def read_sampled(context: Context, journal: epath.Path) -> Sampled:
         draws = [(context.train[group[0].rollout.problem_id], group[0].rollout.visit) for group in groups]
     except KeyError as error:
         raise ValueError(f"{journal}: problem {error} is not in data.train: was the data changed?") from error
-    return Sampled(draws, groups, spent_on(journal))
+    return Sampled(draws, groups, spent_on(journal), before=True)
 
 
 def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -> Groups:

@@ -116,7 +116,7 @@ def timeless(value: Any) -> Any:
         return [timeless(item) for item in value]
     if not isinstance(value, dict):
         return value
-    clocked = ("started", "verifier_cpu_seconds", "share", "tokens_per_second")
+    clocked = ("started", "verifier_cpu_seconds", "share", "tokens_per_second", "programs")
     return {k: timeless(v) for k, v in value.items() if k not in clocked and "seconds" not in k}
 
 
