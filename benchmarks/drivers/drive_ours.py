@@ -15,7 +15,6 @@ from g2d_jax import processes
 from g2d_jax.data.packing import Group, Packed, Response, pack, round_up
 from g2d_jax.losses import dpo_weights, group_advantages
 from g2d_jax.models import decoder
-from g2d_jax.models.attention import QUERY_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.sampler.engine import Sampler
@@ -52,8 +51,8 @@ class Library:
 
     def pack(self, groups: list[Group], together: int) -> Packed:
         """Lay groups into rows that hold so many responses behind their prompt, as the stages do on a CPU."""
-        ways, longest = meshes.row_ways(self.mesh), self.case.prompt + together * self.case.response
-        row = round_up(longest, 16 if longest <= QUERY_BLOCK else QUERY_BLOCK)
+        ways = meshes.row_ways(self.mesh)
+        row = round_up(self.case.prompt + together * self.case.response, 16)
         most = len(groups) * self.case.samples // together
         rows = max(CPU_TOKENS // row, 1) * ways
         return pack(groups, row_length=row, microbatch_rows=rows, rows_multiple=ways, most_rows=most)
