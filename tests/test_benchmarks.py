@@ -1,6 +1,10 @@
 """Benchmarks run on a CPU, so that an hour on an accelerator is not lost to them."""
 
+import importlib.util
+import os
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +37,33 @@ def test_variants_of_the_demo_can_run(variant, monkeypatch):
     problems, _ = load_problems(config.data.train.path, split="train", limit=100)
     assert config.stages.evaluate.split == "dev"
     assert max(len(problem.prompt) for problem in problems) <= config.data.max_prompt_length
+
+
+@pytest.fixture
+def one_device():
+    flags = os.environ["XLA_FLAGS"].split()
+    return {**os.environ, "XLA_FLAGS": " ".join(flag for flag in flags if "device_count" not in flag)}
+
+
+@pytest.mark.parametrize("table", ["sampling", pytest.param("dpo", marks=pytest.mark.slow)])
+def test_table_beside_no_peers(table, one_device):
+    command = [sys.executable, BENCHMARKS / "peers.py", table, "--tiny", "--rounds=1", "--only=Qwen2"]
+    done = subprocess.run(command, capture_output=True, text=True, env=one_device, check=True)
+    assert "tunix is left out" in done.stderr and "trl is left out" in done.stderr
+    head, line, *rows = [row.split(" | ") for row in done.stdout.split("\n\n")[0].splitlines()]
+    assert head == [f"| {table}", "ours", "ratio |"] and line == ["|---|---|---|"]
+    assert rows and all(row[0].startswith("| Qwen2") and row[2] == "– |" for row in rows)
+
+
+def test_growth(one_device, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XLA_FLAGS", one_device["XLA_FLAGS"])
+    script = runpy.run_path(str(BENCHMARKS / "growth.py"))
+    monkeypatch.setitem(script["AXES"], "batch", {8: script["AXES"]["batch"][8]})
+    drawn = ["--output", str(tmp_path / "plot.png")] if importlib.util.find_spec("matplotlib") else []
+    monkeypatch.setattr(sys, "argv", ["growth.py", "--axis", "batch", "--tiny", "--rounds=1", *drawn])
+    script["main"]()
+    printed = capsys.readouterr().out
+    assert [row.split(",")[:3] for row in printed.splitlines()[1:]] == [
+        ["batch", "8", kind] for kind in script["KINDS"]
+    ]
+    assert not drawn or (tmp_path / "plot.csv").read_text() == printed
