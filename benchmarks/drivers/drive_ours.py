@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from cases import MODELS, STOPS, Case, Clock, run, tokens
 
 from g2d_jax import mesh as meshes
 from g2d_jax import processes
-from g2d_jax.data.packing import Group, Packed, Response, pack, round_up
+from g2d_jax.data.packing import Group, Packed, Response, pack, positions, round_up
 from g2d_jax.losses import dpo_weights, group_advantages
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
@@ -50,12 +51,32 @@ class Library:
         return [[row for row in rollouts if row.problem_id == request.problem_id] for request in requests]
 
     def pack(self, groups: list[Group], together: int) -> Packed:
-        """Lay groups into rows that hold so many responses behind their prompt, as the stages do on a CPU."""
-        ways = meshes.row_ways(self.mesh)
-        row = round_up(self.case.prompt + together * self.case.response, 16)
-        most = len(groups) * self.case.samples // together
-        rows = max(CPU_TOKENS // row, 1) * ways
-        return pack(groups, row_length=row, microbatch_rows=rows, rows_multiple=ways, most_rows=most)
+        """Lay groups into rows for at least so many responses behind their prompt, as the stages do on a CPU."""
+        row = self.row_length(together)
+        return pack(groups, row_length=row, **self.layout(row, together))
+
+    def layout(self, row: int, together: int) -> dict[str, int]:
+        """How rows of this length make micro-batches."""
+        ways, most = meshes.row_ways(self.mesh), self.case.prompts * self.case.samples // together
+        return {"microbatch_rows": max(CPU_TOKENS // row, 1) * ways, "rows_multiple": ways, "most_rows": most}
+
+    @cache  # noqa: B019  (there is one library in a process)
+    def row_length(self, together: int) -> int:
+        """Choose what leaves the fewest positions empty in the first batches."""
+        batches = [
+            [
+                Group(_ids(prompt), [Response(_ids(side)) for side in sides], whole=together > 1)
+                for prompt, sides in data
+            ]
+            for data in map(self.case.draw, range(8))
+        ]
+        shortest = round_up(self.case.prompt + together * self.case.response, 16)
+
+        def columns(row: int) -> int:
+            layout = self.layout(row, together)
+            return sum(positions(groups, row_length=row, **layout) for groups in batches)
+
+        return min(range(shortest, max(shortest, CPU_TOKENS) + 1, 16), key=columns)
 
     def reference(self, groups: list[Group], together: int) -> list[list[np.ndarray]]:
         """Log-probabilities of the responses' tokens under the model at the start; 0 where none is asked."""
