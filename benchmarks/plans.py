@@ -171,15 +171,15 @@ def docstring_lines(recipe: str, results: Results) -> list[str]:
     cells = [["machine", "choice", "peak GiB", "hours of G2D", "of GRPO", "with"]]
     for row in rows():
         if row.recipe == recipe and (found := results.get(row.name)):
-            _, _, fullest, memory, g2d, grpo, _ = found
+            _, _, fullest, memory, g2d, grpo, told = found
             hours = ["-" if text.startswith("no: ") else text.partition(":")[0].strip("*") for text in (g2d, grpo)]
-            settings = " ".join(f"--config.{override}" for override in row.overrides)
+            settings = " ".join(f"--config.{override}" for override in row.overrides) or told
             cells.append([row.machine, row.choice, f"{fullest.split()[0]} of {memory}", *hours, settings])
     if len(cells) == 1:
         return [f"Plan:      none yet: g2d plan --config {recipe} --topology v5e-16"]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    note = "(all responses at their greatest length, half of the roofline; docs/models.md has more)"
+    note = "(all responses at their greatest length, half of the roofline; †: an earlier sampler; see docs/models.md)"
     return [f"Plan:      {texts[0]}", *(f"           {text}" for text in (*texts[1:], note))]
 
 
