@@ -38,7 +38,7 @@ WORDS = {
     "devices": "simulated devices, 32 prompts, 64 + 64",
 }
 KINDS = ("sampling", "training")
-HEAD = ("axis", "size", "what", "median", "lowest", "highest", "first two steps, CPU-s")
+HEAD = ("axis", "size", "what", "median", "lowest", "highest", "CPU-s of the first two steps")
 
 
 def measure(axis: str, number: int, small: bool) -> list[tuple]:
@@ -67,7 +67,7 @@ def draw(rows: list[tuple], path: Path) -> None:
     from matplotlib import pyplot
 
     axes = list(dict.fromkeys(row[0] for row in rows))
-    figure, panels = pyplot.subplots(1, len(axes), figsize=(3.4 * len(axes), 3), squeeze=False)
+    figure, panels = pyplot.subplots(1, len(axes), figsize=(2.9 * len(axes), 2.5), squeeze=False)
     for axis, panel in zip(axes, panels[0], strict=True):
         for kind in KINDS:
             some = [row[1:] for row in rows if (row[0], row[2]) == (axis, kind)]
@@ -78,12 +78,12 @@ def draw(rows: list[tuple], path: Path) -> None:
         panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
         panel.minorticks_off()
         panel.set_ylim(bottom=0)
-        panel.set_xlabel(WORDS[axis], fontsize=9)
-        panel.grid(alpha=0.3)
+        panel.set_xlabel(WORDS[axis], fontsize=8)
+        panel.tick_params(labelsize=8)
     panels[0][0].set_ylabel("tokens per CPU-second")
     panels[0][0].legend()
     figure.tight_layout()
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=70, pil_kwargs={"optimize": True})
 
 
 def main() -> None:
