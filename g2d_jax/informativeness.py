@@ -203,14 +203,14 @@ def auroc(score: ArrayLike, label: ArrayLike) -> float:
     The area under the ROC curve, from the ranks (Mann and Whitney), exact. NaN if either label is missing.
     score [N], any numbers but NaN; label [N], 0 or 1. Raises ValueError for other values or shapes.
     """
+    from scipy.stats import rankdata  # here: it takes a second to import
+
     values, labels = _labelled("score", score, label)
     positive, negative = int(labels.sum()), int((~labels).sum())
     if not positive or not negative:
         return math.nan
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    twice_mid_rank = 2 * np.cumsum(counts) - counts + 1  # equal scores share the mean of their ranks; doubled: integers
-    twice_wins = int(twice_mid_rank[place][labels].sum()) - positive * (positive + 1)
-    return twice_wins / (2 * positive * negative)
+    wins = float(rankdata(values)[labels].sum()) - positive * (positive + 1) / 2  # equal scores share their mean rank
+    return wins / (positive * negative)
 
 
 def pair_summary(
