@@ -4,16 +4,17 @@ run.py        reads a work directory, finished or not
 format.py     numbers as text
 summary.py    the result table, the sentence above it, compute per stage: plain text for terminal, Markdown and HTML
 markup.py     escaping (model text is hostile) and the parts of a page
-charts.py     SVG charts
-results.py    the result section        sections.py   compute, training, pairs, samples, settings
-training.py   what training did: updates, prompts, generation, fresh samples first and last
+charts.py     lines over steps, as SVG          scatter.py   points, intervals, as SVG
+table.py      tables of text and of Markdown
+results.py    the result section        sections.py   compute, training, pairs, settings
+training.py   what training did: updates, prompts, generation
 informativeness.py   measures of rollouts by policy, of pairs before and after an offline stage
 browser.py    rollouts and pairs to look through    listing.py   a list with filters    tokens.py   coloured tokens
 style.py      the page's style sheet               script.py    its only script
 html.py       the page                             spreadsheet.py   report.csv
 study.py      a study read from its directory: study_entry.py (a point), study_compare.py (points beside each other),
               study_html.py (the page and Markdown: study_tables.py, study_frontier.py, study_cause.py,
-              study_ablations.py, study_stopping.py), study_csv.py; scatter.py draws its charts
+              study_ablations.py, study_stopping.py), study_csv.py
 compare.py    runs beside each other: compare_read.py, compare_text.py, compare_page.py (page, Markdown and CSV)
 """
 

@@ -28,13 +28,12 @@ SECTIONS = (
     informativeness,
     sections.pairs,
     browser,
-    sections.samples,
     sections.provenance,
 )
 """Functions of the run, in the order of the page; a section that has nothing to show is left out."""
 
 LINKS = {"results": "Result", "compute": "Compute", "curves": "Training"}
-LINKS |= {"informativeness": "Informativeness", "pairs": "Pairs", "browser": "Browser", "samples": "Samples"}
+LINKS |= {"informativeness": "Informativeness", "pairs": "Pairs", "browser": "Browser"}
 LINKS |= {"settings": "Settings"}
 
 

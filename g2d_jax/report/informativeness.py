@@ -151,7 +151,7 @@ def _offline(stage: Stage) -> str:
         (f"The pairs under the policy before and after {stage.name}", ["measure", "before", "after", "change"], moved),
         (f"More of {stage.name}", ["of", "measure", "value"], others),
     )
-    body = "".join(markup.table(*one) for one in tables if one[2])
+    body = "".join(markup.table(*one) for one in tables)
     return f'<h3>{markup.shown(stage.name)}</h3><div class="split">{body}</div>' if body else ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from g2d_jax.report import format as fmt
@@ -39,11 +39,15 @@ def document(run: Run) -> str:
     before it, "paired/sft/difference". What training did: as `training.figures` has it. Units are those of the
     manifests: fractions, seconds, tokens, nats.
     """
+    return sheet(COLUMNS, records(run))
+
+
+def sheet(columns: Sequence[str], rows: Iterable[tuple[*tuple[str, ...], float]]) -> str:
+    """Write rows of texts, which no spreadsheet takes for formulas, and of a number as CSV."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for stage, policy, measure, value in records(run):
-        writer.writerow([guarded(stage), guarded(policy), guarded(measure), written(value)])
+    writer.writerow(columns)
+    writer.writerows([*map(guarded, texts), written(float(value))] for *texts, value in rows)
     return buffer.getvalue()
 
 

@@ -70,7 +70,6 @@ svg text { font-size: 10.5px; fill: var(--soft); font-variant-numeric: tabular-n
 svg text.strong { fill: var(--ink); font-size: 11px; font-weight: 600; }
 .grid { stroke: var(--line); stroke-width: 1; }
 .mark { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 3; }
-.track { fill: var(--line); opacity: .45; }
 .s0 { --c: var(--s0); } .s1 { --c: var(--s1); } .s2 { --c: var(--s2); }
 .s3 { --c: var(--s3); } .s4 { --c: var(--s4); } .s5 { --c: var(--s5); }
 .v-correct { --c: var(--good); } .v-incorrect { --c: var(--bad); } .v-no_answer { --c: var(--none); }
@@ -78,9 +77,8 @@ svg text.strong { fill: var(--ink); font-size: 11px; font-weight: 600; }
 .line { fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
 .line.s1 { stroke-dasharray: 7 3.5; } .line.s2 { stroke-dasharray: 2 3.5; } .line.s3 { stroke-dasharray: 9 3 2 3; }
 .band { fill: var(--c); opacity: .16; }
-.bar { stroke: var(--c); stroke-width: 3; stroke-linecap: round; opacity: .55; }
 .whisker { stroke: var(--c); stroke-width: 1.2; opacity: .65; }
-.dot, .fill { fill: var(--c); }
+.dot { fill: var(--c); }
 .hidden { fill: transparent; }
 .split { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr)); gap: 14px;
   align-items: start; }

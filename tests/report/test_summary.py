@@ -127,7 +127,7 @@ def test_a_stages_cost_counts_once():
 def test_without_evaluation_there_are_no_rows():
     title, columns, rows = summary_table(None, STAGES)
     assert title == "No evaluation is finished yet"
-    assert rows == [] and columns
+    assert rows == columns == []
 
 
 def test_a_policy_with_nothing_but_a_name():
