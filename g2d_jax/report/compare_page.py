@@ -9,7 +9,7 @@ from etils import epath
 from g2d_jax.records import ScoredRollout, Verdict
 from g2d_jax.report import compare_text as text
 from g2d_jax.report import markup
-from g2d_jax.report.browser import SAMPLES, Painter, painter
+from g2d_jax.report.browser import SAMPLES
 from g2d_jax.report.compare import Comparison
 from g2d_jax.report.compare_read import completions
 from g2d_jax.report.html import document
@@ -119,9 +119,8 @@ def _problems(comparison: Comparison) -> str:
     wanted = comparison.most_different(PROBLEMS)
     if not wanted:
         return ""
-    paints, remarks = _painters(comparison)
     found = [completions(player, set(wanted)) for player in comparison.players]
-    rows = [_row(comparison, problem, found, paints) for problem in wanted]
+    rows = [_row(comparison, problem, found) for problem in wanted]
     there = {row.score.verdict for some in found for rows in some.values() for row in rows[:SAMPLES]}
     rule = (
         f"{len(rows):,} of {len(comparison.problems):,} common problems: those on which the accuracies of the runs' "
@@ -135,27 +134,15 @@ def _problems(comparison: Comparison) -> str:
         policies=[player.name for player in comparison.players],
         verdicts=[verdict for verdict in Verdict if verdict in there],
     )
-    return markup.section("problems", "Problems", *remarks, listed)
+    return markup.section("problems", "Problems", listed)
 
 
-def _painters(comparison: Comparison) -> tuple[Mapping[str, Painter], list[str]]:
-    """How each run's completions are shown, by its mark; what there is to say about that, once."""
-    found = {side.mark: painter(side.run) for side in comparison.sides}
-    return {mark: paint for mark, (paint, _) in found.items()}, list(dict.fromkeys(note for _, note in found.values()))
-
-
-def _row(
-    comparison: Comparison,
-    problem: str,
-    found: Sequence[Mapping[str, Sequence[ScoredRollout]]],
-    paints: Mapping[str, Painter],
-) -> Row:
+def _row(comparison: Comparison, problem: str, found: Sequence[Mapping[str, Sequence[ScoredRollout]]]) -> Row:
     known = next((k for side in comparison.sides if (k := side.problems.get(problem))), {})
     cells, right = [], []
     for number, (player, answers) in enumerate(zip(comparison.players, found, strict=True)):
-        rows, paint = answers[problem], paints[player.side.mark]
-        samples = [rollout(r, paint(r.text, r.rollout.token_ids, r.rollout.logprobs)) for r in rows[:SAMPLES]]
-        cells.append(cell(number, player.name, samples))
+        rows = answers[problem]
+        cells.append(cell(number, player.name, [rollout(row) for row in rows[:SAMPLES]]))
         right.append(f"{player.name} {outcome(rows)}")
     gold = known.get("answer")
     prompt = markup.conversation(known.get("prompt", "")) or f"problem {problem}"
