@@ -18,19 +18,23 @@ study.py      a study read from its directory: study_entry.py (a point), study_c
 compare.py    runs beside each other: compare_read.py, compare_text.py, compare_page.py (page, Markdown and CSV)
 """
 
-from g2d_jax.report.html import write_report
-from g2d_jax.report.spreadsheet import write_csv
+from g2d_jax.report.html import page
+from g2d_jax.report.run import read_run
+from g2d_jax.report.spreadsheet import document
 from g2d_jax.report.study_html import write_study
-from g2d_jax.report.summary import summary_table, write_markdown
-from g2d_jax.storage import PathLike
+from g2d_jax.report.summary import markdown, summary_table
+from g2d_jax.storage import PathLike, write_bytes
 
-__all__ = ["summary_table", "write_all", "write_csv", "write_markdown", "write_report", "write_study"]
+__all__ = ["summary_table", "write_all", "write_study"]
 
 
 def write_all(workdir: PathLike) -> list[str]:
-    """Write report.html, report.md and report.csv into a work directory; returns their paths in this order.
+    """Write report.html, report.md and report.csv from what a work directory holds, finished or not.
 
-    The page last, as it reads the most. Raises as `write_report`.
+    Returns their paths in this order. The page is written last, as it reads the most. The same work directory gives the
+    same bytes. Raises ValueError as `read_run` does, and if completions or pairs are damaged; OSError.
     """
-    markdown, table = write_markdown(workdir), write_csv(workdir)
-    return [write_report(workdir), markdown, table]
+    run = read_run(workdir)
+    for kind, make in {"md": markdown, "csv": document, "html": page}.items():
+        write_bytes(run.workdir / f"report.{kind}", make(run).encode())
+    return [str(run.workdir / f"report.{kind}") for kind in ("html", "md", "csv")]

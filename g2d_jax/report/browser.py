@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
 
 from etils import epath
 
@@ -51,12 +52,8 @@ def _evaluated(stage: Stage) -> str:
     found = [first_problems([stage.rollouts_file(policy["name"])]) for policy in policies]
     columns = [(summary.policy_name(policy), rows) for policy, (rows, _) in zip(policies, found, strict=True)]
     problems, total = stage.problems(), max((count for _, count in found), default=0)
-    rows = []
-    for problem in sorted({problem for _, answers in columns for problem in answers})[:PROBLEMS]:
-        known = problems.get(problem, {})
-        prompt = markup.conversation(known.get("prompt", "")) or f"problem {problem}"
-        gold = known.get("answer")
-        rows.append(_row(prompt, None if gold is None else str(gold), problem, columns))
+    first = sorted({problem for _, answers in columns for problem in answers})[:PROBLEMS]
+    rows = [beside(problem, problems.get(problem, {}), columns) for problem in first]
     return listing(
         f"Held-out problems, {stage.name}",
         _rule(len(rows), total, "problems", "samples"),
@@ -66,15 +63,16 @@ def _evaluated(stage: Stage) -> str:
     )
 
 
-def _row(prompt: str, answer: str | None, problem: str, columns: Sequence[tuple[str, Answers]]) -> Row:
-    cells, right = [], []
-    for number, (name, answers) in enumerate(columns):
-        rows = answers.get(problem, [])
-        samples = [rollout(row) for row in rows[:SAMPLES]]
-        if samples:
-            cells.append(cell(number, name, samples))
-            right.append(f"{name} {outcome(rows)}")
-    return Row(prompt, " · ".join(right), answer, cells)
+def beside(problem: str, known: Mapping[str, Any], columns: Sequence[tuple[str, Answers]]) -> Row:
+    """Put the policies' answers to a problem beside each other. known: its entry of problems.json, as far as there is.
+
+    columns: names of policies, with their answers.
+    """
+    prompt, gold = markup.conversation(known.get("prompt", "")) or f"problem {problem}", known.get("answer")
+    answered = [(i, name, answers[problem]) for i, (name, answers) in enumerate(columns) if answers.get(problem)]
+    cells = [cell(i, name, [rollout(row) for row in rows[:SAMPLES]]) for i, name, rows in answered]
+    facts = " · ".join(f"{name} {outcome(rows)}" for _, name, rows in answered)
+    return Row(prompt, facts, None if gold is None else str(gold), cells)
 
 
 def _collected(run: Run, stage: Stage) -> list[str]:
@@ -84,10 +82,10 @@ def _collected(run: Run, stage: Stage) -> list[str]:
         pairs.setdefault(pair.problem_id, []).append(pair)
     chosen = sorted(pairs)[:PROBLEMS]
     answers, total = first_problems(_parts(run, stage), set(chosen))
-    prompts = {problem: markup.conversation(some[0].prompt) for problem, some in pairs.items()}
+    prompts = {problem: some[0].prompt for problem, some in pairs.items()}
     first = sorted(answers)[:PROBLEMS]
     columns = _by_policy({problem: answers[problem] for problem in first})
-    rows = [_row(prompts.get(p) or f"problem {p}", None, p, columns) for p in first]
+    rows = [beside(p, {"prompt": prompts.get(p, "")}, columns) for p in first]
     sampled = listing(
         f"Rollouts, {stage.name}",
         _rule(len(rows), total, "problems", "samples"),
@@ -95,7 +93,7 @@ def _collected(run: Run, stage: Stage) -> list[str]:
         policies=[name for name, _ in columns],
         verdicts=_verdicts(answers for _, answers in columns),
     )
-    couples = [Row(prompts[p], _count(pairs[p]), None, [_pairs(pairs[p])]) for p in chosen]
+    couples = [Row(markup.conversation(prompts[p]), _count(pairs[p]), None, [_pairs(pairs[p])]) for p in chosen]
     rule = _rule(len(chosen), len(pairs), "problems with pairs", "pairs")
     return [sampled, listing(f"Chosen and rejected, {stage.name}", rule, couples, what="pairs")]
 

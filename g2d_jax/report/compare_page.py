@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from etils import epath
 
-from g2d_jax.records import ScoredRollout, Verdict
+from g2d_jax.records import Verdict
 from g2d_jax.report import compare_text as text
 from g2d_jax.report import markup
-from g2d_jax.report.browser import SAMPLES
+from g2d_jax.report.browser import SAMPLES, beside
 from g2d_jax.report.compare import Comparison
 from g2d_jax.report.compare_read import completions
 from g2d_jax.report.html import document
-from g2d_jax.report.listing import Row, cell, listing, outcome, rollout
+from g2d_jax.report.listing import listing
 from g2d_jax.report.markup import shown
 from g2d_jax.report.scatter import accuracy_chart, interval_chart
 from g2d_jax.report.table import markdown_table, one_line
@@ -119,9 +117,10 @@ def _problems(comparison: Comparison) -> str:
     wanted = comparison.most_different(PROBLEMS)
     if not wanted:
         return ""
-    found = [completions(player, set(wanted)) for player in comparison.players]
-    rows = [_row(comparison, problem, found) for problem in wanted]
-    there = {row.score.verdict for some in found for rows in some.values() for row in rows[:SAMPLES]}
+    columns = [(player.name, completions(player, set(wanted))) for player in comparison.players]
+    known = {problem: one for side in comparison.sides[::-1] for problem, one in side.problems.items() if one}
+    rows = [beside(problem, known.get(problem, {}), columns) for problem in wanted]
+    there = {row.score.verdict for _, some in columns for rows in some.values() for row in rows[:SAMPLES]}
     rule = (
         f"{len(rows):,} of {len(comparison.problems):,} common problems: those on which the accuracies of the runs' "
         "last policies are furthest apart, equal ones by problem id, which is a hash. Of each policy the first "
@@ -135,18 +134,6 @@ def _problems(comparison: Comparison) -> str:
         verdicts=[verdict for verdict in Verdict if verdict in there],
     )
     return markup.section("problems", "Problems", listed)
-
-
-def _row(comparison: Comparison, problem: str, found: Sequence[Mapping[str, Sequence[ScoredRollout]]]) -> Row:
-    known = next((k for side in comparison.sides if (k := side.problems.get(problem))), {})
-    cells, right = [], []
-    for number, (player, answers) in enumerate(zip(comparison.players, found, strict=True)):
-        rows = answers[problem]
-        cells.append(cell(number, player.name, [rollout(row) for row in rows[:SAMPLES]]))
-        right.append(f"{player.name} {outcome(rows)}")
-    gold = known.get("answer")
-    prompt = markup.conversation(known.get("prompt", "")) or f"problem {problem}"
-    return Row(prompt, " · ".join(right), None if gold is None else str(gold), cells)
 
 
 def _settings(comparison: Comparison) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report import summary, training
-from g2d_jax.report.run import Run, Stage, read_run
-from g2d_jax.storage import PathLike, write_bytes
+from g2d_jax.report.run import Run, Stage
 from g2d_jax.tracking import clean
 
 COLUMNS = ("stage", "policy", "measure", "value")
@@ -22,14 +21,6 @@ _FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"  # the last four: their full-width for
 _SPELLED = ("NaN", "Infinity", "-Infinity")  # as storage writes them
 
 Record = tuple[str, str, str, float]
-
-
-def write_csv(workdir: PathLike) -> str:
-    """Write WORKDIR/report.csv. Returns its path; raises as `read_run`."""
-    run = read_run(workdir)
-    path = run.workdir / "report.csv"
-    write_bytes(path, document(run).encode())
-    return str(path)
 
 
 def document(run: Run) -> str:

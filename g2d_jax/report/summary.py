@@ -10,9 +10,8 @@ from typing import Any
 from g2d_jax.report import format as fmt
 from g2d_jax.report import training
 from g2d_jax.report.goodput import compiled_table, goodput_table
-from g2d_jax.report.run import Run, read_run
+from g2d_jax.report.run import Run
 from g2d_jax.report.table import Text, markdown_table, one_line, table
-from g2d_jax.storage import PathLike, write_bytes
 
 Manifest = Mapping[str, Any]
 LABELS = {"sft": "cold", "warmup": "warm-up", "dpo": "G2D"}
@@ -296,14 +295,6 @@ def state(run: Run) -> str:
     lists = {"not finished": [stage.name for stage in run.stages if stage.manifest is None], "not begun": run.planned}
     missing = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
     return f"This is the report of a run under way ({'; '.join(missing)})." if missing else ""
-
-
-def write_markdown(workdir: PathLike) -> str:
-    """Write WORKDIR/report.md: verdict, result, compute and goodput tables. Returns its path; raises as `read_run`."""
-    run = read_run(workdir)
-    path = run.workdir / "report.md"
-    write_bytes(path, markdown(run).encode())
-    return str(path)
 
 
 def markdown(run: Run) -> str:

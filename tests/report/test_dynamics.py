@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from g2d_jax.report import write_report
+from g2d_jax.report import write_all
 from g2d_jax.storage import finish, write_json
 from g2d_jax.tracking import Tracker
 
@@ -77,5 +77,5 @@ def test_hostile_names_stay_text(read, tmp_path, hostile, where):
                 tracker.log(hostile, step, {hostile: 0.5}, kind="probe")
     _, _, text = read(folder)  # Page refuses elements and attributes that the report does not use itself
     assert ("<img src=x onerror=alert(2)>" if where == "stage" else "</script><script>alert(1)</script>") in text
-    first = Path(write_report(folder)).read_bytes()
-    assert Path(write_report(folder)).read_bytes() == first
+    first = Path(write_all(folder)[0]).read_bytes()
+    assert Path(write_all(folder)[0]).read_bytes() == first

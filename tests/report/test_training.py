@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from g2d_jax.report import write_csv
+from g2d_jax.report import write_all
 from g2d_jax.report.run import read_run
 from g2d_jax.report.summary import markdown
 from g2d_jax.report.training import tables
@@ -72,7 +72,7 @@ def test_markdown_and_page_have_them(read, tmp_path):
 
 
 def test_figures_in_the_spreadsheet(tmp_path):
-    with open(write_csv(made(tmp_path)), newline="", encoding="utf-8") as file:
+    with open(write_all(made(tmp_path))[2], newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))[1:]
     found = {(stage, measure): value for stage, _, measure, value in rows}
     assert len(found) == len(rows)
@@ -111,5 +111,5 @@ def test_figures_in_the_spreadsheet(tmp_path):
 def test_other_manifests(read, tmp_path, fields):
     folder = made(tmp_path, {"train": ({"loss": "dpo"}, fields)})
     read(folder)
-    write_csv(folder)
+    write_all(folder)
     assert "| train | dpo |" in markdown(read_run(folder))
