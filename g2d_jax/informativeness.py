@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -160,41 +160,21 @@ def summary(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, float]:
     }
 
 
-class Bin(NamedTuple):
-    """The answers with confidence in (low, high], in the first bin 0 too. Means are NaN where there are none."""
+def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike, bins: int = 10) -> float:
+    """Mean over answers of |accuracy - mean confidence| of their bin, in [0, 1]; NaN for no answers.
 
-    low: float
-    high: float
-    answers: int
-    confidence: float
-    accuracy: float
-
-
-def reliability(confidence: ArrayLike, correct: ArrayLike, bins: int = 10) -> list[Bin]:
-    """Accuracy against confidence in equal-width bins over [0, 1], for a reliability diagram.
-
-    confidence [N] in [0, 1]; correct [N], 0 or 1. Raises ValueError for other values or shapes, and if bins < 1.
+    Guo et al. 2017 ("On Calibration of Modern Neural Networks", arXiv 1706.04599, eq. 3). Bins of equal width over
+    [0, 1] have their upper ends. confidence [N] in [0, 1]; correct [N], 0 or 1. Raises ValueError for other values or
+    shapes, and if bins < 1.
     """
     values, labels = _labelled("confidence", confidence, correct)
     if np.any((values < 0.0) | (values > 1.0)) or bins < 1:
         raise ValueError(f"confidences are probabilities in [0, 1] and bins at least 1, got {bins} bins")
-    edges = np.arange(bins + 1) / bins
-    members = np.searchsorted(edges[1:-1], values, side="left") == np.arange(bins)[:, None]  # [bins, N]
-    return [
-        Bin(float(low), float(high), int(inside.sum()), _mean(values[inside]), _mean(labels[inside]))
-        for low, high, inside in zip(edges[:-1], edges[1:], members, strict=True)
-    ]
-
-
-def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike, bins: int = 10) -> float:
-    """Mean over answers of |accuracy - mean confidence| of their bin, in [0, 1]; NaN for no answers.
-
-    Guo et al. 2017 ("On Calibration of Modern Neural Networks", arXiv 1706.04599, eq. 3). Takes and raises what
-    `reliability` does.
-    """
-    filled = [one for one in reliability(confidence, correct, bins) if one.answers]
-    total = sum(one.answers for one in filled)
-    return sum(one.answers * abs(one.accuracy - one.confidence) for one in filled) / total if total else math.nan
+    if not len(values):
+        return math.nan
+    inner = np.arange(1, bins) / bins
+    apart = np.bincount(np.searchsorted(inner, values, side="left"), weights=labels - values)
+    return float(np.abs(apart).sum()) / len(values)
 
 
 def auroc(score: ArrayLike, label: ArrayLike) -> float:
