@@ -21,8 +21,7 @@ h1 { font-size: clamp(1.8rem, 5vw, 2.7rem); line-height: 1.15; letter-spacing: -
   overflow-wrap: anywhere; }
 h2 { font-size: 1.4rem; letter-spacing: -.01em; margin: 2.6rem 0 .9rem; }
 h3 { font-size: 1.08rem; margin: 2rem 0 .4rem; }
-h4, h5 { font-size: .95rem; margin: 0 0 .5rem; }
-h4 code { font-weight: 400; color: var(--soft); }
+h5 { font-size: .95rem; margin: 0 0 .5rem; }
 a { color: var(--accent); }
 .eyebrow { color: var(--soft); font-size: .86rem; margin: 0; }
 .verdict { font-size: clamp(1.05rem, 2vw, 1.22rem); max-width: 66ch; margin: 0 0 1.4rem; text-wrap: pretty; }
@@ -80,9 +79,6 @@ svg text.strong { fill: var(--ink); font-size: 11px; font-weight: 600; }
 .hidden { fill: transparent; }
 .split { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr)); gap: 14px;
   align-items: start; }
-article { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px;
-  margin: 0 0 14px; break-inside: avoid; }
-article p { margin: .3rem 0 .6rem; }
 .beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr)); gap: 12px; }
 .beside > div { min-width: 0; }
 .facts { color: var(--soft); font-size: .82rem; }
@@ -123,7 +119,7 @@ details[open] { padding-bottom: 14px; }
 details .scroll, details figure { background: none; }
 main { padding-bottom: 4rem; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-@media (max-width: 480px) { th, td { padding: .4rem .6rem; } h2 { margin-top: 2rem; } article { padding: 12px; } }
+@media (max-width: 480px) { th, td { padding: .4rem .6rem; } h2 { margin-top: 2rem; } }
 @media print { nav, .filters { display: none; } body { background: #fff; } pre, .rows { max-height: none; } }
 @media (prefers-reduced-motion: reduce) { html { scroll-behavior: auto; } }
 """
