@@ -8,7 +8,7 @@ Numbers that are not finite leave a gap and are counted under the chart.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,10 +55,8 @@ class _Line:
     high: NDArray[np.float64] | None
 
 
-def line_chart(
-    title: str, panels: Sequence[Panel], *, note: str = "", x_ticks: Mapping[float, str] | None = None
-) -> str:
-    """Lines over steps, a mark and a name for each panel if there are several. x_ticks: labels at positions.
+def line_chart(title: str, panels: Sequence[Panel]) -> str:
+    """Lines over steps, a mark and a name for each panel if there are several.
 
     Returns "" if there is no finite value at all.
     """
@@ -71,10 +69,10 @@ def line_chart(
     left = float(LEFT)
     for i, (panel, width) in enumerate(zip(panels, _widths(panels), strict=True)):
         body += _panel_frame(panel.name if len(panels) > 1 else "", left, width, first=i == 0)
-        body += _panel_lines(panel, names, left + 5, width - 10, low, high, x_ticks)
+        body += _panel_lines(panel, names, left + 5, width - 10, low, high)
         left += width
     total = sum(len(series.y) for panel in panels for series in panel.series)
-    notes = [note] if note else []
+    notes = []
     longest = max(len(series.y) for panel in panels for series in panel.series)
     if longest >= 2 * MAX_POINTS:
         each = round(longest / MAX_POINTS)
@@ -135,7 +133,6 @@ def _panel_lines(
     width: float,
     low: float,
     high: float,
-    x_ticks: Mapping[float, str] | None,
 ) -> Iterator[str]:
     steps = [x for series in panel.series for x in series.x]
     if not steps:
@@ -143,9 +140,8 @@ def _panel_lines(
     first, last = min(steps), max(steps)
     across, up = linear(first, last, left, left + width), linear(low, high, HEIGHT - BOTTOM, TOP)
     ticks = round_ticks(first, last, max(3, int(width / 50)), whole=True)
-    labels = x_ticks or {tick: fmt.value(tick) for tick in ticks}
-    for tick, label in labels.items():
-        yield f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{shown(label)}</text>'
+    for tick in ticks:
+        yield f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{fmt.value(tick)}</text>'
     for series in panel.series:
         yield from _draw(series, f"s{names.index(series.name) % COLOURS}", across, up)
 

@@ -11,9 +11,8 @@ import numpy as np
 from g2d_jax.records import Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary
-from g2d_jax.report.charts import Panel, Series, line_chart
 from g2d_jax.report.run import Run
-from g2d_jax.report.scatter import accuracy_chart
+from g2d_jax.report.scatter import Mark, Marks, accuracy_chart, scatter_chart
 
 
 def results(run: Run) -> str:
@@ -40,11 +39,11 @@ def _result(manifest: Mapping[str, Any], run: Run) -> str:
     return (
         markup.table(*summary.summary_table(manifest, run.manifests))
         + markup.table(*summary.tasks_table(manifest))
+        + markup.table(*_verdicts(policies))
         + markup.charts(
             accuracy_chart("Accuracy (pass@1), %", intervals),
             _pass_at(policies),
         )
-        + markup.table(*_verdicts(policies))
         + markup.details("Every comparison, standard errors, lengths and subsets", _result_details(manifest, policies))
     )
 
@@ -66,11 +65,12 @@ def _pass_at(policies: Sequence[Mapping[str, Any]]) -> str:
     ks = sorted({int(k) for policy in policies for k in policy.get("pass_at", {})})
     if len(ks) < 2:
         return ""
-    x = [math.log2(k) for k in ks]
-    series = [Series(summary.policy_name(p), x, [100 * fmt.number(p, "pass_at", str(k)) for k in ks]) for p in policies]
-    ticks = dict(zip(x, (f"k={k}" for k in ks), strict=True))
-    note = "Chance that one of k answers is right: the unbiased estimator, k on a logarithmic axis."
-    return line_chart("pass@k, %", [Panel("", series)], x_ticks=ticks, note=note)
+    series = [
+        Marks(summary.policy_name(p), [Mark(i, 100 * fmt.number(p, "pass_at", str(k))) for i, k in enumerate(ks)])
+        for p in policies
+    ]
+    note = "Chance that one of k answers is right: the unbiased estimator."
+    return scatter_chart("pass@k, %", series, x_title="k", names=[str(k) for k in ks], note=note)
 
 
 def _result_details(manifest: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> str:
