@@ -238,13 +238,17 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_compare)
 
 
+def _policy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy",
+        help="a stage, STAGE@K, init, hf:PATH …; default: what the run is for, its last trained or selected one",
+    )
+
+
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser, "of the run")
     parser.add_argument("--output", required=True, help="folder to write")
-    parser.add_argument(
-        "--policy",
-        help="a stage or STAGE@K; default: what the run is for, its last trained or selected one",
-    )
+    _policy(parser)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--adapters", action="store_true", help="write the adapters alone, as PEFT reads them")
     _several_arguments(parser)
@@ -253,10 +257,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser, "of the run")
-    parser.add_argument(
-        "--policy",
-        help="a stage or STAGE@K; default: what the run is for, its last trained or selected one",
-    )
+    _policy(parser)
     parser.add_argument(
         "--prompt", help="a problem; default: typed one after the other on a terminal, else test problems"
     )
@@ -267,10 +268,7 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _outputs_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser, "of the run")
-    parser.add_argument(
-        "--policy",
-        help="a stage, STAGE@K, init, hf:PATH …; default: what the run is for, its last trained or selected one",
-    )
+    _policy(parser)
     parser.add_argument("--format", required=True, choices=("alpaca_eval", "arena_hard"), help="of both files")
     parser.add_argument("--prompts", required=True, metavar="FILE", help="alpaca_eval.json, or question.jsonl")
     parser.add_argument("--output", required=True, metavar="FILE", help="file to write: NAME.json, or NAME.jsonl")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -160,41 +160,21 @@ def summary(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, float]:
     }
 
 
-class Bin(NamedTuple):
-    """The answers with confidence in (low, high], in the first bin 0 too. Means are NaN where there are none."""
+def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike, bins: int = 10) -> float:
+    """Mean over answers of |accuracy - mean confidence| of their bin, in [0, 1]; NaN for no answers.
 
-    low: float
-    high: float
-    answers: int
-    confidence: float
-    accuracy: float
-
-
-def reliability(confidence: ArrayLike, correct: ArrayLike, bins: int = 10) -> list[Bin]:
-    """Accuracy against confidence in equal-width bins over [0, 1], for a reliability diagram.
-
-    confidence [N] in [0, 1]; correct [N], 0 or 1. Raises ValueError for other values or shapes, and if bins < 1.
+    Guo et al. 2017 ("On Calibration of Modern Neural Networks", arXiv 1706.04599, eq. 3). Bins of equal width over
+    [0, 1] have their upper ends. confidence [N] in [0, 1]; correct [N], 0 or 1. Raises ValueError for other values or
+    shapes, and if bins < 1.
     """
     values, labels = _labelled("confidence", confidence, correct)
     if np.any((values < 0.0) | (values > 1.0)) or bins < 1:
         raise ValueError(f"confidences are probabilities in [0, 1] and bins at least 1, got {bins} bins")
-    edges = np.arange(bins + 1) / bins
-    members = np.searchsorted(edges[1:-1], values, side="left") == np.arange(bins)[:, None]  # [bins, N]
-    return [
-        Bin(float(low), float(high), int(inside.sum()), _mean(values[inside]), _mean(labels[inside]))
-        for low, high, inside in zip(edges[:-1], edges[1:], members, strict=True)
-    ]
-
-
-def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike, bins: int = 10) -> float:
-    """Mean over answers of |accuracy - mean confidence| of their bin, in [0, 1]; NaN for no answers.
-
-    Guo et al. 2017 ("On Calibration of Modern Neural Networks", arXiv 1706.04599, eq. 3). Takes and raises what
-    `reliability` does.
-    """
-    filled = [one for one in reliability(confidence, correct, bins) if one.answers]
-    total = sum(one.answers for one in filled)
-    return sum(one.answers * abs(one.accuracy - one.confidence) for one in filled) / total if total else math.nan
+    if not len(values):
+        return math.nan
+    inner = np.arange(1, bins) / bins
+    apart = np.bincount(np.searchsorted(inner, values, side="left"), weights=labels - values)
+    return float(np.abs(apart).sum()) / len(values)
 
 
 def auroc(score: ArrayLike, label: ArrayLike) -> float:
@@ -203,14 +183,14 @@ def auroc(score: ArrayLike, label: ArrayLike) -> float:
     The area under the ROC curve, from the ranks (Mann and Whitney), exact. NaN if either label is missing.
     score [N], any numbers but NaN; label [N], 0 or 1. Raises ValueError for other values or shapes.
     """
+    from scipy.stats import rankdata  # here: it takes a second to import
+
     values, labels = _labelled("score", score, label)
     positive, negative = int(labels.sum()), int((~labels).sum())
     if not positive or not negative:
         return math.nan
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    twice_mid_rank = 2 * np.cumsum(counts) - counts + 1  # equal scores share the mean of their ranks; doubled: integers
-    twice_wins = int(twice_mid_rank[place][labels].sum()) - positive * (positive + 1)
-    return twice_wins / (2 * positive * negative)
+    wins = float(rankdata(values)[labels].sum()) - positive * (positive + 1) / 2  # equal scores share their mean rank
+    return wins / (positive * negative)
 
 
 def pair_summary(

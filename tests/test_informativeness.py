@@ -16,7 +16,6 @@ from g2d_jax.informativeness import (
     margin_summary,
     pair_summary,
     prompts,
-    reliability,
     summary,
 )
 from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
@@ -179,17 +178,10 @@ def test_groups_of_several_prompts_or_policies_are_refused():
             prompts([group])
 
 
-def test_reliability_by_hand():
-    low, high = reliability([0.0, 0.25, 0.5, 0.75, 1.0], [0, 0, 1, 0, 1], bins=2)
-    assert low == pytest.approx((0, 0.5, 3, 0.25, 1 / 3))  # 0.5 is in the lower bin
-    assert high == pytest.approx((0.5, 1, 2, 0.875, 0.5))
-    assert [one.answers for one in reliability([0.3, 0.7], [1, 1])] == [0, 0, 1, 0, 0, 0, 1, 0, 0, 0]
-    assert math.isnan(reliability([0.3], [1])[0].accuracy)
-
-
 def test_expected_calibration_error_by_hand():
     got = expected_calibration_error([0.0, 0.25, 0.5, 0.75, 1.0], [0, 0, 1, 0, 1], bins=2)
     assert got == pytest.approx(3 / 5 * (1 / 3 - 0.25) + 2 / 5 * (0.875 - 0.5))
+    assert expected_calibration_error([0.3, 0.4], [1, 0]) == pytest.approx(0.55)  # 0.3 and 0.4 are in bins of their own
     assert expected_calibration_error([0.75] * 4, [1, 1, 1, 0]) == 0
     assert expected_calibration_error([1.0, 1.0], [False, False]) == 1
     assert math.isnan(expected_calibration_error([], []))
@@ -201,12 +193,9 @@ probabilities = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, 
 @given(probabilities, st.integers(1, 12))
 def test_calibration_error_is_bounded(pairs, bins):
     confidence, correct = zip(*pairs, strict=True)
-    rows = reliability(confidence, correct, bins)
-    assert sum(row.answers for row in rows) == len(pairs)
-    assert all(row.low <= row.confidence <= row.high for row in rows if row.answers)
     error = expected_calibration_error(confidence, correct, bins)
     # Bins only take apart what one bin would let cancel.
-    assert abs(np.mean(confidence) - np.mean(correct)) - 1e-12 <= error <= 1
+    assert abs(np.mean(confidence) - np.mean(correct)) - 1e-12 <= error <= 1 + 1e-12
 
 
 def test_auroc_by_hand():
@@ -332,8 +321,8 @@ def test_gradient_signal_is_unbiased(true_norm):
         (lambda: auroc([1.0, NAN], [0, 1]), "score must not be NaN"),
         (lambda: auroc([1.0, 2.0], [0, 2]), "labels must be 0 or 1"),
         (lambda: auroc([[1.0]], [[1]]), r"must both be \[N\], got \[1, 1\]"),
-        (lambda: reliability([0.5, 0.5], [1]), r"got \[2\] and \[1\]"),
-        (lambda: reliability([1.5], [1]), r"probabilities in \[0, 1\]"),
+        (lambda: expected_calibration_error([0.5, 0.5], [1]), r"got \[2\] and \[1\]"),
+        (lambda: expected_calibration_error([1.5], [1]), r"probabilities in \[0, 1\]"),
         (lambda: expected_calibration_error([0.5], [1], bins=0), "got 0 bins"),
         (lambda: pair_summary([1.0], [1.0, 2.0], [1], [1]), r"rejected \[2\]"),
         (lambda: pair_summary([1.0], [1.0], [1], [0]), "at least 1"),

@@ -36,17 +36,6 @@ class LoadReport:
     filtered: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Tally:
-    rows: int = 0
-    duplicates: int = 0
-    conflicts: int = 0
-    broken: int = 0
-    other_split: int = 0
-    errors: list[str] = field(default_factory=list)
-    filtered: Counter[str] = field(default_factory=Counter)
-
-
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which records to keep. Raises ValueError for a negative limit and an unknown on_error.
@@ -85,59 +74,55 @@ def collect(
     content: what records of one key should agree in.
     Raises ValueError for a broken row unless they are skipped, and when no row at all made a record.
     """
-    tally = _Tally()
+    counts, filtered = Counter[str](), Counter[str]()
+    errors: list[str] = []
     first: dict[object, object] = {}  # key -> content
     kept: list[T] = []
-    for record in _converted(rows, convert, selection.on_error, tally):
+    for record in _converted(rows, convert, selection.on_error, counts, filtered, errors):
         if key(record) in first:
-            tally.duplicates += 1
-            tally.conflicts += first[key(record)] != content(record)
+            counts["duplicates"] += 1
+            counts["conflicts"] += first[key(record)] != content(record)
             continue
         first[key(record)] = content(record)
         if selection.wanted(record):
             kept.append(record)
         else:
-            tally.other_split += 1
+            counts["other_split"] += 1
         if len(kept) == selection.limit:
             break
     if not first:
-        shown = f"; the first: {tally.errors[0]}" if tally.errors else ""
-        filtered = "".join(f", {count} {reason}" for reason, count in tally.filtered.items())
+        shown = f"; the first: {errors[0]}" if errors else ""
+        left_out = "".join(f", {count} {reason}" for reason, count in filtered.items())
         raise ValueError(
-            f"{source} holds nothing usable: {tally.rows} rows, {tally.broken} of them broken{filtered}{shown}"
+            f"{source} holds nothing usable: {counts['rows']} rows, {counts['broken']} of them broken{left_out}{shown}"
         )
-    report = LoadReport(
-        source=source,
-        rows=tally.rows,
-        kept=len(kept),
-        duplicates=tally.duplicates,
-        conflicts=tally.conflicts,
-        broken=tally.broken,
-        other_split=tally.other_split,
-        errors=tuple(tally.errors),
-        filtered=dict(tally.filtered),
-    )
+    report = LoadReport(source, kept=len(kept), errors=tuple(errors), filtered=dict(filtered), **counts)
     return kept, report
 
 
 def _converted(
-    rows: Iterable[Row], convert: Callable[[dict[str, Any]], T], on_error: OnError, tally: _Tally
+    rows: Iterable[Row],
+    convert: Callable[[dict[str, Any]], T],
+    on_error: OnError,
+    counts: Counter[str],
+    filtered: Counter[str],
+    errors: list[str],
 ) -> Iterator[T]:
-    """The records of all rows but broken and filtered ones."""
+    """The records of all rows but broken and filtered ones, which are counted."""
     for row in rows:
-        tally.rows += 1
+        counts["rows"] += 1
         try:
             if row.error is not None:
                 raise BrokenRow(row.error)
             yield convert(row.values)
         except LeftOut as reason:
-            tally.filtered[str(reason)] += 1
+            filtered[str(reason)] += 1
         except BrokenRow as error:
             message = f"{row.where}: {error}"
             if on_error == "raise":
                 raise ValueError(
                     f'{message}. Mend it, map its fields, or leave broken rows out: on_error="skip"'
                 ) from error
-            tally.broken += 1
-            if len(tally.errors) < _SHOWN_ERRORS:
-                tally.errors.append(message)
+            counts["broken"] += 1
+            if len(errors) < _SHOWN_ERRORS:
+                errors.append(message)

@@ -4,32 +4,37 @@ run.py        reads a work directory, finished or not
 format.py     numbers as text
 summary.py    the result table, the sentence above it, compute per stage: plain text for terminal, Markdown and HTML
 markup.py     escaping (model text is hostile) and the parts of a page
-charts.py     SVG charts
-results.py    the result section        sections.py   compute, training, pairs, samples, settings
-training.py   what training did: updates, prompts, generation, fresh samples first and last
+charts.py     lines over steps, as SVG          scatter.py   points, intervals, as SVG
+table.py      tables of text and of Markdown
+results.py    the result section        sections.py   compute, training, pairs, settings
+training.py   what training did: updates, prompts, generation
 informativeness.py   measures of rollouts by policy, of pairs before and after an offline stage
-browser.py    rollouts and pairs to look through    listing.py   a list with filters    tokens.py   coloured tokens
+browser.py    rollouts and pairs to look through    listing.py   a list with filters
 style.py      the page's style sheet               script.py    its only script
 html.py       the page                             spreadsheet.py   report.csv
 study.py      a study read from its directory: study_entry.py (a point), study_compare.py (points beside each other),
               study_html.py (the page and Markdown: study_tables.py, study_frontier.py, study_cause.py,
-              study_ablations.py, study_stopping.py), study_csv.py; scatter.py draws its charts
+              study_ablations.py, study_stopping.py), study_csv.py
 compare.py    runs beside each other: compare_read.py, compare_text.py, compare_page.py (page, Markdown and CSV)
 """
 
-from g2d_jax.report.html import write_report
-from g2d_jax.report.spreadsheet import write_csv
+from g2d_jax.report.html import page
+from g2d_jax.report.run import read_run
+from g2d_jax.report.spreadsheet import document
 from g2d_jax.report.study_html import write_study
-from g2d_jax.report.summary import summary_table, write_markdown
-from g2d_jax.storage import PathLike
+from g2d_jax.report.summary import markdown, summary_table
+from g2d_jax.storage import PathLike, write_bytes
 
-__all__ = ["summary_table", "write_all", "write_csv", "write_markdown", "write_report", "write_study"]
+__all__ = ["summary_table", "write_all", "write_study"]
 
 
 def write_all(workdir: PathLike) -> list[str]:
-    """Write report.html, report.md and report.csv into a work directory; returns their paths in this order.
+    """Write report.html, report.md and report.csv from what a work directory holds, finished or not.
 
-    The page last, as it reads the most. Raises as `write_report`.
+    Returns their paths in this order. The page is written last, as it reads the most. The same work directory gives the
+    same bytes. Raises ValueError as `read_run` does, and if completions or pairs are damaged; OSError.
     """
-    markdown, table = write_markdown(workdir), write_csv(workdir)
-    return [write_report(workdir), markdown, table]
+    run = read_run(workdir)
+    for kind, make in {"md": markdown, "csv": document, "html": page}.items():
+        write_bytes(run.workdir / f"report.{kind}", make(run).encode())
+    return [str(run.workdir / f"report.{kind}") for kind in ("html", "md", "csv")]

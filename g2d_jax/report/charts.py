@@ -1,4 +1,4 @@
-"""Small SVG charts as HTML figures: lines over steps, intervals, stacked bars.
+"""Draw lines over steps as small SVG charts in HTML figures; scatter.py has points with intervals.
 
 A chart is text and shapes of CSS classes, so the page's style sheet colours it, light or dark; series differ in their
 dashes too. Every chart has a title and a description in words, every mark a title that browsers show when pointed at.
@@ -8,7 +8,7 @@ Numbers that are not finite leave a gap and are counted under the chart.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,11 @@ WIDTH, HEIGHT = 360, 214  # user units, about a CSS pixel on a phone and in a co
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 22, 24
 COLOURS = 6  # series classes s0 … s5 in the style sheet
 MAX_POINTS = 150  # of a line; more are averaged in as many buckets, with a band from smallest to largest
+
+
+_SWATCH = (
+    '<svg class="swatch" viewBox="0 0 20 10" aria-hidden="true"><line class="line {}" x2="20" y1="5" y2="5"/></svg>'
+)
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,8 @@ class _Line:
     high: NDArray[np.float64] | None
 
 
-def line_chart(
-    title: str, panels: Sequence[Panel], *, note: str = "", x_ticks: Mapping[float, str] | None = None
-) -> str:
-    """Lines over steps, a mark and a name for each panel if there are several. x_ticks: labels at positions.
+def line_chart(title: str, panels: Sequence[Panel]) -> str:
+    """Lines over steps, a mark and a name for each panel if there are several.
 
     Returns "" if there is no finite value at all.
     """
@@ -66,10 +69,10 @@ def line_chart(
     left = float(LEFT)
     for i, (panel, width) in enumerate(zip(panels, _widths(panels), strict=True)):
         body += _panel_frame(panel.name if len(panels) > 1 else "", left, width, first=i == 0)
-        body += _panel_lines(panel, names, left + 5, width - 10, low, high, x_ticks)
+        body += _panel_lines(panel, names, left + 5, width - 10, low, high)
         left += width
     total = sum(len(series.y) for panel in panels for series in panel.series)
-    notes = [note] if note else []
+    notes = []
     longest = max(len(series.y) for panel in panels for series in panel.series)
     if longest >= 2 * MAX_POINTS:
         each = round(longest / MAX_POINTS)
@@ -80,72 +83,6 @@ def line_chart(
     return figure(title, _describe(panels), body, HEIGHT, legend=legend, note=" ".join(notes))
 
 
-def interval_chart(title: str, rows: Sequence[tuple[str, float, float]], *, note: str = "") -> str:
-    """Fractions with plus or minus two standard errors, as percentages: rows of label, fraction, standard error.
-
-    Returns "" if there is no finite value.
-    """
-    known = [row for row in rows if math.isfinite(row[1])]
-    if not known:
-        return ""
-    reach = [2 * error if math.isfinite(error) else 0.0 for _, _, error in known]
-    low = min(value - far for (_, value, _), far in zip(known, reach, strict=True))
-    high = max(value + far for (_, value, _), far in zip(known, reach, strict=True))
-    low, high = axis_range(100 * max(0.0, low), 100 * min(1.0, high))
-    bottom = TOP + 40 * len(known)
-    scale = linear(low, high, LEFT - 34, WIDTH - RIGHT - 10)
-    body = []
-    for tick in round_ticks(low, high):
-        body.append(f'<line class="grid" x1="{scale(tick):.1f}" x2="{scale(tick):.1f}" y1="4" y2="{bottom}"/>')
-        body.append(f'<text x="{scale(tick):.1f}" y="{bottom + 15}" text-anchor="middle">{fmt.value(tick)}</text>')
-    for i, (label, value, error) in enumerate(known):
-        y, words = TOP + 40 * i + 16, f"{label}: {fmt.spread(value, error)} %"
-        start, end, middle = (scale(100 * (value + far)) for far in (-reach[i], reach[i], 0.0))
-        body.append(f'<text class="strong" x="{LEFT - 34}" y="{y - 12}">{shown(words)}</text>')
-        body.append(f'<line class="bar s{i % COLOURS}" x1="{start:.1f}" x2="{end:.1f}" y1="{y}" y2="{y}"/>')
-        body.append(f'<circle class="dot s{i % COLOURS}" cx="{middle:.1f}" cy="{y}" r="5"/>')
-    words = "; ".join(f"{label} {fmt.spread(value, error)} %" for label, value, error in known)
-    return figure(title, words, body, bottom + 22, note=note)
-
-
-def bar_chart(
-    title: str,
-    rows: Sequence[tuple[str, Mapping[str, float]]],
-    colours: Mapping[str, str],
-    *,
-    written: Callable[[float], str],
-    share: bool = False,
-    note: str = "",
-) -> str:
-    """Horizontal bars of stacked parts. rows: label and {part: value}; colours: part -> CSS class, in stacking order.
-
-    written: a value as text. share: every bar is drawn to full length, as shares of its own total; else bars are
-    relative to the longest. Returns "" if all values are zero or unknown.
-    """
-    known = [(label, {part: v for part in colours if (v := parts.get(part, 0.0)) > 0}) for label, parts in rows]
-    longest = max((sum(parts.values()) for _, parts in known), default=0.0)
-    if longest == 0:
-        return ""
-    body, words = [], []
-    for i, (label, parts) in enumerate(known):
-        top, total, x = 6 + 38 * i, sum(parts.values()), 12.0
-        whole = total if share else longest
-        body.append(f'<text class="strong" x="12" y="{top + 10}">{shown(label)}</text>')
-        body.append(f'<text x="{WIDTH - 12}" y="{top + 10}" text-anchor="end">{shown(written(total))}</text>')
-        body.append(f'<rect class="track" x="12" y="{top + 15}" width="{WIDTH - 24}" height="12" rx="2"/>')
-        for part, value in parts.items():
-            width = (WIDTH - 24) * value / whole
-            tip = f"{label}, {part}: {written(value)}" if len(colours) > 1 else f"{label}: {written(value)}"
-            tip += f" ({100 * value / total:.1f} %)" if len(colours) > 1 else ""
-            place = f'x="{x:.1f}" y="{top + 15}" width="{max(width, 0.6):.1f}" height="12"'
-            body.append(f'<rect class="fill {colours[part]}" {place}><title>{shown(tip)}</title></rect>')
-            words.append(tip)
-            x += width
-    used = {part for _, parts in known for part in parts}
-    legend = [(part, colour) for part, colour in colours.items() if part in used] if len(colours) > 1 else []
-    return figure(title, "; ".join(words), body, 12 + 38 * len(known), legend=legend, filled=True, note=note)
-
-
 def figure(
     title: str,
     description: str,
@@ -153,26 +90,16 @@ def figure(
     height: float,
     *,
     legend: Sequence[tuple[str, str]] = (),
-    filled: bool = False,
     note: str = "",
 ) -> str:
     """A figure: caption, legend (name, class), the SVG of `body`, which is markup, and a note."""
-    keys = "".join(f"<li>{_swatch(css, filled)}{shown(name)}</li>" for name, css in legend)
+    keys = "".join(f"<li>{_SWATCH.format(css)}{shown(name)}</li>" for name, css in legend)
     caption = f"<figcaption>{shown(title)}</figcaption>" + (f'<ul class="legend">{keys}</ul>' if keys else "")
     head = (
         f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{shown(f"{title}: {description}", plain=True)}">'
     )
     tail = f'<p class="note">{shown(note)}</p>' if note else ""
     return f"<figure>{caption}{head}{''.join(body)}</svg>{tail}</figure>"
-
-
-def _swatch(css: str, filled: bool) -> str:
-    shape = (
-        f'<rect class="fill {css}" y="1" width="10" height="8" rx="2"/>'
-        if filled
-        else f'<line class="line {css}" x1="0" x2="20" y1="5" y2="5"/>'
-    )
-    return f'<svg class="swatch" viewBox="0 0 {10 if filled else 20} 10" aria-hidden="true">{shape}</svg>'
 
 
 def _widths(panels: Sequence[Panel]) -> list[float]:
@@ -206,7 +133,6 @@ def _panel_lines(
     width: float,
     low: float,
     high: float,
-    x_ticks: Mapping[float, str] | None,
 ) -> Iterator[str]:
     steps = [x for series in panel.series for x in series.x]
     if not steps:
@@ -214,9 +140,8 @@ def _panel_lines(
     first, last = min(steps), max(steps)
     across, up = linear(first, last, left, left + width), linear(low, high, HEIGHT - BOTTOM, TOP)
     ticks = round_ticks(first, last, max(3, int(width / 50)), whole=True)
-    labels = x_ticks or {tick: fmt.value(tick) for tick in ticks}
-    for tick, label in labels.items():
-        yield f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{shown(label)}</text>'
+    for tick in ticks:
+        yield f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{fmt.value(tick)}</text>'
     for series in panel.series:
         yield from _draw(series, f"s{names.index(series.name) % COLOURS}", across, up)
 

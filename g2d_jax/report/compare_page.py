@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from etils import epath
 
-from g2d_jax import elo
-from g2d_jax.records import ScoredRollout, Verdict
+from g2d_jax.records import Verdict
 from g2d_jax.report import compare_text as text
-from g2d_jax.report import format as fmt
 from g2d_jax.report import markup
-from g2d_jax.report.browser import SAMPLES, Painter, painter
-from g2d_jax.report.charts import COLOURS, LEFT, RIGHT, TOP, WIDTH, figure, interval_chart
-from g2d_jax.report.compare import Comparison, Player
+from g2d_jax.report.browser import SAMPLES, beside
+from g2d_jax.report.compare import Comparison
 from g2d_jax.report.compare_read import completions
 from g2d_jax.report.html import document
-from g2d_jax.report.listing import Row, cell, listing, outcome, rollout
+from g2d_jax.report.listing import listing
 from g2d_jax.report.markup import shown
-from g2d_jax.report.summary import markdown_table, one_line
+from g2d_jax.report.scatter import accuracy_chart, interval_chart
+from g2d_jax.report.table import markdown_table, one_line
 from g2d_jax.storage import PathLike, write_bytes
 from g2d_jax.workdir import absolute
 
 FILES = ("compare.html", "compare.md", "compare.csv")
 PROBLEMS = 40
 """At most so many problems are shown with their completions."""
-
-CARDS = 8
-"""At most so many policies have a card in the page's head; with more, the runs' last ones, or none."""
 
 LINKS = {
     "results": "Result",
@@ -82,34 +75,15 @@ def _header(comparison: Comparison) -> str:
         markup.paragraph(f"G2D comparison · {len(comparison.sides)} runs", "eyebrow"),
         f"<h1>{shown(text.title(comparison))}</h1>",
         markup.paragraph(sentence, "verdict"),
-        _cards(comparison),
         *(markup.paragraph(warning, "warning") for warning in comparison.warnings),
     ]
     return f"<header>{''.join(parts)}</header>"
 
 
-def _cards(comparison: Comparison) -> str:
-    """Accuracies, large, in the colours of the charts."""
-    numbered = list(enumerate(comparison.players))
-    if len(numbered) > CARDS:
-        numbered = [(i, player) for i, player in numbered if player.is_last]
-    cards = [_card(i, player) for i, player in numbered] if len(numbered) <= CARDS else []
-    return f'<ol class="cards">{"".join(cards)}</ol>' if cards else ""
-
-
-def _card(number: int, player: Player) -> str:
-    error = player.accuracy.sem_clustered
-    margin = "" if error != error else f"<small>± {100 * error:.1f}</small>"
-    return (
-        f'<li class="s{number % COLOURS}"><span>{shown(player.name)}</span>'
-        f"<strong>{fmt.percent(player.accuracy.mean)}<small>%</small> {margin}</strong>"
-        f"<span><code>{shown(player.side.label)}</code></span></li>"
-    )
-
-
 def _results(comparison: Comparison) -> str:
     intervals = [(p.name, p.accuracy.mean, p.accuracy.sem_clustered) for p in comparison.players]
-    wide = "Bars: ± 2 standard errors, clustered by problem."
+    ratings = [(one.name, one.rating, one.low, one.high) for one in comparison.ratings]
+    over = "Bars: intervals of 95 % over another draw of problems."
     return markup.section(
         "results",
         "Result",
@@ -118,8 +92,8 @@ def _results(comparison: Comparison) -> str:
         *(markup.paragraph(note, "hint") for note in text.notes(comparison)),
         markup.table(*text.runs_table(comparison)),
         markup.charts(
-            interval_chart("Accuracy (pass@1) on the common problems, %", intervals, note=wide),
-            elo_chart(comparison.ratings),
+            accuracy_chart("Accuracy (pass@1) on the common problems, %", intervals),
+            interval_chart("Elo over the common problems", ratings, note=over),
         ),
     )
 
@@ -138,46 +112,15 @@ def _elo(comparison: Comparison) -> str:
     return markup.section("elo", "Elo", table, markup.paragraph(text.ELO, "hint"))
 
 
-def elo_chart(ratings: Sequence[elo.Rating]) -> str:
-    """Ratings with their intervals, in the order and colours of the accuracies beside them."""
-    low, high = min(r.low for r in ratings), max(r.high for r in ratings)
-    pad = max(0.06 * (high - low), 5.0)
-    low, high = low - pad, high + pad
-    start, end, bottom = LEFT - 34, WIDTH - RIGHT - 10, TOP + 40 * len(ratings)
-
-    def across(rating: float) -> str:
-        return f"{start + (rating - low) / (high - low) * (end - start):.1f}"
-
-    body = []
-    for tick in _ticks(low, high):
-        body.append(f'<line class="grid" x1="{across(tick)}" x2="{across(tick)}" y1="4" y2="{bottom}"/>')
-        body.append(f'<text x="{across(tick)}" y="{bottom + 15}" text-anchor="middle">{tick:g}</text>')
-    said = []
-    for i, rating in enumerate(ratings):
-        y, css = TOP + 40 * i + 16, f"s{i % COLOURS}"
-        said.append(f"{rating.name}: {rating.rating:.0f} ({rating.low:.0f} to {rating.high:.0f})")
-        body.append(f'<text class="strong" x="{start}" y="{y - 12}">{shown(said[-1])}</text>')
-        body.append(f'<line class="bar {css}" x1="{across(rating.low)}" x2="{across(rating.high)}" y1="{y}" y2="{y}"/>')
-        body.append(f'<circle class="dot {css}" cx="{across(rating.rating)}" cy="{y}" r="5"/>')
-    note = "Bars: intervals of 95 % over another draw of problems."
-    return figure("Elo over the common problems", "; ".join(said), body, bottom + 22, note=note)
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """At most six round ratings."""
-    step = next((s for s in (5, 10, 20, 50, 100, 200, 500) if (high - low) / s <= 5), 1000)
-    return [float(tick) for tick in range(int(-(-low // step)) * step, int(high) + 1, step)]
-
-
 def _problems(comparison: Comparison) -> str:
     """Completions beside each other, of the problems on which the runs' last policies differ most."""
     wanted = comparison.most_different(PROBLEMS)
     if not wanted:
         return ""
-    paints, remarks = _painters(comparison)
-    found = [completions(player, set(wanted)) for player in comparison.players]
-    rows = [_row(comparison, problem, found, paints) for problem in wanted]
-    there = {row.score.verdict for some in found for rows in some.values() for row in rows[:SAMPLES]}
+    columns = [(player.name, completions(player, set(wanted))) for player in comparison.players]
+    known = {problem: one for side in comparison.sides[::-1] for problem, one in side.problems.items() if one}
+    rows = [beside(problem, known.get(problem, {}), columns) for problem in wanted]
+    there = {row.score.verdict for _, some in columns for rows in some.values() for row in rows[:SAMPLES]}
     rule = (
         f"{len(rows):,} of {len(comparison.problems):,} common problems: those on which the accuracies of the runs' "
         "last policies are furthest apart, equal ones by problem id, which is a hash. Of each policy the first "
@@ -190,31 +133,7 @@ def _problems(comparison: Comparison) -> str:
         policies=[player.name for player in comparison.players],
         verdicts=[verdict for verdict in Verdict if verdict in there],
     )
-    return markup.section("problems", "Problems", *remarks, listed)
-
-
-def _painters(comparison: Comparison) -> tuple[Mapping[str, Painter], list[str]]:
-    """How each run's completions are shown, by its mark; what there is to say about that, once."""
-    found = {side.mark: painter(side.run) for side in comparison.sides}
-    return {mark: paint for mark, (paint, _) in found.items()}, list(dict.fromkeys(note for _, note in found.values()))
-
-
-def _row(
-    comparison: Comparison,
-    problem: str,
-    found: Sequence[Mapping[str, Sequence[ScoredRollout]]],
-    paints: Mapping[str, Painter],
-) -> Row:
-    known = next((k for side in comparison.sides if (k := side.problems.get(problem))), {})
-    cells, right = [], []
-    for number, (player, answers) in enumerate(zip(comparison.players, found, strict=True)):
-        rows, paint = answers[problem], paints[player.side.mark]
-        samples = [rollout(r, paint(r.text, r.rollout.token_ids, r.rollout.logprobs)) for r in rows[:SAMPLES]]
-        cells.append(cell(number, player.name, samples))
-        right.append(f"{player.name} {outcome(rows)}")
-    gold = known.get("answer")
-    prompt = markup.conversation(known.get("prompt", "")) or f"problem {problem}"
-    return Row(prompt, " · ".join(right), None if gold is None else str(gold), cells)
+    return markup.section("problems", "Problems", listed)
 
 
 def _settings(comparison: Comparison) -> str:

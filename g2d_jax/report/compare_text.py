@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Sequence
 
@@ -11,8 +9,8 @@ from g2d_jax import accounting, stats
 from g2d_jax.report import format as fmt
 from g2d_jax.report.compare import Comparison, Pair, Player
 from g2d_jax.report.compare_read import SAMPLING
-from g2d_jax.report.spreadsheet import guarded
-from g2d_jax.report.summary import Text
+from g2d_jax.report.spreadsheet import sheet
+from g2d_jax.report.table import Text, table
 
 COLUMNS = ("run", "policy", "before_run", "before_policy", "measure", "value")
 """Of compare.csv. before_*: of a difference, what is subtracted; "" for a policy's own figures."""
@@ -117,24 +115,18 @@ def _seed(value: object) -> str:
 def players_table(comparison: Comparison) -> Text:
     """Policies with accuracy, pass@k, length, entropy, K, seed and costs."""
     k = comparison.samples
-    price = any(
-        "price" in player.costs and player.costs["price"] == player.costs["price"] for player in comparison.players
-    )
+    price = any(not math.isnan(player.costs.get("price", math.nan)) for player in comparison.players)
     several = any(player.costs["device_seconds"] > player.costs["seconds"] for player in comparison.players)
     hidden = {f"pass@{k} %": k == 1, "device time": not several, "price": not price}
-    rows = [_row(player, k) for player in comparison.players]
-    shown = [name for name in rows[0] if not hidden.get(name)]
     over = f"Policies on the {fmt.count(len(comparison.problems))} common problems"
-    return (
-        over,
-        ["policy", *shown],
-        [[p.name, *(row[name] for name in shown)] for p, row in zip(comparison.players, rows, strict=True)],
-    )
+    rows = [_row(player, k) for player in comparison.players]
+    return table(over, rows, hidden=[name for name in hidden if hidden[name]])
 
 
 def _row(player: Player, k: int) -> dict[str, str]:
     costs = player.costs
     return {
+        "policy": player.name,
         "accuracy %": _accuracy(player),
         f"pass@{k} %": fmt.percent(stats.pass_at(player.correct, k)),
         "length": fmt.value(player.length),
@@ -211,12 +203,7 @@ def same_settings(comparison: Comparison) -> str:
 
 def spreadsheet(comparison: Comparison) -> str:
     """The text of compare.csv: columns `COLUMNS`, one figure a row; fractions, tokens, nats, seconds, Elo points."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for *names, value in _records(comparison):
-        writer.writerow([*(guarded(str(name)) for name in names), "NaN" if math.isnan(value) else value])
-    return buffer.getvalue()
+    return sheet(COLUMNS, _records(comparison))
 
 
 def _records(comparison: Comparison) -> Iterator[tuple[str, str, str, str, str, float]]:

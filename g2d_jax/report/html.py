@@ -16,10 +16,9 @@ from g2d_jax.report.browser import browser
 from g2d_jax.report.charts import COLOURS
 from g2d_jax.report.informativeness import informativeness
 from g2d_jax.report.results import results
-from g2d_jax.report.run import Run, read_run
+from g2d_jax.report.run import Run
 from g2d_jax.report.script import SCRIPT
 from g2d_jax.report.style import STYLE
-from g2d_jax.storage import PathLike, write_bytes
 
 SECTIONS = (
     results,
@@ -28,26 +27,13 @@ SECTIONS = (
     informativeness,
     sections.pairs,
     browser,
-    sections.samples,
     sections.provenance,
 )
 """Functions of the run, in the order of the page; a section that has nothing to show is left out."""
 
 LINKS = {"results": "Result", "compute": "Compute", "curves": "Training"}
-LINKS |= {"informativeness": "Informativeness", "pairs": "Pairs", "browser": "Browser", "samples": "Samples"}
+LINKS |= {"informativeness": "Informativeness", "pairs": "Pairs", "browser": "Browser"}
 LINKS |= {"settings": "Settings"}
-
-
-def write_report(workdir: PathLike) -> str:
-    """Write WORKDIR/report.html from what the work directory holds, finished or not. Returns its path.
-
-    The same work directory gives the same bytes. Raises FileNotFoundError if there is no such folder, ValueError if it
-    holds nothing of a run or a file is damaged, OSError if the report cannot be written.
-    """
-    run = read_run(workdir)
-    path = run.workdir / "report.html"
-    write_bytes(path, page(run).encode())
-    return str(path)
 
 
 def page(run: Run) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary
-from g2d_jax.report.charts import Panel, Series, line_chart
 from g2d_jax.report.run import Run, Stage
+from g2d_jax.report.scatter import Mark, Marks, scatter_chart
 
 
 def _fixed(digits: int) -> Callable[[float], str]:
@@ -126,11 +126,11 @@ def _pass_rates(stage: Stage) -> str:
     samples = set(np.asarray(columns.get("scored", ()))[known].tolist()) if "scored" in columns else set()
     steps = int(samples.pop()) if len(samples) == 1 and max(samples) <= STEPS else 10
     counts = np.bincount(np.round(rates[known] * steps).astype(int), minlength=steps + 1)
-    series = Series(stage.name, np.linspace(0, 1, steps + 1).tolist(), (100 * counts / known.sum()).tolist())
+    shares = 100 * counts / known.sum()
+    series = Marks(stage.name, [Mark(i / steps, float(share)) for i, share in enumerate(shares)])
     note = f"Pass rates in steps of 1/{steps}. Prompts at 0 and 1 give no pairs."
     note += f" {fmt.count(np.sum(~known))} prompts have no pass rate and are left out." if not known.all() else ""
-    ticks = {x / 4: f"{x / 4:g}" for x in range(5)}
-    return line_chart(f"Prompts of {stage.name} by pass rate, %", [Panel("", [series])], x_ticks=ticks, note=note)
+    return scatter_chart(f"Prompts of {stage.name} by pass rate, %", [series], x_title="pass rate", note=note)
 
 
 def _offline(stage: Stage) -> str:
@@ -151,7 +151,7 @@ def _offline(stage: Stage) -> str:
         (f"The pairs under the policy before and after {stage.name}", ["measure", "before", "after", "change"], moved),
         (f"More of {stage.name}", ["of", "measure", "value"], others),
     )
-    body = "".join(markup.table(*one) for one in tables if one[2])
+    body = "".join(markup.table(*one) for one in tables)
     return f'<h3>{markup.shown(stage.name)}</h3><div class="split">{body}</div>' if body else ""
 
 

@@ -40,10 +40,13 @@ def shorten(text: str, limit: int) -> tuple[str, int]:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, total: bool = False) -> str:
-    """A table of text cells with its title as caption, first column heading the rows. total: the last row sums up.
+    """A table of text cells with its title as caption, first column heading the rows; "" without rows.
 
+    total: the last row sums up.
     It scrolls by itself where the screen is narrower; columns whose cells all start as numbers are right-aligned.
     """
+    if not rows:
+        return ""
     numeric = [all(_is_number(row[i]) for row in rows) and i > 0 for i in range(len(columns))]
     classes = [' class="number"' if flag else "" for flag in numeric]
     head = "".join(f'<th scope="col"{css}>{shown(name)}</th>' for name, css in zip(columns, classes, strict=True))

@@ -1,4 +1,4 @@
-"""The result section: the table, charts of it, and every figure behind it."""
+"""The result section: the table, charts of it, verdicts, and every figure behind it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from g2d_jax.records import Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary
-from g2d_jax.report.charts import Panel, Series, bar_chart, interval_chart, line_chart
 from g2d_jax.report.run import Run
-
-VERDICTS = {verdict.value.replace("_", " "): f"v-{verdict.value}" for verdict in Verdict}
-"""Verdicts as written, with their CSS classes."""
+from g2d_jax.report.scatter import Mark, Marks, accuracy_chart, scatter_chart
 
 
 def results(run: Run) -> str:
@@ -37,36 +36,41 @@ def _selection(manifest: Mapping[str, Any]) -> str:
 def _result(manifest: Mapping[str, Any], run: Run) -> str:
     policies = summary.policies(manifest)
     intervals = [(summary.policy_name(p), fmt.number(p, "mean"), fmt.number(p, "sem_clustered")) for p in policies]
-    verdicts = [
-        (
-            summary.policy_name(p),
-            {name.replace("_", " "): fmt.number(p, "verdicts", name) for name in p.get("verdicts", {})},
-        )
-        for p in policies
-    ]
-    by_task = summary.tasks_table(manifest)
-    wide = "Bars: ± 2 standard errors, clustered by problem."
     return (
         markup.table(*summary.summary_table(manifest, run.manifests))
-        + (markup.table(*by_task) if by_task[2] else "")
+        + markup.table(*summary.tasks_table(manifest))
+        + markup.table(*_verdicts(policies))
         + markup.charts(
-            interval_chart("Accuracy (pass@1), %", intervals, note=wide),
+            accuracy_chart("Accuracy (pass@1), %", intervals),
             _pass_at(policies),
-            bar_chart("Verdicts", verdicts, VERDICTS, written=lambda n: f"{fmt.count(n)} answers", share=True),
         )
         + markup.details("Every comparison, standard errors, lengths and subsets", _result_details(manifest, policies))
     )
+
+
+def _verdicts(policies: Sequence[Mapping[str, Any]]) -> summary.Text:
+    """Title, columns and rows: the share of each policy's answers by verdict, of the verdicts that occur."""
+    known = [verdict.value for verdict in Verdict]
+    there = [name for name in known if any(fmt.number(policy, "verdicts", name) > 0 for policy in policies)]
+    counts = [[fmt.number(policy, "verdicts", verdict) for verdict in there] for policy in policies]
+    rows = [
+        [summary.policy_name(policy), *(fmt.percent(count / max(np.nansum(row), 1)) for count in row)]
+        for policy, row in zip(policies, counts, strict=True)
+        if there
+    ]
+    return "Verdicts, % of the answers", ["policy", *(verdict.replace("_", " ") for verdict in there)], rows
 
 
 def _pass_at(policies: Sequence[Mapping[str, Any]]) -> str:
     ks = sorted({int(k) for policy in policies for k in policy.get("pass_at", {})})
     if len(ks) < 2:
         return ""
-    x = [math.log2(k) for k in ks]
-    series = [Series(summary.policy_name(p), x, [100 * fmt.number(p, "pass_at", str(k)) for k in ks]) for p in policies]
-    ticks = dict(zip(x, (f"k={k}" for k in ks), strict=True))
-    note = "Chance that one of k answers is right: the unbiased estimator, k on a logarithmic axis."
-    return line_chart("pass@k, %", [Panel("", series)], x_ticks=ticks, note=note)
+    series = [
+        Marks(summary.policy_name(p), [Mark(i, 100 * fmt.number(p, "pass_at", str(k))) for i, k in enumerate(ks)])
+        for p in policies
+    ]
+    note = "Chance that one of k answers is right: the unbiased estimator."
+    return scatter_chart("pass@k, %", series, x_title="k", names=[str(k) for k in ks], note=note)
 
 
 def _result_details(manifest: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> str:
@@ -113,7 +117,7 @@ def _result_details(manifest: Mapping[str, Any], policies: Sequence[Mapping[str,
         ("Spread in points, lengths in tokens", columns, spreads),
         ("Accuracy by subset, %", ["subset", "problems", *map(summary.policy_name, policies)], subsets),
     ]
-    return "".join(markup.table(*one) for one in tables if one[2])
+    return "".join(markup.table(*one) for one in tables)
 
 
 def _ratio(difference: float, error: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from etils import epath
 
 from g2d_jax.records import Preference, ScoredRollout
-from g2d_jax.storage import PathLike, fingerprint, finished, read_json, read_segments
+from g2d_jax.storage import PathLike, fingerprint, finished, read_json
 from g2d_jax.tables import read_columns, read_preferences, read_rollouts
 from g2d_jax.tracking import read_metrics
 from g2d_jax.workdir import no_run, stage_folders
@@ -81,7 +81,6 @@ class Run:
     stages: Sequence[Stage]
     planned: Sequence[str]
     metrics: Sequence[Mapping[str, Any]]
-    samples: Sequence[Mapping[str, Any]]
 
     @property
     def name(self) -> str:
@@ -134,7 +133,6 @@ def read_run(workdir: PathLike) -> Run:
         stages=stages,
         planned=[name for name in kinds if name not in {stage.name for stage in stages}],
         metrics=read_metrics(root),
-        samples=read_segments(root / "samples"),
     )
 
 

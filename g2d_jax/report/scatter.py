@@ -91,6 +91,18 @@ def scatter_chart(
     return figure(title, words, body, HEIGHT + 14, legend=legend, note=" ".join(filter(None, notes)))
 
 
+def interval_chart(title: str, rows: Sequence[tuple[str, float, float, float]], *, note: str = "") -> str:
+    """Draw a point with its interval for each name. rows: name, value, the interval's ends (NaN: none is known)."""
+    series = [Marks(row[0], [Mark(i, *row[1:])], joined=False) for i, row in enumerate(rows)]
+    return scatter_chart(title, series, x_title="", zero=False, names=[row[0] for row in rows], note=note)
+
+
+def accuracy_chart(title: str, rows: Sequence[tuple[str, float, float]]) -> str:
+    """Draw fractions in percent with two standard errors to each side. rows: name, fraction, standard error."""
+    ends = [(name, 100 * value, 100 * (value - 2 * sem), 100 * (value + 2 * sem)) for name, value, sem in rows]
+    return interval_chart(title, ends, note="Bars: ± 2 standard errors, clustered by problem.")
+
+
 def _finite(mark: Mark) -> bool:
     return abs(mark.x) < 1e300 and abs(mark.y) < 1e300
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary, training
-from g2d_jax.report.charts import Panel, Series, bar_chart, line_chart
+from g2d_jax.report.charts import Panel, Series, line_chart
 from g2d_jax.report.goodput import compiled_table, goodput_table
 from g2d_jax.report.run import Run, Stage
 from g2d_jax.storage import plain
@@ -46,9 +46,6 @@ TIME_LINE = CURVES[:4]
 """These have the same time line of stages: one without values is marked on it as well."""
 
 
-LOGGED = 4
-"""Rows of a logged table of samples that are shown."""
-
 NOTE = (
     "Every step is drawn, or the mean of neighbouring steps with their range as a band. Lines are of what a stage "
     "trained on: rollouts of the policy at its last synchronisation, or pairs. Fresh samples are of the trained policy "
@@ -62,23 +59,12 @@ def compute(run: Run) -> str:
     if not run.manifests:
         return ""
     title, columns, rows = summary.compute_table(run.manifests, summary.price(run))
-    where, compiled = goodput_table(run.manifests), compiled_table(run.manifests)
-    stages = [(str(m.get("name", "")), m) for m in run.manifests]
-    seconds = [(name, {"time": fmt.number(m, "seconds")}) for name, m in stages]
-    flops = [(name, {"FLOPs": fmt.number(m, "flops")}) for name, m in stages]
-    tokens = [(name, {kind: fmt.number(m, "tokens", kind) for kind in summary.TOKENS}) for name, m in stages]
-    colours = {kind: f"s{i}" for i, kind in enumerate(summary.TOKENS)}
     return markup.section(
         "compute",
         "Compute",
         markup.table(title, columns, rows, total=len(rows) > 1),
-        markup.table(*where) if where[2] else "",
-        markup.table(*compiled) if compiled[2] else "",
-        markup.charts(
-            bar_chart("Time", seconds, {"time": "s0"}, written=fmt.duration),
-            bar_chart("FLOPs", flops, {"FLOPs": "s0"}, written=fmt.quantity),
-            bar_chart("Tokens", tokens, colours, written=fmt.quantity),
-        ),
+        markup.table(*goodput_table(run.manifests)),
+        markup.table(*compiled_table(run.manifests)),
     )
 
 
@@ -177,24 +163,10 @@ def _pairs(stage: Stage, *, title: bool) -> str:
             ("Counts and means", ["what", "value"], rows),
             (f"Length of {len(chosen):,} pairs, tokens", columns, lengths),
         )
-        if one[2]
     )
-    body = f'<div class="split">{body}{_histogram(chosen, rejected)}</div>' if body else ""
+    body = f'<div class="split">{body}</div>' if body else ""
     body += markup.details("How these pairs were made (preferences/_manifest.json)", _json(stage.provenance()))
     return (f"<h3>{markup.shown(stage.name)}</h3>" if title and body else "") + body
-
-
-def _histogram(chosen: Sequence[int], rejected: Sequence[int]) -> str:
-    if not chosen:
-        return ""
-    low, high = min(*chosen, *rejected), max(*chosen, *rejected)
-    edges = np.linspace(low - 0.5, high + 0.5, min(16, high - low + 1) + 1)
-    middles = (edges[:-1] + edges[1:]) / 2
-    series = [
-        Series(name, middles.tolist(), (100 * np.histogram(side, edges)[0] / len(side)).tolist())
-        for name, side in (("chosen", chosen), ("rejected", rejected))
-    ]
-    return line_chart("Share of pairs by length in tokens, %", [Panel("", series)])
 
 
 def _flat(values: Any, prefix: str = "") -> list[list[str]]:
@@ -213,32 +185,14 @@ def _flat(values: Any, prefix: str = "") -> list[list[str]]:
     ]
 
 
-def samples(run: Run) -> str:
-    """The first and the last table of samples that each stage logged."""
-    parts = []
-    for stage in dict.fromkeys(record["stage"] for record in run.samples):
-        records = [record for record in run.samples if record["stage"] == stage and record["rows"]]
-        for record in records[:1] + records[1:][-1:]:
-            title, rows = f"Logged during {stage}, step {record['step']}", record["rows"][:LOGGED]
-            cells = [[markup.shorten(str(row.get(name, "")), 600)[0] for name in rows[0]] for row in rows]
-            parts.append(markup.details(title, markup.table(title, list(rows[0]), cells)))
-    return markup.section("samples", "Samples logged on the way", *parts)
-
-
 def provenance(run: Run) -> str:
-    """Settings and environment, and the counts of all stages."""
-    counts = [[str(m.get("name", "")), *row] for m in run.manifests for row in _flat(m.get("counts", {}))]
+    """Settings and environment."""
     return markup.section(
         "settings",
         "Settings and provenance",
         markup.details("Configuration (config.json)", _json(run.config)),
         markup.details("Environment (environment.json)", _json(run.environment)),
-        markup.details("Counts of every stage", _counts(counts)),
     )
-
-
-def _counts(rows: list[list[str]]) -> str:
-    return markup.table("Counts of every finished stage", ["stage", "what", "count"], rows) if rows else ""
 
 
 def _json(value: Mapping[str, Any]) -> str:

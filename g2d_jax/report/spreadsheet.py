@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report import summary, training
-from g2d_jax.report.run import Run, Stage, read_run
-from g2d_jax.storage import PathLike, write_bytes
+from g2d_jax.report.run import Run, Stage
 from g2d_jax.tracking import clean
 
 COLUMNS = ("stage", "policy", "measure", "value")
@@ -24,14 +23,6 @@ _SPELLED = ("NaN", "Infinity", "-Infinity")  # as storage writes them
 Record = tuple[str, str, str, float]
 
 
-def write_csv(workdir: PathLike) -> str:
-    """Write WORKDIR/report.csv. Returns its path; raises as `read_run`."""
-    run = read_run(workdir)
-    path = run.workdir / "report.csv"
-    write_bytes(path, document(run).encode())
-    return str(path)
-
-
 def document(run: Run) -> str:
     """The file's text: columns stage, policy ("" for a stage's own figures), measure, value (a number, or NaN).
 
@@ -39,11 +30,15 @@ def document(run: Run) -> str:
     before it, "paired/sft/difference". What training did: as `training.figures` has it. Units are those of the
     manifests: fractions, seconds, tokens, nats.
     """
+    return sheet(COLUMNS, records(run))
+
+
+def sheet(columns: Sequence[str], rows: Iterable[tuple[*tuple[str, ...], float]]) -> str:
+    """Write rows of texts, which no spreadsheet takes for formulas, and of a number as CSV."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for stage, policy, measure, value in records(run):
-        writer.writerow([guarded(stage), guarded(policy), guarded(measure), written(value)])
+    writer.writerow(columns)
+    writer.writerows([*map(guarded, texts), written(float(value))] for *texts, value in rows)
     return buffer.getvalue()
 
 

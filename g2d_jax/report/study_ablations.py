@@ -20,7 +20,7 @@ from g2d_jax.report.study_tables import (
     seed_spread,
     steps_of,
 )
-from g2d_jax.report.summary import Text
+from g2d_jax.report.table import Text, known
 
 MEASURES = ("mixed prompts, %", "pass rate, %", "token entropy, nats", "gap before, nats", "implicit margin")
 """Of study_cause.MEASURES, those beside the accuracies."""
@@ -87,27 +87,20 @@ def table(name: str, settings: Sequence[Setting]) -> Text:
     """Title, columns and rows: accuracy, paired difference to the first setting, pairs and what they could teach."""
     first, base = settings[0].words, settings[0].row
     measures = [measure for measure in MEASURES if drawn_alike(settings) or measure not in OF_THE_DRAWS]
-    columns = ["setting", "K", "seeds", "dev %", "test % [95 %]", "seed std", f"over {first}", "pairs"]
-    columns += ["prompts with pairs", *measures, "length, tokens", "offline gain", "FLOPs"]
     lines = [
-        [
-            *(
-                setting.words,
-                steps_of(row),
-                str(len(row.entries)),
-                fmt.percent(row.dev),
-                percent_interval(row.accuracy),
-            ),
-            *(seed_spread(row), "reference" if row is base else points_interval(difference(row, base))),
-            *(pairs_of(row), prompts_of(row), *(mean(row, measure) for measure in (*measures, "length, tokens"))),
-            *(points_interval(row.offline_gain), fmt.quantity(row.cost("flops"))),
-        ]
+        {
+            **{"setting": setting.words, "K": steps_of(row), "seeds": str(len(row.entries))},
+            **{"dev %": fmt.percent(row.dev), "test % [95 %]": percent_interval(row.accuracy)},
+            "seed std": seed_spread(row),
+            f"over {first}": "reference" if row is base else points_interval(difference(row, base)),
+            **{"pairs": pairs_of(row), "prompts with pairs": prompts_of(row)},
+            **{measure: mean(row, measure) for measure in (*measures, "length, tokens")},
+            **{"offline gain": points_interval(row.offline_gain), "FLOPs": fmt.quantity(row.cost("flops"))},
+        }
         for setting in settings
         for row in (setting.row,)
     ]
-    kept = [i for i, _ in enumerate(columns) if any(line[i] != fmt.UNKNOWN for line in lines)]
-    title = f"{name}: differences in points on test, paired by seed and problem"
-    return title, [columns[i] for i in kept], [[line[i] for i in kept] for line in lines]
+    return known(f"{name}: differences in points on test, paired by seed and problem", lines)
 
 
 def _figure(name: str, settings: Sequence[Setting]) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup
-from g2d_jax.report.scatter import Mark, Marks, scatter_chart
-from g2d_jax.report.study import Group, Row, Study
+from g2d_jax.report.study import Row, Study
 from g2d_jax.report.study_compare import rank_correlation
 from g2d_jax.report.study_entry import Entry
 from g2d_jax.report.study_tables import point_name
-from g2d_jax.report.summary import Text
+from g2d_jax.report.table import Text
 
 Written = Callable[[float], str]
 
@@ -47,15 +46,6 @@ MEASURES: dict[str, tuple[tuple[str, ...], float, Written]] = {
 }
 """Head of the column -> where a stage's manifest has it, what it is multiplied by, its numbers as text."""
 
-CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    *((name, (name,)) for name in list(MEASURES)[:8]),
-    ("Log-prob gap of the pairs, nats", ("gap before, nats", "gap after, nats")),
-    *((name, (name,)) for name in ("implicit margin", "gradient signal / noise", "noise scale, pairs")),
-    ("Completion length, tokens", ("length, tokens", "length, correct", "length, incorrect")),
-    ("pairs", ("pairs",)),
-)
-"""Charts: title and measures, in their order."""
-
 MEANINGS = (
     "Of the rollouts that pairs were made from, at each K. Mixed prompts can give pairs: they have right and wrong "
     "completions or, of scalar rewards, different ones. Confidence is the geometric mean of a completion's token "
@@ -63,7 +53,7 @@ MEANINGS = (
     "chance). The gap is the log-prob of the chosen less "
     "that of the rejected completion, before and after offline training; the implicit margin is beta times what "
     "training moved of it. Signal / noise is the norm of the mean DPO gradient over the norm of its noise in a batch, "
-    "the noise scale the number of pairs at which both are equal. Bars are one standard deviation over seeds."
+    "the noise scale the number of pairs at which both are equal."
 )
 
 
@@ -85,35 +75,14 @@ def mean(row: Row, name: str) -> str:
 
 
 def section(study: Study) -> str:
-    """Charts, tables and correlations; "" for a study in which K does not vary."""
-    groups = study.swept
-    if not groups:
+    """Tables and correlations; "" for a study in which K does not vary."""
+    if not study.swept:
         return ""
-    figures = [_chart(groups, title, names) for title, names in CHARTS]
-    parts = [markup.paragraph(MEANINGS, "hint"), markup.charts(*figures)]
+    parts = [markup.paragraph(MEANINGS, "hint")]
     for name, made in {"By K": table, "Did the offline stage gain with it?": correlations}.items():
         title, columns, rows = made(study)
         parts.append(f"<h3>{name}</h3>{markup.table(title, columns, rows)}" if rows else "")
     return markup.section("informativeness", "Informativeness against K", *parts)
-
-
-def _chart(groups: Sequence[Group], title: str, names: Sequence[str]) -> str:
-    steps = sorted({row.steps for group in groups for row in group.rows if row.steps is not None})
-    series = []
-    for group in groups:
-        for name in names:
-            words = [group.name] * (len(groups) > 1) + [name.removesuffix(", nats").removesuffix(", tokens")]
-            marks = [_mark(steps.index(row.steps), values(row, name)) for row in group.rows if row.steps is not None]
-            series.append(Marks(", ".join(words), marks))
-    known = [one for one in series if any(mark.y == mark.y for mark in one.marks)]
-    title = title[0].upper() + title[1:]
-    return scatter_chart(title, known, x_title="K (positions, not to scale)", names=[str(k) for k in steps])
-
-
-def _mark(place: int, found: np.ndarray) -> Mark:
-    middle = float(np.mean(found))
-    spread = float(np.std(found, ddof=1)) if len(found) > 1 else float("nan")
-    return Mark(place, middle, middle - spread, middle + spread)
 
 
 def table(study: Study) -> Text:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from g2d_jax.frontier import Interval
-from g2d_jax.report.spreadsheet import guarded, leaves, written
+from g2d_jax.report.spreadsheet import leaves, sheet
 from g2d_jax.report.study import Group, Row, Study
 from g2d_jax.report.study_compare import advantage, best_at, difference, gain_per_flop
 from g2d_jax.report.study_entry import Entry
@@ -31,12 +29,7 @@ def document(study: Study) -> str:
     never), "online/loss/NAME" (1), "online/generation/calls", and "gain/mean" and "over_offline/mean" of all seeds; the
     policy that all arms start from is the arm "NAME (start)". split is "" where none applies.
     """
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for *texts, value in records(study):
-        writer.writerow([*(guarded(text) for text in texts), written(value)])
-    return buffer.getvalue()
+    return sheet(COLUMNS, records(study))
 
 
 def records(study: Study) -> Iterator[Record]:

@@ -10,7 +10,7 @@ from g2d_jax.report import markup
 from g2d_jax.report.scatter import Mark, Marks, scatter_chart
 from g2d_jax.report.study import Group, Row, Study
 from g2d_jax.report.study_tables import baselines, equal_compute, percent_interval, steps_of
-from g2d_jax.report.summary import Text
+from g2d_jax.report.table import Text
 
 Written = Callable[[float], str]
 

@@ -15,7 +15,7 @@ from g2d_jax.report.study_csv import document as csv_document
 from g2d_jax.report.study_csv import mean_of
 from g2d_jax.report.study_entry import Entry
 from g2d_jax.report.study_tables import baselines, equal_compute, headline, sentence
-from g2d_jax.report.summary import Text, markdown_table, one_line
+from g2d_jax.report.table import Text, markdown_table, one_line, table
 from g2d_jax.storage import PathLike, fingerprint, plain, read_json, write_bytes
 
 LINKS = {"headline": "Result", "spectrum": "Offline to online", "frontier": "Compute"}
@@ -74,8 +74,8 @@ def _kept_together(text: str) -> str:
 
 def _headline(study: Study) -> str:
     title, columns, rows = headline(study)
-    body = markup.table(title, columns, rows, total=bool(rows) and "best on dev" in rows[-1][0]) if rows else ""
-    return markup.section("headline", "Result", body)
+    total = bool(rows) and "best on dev" in rows[-1][0]
+    return markup.section("headline", "Result", markup.table(title, columns, rows, total=total))
 
 
 def _line(study: Study) -> str:
@@ -104,25 +104,24 @@ def state(study: Study) -> str:
 
 def points_table(study: Study) -> Text:
     """Title, columns and rows: every point by itself."""
-    columns = ["point", "seed", "K", "dev %", "test %", "offline gain", "pairs", "FLOPs", "generated", "trained"]
-    rows = [_point(entry) for entry in study.entries]
-    return "Every point that is finished", [*columns, "device time", "verifier CPU"], rows
+    return table("Every point that is finished", [_point(entry) for entry in study.entries])
 
 
-def _point(entry: Entry) -> list[str]:
+def _point(entry: Entry) -> dict[str, str]:
     cost, answers = entry.costs, entry.answers("test")
     gain = 100 * mean_of(entry.offline_gain)
-    return [
-        entry.label,
-        str(entry.seed),
-        str(entry.reached),
-        fmt.percent(fmt.number(entry.result("dev"), "mean")),
-        fmt.percent(mean_of(None if answers is None else answers.values)),
-        f"{gain:+.1f}" if gain == gain else fmt.UNKNOWN,
-        fmt.count(entry.measure("collect", "counts", "pairs")),
-        *(fmt.quantity(cost[name]) for name in ("flops", "generated", "trained")),
-        *(fmt.duration(cost[name]) for name in ("device_seconds", "verifier_cpu_seconds")),
-    ]
+    return {
+        **{"point": entry.label, "seed": str(entry.seed), "K": str(entry.reached)},
+        "dev %": fmt.percent(fmt.number(entry.result("dev"), "mean")),
+        "test %": fmt.percent(mean_of(None if answers is None else answers.values)),
+        "offline gain": f"{gain:+.1f}" if gain == gain else fmt.UNKNOWN,
+        "pairs": fmt.count(entry.measure("collect", "counts", "pairs")),
+        "FLOPs": fmt.quantity(cost["flops"]),
+        "generated": fmt.quantity(cost["generated"]),
+        "trained": fmt.quantity(cost["trained"]),
+        "device time": fmt.duration(cost["device_seconds"]),
+        "verifier CPU": fmt.duration(cost["verifier_cpu_seconds"]),
+    }
 
 
 def _points(study: Study) -> str:
@@ -133,10 +132,10 @@ def _points(study: Study) -> str:
     return markup.section(
         "points",
         "Points",
-        markup.details(f"Every point by seed ({len(rows)})", markup.table(title, columns, rows) if rows else ""),
+        markup.details(f"Every point by seed ({len(rows)})", markup.table(title, columns, rows)),
         markup.details(
             f"Points left out ({len(listed)})",
-            markup.table("Points left out of this page", ["point", "why"], listed) if listed else "",
+            markup.table("Points left out of this page", ["point", "why"], listed),
         ),
     )
 

@@ -21,7 +21,7 @@ from g2d_jax.report.study import Row, Study
 from g2d_jax.report.study_compare import difference
 from g2d_jax.report.study_entry import ONLINE, Array, Entry
 from g2d_jax.report.study_tables import caution, percent_interval, points_interval, steps_of
-from g2d_jax.report.summary import Text
+from g2d_jax.report.table import Text, known, same
 
 Measures = Mapping[str, tuple[str, Callable[[float], str]]]
 
@@ -205,14 +205,9 @@ def table(study: Study) -> Text:
     """
     found = arms(study)
     start, offline = start_of(found), offline_of(found)
-    rows = [*([start] if start else []), *found]
-    columns = ["arm", "s", "loss", "seeds", "test % [95 %]", f"over {offline.name if offline else ''}"]
-    columns += [_over_start(found), *EVALUATED, "updates", *COSTS]
-    lines = [_line(arm, start, offline) for arm in rows]
-    same = len({line[3] for line in lines}) < 2
-    kept = [i for i in range(len(columns)) if any(line[i] != fmt.UNKNOWN for line in lines) and not (same and i == 3)]
+    lines = [_line(arm, start, offline, _over_start(found)) for arm in (*([start] if start else []), *found)]
     title = "Arms from offline to online; differences in points on test, paired by seed and problem"
-    return title, [columns[i] for i in kept], [[line[i] for i in kept] for line in lines]
+    return known(title, lines, hidden=same(lines, "seeds"))
 
 
 def _over_start(found: Sequence[Arm]) -> str:
@@ -220,15 +215,18 @@ def _over_start(found: Sequence[Arm]) -> str:
     return f"over {names.pop()}" if len(names) == 1 else "over its start"
 
 
-def _line(arm: Arm, start: Arm | None, offline: Arm | None) -> list[str]:
+def _line(arm: Arm, start: Arm | None, offline: Arm | None, over_start: str) -> dict[str, str]:
     row = arm.row
     over = None if offline is None or arm is offline else difference(row, offline.row)
-    return [
-        *(arm.name, arm.s, arm.loss or fmt.UNKNOWN, str(len(row.entries)), percent_interval(row.accuracy)),
-        *(_gained(row, one) for one in (over, None if arm is start else gain(row))),
-        *(written(float(np.mean(evaluated(row, name)))) for name, (_, written) in EVALUATED.items()),
-        *(steps_of(row), *(written(row.cost(key)) for key, written in COSTS.values())),
-    ]
+    return {
+        **{"arm": arm.name, "s": arm.s, "loss": arm.loss or fmt.UNKNOWN, "seeds": str(len(row.entries))},
+        "test % [95 %]": percent_interval(row.accuracy),
+        f"over {offline.name if offline else ''}": _gained(row, over),
+        over_start: _gained(row, None if arm is start else gain(row)),
+        **{name: written(float(np.mean(evaluated(row, name)))) for name, (_, written) in EVALUATED.items()},
+        "updates": steps_of(row),
+        **{name: written(row.cost(key)) for name, (key, written) in COSTS.items()},
+    }
 
 
 def _gained(row: Row, found: frontier.Interval | None) -> str:

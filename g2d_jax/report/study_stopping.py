@@ -14,7 +14,7 @@ from g2d_jax.report.study import Group, Row, Study
 from g2d_jax.report.study_compare import choices, chosen, differences, most_per_flop, swept_rows
 from g2d_jax.report.study_entry import Entry
 from g2d_jax.report.study_tables import flops, points_interval, steps_of
-from g2d_jax.report.summary import Text
+from g2d_jax.report.table import Text
 
 WHY = {
     "adaptive": "enough",

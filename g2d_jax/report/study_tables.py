@@ -11,7 +11,7 @@ from g2d_jax import frontier
 from g2d_jax.report import format as fmt
 from g2d_jax.report.study import Group, Row, Study, described
 from g2d_jax.report.study_compare import Advantage, advantage, best_at, choices, chosen
-from g2d_jax.report.summary import Text
+from g2d_jax.report.table import Text, same, table
 
 OUT_OF_RANGE = "out of range"
 FEW_SEEDS = 5
@@ -58,23 +58,27 @@ def steps_of(row: Row) -> str:
     return str(reached.pop()) if len(reached) == 1 else f"{row.reached:.1f} on average"
 
 
-def cost_cells(row: Row) -> list[str]:
-    """FLOPs, generated, trained, device time, and the price if one is given."""
-    amounts = [fmt.quantity(row.cost(name)) for name in ("flops", "generated", "trained")]
+def costs_of(row: Row) -> dict[str, str]:
+    """FLOPs, generated, trained, device time and price."""
     price = row.cost("price")
-    return [*amounts, fmt.duration(row.cost("device_seconds")), *([f"{price:,.2f}"] if price == price else [])]
+    return {
+        "FLOPs": fmt.quantity(row.cost("flops")),
+        "generated": fmt.quantity(row.cost("generated")),
+        "trained": fmt.quantity(row.cost("trained")),
+        "device time": fmt.duration(row.cost("device_seconds")),
+        "price": f"{price:,.2f}" if price == price else fmt.UNKNOWN,
+    }
+
+
+def _unpriced(rows: Sequence[dict[str, str]]) -> list[str]:
+    """The column of the price, to hide it, if none is given."""
+    return ["price"] if all(row["price"] == fmt.UNKNOWN for row in rows) else []
 
 
 def flops(amount: float) -> str:
     """An amount of compute, "2.58 TFLOPs"."""
     text = fmt.quantity(amount)
     return f"{text}{' ' * text[-1:].isdigit()}FLOPs"
-
-
-def cost_columns(rows: Sequence[Row]) -> list[str]:
-    """The heads of `cost_cells`."""
-    priced = any(row.cost("price") == row.cost("price") for row in rows)
-    return ["FLOPs", "generated", "trained", "device time", *(["price"] if priced else [])]
 
 
 def pairs_of(row: Row) -> str:
@@ -89,25 +93,15 @@ def prompts_of(row: Row) -> str:
 
 def headline(study: Study) -> Text:
     """Title, columns and rows: every K of every group that ends offline, and last, for each, the K chosen on dev."""
-    rows = [row for group in study.offline for row in group.rows]
-    versus = [_against(study)] if study.baselines else []
-    columns = [_head(study), "seeds", "dev %", "test % [95 %]", "seed std", "offline gain", *versus, "pairs"]
     lines = [_line(study, group, row, point_name(study, group, row)) for group in study.offline for row in group.rows]
     for group in study.swept:
         if (row := chosen(group.rows)) is not None:
             lines.append(_line(study, group, row, f"best on dev: {point_name(study, group, row)}"))
     title = "Offline training after K online steps. Offline gain: over the policy it started from"
-    title += "; budget: FLOPs" if versus else ""
+    title += "; budget: FLOPs" if study.baselines else ""
     title += f"; in points, paired by seed and problem. {' '.join(filter(None, [choices(study), caution(study)]))}"
-    return title, *_without_one_number([*columns, *cost_columns(rows)], lines, "seeds")
-
-
-def _without_one_number(columns: list[str], lines: list[list[str]], name: str) -> tuple[list[str], list[list[str]]]:
-    """A table without the column of a name, if all its cells are the same: `caution` says how many seeds there are."""
-    at = columns.index(name)
-    if len({line[at] for line in lines}) > 1:
-        return columns, lines
-    return columns[:at] + columns[at + 1 :], [line[:at] + line[at + 1 :] for line in lines]
+    # `caution` says how many seeds there are, if all rows have as many.
+    return table(title, lines, hidden=[*same(lines, "seeds"), *_unpriced(lines)])
 
 
 def _head(study: Study) -> str:
@@ -141,48 +135,51 @@ def _versus(study: Study, group: Group, row: Row) -> str:
     return f"{text}, {described(best.values) or best.name}" if named else text
 
 
-def _line(study: Study, group: Group, row: Row, name: str) -> list[str]:
-    versus = [_versus(study, group, row)] if study.baselines else []
-    return [
-        name,
-        *_accuracy(row),
-        points_interval(row.offline_gain),
-        *versus,
-        pairs_of(row),
-        *cost_cells(row),
-    ]
+def _line(study: Study, group: Group, row: Row, name: str) -> dict[str, str]:
+    return {
+        _head(study): name,
+        **_accuracy(row),
+        "offline gain": points_interval(row.offline_gain),
+        **({_against(study): _versus(study, group, row)} if study.baselines else {}),
+        "pairs": pairs_of(row),
+        **costs_of(row),
+    }
 
 
-def _accuracy(row: Row) -> list[str]:
-    seeds = str(len(row.entries))
-    return [seeds, fmt.percent(row.dev), percent_interval(row.accuracy), seed_spread(row)]
+def _accuracy(row: Row) -> dict[str, str]:
+    return {
+        "seeds": str(len(row.entries)),
+        "dev %": fmt.percent(row.dev),
+        "test % [95 %]": percent_interval(row.accuracy),
+        "seed std": seed_spread(row),
+    }
 
 
 def equal_compute(study: Study) -> Text:
     """Title, columns and rows: what each K is worth against every baseline at equal FLOPs."""
     many = len(study.baselines) > 1
-    columns = [_head(study), *([_against(study)] if many else []), *(group.name for group in study.baselines)]
     lines = [
-        [point_name(study, group, row), *([_versus(study, group, row)] if many else [])]
-        + [worth(advantage(group, row, baseline, "flops")) for baseline in study.baselines]
+        {
+            _head(study): point_name(study, group, row),
+            **({_against(study): _versus(study, group, row)} if many else {}),
+            **{base.name: worth(advantage(group, row, base, "flops")) for base in study.baselines},
+        }
         for group in study.offline
         for row in group.rows
     ]
     title = "Advantage over online training alone that spent the same FLOPs, in points of test accuracy"
     title += "; between two of its points its accuracy is interpolated, beyond them it is out of range"
-    return title, columns, lines if study.baselines else []
+    return table(title, lines if study.baselines else [])
 
 
 def baselines(study: Study) -> Text:
     """Title, columns and rows of online training alone."""
-    rows = [row for group in study.baselines for row in group.rows]
-    columns = ["online training alone", "K", "seeds", "dev %", "test % [95 %]", "seed std", *cost_columns(rows)]
     lines = [
-        [group.name, steps_of(row), *_accuracy(row), *cost_cells(row)]
+        {"online training alone": group.name, "K": steps_of(row), **_accuracy(row), **costs_of(row)}
         for group in study.baselines
         for row in group.rows
     ]
-    return "Online training alone, which goes on", columns, lines
+    return table("Online training alone, which goes on", lines, hidden=_unpriced(lines))
 
 
 def sentence(study: Study) -> str:

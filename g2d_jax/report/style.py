@@ -6,12 +6,10 @@ Series colours are distinguishable for the colour-blind (after Okabe and Ito 200
 STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --card: #fff; --ink: #1d2125; --soft: #5c646c; --line: #e3e0da;
   --accent: #0b62a8; --s0: #0b62a8; --s1: #c8500a; --s2: #0a7d5c; --s3: #8b3f86; --s4: #8a6d00; --s5: #4f5b66;
-  --p1: #fcebb6; --p2: #fbd48a; --p3: #f6b45e; --p4: #ec9140;
   --good: #0a7d5c; --bad: #c23b22; --none: #8b949c; --slow: #8b3f86; --odd: #b08900; --warn: #fff3d6; --code: #f4f2ee; }
 @media (prefers-color-scheme: dark) {
   :root { --page: #14171a; --card: #1c2024; --ink: #e8eaec; --soft: #a2abb3; --line: #333a41; --accent: #6cb4f0;
     --s0: #6cb4f0; --s1: #f39a5b; --s2: #4fcb9f; --s3: #d795d2; --s4: #dcc052; --s5: #b3bec8; --good: #4fcb9f;
-    --p1: #352d16; --p2: #514016; --p3: #70500f; --p4: #955a0b;
     --bad: #f0806a; --none: #7d868e; --slow: #d795d2; --odd: #dcc052; --warn: #3a300f; --code: #15181b; } }
 * { box-sizing: border-box; }
 html { scroll-behavior: smooth; scroll-padding-top: 3.5rem; -webkit-text-size-adjust: 100%; }
@@ -23,8 +21,7 @@ h1 { font-size: clamp(1.8rem, 5vw, 2.7rem); line-height: 1.15; letter-spacing: -
   overflow-wrap: anywhere; }
 h2 { font-size: 1.4rem; letter-spacing: -.01em; margin: 2.6rem 0 .9rem; }
 h3 { font-size: 1.08rem; margin: 2rem 0 .4rem; }
-h4, h5 { font-size: .95rem; margin: 0 0 .5rem; }
-h4 code { font-weight: 400; color: var(--soft); }
+h5 { font-size: .95rem; margin: 0 0 .5rem; }
 a { color: var(--accent); }
 .eyebrow { color: var(--soft); font-size: .86rem; margin: 0; }
 .verdict { font-size: clamp(1.05rem, 2vw, 1.22rem); max-width: 66ch; margin: 0 0 1.4rem; text-wrap: pretty; }
@@ -70,7 +67,6 @@ svg text { font-size: 10.5px; fill: var(--soft); font-variant-numeric: tabular-n
 svg text.strong { fill: var(--ink); font-size: 11px; font-weight: 600; }
 .grid { stroke: var(--line); stroke-width: 1; }
 .mark { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 3; }
-.track { fill: var(--line); opacity: .45; }
 .s0 { --c: var(--s0); } .s1 { --c: var(--s1); } .s2 { --c: var(--s2); }
 .s3 { --c: var(--s3); } .s4 { --c: var(--s4); } .s5 { --c: var(--s5); }
 .v-correct { --c: var(--good); } .v-incorrect { --c: var(--bad); } .v-no_answer { --c: var(--none); }
@@ -78,15 +74,11 @@ svg text.strong { fill: var(--ink); font-size: 11px; font-weight: 600; }
 .line { fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
 .line.s1 { stroke-dasharray: 7 3.5; } .line.s2 { stroke-dasharray: 2 3.5; } .line.s3 { stroke-dasharray: 9 3 2 3; }
 .band { fill: var(--c); opacity: .16; }
-.bar { stroke: var(--c); stroke-width: 3; stroke-linecap: round; opacity: .55; }
 .whisker { stroke: var(--c); stroke-width: 1.2; opacity: .65; }
-.dot, .fill { fill: var(--c); }
+.dot { fill: var(--c); }
 .hidden { fill: transparent; }
 .split { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr)); gap: 14px;
   align-items: start; }
-article { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px;
-  margin: 0 0 14px; break-inside: avoid; }
-article p { margin: .3rem 0 .6rem; }
 .beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr)); gap: 12px; }
 .beside > div { min-width: 0; }
 .facts { color: var(--soft); font-size: .82rem; }
@@ -118,14 +110,6 @@ code { unicode-bidi: isolate; overflow-wrap: anywhere; }
 .rows h5 { margin: .2rem 0 -.3rem; }
 .rows p.facts { font-size: .82rem; margin: 0 0 .25rem; }
 .wide { grid-column: 1 / -1; }
-.tokens { white-space: pre-wrap; }
-.p1 { background: var(--p1); } .p2 { background: var(--p2); } .p3 { background: var(--p3); }
-.p4 { background: var(--p4); text-decoration: underline 2px; text-underline-offset: 3px; }
-.p1, .p2, .p3, .p4 { border-radius: 2px; box-decoration-break: clone; -webkit-box-decoration-break: clone; }
-.special { color: var(--soft); border: 1px dotted var(--soft); border-radius: 3px; font-size: .85em; padding: 0 .2em; }
-.scale { color: var(--ink); gap: 4px 10px; align-items: center; }
-.scale span { padding: .1em .45em; }
-.scale .p0 { border: 1px solid var(--line); border-radius: 3px; }
 .empty { color: var(--soft); font-style: italic; }
 .escape { color: var(--bad); border: 1px solid var(--bad); border-radius: 3px; padding: 0 .15em; font-size: .9em; }
 details { background: var(--card); border: 1px solid var(--line); border-radius: 10px; margin: 14px 0;
@@ -135,7 +119,7 @@ details[open] { padding-bottom: 14px; }
 details .scroll, details figure { background: none; }
 main { padding-bottom: 4rem; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-@media (max-width: 480px) { th, td { padding: .4rem .6rem; } h2 { margin-top: 2rem; } article { padding: 12px; } }
+@media (max-width: 480px) { th, td { padding: .4rem .6rem; } h2 { margin-top: 2rem; } }
 @media print { nav, .filters { display: none; } body { background: #fff; } pre, .rows { max-height: none; } }
 @media (prefers-reduced-motion: reduce) { html { scroll-behavior: auto; } }
 """

@@ -10,14 +10,10 @@ from typing import Any
 from g2d_jax.report import format as fmt
 from g2d_jax.report import training
 from g2d_jax.report.goodput import compiled_table, goodput_table
-from g2d_jax.report.run import Run, read_run
-from g2d_jax.storage import PathLike, write_bytes
-from g2d_jax.tracking import clean
+from g2d_jax.report.run import Run
+from g2d_jax.report.table import Text, markdown_table, one_line, table
 
 Manifest = Mapping[str, Any]
-Text = tuple[str, list[str], list[list[str]]]
-"""A table: title, columns, rows."""
-
 LABELS = {"sft": "cold", "warmup": "warm-up", "dpo": "G2D"}
 """What the stages of the shipped configs lead to, where a policy has no label of its own."""
 
@@ -86,47 +82,32 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
     """
     ordered = policies(evaluation) if evaluation else []
     largest = max((int(k) for policy in ordered for k in policy.get("pass_at", {})), default=1)
-    columns = ["policy", "pass@1 %", f"pass@{largest} %", "greedy %", "change", "greedy change"]
-    columns += ["made by", "generated", "trained", "FLOPs", "time"]
     sampled, greedy = gains(evaluation or {}), gains(evaluation or {}, "greedy")
-    makers = _makers(ordered, stage_manifests)
-    rows = [
-        [
-            policy_name(policy),
-            fmt.spread(fmt.number(policy, "mean"), fmt.number(policy, "sem_clustered")),
-            fmt.percent(fmt.number(policy, "pass_at", str(largest))),
-            fmt.percent(fmt.number(policy, "greedy")),
-            fmt.change(*sampled.get(policy["name"], _UNKNOWN)),
-            fmt.change(*greedy.get(policy["name"], _UNKNOWN)),
-            *_cost(makers[i]),
-        ]
-        for i, policy in enumerate(ordered)
-    ]
-    hidden = {2} if largest == 1 else set()  # nothing but pass@1 was measured
-    hidden |= {5} if all(math.isnan(difference) for difference, _ in greedy.values()) else set()
-    hidden |= set() if any(makers) else set(range(6, 11))  # no cost is known
-    hidden |= set() if not evaluation or has_accuracy(evaluation) else set(range(1, 6))
-    rewards = _rewards(evaluation) if evaluation else [[]]
-    lines = [
-        [cell for i, cell in enumerate(line) if i not in hidden and i < 6]
-        + more
-        + [cell for i, cell in enumerate(line) if i not in hidden and i >= 6]
-        for line, more in zip((columns, *rows), rewards, strict=True)
-    ]
-    return _title(evaluation), lines[0], lines[1:]
+    rows: list[dict[str, str]] = []
+    for policy, makers in zip(ordered, _makers(ordered, stage_manifests), strict=True):
+        accuracy = {
+            "pass@1 %": fmt.spread(fmt.number(policy, "mean"), fmt.number(policy, "sem_clustered")),
+            **{f"pass@{k} %": fmt.percent(fmt.number(policy, "pass_at", str(k))) for k in (largest,) if k > 1},
+            "greedy %": fmt.percent(fmt.number(policy, "greedy")),
+            "change": fmt.change(*sampled.get(policy["name"], _UNKNOWN)),
+            "greedy change": fmt.change(*greedy.get(policy["name"], _UNKNOWN)),
+        }
+        shown = accuracy if has_accuracy(evaluation or {}) else {}
+        rows.append({"policy": policy_name(policy), **shown, **_rewards(evaluation or {}, policy), **_cost(makers)})
+    compared = any(not math.isnan(difference) for difference, _ in greedy.values())
+    costs = set(_cost(())) if all(row["made by"] == fmt.UNKNOWN for row in rows) else set()
+    return table(_title(evaluation), rows, hidden=costs if compared else {*costs, "greedy change"})
 
 
-def _rewards(evaluation: Manifest) -> list[list[str]]:
-    """Columns of the rewards of scalar tasks: a head, and for each policy its mean and what it gained."""
-    lines: list[list[str]] = [[] for _ in range(1 + len(policies(evaluation)))]
+def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
+    """A policy's mean reward in each scalar task, and what it gained."""
+    cells = {}
     for task in [task for task, scalar in tasks(evaluation).items() if scalar]:
         name = "" if len(tasks(evaluation)) == 1 else f"{task} "
-        lines[0] += [f"{name}reward", f"{name}change"]
-        gained = gains(evaluation, "tasks", task)
-        for line, policy in zip(lines[1:], policies(evaluation), strict=True):
-            gain = gained.get(policy["name"], _UNKNOWN)
-            line += [_reward(policy, task), fmt.measured(*gain, signed=True)]
-    return lines
+        cells[f"{name}reward"] = _reward(policy, task)
+        gain = gains(evaluation, "tasks", task).get(policy["name"], _UNKNOWN)
+        cells[f"{name}change"] = fmt.measured(*gain, signed=True)
+    return cells
 
 
 def _reward(policy: Manifest, task: str) -> str:
@@ -135,25 +116,25 @@ def _reward(policy: Manifest, task: str) -> str:
 
 def tasks_table(evaluation: Manifest | None) -> Text:
     """Title, columns and rows of every task by policy; no rows where accuracy says it all."""
-    columns = ["policy", "task", "accuracy %", "reward", "runs' std", "reward / token", "greedy", "length"]
-    columns += ["problems", "unscorable %"]
     rows = [
-        [
-            policy_name(policy),
-            task,
-            fmt.percent(fmt.number(one, "accuracy")),
-            _reward(policy, task),
-            fmt.value(fmt.number(one, "std_runs")),
-            fmt.measured(fmt.number(one, "length_normalised"), fmt.number(one, "length_normalised_sem")),
-            fmt.value(fmt.number(one, "greedy")),
-            fmt.value(fmt.number(one, "mean_length")),
-            fmt.count(fmt.number(one, "problems")),
-            fmt.percent(fmt.number(one, "unscorable")),
-        ]
+        {
+            "policy": policy_name(policy),
+            "task": task,
+            "accuracy %": fmt.percent(fmt.number(one, "accuracy")),
+            "reward": _reward(policy, task),
+            "runs' std": fmt.value(fmt.number(one, "std_runs")),
+            "reward / token": fmt.measured(
+                fmt.number(one, "length_normalised"), fmt.number(one, "length_normalised_sem")
+            ),
+            "greedy": fmt.value(fmt.number(one, "greedy")),
+            "length": fmt.value(fmt.number(one, "mean_length")),
+            "problems": fmt.count(fmt.number(one, "problems")),
+            "unscorable %": fmt.percent(fmt.number(one, "unscorable")),
+        }
         for policy in (policies(evaluation) if evaluation else [])
         for task, one in policy.get("tasks", {}).items()
     ]
-    return "Each task (± standard error clustered by problem; lengths in tokens)", columns, rows
+    return table("Each task (± standard error clustered by problem; lengths in tokens)", rows)
 
 
 def selection_table(manifest: Manifest) -> Text:
@@ -187,12 +168,15 @@ def _title(evaluation: Manifest | None) -> str:
     return f"{what} on {over} (± standard error clustered by problem; changes are paired{unit})"
 
 
-def _cost(made_by: Sequence[Manifest]) -> list[str]:
-    if not made_by:
-        return [fmt.UNKNOWN] * 5
-    totals = [_sum(made_by, "tokens", name) for name in ("generated", "trained")]
+def _cost(made_by: Sequence[Manifest]) -> dict[str, str]:
     names = " + ".join(str(stage.get("name", "")) for stage in made_by)
-    return [names, *map(fmt.quantity, [*totals, _sum(made_by, "flops")]), fmt.duration(_sum(made_by, "seconds"))]
+    return {
+        "made by": names or fmt.UNKNOWN,
+        "generated": fmt.quantity(_sum(made_by, "tokens", "generated")),
+        "trained": fmt.quantity(_sum(made_by, "tokens", "trained")),
+        "FLOPs": fmt.quantity(_sum(made_by, "flops")),
+        "time": fmt.duration(_sum(made_by, "seconds")),
+    }
 
 
 def _makers(ordered: Sequence[Manifest], stage_manifests: Iterable[Manifest]) -> list[list[Manifest]]:
@@ -216,13 +200,12 @@ def compute_table(stage_manifests: Iterable[Manifest], price_per_device_hour: fl
     """
     stages = list(stage_manifests)
     several = any(fmt.number(stage, "device_seconds") > fmt.number(stage, "seconds") for stage in stages)
-    hidden = {"device time": not several, "price": price_per_device_hour is None}
-    shown = [name for name in FIGURES if not hidden.get(name)]
-    groups = [[stage] for stage in stages] + ([stages] if len(stages) > 1 else [])
-    names = [(str(stage.get("name", "")), str(stage.get("kind", ""))) for stage in stages] + [("all stages", "")]
-    figures = [_figures(group, price_per_device_hour or 0.0) for group in groups]
-    rows = [[*label, *(found[name] for name in shown)] for label, found in zip(names, figures, strict=False)]
-    return "Compute of each finished stage", ["stage", "kind", *shown], rows
+    hidden = {*([] if several else ["device time"]), *(["price"] if price_per_device_hour is None else [])}
+    labels = [{"stage": str(stage.get("name", "")), "kind": str(stage.get("kind", ""))} for stage in stages]
+    groups = [(label, [stage]) for label, stage in zip(labels, stages, strict=True)]
+    groups += [({"stage": "all stages", "kind": ""}, stages)] if len(stages) > 1 else []
+    rows = [{**label, **_figures(group, price_per_device_hour or 0.0)} for label, group in groups]
+    return table("Compute of each finished stage", rows, hidden=hidden)
 
 
 def price(run: Run) -> float | None:
@@ -240,7 +223,8 @@ def _figures(stages: Sequence[Manifest], price_per_device_hour: float) -> dict[s
 
 
 def _sum(stages: Sequence[Manifest], *keys: str) -> float:
-    return sum(fmt.number(stage, *keys) for stage in stages)
+    """Their sum, NaN for no stages."""
+    return sum(fmt.number(stage, *keys) for stage in stages) if stages else math.nan
 
 
 def verdict(evaluation: Manifest | None) -> str:
@@ -313,14 +297,6 @@ def state(run: Run) -> str:
     return f"This is the report of a run under way ({'; '.join(missing)})." if missing else ""
 
 
-def write_markdown(workdir: PathLike) -> str:
-    """Write WORKDIR/report.md: verdict, result, compute and goodput tables. Returns its path; raises as `read_run`."""
-    run = read_run(workdir)
-    path = run.workdir / "report.md"
-    write_bytes(path, markdown(run).encode())
-    return str(path)
-
-
 def markdown(run: Run) -> str:
     """The text of report.md."""
     evaluations = [stage.manifest for stage in run.evaluations]
@@ -345,19 +321,3 @@ def markdown(run: Run) -> str:
 def markdown_warnings(texts: Iterable[str]) -> str:
     """A list of warnings, "" without any."""
     return "\n".join(f"- Warning: {one_line(text)}" for text in texts)
-
-
-def markdown_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table under its title; "" without rows."""
-    if not rows:
-        return ""
-    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
-    body = "\n".join("| " + " | ".join(one_line(cell) for cell in line) + " |" for line in lines[:1])
-    rule = "| " + " | ".join(lines[1]) + " |"
-    rest = "\n".join("| " + " | ".join(one_line(cell) for cell in line) + " |" for line in lines[2:])
-    return f"{one_line(title)}:\n\n{body}\n{rule}\n{rest}"
-
-
-def one_line(text: str) -> str:
-    """Text on one line in which Markdown and HTML see no markup."""
-    return "".join(f"\\{char}" if char in "\\|`*_<>[]#" else char for char in clean(text, newlines=False))

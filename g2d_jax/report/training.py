@@ -1,4 +1,4 @@
-"""What training did, stage by stage: updates and prompts, what generation took, fresh samples first and last."""
+"""What training did, stage by stage: updates and prompts, what generation took."""
 
 from __future__ import annotations
 
@@ -8,22 +8,7 @@ from typing import Any
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report.run import Run, Stage
-
-Text = tuple[str, list[str], list[list[str]]]
-"""A table: title, columns, rows."""
-
-Points = dict[str, list[tuple[float, float]]]
-"""Metric -> (step, value), by step."""
-
-PROBED = {
-    "entropy": "entropy, nats",
-    "completions/mean_length": "length",
-    "reward": "reward",
-    "accuracy": "accuracy",
-    "kl": "KL, nats",
-}
-"""Metric of a probe -> head of its column."""
-
+from g2d_jax.report.table import Text, known
 
 COUNTED = {
     "steps": "updates",
@@ -37,19 +22,17 @@ COUNTED = {
 
 
 def tables(run: Run) -> list[Text]:
-    """The tables that have rows: updates, generation, fresh samples. A column in which nothing is known is left out.
+    """The tables that have rows: updates and generation of finished online stages, from their manifests.
 
-    The first two are of finished online stages, from their manifests; what an old manifest does not have is a dash.
+    A column in which nothing is known is left out.
     """
     online = [stage for stage in run.stages if stage.kind == "online" and stage.manifest is not None]
-    trained = [stage for stage in run.stages if stage.kind in ("online", "offline")]
     found = (
         (
             "Training of each online stage (s: updates between synchronisations)",
             [_updates(stage, settings(run, stage)) for stage in online],
         ),
         ("Generation of each online stage", [_generation(stage) for stage in online]),
-        ("Fresh samples of the policy in training, first → last", [_probes(run, stage) for stage in trained]),
     )
     texts = (_text(title, rows) for title, rows in found)
     return [text for text in texts if text[2]]
@@ -117,44 +100,6 @@ def _generation(stage: Stage) -> dict[str, str]:
     }
 
 
-def _probes(run: Run, stage: Stage) -> dict[str, str]:
-    found, cost = _points(run, stage), (stage.manifest or {}).get("dynamics", {})
-    return {
-        "stage": stage.name,
-        "probes": fmt.count(max(map(len, found.values()), default=math.nan)),
-        **{head: _ends(found.get(name, ())) for name, head in PROBED.items()},
-        "tokens drawn": fmt.quantity(fmt.number(cost, "probe_cost", "tokens", "generated")),
-        "time": fmt.duration(fmt.number(cost, "probe_cost", "seconds")),
-    }
-
-
-def _points(run: Run, stage: Stage) -> Points:
-    """Probes as the manifest has them; as they were logged, of a stage that has none or is under way."""
-    told = [(fmt.number(probe, "step"), probe) for probe in _list(stage)]
-    logs = [one for one in run.metrics if one["stage"] == stage.name and one["kind"] == "probe"]
-    told = told or sorted(((float(one["step"]), one["metrics"]) for one in logs), key=lambda one: one[0])
-    found: Points = {}
-    for step, probe in told:
-        for name in PROBED:
-            if not math.isnan(value := fmt.number(probe, name)):
-                found.setdefault(name, []).append((step, value))
-    return found
-
-
-def _ends(points: Sequence[tuple[float, float]]) -> str:
-    if not points:
-        return fmt.UNKNOWN
-    first, last = points[0][1], points[-1][1]
-    return fmt.value(first) if len(points) == 1 else f"{_rounded(first)} → {_rounded(last)}"
-
-
-def _rounded(value: float) -> str:
-    """Rounding noise about 0 is 0."""
-    return f"{round(value, 4) + 0.0:.3g}"
-
-
 def _text(title: str, rows: Sequence[Mapping[str, str]]) -> Text:
-    """Rows as column -> cell, without those, and columns, of which nothing is known but the stage's name."""
-    known = [row for row in rows if any(cell != fmt.UNKNOWN for name, cell in row.items() if name != "stage")]
-    columns = [name for name in (known[0] if known else ()) if any(row[name] != fmt.UNKNOWN for row in known)]
-    return title, columns, [[row[name] for name in columns] for row in known]
+    """A table without rows of which nothing is known but the stage's name."""
+    return known(title, [row for row in rows if set(row.values()) - {row["stage"], fmt.UNKNOWN}])

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
-
-from g2d_jax.rewards.frames import HEADER, write_frame
 
 START_SECONDS = 300.0
 """How long a worker may take to import math-verify on a machine that is busy compiling."""
@@ -37,19 +34,21 @@ class Child:
     def __init__(self, cpu_seconds: float, memory_mb: int) -> None:
         command = [sys.executable, "-P", "-m", "g2d_jax.rewards.worker"]
         command += ["--cpu-seconds", repr(cpu_seconds), "--memory-mb", str(memory_mb)]
-        with tempfile.TemporaryFile() as errors:
+        theirs, self._requests = Pipe(duplex=False)
+        self._replies, answering = Pipe(duplex=False)
+        with tempfile.TemporaryFile() as errors, theirs, answering:
             self._process = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=theirs.fileno(),
+                stdout=answering.fileno(),
                 stderr=errors,
-                bufsize=0,
                 env=_environment(),
                 cwd=os.sep,
                 start_new_session=True,  # Ctrl-C is the parent's business
             )
             try:
-                self.unconfined = str(self._receive(time.monotonic() + START_SECONDS)["unconfined"])
+                answering.close()  # now the end of the worker is that of its replies
+                self.unconfined = str(self._receive(START_SECONDS)["unconfined"])
             except (WorkerDied, WorkerOverdue) as error:
                 self.stop(grace=0.0)
                 errors.seek(0)
@@ -68,12 +67,11 @@ class Child:
 
     def ask(self, gold: str, answer: str, wall_seconds: float) -> dict[str, Any]:
         """Grade one answer. Raises WorkerDied or WorkerOverdue; after either, call stop and start another."""
-        assert self._process.stdin is not None
         try:
-            write_frame(self._process.stdin.fileno(), {"gold": gold, "answer": answer})
+            self._requests.send_bytes(json.dumps({"gold": gold, "answer": answer}).encode())
         except OSError as error:
             raise WorkerDied from error
-        return self._receive(time.monotonic() + wall_seconds)
+        return self._receive(wall_seconds)
 
     def kill(self) -> None:
         """Make the worker give up at once, from any thread; its owner then sees WorkerDied."""
@@ -82,7 +80,7 @@ class Child:
     def stop(self, grace: float = 2.0) -> None:
         """End the worker and whatever it is grading, and reap it. Safe to call twice."""
         process = self._process
-        for step in (self._close_input, process.terminate):
+        for step in (self._requests.close, process.terminate):
             step()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(grace)
@@ -91,33 +89,15 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        self._replies.close()
 
-    def _close_input(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-
-    def _receive(self, deadline: float) -> dict[str, Any]:
-        (length,) = HEADER.unpack(self._read(HEADER.size, deadline))
-        if length > 1 << 20:
-            raise WorkerDied
-        return dict(json.loads(self._read(length, deadline)))
-
-    def _read(self, length: int, deadline: float) -> bytes:
-        assert self._process.stdout is not None
-        fd = self._process.stdout.fileno()
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        data = b""
-        while len(data) < length:
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise WorkerOverdue
-            part = os.read(fd, length - len(data))
-            if not part:
-                raise WorkerDied
-            data += part
-        return data
+    def _receive(self, seconds: float) -> dict[str, Any]:
+        try:
+            if self._replies.poll(seconds):
+                return dict(json.loads(self._replies.recv_bytes(1 << 20)))
+        except (OSError, EOFError) as error:
+            raise WorkerDied from error
+        raise WorkerOverdue
 
 
 def _environment() -> dict[str, str]:

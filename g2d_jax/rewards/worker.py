@@ -6,7 +6,7 @@ are the kernel's: CPU seconds by ITIMER_PROF with the default action, memory by 
 on the work an answer makes and not on how busy the machine is. The child can say nothing but its exit status, and on
 Linux neither reach the network, start a program, change a file nor touch another process (sandbox.py).
 
-Frames (frames.py) on stdin and stdout.
+JSON in the frames of multiprocessing.connection, which unpickles nothing, on stdin and stdout.
 Ready: {"ready": true, "unconfined": text}, the text being why there is no sandbox, "" with one.
 Request: {"gold": text, "answer": text}.
 Reply: {"verdict": Verdict, "stopped": null | "cpu" | "memory" | "crash", "cpu_seconds": float, "peak_mb": float}.
@@ -16,17 +16,19 @@ End of file on stdin ends the worker, so it does not outlive its parent. JAX is 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import json
 import logging
 import os
 import resource
 import signal
 import sys
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from g2d_jax.records import Verdict
 from g2d_jax.rewards import sandbox
-from g2d_jax.rewards.frames import read_frame, write_frame
 from g2d_jax.rewards.verify import grade
 
 _EXIT_STATUS = {Verdict.CORRECT: 10, Verdict.INCORRECT: 11, Verdict.UNSCORABLE: 12, Verdict.NO_ANSWER: 14}
@@ -56,7 +58,8 @@ def main() -> None:
     parser.add_argument("--cpu-seconds", type=float, required=True)
     parser.add_argument("--memory-mb", type=int, required=True)
     options = parser.parse_args()
-    replies = os.dup(1)  # whatever is printed from here on goes nowhere
+    requests = Connection(os.dup(0), writable=False)
+    replies = Connection(os.dup(1), readable=False)  # whatever is printed from here on goes nowhere
     _to_devnull(1)
     logging.disable(logging.CRITICAL)  # math-verify warns that its alarms are off
     sys.set_int_max_str_digits(0)  # sympy prints and reads long integers; the CPU limit bounds them
@@ -66,11 +69,17 @@ def main() -> None:
     gc.freeze()
     signal.signal(signal.SIGTERM, _raise_stop)
     child_filter, unconfined = _confine()
-    write_frame(replies, {"ready": True, "unconfined": unconfined})
+    _reply(replies, {"ready": True, "unconfined": unconfined})
     os.dup2(1, 2)  # what went wrong before this point is shown
-    while (request := read_frame(0)) is not None:
-        limits = (options.cpu_seconds, options.memory_mb, child_filter)
-        write_frame(replies, _grade_in_child(request["gold"], request["answer"], *limits))
+    limits = (options.cpu_seconds, options.memory_mb, child_filter)
+    with contextlib.suppress(EOFError):
+        while True:
+            request = json.loads(requests.recv_bytes())
+            _reply(replies, _grade_in_child(request["gold"], request["answer"], *limits))
+
+
+def _reply(replies: Connection, message: dict[str, Any]) -> None:
+    replies.send_bytes(json.dumps(message).encode())
 
 
 def _confine() -> tuple[sandbox.Filter | None, str]:

@@ -12,7 +12,7 @@ import pytest
 from g2d_jax.data.arithmetic import SLIPS
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.report import write_report
+from g2d_jax.report import write_all
 from g2d_jax.report.script import SCRIPT
 from g2d_jax.stats import accuracy, by_subset, paired, pass_at
 from g2d_jax.storage import finish, write_json
@@ -291,7 +291,7 @@ def read() -> Callable[[Path], tuple[str, Page, str]]:
     """Writes a run's report.html and returns its source, the parsed page and its text with single spaces."""
 
     def read_page(workdir: Path) -> tuple[str, Page, str]:
-        source = Path(write_report(workdir)).read_text(encoding="utf-8")
+        source = Path(write_all(workdir)[0]).read_text(encoding="utf-8")
         page = Page(source)
         return source, page, " ".join(" ".join(page.text).split())
 

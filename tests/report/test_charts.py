@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.report.charts import HEIGHT, LEFT, RIGHT, WIDTH, Panel, Series, bar_chart, interval_chart, line_chart
+from g2d_jax.report.charts import HEIGHT, LEFT, RIGHT, WIDTH, Panel, Series, line_chart
+from g2d_jax.report.scatter import accuracy_chart, interval_chart
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=64) | st.sampled_from([0.0, 1e-300, -1e300, 5e-324])
 
@@ -43,9 +44,7 @@ def test_gaps_are_gaps_and_counted():
 
 def test_nothing_to_draw_is_no_chart():
     assert line_chart("kl", [Panel("", [Series("kl", [1], [math.nan])])]) == ""
-    assert interval_chart("accuracy", [("cold", math.nan, 0.1)]) == ""
-    assert bar_chart("time", [("sft", {"time": math.nan})], {"time": "s0"}, written=str) == ""
-    assert bar_chart("time", [("sft", {"time": 0.0})], {"time": "s0"}, written=str) == ""
+    assert accuracy_chart("accuracy", [("cold", math.nan, 0.1)]) == ""
 
 
 def test_stages_stand_side_by_side_with_marks():
@@ -93,43 +92,26 @@ def test_the_chart_is_told_in_words():
 
 
 def test_intervals_reach_two_standard_errors_to_each_side():
-    root = parse(interval_chart("Accuracy", [("cold", 0.3, 0.01), ("warm-up", 0.5, math.nan)]))
-    bar, point = [node for node in root.iter("line") if "bar" in node.get("class", "")]
-    ticks = {float(node.text): float(node.get("x")) for node in root.iter("text") if node.get("text-anchor")}
-    (a, xa), (b, xb) = list(ticks.items())[:2]
-    unit = (xb - xa) / (b - a)  # of one percent
-    assert float(bar.get("x2")) - float(bar.get("x1")) == pytest.approx(4 * unit, abs=0.2)
-    assert point.get("x1") == point.get("x2")
-    assert texts(root, "strong") == ["cold: 30.0 ± 1.0 %", "warm-up: 50.0 %"]
-
-
-def test_bars_share_one_scale_and_shares_fill_it():
-    rows = [("sft", {"time": 30.0}), ("warmup", {"time": 10.0})]
-    widths = bar_widths(bar_chart("Time", rows, {"time": "s0"}, written=str))
-    assert widths == pytest.approx([WIDTH - 24, (WIDTH - 24) / 3], abs=0.1)
-    verdicts = [("cold", {"correct": 1, "incorrect": 3}), ("warm-up", {"correct": 8, "timeout": 0})]
-    colours = {"correct": "v-correct", "incorrect": "v-incorrect", "timeout": "v-timeout"}
-    figure = bar_chart("Verdicts", verdicts, colours, written=str, share=True)
-    assert bar_widths(figure) == pytest.approx([(WIDTH - 24) / 4, (WIDTH - 24) * 3 / 4, WIDTH - 24], abs=0.1)
-    assert ["".join(item.itertext()) for item in parse(figure).iter("li")] == ["correct", "incorrect"]
-
-
-def bar_widths(figure: str) -> list[float]:
-    rects = parse(figure).findall("svg/rect")
-    return [float(node.get("width")) for node in rects if node.get("class", "").startswith("fill")]
+    root = parse(accuracy_chart("Accuracy", [("cold", 0.3, 0.01), ("warm-up", 0.5, math.nan)]))
+    [bar] = [node for node in root.iter("line") if "whisker" in node.get("class", "")]  # the other error is not known
+    ticks = {float(node.text): float(node.get("y")) for node in root.iter("text") if node.get("text-anchor") == "end"}
+    (a, ya), (b, yb) = list(ticks.items())[:2]
+    unit = (ya - yb) / (b - a)  # of one percent
+    assert float(bar.get("y1")) - float(bar.get("y2")) == pytest.approx(4 * unit, abs=0.2)
+    assert [node.get("class") for node in root.iter("circle")] == ["dot s0", "dot s1"]
+    assert ["".join(item.itertext()) for item in root.iter("li")] == ["cold", "warm-up"]
 
 
 def test_hostile_names_stay_text():
     name = '</title><script>alert(1)</script>"\u202e\0'
     panels = [Panel(name, [Series(name, [1, 2], [0, 1]), Series("b", [1, 2], [0, 1])]), Panel("c", [])]
-    figure = line_chart(name, panels, note=name, x_ticks={1: name})
+    figure = line_chart(name, panels)
     root = parse(figure)  # a NUL or broken markup would not parse
     assert {node.tag for node in root.iter()} <= set(
         ["figure", "figcaption", "ul", "li", "svg", "line", "text", "title", "path", "circle", "p", "span"]
     )
     assert "\u202e" not in figure and "\\u202e" in figure
-    parse(bar_chart(name, [(name, {name: 1.0, "b": 2.0})], {name: "s0", "b": "s1"}, written=str, note=name))
-    parse(interval_chart(name, [(name, 0.5, 0.1)], note=name))
+    parse(interval_chart(name, [(name, 0.5, 0.4, 0.6)], note=name))
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), NUMBERS), min_size=1, max_size=400))

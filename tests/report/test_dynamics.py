@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from g2d_jax.report import write_report
+from g2d_jax.report import write_all
 from g2d_jax.storage import finish, write_json
 from g2d_jax.tracking import Tracker
 
@@ -53,11 +53,6 @@ def test_it_has_what_was_logged(read, tmp_path):
         "entropy, fresh",
         "train, step 9: it has collapsed",
         "Fresh samples are of the trained policy itself",
-        "0.4 → 0.1",
-        "20 → 40",
-        "0 → 0.2",
-        "12.3 k",
-        "12 s",
     ):
         assert words in text, words
     assert "rejected, fresh" not in section and "warning" not in section
@@ -65,14 +60,6 @@ def test_it_has_what_was_logged(read, tmp_path):
     assert "train 4 160 4,321 50.0" in text  # of the manifest: what is logged is by interval, not by call
     assert source.index("<strong>Warnings</strong><ul><li>train, step 9") < source.index("<section")
     assert "20 of 40 values are not finite and not drawn." in text
-
-
-def test_columns_without_anything_known_are_left_out(read, tmp_path):
-    _, _, text = read(made(tmp_path))
-    heads = text[text.index("Fresh samples of the policy in training, first") :]
-    assert heads[: heads.index("probes")].endswith("stage ")
-    assert "reward" not in heads[: heads.index("tokens drawn")]
-    assert "dpo 3 0.4 → 0.1 20 → 40 0.5 → 0.5 0 → 0.2 – –" in text
 
 
 @pytest.mark.parametrize("where", ["warning", "stage", "loss"])
@@ -90,5 +77,5 @@ def test_hostile_names_stay_text(read, tmp_path, hostile, where):
                 tracker.log(hostile, step, {hostile: 0.5}, kind="probe")
     _, _, text = read(folder)  # Page refuses elements and attributes that the report does not use itself
     assert ("<img src=x onerror=alert(2)>" if where == "stage" else "</script><script>alert(1)</script>") in text
-    first = Path(write_report(folder)).read_bytes()
-    assert Path(write_report(folder)).read_bytes() == first
+    first = Path(write_all(folder)[0]).read_bytes()
+    assert Path(write_all(folder)[0]).read_bytes() == first

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.report import write_all, write_csv
+from g2d_jax.report import write_all
 from g2d_jax.report.spreadsheet import guarded
 from g2d_jax.storage import read_json, write_json
 
@@ -22,7 +22,7 @@ def load(path: str) -> dict[tuple[str, str, str], str]:
 
 
 def test_figures_costs_and_informativeness(finished_run):
-    table = load(write_csv(finished_run))
+    table = load(write_all(finished_run)[2])
     manifest = read_json(finished_run / "05-evaluate" / "manifest.json")["result"]
     assert float(table["evaluate", "dpo", "mean"]) == manifest["policies"][2]["mean"]
     assert float(table["evaluate", "dpo", "pass_at/4"]) == manifest["policies"][2]["pass_at"]["4"]
@@ -45,7 +45,7 @@ def test_no_cell_of_text_is_a_formula(fresh_run):
     manifest["result"]["policies"][0] |= {"name": evil, "difference": -0.5}
     manifest["counts"] = {"+1,2": 3}
     write_json(fresh_run / "05-evaluate" / "manifest.json", manifest)
-    table = load(write_csv(fresh_run))
+    table = load(write_all(fresh_run)[2])
     assert table["evaluate", '\'=HYPERLINK("//evil")\\n@x', "difference"] == "-0.5"  # a number stays one
     assert table["evaluate", "", "counts/+1,2"] == "3"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from g2d_jax.report import summary_table, write_markdown
+from g2d_jax.report import summary_table, write_all
 from g2d_jax.report.run import read_run
 from g2d_jax.report.summary import compute_table, markdown, policy_name, selection_table, tasks_table, verdict
 from g2d_jax.storage import finish
@@ -127,7 +127,7 @@ def test_a_stages_cost_counts_once():
 def test_without_evaluation_there_are_no_rows():
     title, columns, rows = summary_table(None, STAGES)
     assert title == "No evaluation is finished yet"
-    assert rows == [] and columns
+    assert rows == columns == []
 
 
 def test_a_policy_with_nothing_but_a_name():
@@ -196,7 +196,7 @@ def test_a_change_within_noise_is_called_so(difference, sem, words):
 
 
 def test_markdown(finished_run):
-    lines = Path(write_markdown(finished_run)).read_text(encoding="utf-8").splitlines()
+    lines = Path(write_all(finished_run)[1]).read_text(encoding="utf-8").splitlines()
     assert lines[0] == "# demo"
     header = next(i for i, line in enumerate(lines) if line.startswith("| policy"))
     assert lines[header + 1].startswith("| --- | ---: |")

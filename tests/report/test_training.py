@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from g2d_jax.report import write_csv
+from g2d_jax.report import write_all
 from g2d_jax.report.run import read_run
 from g2d_jax.report.summary import markdown
 from g2d_jax.report.training import tables
 from g2d_jax.storage import finish, write_json
-from g2d_jax.tracking import Tracker
 
 FIRST = {"step": 0, "entropy": 0.5, "completions/mean_length": 20.0, "accuracy": 0.25, "kl": 0.0}
 MIDDLE = {**FIRST, "step": 10, "entropy": 9.0}
@@ -47,7 +46,7 @@ def made(workdir: Path, stages: dict = STAGES) -> Path:
 
 
 def test_tables(tmp_path):
-    (_, *updates), (_, *generation), (_, *probes) = tables(read_run(made(tmp_path)))
+    (_, *updates), (_, *generation) = tables(read_run(made(tmp_path)))
     assert updates == [
         ["stage", "loss", "s", "reference sync", "updates", "prompts drawn", "responses", "pairs trained on",
          "prompts without a pair", "prompts left out"],
@@ -59,26 +58,21 @@ def test_tables(tmp_path):
         ["stage", "calls", "prompts a call", "tokens/s", "share of time %"],
         [["warmup", "40", "32", "900", "80.0"], ["train", "4", "160", "4,321", "37.5"]],
     ]
-    assert probes == [
-        ["stage", "probes", "entropy, nats", "length", "accuracy", "KL, nats", "tokens drawn", "time"],
-        [["train", "3", "0.5 → 0.125", "20 → 24.5", "0.25 → 0.75", "0 → 0.03", "12.3 k", "12 s"]],
-    ]
 
 
 def test_markdown_and_page_have_them(read, tmp_path):
     text = markdown(read_run(made(tmp_path)))
     assert "| train | dpo | ∞ | yes | 20 | 640 | 5,120 | 600 | 40 | 77 |" in text
     assert "| train | 4 | 160 | 4,321 | 37.5 |" in text
-    assert "| train | 3 | 0.5 → 0.125 | 20 → 24.5 | 0.25 → 0.75 | 0 → 0.03 | 12.3 k | 12 s |" in text
     assert "\n- Warning: spdpo, step 9: the entropy has collapsed\n" in text
     _, page, seen = read(tmp_path)
     assert "#curves" in page.links
-    for words in ("train dpo ∞ yes 20 640 5,120 600 40 77", "train 4 160 4,321 37.5", "0.25 → 0.75", "step 9: the"):
+    for words in ("train dpo ∞ yes 20 640 5,120 600 40 77", "train 4 160 4,321 37.5", "step 9: the"):
         assert words in seen
 
 
 def test_figures_in_the_spreadsheet(tmp_path):
-    with open(write_csv(made(tmp_path)), newline="", encoding="utf-8") as file:
+    with open(write_all(made(tmp_path))[2], newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))[1:]
     found = {(stage, measure): value for stage, _, measure, value in rows}
     assert len(found) == len(rows)
@@ -102,19 +96,6 @@ def test_figures_in_the_spreadsheet(tmp_path):
     assert not [measure for stage, measure in found if stage == "older" and measure != "seconds"]
 
 
-def test_probes_of_a_stage_under_way_are_those_logged(tmp_path):
-    made(tmp_path, {})
-    write_json(tmp_path / "config.json", {"config": {"stages": {"train": {"kind": "online", "loss": "dpo"}}}})
-    (tmp_path / "01-train").mkdir()
-    with Tracker(tmp_path, tensorboard=False) as tracker:
-        tracker.log("train", 0, {"entropy": 0.5}, kind="probe")
-        tracker.log("train", 5, {"entropy": 0.25}, kind="probe")
-        tracker.log("train", 5, {"entropy": 7.0})
-    [(title, columns, rows)] = tables(read_run(tmp_path))
-    assert title == "Fresh samples of the policy in training, first → last"
-    assert (columns, rows) == (["stage", "probes", "entropy, nats"], [["train", "2", "0.5 → 0.25"]])
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -130,5 +111,5 @@ def test_probes_of_a_stage_under_way_are_those_logged(tmp_path):
 def test_other_manifests(read, tmp_path, fields):
     folder = made(tmp_path, {"train": ({"loss": "dpo"}, fields)})
     read(folder)
-    write_csv(folder)
+    write_all(folder)
     assert "| train | dpo |" in markdown(read_run(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from g2d_jax.rewards.child import Child, _environment
-from g2d_jax.rewards.frames import HEADER, encode_frame
+
+HEADER = struct.Struct("!i")
 
 
 def run_python(script: str) -> str:
@@ -77,16 +79,15 @@ def test_no_exception_of_the_grader_passes_the_boundary(raised: str, reply: dict
     assert {key: result[key] for key in reply} == reply
 
 
-def test_frames_carry_any_text() -> None:
-    message = {"gold": "\x00 \ud83d ٣ \n", "answer": ""}
-    frame = encode_frame(message)
-    assert HEADER.unpack(frame[:4]) == (len(frame) - 4,)
-    assert json.loads(frame[4:]) == message
+def encode_frame(message: dict[str, str]) -> bytes:
+    body = json.dumps(message).encode()
+    return HEADER.pack(len(body)) + body
 
 
 def test_serves_until_its_input_ends() -> None:
     command = [sys.executable, "-m", "g2d_jax.rewards.worker", "--cpu-seconds", "2", "--memory-mb", "2048"]
     requests = encode_frame({"gold": "x+1", "answer": "1+x"}) + encode_frame({"gold": "^", "answer": "3"})
+    requests += encode_frame({"gold": "\x00 \ud83d ٣ \n", "answer": "3"})  # frames carry any text
     output = subprocess.run(command, input=requests, check=True, capture_output=True).stdout
     replies = []
     while output:
@@ -94,4 +95,4 @@ def test_serves_until_its_input_ends() -> None:
         replies.append(json.loads(output[4 : 4 + length]))
         output = output[4 + length :]
     assert replies[0].keys() == {"ready", "unconfined"}
-    assert [reply["verdict"] for reply in replies[1:]] == ["correct", "unscorable"]
+    assert [reply["verdict"] for reply in replies[1:]] == ["correct", "unscorable", "correct"]
