@@ -9,7 +9,7 @@ table.py      tables of text and of Markdown
 results.py    the result section        sections.py   compute, training, pairs, settings
 training.py   what training did: updates, prompts, generation
 informativeness.py   measures of rollouts by policy, of pairs before and after an offline stage
-browser.py    rollouts and pairs to look through    listing.py   a list with filters
+browser.py    rollouts and pairs to look through    listing.py   a list with filters    tokens.py   coloured tokens
 style.py      the page's style sheet               script.py    its only script
 html.py       the page                             spreadsheet.py   report.csv
 study.py      a study read from its directory: study_entry.py (a point), study_compare.py (points beside each other),

@@ -1,18 +1,21 @@
-"""The browser: rollouts of every evaluation and collection, and pairs, to be filtered and read."""
+"""The browser: rollouts of every evaluation and collection, and pairs, to be filtered and read, tokens coloured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
 from etils import epath
 
+from g2d_jax.data.tokenizer import Ids, PromptTokenizer
 from g2d_jax.records import Preference, ScoredRollout, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary
 from g2d_jax.report.listing import Row, cell, listing, outcome, rollout
 from g2d_jax.report.markup import shown
 from g2d_jax.report.run import Run, Stage
+from g2d_jax.report.tokens import coloured, legend, run_tokenizer
 from g2d_jax.tables import read_rollouts
 
 PROBLEMS, SAMPLES = 60, 4
@@ -21,12 +24,39 @@ PROBLEMS, SAMPLES = 60, 4
 Answers = dict[str, list[ScoredRollout]]
 """Problem id -> completions in the order of their visit and sample."""
 
+Painter = Callable[[str, Ids, np.ndarray | None], str]
+"""Text, token ids [T] and log-probs [T] (None: unknown) of a completion -> markup."""
+
 
 def browser(run: Run) -> str:
     """The section: a list for each evaluation, each collection and its pairs."""
-    lists = [_evaluated(stage) for stage in run.evaluations]
-    lists += [one for stage in run.stages if stage.kind == "collect" for one in _collected(run, stage)]
-    return markup.section("browser", "Browser", *lists)
+    paint, note = painter(run)
+    lists = [_evaluated(stage, paint) for stage in run.evaluations]
+    lists += [one for stage in run.stages if stage.kind == "collect" for one in _collected(run, stage, paint)]
+    return markup.section("browser", "Browser", *([note, *lists] if any(lists) else []))
+
+
+def painter(run: Run) -> tuple[Painter, str]:
+    """How completions of this run are shown, and markup that says what the colours mean, or why there are none."""
+    try:
+        tokenizer = run_tokenizer(run.config)
+    except ValueError as error:
+        reason = f"Completions are shown without colours: the run's tokenizer is not to be had here. {error}"
+        return lambda text, ids, logprobs: markup.preformatted(text), markup.paragraph(reason, "warning")
+    note = (
+        "Probabilities are those of drawing, after temperature and filters; point at a token to see its own. "
+        "Confidence is their geometric mean over a completion. A text is left without colours where no log-probability "
+        "is on disk or the tokens do not spell it."
+    )
+    return _with(tokenizer), legend() + markup.paragraph(note, "hint")
+
+
+def _with(tokenizer: PromptTokenizer) -> Painter:
+    def paint(text: str, ids: Ids, logprobs: np.ndarray | None) -> str:
+        found = None if logprobs is None else coloured(tokenizer, text, ids, logprobs)
+        return markup.preformatted(text) if found is None else found
+
+    return paint
 
 
 def first_problems(parts: Iterable[epath.Path], wanted: Set[str] = frozenset()) -> tuple[Answers, int]:
@@ -46,14 +76,15 @@ def first_problems(parts: Iterable[epath.Path], wanted: Set[str] = frozenset()) 
     return ordered, len(seen)
 
 
-def _evaluated(stage: Stage) -> str:
+def _evaluated(stage: Stage, paint: Painter) -> str:
     """Every policy's answers to the same problems."""
     policies = [policy for policy in summary.policies(stage.manifest or {}) if stage.rollouts_file(policy["name"])]
     found = [first_problems([stage.rollouts_file(policy["name"])]) for policy in policies]
     columns = [(summary.policy_name(policy), rows) for policy, (rows, _) in zip(policies, found, strict=True)]
     problems, total = stage.problems(), max((count for _, count in found), default=0)
     first = sorted({problem for _, answers in columns for problem in answers})[:PROBLEMS]
-    rows = [beside(problem, problems.get(problem, {}), columns) for problem in first]
+    painted = [(name, answers, paint) for name, answers in columns]
+    rows = [beside(problem, problems.get(problem, {}), painted) for problem in first]
     return listing(
         f"Held-out problems, {stage.name}",
         _rule(len(rows), total, "problems", "samples"),
@@ -63,29 +94,33 @@ def _evaluated(stage: Stage) -> str:
     )
 
 
-def beside(problem: str, known: Mapping[str, Any], columns: Sequence[tuple[str, Answers]]) -> Row:
+def beside(problem: str, known: Mapping[str, Any], columns: Sequence[tuple[str, Answers, Painter]]) -> Row:
     """Put the policies' answers to a problem beside each other. known: its entry of problems.json, as far as there is.
 
-    columns: names of policies, with their answers.
+    columns: names of policies, with their answers and what shows these.
     """
     prompt, gold = markup.conversation(known.get("prompt", "")) or f"problem {problem}", known.get("answer")
-    answered = [(i, name, answers[problem]) for i, (name, answers) in enumerate(columns) if answers.get(problem)]
-    cells = [cell(i, name, [rollout(row) for row in rows[:SAMPLES]]) for i, name, rows in answered]
-    facts = " · ".join(f"{name} {outcome(rows)}" for _, name, rows in answered)
-    return Row(prompt, facts, None if gold is None else str(gold), cells)
+    cells, facts = [], []
+    for number, (name, answers, paint) in enumerate(columns):
+        if rows := answers.get(problem, []):
+            samples = [rollout(r, paint(r.text, r.rollout.token_ids, r.rollout.logprobs)) for r in rows[:SAMPLES]]
+            cells.append(cell(number, name, samples))
+            facts.append(f"{name} {outcome(rows)}")
+    return Row(prompt, " · ".join(facts), None if gold is None else str(gold), cells)
 
 
-def _collected(run: Run, stage: Stage) -> list[str]:
+def _collected(run: Run, stage: Stage, paint: Painter) -> list[str]:
     """The rollouts of a collect stage, and its pairs."""
     pairs: dict[str, list[Preference]] = {}
     for pair in stage.preferences():
         pairs.setdefault(pair.problem_id, []).append(pair)
     chosen = sorted(pairs)[:PROBLEMS]
     answers, total = first_problems(_parts(run, stage), set(chosen))
+    logprobs = {(p, r.rollout.token_ids.tobytes()): r.rollout.logprobs for p, rows in answers.items() for r in rows}
     prompts = {problem: some[0].prompt for problem, some in pairs.items()}
     first = sorted(answers)[:PROBLEMS]
     columns = _by_policy({problem: answers[problem] for problem in first})
-    rows = [beside(p, {"prompt": prompts.get(p, "")}, columns) for p in first]
+    rows = [beside(p, {"prompt": prompts.get(p, "")}, [(*column, paint) for column in columns]) for p in first]
     sampled = listing(
         f"Rollouts, {stage.name}",
         _rule(len(rows), total, "problems", "samples"),
@@ -93,7 +128,10 @@ def _collected(run: Run, stage: Stage) -> list[str]:
         policies=[name for name, _ in columns],
         verdicts=_verdicts(answers for _, answers in columns),
     )
-    couples = [Row(markup.conversation(prompts[p]), _count(pairs[p]), None, [_pairs(pairs[p])]) for p in chosen]
+    couples = [
+        Row(markup.conversation(prompts[p]), _count(pairs[p]), None, [_pairs(p, pairs[p], logprobs, paint)])
+        for p in chosen
+    ]
     rule = _rule(len(chosen), len(pairs), "problems with pairs", "pairs")
     return [sampled, listing(f"Chosen and rejected, {stage.name}", rule, couples, what="pairs")]
 
@@ -116,23 +154,25 @@ def _parts(run: Run, stage: Stage) -> list[epath.Path]:
     return next((other.parts() for other in run.stages if other.name == source), [])
 
 
-def sides(row: Preference) -> tuple[tuple[str, str, int, float, Verdict], ...]:
-    """Chosen and rejected of a pair: name, text, tokens, reward, and the verdict whose colour it has."""
+def sides(row: Preference) -> tuple[tuple[str, str, np.ndarray, float, Verdict], ...]:
+    """Chosen and rejected of a pair: name, text, token ids, reward, and the verdict whose colour it has."""
     return (
-        ("chosen", row.chosen, len(row.chosen_ids), row.chosen_reward, Verdict.CORRECT),
-        ("rejected", row.rejected, len(row.rejected_ids), row.rejected_reward, Verdict.INCORRECT),
+        ("chosen", row.chosen, row.chosen_ids, row.chosen_reward, Verdict.CORRECT),
+        ("rejected", row.rejected, row.rejected_ids, row.rejected_reward, Verdict.INCORRECT),
     )
 
 
-def _pairs(pairs: Sequence[Preference]) -> str:
+def _pairs(
+    problem: str, pairs: Sequence[Preference], logprobs: dict[tuple[str, bytes], np.ndarray], paint: Painter
+) -> str:
     """Pairs of one problem below each other, each chosen beside rejected, as one cell."""
     found = []
     for pair in pairs[:SAMPLES]:
         cells = "".join(
             f'<div><p class="facts"><span class="badge v-{colour.value}">{side}</span> '
-            f"{shown(f'{tokens:,} tokens, reward {fmt.value(reward)}')}</p>"
-            f"{markup.preformatted(text)}</div>"
-            for side, text, tokens, reward, colour in sides(pair)
+            f"{shown(f'{len(ids):,} tokens, reward {fmt.value(reward)}')}</p>"
+            f"{paint(text, ids, logprobs.get((problem, ids.tobytes())))}</div>"
+            for side, text, ids, reward, colour in sides(pair)
         )
         found.append(f'<div class="beside" data-verdict="">{cells}</div>')
     return f'<div class="wide" data-policy="0">{"".join(found)}</div>'

@@ -7,7 +7,7 @@ from etils import epath
 from g2d_jax.records import Verdict
 from g2d_jax.report import compare_text as text
 from g2d_jax.report import markup
-from g2d_jax.report.browser import SAMPLES, beside
+from g2d_jax.report.browser import SAMPLES, beside, painter
 from g2d_jax.report.compare import Comparison
 from g2d_jax.report.compare_read import completions
 from g2d_jax.report.html import document
@@ -117,10 +117,12 @@ def _problems(comparison: Comparison) -> str:
     wanted = comparison.most_different(PROBLEMS)
     if not wanted:
         return ""
-    columns = [(player.name, completions(player, set(wanted))) for player in comparison.players]
+    shown = {side.mark: painter(side.run) for side in comparison.sides}  # how each run's completions are shown
+    remarks = list(dict.fromkeys(note for _, note in shown.values()))
+    columns = [(p.name, completions(p, set(wanted)), shown[p.side.mark][0]) for p in comparison.players]
     known = {problem: one for side in comparison.sides[::-1] for problem, one in side.problems.items() if one}
     rows = [beside(problem, known.get(problem, {}), columns) for problem in wanted]
-    there = {row.score.verdict for _, some in columns for rows in some.values() for row in rows[:SAMPLES]}
+    there = {row.score.verdict for _, some, _ in columns for rows in some.values() for row in rows[:SAMPLES]}
     rule = (
         f"{len(rows):,} of {len(comparison.problems):,} common problems: those on which the accuracies of the runs' "
         "last policies are furthest apart, equal ones by problem id, which is a hash. Of each policy the first "
@@ -133,7 +135,7 @@ def _problems(comparison: Comparison) -> str:
         policies=[player.name for player in comparison.players],
         verdicts=[verdict for verdict in Verdict if verdict in there],
     )
-    return markup.section("problems", "Problems", listed)
+    return markup.section("problems", "Problems", *remarks, listed)
 
 
 def _settings(comparison: Comparison) -> str:

@@ -111,8 +111,8 @@ def sample(verdict: str, head: str, body: str) -> str:
     return f'<div data-verdict="{verdict}"><p class="facts">{head}</p>{body}</div>'
 
 
-def rollout(row: ScoredRollout) -> str:
-    """A sampled completion with its verdict, length, confidence and answer."""
+def rollout(row: ScoredRollout, body: str) -> str:
+    """A sampled completion with its verdict, length, confidence and answer; body: markup of its text."""
     facts = [f"{len(row.rollout.token_ids):,} tokens"]
     if row.score.verdict is Verdict.SCORED and row.score.reward is not None:
         facts.append(f"reward {fmt.value(row.score.reward)}")
@@ -121,8 +121,7 @@ def rollout(row: ScoredRollout) -> str:
     if row.score.answer is not None:
         facts.append(f"answer {short(row.score.answer)}")
     facts += ["cut at the limit"] if row.rollout.stop_reason == "length" else []
-    head = f"{markup.badge(row.score.verdict)} {shown(', '.join(facts))}"
-    return sample(row.score.verdict.value, head, markup.preformatted(row.text))
+    return sample(row.score.verdict.value, f"{markup.badge(row.score.verdict)} {shown(', '.join(facts))}", body)
 
 
 def outcome(rows: Sequence[ScoredRollout]) -> str:

@@ -6,10 +6,12 @@ Series colours are distinguishable for the colour-blind (after Okabe and Ito 200
 STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --card: #fff; --ink: #1d2125; --soft: #5c646c; --line: #e3e0da;
   --accent: #0b62a8; --s0: #0b62a8; --s1: #c8500a; --s2: #0a7d5c; --s3: #8b3f86; --s4: #8a6d00; --s5: #4f5b66;
+  --p1: #fcebb6; --p2: #fbd48a; --p3: #f6b45e; --p4: #ec9140;
   --good: #0a7d5c; --bad: #c23b22; --none: #8b949c; --slow: #8b3f86; --odd: #b08900; --warn: #fff3d6; --code: #f4f2ee; }
 @media (prefers-color-scheme: dark) {
   :root { --page: #14171a; --card: #1c2024; --ink: #e8eaec; --soft: #a2abb3; --line: #333a41; --accent: #6cb4f0;
     --s0: #6cb4f0; --s1: #f39a5b; --s2: #4fcb9f; --s3: #d795d2; --s4: #dcc052; --s5: #b3bec8; --good: #4fcb9f;
+    --p1: #352d16; --p2: #514016; --p3: #70500f; --p4: #955a0b;
     --bad: #f0806a; --none: #7d868e; --slow: #d795d2; --odd: #dcc052; --warn: #3a300f; --code: #15181b; } }
 * { box-sizing: border-box; }
 html { scroll-behavior: smooth; scroll-padding-top: 3.5rem; -webkit-text-size-adjust: 100%; }
@@ -110,6 +112,14 @@ code { unicode-bidi: isolate; overflow-wrap: anywhere; }
 .rows h5 { margin: .2rem 0 -.3rem; }
 .rows p.facts { font-size: .82rem; margin: 0 0 .25rem; }
 .wide { grid-column: 1 / -1; }
+.tokens { white-space: pre-wrap; }
+.p1 { background: var(--p1); } .p2 { background: var(--p2); } .p3 { background: var(--p3); }
+.p4 { background: var(--p4); text-decoration: underline 2px; text-underline-offset: 3px; }
+.p1, .p2, .p3, .p4 { border-radius: 2px; box-decoration-break: clone; -webkit-box-decoration-break: clone; }
+.special { color: var(--soft); border: 1px dotted var(--soft); border-radius: 3px; font-size: .85em; padding: 0 .2em; }
+.scale { color: var(--ink); gap: 4px 10px; align-items: center; }
+.scale span { padding: .1em .45em; }
+.scale .p0 { border: 1px solid var(--line); border-radius: 3px; }
 .empty { color: var(--soft); font-style: italic; }
 .escape { color: var(--bad); border: 1px solid var(--bad); border-radius: 3px; padding: 0 .15em; font-size: .9em; }
 details { background: var(--card); border: 1px solid var(--line); border-radius: 10px; margin: 14px 0;

@@ -31,6 +31,7 @@ def test_every_source_is_listed(read, finished_run):
         "Held-out problems, evaluate All 48 problems, by problem id. Of each the first 4 samples of a policy",
         "Rollouts, collect All 60 problems",
         "Chosen and rejected, collect All 60 problems with pairs, by problem id. Of each the first 4 pairs.",
+        "Probability of a token: 0.9 or more 0.5 to 0.9 0.2 to 0.5 0.05 to 0.2 less than 0.05",
         "Reference answer: 6",
     ):
         assert words in text, words
@@ -39,6 +40,15 @@ def test_every_source_is_listed(read, finished_run):
     names = re.findall(r'<option value="(\w*)">([^<]*)', section(source))
     assert names[:4] == [("", "any"), ("0", "cold (sft)"), ("1", "warm-up"), ("2", "G2D (dpo)")]
     assert ("no_answer", "no answer") in names
+
+
+def test_tokens_of_rollouts_and_pairs_are_coloured(read, finished_run):
+    listed = section(read(finished_run)[0])
+    evaluated, collected, pairs = listed.split("<h3>")[1:]
+    for part in (evaluated, collected, pairs):
+        assert 'title="p = 0.3">' in part and 'class="p4"' in part and "&lt;eos&gt;" in part
+    assert pairs.count('class="tokens"') == 120
+    assert evaluated.count('class="tokens"') == 3 * 48 * 4 - 7  # of the hostile ones the tokens do not spell the text
 
 
 def test_the_only_script_is_the_one_allowed(read, finished_run):
@@ -78,11 +88,21 @@ def test_a_list_stays_within_its_budget():
     assert listing("None", "", []) == ""
 
 
-def test_pairs_without_rollouts(read, fresh_run):
+@pytest.mark.parametrize("config", [{"model": {"path": "/nowhere/<model>"}}, {"tokenizer": {"path": "/nowhere/<t>"}}])
+def test_without_the_tokenizer_text_is_plain_and_the_page_says_why(read, fresh_run, config):
+    content = read_json(fresh_run / "config.json")
+    write_json(fresh_run / "config.json", {"config": {**content["config"], **config}})
+    source, _, text = read(fresh_run)
+    assert "Completions are shown without colours: the run's tokenizer is not to be had here." in text
+    assert "/nowhere/<" in text and 'class="tokens"' not in source
+    assert "8-4=4;4+2=6;\\boxed{6}" in section(source)
+
+
+def test_pairs_without_rollouts_are_plain(read, fresh_run):
     shutil.rmtree(fresh_run / "03-collect" / "rollouts")
     source, _, _ = read(fresh_run)
     pairs = section(source).split("<h3>")[-1]
-    assert "Chosen and rejected" in pairs and pairs.count("<pre ") == 120
+    assert "Chosen and rejected" in pairs and 'class="tokens"' not in pairs
 
 
 def test_pairs_from_the_archive_of_the_warmup(read, fresh_run):
@@ -91,8 +111,7 @@ def test_pairs_from_the_archive_of_the_warmup(read, fresh_run):
     content["stages"]["collect"] |= {"rollouts": "archive", "policy": "warmup@10"}
     write_json(fresh_run / "config.json", {"config": content})
     source, _, _ = read(fresh_run)
-    assert section(source).split("<h3>")[-1].count("<details data-row") == 60
-    assert "Rollouts, collect" in section(source)
+    assert section(source).split("<h3>")[-1].count('class="tokens"') == 120
 
 
 def test_a_manifest_says_where_completions_are(read, fresh_run):
