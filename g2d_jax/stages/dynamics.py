@@ -109,10 +109,11 @@ def programs(
     state: Any,
     *,
     compared: bool,
+    viewed: bool = False,
 ) -> Iterator[Program]:
     """The programs of the stage's probes: before its first update, every so many, and after its last.
 
-    compared: whether KL to a reference is measured.
+    compared: whether KL to a reference is measured. viewed: as in `rollouts`.
     """
     if not stage.probe.every:
         return
@@ -120,7 +121,7 @@ def programs(
     prompts, probes = sampled(context, stage), 1 + -(-steps // stage.probe.every)
     shapes = sampling_shapes(context, stage)
     asked = Asked(prompts * probes, probes, samples, shapes, sampling.max_new_tokens, response)
-    yield from rollouts(context, name, asked, params, prefix="probe ", meanwhile=(state,))
+    yield from rollouts(context, name, asked, params, prefix="probe ", viewed=viewed, meanwhile=(state,))
     if compared:
         prompt, tokens = (np.zeros(n, np.int32) for n in (context.config.data.max_prompt_length, asked.mean))
         packed = _packed(context, [Group(prompt, [Response(tokens, {})] * samples)] * prompts, sampling)

@@ -114,7 +114,9 @@ def programs(context: Context, name: str, stage: ConfigDict, response: int | Non
     if wanted:
         calls = wanted * stage.steps / stage.num_iterations * share
         yield logprobs(context, name, bare, calls, (state,), logprobs_temperature(stage))
-    yield from dynamics.programs(context, name, stage, stage.steps, response, params, state, compared=compares(stage))
+    yield from dynamics.programs(
+        context, name, stage, stage.steps, response, params, state, compared=compares(stage), viewed=True
+    )
     objective = objective_of(context.compute, stage)
     yield from training_programs(
         context, name, stage.optimizer, stage.steps, objective, filled, stage.steps * share, resident=reference

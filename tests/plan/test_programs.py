@@ -102,6 +102,17 @@ def test_what_probes_sample_is_in_the_work():
     assert generated == [3 * 4 * 4 * 8, 3 * 4 * 4 * 8 + 3 * 8 * 1 * 8]
 
 
+def test_every_program_of_every_kind_of_stage_is_compiled():
+    """With probes, which sample in stages that train: none waits for results of a program that is not there."""
+    config = resolve(TINY, SMALL)
+    for stage in (config.stages.warmup, config.stages.dpo):
+        stage.probe.every = 2
+    config.stages.dpo.probe_sampling.max_new_tokens = 8
+    made = make(config, topology("v5e-1"), Compiler(jax.devices()[:1]))
+    assert {entry.program.stage for entry in made.entries} == set(config.stages)
+    assert not [(entry.program.stage, entry.program.name, entry.why) for entry in made.entries if not entry.compiled]
+
+
 def test_adapters_are_planned_beside_their_base():
     config = resolve(TINY, [*SMALL, "config.lora.rank=2", "config.lora.base_dtype=bfloat16"])
     with planned(config, Compiler(jax.devices()[:1])) as context:

@@ -50,15 +50,17 @@ def rollouts(
     params: Any,
     *,
     prefix: str = "",
+    viewed: bool = False,
     beside: tuple[Any, ...] = (),
     meanwhile: tuple[Any, ...] = (),
 ) -> Iterator[Program]:
     """From parameters to responses. beside: what lies on the devices while the view is made, meanwhile: after that.
 
     What stands beside adapters is there all the time. prefix: of the programs' names, where a stage samples twice.
+    viewed: whether the stage has the program of the sampler's weights already.
     """
     _, rest = lora.split(params)
-    if not prefix:
+    if not viewed:
         held = device_bytes(params)
         work = Work(1, 0.0, 2 * held, {"parameters": held})
         yield Program(name, "view", context.sampler().programs["view"], fixed(params), work, resident=beside)
