@@ -330,7 +330,8 @@ def _run_stages(
         compiling.take_programs()  # of a run before, in this process
         try:
             manifests = {}
-            context.scorer.start(context.problems["train"])
+            problems = context.problems["train"]
+            context.scorer.start(problems[:: -(-len(problems) // 256)])
             names = order.order[: order.order.index(until) + 1 if until else None]
             finished = processes.once(lambda: [name for name in names if storage.finished(context.folders[name])])
             compile_ahead(context, [name for name in names if name not in finished])

@@ -67,7 +67,10 @@ class Scorers:
         return self.joint(problems, texts, token_ids, scores)
 
     def start(self, problems: Sequence[Problem]) -> None:
-        """Let the verifiers' workers start in the background, for tasks with answers that are more than a number."""
+        """Let the verifiers' workers start in the background, for tasks with answers that are more than a number.
+
+        problems: some of each task's, by which that is told.
+        """
         hard = {problem.task for problem in problems if not _is_number(problem.answer)}
         for task, reward in self.rewards.items():
             if task in hard and reward.function == "verify" and not (task == "main" and self.own):
