@@ -78,7 +78,7 @@ class Compiling:
         """Tell of every program, since the last time, how often it was compiled and the seconds that took on the clock
         in whichever thread, tracing and lowering included; one that was read from a cache counts too."""
         taken, self._programs = self._programs, {}
-        return taken
+        return {name: program for name, program in taken.items() if program["compiled"]}
 
     def under_way(self) -> tuple[str, float] | None:
         """The program that is compiled now, in whichever thread, and for how many seconds; None if there is none."""

@@ -134,21 +134,6 @@ def test_put_replicated_keeps_type_and_value():
 
 
 @pytest.mark.parametrize(
-    ("size", "memory", "devices", "expected"),
-    [
-        (15, None, 8, 1),  # memory that is not told
-        (4, 16, 8, 1),  # a quarter of it
-        (15, 16, 8, 4),
-        (15, 16, 2, 2),  # not enough, and no more to be had
-        (15, 16, 6, 2),
-        (15, 16, 3, 1),
-    ],
-)
-def test_weights_are_split_over_the_fewest_devices_that_hold_them(size, memory, devices, expected):
-    assert meshes.fewest(size, memory, devices) == expected
-
-
-@pytest.mark.parametrize(
     ("tensor", "kv_heads", "shape"),
     [(1, 2, (8, 1, 1)), (4, 4, (2, 1, 4)), (4, 2, (2, 2, 2)), (8, 1, (1, 8, 1)), (2, 6, (4, 1, 2))],
 )
