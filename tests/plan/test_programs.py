@@ -269,5 +269,5 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor):
     assert done.returncode == 0, done.stderr
     told = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("program ")]
     more, sent = ({name: float(row[i]) for name, *row in told} for i in (0, 1))
-    assert sent.keys() == {"view", "prefill", "insert", "decode"}
+    assert sent.keys() == {"view", "empty", "prefill", "insert", "decode"}
     assert more["insert"] < 0.2 and more["decode"] < 0.2 and sent["insert"] == 0 and sent["decode"] < 1e7, (more, sent)
