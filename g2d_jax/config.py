@@ -164,6 +164,11 @@ def is_scalar(reward: ConfigDict) -> bool:
     return reward.function in ("model", "judge") if reward.scalar is None else reward.scalar
 
 
+def compares(stage: ConfigDict) -> bool:
+    """Whether an online stage's loss compares the policy with a reference."""
+    return bool(stage.loss != "grpo" or stage.beta)
+
+
 def task(train: ConfigDict, dev: ConfigDict, test: ConfigDict, *, weight: float = 1.0, **changes: Any) -> ConfigDict:
     """A further task of a mixed run: its problems, its share of every batch, and its own reward (`changes`)."""
     return ConfigDict({"train": train, "dev": dev, "test": test, "weight": weight, "reward": reward(**changes)})

@@ -30,6 +30,7 @@ from g2d_jax.stages.context import Context
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.training import saved_per_token
 from g2d_jax.tracking import Tracker
+from g2d_jax.training import optimizer
 
 STOPS = 2  # tokens that end a response: no tokenizer is asked
 MOST_TRIED = 5  # compilations that --auto, or the search for what fits, may cost
@@ -270,14 +271,13 @@ def train_bytes(
 
 
 def state_bytes(config: ConfigDict, stages: Sequence[str] = ()) -> int:
-    """Bytes a trained parameter of the largest optimiser state of these stages (default: all): AdamW's two moments;
-    Adafactor's factors are too small to count, and what is offloaded is not on the devices."""
+    """Bytes a trained parameter of the largest optimiser state of these stages (default: all), but for what is
+    offloaded, which is not on the devices."""
     if config.compute.offload_optimizer:
         return 0
     named = [config.stages[name] for name in stages or config.stages]
     settings = [stage.optimizer for stage in named if "optimizer" in stage]
-    sizes = {"float32": 8, "bfloat16": 4}
-    return max((sizes[s.moment_dtype] if s.kind == "adamw" else 0 for s in settings), default=8)
+    return max((optimizer.state_bytes(s.kind, s.moment_dtype) for s in settings), default=8)
 
 
 def search(

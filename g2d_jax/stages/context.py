@@ -24,7 +24,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.accounting import POLICIES, TRAINING
 from g2d_jax.canonical import identity
 from g2d_jax.compilation import Ahead, Programs
-from g2d_jax.config import is_scalar
+from g2d_jax.config import compares, is_scalar
 from g2d_jax.data import arithmetic
 from g2d_jax.data.loader import Mixture, Order
 from g2d_jax.data.packing import Group, Packed, pack, positions, round_up
@@ -47,6 +47,7 @@ from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.scorers import Scorers, Usage
 from g2d_jax.stages.writer import Writer
 from g2d_jax.tracking import Tracker
+from g2d_jax.training import optimizer
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.step import make_scorer, put_batch
@@ -311,7 +312,8 @@ class Context:
         tensor, model = self.config.compute.sampling_tensor, self.model_config
         if not tensor:
             stages = [stage for stage in self.config.stages.values() if "num_generations" in stage]
-            columns = max((self._columns(stage.sampling.max_new_tokens) for stage in stages), default=1)
+            longest = max((stage.sampling.max_new_tokens for stage in stages), default=1)
+            columns = self.config.data.max_prompt_length + longest
             beside = max(map(self.state_bytes, self.config.stages.values()), default=0)
             itemsize, devices = self.dtype.itemsize, self.mesh.size
             samples = self.config.compute.responses_at_once
@@ -335,9 +337,6 @@ class Context:
         )
         return sum(map(meshes.device_bytes, models))
 
-    def _columns(self, new: int) -> int:
-        return int(self.config.data.max_prompt_length + new)
-
     def state_bytes(self, stage: ConfigDict) -> int:
         """Bytes of a device that a stage's training takes while it samples, by formula; 0 for one that trains nothing.
 
@@ -348,14 +347,16 @@ class Context:
             return 0
         if stage.kind not in TRAINING:
             return self.reward_bytes
-        moments = {"float32": 8, "bfloat16": 4}[stage.optimizer.moment_dtype] if stage.optimizer.kind == "adamw" else 0
-        kept = 4 + (0 if compute.offload_optimizer else moments) + (4 if stage.get("beta") else 0)
-        size = kept * decoder.count_trained(model) + starting.rest_bytes(self.config, model)
+        moments = optimizer.state_bytes(stage.optimizer.kind, stage.optimizer.moment_dtype)
+        reference = stage.kind == "online" and compares(stage) and not stage.reference_sync
+        each = 4 + (0 if compute.offload_optimizer else moments) + 4 * reference
+        size = each * decoder.count_trained(model) + starting.rest_bytes(self.config, model)
         return size // (self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]) + self.reward_bytes
 
     def sampler(self) -> Sampler:
         """Give the sampler: one for the run."""
-        settings = {name: self.config.compute[name] for name in ("chunk", "prefill_rows", "attention")}
+        names = ("chunk", "prefill_rows", "attention", "max_num_seqs")
+        settings = {name: self.config.compute[name] for name in names if self.config.compute[name] is not None}
         settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs}
         sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, **settings)
         self._say_attention("prompts", sampler.kernel)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from g2d_jax.config import compares
 from g2d_jax.data import curriculum
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.losses import check_clipping, check_dpo, group_advantages, token_weights
@@ -28,7 +29,6 @@ from g2d_jax.stages.supply import (
     Supply,
     Taken,
     asked_of,
-    compares,
     logprobs_temperature,
     trains_off_policy,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -253,14 +253,17 @@ def _rows(
     with context.clock.doing("generation"):
         answers = _generate(context, view, draws, params, num_generations, shapes, purpose, tell)
     sampling = time.perf_counter() - started
-    rollouts, texts = [answer.rollout for answer in answers], [answer.text for answer in answers]
     with processes.together():
-        check_rollouts(rollouts, policy)
+        check_rollouts([answer.rollout for answer in answers], policy)
         processes.mark(f"scoring {policy}")
         with context.clock.doing("verification"):
-            asked = _questions(context, draws, rollouts, texts)
-            scores = context.scorer.apart(*asked, [answer.begun for answer in answers])
-        rows = [ScoredRollout(*row, policy) for row in zip(rollouts, texts, scores, strict=True)]
+            scores = context.scorer.apart(
+                [answer.problem for answer in answers],
+                [answer.graded for answer in answers],
+                [answer.rollout.token_ids for answer in answers],
+                [answer.begun for answer in answers],
+            )
+        rows = [ScoredRollout(a.rollout, a.text, score, policy) for a, score in zip(answers, scores, strict=True)]
         if processes.count() > 1:
             write_rollouts(parts / f"{processes.index()}.parquet", rows)
     context.scorer.share_usage()
@@ -279,10 +282,12 @@ def _rows(
 
 @dataclass(frozen=True)
 class _Answer:
-    """A rollout as it came: its text, and its score under way where that can begin before all are there."""
+    """A rollout as it came: its text, also as it is graded, and its score where that can begin before all are there."""
 
     rollout: Rollout
+    problem: Problem
     text: str
+    graded: str
     begun: Begun | None
 
 
@@ -318,10 +323,12 @@ def _generate(
         for problem, visit in draws
     ]
     place, by_id = _places(draws), {problem.id: problem for problem, _ in draws}
+    opened = _opened(context, by_id.values())
     answers = []
     for rollout in context.sampler().generate(view, requests, purpose, shapes):
         problem, text = by_id[rollout.problem_id], safe_text(tokenizer.decode(rollout.token_ids))
-        answers.append(_Answer(rollout, text, context.scorer.begin(problem, *graded_texts(context, [problem], [text]))))
+        graded = "<think>" + text if problem.id in opened else text
+        answers.append(_Answer(rollout, problem, text, graded, context.scorer.begin(problem, graded)))
         if tell is not None and len(answers) % num_generations == 0:
             tell(len(answers) // num_generations * processes.count())  # the others are about as far
     return sorted(answers, key=lambda a: (place[a.rollout.problem_id, a.rollout.visit], a.rollout.sample))
@@ -341,9 +348,13 @@ def graded_texts(context: Context, problems: Sequence[Problem], texts: Sequence[
 
     Without it a verifier would take what follows for the answer. problems: that of each text.
     """
-    distinct = {problem.id: problem for problem in problems}
-    opened = {i for i, problem in distinct.items() if context.tokenizer.render(problem).rstrip().endswith("<think>")}
+    opened = _opened(context, {problem.id: problem for problem in problems}.values())
     return ["<think>" + text if problem.id in opened else text for problem, text in zip(problems, texts, strict=True)]
+
+
+def _opened(context: Context, problems: Iterable[Problem]) -> set[str]:
+    """The ids of the problems in whose prompt the template opens a thought."""
+    return {problem.id for problem in problems if context.tokenizer.render(problem).rstrip().endswith("<think>")}
 
 
 def rewards(groups: Groups) -> np.ndarray:

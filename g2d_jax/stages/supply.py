@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load, save
 
 from g2d_jax import processes, storage
+from g2d_jax.config import compares
 from g2d_jax.data import curriculum
 from g2d_jax.data.packing import Group
 from g2d_jax.models.decoder import Decoder
@@ -89,11 +90,6 @@ def asked_of(context: Context, stage: ConfigDict, response: int | None = None) -
     shapes = context.sampling_shapes(stage, together * stage.prompts_per_step, stage.num_generations, params)
     prompts = batches * stage.prompts_per_step
     return Asked(prompts, batches / together, stage.num_generations, shapes, params.max_new_tokens, response)
-
-
-def compares(stage: ConfigDict) -> bool:
-    """Whether the stage's loss compares the policy with a reference."""
-    return bool(stage.loss != "grpo" or stage.beta)
 
 
 def trains_off_policy(stage: ConfigDict) -> bool:

@@ -110,6 +110,11 @@ def make_optimizer(
     return optax.chain(clip, _promoting(scaled), decay, optax.scale_by_learning_rate(rate)), rate
 
 
+def state_bytes(kind: str, moment_dtype: str) -> int:
+    """Count the bytes of state a trained parameter: AdamW's two moments; Adafactor's factors are too small to count."""
+    return {"float32": 8, "bfloat16": 4}[moment_dtype] if kind == "adamw" else 0
+
+
 def _check_kind(kind: str, moment_dtype: str) -> None:
     for name, value, known in (("kind", kind, Kind), ("moment_dtype", moment_dtype, MomentDtype)):
         if value not in get_args(known):

@@ -18,6 +18,7 @@ from g2d_jax import storage
 from g2d_jax.canonical import to_dict
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import decoder, hf
+from g2d_jax.models.decoder import count_trained
 from g2d_jax.records import Verdict
 from g2d_jax.stages import sft
 from g2d_jax.stages.context import CPU_TOKENS
@@ -161,3 +162,16 @@ def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template
     _, (group,) = external_groups(context, write(tmp_path / "rows.jsonl", *rows), context.workdir / "rollouts.parquet")
     assert [row.score.verdict for row in group] == [Verdict.NO_ANSWER, Verdict.CORRECT, Verdict.INCORRECT]
     assert [row.text for row in group] == list(completions)
+
+
+def test_what_training_holds_while_it_samples(config, opened, tmp_path):
+    """Parameters, two moments, and a reference where the loss of an online stage compares: 4 bytes each."""
+    context, stages = opened(config, tmp_path), config.stages
+    assert context.state_bytes(stages.warmup) == 0  # a CPU tells of no memory
+    context.device_memory, trained = 10**9, count_trained(context.model_config)
+    assert context.state_bytes(stages.warmup) == 12 * trained == context.state_bytes(stages.dpo)
+    stages.warmup.loss = "dpo"
+    assert context.state_bytes(stages.warmup) == 16 * trained
+    stages.warmup.reference_sync, stages.warmup.optimizer.moment_dtype = True, "bfloat16"
+    assert context.state_bytes(stages.warmup) == 8 * trained
+    assert context.state_bytes(stages.collect) == 0
