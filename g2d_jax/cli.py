@@ -184,6 +184,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", required=True, help="as in g2d run")
     parser.add_argument("--topology", required=True, metavar="NAME", help="v5e-16, v6e-8, v5p-16, h100x8, h200x1 …")
     parser.add_argument("--price", type=float, help="of one chip for an hour, in your money")
+    parser.add_argument("--prompt", type=int, metavar="N", help="mean tokens of a prompt; default: the data's own")
     parser.add_argument("--response", type=int, metavar="N", help="mean tokens of a response; default: max_new_tokens")
     parser.add_argument("--stage", action="append", default=[], help="this stage only; may be repeated")
     parser.add_argument("--auto", action="store_true", help="choose mesh, micro-batch and remat")
@@ -330,6 +331,7 @@ def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
         config,
         arguments.topology,
         price=arguments.price,
+        prompt=arguments.prompt,
         response=arguments.response,
         stages=tuple(arguments.stage),
         auto=arguments.auto,

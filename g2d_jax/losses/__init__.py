@@ -19,8 +19,7 @@ from g2d_jax.losses.grpo import (
     token_weights,
 )
 from g2d_jax.losses.logprobs import (
-    CHUNK,
-    CPU_CHUNK,
+    chunk_of,
     sequence_means,
     sequence_sums,
     sharded_token_logprobs,
@@ -31,8 +30,6 @@ from g2d_jax.losses.reduction import Sums, active_count, active_sum, add_sums, e
 from g2d_jax.losses.sft import sft_loss, sft_weights
 
 __all__ = [
-    "CHUNK",
-    "CPU_CHUNK",
     "DPOLossType",
     "DPONormalizer",
     "GRPOLossType",
@@ -43,6 +40,7 @@ __all__ = [
     "add_sums",
     "check_clipping",
     "check_dpo",
+    "chunk_of",
     "dpo_loss",
     "dpo_weights",
     "empty_sums",

@@ -22,10 +22,18 @@ from jax.sharding import Mesh, PartitionSpec
 from g2d_jax.mesh import RULES, spec
 
 CHUNK = 1024
-"""Tokens per chunk: large enough to keep a matrix unit busy, 0.6 GB of float32 logits at 152k words."""
+"""Tokens per chunk at most: enough to keep a matrix unit busy."""
+
+LOGITS = 2**27
+"""Logits of a chunk at most: half a GiB in float32, of which the backward pass holds three."""
 
 CPU_CHUNK = 256
 """Tokens per chunk on a CPU, whose micro-batches are small: of the last chunk half is empty, on average."""
+
+
+def chunk_of(words: int, platform: str) -> int:
+    """Choose the tokens per chunk for a vocabulary: 256 on a CPU, else 1,024, and for 152k words 768."""
+    return CPU_CHUNK if platform == "cpu" else min(CHUNK, max(LOGITS // words // 256, 1) * 256)
 
 
 def transform_logits(logits: jax.Array, temperature: float | jax.Array = 1.0) -> jax.Array:

@@ -32,6 +32,7 @@ def plan(
     name: str,
     *,
     price: float | None = None,
+    prompt: int | None = None,
     response: int | None = None,
     stages: tuple[str, ...] = (),
     auto: bool = False,
@@ -39,14 +40,17 @@ def plan(
 ) -> bool:
     """Print the plan of a run on the machine of this name; returns whether it fits.
 
-    price: of one chip for an hour. response: mean tokens of a response. stages: those to plan, () for all. auto: choose
+    price: of one chip for an hour. prompt, response: their mean tokens. stages: those to plan, () for all. auto: choose
     mesh, micro-batch and remat. verbose: show every program, too. Call it in a process that has not used JAX:
     the environment is set here.
     Raises ValueError for a name or settings that cannot work, ImportError where the compiler is not installed.
     """
     machine = topology(name)
-    if (response is not None and response < 1) or (price is not None and price < 0):
-        raise ValueError(f"a response has at least one token and a price is not negative: got {response} and {price}")
+    if any(value is not None and value < least for value, least in ((prompt, 1), (response, 1), (price, 0))):
+        raise ValueError(
+            "a prompt and a response have at least one token and a price is not negative: got prompt "
+            f"{prompt}, response {response}, price {price}"
+        )
     if unknown := [stage for stage in stages if stage not in config.stages]:
         raise ValueError(f"no stage {unknown[0]!r}; there are {', '.join(config.stages)}")
     from g2d_jax.plan import compiling
@@ -67,7 +71,7 @@ def plan(
             return False
         screen.say(f"chosen: {found.overrides()}")
         config = found.apply(config)
-    made = planning.make(config, machine, compiler, stages=stages, response=response)
+    made = planning.make(config, machine, compiler, stages=stages, prompt=prompt, response=response)
     show.show(made, screen, price=price, response=response, verbose=verbose)
     if made.misfits and not auto:
         found = planning.search(config, machine, compiler, stages=stages)

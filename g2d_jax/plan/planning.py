@@ -24,7 +24,7 @@ from g2d_jax.plan.compiling import Compiled, DoesNotFit, compile_program, device
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.rewarding import scorings
 from g2d_jax.plan.topologies import GIB, Device, Topology
-from g2d_jax.plan.work import Roofline, problems, roofline, shape_of
+from g2d_jax.plan.work import Roofline, problems, reads_locally, roofline, shape_of
 from g2d_jax.stages import starting
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.programs.program import Program
@@ -59,7 +59,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """All programs of a run on a machine. sampling_ways: devices that the sampler's weights are split over."""
+    """All programs of a run on a machine. sampling_ways: devices that the sampler's weights are split over. prompt:
+    mean tokens of a prompt."""
 
     topology: Topology
     config: ConfigDict
@@ -67,6 +68,7 @@ class Plan:
     mesh: Mapping[str, int]
     sampling_ways: int
     entries: Sequence[Entry]
+    prompt: float
 
     @property
     def misfits(self) -> list[Entry]:
@@ -121,8 +123,11 @@ def model_shape(context: Context) -> ModelConfig:
 
 
 @contextmanager
-def planned(config: ConfigDict, compiler: Compiler, memory: int | None = None) -> Iterator[Context]:
-    """The run's context on the compiler's machine. memory: bytes of a device, which those devices do not tell.
+def planned(
+    config: ConfigDict, compiler: Compiler, memory: int | None = None, prompt: int | None = None
+) -> Iterator[Context]:
+    """The run's context on the compiler's machine. memory: bytes of a device, which those devices do not tell. prompt:
+    mean tokens of a prompt, None: of the problems where tokenizer and problems are on this machine, else the most.
 
     Raises ValueError for a mesh that does not fit the machine, and for offloading where its devices tell of no memory
     to offload to, as GPUs do that are not here.
@@ -137,12 +142,16 @@ def planned(config: ConfigDict, compiler: Compiler, memory: int | None = None) -
         known = {
             "mesh": mesh,
             "model_config": model,
-            "prompt_lengths": (config.data.max_prompt_length,),
-            "problem_counts": {"train": sys.maxsize, **{split: problems(config, split) for split in ("dev", "test")}},
             "stop_ids": tuple(range(STOPS)),
             "device_memory": memory,
             "reward_bytes": sum(meshes.device_bytes(scoring.model) for scoring in scorings(config, mesh)),
         }
+        if not reads_locally(config):
+            held_out = {split: problems(config, split) for split in ("dev", "test")}
+            known["prompt_lengths"] = (config.data.max_prompt_length,)
+            known["problem_counts"] = {"train": sys.maxsize, **held_out}
+        if prompt is not None:
+            known["mean_prompt"] = float(min(prompt, config.data.max_prompt_length))
         yield context.at(config, context.folders, tracker, **known)
 
 
@@ -152,16 +161,19 @@ def make(
     compiler: Compiler,
     *,
     stages: Sequence[str] = (),
+    prompt: int | None = None,
     response: int | None = None,
 ) -> Plan:
-    """Compile every program of the stages (default: all). response: mean tokens of a response, None: the longest."""
-    with planned(config, compiler, topology.device.usable) as context:
+    """Compile every program of the stages (default: all). prompt: see `planned`. response: mean tokens of a response,
+    None: the longest."""
+    with planned(config, compiler, topology.device.usable, prompt) as context:
         wanted = stages or pipeline.plan(config).order
         programs = [programs_of(context, name, response) for name in wanted]
         compiler.expect(sum(map(len, programs)))
         entries = [entry for some in programs for entry in _stage(compiler, topology, some)]
         ways = context.sampling_mesh.size // context.sampling_mesh.shape["data"]
-        return Plan(topology, context.config, context.model_config, dict(context.mesh.shape), ways, entries)
+        mesh, mean = dict(context.mesh.shape), context.mean_prompt
+        return Plan(topology, context.config, context.model_config, mesh, ways, entries, mean)
 
 
 class _NotCompiled(LookupError):

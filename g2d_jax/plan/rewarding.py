@@ -71,7 +71,7 @@ def scorings(config: ConfigDict, mesh: Mesh) -> Iterator[Scoring]:
 
 def rewards(context: Context, decode: Program) -> Iterator[Program]:
     """Reward models over the responses that a program decodes, with their prompts."""
-    work, prompt = decode.work, float(np.mean(context.prompt_lengths))
+    work, prompt = decode.work, context.mean_prompt
     found = list(scorings(context.config, context.mesh))
     for scoring in found:
         others = tuple(other.model for other in found if other is not scoring)

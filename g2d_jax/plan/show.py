@@ -10,7 +10,7 @@ from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params
 from g2d_jax.plan.planning import Entry, Plan
 from g2d_jax.plan.topologies import GIB
-from g2d_jax.plan.work import ASSUMED, SUITES
+from g2d_jax.plan.work import ASSUMED, SUITES, reads_locally
 from g2d_jax.sampler.capacity import kv_bytes
 from g2d_jax.tracking import Screen
 
@@ -40,7 +40,8 @@ def show(
     screen.table(f"the run on {plan.topology.name}", columns, short_rows(plan, price))
     length = "max_new_tokens" if response is None else f"{response} tokens"
     screen.say(
-        f"Tokens and hours are for responses of {length} (--response N: a mean), at {EFFICIENCY:.0%} of the roofline, "
+        f"Tokens and hours are for prompts of {plan.prompt:,.0f} tokens and responses of {length} (--prompt N, "
+        f"--response N: their means), at {EFFICIENCY:.0%} of the roofline, "
         "without verifiers, judges, checkpoints and loading." + ("" if verbose else " Every program: --verbose.")
     )
     for line in assumptions(plan):
@@ -77,11 +78,17 @@ def short_rows(plan: Plan, price: float | None) -> list[list[str]]:
 
 
 def assumptions(plan: Plan) -> list[str]:
-    """What the work of evaluations was counted for where no setting tells: a line for each set of problems."""
+    """List what the work was counted for where neither settings nor problems tell: a line for each."""
     config, planned = plan.config, {entry.program.stage for entry in plan.entries}
+    if reads_locally(config):
+        return []
     splits = {config.stages[name].split: name for name in planned if "split" in config.stages[name]}
     sections = {"data": config.data, **{f"tasks.{name}": task for name, task in config.tasks.items()}}
-    return [
+    lengths = [
+        f"prompts of data.max_prompt_length tokens, {plan.prompt:,.0f}, are assumed: tokenizer and problems are not "
+        "all on this machine; --prompt N gives their mean"
+    ]
+    return lengths * (plan.prompt == config.data.max_prompt_length) + [
         f"{stage}: {ASSUMED:,} problems of {name}.{split}, which is not read and has no limit: set how many there are "
         f"with --config.{name}.{split}.limit=N"
         for split, stage in sorted(splits.items())

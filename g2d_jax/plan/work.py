@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from etils import epath
 from ml_collections import ConfigDict
 
+from g2d_jax.data.problems import NAMED
 from g2d_jax.models import hf, shapes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan.topologies import Device
@@ -51,6 +52,15 @@ def shape_of(path: str) -> ModelConfig:
     if path.startswith(("/", ".", "~")) or "://" in path:
         raise ValueError(f"there is no folder {path}: give one with the model's config.json, or a model's name")
     return shapes.shape(path)
+
+
+def reads_locally(config: ConfigDict) -> bool:
+    """Tell whether tokenizer and problems are on this machine, so that the lengths of prompts can be counted."""
+    sections = (config.data, *config.tasks.values())
+    sources = [section[split].path for section in sections for split in ("train", "dev", "test")]
+    named = [source.partition(":")[2] if source.partition(":")[0] in NAMED else source for source in sources]
+    paths = [config.tokenizer.path or config.model.path, *(path for path in named if path[:11] != "procedural:")]
+    return all(epath.Path(path).expanduser().exists() for path in paths if path)
 
 
 def problems(config: ConfigDict, split: str) -> int:

@@ -50,7 +50,7 @@ from g2d_jax.tracking import Tracker
 from g2d_jax.training import optimizer
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.objectives import Compute, Objective
-from g2d_jax.training.step import make_scorer, put_batch
+from g2d_jax.training.step import make_cast, make_scorer, put_batch
 from g2d_jax.workdir import stage_folders
 
 CPU_TOKENS = 1024
@@ -349,7 +349,7 @@ class Context:
             return self.reward_bytes
         moments = optimizer.state_bytes(stage.optimizer.kind, stage.optimizer.moment_dtype)
         reference = stage.kind == "online" and compares(stage) and not stage.reference_sync
-        each = 4 + (0 if compute.offload_optimizer else moments) + 4 * reference
+        each = 4 + (0 if compute.offload_optimizer else moments) + self.dtype.itemsize * reference
         size = each * decoder.count_trained(model) + starting.rest_bytes(self.config, model)
         return size // (self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]) + self.reward_bytes
 
@@ -367,6 +367,11 @@ class Context:
         """Tokens of the prompt of every problem."""
         problems = [problem for split in self.problems.values() for problem in split]
         return tuple(len(self.tokenizer.encode_prompt(problem)) for problem in problems)
+
+    @cached_property
+    def mean_prompt(self) -> float:
+        """Mean tokens of a prompt."""
+        return float(np.mean(self.prompt_lengths))
 
     @cached_property
     def problem_counts(self) -> dict[str, int]:
@@ -500,6 +505,21 @@ class Context:
                 raise ValueError(f"policy {name!r}: no checkpoint {why}")
             like, _ = lora.split(decoder.abstract_on(self.model_config, self.mesh))
             return lora.join(checkpoints.restore_params(found, like), rest)
+
+    def reference(self, policy: str) -> Decoder:
+        """Give a policy as a fixed reference beside one that is trained, in `reference_dtype`."""
+        params = self.policy(policy)
+        if self.reference_dtype == params.embed.dtype:
+            return params
+        return self.programs.take(make_cast, self.model_config, self.mesh, self.reference_dtype)(params)
+
+    @property
+    def reference_dtype(self) -> jnp.dtype:
+        """Of a reference's parameters: the type that a forward pass casts them to, so that it gives the same bits.
+
+        With adapters it is that of their base, which all policies share.
+        """
+        return starting.base_dtype(self.config) if self.model_config.lora else self.dtype
 
     def base(self, policy: str) -> str:
         """Follow a policy to the model that it was trained from: see `starting.base_policy`."""

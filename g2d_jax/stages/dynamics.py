@@ -26,7 +26,7 @@ from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import Asked, rollouts
-from g2d_jax.stages.programs.training import logprobs
+from g2d_jax.stages.programs.training import logprobs, reference_programs
 from g2d_jax.stages.rollouts import Groups, correct, count_rollouts, describe, on_disk, sampled_groups
 from g2d_jax.stages.training import Trainer
 
@@ -123,9 +123,10 @@ def programs(
     asked = Asked(prompts * probes, probes, samples, shapes, sampling.max_new_tokens, response)
     yield from rollouts(context, name, asked, params, prefix="probe ", viewed=viewed, meanwhile=(state,))
     if compared:
+        yield from reference_programs(context, name, (state,))
         prompt, tokens = (np.zeros(n, np.int32) for n in (context.config.data.max_prompt_length, asked.mean))
         packed = _packed(context, [Group(prompt, [Response(tokens, {})] * samples)] * prompts, sampling)
-        scored = logprobs(context, name, packed, probes, (state,), sampling.temperature or 1.0)
+        scored = logprobs(context, name, packed, probes, (state,), sampling.temperature or 1.0, reference=True)
         yield dataclasses.replace(scored, name=f"probe {scored.name}")
 
 

@@ -72,7 +72,9 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         if training.step == 0:
             training.tally = scoring
         alerts.alarm(context, name, training, alerts.few_updates(steps, batch_size, len(pairs)))
-        probe = partial(dynamics.probe, context, name, stage, training, reference=lambda: context.policy(stage.policy))
+        probe = partial(
+            dynamics.probe, context, name, stage, training, reference=lambda: context.reference(stage.policy)
+        )
         probe()
         while training.goes_on():
             with context.metered(training.tally):
@@ -120,7 +122,8 @@ def _programs(
     prompt = np.zeros(min(context.config.data.max_prompt_length, row_length // 3), np.int32)
     side = np.zeros((row_length - len(prompt)) // 2, np.int32)
     pair = Preference("0", "", "", "", prompt, side, side, 1.0, 0.0)
-    share = (len(prompt) + 2 * min(response or len(side), len(side))) / (len(prompt) + 2 * len(side))
+    mean = min(context.mean_prompt, len(prompt)) + 2 * min(response or len(side), len(side))
+    share = mean / (len(prompt) + 2 * len(side))
 
     def packed(count: int) -> Packed:
         return context.pack(batch([pair] * count, np.zeros((count, 2), np.float32)), row_length, count)

@@ -23,7 +23,13 @@ from g2d_jax.stages.batches import LOSSES
 from g2d_jax.stages.context import Context, StopRun
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import rollouts
-from g2d_jax.stages.programs.training import logprobs, params_and_state, training_programs
+from g2d_jax.stages.programs.training import (
+    logprobs,
+    params_and_state,
+    reference_programs,
+    reference_shapes,
+    training_programs,
+)
 from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
 from g2d_jax.stages.supply import (
     Supply,
@@ -103,17 +109,19 @@ def programs(context: Context, name: str, stage: ConfigDict, response: int | Non
         context.pack(groups, columns, rows, places=places(stage)) for groups in _longest_batch(context, stage)
     )
     params, state = params_and_state(context, stage.optimizer, stage.steps)
-    trained, _ = lora.split(params)  # all policies of a run share what is not trained
-    reference = (trained,) if compares(stage) and not stage.reference_sync else ()
+    own, _ = lora.split(reference_shapes(context))  # all policies of a run share what is not trained
+    reference = (own,) if compares(stage) and not stage.reference_sync else ()
     asked = asked_of(context, stage, response)
     yield from rollouts(
         context, name, asked, params, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
     )
-    share = (config.data.max_prompt_length + asked.mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
-    wanted = len(reference) + int(stage.reference_sync or trains_off_policy(stage))
-    if wanted:
-        calls = wanted * stage.steps / stage.num_iterations * share
-        yield logprobs(context, name, bare, calls, (state,), logprobs_temperature(stage))
+    share = (context.mean_prompt + asked.mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
+    calls, temperature = stage.steps / stage.num_iterations * share, logprobs_temperature(stage)
+    if reference:
+        yield from reference_programs(context, name, (state,))
+        yield logprobs(context, name, bare, calls, (state,), temperature, reference=True)
+    if stage.reference_sync or trains_off_policy(stage):
+        yield logprobs(context, name, bare, calls, (state.opt_state, *reference), temperature)
     yield from dynamics.programs(
         context, name, stage, stage.steps, response, params, state, compared=compares(stage), viewed=True
     )

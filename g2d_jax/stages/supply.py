@@ -181,7 +181,7 @@ class Supply:
 
     def fixed_reference(self) -> Decoder:
         """The policy that the stage began with."""
-        return self.context.policy(self.stage.policy) if self.reference is None else self.reference
+        return self.context.reference(self.stage.policy) if self.reference is None else self.reference
 
     @property
     def targeted(self) -> bool:

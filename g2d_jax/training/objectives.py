@@ -58,7 +58,7 @@ def response_logprobs(
         micro["sequence"] >= 0,
         mesh=compute.mesh,
         temperature=temperature,
-        chunk=losses.CPU_CHUNK if platform_of(compute.mesh) == "cpu" else losses.CHUNK,
+        chunk=losses.chunk_of(params.config.vocab_size, platform_of(compute.mesh)),
         with_entropy=with_entropy,
     )
 

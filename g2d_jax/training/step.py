@@ -22,7 +22,7 @@ from g2d_jax.data.packing import Packed
 from g2d_jax.losses import add_sums, empty_sums
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import Decoder, abstract, shardings
+from g2d_jax.models.decoder import Decoder, abstract, cast, shardings
 from g2d_jax.training.objectives import Compute, Objective, response_logprobs
 from g2d_jax.training.optimizer import opt_state_shardings
 
@@ -88,6 +88,11 @@ def make_fresh_state(
         return TrainState(jax.tree.map(jnp.copy, params), optimizer.init(params))
 
     return Jitted(optimizer_state, out_shardings=state_shardings(config, optimizer, mesh, offload))
+
+
+def make_cast(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
+    """cast(params) -> the same in dtype."""
+    return Jitted(partial(cast, dtype=dtype), out_shardings=shardings(config, mesh))
 
 
 def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.Array], jax.Array]:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from g2d_jax import cli
@@ -76,13 +77,35 @@ def shown(made, **options):
 def test_what_is_assumed_is_said():
     config = resolve(TINY, [*SMALL, "config.data.test.limit=none", "config.data.test.path=mine.jsonl"])
     entries = [Entry(Program("evaluate", "decode", None, fixed(), Work(0, 0, 0, {})), None, 0, "", None)]
-    said = show.assumptions(Plan(topology("v5e-4"), config, None, {}, 1, entries))
+    said = show.assumptions(Plan(topology("v5e-4"), config, None, {}, 1, entries, config.data.max_prompt_length))
     assert said == [
+        f"prompts of data.max_prompt_length tokens, {config.data.max_prompt_length}, are assumed: tokenizer and "
+        "problems are not all on this machine; --prompt N gives their mean",
         "evaluate: 1,000 problems of data.test, which is not read and has no limit: set how many there are with "
-        "--config.data.test.limit=N"
+        "--config.data.test.limit=N",
     ]
     config.data.test.limit = 86
-    assert show.assumptions(Plan(topology("v5e-4"), config, None, {}, 1, entries)) == []
+    assert show.assumptions(Plan(topology("v5e-4"), config, None, {}, 1, entries, 7)) == []
+    config.data.test.path = "procedural:slips"
+    config.data.test.limit = None
+    assert show.assumptions(Plan(topology("v5e-4"), config, None, {}, 1, entries, 7)) == []
+
+
+def test_the_work_is_of_the_prompts_that_are_here_or_of_a_mean_that_is_told(tmp_path):
+    """Prefilled tokens of a stage: its prompts times their mean length."""
+    config = resolve(TINY, SMALL)
+    compiler = Compiler(jax.devices())
+
+    def prefilled(config, prompt=None):
+        with planned(config, compiler, prompt=prompt) as context:
+            counted = sum(program.work.prefilled for program in programs_of(context, "collect"))
+            return counted / config.stages.collect.prompts, context.prompt_lengths
+
+    counted, lengths = prefilled(config)
+    assert len(set(lengths)) > 1 and counted == pytest.approx(np.mean(lengths))
+    assert prefilled(config, 3)[0] == 3
+    config.data.test.path = str(tmp_path / "elsewhere.jsonl")
+    assert prefilled(config) == (config.data.max_prompt_length, (config.data.max_prompt_length,))
 
 
 def test_a_recipe_that_was_compiled_before_is_shown_at_once():
@@ -184,7 +207,7 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
         assert 2 * trunk / 8 < size < 2 * trunk / 8 * 1.001
         state = programs["train step"].arguments({})[0]
         assert programs["train step"].beside({}) >= size
-        assert programs["log-probs"].beside({}) >= size + device_bytes(state)
+        assert programs["reference log-probs"].beside({}) >= size + device_bytes(state)
         longest, stage = config.data.max_prompt_length + 1024, config.stages.train
         assert reward.work.scored == 8 * stage.steps * stage.prompts_per_step * longest
         probed = 64 * (1 + 1500 // 100)  # a response to each of 64 prompts, before the first step and every 100
@@ -203,7 +226,7 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
     [
         (["--topology", "v5e-17"], "did you mean v5e-1"),
         (["--topology", "v5e-4", "--stage", "warm"], "no stage 'warm'; there are collect, dpo, evaluate, sft, warmup"),
-        (["--topology", "v5e-4", "--response", "0"], "a response has at least one token"),
+        (["--topology", "v5e-4", "--response", "0"], "a prompt and a response have at least one token"),
         (["--topology", "v5e-4", "--price", "-1"], "a price is not negative"),
         (["--topology", "v5e-4", "--config", "sweep-k:preset=smoke"], "describes a study: plan the runs"),
     ],

@@ -21,7 +21,7 @@ from g2d_jax.models import decoder, hf
 from g2d_jax.models.decoder import count_trained
 from g2d_jax.records import Verdict
 from g2d_jax.stages import sft
-from g2d_jax.stages.context import CPU_TOKENS
+from g2d_jax.stages.context import CPU_TOKENS, Tally
 from g2d_jax.stages.external import external_groups
 
 
@@ -100,6 +100,27 @@ def test_the_model_behind_another_run_s_policy(config: ConfigDict, tmp_path: Pat
     config.lora.rank = 2
     with pytest.raises(ValueError, match="its adapters are not beside this run's model"):
         opened(config, tmp_path / "ours").base_path("dpo")
+
+
+def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(
+    config: ConfigDict, tmp_path: Path, opened: Any
+) -> None:
+    config.dtype, config.compute.row_length = "bfloat16", 32
+    context = opened(config, tmp_path)
+    policy, reference = context.policy("init"), context.reference("init")
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(reference)} == {"bfloat16"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(policy)} == {"float32"}
+    draw = np.random.default_rng(0).integers
+    words = context.model_config.vocab_size
+    some = [Group(draw(0, words, 9), [Response(draw(0, words, n)) for n in (5, 12)]) for _ in range(6)]
+    packed, tally = context.pack(some, 32, 6), Tally()
+    expected, scored = (context.score_logprobs(params, packed, tally) for params in (policy, reference))
+    assert np.abs(expected).max() > 1
+    np.testing.assert_array_equal(scored, expected)
+    config.lora.update(rank=2, base_dtype="bfloat16")
+    context = opened(config, tmp_path)
+    bases = (params.blocks.q.get_value() for params in (context.policy("init"), context.reference("init")))
+    assert next(bases) is next(bases)  # what stands beside adapters is shared
 
 
 def write(path: Path, *rows: dict[str, Any]) -> str:

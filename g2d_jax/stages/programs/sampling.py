@@ -70,7 +70,7 @@ def rollouts(
 def _generation(context: Context, name: str, asked: Asked, prefix: str, resident: tuple[Any, ...]) -> Iterator[Program]:
     """The sampler's programs for these shapes; decode with the cache at each of its widths that is a program."""
     sampler, config, shapes = context.sampler(), context.model_config, asked.shapes
-    mesh, jitted, prompt = sampler.mesh, sampler.programs, float(np.mean(context.prompt_lengths))
+    mesh, jitted, prompt = sampler.mesh, sampler.programs, context.mean_prompt
     empty, prefill, insert, decode = (prefix + kind for kind in ("empty", "prefill", "insert", "decode"))
 
     def host(*shape: int, kind: Any = np.int32) -> jax.ShapeDtypeStruct:

@@ -20,7 +20,14 @@ from g2d_jax.training import signal
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
 from g2d_jax.training.optimizer import make_optimizer
-from g2d_jax.training.step import abstract_batch, abstract_state, make_fresh_state, make_scorer, make_train_step
+from g2d_jax.training.step import (
+    abstract_batch,
+    abstract_state,
+    make_cast,
+    make_fresh_state,
+    make_scorer,
+    make_train_step,
+)
 
 
 def optimizer_of(settings: ConfigDict, total: int) -> tuple[Any, Any]:
@@ -31,6 +38,20 @@ def optimizer_of(settings: ConfigDict, total: int) -> tuple[Any, Any]:
 def policy_shapes(context: Context) -> Any:
     """A policy's parameters, adapters included."""
     return decoder.abstract_on(context.model_config, context.mesh, starting.base_dtype(context.config))
+
+
+def reference_shapes(context: Context) -> Any:
+    """A fixed reference's parameters, adapters included: see `Context.reference`."""
+    return decoder.abstract_on(context.model_config, context.mesh, context.reference_dtype)
+
+
+def reference_programs(context: Context, name: str, resident: tuple[Any, ...]) -> Iterator[Program]:
+    """What makes a reference from a policy, where it is of another type. resident: what lies beside both."""
+    params, dtype = policy_shapes(context), context.reference_dtype
+    if dtype != params.embed.dtype:
+        cast = context.programs.take(make_cast, context.model_config, context.mesh, dtype)
+        work = Work(1, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
+        yield Program(name, "reference", cast, fixed(params), work, resident=resident)
 
 
 def params_and_state(context: Context, settings: ConfigDict, total: int) -> tuple[Any, Any]:
@@ -76,19 +97,25 @@ def training_programs(
 
 
 def logprobs(
-    context: Context, name: str, packed: Packed, calls: float, resident: tuple[Any, ...], temperature: float = 1.0
+    context: Context,
+    name: str,
+    packed: Packed,
+    calls: float,
+    resident: tuple[Any, ...],
+    temperature: float = 1.0,
+    *,
+    reference: bool = False,
 ) -> Program:
-    """Log-probabilities of a packed batch under a policy."""
-    params = policy_shapes(context)
+    """Log-probabilities of a packed batch under a policy, or a fixed reference."""
+    params = (reference_shapes if reference else policy_shapes)(context)
     flops = forward_flops(context.model_config, packed.used, packed.attended) / context.mesh.size
     weights = context.dtype.itemsize * matmul_params(context.model_config) / context.mesh.shape["tensor"]
     parts = {"parameters": device_bytes(params)}
     work = Work(calls, flops, packed.count * weights, parts, scored=packed.used * calls)
     inputs = abstract_batch(packed, context.mesh)
     program = context.programs.take(make_scorer, context.compute)
-    return Program(
-        name, "log-probs", program, fixed(params, *inputs), work, {"temperature": temperature}, packed.count, resident
-    )
+    kind, static = "reference log-probs" if reference else "log-probs", {"temperature": temperature}
+    return Program(name, kind, program, fixed(params, *inputs), work, static, packed.count, resident)
 
 
 def gradient(context: Context, name: str, objective: Objective, packed: Packed, calls: float) -> Program:
