@@ -27,7 +27,7 @@ from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import Asked, rollouts
 from g2d_jax.stages.programs.training import logprobs, reference_programs
-from g2d_jax.stages.rollouts import Groups, correct, count_rollouts, describe, on_disk, sampled_groups
+from g2d_jax.stages.rollouts import Generation, Groups, correct, count_rollouts, describe, on_disk, sampled_groups
 from g2d_jax.stages.training import Trainer
 
 FIGURES = (
@@ -160,17 +160,14 @@ def _measured(
     if on_disk(context, [file]):
         before: dict[str, Any] = storage.read_json(file)
         return before
-    params, cost = training.settled(), Tally()
-    sampling = sampling_of(stage)
+    params, cost, sampling = training.settled(), Tally(), sampling_of(stage)
+    how, shapes = context.sampling_params(sampling), sampling_shapes(context, stage)
     with context.metered(cost):
         groups = sampled_groups(
             context,
             None if on_disk(context, [journal]) else context.view(params),
             [(problem, 0) for problem in probed(context.problems[stage.probe.split], stage.probe.prompts)],
-            context.sampling_params(sampling),
-            num_generations=stage.probe.num_generations,
-            shapes=sampling_shapes(context, stage),
-            purpose=f"probe/{name}",
+            Generation(how, stage.probe.num_generations, shapes, f"probe/{name}"),
             policy=f"{name}@{training.step}",
             journal=journal,
             tally=cost,

@@ -24,7 +24,7 @@ from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import Asked, rollouts
 from g2d_jax.stages.programs.training import policy_shapes
-from g2d_jax.stages.rollouts import Groups, correct, count_rollouts, on_disk, rewards, sampled_groups
+from g2d_jax.stages.rollouts import Generation, Groups, correct, count_rollouts, on_disk, rewards, sampled_groups
 from g2d_jax.tracking import Progress
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
@@ -67,10 +67,7 @@ class HeldOut:
             self.context,
             self._view,
             self.draws,
-            self.context.sampling_params(sampling, **changes),
-            num_generations=count,
-            shapes=self.shapes,
-            purpose=purpose,
+            Generation(self.context.sampling_params(sampling, **changes), count, self.shapes, purpose),
             policy=self.policy,
             journal=journal,
             tally=self.tally,

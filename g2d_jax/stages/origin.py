@@ -20,6 +20,7 @@ from g2d_jax.stages.external import external_groups
 from g2d_jax.stages.programs.sampling import Asked
 from g2d_jax.stages.rollouts import (
     Draws,
+    Generation,
     Groups,
     count_rollouts,
     describe,
@@ -121,19 +122,16 @@ def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tup
         for number, first in enumerate(range(0, len(draws), stage.part))
     ]
     there = on_disk(context, [journal for _, journal in parts])
+    view = None if there else context.view(context.policy(stage.policy))
+    params, shapes = context.sampling_params(stage.sampling), asked_of(context, stage).shapes
+    generation = Generation(params, stage.num_generations, shapes, stage.stream or f"collect/{name}")
     groups: Groups = []
     with context.tracker.progress(name, len(draws)) as bar:
-        for part in generate(
-            context,
-            None if there else context.view(context.policy(stage.policy)),
-            parts,
-            context.sampling_params(stage.sampling),
-            num_generations=stage.num_generations,
-            shapes=asked_of(context, stage).shapes,
-            purpose=stage.stream or f"collect/{name}",
-            policy=stage.policy,
-            tell=lambda answered: bar.update(min(answered, len(draws))),
-        ):
+
+        def tell(answered: int) -> None:
+            bar.update(min(answered, len(draws)))
+
+        for part in generate(context, view, parts, generation, policy=stage.policy, tell=tell):
             if part.before:
                 tally.add(part.cost)
             groups += part.groups

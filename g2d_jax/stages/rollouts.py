@@ -31,6 +31,17 @@ Groups = list[list[ScoredRollout]]
 
 
 @dataclass(frozen=True)
+class Generation:
+    """How a stage draws responses: so many to each prompt. shapes: what the sampler is compiled for, the same for all
+    calls of a stage. purpose: names the random numbers."""
+
+    params: SamplingParams
+    num_generations: int
+    shapes: Shapes
+    purpose: str
+
+
+@dataclass(frozen=True)
 class Sampled:
     """What was drawn for a batch, its groups, and what sampling and scoring them took, for `Tally.add`.
 
@@ -47,32 +58,19 @@ def sampled_groups(
     context: Context,
     view: Decoder | None,
     draws: Draws,
-    params: SamplingParams,
+    generation: Generation,
     *,
-    num_generations: int,
-    shapes: Shapes,
-    purpose: str,
     policy: str,
     journal: epath.Path,
     tally: Tally,
     tell: Tell | None = None,
 ) -> Groups:
-    """Sample and score `num_generations` responses for each draw, or read them back where that was done before.
+    """Sample and score the responses to each draw, or read them back where that was done before.
 
     See `generate`. view may be None if the journal exists. What is read back adds the time it once took to the tally;
     new time is the caller's to meter.
     """
-    (sampled,) = generate(
-        context,
-        view,
-        [(draws, journal)],
-        params,
-        num_generations=num_generations,
-        shapes=shapes,
-        purpose=purpose,
-        policy=policy,
-        tell=tell,
-    )
+    (sampled,) = generate(context, view, [(draws, journal)], generation, policy=policy, tell=tell)
     if sampled.before:
         tally.add(sampled.cost)
     return sampled.groups
@@ -82,11 +80,8 @@ def generate(
     context: Context,
     view: Decoder | None,
     wanted: Sequence[tuple[Draws, epath.Path]],
-    params: SamplingParams,
+    generation: Generation,
     *,
-    num_generations: int,
-    shapes: Shapes,
-    purpose: str,
     policy: str,
     tell: Tell | None = None,
 ) -> Iterator[Sampled]:
@@ -100,24 +95,21 @@ def generate(
     all of it is done again, since log-probabilities depend, in their last bits, on what is sampled together. Beside a
     journal lies what it took: its share, by tokens, of the call's time and of what the rewards cost. All processes
     sample together, and each scores what its own devices sampled.
-    shapes: what the sampler is compiled for, one for all calls of a stage.
-    tell: is called with the number of draws that are answered so far, about, while they are sampled.
+    policy: its name. tell: is called with the number of draws that are answered so far, about, while they are sampled.
     """
     done, prompts = 0, sum(len(draws) for draws, _ in wanted)
-    for call in _calls(wanted, prompts_at_once(context, num_generations)):
+    for call in _calls(wanted, prompts_at_once(context, generation.num_generations)):
         tell_more = None if tell is None else partial(_tell_from, tell, done)
         done += sum(len(draws) for draws, _ in call)
         draws, journals = [draw for some, _ in call for draw in some], [journal for _, journal in call]
         parts = journals[0].parent / "_parts"
         if on_disk(context, journals):
             processes.once(partial(_clear, parts))
-            yield from (_read(*batch, num_generations) for batch in call)
+            yield from (_read(*batch, generation.num_generations) for batch in call)
             continue
         assert view is not None
         with context.metered(took := Tally()):
-            rows, sampling = _rows(
-                context, view, draws, params, num_generations, shapes, purpose, policy, parts, tell_more
-            )
+            rows, sampling = _rows(context, view, draws, generation, policy, parts, tell_more)
         made = _shared_out([some for some, _ in call], rows, took, max(processes.gather(sampling)))
         context.writer.submit(partial(_write, made, journals, parts))
         yield from made
@@ -236,13 +228,10 @@ def _rows(
     context: Context,
     view: Decoder,
     draws: Draws,
-    params: SamplingParams,
-    num_generations: int,
-    shapes: Shapes,
-    purpose: str,
+    generation: Generation,
     policy: str,
     parts: epath.Path,
-    tell: Tell | None = None,
+    tell: Tell | None,
 ) -> tuple[list[ScoredRollout], float]:
     """Scored responses, in the order of draws and samples, and the seconds that sampling took in this process.
 
@@ -251,7 +240,7 @@ def _rows(
     """
     started = time.perf_counter()
     with context.clock.doing("generation"):
-        answers = _generate(context, view, draws, params, num_generations, shapes, purpose, tell)
+        answers = _generate(context, view, draws, generation, tell)
     sampling = time.perf_counter() - started
     with processes.together():
         check_rollouts([answer.rollout for answer in answers], policy)
@@ -304,33 +293,26 @@ def _places(draws: Draws) -> dict[tuple[str, int], int]:
 
 
 def _generate(
-    context: Context,
-    view: Decoder,
-    draws: Draws,
-    params: SamplingParams,
-    num_generations: int,
-    shapes: Shapes,
-    purpose: str,
-    tell: Tell | None,
+    context: Context, view: Decoder, draws: Draws, generation: Generation, tell: Tell | None
 ) -> list[_Answer]:
     """In the order of draws and samples, so that what is written does not depend on which finished first.
 
     What is done here with a response that finished goes on beside the devices, which decode the others.
     """
-    tokenizer = context.tokenizer
+    tokenizer, samples = context.tokenizer, generation.num_generations
     requests = [
-        Request(problem.id, tokenizer.encode_prompt(problem), params, num_samples=num_generations, visit=visit)
+        Request(problem.id, tokenizer.encode_prompt(problem), generation.params, num_samples=samples, visit=visit)
         for problem, visit in draws
     ]
     place, by_id = _places(draws), {problem.id: problem for problem, _ in draws}
     opened = _opened(context, by_id.values())
     answers = []
-    for rollout in context.sampler().generate(view, requests, purpose, shapes):
+    for rollout in context.sampler().generate(view, requests, generation.purpose, generation.shapes):
         problem, text = by_id[rollout.problem_id], safe_text(tokenizer.decode(rollout.token_ids))
         graded = "<think>" + text if problem.id in opened else text
         answers.append(_Answer(rollout, problem, text, graded, context.scorer.begin(problem, graded)))
-        if tell is not None and len(answers) % num_generations == 0:
-            tell(len(answers) // num_generations * processes.count())  # the others are about as far
+        if tell is not None and len(answers) % samples == 0:
+            tell(len(answers) // samples * processes.count())  # the others are about as far
     return sorted(answers, key=lambda a: (place[a.rollout.problem_id, a.rollout.visit], a.rollout.sample))
 
 

@@ -31,6 +31,7 @@ from g2d_jax.stages.context import Context, Tally
 from g2d_jax.stages.programs.sampling import Asked
 from g2d_jax.stages.rollouts import (
     Draws,
+    Generation,
     Groups,
     Sampled,
     correct,
@@ -324,17 +325,12 @@ class Supply:
             if count:
                 parts.append((found[first : first + count], journal_of(self.folder, number, extra)))
             first += count
-        there = on_disk(self.context, [journal for _, journal in parts])
-        sampled = generate(
-            self.context,
-            None if there else self.context.view(self.training.settled()),
-            parts,
-            self.context.sampling_params(self.stage.sampling),
-            num_generations=self.stage.num_generations,
-            shapes=asked_of(self.context, self.stage).shapes,
-            purpose=self.purpose,
-            policy=policy,
-        )
+        context, stage = self.context, self.stage
+        there = on_disk(context, [journal for _, journal in parts])
+        view = None if there else context.view(self.training.settled())
+        params, shapes = context.sampling_params(stage.sampling), asked_of(context, stage).shapes
+        generation = Generation(params, stage.num_generations, shapes, self.purpose)
+        sampled = generate(context, view, parts, generation, policy=policy)
         for number, drawn in zip((number for number, count in wanted.items() if count), sampled, strict=True):
             if number < min(wanted) + KEPT:
                 self.rounds.setdefault(number, []).append(drawn)

@@ -19,7 +19,7 @@ from g2d_jax.mesh import make_mesh
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.stages import batches
 from g2d_jax.stages.context import Context, StopRun, Tally
-from g2d_jax.stages.rollouts import Draws, Groups, count_rollouts, rewards, sampled_groups
+from g2d_jax.stages.rollouts import Draws, Generation, Groups, count_rollouts, rewards, sampled_groups
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
@@ -45,15 +45,12 @@ def run(context: Context) -> dict[str, object]:
 
 def sampled(context: Context, tmp_path: Path) -> tuple[Draws, Groups]:
     stage = context.config.stages.warmup
-    draws = [(problem, 0) for problem in context.problems["train"][:6]]
+    draws, params = [(problem, 0) for problem in context.problems["train"][:6]], context.sampling_params(stage.sampling)
     return draws, sampled_groups(
         context,
         context.sampler().view(context.policy("init")),
         draws,
-        context.sampling_params(stage.sampling),
-        num_generations=4,
-        shapes=context.sampling_shapes(stage, 6, 4, context.sampling_params(stage.sampling)),
-        purpose="test",
+        Generation(params, 4, context.sampling_shapes(stage, 6, 4, params), "test"),
         policy="init",
         journal=tmp_path / "journal.parquet",
         tally=Tally(),
