@@ -12,11 +12,13 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
 
 from g2d_jax.losses.logprobs import (
     sequence_means,
     sequence_sums,
     sharded_token_logprobs,
+    sum_scattered,
     token_logprobs,
     transform_logits,
 )
@@ -345,3 +347,16 @@ def test_sequence_means() -> None:
     assert sequence_means(values, ids).tolist() == [[0.0, 1.0, 4.0], [4.0, 4.0, 0.0]]
     grad = jax.grad(lambda x: jnp.sum(sequence_means(x, ids) * jnp.arange(6.0).reshape(2, 3)))(values)
     assert grad.tolist() == [[0.0, 1.0, 3.0], [3.0, 3.0, 0.0]]  # (2 + 3 + 4) / 3
+
+
+@pytest.mark.parametrize("dimension", [0, 1])
+@pytest.mark.parametrize("blocks", [1, 4, 5])
+def test_the_sum_over_devices_is_the_same_in_blocks(dimension: int, blocks: int) -> None:
+    mesh, matrices = make_mesh(4, 1, 1, devices=jax.devices()[:4]), np.arange(4 * 8 * 20.0).reshape(4, 8, 20) ** 2
+
+    def local(matrix: jax.Array) -> jax.Array:
+        return sum_scattered(matrix[0], "data", dimension, blocks)
+
+    out = P("data") if dimension == 0 else P(None, "data")
+    summed = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=out, check_vma=False))(matrices)
+    np.testing.assert_array_equal(summed, matrices.sum(axis=0))
