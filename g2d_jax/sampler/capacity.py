@@ -20,6 +20,9 @@ SPARE = 0.05
 LINK = 5.0
 """Bytes read from memory while one is sent: 4.1 on v5e and v6e, 4.6 on v5p, 7.4 on an H100 (plan/topologies.py)."""
 
+MEAN = 0.25
+"""Share of max_new_tokens that a mean response takes, where rows are chosen before any is seen: assumed."""
+
 ENOUGH = 0.9
 """Of the best rate by formula: fewer ways wait less often for each other, which it does not count."""
 
@@ -56,12 +59,35 @@ def best_ways(
     ways = [2**power for power in range(devices.bit_length()) if devices % 2**power == 0]
 
     def rate(ways: int) -> float:
-        """Rows by the bytes that a step reads, and those that it sends counted as so many more."""
+        """Rows by the bytes of a step."""
         rows = min(rows_that_fit(config, itemsize, ways, devices, columns, memory, beside), samples)
-        read = itemsize * matmul_params(config) / ways + rows * columns / 2 * kv_bytes(config, itemsize) / devices
-        hidden = rows * ways / devices * config.hidden_size * itemsize
-        sent = 2 * config.num_hidden_layers * hidden * 2 * (ways - 1) / ways  # two all-reduces a layer
-        return rows / (read + LINK * sent)
+        return rows / _step(config, itemsize, ways, devices, columns, rows)
 
     rates = {ways: rate(ways) for ways in ways}
     return next(ways for ways, rate in rates.items() if rate >= ENOUGH * max(rates.values()))
+
+
+def quickest_rows(
+    config: ModelConfig, itemsize: int, ways: int, devices: int, columns: int, longest: int, most: int, samples: int
+) -> int:
+    """Choose how many rows, at most `most`, draw a call's samples soonest: that, or a half of it again and again.
+
+    Few rows read the weights often; many wait long for the longest response, when nearly all of them are done. longest:
+    tokens of a response at most, of which a mean one is taken to have the share MEAN.
+    """
+
+    def seconds(rows: int) -> float:
+        steps = max(samples / rows - 1, 0) * MEAN * longest + longest
+        return steps * _step(config, itemsize, ways, devices, columns, rows)
+
+    parts, most = devices // ways * 8, min(most, samples)
+    halves = [most >> power for power in range(most.bit_length())]
+    return min((rows // parts * parts for rows in halves if rows >= parts), key=seconds, default=most)
+
+
+def _step(config: ModelConfig, itemsize: int, ways: int, devices: int, columns: int, rows: int) -> float:
+    """Count the bytes that a decode step reads on a device, and those that it sends as so many more."""
+    read = itemsize * matmul_params(config) / ways + rows * columns / 2 * kv_bytes(config, itemsize) / devices
+    hidden = rows * ways / devices * config.hidden_size * itemsize
+    sent = 2 * config.num_hidden_layers * hidden * 2 * (ways - 1) / ways  # two all-reduces a layer
+    return read + LINK * sent

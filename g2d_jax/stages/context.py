@@ -386,14 +386,16 @@ class Context:
     def sampling_shapes(self, stage: ConfigDict, prompts: int, samples: int, *params: SamplingParams) -> Shapes:
         """Choose what the sampler is compiled for, by a stage's largest call: so many prompts, and responses each.
 
-        Rows are compute.max_num_seqs, or what memory allows beside what the stage holds there.
+        Rows are compute.max_num_seqs, or the quickest of what memory allows beside what the stage holds there.
         """
         rows = self.config.compute.max_num_seqs
         if not rows:
-            columns = max(self.prompt_lengths) + max(some.max_new_tokens for some in params)
-            mesh, model, itemsize = self.sampling_mesh, self.model_config.base, self.dtype.itemsize
-            room = columns, self.device_memory, self.state_bytes(stage)
-            rows = max(capacity.rows_that_fit(model, itemsize, mesh.size // mesh.shape["data"], mesh.size, *room), 1)
+            longest, mesh = max(some.max_new_tokens for some in params), self.sampling_mesh
+            columns, memory = max(self.prompt_lengths) + longest, self.device_memory
+            how = self.model_config.base, self.dtype.itemsize, mesh.size // mesh.shape["data"], mesh.size, columns
+            rows = max(capacity.rows_that_fit(*how, memory, self.state_bytes(stage)), 1)
+            if memory is not None:
+                rows = capacity.quickest_rows(*how, longest, rows, prompts * samples)
         return self.sampler().shapes(prompts, prompts * samples, params, self.prompt_lengths, rows)
 
     def compile_ahead(self, programs: Iterable[Program]) -> None:
