@@ -236,6 +236,7 @@ def online(**changes: Any) -> ConfigDict:
             "prompts_per_step": 32,
             "num_generations": 8,
             "sampling": sampling(256),
+            "sampling_weights": "",  # "int8": codes of the linear layers in place of their weights (extra quant)
             "stream": optional(str),  # names the order of prompts and the random draws; unset: the stage's own
             "sync_every": 1,  # updates; 0 is never: offline
             "reference_sync": False,  # whether the reference becomes the sampling policy at each synchronisation
@@ -295,6 +296,7 @@ def collect(**changes: Any) -> ConfigDict:
             "part": 128,  # prompts of a file
             "num_generations": 8,
             "sampling": sampling(256),
+            "sampling_weights": "",  # "int8": codes of the linear layers in place of their weights (extra quant)
             "stream": optional(str),  # names the order of prompts and the random draws; unset: the stage's own
             "pairs_per_prompt": 4,
             "min_pass_rate": 0.0,  # prompts outside this window of pass rates give no pair

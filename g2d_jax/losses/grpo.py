@@ -194,7 +194,8 @@ def grpo_loss(
       ratio                   policy / old probability (per response: its own at each of its tokens), 1 when on-policy
       sampling/sampling_logp_difference/mean, …/max        |old - sampler's log-probability|
       sampling/importance_sampling_ratio/mean, …/min, …/max   old / sampler's probability, at most the cap if any
-                              these five only with sampler_logprobs
+      rollout_corr/kl         sampler's - old log-probability, verl's name; the mean estimates KL(sampler || old)
+                              these six only with sampler_logprobs
       kl                      k3, only with ref_logprobs
     Raises ValueError for differing shapes, a negative parameter, beta without a reference, or importance_cap without
     the sampler's log-probabilities.
@@ -242,6 +243,7 @@ def grpo_loss(
         importance = jnp.exp(jnp.minimum(log_importance, math.log(importance_cap) if importance_cap else MAX_LOG_RATIO))
         if importance_cap:
             token_loss = token_loss * importance
+        metrics["rollout_corr/kl"] = -log_importance
         for name, values in (
             ("sampling_logp_difference", jnp.abs(log_importance)),
             ("importance_sampling_ratio", importance),

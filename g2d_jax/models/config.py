@@ -36,17 +36,13 @@ LINEAR = {
 """The linear layers of a block: Hugging Face's name -> the parameter's here."""
 
 
-Quantised = Literal["", "int8", "nf4"]
-"""How the linear layers beside adapters are held: see quantise.py; empty: as they are."""
-
-
 @dataclass(frozen=True)
 class Lora:
     """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685, equation 3): y = x W + scale * (x A) B, W frozen.
 
     targets: names in LINEAR. scale: alpha / rank; with rslora alpha / sqrt(rank) (Kalajdzievski 2023,
-    arXiv:2312.03732). dropout: rate at which train steps drop numbers of x before A. quantise: how W is held, and that
-    of the layers without adapters. Raises ValueError for what is out of range.
+    arXiv:2312.03732). dropout: rate at which train steps drop numbers of x before A. Raises ValueError for what is out
+    of range.
     """
 
     rank: int
@@ -54,7 +50,6 @@ class Lora:
     targets: tuple[str, ...] = tuple(LINEAR)
     rslora: bool = False
     dropout: float = 0.0
-    quantise: Quantised = ""
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not 0 < self.alpha < math.inf:
@@ -63,8 +58,6 @@ class Lora:
             raise ValueError(f"lora.dropout must be at least 0 and less than 1, got {self.dropout}")
         if wrong := [name for name in self.targets if name not in LINEAR]:
             raise ValueError(f"lora.targets: no linear layer {wrong[0]!r}; there are {', '.join(LINEAR)}")
-        if self.quantise not in (kinds := get_args(Quantised)):
-            raise ValueError(f"lora.quantise is {' or '.join(kinds[1:])}, or empty, got {self.quantise!r}")
         if not self.targets or len(set(self.targets)) < len(self.targets):
             raise ValueError(f"lora.targets must name at least one layer, and none twice, got {self.targets}")
 
@@ -79,8 +72,9 @@ class ModelConfig:
     """A decoder-only transformer: pre-norm, RMSNorm, RoPE, grouped-query attention, SwiGLU.
 
     family decides qkv_bias and qk_norm only through the two flags below; it is kept for export. lora: adapters beside
-    the linear layers; only they are trained then. Raises ValueError for a family that is not known, and for sizes that
-    do not go together.
+    the linear layers; only they are trained then. quantise: the kind of codes, of quantise.py, that the linear layers
+    are held as; empty: as they are. Raises ValueError for a family that is not known, and for sizes that do not go
+    together.
     """
 
     family: Family
@@ -99,16 +93,16 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 32_768
     lora: Lora | None = None
+    quantise: str = ""
 
     @property
     def base(self) -> ModelConfig:
-        """The same without adapters."""
-        return dataclasses.replace(self, lora=None)
+        """The same without adapters, and with weights in place of codes."""
+        return dataclasses.replace(self, lora=None, quantise="")
 
-    @property
-    def decoded(self) -> ModelConfig:
-        """The same with weights in place of the codes beside adapters."""
-        return dataclasses.replace(self, lora=dataclasses.replace(self.lora, quantise="")) if self.lora else self
+    def held(self, quantise: str) -> ModelConfig:
+        """The same with the linear layers as codes of this kind; empty: with weights."""
+        return dataclasses.replace(self, quantise=quantise)
 
     def adapted(self, name: str) -> bool:
         """Whether a parameter of the layers, a value of LINEAR or another, has an adapter beside it."""

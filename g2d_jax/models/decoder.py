@@ -96,21 +96,22 @@ def fresh(config: ModelConfig, name: str, row: Param, stacked: bool, key: jax.Ar
 def shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
     """The Decoder tree with a NamedSharding in place of every array."""
 
-    def make(_: str, row: Param, stacked: bool) -> Any:
-        def where(shape: tuple[int, ...], _: Any = None) -> jax.sharding.NamedSharding:
-            axes = ("layers", *row.axes) if stacked else row.axes
-            return meshes.sharding(mesh, axes, (config.num_hidden_layers, *shape) if stacked else shape)
+    return build(config, lambda _, row, stacked: _sharding(config, mesh, row, stacked))
 
-        return quantise.tree(row, where) if row.quantised else where(row.shape)
 
-    return build(config, make)
+def _sharding(config: ModelConfig, mesh: Mesh, row: Param, stacked: bool) -> Any:
+    def where(shape: tuple[int, ...], _: Any = None) -> jax.sharding.NamedSharding:
+        axes = ("layers", *row.axes) if stacked else row.axes
+        return meshes.sharding(mesh, axes, (config.num_hidden_layers, *shape) if stacked else shape)
+
+    return quantise.tree(row, where) if row.quantised else where(row.shape)
 
 
 def unstacked_shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
     """`shardings` of what `unstack` gives."""
 
     def make(rows: Mapping[str, Param]) -> Any:
-        return {name: meshes.sharding(mesh, row.axes, full_shape(config, row, False)) for name, row in rows.items()}
+        return {name: _sharding(config, mesh, row, False) for name, row in rows.items()}
 
     blocks = [Block(make(block_params(config))) for _ in range(config.num_hidden_layers)]
     return Decoder(config, make(outer_params(config)), nnx.List(blocks))
@@ -215,7 +216,11 @@ def quantised(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     codes, whatever the remat policy: it is never kept, and scanned layers have that of one at a time."""
 
     def decoding(x: jax.Array, weight: Any, inputs: int) -> jax.Array:
-        return product(x, quantise.decode(weight, x.dtype), inputs)
+        if weight.qtype != "int8":
+            return product(x, quantise.decode(weight, x.dtype), inputs)
+        # One scale an output is one of the product, and codes are exact in x's type: a GPU's product reads them itself.
+        y = product(x, weight.qvalue.astype(x.dtype), inputs)
+        return (y * weight.scale.reshape(weight.shape[inputs:])).astype(y.dtype)
 
     return jax.checkpoint(decoding, prevent_cse=False, static_argnums=2)
 

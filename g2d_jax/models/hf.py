@@ -59,6 +59,7 @@ def load(
     mesh: Mesh | None = None,
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
     lora: Lora | None = None,
+    quantised: str = "",
 ) -> Decoder:
     """Load a model folder, local or on an object store (see resolve), as a stacked Decoder with parameters in dtype.
 
@@ -66,14 +67,14 @@ def load(
     several processes, which must call it together, each reads its share of the rows of every tensor, one range of the
     file, and the devices exchange what they need; see `_reading`. All headers are checked before anything is read or
     made on a device: a missing, unexpected, misshapen or truncated tensor raises ValueError by name. lora: what stands
-    beside these adapters instead, as `lora.frozen` gives it, a layer being quantised, where that is asked for, as soon
-    as it is on the devices; no more than one of them is there as it was.
+    beside these adapters instead, as `lora.frozen` gives it. quantised: the kind of codes that the linear layers are
+    held as, a parameter being encoded as soon as it is on the devices; no more than one of them is there as it was.
     """
     config = read_config(folder)
     found = find_weights(epath.Path(folder), config)
     if config.tie_word_embeddings and "lm_head.weight" in found:
         _check_tied(found)
-    return load_decoder(dataclasses.replace(config, lora=lora), found, mesh=mesh, dtype=dtype)
+    return load_decoder(dataclasses.replace(config, lora=lora, quantise=quantised), found, mesh=mesh, dtype=dtype)
 
 
 def load_decoder(

@@ -3,8 +3,8 @@
     policy = join(adapters(config, key), frozen(base, config))     B is zero: it computes what the base does
     trained, rest = split(policy)        only `trained` has gradients, moments and checkpoints
     join(trained, rest)                  the policy again; all policies of a run share one frozen tree
-    unstacked(policy, dtype)             the policy as the sampler reads it: adapters apart, as in training, since
-                                         bfloat16 is too coarse for W + scale A B while B is small
+    viewed, unstacked(policy, dtype)     the policy as the sampler reads it: adapters apart, as in training, since
+                                         bfloat16, or int8, is too coarse for W + scale A B while B is small
     merge(policy)                        a Decoder without adapters that computes the same; exports (models/hf.py) merge
                                          a layer at a time
 
@@ -38,7 +38,7 @@ def adapters(config: ModelConfig, key: jax.Array) -> Decoder:
 def frozen(base: Decoder, config: ModelConfig) -> Decoder:
     """The part of a policy that adapters in `config` stand beside: the base's own arrays, None for adapters.
 
-    With lora.quantise in the config its linear layers are quantised, one after the other; the base's stay as they are.
+    With `quantise` in the config its linear layers are quantised, one after the other; the base's stay as they are.
     """
 
     def make(name: str, row: Param, stacked: bool) -> Any:
@@ -88,32 +88,41 @@ def merge(model: Decoder) -> Decoder:
     return build(model.config.base, make)
 
 
-@partial(jax.jit, static_argnames="dtype")
-def decoded(model: Decoder, dtype: jnp.dtype) -> Decoder:
-    """Cast a policy to dtype, its codes to the weights that they stand for."""
-    return build(model.config.decoded, lambda name, _, stacked: _decoded(_value(model, name, stacked), dtype))
+@partial(jax.jit, static_argnames=("dtype", "weights"))
+def viewed(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
+    """Cast a policy to dtype, with its linear layers as codes of this kind; empty: with weights."""
+    config = model.config.held(weights)
+    return build(config, lambda name, row, stacked: _viewed(row, _value(model, name, stacked), dtype))
 
 
-def unstacked(model: Decoder, dtype: jnp.dtype) -> Decoder:
-    """Give a policy in dtype with one Block a layer, as decode reads it, codes decoded. To be traced under jit.
+def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
+    """Give `viewed` with one Block a layer. To be traced under jit.
 
-    Codes layer after layer, so that beside the result no more than one is there in float32.
+    Layer after layer where there are codes, so that beside the result no more than one is there in float32.
     """
-    if not (model.config.lora and model.config.lora.quantise):
+    config = model.config.held(weights)
+    if not (model.config.quantise or weights):
         return unstack(cast(model, dtype))
-    stacks = {name: _value(model, name, True) for name in block_params(model.config)}
+    rows = block_params(config)
+    stacks = {name: _value(model, name, True) for name in rows}
     layers: list[dict[str, jax.Array]] = []
     for i in range(model.config.num_hidden_layers):
         layer = jax.tree.map(lambda x, i=i: x[i : i + 1], stacks)
         if layers:  # not before the one before is done
             layer, layers[-1] = jax.lax.optimization_barrier((layer, layers[-1]))
-        layers.append({name: _decoded(value, dtype)[0] for name, value in layer.items()})
+        views = {name: _viewed(rows[name], value, dtype) for name, value in layer.items()}
+        layers.append({name: jax.tree.map(lambda x: x[0], view) for name, view in views.items()})
     outer = {name: getattr(model, name)[...].astype(dtype) for name in outer_params(model.config)}
-    return Decoder(model.config.decoded, outer, nnx.List([Block(layer) for layer in layers]))
+    return Decoder(config, outer, nnx.List([Block(layer) for layer in layers]))
 
 
-def _decoded(value: Any, dtype: jnp.dtype) -> jax.Array:
-    return quantise.decode(value, dtype) if quantise.held(value) else value.astype(dtype)
+def _viewed(row: Param, value: Any, dtype: jnp.dtype) -> Any:
+    """A parameter in dtype, or as the codes that its row asks for: from float32, unless it is those already."""
+    if quantise.held(value):
+        if value.qtype == row.quantised:
+            return value
+        value = quantise.decode(value, jnp.dtype(jnp.float32) if row.quantised else dtype)
+    return quantise.encode(row, value) if row.quantised else value.astype(dtype)
 
 
 def parts(model: Decoder, name: str) -> tuple[Any, tuple[jax.Array, ...]]:

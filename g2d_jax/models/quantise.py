@@ -1,4 +1,5 @@
-"""Linear weights as codes with scales, in arrays of Google's qwix (extra `quant`): the frozen base of QLoRA.
+"""Linear weights as codes with scales, in arrays of Google's qwix (extra `quant`): the frozen base of QLoRA, and what
+sampling reads if it is to (`sampling_weights`).
 
     int8    a byte a number; one scale for each output (Dettmers et al. 2022, arXiv:2208.07339, section 2.1)
     nf4     half a byte; one scale for every TILE inputs of an output, 4.5 bits in all (Dettmers et al. 2023,
@@ -37,15 +38,17 @@ TILE = 32
 scales of 3,584 inputs could not be split over 16 devices, and each would hold them all."""
 
 
-def check(kind: str) -> None:
-    """Raise ImportError naming the extra where a kind is asked for and qwix is not installed."""
+def check(setting: str, kind: str, *known: str) -> None:
+    """Raise ValueError where a setting asks for a kind that it cannot have, ImportError where qwix is not installed."""
     if not kind:
         return
+    if kind not in known:
+        raise ValueError(f"{setting} is {' or '.join(known)}, or empty, got {kind!r}")
     try:
         import qwix  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f"lora.quantise is {kind!r}, which needs the package qwix: pip install 'g2d-jax[quant]'"
+            f"{setting} is {kind!r}, which needs the package qwix: pip install 'g2d-jax[quant]'"
         ) from error
 
 

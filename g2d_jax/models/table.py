@@ -18,7 +18,7 @@ class Param:
     shape and axes leave out the layer dimension. hf: Hugging Face's tensor name, {layer} where there is one per layer.
     Hugging Face stores a linear layer as [out, in]; `flat` gives our shape as (in, out), a bias as (out,), so that
     ours.reshape(flat).T is theirs. None means stored alike. adapter: of LoRA; the name is PEFT's then. quantised: the
-    kind of codes that stand for it beside adapters, see quantise.py; empty: none.
+    kind of codes that stand for it, see quantise.py; empty: none.
     """
 
     shape: tuple[int, ...]
@@ -62,9 +62,9 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
             "q_norm": Param((d,), ("norm",), "ones", f"{attn}.q_norm.weight"),
             "k_norm": Param((d,), ("norm",), "ones", f"{attn}.k_norm.weight"),
         }
+    for name in LINEAR.values():
+        table[name] = replace(table[name], quantised=c.quantise)
     if c.lora:
-        for name in LINEAR.values():
-            table[name] = replace(table[name], quantised=c.lora.quantise)
         for target in c.lora.targets:
             table |= _adapter(LINEAR[target], table[LINEAR[target]], c.lora.rank)
     return table

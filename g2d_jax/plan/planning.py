@@ -119,7 +119,7 @@ def model_shape(context: Context) -> ModelConfig:
     path = context.config.model.path
     if not path:
         return context.model_config
-    return dataclasses.replace(shape_of(path), lora=starting.adapters(context.config.lora))
+    return dataclasses.replace(shape_of(path), **starting.adapters(context.config.lora))
 
 
 @contextmanager

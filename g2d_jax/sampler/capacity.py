@@ -7,9 +7,13 @@ them so are a row's key heads and its attention: a row takes the same of all dev
 
 from __future__ import annotations
 
+import math
+
+from g2d_jax.models import quantise
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params
+from g2d_jax.models.table import block_params
 
 UNKNOWN = 256
 """Rows where a platform tells no memory, as CPUs do not."""
@@ -32,16 +36,25 @@ def kv_bytes(config: ModelConfig, itemsize: int) -> int:
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
 
 
+def bytes_saved(config: ModelConfig, itemsize: int) -> int:
+    """Count the bytes that int8 codes and their scales save of the weights that they stand for; 0 without codes."""
+    rows = [row for row in block_params(config).values() if row.quantised]
+    layer = sum((itemsize - 1) * math.prod(row.shape) - 4 * math.prod(quantise.scale_shape(row)) for row in rows)
+    return config.num_hidden_layers * layer
+
+
 def rows_that_fit(
     config: ModelConfig, itemsize: int, ways: int, devices: int, columns: int, memory: int | None, beside: int
 ) -> int:
     """Choose the most rows of `columns` tokens that decode together, over all devices; 0 where none fits.
 
-    memory: bytes that a device's programs may use, None where that is not known; beside: of them, taken meanwhile.
+    config: with what the weights are held as. memory: bytes that a device's programs may use, None where that is not
+    known; beside: of them, taken meanwhile.
     """
     if memory is None:
         return UNKNOWN
-    free = (1 - SPARE) * memory - beside - itemsize * count_params(config) / ways
+    weights = (itemsize * count_params(config) - bytes_saved(config, itemsize)) / ways
+    free = (1 - SPARE) * memory - beside - weights
     rows = int(max(free, 0) * devices / (columns * kv_bytes(config, itemsize)))
     parts = devices // ways * 8  # eight rows of each part at least are computed as quickly as one
     return rows // parts * parts if rows >= parts else rows

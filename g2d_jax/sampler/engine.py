@@ -87,11 +87,19 @@ class Sampler:
         self.kernel = choose(
             attention, platform=self.platform, dtype=dtype, head_dim=config.head_dim, length=LANES, layout="sequence"
         )
-        self.programs = (programs or Programs()).take(_jitted, config, mesh, chunk, jnp.dtype(dtype), self.kernel)
+        self._made = programs or Programs()
+        self.programs = self._made.take(_jitted, config, mesh, chunk, jnp.dtype(dtype), self.kernel)
 
-    def view(self, model: Decoder) -> Decoder:
-        """Give the model as decode reads it: in dtype, split over the sampling mesh. Once per policy."""
-        return self.programs["view"](model)
+    def view(self, model: Decoder, weights: str = "") -> Decoder:
+        """Give the model as decode reads it: in dtype, split over the sampling mesh. Once per policy.
+
+        weights: the kind of codes that the layers' linear weights become, see models/quantise.py; empty: in dtype.
+        """
+        return self.viewing(weights)(model)
+
+    def viewing(self, weights: str = "") -> Jitted:
+        """Give the program of `view`."""
+        return self._made.take(_viewing, self.config.held(weights), self.mesh, jnp.dtype(self.dtype))
 
     def shapes(
         self,
@@ -327,16 +335,21 @@ def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
             yield shards[0].index[0].start or 0, [np.asarray(shard.data) for shard in shards]
 
 
-def _jitted(config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: Setting) -> dict[str, Jitted]:
-    """A sampler's programs."""
+def _viewing(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
+    """The program of a sampler's view, of this config."""
     stacked = platform_of(mesh) == "tpu"
     layout = decoder.shardings if stacked else decoder.unstacked_shardings
 
     def view(model: Decoder) -> Decoder:
-        return lora.decoded(model, dtype) if stacked else lora.unstacked(model, dtype)
+        return (lora.viewed if stacked else lora.unstacked)(model, dtype, config.quantise)
 
+    return Jitted(view, out_shardings=layout(config, mesh))
+
+
+def _jitted(config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: Setting) -> dict[str, Jitted]:
+    """A sampler's programs."""
+    stacked = platform_of(mesh) == "tpu"
     return {
-        "view": Jitted(view, out_shardings=layout(config.decoded, mesh)),
         "empty": Jitted(
             partial(programs.empty, config, stacked=stacked, dtype=dtype, mesh=mesh), static_argnames="shapes"
         ),

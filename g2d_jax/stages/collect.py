@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import informativeness, processes, storage
 from g2d_jax.data.preferences import Select, pairs_of, right, select_pairs, to_preference
+from g2d_jax.models import quantise
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context, StopRun, Tally
@@ -91,6 +92,7 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
 def check(stage: ConfigDict, stages: ConfigDict) -> None:
     """Raise ValueError for settings that cannot work, before any work."""
     check_rollouts(stage, stages)
+    quantise.check("sampling_weights", stage.sampling_weights, "int8")
     _check_selection(stage, stages)
     if not 0 <= stage.min_pass_rate <= stage.max_pass_rate <= 1:
         raise ValueError(f"the pass rates {stage.min_pass_rate} to {stage.max_pass_rate} are no window within 0 to 1")

@@ -182,7 +182,7 @@ class Context:
         vocabulary."""
         adapters = starting.adapters(self.config.lora)
         if self.model_folder is not None:
-            return dataclasses.replace(hf.read_config(self.model_folder), lora=adapters)
+            return dataclasses.replace(hf.read_config(self.model_folder), **adapters)
         return starting.shape(self.config.model, self.tokenizer.vocab_size, adapters)
 
     @cached_property
@@ -383,16 +383,20 @@ class Context:
         """The tokens that end a response."""
         return self.tokenizer.eos_ids
 
-    def sampling_shapes(self, stage: ConfigDict, prompts: int, samples: int, *params: SamplingParams) -> Shapes:
+    def sampling_shapes(
+        self, stage: ConfigDict, prompts: int, samples: int, *params: SamplingParams, weights: str = ""
+    ) -> Shapes:
         """Choose what the sampler is compiled for, by a stage's largest call: so many prompts, and responses each.
 
         Rows are compute.max_num_seqs, or the quickest of what memory allows beside what the stage holds there.
+        weights: as of `view`.
         """
         rows = self.config.compute.max_num_seqs
         if not rows:
             longest, mesh = max(some.max_new_tokens for some in params), self.sampling_mesh
             columns, memory = max(self.prompt_lengths) + longest, self.device_memory
-            how = self.model_config.base, self.dtype.itemsize, mesh.size // mesh.shape["data"], mesh.size, columns
+            model, ways = self.model_config.base.held(weights), mesh.size // mesh.shape["data"]
+            how = model, self.dtype.itemsize, ways, mesh.size, columns
             rows = max(capacity.rows_that_fit(*how, memory, self.state_bytes(stage)), 1)
             if memory is not None:
                 rows = capacity.quickest_rows(*how, longest, rows, prompts * samples)
@@ -405,9 +409,9 @@ class Context:
             made = _Results(dict(futures))
             futures[program.name] = self.ahead.compile(program.run, partial(program.compile, made))
 
-    def view(self, params: Decoder) -> Decoder:
-        """Give a policy as the sampler reads it. All processes make the call."""
-        return self.sampler().view(params)
+    def view(self, params: Decoder, weights: str = "") -> Decoder:
+        """Give a policy as the sampler reads it: see `Sampler.view`. All processes make the call."""
+        return self.sampler().view(params, weights)
 
     def sampling_params(self, sampling: ConfigDict, **changes: Any) -> SamplingParams:
         """Settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""

@@ -16,7 +16,7 @@ from g2d_jax.config import compares
 from g2d_jax.data import curriculum
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.losses import check_clipping, check_dpo, group_advantages, token_weights
-from g2d_jax.models import lora
+from g2d_jax.models import lora, quantise
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages import alerts, batches, dynamics, ending
 from g2d_jax.stages.batches import LOSSES
@@ -122,8 +122,9 @@ def programs(context: Context, name: str, stage: ConfigDict, response: int | Non
         yield logprobs(context, name, bare, calls, (state,), temperature, reference=True)
     if stage.reference_sync or trains_off_policy(stage):
         yield logprobs(context, name, bare, calls, (state.opt_state, *reference), temperature)
+    viewed = not stage.sampling_weights  # probes are of the policy as it is
     yield from dynamics.programs(
-        context, name, stage, stage.steps, response, params, state, compared=compares(stage), viewed=True
+        context, name, stage, stage.steps, response, params, state, compared=compares(stage), viewed=viewed
     )
     objective = objective_of(context.compute, stage)
     yield from training_programs(
@@ -181,6 +182,7 @@ def check(stage: ConfigDict) -> None:
     _check_supply(stage)
     _check_grpo(stage)
     _check_dpo(stage)
+    quantise.check("sampling_weights", stage.sampling_weights, "int8")
 
 
 def check_tasks(stage: ConfigDict, tasks: ConfigDict) -> None:
@@ -233,6 +235,11 @@ def _check_grpo(stage: ConfigDict) -> None:
         raise ValueError(
             "with a GRPO loss an online stage needs sampling.top_p 1 and top_k 0: it compares the trained policy with "
             "the distribution that was sampled from, which filters would change"
+        )
+    if stage.sampling_weights and not stage.importance_cap:
+        raise ValueError(
+            f"sampling_weights={stage.sampling_weights!r} samples from a slightly other policy than GRPO trains: set "
+            "importance_cap too, such as 2, which weighs tokens by the ratio of the two, or leave it empty"
         )
     if stage.loss == "group_dpo" and stage.sampling.temperature != 1:
         raise ValueError("GroupDPO and GRPO share one forward pass at temperature 1: set sampling.temperature to 1")

@@ -110,8 +110,9 @@ def asked_of(context: Context, stage: ConfigDict, response: int | None = None) -
     prompts = min(stage.prompts, context.problem_counts["train"])
     together = max(prompts_at_once(context, stage.num_generations) // stage.part, 1) * stage.part
     params = context.sampling_params(stage.sampling)
-    shapes = context.sampling_shapes(stage, min(together, prompts), stage.num_generations, params)
-    return Asked(prompts, -(-prompts // together), stage.num_generations, shapes, params.max_new_tokens, response)
+    samples, weights = stage.num_generations, stage.sampling_weights
+    shapes = context.sampling_shapes(stage, min(together, prompts), samples, params, weights=weights)
+    return Asked(prompts, -(-prompts // together), samples, shapes, params.max_new_tokens, response, weights)
 
 
 def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tuple[Draws, Groups]:
@@ -122,7 +123,7 @@ def _sample(context: Context, name: str, stage: ConfigDict, tally: Tally) -> tup
         for number, first in enumerate(range(0, len(draws), stage.part))
     ]
     there = on_disk(context, [journal for _, journal in parts])
-    view = None if there else context.view(context.policy(stage.policy))
+    view = None if there else context.view(context.policy(stage.policy), stage.sampling_weights)
     params, shapes = context.sampling_params(stage.sampling), asked_of(context, stage).shapes
     generation = Generation(params, stage.num_generations, shapes, stage.stream or f"collect/{name}")
     groups: Groups = []
@@ -175,4 +176,5 @@ def sampler_settings(context: Context, name: str) -> dict[str, Any]:
         source = policy.partition("@")[0]
     drawn = stages[source]
     purpose = drawn.stream or f"{drawn.kind}/{source}"
-    return {**drawn.sampling.to_dict(), "num_generations": drawn.num_generations, "purpose": purpose}
+    how = {"sampling_weights": drawn.sampling_weights, "num_generations": drawn.num_generations, "purpose": purpose}
+    return {**drawn.sampling.to_dict(), **how}

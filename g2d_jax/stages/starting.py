@@ -22,8 +22,8 @@ from g2d_jax.models.table import Param
 from g2d_jax.workdir import stage_folders
 
 
-def adapters(settings: ConfigDict) -> Lora | None:
-    """The adapters that the section lora.* asks for.
+def adapters(settings: ConfigDict) -> dict[str, Any]:
+    """The adapters that the section lora.* asks for, and how what stands beside them is held: fields of a ModelConfig.
 
     Raises ValueError for values out of range, and ImportError where what quantises beside them is not installed.
     """
@@ -32,21 +32,22 @@ def adapters(settings: ConfigDict) -> Lora | None:
     if not settings.rank and settings.quantise:
         raise ValueError("lora.quantise is of what stands beside adapters: set lora.rank too, of a recipe lora=RANK")
     if not settings.rank:
-        return None
+        return {}
     targets = tuple(LINEAR) if tuple(settings.targets) == ("all-linear",) else tuple(settings.targets)
-    made = Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout, settings.quantise)
-    quantise.check(made.quantise)
-    return made
+    quantise.check("lora.quantise", settings.quantise, *quantise.CODES)
+    lora = Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout)
+    return {"lora": lora, "quantise": settings.quantise}
 
 
-def shape(settings: ConfigDict, vocab_size: int, adapters: Lora | None = None) -> ModelConfig:
-    """The shape that the section model.* describes, for random parameters. Raises ValueError naming its field."""
+def shape(settings: ConfigDict, vocab_size: int, adapters: Mapping[str, Any]) -> ModelConfig:
+    """The shape that the section model.* describes, for random parameters, with `adapters`. Raises ValueError naming
+    its field."""
     sizes = {name: value for name, value in settings.items() if name not in ("path", "revision", "init_std")}
     bias, norm = settings.family == "qwen2", settings.family == "qwen3"
     if not 0 < settings.init_std < math.inf:
         raise ValueError(f"model.init_std must be positive, got {settings.init_std}")
     try:
-        return ModelConfig(**sizes, vocab_size=vocab_size, qkv_bias=bias, qk_norm=norm, lora=adapters)
+        return ModelConfig(**sizes, vocab_size=vocab_size, qkv_bias=bias, qk_norm=norm, **adapters)
     except ValueError as error:
         raise ValueError(f"model.{error}") from error
 
@@ -67,7 +68,7 @@ def base(config: ConfigDict, folder: storage.PathLike | None, shape: ModelConfig
     """A model on the mesh, of a folder or random; of a shape with adapters what stands beside them (`lora.frozen`)."""
     if folder is None:
         return random(config, shape, mesh)
-    return hf.load(folder, mesh=mesh, dtype=base_dtype(config), lora=shape.lora)
+    return hf.load(folder, mesh=mesh, dtype=base_dtype(config), lora=shape.lora, quantised=shape.quantise)
 
 
 def random(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> Decoder:
@@ -77,7 +78,7 @@ def random(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> Decoder:
     def random_parameters() -> Decoder:
         return decoder.cast(decoder.init(shape.base, key, std), dtype)
 
-    if shape.lora is None or not shape.lora.quantise:
+    if not shape.quantise:
         model = jax.jit(random_parameters, out_shardings=decoder.shardings(shape.base, mesh))()
         return lora.frozen(model, shape) if shape.lora else model
     where = decoder.shardings(shape, mesh)

@@ -88,9 +88,10 @@ def asked_of(context: Context, stage: ConfigDict, response: int | None = None) -
     together = max(prompts_at_once(context, stage.num_generations) // stage.prompts_per_step, 1)
     together = min(together, interval_at(0, stage).batches)
     batches, params = stage.steps / stage.num_iterations, context.sampling_params(stage.sampling)
-    shapes = context.sampling_shapes(stage, together * stage.prompts_per_step, stage.num_generations, params)
+    at_once, weights = together * stage.prompts_per_step, stage.sampling_weights
+    shapes = context.sampling_shapes(stage, at_once, stage.num_generations, params, weights=weights)
     prompts = batches * stage.prompts_per_step
-    return Asked(prompts, batches / together, stage.num_generations, shapes, params.max_new_tokens, response)
+    return Asked(prompts, batches / together, stage.num_generations, shapes, params.max_new_tokens, response, weights)
 
 
 def trains_off_policy(stage: ConfigDict) -> bool:
@@ -327,7 +328,7 @@ class Supply:
             first += count
         context, stage = self.context, self.stage
         there = on_disk(context, [journal for _, journal in parts])
-        view = None if there else context.view(self.training.settled())
+        view = None if there else context.view(self.training.settled(), stage.sampling_weights)
         params, shapes = context.sampling_params(stage.sampling), asked_of(context, stage).shapes
         generation = Generation(params, stage.num_generations, shapes, self.purpose)
         sampled = generate(context, view, parts, generation, policy=policy)

@@ -32,7 +32,7 @@ def needs_qwix() -> None:
 
 
 def of(kind: Any, base: ModelConfig = BASE) -> ModelConfig:
-    return dataclasses.replace(base, lora=Lora(3, 6.0, ("q_proj", "down_proj"), quantise=kind))
+    return dataclasses.replace(base, lora=Lora(3, 6.0, ("q_proj", "down_proj")), quantise=kind)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,7 @@ def explicit(policy: decoder.Decoder) -> decoder.Decoder:
     """The same policy with weights in place of codes, as qwix itself computes them."""
     import qwix
 
-    assert policy.config.lora is not None
-    config = dataclasses.replace(policy.config, lora=dataclasses.replace(policy.config.lora, quantise=""))
+    config = policy.config.held("")
     trained, rest = lora.split(policy)
     assert rest is not None
 
@@ -111,11 +110,10 @@ def test_where_scales_lie() -> None:
 def test_what_codes_stand_for_is_what_qwix_says(policy: decoder.Decoder, base: decoder.Decoder) -> None:
     import qwix
 
-    assert policy.config.lora is not None
-    most = {"int8": 0.012, "nf4": 0.1}[policy.config.lora.quantise]
+    most = {"int8": 0.012, "nf4": 0.1}[policy.config.quantise]
     for name in LINEAR.values():
         held = getattr(policy.blocks, name).get_value()
-        assert quantise.held(held) and held.qvalue.dtype == quantise.CODES[policy.config.lora.quantise]
+        assert quantise.held(held) and held.qvalue.dtype == quantise.CODES[policy.config.quantise]
         found = np.asarray(quantise.decode(held, jnp.dtype(jnp.float32)))
         np.testing.assert_array_equal(found, qwix.dequantize(held.astype(jnp.float32)), err_msg=name)
         weight = np.asarray(getattr(base.blocks, name)[...])
@@ -140,12 +138,11 @@ def test_logits_and_gradients_are_those_of_explicit_weights(policy: decoder.Deco
 
     program, trained = gradient(other, "none")
     expected, theirs = jax.jit(program)(trained)
-    assert policy.config.lora is not None
     for remat in ("none", "attention"):
         program, trained = gradient(policy, remat)
         text = str(jax.make_jaxpr(program)(trained))
         assert "[2,96,128]" in text and "f32[2,96,128]" not in text
-        if (remat == "none") == (policy.config.lora.quantise == "nf4"):
+        if (remat == "none") == (policy.config.quantise == "nf4"):
             found, ours = jax.jit(program)(trained)
             np.testing.assert_allclose(ours, theirs, atol=1e-5)
             for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -158,7 +155,7 @@ def test_merged_computes_the_same(policy: decoder.Decoder, tmp_path: Path) -> No
     assert not any(quantise.held(getattr(merged.blocks, name).get_value()) for name in LINEAR.values())
     np.testing.assert_allclose(logits(merged), logits(policy), atol=2e-5)
     wide = jnp.dtype(jnp.float32)
-    decoded, view = (jax.jit(partial(how, dtype=wide))(policy) for how in (lora.decoded, lora.unstacked))
+    decoded, view = (jax.jit(partial(how, dtype=wide))(policy) for how in (lora.viewed, lora.unstacked))
     jax.tree.map(np.testing.assert_array_equal, jax.jit(decoder.unstack)(decoded), view)
     np.testing.assert_allclose(logits(view), logits(policy), atol=1e-5)
     whole, by_layer = hf.save(merged, tmp_path / "whole"), hf.save(policy, tmp_path / "by-layer")
@@ -172,7 +169,8 @@ def test_a_folder_gives_the_same_codes_on_every_mesh(base: decoder.Decoder, kind
     needs_qwix()
     folder, adapters = hf.save(base, tmp_path / "model", dtype="bfloat16"), of(kind).lora
     one, four = (meshes.make_mesh(1, *sizes, devices=jax.devices()[: sizes[0] ** 2]) for sizes in ((1, 1), (2, 2)))
-    alone, spread = (hf.load(folder, mesh=mesh, dtype=jnp.dtype(jnp.bfloat16), lora=adapters) for mesh in (one, four))
+    load = partial(hf.load, folder, dtype=jnp.dtype(jnp.bfloat16), lora=adapters, quantised=kind)
+    alone, spread = (load(mesh=mesh) for mesh in (one, four))
     where = decoder.shardings(of(kind), four)
     for name in LINEAR.values():
         ours, theirs, at = (getattr(x.blocks, name).get_value() for x in (spread, alone, where))
@@ -211,5 +209,5 @@ def test_without_qwix_the_error_names_the_extra_before_any_device_is_used(tmp_pa
 
 
 def test_wrong_settings() -> None:
-    with pytest.raises(ValueError, match="quantise is int8 or nf4, or empty, got 'int4'"):
-        of("int4")
+    with pytest.raises(ValueError, match=r"lora\.quantise is int8 or nf4, or empty, got 'int4'"):
+        quantise.check("lora.quantise", "int4", *KINDS)

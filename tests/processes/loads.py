@@ -39,7 +39,7 @@ for model, sizes_of in meshes_of.items():
         loaded = jax.block_until_ready(hf.load(folder / model, mesh=mesh))
         shares[f"{model}-{name}"] = (bytes_read() - before) / size
         hf.save(loaded, output / f"{model}-{name}")
-        codes = hf.load(folder / model, mesh=mesh, lora=Lora(2, 4.0, quantise="int8"))
+        codes = hf.load(folder / model, mesh=mesh, lora=Lora(2, 4.0), quantised="int8")
         equal = jax.jit(lambda *two: jax.tree.map(lambda a, b: (a == b).all(), *two))
         same.append(bool(jax.tree.all(equal(codes, lora.frozen(loaded, codes.config)))))
 processes.gather("saved")  # the leader writes

@@ -13,6 +13,7 @@ import numpy as np
 from g2d_jax import mesh as meshes
 from g2d_jax.models import lora
 from g2d_jax.models.flops import attended, forward_flops, matmul_params
+from g2d_jax.sampler.capacity import bytes_saved
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.programs.program import Outputs, Program, Work, device_bytes, fixed
@@ -22,7 +23,7 @@ from g2d_jax.stages.programs.program import Outputs, Program, Work, device_bytes
 class Asked:
     """What a stage asks the sampler for. prompts: of the whole stage, in so many calls, each with `samples` responses;
     shapes: that its programs are compiled for; longest: tokens that a response can have; response: those of a mean one,
-    None for the longest."""
+    None for the longest; weights: what the sampler reads, as of `Sampler.view`."""
 
     prompts: float
     calls: float
@@ -30,6 +31,7 @@ class Asked:
     shapes: Shapes
     longest: int
     response: int | None
+    weights: str = ""
 
     @property
     def mean(self) -> int:
@@ -60,14 +62,17 @@ def rollouts(
     viewed: whether the stage has the program of the sampler's weights already.
     """
     _, rest = lora.split(params)
+    view = "view" if viewed else f"{prefix}view"
     if not viewed:
         held = device_bytes(params)
         work = Work(1, 0.0, 2 * held, {"parameters": held})
-        yield Program(name, "view", context.sampler().programs["view"], fixed(params), work, resident=beside)
-    yield from _generation(context, name, asked, prefix, (*meanwhile, rest))
+        yield Program(name, view, context.sampler().viewing(asked.weights), fixed(params), work, resident=beside)
+    yield from _generation(context, name, asked, prefix, view, (*meanwhile, rest))
 
 
-def _generation(context: Context, name: str, asked: Asked, prefix: str, resident: tuple[Any, ...]) -> Iterator[Program]:
+def _generation(
+    context: Context, name: str, asked: Asked, prefix: str, view: str, resident: tuple[Any, ...]
+) -> Iterator[Program]:
     """The sampler's programs for these shapes; decode with the cache at each of its widths that is a program."""
     sampler, config, shapes = context.sampler(), context.model_config, asked.shapes
     mesh, jitted, prompt = sampler.mesh, sampler.programs, context.mean_prompt
@@ -78,7 +83,7 @@ def _generation(context: Context, name: str, asked: Asked, prefix: str, resident
 
     def inputs_of_prefill(columns: int, made: Outputs) -> tuple[Any, ...]:
         host_arrays = host(shapes.prompts, columns), host(shapes.prompts), host(shapes.prompts, kind=np.bool_)
-        return made["view"], made[empty][1], *host_arrays
+        return made[view], made[empty][1], *host_arrays
 
     def inputs_of_insert(made: Outputs) -> tuple[Any, ...]:
         state, _ = made[empty]
@@ -89,14 +94,14 @@ def _generation(context: Context, name: str, asked: Asked, prefix: str, resident
     state, _ = sampler.abstract(shapes)
     whole = device_bytes(state.cache)
     parts = {"KV cache": whole}
-    yield Program(name, empty, run, fixed(), Work(1, 0.0, whole, parts), static, resident=resident, also=("view",))
+    yield Program(name, empty, run, fixed(), Work(1, 0.0, whole, parts), static, resident=resident, also=(view,))
     for columns in shapes.columns:
         flops = forward_flops(config, shapes.prompts * columns, shapes.prompts * attended(columns)) / mesh.size
         share = 1 / len(shapes.columns)
         work = Work(
             share * asked.prompts / shapes.prompts,
             flops,
-            _weights(context),
+            _weights(context, asked.weights),
             parts,
             prefilled=share * asked.prompts * prompt,
         )
@@ -112,10 +117,10 @@ def _generation(context: Context, name: str, asked: Asked, prefix: str, resident
     responses = asked.prompts * asked.samples
     chunks = asked.steps / sampler.chunk
     work = Work(chunks, 0.0, whole * responses / shapes.rows / chunks, parts)
-    yield Program(name, insert, jitted["insert"], inputs_of_insert, work, resident=resident, also=("view",))
+    yield Program(name, insert, jitted["insert"], inputs_of_insert, work, resident=resident, also=(view,))
     steps, length = sampler.chunk, prompt + asked.mean / 2
     flops = forward_flops(config, shapes.rows * steps, shapes.rows * steps * length) / mesh.size
-    moved = steps * (_weights(context) + whole * length / shapes.widths[-1])
+    moved = steps * (_weights(context, asked.weights) + whole * length / shapes.widths[-1])
     widths = sampler.decoded_widths(shapes)
     notices = jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=meshes.sharding(mesh, ("devices",), (mesh.size,)))
     for some in widths:
@@ -133,7 +138,7 @@ def _generation(context: Context, name: str, asked: Asked, prefix: str, resident
             name,
             decode,
             jitted["decode"],
-            lambda made: (made["view"], made[insert], notices),
+            lambda made: (made[view], made[insert], notices),
             work,
             {"filtered": shapes.filtered, "widths": some},
             steps,
@@ -142,7 +147,8 @@ def _generation(context: Context, name: str, asked: Asked, prefix: str, resident
         )
 
 
-def _weights(context: Context) -> float:
-    """Bytes of the matrices that one pass of the sampler reads on a device."""
-    mesh = context.sampler().mesh
-    return context.dtype.itemsize * matmul_params(context.model_config) / mesh.shape["tensor"] / mesh.shape["fsdp"]
+def _weights(context: Context, weights: str) -> float:
+    """Bytes of the matrices that one pass of the sampler reads on a device. weights: as of `Sampler.view`."""
+    mesh, model, itemsize = context.sampler().mesh, context.model_config.held(weights), context.dtype.itemsize
+    read = itemsize * matmul_params(model) - bytes_saved(model, itemsize)
+    return read / mesh.shape["tensor"] / mesh.shape["fsdp"]
