@@ -220,7 +220,7 @@ def quantised(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
             return product(x, quantise.decode(weight, x.dtype), inputs)
         # One scale an output is one of the product, and codes are exact in x's type: a GPU's product reads them itself.
         y = product(x, weight.qvalue.astype(x.dtype), inputs)
-        return (y * weight.scale.reshape(weight.shape[inputs:])).astype(y.dtype)
+        return (y * weight.scale.reshape(1, 1, *weight.shape[inputs:])).astype(y.dtype)
 
     return jax.checkpoint(decoding, prevent_cse=False, static_argnums=2)
 

@@ -100,7 +100,8 @@ def quickest_rows(
 
 def _step(config: ModelConfig, itemsize: int, ways: int, devices: int, columns: int, rows: int) -> float:
     """Count the bytes that a decode step reads on a device, and those that it sends as so many more."""
-    read = itemsize * matmul_params(config) / ways + rows * columns / 2 * kv_bytes(config, itemsize) / devices
+    weights = (itemsize * matmul_params(config) - bytes_saved(config, itemsize)) / ways
+    read = weights + rows * columns / 2 * kv_bytes(config, itemsize) / devices
     hidden = rows * ways / devices * config.hidden_size * itemsize
     sent = 2 * config.num_hidden_layers * hidden * 2 * (ways - 1) / ways  # two all-reduces a layer
     return read + LINK * sent

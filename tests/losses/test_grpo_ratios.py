@@ -132,6 +132,7 @@ def test_metrics_of_the_sampler_by_hand() -> None:
         "sampling/importance_sampling_ratio/mean": ratio.mean(),
         "sampling/importance_sampling_ratio/min": 0.5,
         "sampling/importance_sampling_ratio/max": 3.0,
+        "rollout_corr/kl": np.log([0.25 / 0.5, 0.4 / 0.2, 0.1 / 0.9]).mean(),
     }
     parts = [sums(slice(i, i + 1)) for i in range(4)]  # the last is padding alone
     both = functools.reduce(add_sums, parts, empty_sums(parts[0]))

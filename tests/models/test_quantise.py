@@ -162,6 +162,21 @@ def test_merged_computes_the_same(policy: decoder.Decoder, tmp_path: Path) -> No
     assert (by_layer / hf.WEIGHTS).read_bytes() == (whole / hf.WEIGHTS).read_bytes()
 
 
+def test_sampling_from_codes_leaves_adapters_and_int8_codes_as_they_are(policy: decoder.Decoder) -> None:
+    """Other codes are decoded for it; both layouts of a view are the same."""
+    wide = jnp.dtype(jnp.float32)
+    view = lora.viewed(policy, wide, "int8")
+    assert view.config == policy.config.held("int8")
+    np.testing.assert_array_equal(view.blocks.q_a[...], policy.blocks.q_a[...])
+    before, found = policy.blocks.up.get_value(), view.blocks.up.get_value()
+    if policy.config.quantise == "int8":
+        jax.tree.map(np.testing.assert_array_equal, found, before)
+    error = quantise.decode(found, wide) - quantise.decode(before, wide)
+    assert (np.abs(error) <= 0.51 * found.scale).all() and found.qvalue.dtype == jnp.int8
+    layers = jax.jit(partial(lora.unstacked, dtype=wide, weights="int8"))(policy)
+    jax.tree.map(np.testing.assert_array_equal, decoder.unstack(view), layers)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_gives_the_same_codes_on_every_mesh(base: decoder.Decoder, kind: str, tmp_path: Path) -> None:

@@ -184,6 +184,29 @@ def test_a_quantised_base_is_planned_at_its_size(kind: str):
         step.lower({})
 
 
+def test_codes_to_sample_from_are_planned_at_their_size():
+    """What decoding reads and views hold: a byte for four and one scale an output. Probes read weights, as ever."""
+    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    found = []
+    for weights in ("", "int8"):
+        config = resolve(TINY, SMALL)
+        config.stages.warmup.update(sampling_weights=weights, importance_cap=2.0)
+        config.stages.warmup.probe.every = 2
+        with planned(config, Compiler(jax.devices()[:1])) as context:
+            found.append({program.name: program for program in programs_of(context, "warmup")})
+            rows = [row for row in block_params(context.model_config.held("int8")).values() if row.quantised]
+    plain, coded = found
+    saved = sum(3 * math.prod(row.shape) - 4 * math.prod(row.shape[row.inputs :]) for row in rows)  # of one layer
+    assert plain["decode"].work.moved - coded["decode"].work.moved == 4 * saved  # steps of a chunk
+    assert plain["prefill"].work.moved - coded["prefill"].work.moved == saved
+    assert plain["probe decode"].work.moved == coded["probe decode"].work.moved
+    sizes = {
+        name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(coded[name].lower({}).out_info))
+        for name in ("view", "probe view")
+    }
+    assert sizes["probe view"] - sizes["view"] == saved and "probe view" not in plain
+
+
 def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = resolve("bridging-math:method=grpo,model=qwen2.5-7b", [])
@@ -279,14 +302,19 @@ with planning.planned(resolve({tiny!r}, {overrides!r}), compiler, machine.device
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is absent")
-@pytest.mark.parametrize("tensor", [4, 8])
-def test_the_sampler_on_a_tpu_of_four_hosts(tensor):
-    """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4 key heads."""
+@pytest.mark.parametrize(("tensor", "weights"), [(4, ""), (8, ""), (4, "int8")])
+def test_the_sampler_on_a_tpu_of_four_hosts(tensor, weights):
+    """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4 key heads. Codes
+    of more bytes than the cache has are decoded where they are read: no weights lie beside them."""
     shape = ["model.num_hidden_layers=16", "model.head_dim=64", "model.num_key_value_heads=4", "dtype=bfloat16"]
     lengths = ["stages.warmup.sampling.max_new_tokens=2000", "stages.warmup.policy=init", "compute.row_length=0"]
     rows = ["model.num_attention_heads=8", "compute.max_num_seqs=128", "stages.warmup.prompts_per_step=32"]
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join([str(Path(TINY).parent), *sys.path])}
     overrides = [*shape, *lengths, *rows, f"compute.sampling_tensor={tensor}"]
+    if weights:
+        pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+        overrides += ["model.hidden_size=1024", "model.intermediate_size=4096", "stages.warmup.importance_cap=2.0"]
+        overrides += [f"stages.warmup.sampling_weights={weights}"]
     code = SAMPLER.format(tiny=TINY, overrides=overrides)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 0, done.stderr

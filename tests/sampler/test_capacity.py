@@ -5,7 +5,7 @@ import pytest
 from g2d_jax.models import shapes
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params
-from g2d_jax.sampler.capacity import UNKNOWN, best_ways, kv_bytes, quickest_rows, rows_that_fit
+from g2d_jax.sampler.capacity import UNKNOWN, best_ways, bytes_saved, kv_bytes, quickest_rows, rows_that_fit
 
 SEVEN = shapes.shape("Qwen/Qwen2.5-7B")
 GIB = 2**30
@@ -23,6 +23,17 @@ def test_rows_fill_what_weights_and_training_leave():
     assert rows_that_fit(SEVEN, 2, 4, 8, columns, memory, 0) > rows
     assert rows_that_fit(SEVEN, 2, 1, 8, columns, 15 * GIB, beside) == 0
     assert rows_that_fit(SEVEN, 2, 1, 1, columns, None, beside) == UNKNOWN
+
+
+def test_codes_leave_room_for_rows():
+    """A byte for each number of the seven matrices of 28 layers and four for each output, in place of two."""
+    outputs = 3584 + 512 + 512 + 3584 + 18_944 + 18_944 + 3584
+    numbers = 3584 * (3584 + 512 + 512 + 3584 + 3 * 18_944)
+    coded = SEVEN.held("int8")
+    assert bytes_saved(SEVEN, 2) == 0 and bytes_saved(coded, 2) == 28 * (numbers - 4 * outputs)
+    rows, more = (rows_that_fit(shape, 2, 4, 8, 3072, 28 * GIB, 0) for shape in (SEVEN, coded))
+    row = 3072 * 57_344 / 8  # bytes; rows come by sixteens
+    assert (more - rows) * row == pytest.approx(bytes_saved(coded, 2) / 4, abs=15 * row)
 
 
 @pytest.mark.parametrize(("gib", "beside", "ways"), [(1000, 0, 1), (90, 8, 2), (28, 10, 4), (16, 10, 8)])

@@ -18,8 +18,9 @@ import pytest
 from g2d_jax import keys
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Response, pack
-from g2d_jax.models import decoder
+from g2d_jax.models import decoder, quantise
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.table import Param, block_params
 from g2d_jax.records import MEMBERS, Request, Rollout, SamplingParams
 from g2d_jax.sampler.engine import Sampler, Usage
 from g2d_jax.sampler.sampling import uniforms
@@ -57,11 +58,13 @@ def one_device() -> jax.sharding.Mesh:
     return meshes.make_mesh(devices=jax.devices()[:1])
 
 
-def run(sampler: Sampler, model: decoder.Decoder, requests: list[Request], purpose: str = "test") -> list[Rollout]:
+def run(
+    sampler: Sampler, model: decoder.Decoder, requests: list[Request], purpose: str = "test", weights: str = ""
+) -> list[Rollout]:
     samples, params = sum(request.num_samples for request in requests), [request.params for request in requests]
     lengths = [*range(1, 18), *(len(request.prompt_ids) for request in requests)]
     shapes = sampler.shapes(len(requests), samples, params, lengths) if requests else None
-    rollouts = sampler.generate(sampler.view(model), requests, purpose, shapes)
+    rollouts = sampler.generate(sampler.view(model, weights), requests, purpose, shapes)
     return sorted(rollouts, key=lambda r: (r.problem_id, r.sample))
 
 
@@ -213,6 +216,52 @@ def test_samples_do_not_depend_on_the_mesh(model, base):
     expected = [r for r in base[0] if r.problem_id != "problem3"]
     assert_same(model, expected, run(other, placed, short))
     assert_bit_equal(run(other, placed, short), run(other, placed, short))
+
+
+def rounded(model: decoder.Decoder) -> decoder.Decoder:
+    """The model with what int8 codes of its linear weights stand for in their place."""
+
+    def make(name: str, row: Param, stacked: bool) -> jax.Array:
+        value = getattr(model.blocks if stacked else model, name)[...]
+        codes = stacked and row.quantised
+        return quantise.decode(quantise.encode(row, value), jnp.dtype(jnp.float32)) if codes else value
+
+    near = decoder.build(CONFIG.held("int8"), make)
+    return decoder.Decoder(CONFIG, {"embed": near.embed[...], "final_norm": near.final_norm[...]}, near.blocks)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_codes_sample_what_the_weights_that_they_stand_for_do(sampler, model, base, devices):
+    """Drawn and greedy; on eight devices, too, rows over 4 of them and heads over 2."""
+    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    other, placed, near = sampler, model, rounded(model)
+    if devices == 8:
+        training = meshes.make_mesh(1, 8, 1)
+        mesh = meshes.sampling(training, 2, CONFIG.num_key_value_heads)
+        other = Sampler(CONFIG, mesh, seed=SEED, max_num_seqs=8, chunk=4, prefill_rows=4)
+        placed = jax.device_put(model, decoder.shardings(CONFIG, training))
+    drawn = run(other, placed, REQUESTS, weights="int8")
+    assert_same(near, run(sampler, near, REQUESTS), drawn)
+    first = [(a.logprobs[0], b.logprobs[0]) for a, b in zip(base[0], drawn, strict=True)]
+    assert max(abs(a - b) for a, b in first) > 1e-2, "as without codes"
+    greedy = [dataclasses.replace(r, params=dataclasses.replace(r.params, temperature=0.0)) for r in REQUESTS]
+    expected, found = run(sampler, near, greedy), run(other, placed, greedy, weights="int8")
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(a.token_ids, b.token_ids)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+
+
+def test_a_view_of_codes_is_of_the_matrices_alone(sampler, model):
+    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    view, near = sampler.view(model, "int8"), rounded(model)
+    np.testing.assert_array_equal(view.embed[...], model.embed[...])
+    assert len(view.blocks) == CONFIG.num_hidden_layers
+    for layer, block in enumerate(view.blocks):
+        for name, row in block_params(CONFIG.held("int8")).items():
+            value, wide = getattr(block, name).get_value(), jnp.dtype(jnp.float32)
+            assert quantise.held(value) == (name in ("q", "k", "v", "o", "gate", "up", "down"))
+            found = quantise.decode(value, wide) if row.quantised else value
+            np.testing.assert_array_equal(found, getattr(near.blocks, name)[layer], err_msg=name)
 
 
 def test_a_prompt_is_inserted_where_it_lies(model):

@@ -16,10 +16,21 @@ from g2d_jax import pipeline, storage
 from g2d_jax.data.packing import Group, Response, pack
 from g2d_jax.losses import group_advantages, token_weights
 from g2d_jax.mesh import make_mesh
+from g2d_jax.models import lora
+from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.stages import batches
 from g2d_jax.stages.context import Context, StopRun, Tally
-from g2d_jax.stages.rollouts import Draws, Generation, Groups, count_rollouts, rewards, sampled_groups
+from g2d_jax.stages.dynamics import reference_logprobs
+from g2d_jax.stages.rollouts import (
+    Draws,
+    Generation,
+    Groups,
+    count_rollouts,
+    read_sampled,
+    rewards,
+    sampled_groups,
+)
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
@@ -79,6 +90,39 @@ def test_with_a_reference_kl_is_zero_at_the_first_step_only(warmup: ConfigDict, 
     assert abs(kl[0]) < 1e-9 < 1e-7 < kl[1]
     assert manifest["tokens"]["scored"] > 0
     assert manifest["counts"]["rollouts"] == 2 * 4 * 4
+
+
+def test_what_codes_sampled_is_weighed_by_the_trainers_probabilities(
+    warmup: ConfigDict, tmp_path: Path, opened: Opened
+) -> None:
+    """The ratio is 1, and the loss that of the weights by hand: at most the cap, old over sampler's probability."""
+    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    cap, stage = 1.01, warmup.stages.warmup
+    warmup.model.init_std = 0.3
+    stage.update(sampling_weights="int8", importance_cap=cap, steps=1)
+    context = opened(warmup, tmp_path)
+    run(context)
+    metrics = read_metrics(tmp_path)[-1]["metrics"]
+    groups = read_sampled(context, epath.Path(tmp_path) / "01-warmup/rollouts/step-000000.parquet").groups
+    policy = context.policy("init")
+
+    def known(params: Decoder) -> np.ndarray:
+        logprobs = reference_logprobs(context, groups, params, stage.sampling, Tally())
+        return np.concatenate([response for group in logprobs for response in group])
+
+    sampler = np.concatenate([row.rollout.logprobs for group in groups for row in group])
+    np.testing.assert_allclose(sampler, known(lora.viewed(policy, np.dtype("float32"), "int8")), atol=2e-5)
+    lengths = [len(row.rollout.token_ids) for group in groups for row in group]
+    advantages = np.repeat(group_advantages(rewards(groups)).ravel(), lengths)
+    apart = known(policy) - sampler
+    weights = np.minimum(np.exp(apart), cap)
+    active = advantages != 0
+    assert metrics["ratio"] == 1.0
+    assert metrics["rollout_corr/kl"] == pytest.approx(-apart[active].mean(), rel=1e-2, abs=1e-6)
+    assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(weights[active].mean(), rel=1e-5)
+    assert metrics["sampling/importance_sampling_ratio/min"] < 0.99 < cap == pytest.approx(weights.max())
+    loss, unweighed = (-np.sum(advantages * some) / len(groups) for some in (weights, np.ones_like(weights)))
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-3) and abs(loss - unweighed) > 1e-2 * abs(loss)
 
 
 def test_metrics_have_trl_names_and_tokens_are_those_of_the_rollouts(

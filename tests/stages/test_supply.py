@@ -149,7 +149,7 @@ def test_several_updates_on_a_batch(train: ConfigDict, tmp_path: Path, opened: O
 CASES = {
     "sync": {"sync_every": 3, "loss": "dpo", "reference_sync": True},
     "refill": {"sync_every": 2, "refill": 2, "loss": "dpo"},
-    "importance": {"importance_cap": 2.0, "beta": 0.01, "sync_every": 2},
+    "importance": {"importance_cap": 2.0, "beta": 0.01, "sync_every": 2, "sampling_weights": "int8"},
     "gspo": {"importance_sampling_level": "sequence", "loss_type": "grpo", "sync_every": 4, "num_iterations": 2},
     "retire": {"retire": {"after": 1, "revisit": 2}},
     "combined": {"loss": "group_dpo", "grpo_coef": 0.01, "entropy_coef": 1e-3, "sync_every": 2},
@@ -295,6 +295,9 @@ def test_two_tasks_with_rewards_of_their_own(train: ConfigDict, tmp_path: Path, 
         ({"entropy_coef": float("nan")}, "entropy_coef must be at least 0, got nan"),
         ({"overlong_buffer": 9}, "cannot be larger"),
         ({"difficulty": {"min_pass_rate": 0.6, "max_pass_rate": 0.4, "outside": 0.1}}, "from low to high"),
+        ({"sampling_weights": "int8"}, "slightly other policy than GRPO trains: set importance_cap too"),
+        ({"sampling_weights": "int8", "loss": "group_dpo", "grpo_coef": 0.1}, "set importance_cap too"),
+        ({"sampling_weights": "nf4", "importance_cap": 2.0}, "sampling_weights is int8, or empty, got 'nf4'"),
         ({"sync_every": -1}, "sync_every must be at least 0"),
     ],
 )
