@@ -305,7 +305,7 @@ with planning.planned(resolve({tiny!r}, {overrides!r}), compiler, machine.device
 @pytest.mark.parametrize(("tensor", "weights"), [(4, ""), (8, ""), (4, "int8")])
 def test_the_sampler_on_a_tpu_of_four_hosts(tensor, weights):
     """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4 key heads. Codes
-    of more bytes than the cache has are decoded where they are read: no weights lie beside them."""
+    are decoded where they are read: their weights, half of the cache's size, do not lie beside them."""
     shape = ["model.num_hidden_layers=16", "model.head_dim=64", "model.num_key_value_heads=4", "dtype=bfloat16"]
     lengths = ["stages.warmup.sampling.max_new_tokens=2000", "stages.warmup.policy=init", "compute.row_length=0"]
     rows = ["model.num_attention_heads=8", "compute.max_num_seqs=128", "stages.warmup.prompts_per_step=32"]
@@ -321,4 +321,4 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, weights):
     told = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("program ")]
     more, sent = ({name: float(row[i]) for name, *row in told} for i in (0, 1))
     assert sent.keys() == {"view", "empty", "prefill", "insert", "decode"}
-    assert more["insert"] < 0.2 and more["decode"] < 0.2 and sent["insert"] == 0 and sent["decode"] < 1e7, (more, sent)
+    assert more["insert"] < 0.2 and more["decode"] < 0.2 and sent["insert"] == 0 and sent["decode"] < 2e7, (more, sent)
