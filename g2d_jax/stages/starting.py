@@ -35,8 +35,8 @@ def adapters(settings: ConfigDict) -> dict[str, Any]:
         return {}
     targets = tuple(LINEAR) if tuple(settings.targets) == ("all-linear",) else tuple(settings.targets)
     quantise.check("lora.quantise", settings.quantise, *quantise.CODES)
-    lora = Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout)
-    return {"lora": lora, "quantise": settings.quantise}
+    made = Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout)
+    return {"lora": made, "quantise": settings.quantise}
 
 
 def shape(settings: ConfigDict, vocab_size: int, adapters: Mapping[str, Any]) -> ModelConfig:

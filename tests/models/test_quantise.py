@@ -144,7 +144,7 @@ def test_logits_and_gradients_are_those_of_explicit_weights(policy: decoder.Deco
         assert "[2,96,128]" in text and "f32[2,96,128]" not in text
         if (remat == "none") == (policy.config.quantise == "nf4"):
             found, ours = jax.jit(program)(trained)
-            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+            np.testing.assert_allclose(ours, theirs, atol=2e-5)
             for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
                 np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5 * np.abs(y).max())
 
@@ -157,7 +157,7 @@ def test_merged_computes_the_same(policy: decoder.Decoder, tmp_path: Path) -> No
     wide = jnp.dtype(jnp.float32)
     decoded, view = (jax.jit(partial(how, dtype=wide))(policy) for how in (lora.viewed, lora.unstacked))
     jax.tree.map(np.testing.assert_array_equal, jax.jit(decoder.unstack)(decoded), view)
-    np.testing.assert_allclose(logits(view), logits(policy), atol=1e-5)
+    np.testing.assert_allclose(logits(view), logits(policy), atol=2e-5)
     whole, by_layer = hf.save(merged, tmp_path / "whole"), hf.save(policy, tmp_path / "by-layer")
     assert (by_layer / hf.WEIGHTS).read_bytes() == (whole / hf.WEIGHTS).read_bytes()
 
