@@ -121,7 +121,8 @@ def programs(
     prompts, probes = sampled(context, stage), 1 + -(-steps // stage.probe.every)
     shapes = sampling_shapes(context, stage)
     asked = Asked(prompts * probes, probes, samples, shapes, sampling.max_new_tokens, response)
-    yield from rollouts(context, name, asked, params, prefix="probe ", viewed=viewed, meanwhile=(state,))
+    beside = (state.opt_state,)
+    yield from rollouts(context, name, asked, params, prefix="probe ", viewed=viewed, beside=beside, meanwhile=(state,))
     if compared:
         yield from reference_programs(context, name, (state,))
         prompt, tokens = (np.zeros(n, np.int32) for n in (context.config.data.max_prompt_length, asked.mean))
