@@ -91,6 +91,7 @@ def base() -> ConfigDict:
                 "microbatch_tokens": 16_384,  # tokens of one forward and backward pass, over all devices
                 "remat": "attention",  # "none", "full" or "attention": what the backward pass recomputes
                 "attention": "auto",  # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
+                "decode_attention": "xla",  # of decode steps; "pallas": models/ring.py, for TPU; compiled only, not run
                 "offload_optimizer": False,  # its state lies in the host's memory but for the update itself
                 "max_num_seqs": optional(int),  # rows decoded together; unset: what memory allows
                 "chunk": 16,  # decode steps between two looks at finished rows

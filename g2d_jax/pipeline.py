@@ -28,7 +28,7 @@ from g2d_jax.config import is_scalar
 from g2d_jax.data.problems import check_training
 from g2d_jax.models import hf
 from g2d_jax.models.decoder import Remat
-from g2d_jax.models.kernels import Setting
+from g2d_jax.models.kernels import DecodeKernel, Setting
 from g2d_jax.records import SamplingParams
 from g2d_jax.report import summary_table, write_all
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
@@ -187,10 +187,11 @@ def _check_shared(config: ConfigDict) -> None:
 
 
 def _check_attention(config: ConfigDict) -> None:
-    """Raise ValueError for what is wrong with compute.attention on any devices; `kernels.choose` says the rest."""
+    """Raise ValueError for what is wrong with attention's kernels on any devices; models/kernels.py says the rest."""
+    for field, known in (("attention", get_args(Setting)), ("decode_attention", get_args(DecodeKernel))):
+        if config.compute[field] not in known:
+            raise ValueError(f"compute.{field} is one of {', '.join(known)}, got {config.compute[field]!r}")
     chosen = config.compute.attention
-    if chosen not in get_args(Setting):
-        raise ValueError(f"compute.attention is one of {', '.join(get_args(Setting))}, got {chosen!r}")
     training = [name for name, stage in config.stages.items() if stage.kind in TRAINING]
     if chosen == "cudnn" and training:
         raise ValueError(

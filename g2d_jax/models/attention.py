@@ -112,7 +112,7 @@ def attend_blocks(
     block = min(COLUMN_BLOCK, width)
     total = width // block
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, dim)
-    reached = jnp.minimum((most + 2 * (block - 1) - column % block) // block + 1, total)
+    reached = blocks_back(most, column, block, total)
 
     def add_block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         largest, mass, mixed = carry
@@ -131,6 +131,11 @@ def attend_blocks(
     start = (jnp.full(shape, jnp.finfo(jnp.float32).min), jnp.zeros(shape), jnp.zeros(grouped.shape, jnp.float32))
     _, mass, mixed = jax.lax.fori_loop(0, reached, add_block, start)
     return (mixed / mass[..., None]).astype(q.dtype).reshape(q.shape)
+
+
+def blocks_back(earlier: jax.Array, column: jax.Array, block: int, total: int) -> jax.Array:
+    """How many blocks of a ring of `total` hold a row's tokens, the newest in `column` and so many before it."""
+    return jnp.minimum((earlier + block - 1 - column % block) // block + 1, total)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

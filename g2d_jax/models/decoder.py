@@ -23,7 +23,7 @@ from g2d_jax.models import quantise
 from g2d_jax.models.attention import SAVED, attend_blocks, attend_cached, packed_attention, rotary_table, rotate
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
-from g2d_jax.models.kernels import Attention, platform_of
+from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
 from g2d_jax.models.table import Param, block_params, full_shape, outer_params
 
 Remat = Literal["none", "full", "attention"]
@@ -364,12 +364,14 @@ def decode(
     widths: tuple[int, ...],
     dtype: jnp.dtype,
     mesh: Mesh | None = None,
+    kernel: DecodeKernel = "xla",
 ) -> tuple[jax.Array, Cache]:
     """Run one further token a row: hidden states after the final norm, [B, E] in dtype, and the advanced cache.
 
     tokens, positions: int32 [B], the position in the row's whole sequence, which is the number of tokens before it.
     A stacked model has a stacked cache, and attention reads as much of it as the longest row needs. An unstacked one
-    has an array a layer, and attention reads the first `cache.width` columns, which is one of `widths`.
+    has an array a layer, and attention reads the first `cache.width` columns, which is one of `widths`. kernel:
+    "pallas" reads of a stacked cache what each row needs, see models/ring.py.
 
     Activations are split by rows over `data` and by width over `fsdp`: weights stay where they are. A sampling mesh has
     an fsdp axis where it splits weights more often than there are key heads; attention alone has its rows split by it.
@@ -399,6 +401,10 @@ def decode(
         return laid_out(x, "replica_rows", None, "embed"), keys, values
 
     def read_blocks(q: jax.Array, keys: jax.Array, values: jax.Array, layer: jax.Array) -> jax.Array:
+        if kernel == "pallas" and mesh is not None:
+            from g2d_jax.models.ring import attend_ring  # Pallas takes long to import
+
+            return attend_ring(q, keys, values, layer, cache.column, positions, mesh=mesh)
         return attend_blocks(q, keys, values, layer, cache.column, positions, longest)
 
     ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width

@@ -37,6 +37,7 @@ from g2d_jax.models.attention import CPU_BLOCK, SAVED, packed_attention, visible
 
 Setting = Literal["auto", "xla", "splash", "cudnn"]
 Kernel = Literal["xla", "splash", "cudnn"]
+DecodeKernel = Literal["xla", "pallas"]
 Layout = Literal["sequence", "packed"]
 Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 """(q [B, T, H, D], k and v [B, T, K, D], segment_ids int32 [B, T]) -> [B, T, H, D]."""
@@ -84,6 +85,15 @@ def _obstacle(kernel: Kernel, platform: str, dtype: jnp.dtype, head_dim: int, le
     if head_dim % 8 or head_dim > 128:
         return f"it needs a head_dim that is a multiple of 8 and at most 128, and this model's is {head_dim}:"
     return ""
+
+
+def check_decode(kernel: DecodeKernel, platform: str) -> None:
+    """Raise ValueError where the kernel of decode steps, compute.decode_attention, cannot serve."""
+    if kernel == "pallas" and platform != "tpu":
+        raise ValueError(
+            f"compute.decode_attention is 'pallas', but that kernel needs a TPU and these devices are {platform!r}: "
+            "run there, or set it to xla"
+        )
 
 
 def platform_of(mesh: Mesh) -> str:

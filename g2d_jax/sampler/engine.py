@@ -26,7 +26,7 @@ from g2d_jax.models import decoder, lora
 from g2d_jax.models.attention import COLUMN_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.models.kernels import LANES, Setting, choose, platform_of
+from g2d_jax.models.kernels import LANES, DecodeKernel, Setting, check_decode, choose, platform_of
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
@@ -56,9 +56,9 @@ class Sampler:
     """Samples from a model over all devices of a `meshes.sampling` mesh.
 
     max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows. prefill_rows:
-    prompts of one prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py. programs:
-    where another sampler's of the same settings, such as another point's of a sweep, may lie; the attribute has them by
-    name.
+    prompts of one prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py;
+    decode_attention: of decode steps, "pallas" is models/ring.py. programs: where another sampler's of the same
+    settings, such as another point's of a sweep, may lie; the attribute has them by name.
     Samples of one key are bit-equal for the same shapes and mesh; the noise always is.
     """
 
@@ -73,6 +73,7 @@ class Sampler:
         prefill_rows: int = 32,
         dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
         attention: Setting = "auto",
+        decode_attention: DecodeKernel = "xla",
         programs: Programs | None = None,
     ) -> None:
         if min(max_num_seqs, chunk, prefill_rows) < 1:
@@ -88,7 +89,9 @@ class Sampler:
             attention, platform=self.platform, dtype=dtype, head_dim=config.head_dim, length=LANES, layout="sequence"
         )
         self._made = programs or Programs()
-        self.programs = self._made.take(_jitted, config, mesh, chunk, jnp.dtype(dtype), self.kernel)
+        check_decode(decode_attention, self.platform)
+        settings = config, mesh, chunk, jnp.dtype(dtype), self.kernel, decode_attention
+        self.programs = self._made.take(_jitted, *settings)
 
     def view(self, model: Decoder, weights: str = "") -> Decoder:
         """Give the model as decode reads it: in dtype, split over the sampling mesh. Once per policy.
@@ -346,7 +349,9 @@ def _viewing(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
     return Jitted(view, out_shardings=layout(config, mesh))
 
 
-def _jitted(config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: Setting) -> dict[str, Jitted]:
+def _jitted(
+    config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: Setting, decode_kernel: DecodeKernel
+) -> dict[str, Jitted]:
     """A sampler's programs."""
     stacked = platform_of(mesh) == "tpu"
     return {
@@ -357,7 +362,7 @@ def _jitted(config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kerne
         "insert": Jitted(partial(programs.insert, mesh=mesh), donate_argnums=0),
         "resize": Jitted(programs.resize),
         "decode": Jitted(
-            partial(programs.decode_chunk, chunk=chunk, mesh=mesh, dtype=dtype),
+            partial(programs.decode_chunk, chunk=chunk, mesh=mesh, dtype=dtype, kernel=decode_kernel),
             static_argnames=("filtered", "widths"),
             donate_argnums=1,
         ),

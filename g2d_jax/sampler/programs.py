@@ -24,7 +24,7 @@ from jax.sharding import Mesh, PartitionSpec
 from g2d_jax import mesh as meshes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
-from g2d_jax.models.kernels import Setting, attention_for
+from g2d_jax.models.kernels import DecodeKernel, Setting, attention_for
 from g2d_jax.records import MEMBERS
 from g2d_jax.sampler.sampling import draw
 
@@ -331,6 +331,7 @@ def decode_chunk(
     widths: tuple[int, ...],
     mesh: Mesh,
     dtype: jnp.dtype,
+    kernel: DecodeKernel = "xla",
 ) -> tuple[State, Emitted[jax.Array]]:
     """Take up to `chunk` steps with every row that has tokens left; end early when none has.
 
@@ -369,7 +370,9 @@ def decode_chunk(
         )
         # A row at rest reads its own token alone, so that it does not count as a long one.
         position = jnp.where(active, rows.position, 0)
-        hidden, cache = decode(params, drawn.token, position, state.cache, widths=widths, dtype=dtype, mesh=mesh)
+        hidden, cache = decode(
+            params, drawn.token, position, state.cache, widths=widths, dtype=dtype, mesh=mesh, kernel=kernel
+        )
         rows = dataclasses.replace(
             rows,
             position=rows.position + one,

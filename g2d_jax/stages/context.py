@@ -355,7 +355,7 @@ class Context:
 
     def sampler(self) -> Sampler:
         """Give the sampler: one for the run."""
-        names = ("chunk", "prefill_rows", "attention", "max_num_seqs")
+        names = ("chunk", "prefill_rows", "attention", "decode_attention", "max_num_seqs")
         settings = {name: self.config.compute[name] for name in names if self.config.compute[name] is not None}
         settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs}
         sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, **settings)

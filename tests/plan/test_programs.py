@@ -297,20 +297,22 @@ with planning.planned(resolve({tiny!r}, {overrides!r}), compiler, machine.device
             compiled = compiler.compile(program, made)
             made[program.name] = compiled.outputs
             more = (compiled.peak - arguments) / program.work.parts.get("KV cache", 1)
-            print("program", program.name, more, sum(compiled.sent.values()))
+            kernels = program.lower(made).as_text().count("@tpu_custom_call")
+            print("program", program.name, more, sum(compiled.sent.values()), kernels)
 """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is absent")
-@pytest.mark.parametrize(("tensor", "weights"), [(4, ""), (8, ""), (4, "int8")])
-def test_the_sampler_on_a_tpu_of_four_hosts(tensor, weights):
+@pytest.mark.parametrize(("tensor", "kernel", "weights"), [(4, "xla", ""), (8, "pallas", ""), (4, "xla", "int8")])
+def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
     """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4 key heads. Codes
     are decoded where they are read: their weights, half of the cache's size, do not lie beside them."""
     shape = ["model.num_hidden_layers=16", "model.head_dim=64", "model.num_key_value_heads=4", "dtype=bfloat16"]
     lengths = ["stages.warmup.sampling.max_new_tokens=2000", "stages.warmup.policy=init", "compute.row_length=0"]
     rows = ["model.num_attention_heads=8", "compute.max_num_seqs=128", "stages.warmup.prompts_per_step=32"]
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join([str(Path(TINY).parent), *sys.path])}
-    overrides = [*shape, *lengths, *rows, f"compute.sampling_tensor={tensor}"]
+    kernels = [f"compute.sampling_tensor={tensor}", f"compute.decode_attention={kernel}"]
+    overrides = [*shape, *lengths, *rows, *kernels]
     if weights:
         pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
         overrides += ["model.hidden_size=1024", "model.intermediate_size=4096", "stages.warmup.importance_cap=2.0"]
@@ -319,6 +321,7 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, weights):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 0, done.stderr
     told = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("program ")]
-    more, sent = ({name: float(row[i]) for name, *row in told} for i in (0, 1))
+    more, sent, called = ({name: float(row[i]) for name, *row in told} for i in (0, 1, 2))
     assert sent.keys() == {"view", "empty", "prefill", "insert", "decode"}
     assert more["insert"] < 0.2 and more["decode"] < 0.2 and sent["insert"] == 0 and sent["decode"] < 2e7, (more, sent)
+    assert called["decode"] == (kernel == "pallas")

@@ -1,0 +1,111 @@
+"""The kernel of decode steps against plain attention: what each row sees of the ring, and nothing more is read."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from g2d_jax import mesh as meshes
+from g2d_jax.models.attention import attend_blocks, attend_cached, blocks_back
+from g2d_jax.models.kernels import check_decode
+from g2d_jax.models.ring import attend_ring, block_columns
+
+ONE = meshes.make_mesh(devices=jax.devices()[:1])
+kernel = jax.jit(partial(attend_ring, mesh=ONE, interpret=True))
+LAYER = jnp.int32(1)
+
+
+def inputs(rows: int, kv_heads: int, repeats: int, width: int, dtype: str = "float32", dim: int = 8) -> tuple:
+    """A query a row, and keys and values of three layers."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = (rows, 1, kv_heads * repeats, dim), (3, rows, kv_heads, dim, width), (3, rows, kv_heads, width, dim)
+    return tuple(jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True))
+
+
+def seen(column: int, earlier: jax.Array, width: int) -> jax.Array:
+    """Which columns a row sees, bool [B, W]."""
+    return ((column - jnp.arange(width)) % width)[None] <= earlier[:, None]
+
+
+# width, the newest column, tokens before it: rows of one token and at rest, over the ring's end, a full ring
+CASES = [
+    (768, 0, [0, 1, 255, 256, 767]),
+    (768, 300, [0, 44, 45, 301, 767]),
+    (768, 767, [0, 511, 512, 766, 767]),
+    (768, 511, [0, 0, 0, 0, 0]),
+    (48, 7, [0, 6, 7, 8, 47]),
+]
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "repeats", "dim", "dtype"),
+    [(2, 1, 8, "float32"), (1, 7, 128, "float32"), (2, 7, 64, "bfloat16"), (1, 1, 128, "bfloat16")],
+)
+@pytest.mark.parametrize(("width", "column", "lengths"), CASES)
+def test_every_row_attends_to_what_it_sees(
+    width: int, column: int, lengths: list[int], kv_heads: int, repeats: int, dim: int, dtype: str
+) -> None:
+    q, keys, values = inputs(len(lengths), kv_heads, repeats, width, dtype, dim)
+    earlier, at = jnp.array(lengths, jnp.int32), jnp.int32(column)
+    plain = attend_cached(q, keys[LAYER], values[LAYER], seen(column, earlier, width), by_sums=False)
+    blocks = attend_blocks(q, keys, values, LAYER, at, earlier, earlier.max())
+    ours = kernel(q, keys, values, LAYER, at, earlier)
+    assert ours.dtype == q.dtype
+    for one in (ours, blocks):
+        np.testing.assert_allclose(one.astype(float), plain.astype(float), atol=1e-5 if dtype == "float32" else 0.02)
+
+
+@examples(60)
+@given(st.integers(0, 767), st.lists(st.integers(0, 767), min_size=4, max_size=4))
+def test_any_lengths_in_any_column(column: int, lengths: list[int]) -> None:
+    q, keys, values = inputs(4, 2, 2, 768)
+    earlier, at = jnp.array(lengths, jnp.int32), jnp.int32(column)
+    plain = attend_cached(q, keys[LAYER], values[LAYER], seen(column, earlier, 768), by_sums=False)
+    np.testing.assert_allclose(kernel(q, keys, values, LAYER, at, earlier), plain, atol=1e-5)
+
+
+def test_a_row_reads_its_own_blocks_alone() -> None:
+    """Blocks of 256 columns of which a row sees none hold NaN, which times a weight of 0 would be NaN."""
+    q, keys, values = inputs(4, 1, 2, 1280)
+    earlier, column = jnp.array([0, 255, 256, 900], jnp.int32), 255
+    reached = seen(column, earlier, 1280).reshape(4, 5, 256).any(axis=2).repeat(256, axis=1)
+    assert reached.sum(axis=1).tolist() == [256, 256, 512, 1024]
+    values = jnp.where(reached[:, None, :, None], values, jnp.nan).at[jnp.array([0, 2])].set(jnp.nan)
+    mixed = kernel(q, keys, values, LAYER, jnp.int32(column), earlier)
+    assert np.isfinite(mixed).all()
+
+
+@pytest.mark.parametrize(("block", "total"), [(1, 5), (4, 1), (4, 3), (5, 4)])
+def test_blocks_of_a_row_are_those_that_hold_its_tokens(block: int, total: int) -> None:
+    width = block * total
+    for column in range(width):
+        held = [len({(column - age) % width // block for age in range(earlier + 1)}) for earlier in range(width)]
+        assert blocks_back(jnp.arange(width), jnp.int32(column), block, total).tolist() == held
+
+
+def test_blocks_are_as_large_as_the_width_allows() -> None:
+    assert block_columns(3072, 256) == 1024  # a key head of 128 in bfloat16
+    assert block_columns(3072, 512) == 512 == block_columns(1536, 256)
+    assert block_columns(3072, 2048) == 256 == block_columns(768, 256) and block_columns(48, 256) == 48
+
+
+def test_over_rows_and_heads() -> None:
+    mesh = meshes.make_mesh(1, 2, 2, devices=jax.devices()[:4])
+    q, keys, values = inputs(4, 2, 3, 768)
+    earlier, column = jnp.array([3, 700, 0, 300], jnp.int32), jnp.int32(20)
+    split = jax.jit(partial(attend_ring, mesh=mesh, interpret=True))(q, keys, values, LAYER, column, earlier)
+    np.testing.assert_allclose(split, kernel(q, keys, values, LAYER, column, earlier), atol=1e-6)
+
+
+def test_it_is_refused_without_a_tpu() -> None:
+    check_decode("pallas", "tpu")
+    check_decode("xla", "cpu")
+    with pytest.raises(ValueError, match=r"decode_attention is 'pallas'.* 'gpu': run there, or set it to xla"):
+        check_decode("pallas", "gpu")
