@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from g2d_jax import __version__, processes, storage
+from g2d_jax import __version__, flags, processes, storage
 from g2d_jax.resolve import resolve
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is not there
-    processes.take_memory()
-    processes.leave_tpu_out()
+    flags.take_memory()
+    flags.leave_tpu_out()
     processes.state.interrupted = False
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in the background, nor in a notebook
     if heard:

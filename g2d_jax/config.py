@@ -98,6 +98,7 @@ def base() -> ConfigDict:
                 "prefill_rows": 32,  # prompts of one prefill
                 "sampling_tensor": 0,  # devices that share one copy of the weights in sampling; 0: as few as hold it
                 "responses_at_once": 16_384,  # of one call of the sampler, which is written when it is done
+                "flags": "none",  # "overlap": collectives beside products, by g2d_jax/flags.py; compiled only, not run
                 "compilation_cache": optional(str),  # a folder; "" is none; unset: JAX's own setting, else the user's
                 "price_per_device_hour": optional(float),  # in your money: reports then have a column of it
             },

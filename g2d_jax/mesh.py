@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
-import re
 from collections.abc import Mapping, Sequence
-from glob import glob
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from g2d_jax import flags
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -43,36 +41,6 @@ RULES: Rules = MappingProxyType(
 HOST = "pinned_host"
 """The kind of memory that arrays are offloaded to."""
 
-DRIVEN = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")
-"""Files of TPUs, and of GPUs of NVIDIA (under WSL too) and AMD."""
-
-_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler"
-
-
-def simulated() -> int:
-    """How many CPU devices were asked for, by XLA's flag or JAX's setting; starts no backend."""
-    asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return int(asked[-1]) if asked else max(1, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
-
-
-def order_collectives() -> None:
-    """Have every CPU device start the collectives of a program in the same order. Before anything touches a device.
-
-    XLA's CPU scheduler starts independent ones at once, each in a thread that blocks until all devices came, and there
-    are few threads: devices that begin with different ones wait for each other for ever. (Of 10 runs with 4 devices on
-    two busy cores 7 hung, of 9 with 32 threads 3, of 18 with this none.) Accelerators queue theirs, and their plugins
-    need not know the flag. What XLA_FLAGS says already stays.
-    """
-    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
-    flags = os.environ.get("XLA_FLAGS", "")
-    if (platforms == "cpu" or (not platforms and not accelerated())) and _ORDER not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {_ORDER}=false".strip()
-
-
-def accelerated() -> bool:
-    """Whether JAX may find an accelerator: a plugin is installed, and one of the devices that plugins drive is here."""
-    return any(importlib.util.find_spec(plugin) for plugin in ("libtpu", "jax_plugins")) and any(map(glob, DRIVEN))
-
 
 def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Arrange the devices as (data, fsdp, tensor); one size may be -1 and takes what is left.
@@ -80,10 +48,11 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[
     Raises ValueError when the sizes do not multiply to the number of devices, and for CPU devices that may hang.
     """
     devices = list(jax.devices()) if devices is None else list(devices)
-    if len(devices) > 1 and devices[0].platform == "cpu" and _ORDER not in os.environ.get("XLA_FLAGS", ""):
+    if len(devices) > 1 and devices[0].platform == "cpu" and not flags.has(flags.ORDER):
         raise ValueError(
             f"collectives of {len(devices)} CPU devices may hang: call g2d_jax.processes.initialise() before JAX is "
-            f"used, with JAX_PLATFORMS=cpu where JAX passes over an accelerator, or add {_ORDER}=false to XLA_FLAGS"
+            "used, with JAX_PLATFORMS=cpu where JAX passes over an accelerator, or add "
+            f"{flags.ORDER}=false to XLA_FLAGS"
         )
     sizes = [data, fsdp, tensor]
     if any(size != -1 and size < 1 for size in sizes) or sizes.count(-1) > 1:

@@ -20,7 +20,7 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import compilation, processes, storage
+from g2d_jax import compilation, flags, processes, storage
 from g2d_jax.accounting import POLICIES, TRAINING, goodput
 from g2d_jax.canonical import to_dict
 from g2d_jax.compiling import compiling
@@ -169,6 +169,8 @@ def _check_shared(config: ConfigDict) -> None:
             raise ValueError(f"{name} is float32 or bfloat16, got {dtype!r}")
     if config.compute.remat not in get_args(Remat):
         raise ValueError(f"compute.remat is one of {', '.join(get_args(Remat))}, got {config.compute.remat!r}")
+    if config.compute.flags not in get_args(flags.Setting):
+        raise ValueError(f"compute.flags is none or overlap, got {config.compute.flags!r}")
     _check_attention(config)
     tasks = {"data": config.data, **{f"tasks.{name}": task for name, task in config.tasks.items()}}
     weights = {name: task.weight for name, task in tasks.items()}
@@ -283,7 +285,8 @@ def run(
     """
     order = check(config, until)
     folder = absolute(workdir)
-    processes.take_memory()
+    flags.take_memory()
+    flags.use(config.compute.flags)
     check_joined()
     check_processes(folder)
     limits = config.faults

@@ -23,6 +23,13 @@ def clusters() -> dict[str, Any]:
     return {kind.__name__: kind for kind in kinds if not kind.opt_in_only_method}
 
 
+def backends_started() -> bool:
+    """Whether JAX has looked for devices: from then on flags in the environment have no effect."""
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
 def precision(value: Any) -> int:
     """Bits of a sympy Float that are known; 1 where evalf found no digit."""
     return int(value._prec)

@@ -18,7 +18,6 @@ INTERRUPTED after Ctrl-C: then the same command continues.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import json
 import os
@@ -30,10 +29,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
-from g2d_jax import private
+from g2d_jax import flags, private
 
 T = TypeVar("T")
 
@@ -125,32 +123,6 @@ def name() -> str:
     return f"process {index()} on {socket.gethostname()}"
 
 
-def take_memory() -> None:
-    """Nine tenths of a GPU's memory, with which plans count, where JAX takes three quarters unless it is told. To be
-    called before JAX looks for devices, and without effect later."""
-    named = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # both at once, and JAX leaves the GPU out
-    if not any(os.environ.get(name) for name in named):
-        os.environ[named[0]] = "0.9"
-
-
-def leave_tpu_out(root: str = "/") -> None:
-    """Keep JAX from trying libtpu, which prints pages of errors, where it is installed for plans alone.
-
-    That is on a machine without a sign of a TPU in its devices or in the environment, without JAX's plugins for other
-    devices, and where JAX_PLATFORMS says nothing. To be called before JAX is imported, and without effect later.
-    root: of the file system, for tests.
-    """
-    signs = ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_", "LIBTPU_", "PJRT_", "CLOUD_TPU")
-    told = any(name.startswith(signs) and name != "TPU_SKIP_MDS_QUERY" for name in os.environ)  # which JAX sets itself
-    others = importlib.util.find_spec("jax_plugins")
-    if told or others or "jax" in sys.modules or importlib.util.find_spec("libtpu") is None:
-        return
-    place = Path(root)
-    vendors = (file.read_text().strip() for file in place.glob("sys/bus/pci/devices/*/vendor"))
-    if not any(place.glob("dev/accel*")) and not any(place.glob("dev/vfio/[0-9]*")) and "0x1ae0" not in vendors:
-        os.environ["JAX_PLATFORMS"] = "cpu"  # 0x1ae0 is Google
-
-
 def initialise(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
     """Join the other processes of the run, if there are any. Call it before anything touches a device.
 
@@ -161,11 +133,9 @@ def initialise(coordinator: str | None = None, num_processes: int | None = None,
     """
     if store() is not None:
         return
-    from g2d_jax import mesh as meshes
-
-    take_memory()
-    if meshes.simulated() > 1:
-        meshes.order_collectives()
+    flags.take_memory()
+    if flags.simulated() > 1:
+        flags.order_collectives()
     address = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     total = _integer("JAX_NUM_PROCESSES") if num_processes is None else num_processes
     mine = _integer("JAX_PROCESS_ID") if process_id is None else process_id
@@ -217,13 +187,9 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
     """With all three, or with None to have JAX find them."""
     import jax
 
-    from g2d_jax import mesh as meshes
-
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours, see `watcher.watched`
-    # On CPUs collectives wait inside a pool of as many threads as there are cores; two of them soon wait for ever. XLA
-    # takes the number from this variable when the devices are first looked at.
-    os.environ.setdefault("NPROC", str(max(32, os.cpu_count() or 1)))
-    meshes.order_collectives()
+    flags.spare_threads()
+    flags.order_collectives()
     place = f"process {mine} of {total} with the coordinator {address}" if address else "the cluster's environment"
     try:
         if address and mine:

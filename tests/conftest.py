@@ -26,7 +26,7 @@ if version("jaxlib").startswith("0.10."):  # 0.12 has the flag no longer, and en
     _COMPILED_SOON += ["--xla_cpu_use_fusion_emitters=false"]
 _FLAGS = [
     "--xla_force_host_platform_device_count=8",
-    "--xla_cpu_enable_concurrency_optimized_scheduler=false",  # see g2d_jax.mesh.order_collectives
+    "--xla_cpu_enable_concurrency_optimized_scheduler=false",  # see g2d_jax.flags.order_collectives
     *_COMPILED_SOON,
 ]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()

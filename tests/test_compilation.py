@@ -129,12 +129,12 @@ def test_no_warning_where_all_is_well(tmp_path: Path):
 TRIED = """
 import os, sys
 from pathlib import Path
-from g2d_jax import processes
+from g2d_jax import flags
 root = Path(sys.argv[1])
 def platforms(**variables):
     os.environ.pop("JAX_PLATFORMS", None)
     os.environ.update(variables)
-    processes.leave_tpu_out(str(root))
+    flags.leave_tpu_out(str(root))
     for name in variables:
         del os.environ[name]
     return os.environ.get("JAX_PLATFORMS")

@@ -14,7 +14,8 @@ LEVELS = {
     **dict.fromkeys(
         ["records", "keys", "config", "canonical", "resolve", "mesh", "processes", "storage", "tables", "tracking"], 0
     ),
-    **dict.fromkeys(["locks", "watcher", "workdir", "compilation", "compiling", "recipes", "ranges", "private"], 0),
+    **dict.fromkeys(["locks", "watcher", "workdir", "compilation", "compiling", "recipes", "ranges"], 0),
+    **dict.fromkeys(["flags", "private"], 0),
     **dict.fromkeys(["models", "data", "losses", "rewards", "stats", "frontier", "elo", "informativeness"], 1),
     **dict.fromkeys(["accounting", "stopping"], 1),
     **dict.fromkeys(["sampler", "training", "scoring"], 2),

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
 from g2d_jax import mesh as meshes
-from g2d_jax import processes
 
 pytestmark = pytest.mark.quick
 
@@ -51,62 +47,6 @@ def test_chosen_devices():
 def test_wrong_sizes(sizes, message):
     with pytest.raises(ValueError, match=message):
         meshes.make_mesh(*sizes)
-
-
-FLAG = "--xla_cpu_enable_concurrency_optimized_scheduler"
-
-
-def test_cpu_devices_start_collectives_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    assert meshes.simulated() == 4
-    with pytest.raises(ValueError, match=f"collectives of 8 CPU devices may hang: .* add {FLAG}=false to XLA_FLAGS"):
-        meshes.make_mesh()
-    assert meshes.make_mesh(devices=jax.devices()[:1]).size == 1
-    processes.initialise()
-    assert os.environ["XLA_FLAGS"] == f"--xla_force_host_platform_device_count=4 {FLAG}=false"
-    assert meshes.make_mesh().size == 8
-
-
-@pytest.mark.parametrize("driven", [False, True])
-def test_a_plugin_without_its_device_leaves_jax_on_the_cpu(
-    driven: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a machine on which libtpu was installed to plan for TPUs."""
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(meshes, "DRIVEN", (f"{tmp_path}/accel*",))
-    (tmp_path / "libtpu.py").touch()
-    if driven:
-        (tmp_path / "accel0").touch()
-    before = jax.config.jax_platforms
-    jax.config.update("jax_platforms", None)
-    try:
-        processes.initialise()
-    finally:
-        jax.config.update("jax_platforms", before)
-    assert (FLAG in os.environ["XLA_FLAGS"]) is not driven
-
-
-@pytest.mark.parametrize("flags", ["", "--xla_force_host_platform_device_count=1", f"{FLAG}=true"])
-def test_flags_of_one_device_and_those_of_the_user_stay(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", flags)
-    processes.initialise()
-    assert os.environ["XLA_FLAGS"] == flags
-
-
-@pytest.mark.parametrize(
-    ("told", "taken"),
-    [
-        ({}, {"XLA_CLIENT_MEM_FRACTION": "0.9"}),
-        *(({name: ".8"}, {name: ".8"}) for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")),
-    ],
-)
-def test_memory_is_taken_as_the_user_says(told: dict, taken: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With both variables JAX would go on without the GPU."""
-    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
-        monkeypatch.setenv(name, told.get(name, ""))
-    processes.take_memory()
-    assert {name: value for name, value in os.environ.items() if "_MEM_FRACTION" in name and value} == taken
 
 
 def test_spec_leaves_out_axes_of_one_device_and_those_that_do_not_divide():

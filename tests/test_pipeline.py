@@ -296,6 +296,8 @@ def test_one_process_at_a_time_works_in_a_folder(config: ConfigDict, tmp_path: P
         ("dtype=bf16", "dtype is float32 or bfloat16"),
         ("compute.remat=ful", "compute.remat is one of none, full, attention"),
         ("compute.attention=flash", "compute.attention is one of auto, xla, splash, cudnn"),
+        ("compute.decode_attention=auto", "compute.decode_attention is one of xla, pallas, got 'auto'"),
+        ("compute.flags=all", "compute.flags is none or overlap, got 'all'"),
         ("compute.attention=cudnn", "stages.dpo trains on packed rows"),
         ("reward.function=nosuch.module:f", "cannot import 'nosuch"),
     ],

@@ -1,8 +1,8 @@
 """Attention of a decode step by a kernel for TPU that reads of a ring of columns what each row needs: compiled only.
 
-`attention.attend_blocks` reads of every row as many blocks as the longest one reaches back; here a row has blocks of its
-own. One grid step is one block of one row: the steps are those blocks alone, counted on the device, and the next block
-is fetched while this one is multiplied, across the border of two rows, too.
+`attention.attend_blocks` reads of every row as many blocks as the longest one reaches back; here a row has blocks of
+its own. One grid step is one block of one row: the steps are those blocks alone, counted on the device, and the next
+block is fetched while this one is multiplied, across the border of two rows, too.
 
 Why not jax.experimental.pallas.ops.tpu.ragged_paged_attention: it reads pages of keys and values interleaved by head,
 [pages, columns, 2 K, D], with a table of pages for each row; the ring has no pages, keys with the columns last, and all

@@ -12,6 +12,7 @@ import re
 
 from ml_collections import ConfigDict
 
+from g2d_jax import flags
 from g2d_jax.plan.topologies import topology
 from g2d_jax.resolve import locate, shipped
 
@@ -56,6 +57,7 @@ def plan(
     from g2d_jax.plan import compiling
 
     compiling.prepare(machine)
+    flags.use(config.compute.flags)
     from g2d_jax import pipeline
     from g2d_jax.plan import planning, savings, show
     from g2d_jax.tracking import Screen

@@ -50,7 +50,7 @@ def _tpu(hbm_gib: float, tflops: float, gbps: float, link_gbps: float, **changes
 
 
 def _gpu(memory: int, gbps: float) -> Device:
-    # The allocator leaves a tenth to the driver and to libraries, see processes.take_memory.
+    # The allocator leaves a tenth to the driver and to libraries, see flags.take_memory.
     return Device("cuda", int(0.9 * memory), 989e12, gbps * 1e9, 450e9, host=8)
 
 
