@@ -13,7 +13,6 @@ Shapes: B rows, H query heads, K key/value heads, R = H/K, D head_dim, L layers,
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -39,16 +38,12 @@ def attend_ring(
     earlier: jax.Array,
     *,
     mesh: Mesh,
-    interpret: bool = False,
 ) -> jax.Array:
-    """Compute `attention.attend_blocks`, [B, 1, H, D], each device for its rows and heads.
-
-    interpret: run the kernel's program step by step on any platform, for tests.
-    """
+    """Compute `attention.attend_blocks`, [B, 1, H, D], each device for its rows and heads."""
     query = meshes.spec(mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[2:3], q.shape[3]))
     cache = PartitionSpec(None, query[0], query[2], None, None)
     run = jax.shard_map(
-        partial(_attend, interpret=interpret),
+        _attend,
         mesh=mesh,
         in_specs=(query, cache, cache, PartitionSpec(), PartitionSpec(), PartitionSpec(query[0])),
         out_specs=query,
@@ -70,8 +65,6 @@ def _attend(
     layer: jax.Array,
     column: jax.Array,
     earlier: jax.Array,
-    *,
-    interpret: bool,
 ) -> jax.Array:
     """One device's rows and heads."""
     batch, _, heads, dim = q.shape
@@ -129,10 +122,5 @@ def _attend(
             out[...] = (mixed[...] / mass[...]).astype(out.dtype)
 
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, dim)
-    run = pl.pallas_call(
-        add_block,
-        out_shape=jax.ShapeDtypeStruct(grouped.shape, q.dtype),
-        grid_spec=grid,
-        interpret=interpret,
-    )
+    run = pl.pallas_call(add_block, out_shape=jax.ShapeDtypeStruct(grouped.shape, q.dtype), grid_spec=grid)
     return run(place, earlier, starts, rows, grouped, keys, values).reshape(q.shape)
