@@ -19,13 +19,12 @@ from g2d_jax import private
 Setting = Literal["none", "overlap"]
 
 # compute.flags "overlap": collectives beside products. No device has run it: compiled only. Each variable is read where
-# it applies, and libtpu takes XLA's flags of GPUs for what they are. Left out, since programs stay the same: the
-# latency-hiding scheduler of GPUs and the fusion of a TPU's all-gathers, which are on anyway (docs/plan.md).
+# it applies, and libtpu knows XLA's flags of GPUs. What they change, and which were left out and why: docs/engine.md.
 OVERLAP = {
     "LIBTPU_INIT_ARGS": {
-        # All-reduces, of gradients and norms, begin and end apart: MaxText, benchmarks/xla_flags_library.py.
+        # All-reduces, of gradients and norms, may begin and end apart: MaxText, benchmarks/xla_flags_library.py.
         "--xla_enable_async_all_reduce": "true",
-        # They are cut into pieces that run inside products: the same.
+        # And be cut into pieces that run inside products: the same.
         "--xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
     },
     "XLA_FLAGS": {
