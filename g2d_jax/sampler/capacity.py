@@ -61,20 +61,27 @@ def rows_that_fit(
 
 
 def best_ways(
-    config: ModelConfig, itemsize: int, devices: int, columns: int, memory: int | None, beside: int, samples: int
+    config: ModelConfig,
+    itemsize: int,
+    devices: int,
+    columns: int,
+    longest: int,
+    memory: int | None,
+    beside: int,
+    samples: int,
 ) -> int:
-    """Choose over how many devices weights are split: the least power of two that gives tokens about as quickly as any.
+    """Choose over how many devices weights are split: the least power of two that draws a call about as soon as any.
 
-    samples: of one call, more rows than these have no use. Others as in `rows_that_fit`.
+    longest, samples: see `quickest_rows`. Others as in `rows_that_fit`.
     """
     if memory is None:
         return 1
     ways = [2**power for power in range(devices.bit_length()) if devices % 2**power == 0]
 
     def rate(ways: int) -> float:
-        """Rows by the bytes of a step."""
-        rows = min(rows_that_fit(config, itemsize, ways, devices, columns, memory, beside), samples)
-        return rows / _step(config, itemsize, ways, devices, columns, rows)
+        how = config, itemsize, ways, devices, columns
+        rows = quickest_rows(*how, longest, rows_that_fit(*how, memory, beside), samples)
+        return 1 / _call(*how, longest, rows, samples) if rows else 0.0
 
     rates = {ways: rate(ways) for ways in ways}
     return next(ways for ways, rate in rates.items() if rate >= ENOUGH * max(rates.values()))
@@ -88,20 +95,19 @@ def quickest_rows(
     Few rows read the weights often; many wait long for the longest response, when nearly all of them are done. longest:
     tokens of a response at most, of which a mean one is taken to have the share MEAN.
     """
-
-    def seconds(rows: int) -> float:
-        steps = max(samples / rows - 1, 0) * MEAN * longest + longest
-        return steps * _step(config, itemsize, ways, devices, columns, rows)
-
     parts, most = devices // ways * 8, min(most, samples)
-    halves = [most >> power for power in range(most.bit_length())]
-    return min((rows // parts * parts for rows in halves if rows >= parts), key=seconds, default=most)
+    rows = [halved // parts * parts for power in range(most.bit_length()) if (halved := most >> power) >= parts]
+    how = config, itemsize, ways, devices, columns, longest
+    return min(rows, key=lambda rows: _call(*how, rows, samples), default=most)
 
 
-def _step(config: ModelConfig, itemsize: int, ways: int, devices: int, columns: int, rows: int) -> float:
-    """Count the bytes that a decode step reads on a device, and those that it sends as so many more."""
+def _call(
+    config: ModelConfig, itemsize: int, ways: int, devices: int, columns: int, longest: int, rows: int, samples: int
+) -> float:
+    """Count the bytes that a device reads for a call's samples, and those that it sends as so many more."""
     weights = (itemsize * matmul_params(config) - bytes_saved(config, itemsize)) / ways
     read = weights + rows * columns / 2 * kv_bytes(config, itemsize) / devices
     hidden = rows * ways / devices * config.hidden_size * itemsize
     sent = 2 * config.num_hidden_layers * hidden * 2 * (ways - 1) / ways  # two all-reduces a layer
-    return read + LINK * sent
+    steps = max(samples / rows - 1, 0) * MEAN * longest + longest
+    return steps * (read + LINK * sent)

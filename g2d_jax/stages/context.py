@@ -316,9 +316,17 @@ class Context:
             columns = self.config.data.max_prompt_length + longest
             beside = max(map(self.state_bytes, self.config.stages.values()), default=0)
             itemsize, devices = self.dtype.itemsize, self.mesh.size
-            samples = self.config.compute.responses_at_once
-            tensor = capacity.best_ways(model.base, itemsize, devices, columns, self.device_memory, beside, samples)
+            samples = min(map(self._samples, stages), default=1)
+            room = columns, longest, self.device_memory, beside
+            tensor = capacity.best_ways(model.base, itemsize, devices, *room, samples)
         return meshes.sampling(self.mesh, tensor, model.num_key_value_heads)
+
+    def _samples(self, stage: ConfigDict) -> int:
+        """Responses that a stage draws in a call, at most: an online stage's are those until it synchronises."""
+        most: int = self.config.compute.responses_at_once
+        if stage.kind != "online":
+            return most
+        return min(most, (stage.sync_every or stage.steps) * stage.prompts_per_step * stage.num_generations)
 
     @cached_property
     def device_memory(self) -> int | None:

@@ -36,16 +36,26 @@ def test_codes_leave_room_for_rows():
     assert (more - rows) * row == pytest.approx(bytes_saved(coded, 2) / 4, abs=15 * row)
 
 
-@pytest.mark.parametrize(("gib", "beside", "ways"), [(1000, 0, 1), (90, 8, 2), (28, 10, 4), (16, 10, 8)])
-def test_weights_are_split_where_their_room_is_worth_the_sending(gib: int, beside: int, ways: int):
-    assert best_ways(SEVEN, 2, 8, 3072, gib * GIB, beside * GIB, 4096) == ways
+@pytest.mark.parametrize(
+    ("gib", "beside", "samples", "ways"),
+    [
+        (1000, 0, 100_000, 1),
+        (88, 14, 16_384, 2),
+        (88, 14, 5_120, 4),  # sync_every = 10: fewer rows, for which reading the weights is dearer
+        (88, 14, 512, 8),
+        (28, 12, 16_384, 4),
+        (14, 6, 16_384, 8),
+    ],
+)
+def test_weights_are_split_where_it_is_worth_the_sending(gib: int, beside: int, samples: int, ways: int):
+    assert best_ways(SEVEN, 2, 8, 3072, 2048, gib * GIB, beside * GIB, samples) == ways
 
 
 def test_few_samples_are_not_given_room_they_cannot_use():
     """With 8 rows the weights are all that is read: the more ways the better; a cache's room does not matter."""
-    assert best_ways(SEVEN, 2, 8, 3072, 90 * GIB, 0, 8) == 8
+    assert best_ways(SEVEN, 2, 8, 3072, 2048, 90 * GIB, 0, 8) == 8
     assert 2 * matmul_params(SEVEN) > 100 * 8 * 1536 * 57_344 / 8
-    assert best_ways(SEVEN, 2, 8, 3072, None, 0, 8) == 1
+    assert best_ways(SEVEN, 2, 8, 3072, 2048, None, 0, 8) == 1
 
 
 @pytest.mark.parametrize(("samples", "rows"), [(512, 256), (5120, 800), (16_384, 1600)])
