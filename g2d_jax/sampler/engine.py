@@ -128,7 +128,8 @@ class Sampler:
             widths: tuple[int, ...] = (round_up(widest, COLUMN_BLOCK if widest > COLUMN_BLOCK else 16),)
         else:
             narrow = {round_up(max(widest // part, columns[-1] + self.chunk, NARROWEST), 16) for part in (16, 4)}
-            widths = (*sorted(width for width in narrow if 2 * width <= widest), widest)
+            share = 4 if self.platform == "cpu" else 2  # a CPU copies a narrow part before it reads it
+            widths = (*sorted(width for width in narrow if share * width < widest), widest)
         return Shapes(
             rows=round_up(rows, ways),
             prompts=round_up(min(self.prefill_rows, _power(requests)), ways),

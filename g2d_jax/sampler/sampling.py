@@ -148,7 +148,9 @@ def draw(
         scaled = filter_logits(scaled, top_k, top_p)
     logprobs = jax.nn.log_softmax(scaled, axis=-1)
     probs = jnp.exp(logprobs)
-    token = jnp.where(greedy, jnp.argmax(logits, axis=-1), inverse_cdf(probs, uniforms(keys, positions)))
+    # A uniform of 0 draws the first of the highest, which a CPU has sooner so than by argmax.
+    masses = jnp.where(greedy[:, None] & (scaled < scaled.max(axis=-1, keepdims=True)), 0.0, probs)
+    token = inverse_cdf(masses, jnp.where(greedy[:, None], 0.0, uniforms(keys, positions)))
     entropy = -jnp.sum(jnp.where(probs > 0, probs * logprobs, 0.0), axis=-1)
     chosen = jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
     zero = jnp.zeros_like(chosen)
