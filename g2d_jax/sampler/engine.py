@@ -129,7 +129,7 @@ class Sampler:
         else:
             narrow = {round_up(max(widest // part, columns[-1] + self.chunk, NARROWEST), 16) for part in (16, 4)}
             share = 4 if self.platform == "cpu" else 2  # a CPU copies a narrow part before it reads it
-            widths = (*sorted(width for width in narrow if share * width < widest), widest)
+            widths = (*sorted(width for width in narrow if share * width <= widest), widest)
         return Shapes(
             rows=round_up(rows, ways),
             prompts=round_up(min(self.prefill_rows, _power(requests)), ways),
