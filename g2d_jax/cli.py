@@ -10,8 +10,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 from g2d_jax import __version__, flags, processes, storage
 from g2d_jax.resolve import resolve
@@ -186,7 +187,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price", type=float, help="of one chip for an hour, in your money")
     parser.add_argument("--prompt", type=int, metavar="N", help="mean tokens of a prompt; default: the data's own")
     parser.add_argument("--response", type=int, metavar="N", help="mean tokens of a response; default: max_new_tokens")
-    parser.add_argument("--stage", action="append", default=[], help="this stage only; may be repeated")
+    parser.add_argument("--stage", action="append", default=[], dest="stages", help="this stage only; may be repeated")
     parser.add_argument("--auto", action="store_true", help="choose mesh, micro-batch and remat")
     parser.add_argument("--verbose", action="store_true", help="show every program: memory, traffic, roofline")
     _explained(parser, _PLAN_EXAMPLES)
@@ -293,6 +294,11 @@ def _judge_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_judge)
 
 
+def _options(arguments: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
+    """Give the arguments that a function has parameters of, by name."""
+    return {name: value for name, value in vars(arguments).items() if name in signature(function).parameters}
+
+
 def _of_a_run(arguments: argparse.Namespace, overrides: list[str], instead: str) -> ConfigDict:
     """The config. Raises ValueError for a study's, with what to do instead."""
     config = resolve(arguments.config, overrides)
@@ -327,17 +333,7 @@ def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
     for line in ready(arguments.config, arguments.topology):
         print(line, flush=True)
-    fits = plan(
-        config,
-        arguments.topology,
-        price=arguments.price,
-        prompt=arguments.prompt,
-        response=arguments.response,
-        stages=tuple(arguments.stage),
-        auto=arguments.auto,
-        verbose=arguments.verbose,
-    )
-    return 0 if fits else 1
+    return 0 if plan(**{**_options(arguments, plan), "config": config, "name": arguments.topology}) else 1
 
 
 def _sweep(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -354,18 +350,9 @@ def _sweep(arguments: argparse.Namespace, overrides: list[str]) -> int:
 def _evaluate(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import policies
 
-    policies.evaluate(
-        arguments.workdir,
-        arguments.policy,
-        problems=arguments.problems,
-        split=arguments.split,
-        limit=arguments.limit,
-        task=arguments.task,
-        num_generations=arguments.num_generations,
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        max_new_tokens=arguments.max_new_tokens,
-    )
+    names = ("num_generations", "temperature", "top_p", "max_new_tokens")
+    sampling = {name: getattr(arguments, name) for name in names}
+    policies.evaluate(**_options(arguments, policies.evaluate), **sampling)
 
 
 def _report(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -409,8 +396,7 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import policies
 
     processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
-    options = {name: getattr(arguments, name) for name in ("policy", "dtype", "adapters")}
-    written = policies.export(arguments.workdir, arguments.output, **options)
+    written = policies.export(**_options(arguments, policies.export))
     if processes.leader():
         print(written)
 
@@ -419,13 +405,7 @@ def _sample(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import policies
 
     typed = arguments.prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
-    policies.sample(
-        arguments.workdir,
-        policy=arguments.policy,
-        prompts=_typed() if typed else arguments.prompt,
-        count=arguments.count,
-        temperature=arguments.temperature,
-    )
+    policies.sample(prompts=_typed() if typed else arguments.prompt, **_options(arguments, policies.sample))
 
 
 def _typed() -> Iterator[str]:
@@ -438,18 +418,7 @@ def _typed() -> Iterator[str]:
 def _outputs(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax.judging import outputs
 
-    written = outputs.write_outputs(
-        arguments.workdir,
-        arguments.format,
-        arguments.prompts,
-        arguments.output,
-        policy=arguments.policy,
-        name=arguments.name,
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        max_new_tokens=arguments.max_new_tokens,
-    )
-    print(written)
+    print(outputs.write_outputs(form=arguments.format, **_options(arguments, outputs.write_outputs)))
 
 
 def _judge(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -458,8 +427,7 @@ def _judge(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax.rewards.chat import Endpoint
     from g2d_jax.tracking import Screen
 
-    names = ("url", "model", "api_key_env", "max_tokens", "timeout", "retries", "concurrency")
-    endpoint = Endpoint(**{name: getattr(arguments, name) for name in names})
+    endpoint = Endpoint(**_options(arguments, Endpoint))
     pairwise.judge_files(arguments.files, endpoint, arguments.output, Screen())
 
 
