@@ -29,7 +29,7 @@ ELO_PER_LOG_ODDS = 400 / math.log(10)
 MAX_STEPS = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rating:
     """A player's rating with its interval, in Elo points; games: its pairings with any other player on any problem."""
 
@@ -40,74 +40,43 @@ class Rating:
     games: int
 
 
-def wins(scores: ArrayLike) -> Array:
-    """[P, P]: how often the row's player won against the column's, a draw counting half for each; 0 on the diagonal.
+def outcomes(scores: ArrayLike) -> Array:
+    """Give the points of each game, [P, P, N]: 1 where the row's player wins against the column's, 1/2 a draw, else 0.
 
     scores [P, N]: greater is better, NaN where not known. Scores are compared exactly, so give means of right answers
-    as such, unrounded. Raises ValueError for fewer than two players, other than two axes or infinite scores.
+    as such, unrounded.
     """
-    return _outcomes(_scores(scores)).sum(axis=2)
+    table = np.asarray(scores, dtype=np.float64)
+    first, second = table[:, None], table[None]
+    result = (first > second) + 0.5 * (first == second)  # NaN compares as neither
+    result[np.arange(len(table)), np.arange(len(table))] = 0.0
+    return result
 
 
-def ratings(wins: ArrayLike, anchor: float = 1000.0) -> Array:
-    """Elo ratings [P] of players with these `wins` [P, P], their mean being `anchor`.
+def ratings(wins: ArrayLike) -> Array:
+    """Give the Elo ratings [..., P] of players with these points against each other [..., P, P]; their mean is 1000.
 
     The maximum of the Bradley-Terry likelihood with a virtual draw between each two players (see the module's
-    docstring). Raises ValueError for fewer than two players, wins that are negative or not finite, anything on the
-    diagonal, and where players cannot be compared because no games lead from one to the other.
+    docstring).
     """
-    table = np.asarray(wins, dtype=np.float64)
-    if table.ndim != 2 or table.shape[0] != table.shape[1]:
-        raise ValueError(f"wins must be [players, players], got the shape {list(table.shape)}")
-    if len(table) < 2:
-        raise ValueError(f"ratings compare two players or more, got {len(table)}")
-    if not np.isfinite(table).all() or (table < 0).any() or table.diagonal().any():
-        raise ValueError("wins must be finite, not negative, and 0 on the diagonal: nobody plays against themselves")
-    _require_linked(table, [f"player {p}" for p in range(len(table))])
-    return anchor + ELO_PER_LOG_ODDS * _log_strengths(table[None])[0]
+    return 1000 + ELO_PER_LOG_ODDS * _log_strengths(np.asarray(wins, dtype=np.float64))
 
 
-def elo(
-    names: Sequence[str],
-    scores: ArrayLike,
-    *,
-    anchor: float = 1000.0,
-    samples: int = 500,
-    level: float = 0.95,
-    seed: int = 0,
-) -> list[Rating]:
-    """The players' ratings in the order of `names`, from their scores [P, N] on the same N problems.
+def elo(names: Sequence[str], points: Array, *, samples: int = 500, seed: int = 0) -> list[Rating]:
+    """Give the players' ratings in the order of `names`, from the `outcomes` [P, P, N] of their games on N problems.
 
-    Intervals are percentiles of the ratings over `samples` draws of as many problems with replacement, from those that
-    at least two players share. They say what other problems would change, not what training again would. Ratings are
-    relative: their mean is `anchor`, and another set of players moves all of them. The same arguments give the same
-    intervals, and those of a player do not depend on its place in the list. Raises ValueError unless each of at least
-    two players has a name of its own, for samples < 1 or a level outside (0, 1), and as `wins` and `ratings`.
+    Intervals of 95 % are percentiles of the ratings over `samples` draws of as many problems with replacement, from
+    those that at least two players share. They say what other problems would change, not what training again would.
+    Ratings are relative: another set of players moves all of them. The same arguments give the same intervals, and
+    those of a player do not depend on its place in the list. Raises ValueError where players cannot be compared because
+    no games lead from one to the other.
     """
-    table = _scores(scores)
-    if len(names) != len(table) or len(set(names)) != len(names):
-        raise ValueError(f"give a name of its own to each of the {len(table)} players, got {list(names)}")
-    if samples < 1 or not 0 < level < 1:
-        raise ValueError(f"give samples of 1 or more and a level between 0 and 1, got {samples} and {level}")
-    outcomes = _outcomes(table[:, (~np.isnan(table)).sum(axis=0) >= 2])
-    won = outcomes.sum(axis=2)
+    points = points[:, :, points.any(axis=(0, 1))]
+    won = points.sum(axis=2)
     _require_linked(won, names)
-    observed = anchor + ELO_PER_LOG_ODDS * _log_strengths(won[None])[0]
-    resampled = anchor + ELO_PER_LOG_ODDS * _log_strengths(_replicates(outcomes, samples, seed))
-    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    games = (won + won.T).sum(axis=1)
-    return [
-        Rating(name, float(observed[p]), float(low[p]), float(high[p]), round(float(games[p])))
-        for p, name in enumerate(names)
-    ]
-
-
-def _outcomes(scores: Array) -> Array:
-    """[P, P, N]: 1 where the row's player beats the column's on a problem, 1/2 where equal, 0 lost or not played."""
-    first, second = scores[:, None], scores[None]
-    result = (first > second) + 0.5 * (first == second)  # NaN compares as neither
-    result[np.arange(len(scores)), np.arange(len(scores))] = 0.0
-    return result
+    low, high = np.quantile(ratings(_replicates(points, samples, seed)), [0.025, 0.975], axis=0)
+    rows = zip(names, ratings(won), low, high, (won + won.T).sum(axis=1), strict=True)
+    return [Rating(name, float(rating), float(a), float(b), round(games)) for name, rating, a, b, games in rows]
 
 
 def _replicates(outcomes: Array, samples: int, seed: int) -> Array:
@@ -154,14 +123,3 @@ def _require_linked(wins: Array, names: Sequence[str]) -> None:
             f"{', '.join(apart)} cannot be compared with {names[0]}: there is no common problem, "
             "not through other players either; rate them on problems that they share"
         )
-
-
-def _scores(scores: ArrayLike) -> Array:
-    table = np.asarray(scores, dtype=np.float64)
-    if table.ndim != 2:
-        raise ValueError(f"scores must be [players, problems], got the shape {list(table.shape)}")
-    if len(table) < 2:
-        raise ValueError(f"games need two players or more, got {len(table)}")
-    if np.isinf(table).any():
-        raise ValueError("scores has infinite entries: scores are finite, or NaN where not known")
-    return table

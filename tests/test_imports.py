@@ -24,8 +24,8 @@ LEVELS = {
         ["pipeline", "sweep", "report", "policies", "card", "judging", "dryrun", "plan", "cli", "__main__"], 4
     ),
 }
-SIDEWAYS = {("data", "g2d_jax.rewards.extract")}
-"""What one part of level 1 may import of another: data takes the final answer of a solution."""
+SIDEWAYS = {("data", "g2d_jax.rewards.extract"), ("frontier", "g2d_jax.stats")}
+"""What one part of level 1 may import of another: data the final answer of a solution, the bootstrap means of rows."""
 
 
 def module_name(path: Path) -> str:

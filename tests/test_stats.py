@@ -190,22 +190,3 @@ def test_mean_pass_at():
 @given(answers)
 def test_pass_at_one_is_the_mean(correct):
     assert pass_at(correct, 1) == pytest.approx(accuracy(correct).mean, nan_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: accuracy([1, 0]), r"\[problems, samples\], got the shape \[2\]"),
-        (lambda: accuracy([[1, math.inf]]), "infinite"),
-        (lambda: by_subset([[1]], ["a", "b"]), "2 names of subsets for 1 problems"),
-        (lambda: paired([[1]], [[1], [0]]), "before has 1 problems and after 2"),
-        (lambda: pass_at_k(3, 4, 1), "between 0 and n"),
-        (lambda: pass_at_k(3, 1, 4), "pass@4 needs k"),
-        (lambda: pass_at_k(3, 1, 0), "pass@0 needs k"),
-        (lambda: pass_at([[1, 0]], 3), "pass@3 needs at least 3 answers"),
-        (lambda: pass_at([[0.5]], 1), "0, 1 or NaN"),
-    ],
-)
-def test_wrong_input_is_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

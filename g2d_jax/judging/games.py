@@ -2,8 +2,7 @@
 
 Judges favour a position, so that every two answers are judged twice with their places swapped. A game is won only if
 both verdicts name the same answer; else it is a draw. Where either verdict cannot be read the game is left out, and
-counted. Ratings are `elo.ratings` of all games of all models; their intervals are percentiles over questions drawn with
-replacement.
+counted. Ratings are those of elo.py, of all games of all models.
 """
 
 from __future__ import annotations
@@ -41,19 +40,11 @@ class Match:
     first_place: float
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A model's rating with its 95% interval (NaN where draws of questions leave models without common games).
+@dataclass(frozen=True)
+class Standing(elo.Rating):
+    """A model's rating. win_rate: over all its games, a draw counting half. mean_length: characters of an answer."""
 
-    win_rate: over all its games, a draw counting half. mean_length: characters of an answer.
-    """
-
-    name: str
-    rating: float
-    low: float
-    high: float
     win_rate: float
-    games: int
     mean_length: float
 
 
@@ -88,10 +79,8 @@ def outcomes(verdicts: Array) -> Array:
     return np.where(np.isnan(verdicts).any(axis=1), np.nan, agreed)
 
 
-def rank(
-    names: Sequence[str], verdicts: Array, lengths: Sequence[float], *, samples: int = 500, level: float = 0.95
-) -> list[Standing]:
-    """The models, best first, from verdicts [M, M, N, 2] (of the row's model; those below the diagonal are not read).
+def rank(names: Sequence[str], verdicts: Array, lengths: Sequence[float]) -> list[Standing]:
+    """Rate the models, best first, from verdicts [M, M, N, 2] (of the row's model; below the diagonal none is read).
 
     Raises ValueError where models have no games with each other, not through others either.
     """
@@ -100,12 +89,8 @@ def rank(
     games = total + won.sum(axis=(0, 2))
     if idle := [name for name, played in zip(names, games, strict=True) if played == 0]:
         raise ValueError(f"no verdict on {', '.join(idle)} can be read: see what the judge replied, in its journal")
-    observed = elo.ratings(won.sum(axis=2))
-    low, high = _interval(won, samples, level)
-    standings = [
-        Standing(name, float(observed[m]), low[m], high[m], float(total[m] / games[m]), round(games[m]), lengths[m])
-        for m, name in enumerate(names)
-    ]
+    more = zip(elo.elo(names, won), (total / games).tolist(), lengths, strict=True)
+    standings = [Standing(**vars(rating), win_rate=share, mean_length=length) for rating, share, length in more]
     return sorted(standings, key=lambda standing: -standing.rating)
 
 
@@ -117,18 +102,6 @@ def _won(verdicts: Array) -> Array:
         points = outcomes(verdicts[i, j])
         won[i, j], won[j, i] = np.nan_to_num(points, nan=0.0), np.nan_to_num(1 - points, nan=0.0)
     return won
-
-
-def _interval(won: Array, samples: int, level: float) -> tuple[list[float], list[float]]:
-    """Percentiles [M] of the ratings over draws of as many questions."""
-    models, _, questions = won.shape
-    drawn = np.random.default_rng(0).multinomial(questions, np.full(questions, 1 / questions), size=samples)
-    try:
-        resampled = [elo.ratings(won @ counts.astype(np.float64)) for counts in drawn]
-    except ValueError:  # too few games: a draw of questions left models that nothing links
-        return [math.nan] * models, [math.nan] * models
-    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return low.tolist(), high.tolist()
 
 
 def _mean(values: NDArray) -> float:

@@ -110,7 +110,7 @@ def tables(standings: Sequence[Standing], matches: Sequence[Match]) -> list[tupl
     """What the screen shows: a table of models and one of pairs."""
     models = [
         [
-            *(s.name, f"{s.rating:.0f}", "–" if math.isnan(s.low) else f"{s.low:.0f} to {s.high:.0f}"),
+            *(s.name, f"{s.rating:.0f}", f"{s.low:.0f} to {s.high:.0f}"),
             *(percent(s.win_rate), str(s.games), f"{s.mean_length:.0f}"),
         ]
         for s in standings

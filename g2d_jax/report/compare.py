@@ -74,8 +74,7 @@ class Player:
     @cached_property
     def means(self) -> Array:
         """Each problem's mean [N], NaN without a scored answer."""
-        known = (~np.isnan(self.correct)).sum(axis=1)
-        return np.where(known > 0, np.nansum(self.correct, axis=1) / np.maximum(known, 1), np.nan)
+        return stats.row_means(self.correct)
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,8 @@ class Comparison:
     @cached_property
     def ratings(self) -> list[elo.Rating]:
         """The players' Elo ratings in their order: a problem is won by the higher mean, equal ones are draws."""
-        return elo.elo([player.name for player in self.players], [player.means for player in self.players])
+        points = elo.outcomes([player.means for player in self.players])
+        return elo.elo([player.name for player in self.players], points)
 
     @property
     def samples(self) -> int:

@@ -106,8 +106,8 @@ class Group:
         """Whether a point has the same online training behind it, and was tested on the same problems."""
         return bool(self.trajectories & other.trajectories) and self.rows[0].ids == other.rows[0].ids
 
-    def curve(self, seed: int, measure: str) -> frontier.Curve | None:
-        """One seed's trajectory over a cost, None if it has fewer than two points there."""
+    def curve(self, seed: int, measure: str) -> tuple[Array, Array] | None:
+        """Give one seed's trajectory, costs [K] and accuracies [K, N]; None if it has fewer than two points."""
         found = [
             (entry.costs[measure], row.accuracies[i])
             for row in self.rows
@@ -118,7 +118,7 @@ class Group:
         costs = [cost for cost, _ in found]
         if len(found) < 2 or len(set(costs)) < len(costs) or not np.isfinite(costs).all():
             return None
-        return frontier.Curve(self.name, np.array(costs), np.stack([values for _, values in found]))
+        return np.array(costs), np.stack([values for _, values in found])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report import markup
 from g2d_jax.report.study import Row, Study
 from g2d_jax.report.study_compare import rank_correlation
-from g2d_jax.report.study_entry import Entry
+from g2d_jax.report.study_entry import Entry, mean_of
 from g2d_jax.report.study_tables import point_name
 from g2d_jax.report.table import Text
 
@@ -101,7 +101,7 @@ def table(study: Study) -> Text:
 def correlations(study: Study) -> Text:
     """Title, columns and rows: each measure's rank correlation with what the offline stage added, over all points."""
     entries = [entry for group in study.swept for row in group.rows for entry in row.entries]
-    gains = [_gain(entry) for entry in entries]
+    gains = [mean_of(entry.offline_gain) for entry in entries]
     lines = []
     for name in ("K", *MEASURES):
         found = [float(entry.reached) if name == "K" else value(entry, name) for entry in entries]
@@ -111,8 +111,3 @@ def correlations(study: Study) -> Text:
     title = "Spearman's rank correlation with what the offline stage added on test, over points (K and seed). "
     title += "Points of one seed share a trajectory and all measures move with K: no test of a cause"
     return title, ["measure", "rank correlation", "points"], lines
-
-
-def _gain(entry: Entry) -> float:
-    known = None if entry.offline_gain is None else entry.offline_gain[~np.isnan(entry.offline_gain)]
-    return float(np.mean(known)) if known is not None and len(known) else float("nan")

@@ -21,10 +21,6 @@ class Advantage:
     difference: None where no seed's cost is within its baseline's. seeds: those that have both a point and a baseline.
     """
 
-    group: Group
-    row: Row
-    baseline: Group
-    measure: str
     difference: frontier.Interval | None
     seeds: int
 
@@ -32,23 +28,13 @@ class Advantage:
 @functools.lru_cache(maxsize=1024)  # page, Markdown and CSV have the same ones
 def advantage(group: Group, row: Row, baseline: Group, measure: str) -> Advantage:
     """A row of a group that ends offline against a baseline, whose accuracy is interpolated at the row's cost."""
-    pairs = [
-        ((entry.costs[measure], row.accuracies[i]), curve)
+    there = [
+        (row.accuracies[i], frontier.interpolate(*curve, entry.costs[measure]))
         for i, entry in enumerate(row.entries)
         if baseline.rows[0].ids == row.ids and (curve := baseline.curve(entry.seed, measure)) is not None
     ]
-    difference = frontier.compare([point for point, _ in pairs], [curve for _, curve in pairs]) if pairs else None
-    return Advantage(group, row, baseline, measure, difference, len(pairs))
-
-
-def advantages(study: Study, measure: str) -> list[Advantage]:
-    """Every row of every group that ends offline, against every baseline."""
-    return [
-        advantage(group, row, baseline, measure)
-        for group in study.offline
-        for row in group.rows
-        for baseline in study.baselines
-    ]
+    reached = [values - other for values, other in there if other is not None]
+    return Advantage(frontier.bootstrap(np.stack(reached)) if reached else None, len(there))
 
 
 def difference(row: Row, other: Row) -> frontier.Interval | None:
@@ -97,7 +83,7 @@ def best_at(study: Study, row: Row, measure: str) -> Group | None:
     rows = comparable([one for group in baselines for one in group.rows])
     at_cost = [(group, _dev_at([one for one in group.rows if one in rows], row, measure)) for group in baselines]
     known = [(group, dev) for group, dev in at_cost if dev is not None]
-    return known[frontier.best_on([dev for _, dev in known])][0] if known else None
+    return max(known, key=lambda one: one[1])[0] if known else None
 
 
 def _dev_at(rows: Sequence[Row], point: Row, measure: str) -> float | None:
@@ -105,7 +91,7 @@ def _dev_at(rows: Sequence[Row], point: Row, measure: str) -> float | None:
     costs = np.array([cost for cost, _ in points])
     if not len(points) or not np.isfinite([*costs, point.cost(measure)]).all() or (np.diff(costs) <= 0).any():
         return None
-    found = frontier.interpolate(costs, [[dev] for _, dev in points], point.cost(measure))
+    found = frontier.interpolate(costs, np.array([[dev] for _, dev in points]), point.cost(measure))
     return None if found is None else float(found[0])
 
 
@@ -139,7 +125,7 @@ def gain_per_flop(row: Row) -> float:
 
 def _best(rows: Sequence[Row], measure: Callable[[Row], float]) -> Row | None:
     known = [(row, value) for row in rows if (value := measure(row)) == value]
-    return known[frontier.best_on([value for _, value in known])][0] if known else None
+    return max(known, key=lambda one: one[1])[0] if known else None
 
 
 def swept_rows(study: Study) -> list[Row]:

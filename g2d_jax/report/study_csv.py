@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from g2d_jax.frontier import Interval
 from g2d_jax.report.spreadsheet import leaves, sheet
 from g2d_jax.report.study import Group, Row, Study
 from g2d_jax.report.study_compare import advantage, best_at, difference, gain_per_flop
-from g2d_jax.report.study_entry import Entry
+from g2d_jax.report.study_entry import Entry, mean_of
 from g2d_jax.report.study_spectrum import Arm, arms, gain, generation, offline_of, start_of
 
 COLUMNS = ("arm", "values", "seed", "K", "split", "measure", "value")
@@ -118,9 +116,3 @@ def _varied(group: Group) -> str:
 def _interval(name: str, found: Interval | None) -> Iterator[tuple[str, float]]:
     for part in ("mean", "low", "high", "seeds") if found is not None else ():
         yield f"{name}/{part}", float(getattr(found, part))
-
-
-def mean_of(values: np.ndarray | None) -> float:
-    """The mean of [N] over what is not NaN; NaN for None or nothing."""
-    known = np.array([]) if values is None else values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")

@@ -29,6 +29,12 @@ class Answers(NamedTuple):
     values: Array
 
 
+def mean_of(values: Array | None) -> float:
+    """Give the mean of [N] over what is not NaN; NaN for None or nothing."""
+    known = np.array([]) if values is None else values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
 class Files:
     """What was read of a study's files, each of them once: points share stages, evaluations share answers."""
 

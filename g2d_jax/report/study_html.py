@@ -12,8 +12,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report import html, markup, study_ablations, study_cause, study_frontier, study_spectrum, study_stopping
 from g2d_jax.report.study import Study, read_study
 from g2d_jax.report.study_csv import document as csv_document
-from g2d_jax.report.study_csv import mean_of
-from g2d_jax.report.study_entry import Entry
+from g2d_jax.report.study_entry import Entry, mean_of
 from g2d_jax.report.study_tables import baselines, equal_compute, headline, sentence
 from g2d_jax.report.table import Text, markdown_table, one_line, table
 from g2d_jax.storage import PathLike, fingerprint, plain, read_json, write_bytes

@@ -19,7 +19,7 @@ from g2d_jax.report import markup
 from g2d_jax.report.scatter import Mark, Marks, scatter_chart
 from g2d_jax.report.study import Row, Study
 from g2d_jax.report.study_compare import difference
-from g2d_jax.report.study_entry import ONLINE, Array, Entry
+from g2d_jax.report.study_entry import ONLINE, Array, Entry, mean_of
 from g2d_jax.report.study_tables import caution, percent_interval, points_interval, steps_of
 from g2d_jax.report.table import Text, known, same
 
@@ -257,7 +257,7 @@ def figure(study: Study) -> str:
     shown = [*([start] if start else []), *found]
     size, unit = _unit([arm.row.cost("flops") for arm in shown])
     panels: dict[str, Callable[[Row], Array]] = {
-        "Test accuracy, % (bars: 95 %)": lambda row: np.array([100 * _mean(values) for values in row.accuracies]),
+        "Test accuracy, % (bars: 95 %)": lambda row: np.array([100 * mean_of(values) for values in row.accuracies]),
         "Entropy, nats a token": lambda row: evaluated(row, "entropy, nats"),
         "Length, tokens": lambda row: evaluated(row, "length, tokens"),
         f"Compute, {unit}FLOPs": lambda row: np.array([entry.costs["flops"] for entry in row.entries]) / size,
@@ -292,7 +292,3 @@ def _unit(amounts: Sequence[float]) -> tuple[float, str]:
     largest = max((amount for amount in amounts if math.isfinite(amount)), default=0.0)
     prefix = next((one for one in reversed(SIZES) if largest >= SIZES[one]), "")
     return SIZES[prefix], prefix
-
-
-def _mean(values: Array) -> float:
-    return frontier.seed_spread(values[None]).mean

@@ -12,7 +12,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report import markup
 from g2d_jax.report.study import Group, Row, Study
 from g2d_jax.report.study_compare import choices, chosen, differences, most_per_flop, swept_rows
-from g2d_jax.report.study_entry import Entry
+from g2d_jax.report.study_entry import Entry, mean_of
 from g2d_jax.report.study_tables import flops, points_interval, steps_of
 from g2d_jax.report.table import Text
 
@@ -89,7 +89,7 @@ def _line(entry: Entry, accuracies: np.ndarray) -> list[str]:
         fmt.spread(last["slope"] / last["step_flops"] * 1e12, last["slope_error"] / last["step_flops"] * 1e12),
         fmt.percent(last["gain"] / last["offline_flops"] * 1e12),
         fmt.percent(fmt.number(entry.result("dev"), "mean")),
-        fmt.percent(frontier.seed_spread(accuracies[None]).mean),
+        fmt.percent(mean_of(accuracies)),
         fmt.quantity(entry.costs["flops"]),
         fmt.duration(entry.costs["device_seconds"]),
     ]

@@ -34,7 +34,7 @@ def points_interval(found: frontier.Interval | None) -> str:
 
 def seed_spread(row: Row) -> str:
     """The standard deviation over seeds in points, a dash for a single seed."""
-    return fmt.percent(frontier.seed_spread(row.accuracies).std)
+    return fmt.percent(frontier.seed_spread(row.accuracies))
 
 
 def worth(found: Advantage | None) -> str:

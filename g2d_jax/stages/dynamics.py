@@ -29,6 +29,7 @@ from g2d_jax.stages.programs.sampling import Asked, rollouts
 from g2d_jax.stages.programs.training import logprobs, reference_programs
 from g2d_jax.stages.rollouts import Generation, Groups, correct, count_rollouts, describe, on_disk, sampled_groups
 from g2d_jax.stages.training import Trainer
+from g2d_jax.stats import row_means
 
 FIGURES = (
     *("entropy", "reward", "reward_std", "completions/mean_length", "completions/mean_length_correct"),
@@ -211,8 +212,7 @@ def prospects(groups: Groups) -> dict[str, Any]:
     tokens, which decide costs: prompt, length, chosen and rejected (of right and of wrong responses, NaN without any).
     """
     judged = correct(groups)
-    known = ~np.isnan(judged)
-    rates = np.where(known.any(axis=1), np.nansum(judged, axis=1) / np.maximum(known.sum(axis=1), 1), np.nan)
+    rates = row_means(judged)
     lengths = np.array([[len(row.rollout.token_ids) for row in group] for group in groups], np.float64)
     sides = {side: lengths[judged == right] for side, right in (("chosen", 1), ("rejected", 0))}
     return {

@@ -38,7 +38,7 @@ def table(points: list[list[float]]) -> np.ndarray:
 
 
 def test_ratings_of_three_models() -> None:
-    found = rank(["a", "b", "c"], table([[0, 0, 0.5], [0, 0, 0], [0, 0.5, 0.5]]), [1.0, 2.0, 3.0], samples=40)
+    found = rank(["a", "b", "c"], table([[0, 0, 0.5], [0, 0, 0], [0, 0.5, 0.5]]), [1.0, 2.0, 3.0])
     assert [standing.name for standing in found] == ["c", "b", "a"]
     assert [standing.games for standing in found] == [6, 6, 6]
     assert [standing.win_rate for standing in found] == pytest.approx([5 / 6, 3.5 / 6, 0.5 / 6])
@@ -48,8 +48,7 @@ def test_ratings_of_three_models() -> None:
 
 
 def test_unread_games_count_for_nobody() -> None:
-    found = rank(["a", "b", "c"], table([[1, np.nan], [np.nan, np.nan], [1, 1]]), [1.0] * 3, samples=40)
+    found = rank(["a", "b", "c"], table([[1, np.nan], [np.nan, np.nan], [1, 1]]), [1.0] * 3)
     assert {standing.name: standing.games for standing in found} == {"a": 1, "b": 3, "c": 2}
-    assert all(math.isnan(standing.low) for standing in found)  # some draws of questions leave out a's only game
     with pytest.raises(ValueError, match="no verdict on a can be read"):
         rank(["a", "b", "c"], table([[np.nan], [np.nan], [1]]), [1.0] * 3)
