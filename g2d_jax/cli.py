@@ -373,23 +373,23 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
     """Needs neither the model nor a device."""
-    from g2d_jax.report import compare_page, compare_text
+    from g2d_jax.report import compare_page
     from g2d_jax.report.compare_read import read_comparison
+    from g2d_jax.report.page import Note
     from g2d_jax.tracking import Screen
 
     compare_page.check_output(arguments.output)
     comparison = read_comparison(arguments.runs, policies=arguments.policies)
-    screen = Screen()
-    for line in (*comparison.warnings, compare_text.shared(comparison)):
+    screen, made = Screen(), compare_page.report(comparison)
+    for line in made.warnings:
         screen.say(line)
-    for table in compare_text.tables(comparison):
-        screen.table(*table)
-    notes = (*compare_text.notes(comparison), compare_text.differences_note(comparison), compare_text.ELO)
-    for line in (*notes, compare_text.same_settings(comparison), compare_text.verdict(comparison)):
-        if line:
-            screen.say(line)
-    for path in compare_page.write_comparison(comparison, arguments.output):
-        screen.say(path)
+    for part in (part for section in made.sections for part in section.parts if not isinstance(part, str)):
+        if isinstance(part, Note):
+            screen.say(part.text)
+        elif part[2]:
+            screen.table(*part)
+    for line in (made.verdict, *compare_page.write_comparison(comparison, made, arguments.output)):
+        screen.say(line)
 
 
 def _export(arguments: argparse.Namespace, _: list[str]) -> None:

@@ -11,19 +11,21 @@ training.py   what training did: updates, prompts, generation
 informativeness.py   measures of rollouts by policy, of pairs before and after an offline stage
 browser.py    rollouts and pairs to look through    listing.py   a list with filters    tokens.py   coloured tokens
 style.py      the page's style sheet               script.py    its only script
-html.py       the page                             spreadsheet.py   report.csv
+page.py       a page and Markdown of sections      spreadsheet.py   report.csv
+run_page.py   the sections of a run
 study.py      a study read from its directory: study_entry.py (a point), study_compare.py (points beside each other),
-              study_html.py (the page and Markdown: study_tables.py, study_frontier.py, study_cause.py,
+              study_page.py (the page and Markdown: study_tables.py, study_frontier.py, study_cause.py,
               study_ablations.py, study_stopping.py), study_csv.py
 compare.py    runs beside each other: compare_read.py, compare_text.py, compare_page.py (page, Markdown and CSV)
 """
 
-from g2d_jax.report.html import page
+from g2d_jax.report.page import write
 from g2d_jax.report.run import read_run
+from g2d_jax.report.run_page import report
 from g2d_jax.report.spreadsheet import document
-from g2d_jax.report.study_html import write_study
-from g2d_jax.report.summary import markdown, summary_table
-from g2d_jax.storage import PathLike, write_bytes
+from g2d_jax.report.study_page import write_study
+from g2d_jax.report.summary import summary_table
+from g2d_jax.storage import PathLike
 
 __all__ = ["summary_table", "write_all", "write_study"]
 
@@ -31,10 +33,8 @@ __all__ = ["summary_table", "write_all", "write_study"]
 def write_all(workdir: PathLike) -> list[str]:
     """Write report.html, report.md and report.csv from what a work directory holds, finished or not.
 
-    Returns their paths in this order. The page is written last, as it reads the most. The same work directory gives the
-    same bytes. Raises ValueError as `read_run` does, and if completions or pairs are damaged; OSError.
+    Returns their paths in this order. The same work directory gives the same bytes. Raises ValueError as `read_run`
+    does, and if completions or pairs are damaged; OSError.
     """
     run = read_run(workdir)
-    for kind, make in {"md": markdown, "csv": document, "html": page}.items():
-        write_bytes(run.workdir / f"report.{kind}", make(run).encode())
-    return [str(run.workdir / f"report.{kind}") for kind in ("html", "md", "csv")]
+    return write(report(run), document(run), run.workdir, "report")

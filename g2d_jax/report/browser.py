@@ -14,6 +14,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary
 from g2d_jax.report.listing import Row, cell, listing, outcome, rollout
 from g2d_jax.report.markup import shown
+from g2d_jax.report.page import Section
 from g2d_jax.report.run import Run, Stage
 from g2d_jax.report.tokens import coloured, legend, run_tokenizer
 from g2d_jax.tables import read_rollouts
@@ -28,12 +29,12 @@ Painter = Callable[[str, Ids, np.ndarray | None], str]
 """Text, token ids [T] and log-probs [T] (None: unknown) of a completion -> markup."""
 
 
-def browser(run: Run) -> str:
+def browser(run: Run) -> Section:
     """The section: a list for each evaluation, each collection and its pairs."""
     paint, note = painter(run)
     lists = [_evaluated(stage, paint) for stage in run.evaluations]
     lists += [one for stage in run.stages if stage.kind == "collect" for one in _collected(run, stage, paint)]
-    return markup.section("browser", "Browser", *([note, *lists] if any(lists) else []))
+    return Section("browser", "Browser", [note, *lists] if any(lists) else [])
 
 
 def painter(run: Run) -> tuple[Painter, str]:

@@ -77,17 +77,6 @@ def notes(comparison: Comparison) -> list[str]:
     return found
 
 
-def tables(comparison: Comparison) -> list[Text]:
-    """All tables in order: runs, policies, differences, ratings, and for each run but the first its settings."""
-    return [
-        runs_table(comparison),
-        players_table(comparison),
-        pairs_table(comparison),
-        ratings_table(comparison),
-        *settings_tables(comparison),
-    ]
-
-
 def runs_table(comparison: Comparison) -> Text:
     """The runs, and how they were evaluated."""
     names = {"num_generations": "answers each", "max_new_tokens": "max tokens"}

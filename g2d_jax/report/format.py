@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 UNKNOWN = "–"
@@ -20,6 +20,11 @@ def number(record: Mapping[str, Any], *keys: str) -> float:
         return float(value)
     except ValueError:
         return math.nan
+
+
+def fixed(digits: int) -> Callable[[float], str]:
+    """Numbers with so many digits after the point."""
+    return lambda value: UNKNOWN if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def percent(fraction: float) -> str:

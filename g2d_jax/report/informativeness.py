@@ -10,27 +10,23 @@ import numpy as np
 
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary
+from g2d_jax.report.page import Note, Part, Section
 from g2d_jax.report.run import Run, Stage
 from g2d_jax.report.scatter import Mark, Marks, scatter_chart
 
-
-def _fixed(digits: int) -> Callable[[float], str]:
-    return lambda value: fmt.UNKNOWN if math.isnan(value) else f"{value:.{digits}f}"
-
-
 MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "pass_rate": ("pass rate %", fmt.percent),
-    "reward_variance": ("variance", _fixed(3)),
+    "reward_variance": ("variance", fmt.fixed(3)),
     "frac_mixed": ("mixed %", fmt.percent),
-    "entropy": ("entropy", _fixed(3)),
-    "distinct_answers": ("distinct", _fixed(2)),
+    "entropy": ("entropy", fmt.fixed(3)),
+    "distinct_answers": ("distinct", fmt.fixed(2)),
     "confidence": ("confidence %", fmt.percent),
-    "ece": ("ECE", _fixed(3)),
-    "auroc": ("AUROC", _fixed(3)),
-    "logprob_gap": ("gap", _fixed(2)),
-    "mean_length": ("length", _fixed(1)),
-    "mean_length_correct": ("length, correct", _fixed(1)),
-    "mean_length_incorrect": ("length, incorrect", _fixed(1)),
+    "ece": ("ECE", fmt.fixed(3)),
+    "auroc": ("AUROC", fmt.fixed(3)),
+    "logprob_gap": ("gap", fmt.fixed(2)),
+    "mean_length": ("length", fmt.fixed(1)),
+    "mean_length_correct": ("length, correct", fmt.fixed(1)),
+    "mean_length_incorrect": ("length, incorrect", fmt.fixed(1)),
     "frac_truncated": ("cut at limit %", fmt.percent),
     "prompts": ("prompts", fmt.count),
     "responses": ("responses", fmt.count),
@@ -42,20 +38,13 @@ MAIN = 10
 """That many of them are in the first table, the others fold."""
 
 MEANINGS = (
-    "Variance is that of the reward among a prompt's completions. Mixed prompts are those that can give pairs, or "
-    "advantages: {mixed}. Distinct answers are counted by prompt. Entropy is a token's, in nats. Confidence is "
-    "the geometric mean of a completion's token probabilities{judged} Means over prompts, but for entropy (over "
-    "tokens) and length (over completions, in tokens)."
+    "Variance is that of the reward among a prompt's completions. Mixed prompts can give pairs, or advantages: they "
+    "have right and wrong completions or, of scalar rewards, different ones. Distinct answers are counted by prompt. "
+    "Entropy is a token's, in nats. Confidence is the geometric mean of a completion's token probabilities; ECE and "
+    "AUROC tell whether it predicts correctness (an ECE of 0 and an AUROC of 1 are perfect, one of 0.5 is chance). "
+    "The gap is the log-prob of right less that of wrong completions, in nats. Means over prompts, but for entropy "
+    "(over tokens) and length (over completions, in tokens)."
 )
-JUDGED = (
-    "; ECE and AUROC tell whether it predicts correctness (an ECE of 0 and an AUROC of 1 are perfect, an AUROC of 0.5 "
-    "is chance). The gap is the log-prob of right less that of wrong completions, in nats."
-)
-MIXED = {
-    "judged": "they have right and wrong completions",
-    "scalar": "their completions have different rewards, as scalar ones are neither right nor wrong",
-    "both": "they have right and wrong completions or, of scalar rewards, which are neither, different ones",
-}
 
 Measured = tuple[str, str, Mapping[str, Any]]
 """A policy's name, the stage whose rollouts these are, and measure -> number."""
@@ -64,27 +53,18 @@ STEPS = 32
 """Of the pass rate in the chart at most: one for each number of right answers, or tenths where samples are more."""
 
 
-def informativeness(run: Run) -> str:
+def informativeness(run: Run) -> Section:
     """Measures by policy, of evaluations and collections; pairs before and after each offline stage."""
-    rows = list(measured(run))
-    main, more = table(rows, list(MEASURES)[:MAIN]), table(rows, _others(rows))
-    body = (
-        markup.paragraph(meanings(run, rows), "hint") + markup.table("Rollouts of each policy", *main) if rows else ""
-    )
-    if rows and len(more[0]) > 2:
-        body += markup.details("Lengths, counts and other measures", markup.table("More of the same rollouts", *more))
-    figures = [_pass_rates(stage) for stage in run.stages]
-    offline = "".join(_offline(stage) for stage in run.stages if stage.kind == "offline")
-    return markup.section("informativeness", "Informativeness", body, markup.charts(*filter(None, figures)), offline)
-
-
-def meanings(run: Run, rows: Sequence[Measured]) -> str:
-    """What the columns mean; right and wrong, and scalar rewards, are named where the run has such answers."""
-    judged = any(not math.isnan(fmt.number(found, "pass_rate")) for _, _, found in rows)
-    told = [scalar for stage in run.evaluations for scalar in summary.tasks(stage.manifest).values()]
-    scalar = any(told) or not judged or bool(run.config.get("tasks"))  # tasks: may be scalar if none was evaluated
-    mixed = MIXED["both" if judged and scalar else "judged" if judged else "scalar"]
-    return MEANINGS.format(mixed=mixed, judged=JUDGED if judged else ".")
+    rows, parts = list(measured(run)), list[Part]()
+    if rows:
+        parts += [Note(MEANINGS), ("Rollouts of each policy", *table(rows, list(MEASURES)[:MAIN]))]
+        more = table(rows, _others(rows))
+        if len(more[0]) > 2:
+            folded = markup.table("More of the same rollouts", *more)
+            parts.append(markup.details("Lengths, counts and other measures", folded))
+    figures = markup.charts(*(_pass_rates(stage) for stage in run.stages))
+    offline = [part for stage in run.stages if stage.kind == "offline" for part in _offline(stage)]
+    return Section("informativeness", "Informativeness", [*parts, figures, *offline])
 
 
 def measured(run: Run) -> Iterator[Measured]:
@@ -133,7 +113,7 @@ def _pass_rates(stage: Stage) -> str:
     return scatter_chart(f"Prompts of {stage.name} by pass rate, %", [series], x_title="pass rate", note=note)
 
 
-def _offline(stage: Stage) -> str:
+def _offline(stage: Stage) -> list[Part]:
     """Pairs under the policy before and after training on them, and what else was measured."""
     result = (stage.manifest or {}).get("result") or {}
     parts = {name: result[name] for name in ("before", "after", "pairs", "signal") if _numbers(result.get(name))}
@@ -147,12 +127,10 @@ def _offline(stage: Stage) -> str:
         for name, found in parts.items()
         for what, value in _numbers(found)
     ]
-    tables = (
+    return [
         (f"The pairs under the policy before and after {stage.name}", ["measure", "before", "after", "change"], moved),
         (f"More of {stage.name}", ["of", "measure", "value"], others),
-    )
-    body = "".join(markup.table(*one) for one in tables)
-    return f'<h3>{markup.shown(stage.name)}</h3><div class="split">{body}</div>' if body else ""
+    ]
 
 
 def _change(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> str:

@@ -39,10 +39,9 @@ def shorten(text: str, limit: int) -> tuple[str, int]:
     return f"{text[:head]}\n[… {extra:,} characters left out …]\n{text[head + extra :]}", extra
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, total: bool = False) -> str:
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table of text cells with its title as caption, first column heading the rows; "" without rows.
 
-    total: the last row sums up.
     It scrolls by itself where the screen is narrower; columns whose cells all start as numbers are right-aligned.
     """
     if not rows:
@@ -51,10 +50,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
     classes = [' class="number"' if flag else "" for flag in numeric]
     head = "".join(f'<th scope="col"{css}>{shown(name)}</th>' for name, css in zip(columns, classes, strict=True))
     body = []
-    for i, row in enumerate(rows):
+    for row in rows:
         cells = "".join(f"<td{css}>{shown(cell)}</td>" for cell, css in zip(row[1:], classes[1:], strict=True))
-        kind = ' class="total"' if total and i == len(rows) - 1 else ""
-        body.append(f'<tr{kind}><th scope="row">{shown(row[0])}</th>{cells}</tr>')
+        body.append(f'<tr><th scope="row">{shown(row[0])}</th>{cells}</tr>')
     inner = (
         f"<caption><span>{shown(title)}</span></caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
     )
@@ -66,10 +64,9 @@ def _is_number(cell: str) -> bool:
     return cell in ("", "–") or cell[0].isdigit() or cell[0] in "+-"
 
 
-def section(name: str, title: str, *parts: str) -> str:
-    """A section with the anchor `name`; "" if all parts, which are markup, are empty."""
-    body = "".join(parts)
-    return f'<section id="{name}"><h2>{shown(title)}</h2>{body}</section>' if body else ""
+def heading(text: str) -> str:
+    """A heading within a section."""
+    return f"<h3>{shown(text)}</h3>"
 
 
 def paragraph(text: str, css: str = "") -> str:

@@ -11,41 +11,32 @@ import numpy as np
 from g2d_jax.records import Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary
+from g2d_jax.report.page import Part, Section
 from g2d_jax.report.run import Run
 from g2d_jax.report.scatter import Mark, Marks, accuracy_chart, scatter_chart
 
 
-def results(run: Run) -> str:
+def results(run: Run) -> Section:
     """The result table, with charts and details, of the last evaluation; earlier ones fold."""
-    chosen = "".join(_selection(one) for one in run.manifests if one.get("kind") == "select")
-    if not run.evaluations:
-        return markup.section("results", "Result", chosen)
-    *earlier, latest = run.evaluations
-    folded = [
+    chosen = [summary.selection_table(one) for one in run.manifests if one.get("kind") == "select"]
+    earlier = [
         markup.details(f"Earlier evaluation: {stage.name}", markup.table(*summary.summary_table(stage.manifest, ())))
-        for stage in earlier
+        for stage in run.evaluations[:-1]
     ]
-    return markup.section("results", "Result", _result(latest.manifest or {}, run), chosen, *folded)
+    latest = [part for stage in run.evaluations[-1:] for part in _result(stage.manifest or {}, run)]
+    return Section("results", "Result", [*latest, *chosen, *earlier])
 
 
-def _selection(manifest: Mapping[str, Any]) -> str:
-    """The scores of a select stage's steps."""
-    return markup.table(*summary.selection_table(manifest))
-
-
-def _result(manifest: Mapping[str, Any], run: Run) -> str:
+def _result(manifest: Mapping[str, Any], run: Run) -> list[Part]:
     policies = summary.policies(manifest)
     intervals = [(summary.policy_name(p), fmt.number(p, "mean"), fmt.number(p, "sem_clustered")) for p in policies]
-    return (
-        markup.table(*summary.summary_table(manifest, run.manifests))
-        + markup.table(*summary.tasks_table(manifest))
-        + markup.table(*_verdicts(policies))
-        + markup.charts(
-            accuracy_chart("Accuracy (pass@1), %", intervals),
-            _pass_at(policies),
-        )
-        + markup.details("Every comparison, standard errors, lengths and subsets", _result_details(manifest, policies))
-    )
+    return [
+        summary.summary_table(manifest, run.manifests),
+        summary.tasks_table(manifest),
+        _verdicts(policies),
+        markup.charts(accuracy_chart("Accuracy (pass@1), %", intervals), _pass_at(policies)),
+        markup.details("Every comparison, standard errors, lengths and subsets", _result_details(manifest, policies)),
+    ]
 
 
 def _verdicts(policies: Sequence[Mapping[str, Any]]) -> summary.Text:

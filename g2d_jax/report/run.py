@@ -95,15 +95,16 @@ class Run:
     @property
     def warnings(self) -> list[str]:
         """What the stages warned of, in their order: as manifests have it; of one under way, as it was logged."""
-        found: list[str] = []
-        for stage in self.stages:
-            said = (stage.manifest or {}).get("warnings", ())
-            if stage.manifest is None:
-                kinds = ((one, str(one["kind"])) for one in self.metrics if one["stage"] == stage.name)
-                said = [one for one, kind in kinds if kind.startswith("warning/")]
-            said = said if isinstance(said, list) else []
-            found += [str(one["text"]) for one in said if isinstance(one, Mapping) and one.get("text")]
-        return found
+        logged = [record for record in self.metrics if str(record["kind"]).startswith("warning/")]
+        return [
+            str(warning["text"])
+            for stage in self.stages
+            for warning in (
+                [record for record in logged if record["stage"] == stage.name]
+                if stage.manifest is None
+                else stage.manifest.get("warnings", ())
+            )
+        ]
 
     @property
     def evaluations(self) -> list[Stage]:

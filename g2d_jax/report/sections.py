@@ -13,6 +13,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report import markup, summary, training
 from g2d_jax.report.charts import Panel, Series, line_chart
 from g2d_jax.report.goodput import compiled_table, goodput_table
+from g2d_jax.report.page import Part, Section
 from g2d_jax.report.run import Run, Stage
 from g2d_jax.storage import plain
 
@@ -54,21 +55,13 @@ NOTE = (
 )
 
 
-def compute(run: Run) -> str:
+def compute(run: Run) -> Section:
     """What each stage cost."""
-    if not run.manifests:
-        return ""
-    title, columns, rows = summary.compute_table(run.manifests, summary.price(run))
-    return markup.section(
-        "compute",
-        "Compute",
-        markup.table(title, columns, rows, total=len(rows) > 1),
-        markup.table(*goodput_table(run.manifests)),
-        markup.table(*compiled_table(run.manifests)),
-    )
+    cost = [summary.compute_table(run.manifests, summary.price(run))] if run.manifests else []
+    return Section("compute", "Compute", [*cost, goodput_table(run.manifests), compiled_table(run.manifests)])
 
 
-def curves(run: Run) -> str:
+def curves(run: Run) -> Section:
     """What training did, and metrics over steps: those of several stages side by side first, then stage by stage."""
     table = {key: points for key, points in logged_metrics(run).items() if key[1].partition("/")[0] not in ELSEWHERE}
     stages = _order(run, (stage for stage, _, _ in table))
@@ -93,19 +86,14 @@ def curves(run: Run) -> str:
     for stage, figures in single.items():
         main = [figure for title, figure in figures if title not in others]
         parts.append(_curve_group(stage, main, [figure for title, figure in figures if title in others]))
-    return markup.section(
-        "curves",
-        "Training",
-        *(markup.table(*one) for one in training.tables(run)),
-        markup.paragraph(NOTE, "hint") if any(parts) else "",
-        *parts,
-    )
+    note = [markup.paragraph(NOTE, "hint")] if any(parts) else []
+    return Section("curves", "Training", [*training.tables(run), *note, *parts])
 
 
 def _curve_group(title: str, figures: Sequence[str], folded: Sequence[str]) -> str:
     more = markup.details(f"More metrics of {title} ({len(folded)})", markup.charts(*folded))
     body = markup.charts(*figures) + more
-    return f"<h3>{markup.shown(title)}</h3>{body}" if body else ""
+    return markup.heading(title) + body if body else ""
 
 
 Metrics = dict[tuple[str, str, str], list[tuple[float, float]]]
@@ -138,14 +126,13 @@ def _series(table: Metrics, stage: str, names: Sequence[str]) -> Iterator[Series
             yield Series(name + {"train": "", "probe": ", fresh"}.get(kind, f" ({kind})"), x, y)
 
 
-def pairs(run: Run) -> str:
+def pairs(run: Run) -> Section:
     """Counts of every collect stage and the lengths of its pairs."""
-    collects = [stage for stage in run.stages if stage.kind == "collect"]
-    parts = [_pairs(stage, title=len(collects) > 1) for stage in collects]
-    return markup.section("pairs", "Preference pairs", *parts)
+    parts = [part for stage in run.stages if stage.kind == "collect" for part in _pairs(stage)]
+    return Section("pairs", "Preference pairs", parts)
 
 
-def _pairs(stage: Stage, *, title: bool) -> str:
+def _pairs(stage: Stage) -> list[Part]:
     manifest = stage.manifest or {}
     rows = [*_flat(manifest.get("counts", {})), *_flat(manifest.get("result", {}))]
     preferences = stage.preferences()
@@ -157,16 +144,11 @@ def _pairs(stage: Stage, *, title: bool) -> str:
         if side
     ]
     columns = ["side", "mean", "10 %", "median", "90 %"]
-    body = "".join(
-        markup.table(*one)
-        for one in (
-            ("Counts and means", ["what", "value"], rows),
-            (f"Length of {len(chosen):,} pairs, tokens", columns, lengths),
-        )
-    )
-    body = f'<div class="split">{body}</div>' if body else ""
-    body += markup.details("How these pairs were made (preferences/_manifest.json)", _json(stage.provenance()))
-    return (f"<h3>{markup.shown(stage.name)}</h3>" if title and body else "") + body
+    return [
+        (f"Counts and means of {stage.name}", ["what", "value"], rows),
+        (f"Length of {len(chosen):,} pairs of {stage.name}, tokens", columns, lengths),
+        markup.details(f"How {stage.name} made its pairs (preferences/_manifest.json)", as_json(stage.provenance())),
+    ]
 
 
 def _flat(values: Any, prefix: str = "") -> list[list[str]]:
@@ -185,16 +167,13 @@ def _flat(values: Any, prefix: str = "") -> list[list[str]]:
     ]
 
 
-def provenance(run: Run) -> str:
+def provenance(run: Run) -> Section:
     """Settings and environment."""
-    return markup.section(
-        "settings",
-        "Settings and provenance",
-        markup.details("Configuration (config.json)", _json(run.config)),
-        markup.details("Environment (environment.json)", _json(run.environment)),
-    )
+    parts = {"Configuration (config.json)": run.config, "Environment (environment.json)": run.environment}
+    return Section("settings", "Settings", [markup.details(title, as_json(value)) for title, value in parts.items()])
 
 
-def _json(value: Mapping[str, Any]) -> str:
+def as_json(value: Mapping[str, Any]) -> str:
+    """Markup of a value as it is in JSON; "" without any."""
     text = json.dumps(plain(value), indent=2, ensure_ascii=False)
     return markup.preformatted(text, limit=200_000) if value else ""

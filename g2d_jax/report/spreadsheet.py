@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from g2d_jax.report import format as fmt
-from g2d_jax.report import summary, training
+from g2d_jax.report import summary
 from g2d_jax.report.run import Run, Stage
 from g2d_jax.tracking import clean
 
@@ -27,8 +27,7 @@ def document(run: Run) -> str:
     """The file's text: columns stage, policy ("" for a stage's own figures), measure, value (a number, or NaN).
 
     measure is a path such as "tokens/generated", "pass_at/4", "informativeness/ece" or, of a policy compared with one
-    before it, "paired/sft/difference". What training did: as `training.figures` has it. Units are those of the
-    manifests: fractions, seconds, tokens, nats.
+    before it, "paired/sft/difference". Units are those of the manifests: fractions, seconds, tokens, nats.
     """
     return sheet(COLUMNS, records(run))
 
@@ -47,7 +46,6 @@ def records(run: Run) -> Iterator[Record]:
     for stage in run.stages:
         if stage.manifest is not None:
             yield from _records(stage, stage.manifest)
-            yield from ((stage.name, "", measure, value) for measure, value in training.figures(run, stage))
 
 
 def _records(stage: Stage, manifest: Mapping[str, Any]) -> Iterator[Record]:

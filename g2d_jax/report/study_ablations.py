@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from g2d_jax.report import format as fmt
-from g2d_jax.report import markup
-from g2d_jax.report.scatter import Mark, Marks, scatter_chart
+from g2d_jax.report.page import Note, Part, Section
 from g2d_jax.report.study import Row, Study, described
 from g2d_jax.report.study_cause import mean
 from g2d_jax.report.study_compare import difference
@@ -22,9 +21,9 @@ from g2d_jax.report.study_tables import (
 )
 from g2d_jax.report.table import Text, known
 
-MEASURES = ("mixed prompts, %", "pass rate, %", "token entropy, nats", "gap before, nats", "implicit margin")
+MEASURES = ("mixed %", "pass rate %", "entropy", "gap before, nats", "implicit margin")
 """Of study_cause.MEASURES, those beside the accuracies."""
-OF_THE_DRAWS = ("token entropy, nats", "ECE", "confidence, %")
+OF_THE_DRAWS = ("entropy", "ECE", "confidence %")
 """Of study_cause.MEASURES, those of the distribution drawn from: after temperature and filters."""
 
 
@@ -40,16 +39,12 @@ class Setting(NamedTuple):
         return described(self.values)
 
 
-def section(study: Study) -> str:
-    """A figure for each arm in a grid, then their tables."""
-    found = list(arms(study))
-    figures = [_figure(name, settings) for name, settings in found]
-    tables = [
-        f"<h3>{markup.shown(name)}</h3>{markup.table(*table(name, settings))}{markup.paragraph(note(settings), 'hint')}"
-        for name, settings in found
-    ]
-    hint = markup.paragraph(caution(study), "hint") if found else ""
-    return markup.section("settings-compared", "Settings compared", hint, markup.charts(*figures), *tables)
+def section(study: Study) -> Section:
+    """A table for each arm, with a note where it leaves measures out."""
+    parts: list[Part] = []
+    for name, settings in arms(study):
+        parts += [table(name, settings), *map(Note, filter(None, [note(settings)]))]
+    return Section("settings-compared", "Settings compared", [Note(caution(study)), *parts] if parts else [])
 
 
 def arms(study: Study) -> Iterator[tuple[str, list[Setting]]]:
@@ -94,22 +89,10 @@ def table(name: str, settings: Sequence[Setting]) -> Text:
             "seed std": seed_spread(row),
             f"over {first}": "reference" if row is base else points_interval(difference(row, base)),
             **{"pairs": pairs_of(row), "prompts with pairs": prompts_of(row)},
-            **{measure: mean(row, measure) for measure in (*measures, "length, tokens")},
+            **{measure: mean(row, measure) for measure in (*measures, "length")},
             **{"offline gain": points_interval(row.offline_gain), "FLOPs": fmt.quantity(row.cost("flops"))},
         }
         for setting in settings
         for row in (setting.row,)
     ]
     return known(f"{name}: differences in points on test, paired by seed and problem", lines)
-
-
-def _figure(name: str, settings: Sequence[Setting]) -> str:
-    """What offline training added, which is paired by seed; accuracy, which seeds spread, where this is not known."""
-    gains = [setting.row.offline_gain for setting in settings]
-    known = [gain for gain in gains if gain is not None]
-    found = known if len(known) == len(gains) else [setting.row.accuracy for setting in settings]
-    what = "Added by offline training, points" if found is known else "Test accuracy, %"
-    marks = [Mark(place, 100 * one.mean, 100 * one.low, 100 * one.high) for place, one in enumerate(found)]
-    x_title = ", ".join(field.rpartition(".")[2].replace("_", " ") for field in settings[0].values)
-    names = [", ".join(setting.values.values()) for setting in settings]
-    return scatter_chart(f"{what}: {name}", [Marks(name, marks, joined=False)], x_title=x_title, names=names)

@@ -8,9 +8,9 @@ from typing import Any
 from g2d_jax.frontier import Interval
 from g2d_jax.report.spreadsheet import leaves, sheet
 from g2d_jax.report.study import Group, Row, Study
-from g2d_jax.report.study_compare import advantage, best_at, difference, gain_per_flop
+from g2d_jax.report.study_compare import advantage, best_at, gain_per_flop
 from g2d_jax.report.study_entry import Entry, mean_of
-from g2d_jax.report.study_spectrum import Arm, arms, gain, generation, offline_of, start_of
+from g2d_jax.report.study_spectrum import gain, generation
 
 COLUMNS = ("arm", "values", "seed", "K", "split", "measure", "value")
 ALL = "all"  # in the column seed: a figure of all seeds together
@@ -23,9 +23,7 @@ def document(study: Study) -> str:
 
     measure is a path such as "accuracy", "cost/flops", "collect/informativeness/ece", "offline/margins/margin_mean",
     and, of all seeds together, "accuracy/low" or "advantage/BASELINE/flops/mean"; BASELINE is "best on dev" for the one
-    that is best there at these FLOPs. Between offline and online (study_spectrum.py) there are "online/sync_every" (0:
-    never), "online/loss/NAME" (1), "online/generation/calls", and "gain/mean" and "over_offline/mean" of all seeds; the
-    policy that all arms start from is the arm "NAME (start)". split is "" where none applies.
+    that is best there at these FLOPs, and "gain/mean" what the last stage added. split is "" where none applies.
     """
     return sheet(COLUMNS, records(study))
 
@@ -40,7 +38,6 @@ def records(study: Study) -> Iterator[Record]:
                     yield group.arm, values, str(entry.seed), str(entry.reached), split, measure, value
             for split, measure, value in _of_row(study, group, row):
                 yield group.arm, values, ALL, f"{row.reached:g}", split, measure, value
-    yield from _of_spectrum(study)
 
 
 def _of_entry(entry: Entry) -> Iterator[tuple[str, str, float]]:
@@ -54,7 +51,9 @@ def _of_entry(entry: Entry) -> Iterator[tuple[str, str, float]]:
     for measure, value in entry.costs.items():
         yield "", f"cost/{measure}", value
     yield from _of_stage("collect", entry.pairs_from)
-    yield from _of_stage("offline", entry.trained if entry.parent else {})
+    yield from _of_stage("offline" if entry.parent else "online", entry.trained)
+    for measure, value in leaves(generation(entry)):
+        yield "", f"online/generation/{measure}", value
 
 
 def _of_stage(name: str, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
@@ -66,7 +65,7 @@ def _of_stage(name: str, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str
 def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, float]]:
     yield "dev", "accuracy/mean", row.dev
     yield "dev", "gain_per_flop", gain_per_flop(row)
-    intervals = {"accuracy": row.accuracy, "offline_gain": row.offline_gain}
+    intervals = {"accuracy": row.accuracy, "offline_gain": row.offline_gain, "gain": gain(row)}
     for baseline in study.baselines if not group.is_baseline else ():
         intervals[f"advantage/{baseline.name}/flops"] = advantage(group, row, baseline, "flops").difference
     if not group.is_baseline and (best := best_at(study, row, "flops")) is not None:
@@ -76,37 +75,6 @@ def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, fl
             yield "test", measure, value
     for measure in row.entries[0].costs:
         yield "", f"cost/{measure}", row.cost(measure)
-
-
-def _of_spectrum(study: Study) -> Iterator[Record]:
-    """What only studies between offline and online have."""
-    found = arms(study)
-    offline, start = offline_of(found), start_of(found)
-    if start is not None:
-        name = f"{start.name} (start)"
-        for entry in start.row.entries:
-            for split, measure, value in _of_entry(entry):
-                yield name, "", str(entry.seed), str(entry.reached), split, measure, value
-        for measure, value in _interval("accuracy", start.row.accuracy):
-            yield name, "", ALL, f"{start.row.reached:g}", "test", measure, value
-    groups = {id(row): group for group in study.groups for row in group.rows}
-    for arm in found:
-        of, values = groups[id(arm.row)].arm, _varied(groups[id(arm.row)])
-        for entry in arm.row.entries:
-            for measure, value in _of_online(arm, entry):
-                yield of, values, str(entry.seed), str(entry.reached), "", measure, value
-        differences = {"gain": gain(arm.row), "over_offline": offline and difference(arm.row, offline.row)}
-        for measure, value in (one for name, interval in differences.items() for one in _interval(name, interval)):
-            yield of, values, ALL, f"{arm.row.reached:g}", "test", measure, value
-
-
-def _of_online(arm: Arm, entry: Entry) -> Iterator[tuple[str, float]]:
-    yield "online/sync_every", float(arm.sync_every or 0)
-    yield f"online/loss/{arm.loss}", 1.0
-    for _, measure, value in _of_stage("online", entry.trained):
-        yield measure, value
-    for measure, value in leaves(generation(entry)):
-        yield f"online/generation/{measure}", value
 
 
 def _varied(group: Group) -> str:

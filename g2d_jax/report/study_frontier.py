@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from g2d_jax import frontier
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup
+from g2d_jax.report.page import Part, Section
 from g2d_jax.report.scatter import Mark, Marks, scatter_chart
 from g2d_jax.report.study import Group, Row, Study
 from g2d_jax.report.study_tables import baselines, equal_compute, percent_interval, steps_of
@@ -26,24 +27,22 @@ MEASURES: dict[str, tuple[str, Written]] = {
 """Cost -> its name and its numbers as text, in the order of the charts."""
 
 
-def section(study: Study) -> str:
+def section(study: Study) -> Section:
     """A chart for each measure, points that no other beats, and the advantage at equal compute."""
     figures = [chart(study, measure) for measure in MEASURES]
     note = (
         "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points are K. What was "
         "spent on supervised fine-tuning, the same for all, is left out."
     )
-    parts = [markup.paragraph(note, "hint"), markup.charts(*figures)] if any(figures) else []
-    tables = {"At equal compute": equal_compute, "The frontier": pareto, "Online training alone": baselines}
-    for name, made in tables.items():
-        title, columns, rows = made(study)
-        parts.append(f"<h3>{name}</h3>{markup.table(title, columns, unbroken(rows))}" if rows else "")
-    return markup.section("frontier", "Accuracy against compute", *parts)
+    parts: list[Part] = [markup.paragraph(note, "hint"), markup.charts(*figures)] if any(figures) else []
+    tables = [unbroken(made(study)) for made in (equal_compute, pareto, baselines)]
+    return Section("frontier", "Accuracy against compute", [*parts, *tables])
 
 
-def unbroken(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Rows whose heads break after commas alone: narrow columns stay readable."""
-    return [[row[0].replace(" ", "\u00a0").replace(",\u00a0", ", "), *row[1:]] for row in rows]
+def unbroken(table: Text) -> Text:
+    """A table whose rows' heads break after commas alone: narrow columns stay readable."""
+    title, columns, rows = table
+    return title, columns, [[row[0].replace(" ", "\u00a0").replace(",\u00a0", ", "), *row[1:]] for row in rows]
 
 
 def chart(study: Study, measure: str) -> str:

@@ -7,7 +7,7 @@ offline. The range is that of "Bridging Offline and Online Reinforcement Learnin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,10 +16,11 @@ import numpy as np
 from g2d_jax import frontier
 from g2d_jax.report import format as fmt
 from g2d_jax.report import markup
-from g2d_jax.report.scatter import Mark, Marks, scatter_chart
+from g2d_jax.report.page import Note, Part, Section
+from g2d_jax.report.scatter import interval_chart
 from g2d_jax.report.study import Row, Study
 from g2d_jax.report.study_compare import difference
-from g2d_jax.report.study_entry import ONLINE, Array, Entry, mean_of
+from g2d_jax.report.study_entry import ONLINE, Array, Entry
 from g2d_jax.report.study_tables import caution, percent_interval, points_interval, steps_of
 from g2d_jax.report.table import Text, known, same
 
@@ -48,9 +49,6 @@ COSTS: Measures = {
     "price": ("price", lambda amount: fmt.UNKNOWN if math.isnan(amount) else f"{amount:,.2f}"),
 }
 """The same of `Row.cost`."""
-
-SIZES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
-SPREAD = 0.15, 0.4  # where the seeds' dots stand beside their mean, of the distance between two arms
 
 
 class Arm(NamedTuple):
@@ -157,15 +155,12 @@ def evaluated(row: Row, name: str) -> Array:
     return np.array([fmt.number(entry.result("test"), EVALUATED[name][0]) for entry in row.entries])
 
 
-def section(study: Study) -> str:
-    """The table, a figure of four panels, and what generation took; "" for a study of something else."""
-    found = arms(study)
-    if not found:
-        return ""
-    parts = [markup.paragraph(note(study), "hint"), markup.table(*table(study)), figure(study)]
-    title, columns, rows = generation_table(study)
-    parts.append(f"<h3>Generation by s</h3>{markup.table(title, columns, rows)}" if rows else "")
-    return markup.section("spectrum", "From offline to online", *parts)
+def section(study: Study) -> Section:
+    """The table, a figure, and what generation took; empty for a study of something else."""
+    parts: list[Part] = []
+    if arms(study):
+        parts = [Note(note(study)), table(study), markup.charts(figure(study)), generation_table(study)]
+    return Section("spectrum", "From offline to online", parts)
 
 
 def note(study: Study) -> str:
@@ -251,44 +246,9 @@ def generation_table(study: Study) -> Text:
 
 
 def figure(study: Study) -> str:
-    """Accuracy, entropy, length and compute of every arm: means over seeds, and each seed beside them."""
+    """Accuracy of every arm, with its interval."""
     found = arms(study)
     start = start_of(found)
-    shown = [*([start] if start else []), *found]
-    size, unit = _unit([arm.row.cost("flops") for arm in shown])
-    panels: dict[str, Callable[[Row], Array]] = {
-        "Test accuracy, % (bars: 95 %)": lambda row: np.array([100 * mean_of(values) for values in row.accuracies]),
-        "Entropy, nats a token": lambda row: evaluated(row, "entropy, nats"),
-        "Length, tokens": lambda row: evaluated(row, "length, tokens"),
-        f"Compute, {unit}FLOPs": lambda row: np.array([entry.costs["flops"] for entry in row.entries]) / size,
-    }
-    bars = [(100 * arm.row.accuracy.low, 100 * arm.row.accuracy.high) for arm in shown]
-    none = [(math.nan, math.nan)] * len(shown)
-    figures = [_panel(title, shown, of, none if i else bars) for i, (title, of) in enumerate(panels.items())]
-    left, right = "".join(figures[::2]), "".join(figures[1::2])  # two by two where there is room
-    return f'<div class="split"><div class="split">{left}</div><div class="split">{right}</div></div>'
-
-
-def _panel(
-    title: str, found: Sequence[Arm], values: Callable[[Row], Array], bars: Sequence[tuple[float, float]]
-) -> str:
-    means = [Mark(i, float(np.mean(values(arm.row))), *bars[i]) for i, arm in enumerate(found)]
-    series = [Marks("mean", means, joined=False), *_seeds(found, values)]
-    return scatter_chart(title, series, x_title="from offline to online", names=[arm.name for arm in found])
-
-
-def _seeds(found: Sequence[Arm], values: Callable[[Row], Array]) -> Iterator[Marks]:
-    """A series for each seed, dots in a row beside the mean; none for a single seed."""
-    seeds = sorted({seed for arm in found for seed in arm.row.seeds})
-    measured = [dict(zip([e.seed for e in arm.row.entries], values(arm.row), strict=True)) for arm in found]
-    places = np.linspace(*SPREAD, len(seeds))
-    for seed, place in zip(seeds, places, strict=True) if len(seeds) > 1 else ():
-        marks = [Mark(i + float(place), float(known[seed])) for i, known in enumerate(measured) if seed in known]
-        yield Marks(f"seed {seed}", marks, joined=False)
-
-
-def _unit(amounts: Sequence[float]) -> tuple[float, str]:
-    """The size of a prefix, and the prefix, in which the largest amount is a number of few digits."""
-    largest = max((amount for amount in amounts if math.isfinite(amount)), default=0.0)
-    prefix = next((one for one in reversed(SIZES) if largest >= SIZES[one]), "")
-    return SIZES[prefix], prefix
+    rows = [(arm.name, arm.row.accuracy) for arm in (*([start] if start else []), *found)]
+    bars = [(name, 100 * one.mean, 100 * one.low, 100 * one.high) for name, one in rows]
+    return interval_chart("Test accuracy, % (bars: 95 %)", bars)

@@ -9,7 +9,7 @@ import numpy as np
 
 from g2d_jax import frontier
 from g2d_jax.report import format as fmt
-from g2d_jax.report import markup
+from g2d_jax.report.page import Note, Section
 from g2d_jax.report.study import Group, Row, Study
 from g2d_jax.report.study_compare import choices, chosen, differences, most_per_flop, swept_rows
 from g2d_jax.report.study_entry import Entry, mean_of
@@ -23,11 +23,10 @@ WHY = {
 }
 
 
-def section(study: Study) -> str:
+def section(study: Study) -> Section:
     """A table for each group whose warm-up may end by itself."""
     tables = [table(study, group, row) for group in study.groups if group.stops for row in group.rows]
-    hint = markup.paragraph(note(study), "hint") if tables else ""
-    return markup.section("stopping", "K that chose itself", hint, *(markup.table(*one) for one in tables))
+    return Section("stopping", "K that chose itself", [Note(note(study)), *tables] if tables else [])
 
 
 def note(study: Study) -> str:

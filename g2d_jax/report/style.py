@@ -28,7 +28,6 @@ a { color: var(--accent); }
 .eyebrow { color: var(--soft); font-size: .86rem; margin: 0; }
 .verdict { font-size: clamp(1.05rem, 2vw, 1.22rem); max-width: 66ch; margin: 0 0 1.4rem; text-wrap: pretty; }
 .warning { background: var(--warn); border-radius: 8px; padding: .6rem .9rem; }
-.warning ul { margin: .3rem 0 0; padding-left: 1.2rem; }
 .hint, .note { color: var(--soft); font-size: .86rem; max-width: 90ch; }
 .note { margin: .3rem 0 0; font-size: .78rem; line-height: 1.4; }
 .cards { list-style: none; display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 210px), 1fr));
@@ -55,7 +54,6 @@ thead th { font-weight: 600; color: var(--soft); font-size: .82rem; border-botto
 tbody th { font-weight: 600; min-width: 8.5rem; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
 .number { text-align: right; white-space: nowrap; }
-.total > * { font-weight: 650; }
 td { white-space: pre-wrap; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 320px), 1fr)); gap: 14px; }
 figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 10px;

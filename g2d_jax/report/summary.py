@@ -8,10 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from g2d_jax.report import format as fmt
-from g2d_jax.report import training
-from g2d_jax.report.goodput import compiled_table, goodput_table
 from g2d_jax.report.run import Run
-from g2d_jax.report.table import Text, markdown_table, one_line, table
+from g2d_jax.report.table import Text, table
 
 Manifest = Mapping[str, Any]
 LABELS = {"sft": "cold", "warmup": "warm-up", "dpo": "G2D"}
@@ -295,29 +293,3 @@ def state(run: Run) -> str:
     lists = {"not finished": [stage.name for stage in run.stages if stage.manifest is None], "not begun": run.planned}
     missing = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
     return f"This is the report of a run under way ({'; '.join(missing)})." if missing else ""
-
-
-def markdown(run: Run) -> str:
-    """The text of report.md."""
-    evaluations = [stage.manifest for stage in run.evaluations]
-    latest = evaluations[-1] if evaluations else None
-    selections = [one for one in run.manifests if one.get("kind") == "select"]
-    parts = [
-        f"# {one_line(run.name)}",
-        one_line(verdict(latest)),
-        one_line(state(run)),
-        markdown_warnings(run.warnings),
-        markdown_table(*summary_table(latest, run.manifests)),
-        markdown_table(*tasks_table(latest)),
-        *(markdown_table(*selection_table(one)) for one in selections),
-        *(markdown_table(*one) for one in training.tables(run)),
-        markdown_table(*compute_table(run.manifests, price(run))),
-        markdown_table(*goodput_table(run.manifests)),
-        markdown_table(*compiled_table(run.manifests)),
-    ]
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def markdown_warnings(texts: Iterable[str]) -> str:
-    """A list of warnings, "" without any."""
-    return "\n".join(f"- Warning: {one_line(text)}" for text in texts)

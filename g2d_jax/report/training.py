@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from g2d_jax.report import format as fmt
@@ -42,32 +41,6 @@ def settings(run: Run, stage: Stage) -> Mapping[str, Any]:
     """The stage's section of the config, {} if it has none."""
     found = run.config.get("stages", {}).get(stage.name)
     return found if isinstance(found, Mapping) else {}
-
-
-def figures(run: Run, stage: Stage) -> Iterator[tuple[str, float]]:
-    """Measures of a finished stage that its manifest does not have as plain numbers, for report.csv.
-
-    settings/loss/NAME: 1 for the online stage's loss; settings/sync_every: 0 for never; settings/reference_sync: 0, 1;
-    dynamics/first/METRIC, dynamics/last/METRIC: of the first and the last probe.
-    """
-    section = settings(run, stage)
-    if stage.kind == "online":
-        if section.get("loss"):
-            yield f"settings/loss/{section['loss']}", 1.0
-        if not math.isnan(every := fmt.number(section, "sync_every")):
-            yield "settings/sync_every", every
-        if isinstance(section.get("reference_sync"), bool):
-            yield "settings/reference_sync", float(section["reference_sync"])
-    if probes := _list(stage):
-        for end, probe in (("first", probes[0]), ("last", probes[-1])):
-            yield from ((f"dynamics/{end}/{name}", fmt.number(probe, name)) for name in probe)
-
-
-def _list(stage: Stage) -> list[Mapping[str, Any]]:
-    """Probes of a finished stage."""
-    kept = (stage.manifest or {}).get("dynamics")
-    found = kept.get("probes") if isinstance(kept, Mapping) else None
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
 def _updates(stage: Stage, section: Mapping[str, Any]) -> dict[str, str]:

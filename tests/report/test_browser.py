@@ -11,8 +11,8 @@ import pytest
 
 from g2d_jax.records import Preference, Verdict
 from g2d_jax.report.browser import PROBLEMS, first_problems
-from g2d_jax.report.html import document
 from g2d_jax.report.listing import BUDGET, Row, cell, listing, sample
+from g2d_jax.report.page import Report, Section, html
 from g2d_jax.report.script import SCRIPT
 from g2d_jax.storage import read_json, write_json
 from g2d_jax.tables import write_preferences, write_rollouts
@@ -155,9 +155,9 @@ def test_in_a_browser_the_filters_appear_and_hostile_text_does_nothing(tmp_path,
     rows = [Row(f"{hostile} {i}", hostile, hostile, [cell(0, hostile, [sample("correct", "", "")])]) for i in range(3)]
     body = f'<section id="x">{listing("List", "", rows)}</section><script>document.title = "broken"</script>'
     path = tmp_path / "page.html"
-    path.write_text(document("Safe", "", body, {"x": "X"}), encoding="utf-8")
+    path.write_text(html(Report("report", "Safe", "", "", [], [Section("x", "X", [body])])), encoding="utf-8")
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
     shown = subprocess.run([*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120).stdout
     assert "3 of 3 problems, 3 completions</output>" in shown
     assert re.search(r'data-control="bar"[^>]*>', shown)[0].count("hidden") == 0
-    assert "<title>Safe</title>" in shown
+    assert "<title>Safe: G2D report</title>" in shown

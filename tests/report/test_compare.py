@@ -12,6 +12,7 @@ from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.report import compare_page, compare_text
 from g2d_jax.report.compare import Comparison
 from g2d_jax.report.compare_read import completions, read_comparison
+from g2d_jax.report.page import html, markdown
 from g2d_jax.storage import finish, read_json, write_json
 from g2d_jax.tables import write_rollouts
 
@@ -159,7 +160,7 @@ def test_one_common_problem_has_no_interval(tmp_path):
     assert comparison.pairs[0].is_beyond_noise is None
     assert compare_text.pairs_table(comparison)[2][0][1:3] == ["+50.0", "–"]
     assert "1 common problem correctly" in texts(comparison) and "too few problems to tell" in texts(comparison)
-    assert compare_page.page(comparison)
+    assert html(compare_page.report(comparison))
 
 
 def test_costs_that_an_old_run_did_not_keep(tmp_path):
@@ -199,7 +200,7 @@ def test_a_run_without_its_config(two):
     comparison = read_comparison(two)
     assert math.isnan(comparison.players[1].steps) and math.isnan(comparison.players[1].costs["flops"])
     assert compare_text.players_table(comparison)[2][1][5:7] == ["–", "–"]
-    assert compare_page.page(comparison)
+    assert html(compare_page.report(comparison))
 
 
 @pytest.mark.parametrize(
@@ -211,8 +212,8 @@ def test_other_sampling_is_warned_of(tmp_path, name, value):
     comparison = read_comparison([one, run(tmp_path / "other", {"dpo": OTHER}, told)])
     expected = f"The evaluations differ in {name}: A {SAMPLING[name]}, B {value}. A difference in accuracy may"
     assert len(comparison.warnings) == 1 and comparison.warnings[0].startswith(expected)
-    assert expected in compare_page.page(comparison) and f"differ in {name}".replace("_", "\\_") in (
-        compare_page.markdown(comparison)
+    assert expected in html(compare_page.report(comparison)) and f"differ in {name}".replace("_", "\\_") in (
+        markdown(compare_page.report(comparison))
     )
 
 
@@ -329,10 +330,10 @@ def test_unknown_choices_and_unscorable_problems_are_refused(tmp_path, two):
 def test_three_files_the_same_bytes_each_time(two, tmp_path):
     comparison = read_comparison(two)
     output = tmp_path / "out" / "compare"
-    paths = compare_page.write_comparison(comparison, output)
+    paths = compare_page.write_comparison(comparison, compare_page.report(comparison), output)
     assert paths == [str(output / name) for name in ("compare.html", "compare.md", "compare.csv")]
     first = [Path(path).read_bytes() for path in paths]
-    compare_page.write_comparison(read_comparison(two), output)  # over a comparison of before
+    compare_page.write_comparison(comparison, compare_page.report(comparison), output)  # over a comparison of before
     assert [Path(path).read_bytes() for path in paths] == first
     (output / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"holds other things than a comparison \(notes.txt\)"):
@@ -362,7 +363,7 @@ def page_parser(read, finished_run) -> type:
 
 
 def test_the_page_is_one_safe_file(three, page_parser):
-    source = compare_page.page(read_comparison(three))
+    source = html(compare_page.report(read_comparison(three)))
     page = page_parser(source)
     assert page.links == ["#results", "#differences", "#elo", "#problems", "#settings"]
     assert "default-src 'none'; style-src 'sha256-" in source and not re.search(r"url\(|@import|https?://", source)
@@ -388,12 +389,12 @@ def test_hostile_names_and_completions_stay_text(tmp_path, page_parser, hostile)
     write_rollouts(other / "09-evaluate/rollouts/0.parquet", answers(evil, OTHER, text=hostile))
     write_json(other / "config.json", {"config": {"name": evil, "seed": evil, "stages": {}, evil: evil}})
     comparison = read_comparison([one, other])
-    source = compare_page.page(comparison)
+    source = html(compare_page.report(comparison))
     text = " ".join(page_parser(source).text)
     assert "</script><script>alert(1)</script>" in text and "<script>x<" in text
     for char in "\u202e\u2066\u200b\ufeff\u2028\0\x1b\r\x85\x7f":
         assert char not in source, hex(ord(char))
-    lines = compare_page.markdown(comparison).splitlines()
+    lines = markdown(compare_page.report(comparison)).splitlines()
     assert not any(re.search(r"(?<!\\)<", line) for line in lines) and "\x1b" not in "".join(lines)
     cells = [cell for row in csv.reader(compare_text.spreadsheet(comparison).splitlines()) for cell in row[:5]]
     assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells) and "'=1+1" in cells

@@ -1,7 +1,5 @@
 """Measures of rollouts by policy, and of pairs before and after an offline stage."""
 
-import pytest
-
 from g2d_jax.report.informativeness import informativeness, measured, table
 from g2d_jax.report.run import read_run
 from g2d_jax.storage import read_json, write_json
@@ -39,11 +37,5 @@ def test_without_measures_there_is_no_section(fresh_run):
         write_json(fresh_run / name / "manifest.json", manifest | ({"result": {}} if name == "04-dpo" else {}))
     (fresh_run / "03-collect" / "informativeness.json").unlink()
     (fresh_run / "03-collect" / "informativeness" / "prompts.parquet").unlink()
-    assert informativeness(read_run(fresh_run)) == ""
-
-
-@pytest.mark.parametrize("result", [None, [], {"before": 3, "after": "x"}, {"before": {"gap": "NaN"}}, {"pairs": [1]}])
-def test_other_results_of_an_offline_stage(read, fresh_run, result):
-    manifest = read_json(fresh_run / "04-dpo" / "manifest.json")
-    write_json(fresh_run / "04-dpo" / "manifest.json", {**manifest, "result": result})
-    read(fresh_run)
+    section = informativeness(read_run(fresh_run))
+    assert not any(part if isinstance(part, str) else part[2] for part in section.parts)

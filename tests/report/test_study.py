@@ -10,6 +10,7 @@ import pytest
 from g2d_jax.accounting import behind
 from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.report import study_ablations, study_stopping, write_study
+from g2d_jax.report.page import html, markdown
 from g2d_jax.report.study import read_study, studies
 from g2d_jax.report.study_compare import (
     advantage,
@@ -22,7 +23,7 @@ from g2d_jax.report.study_compare import (
     rank_correlation,
     swept_rows,
 )
-from g2d_jax.report.study_html import markdown, page, state
+from g2d_jax.report.study_page import report, state
 from g2d_jax.report.study_tables import baselines, equal_compute, headline, sentence
 from g2d_jax.storage import finish, write_json
 from g2d_jax.tables import write_columns, write_rollouts
@@ -241,7 +242,7 @@ def test_files_hold_the_same_bytes_every_time(root, study):
     write_study(root, "fake", show=lambda *table: shown.append(table))
     assert [path.read_bytes() for path in paths] == before
     assert shown == [headline(study)]
-    assert "- not finished: g2d,steps=4,s2" in before[1].decode()
+    assert "| g2d,steps=4,s2 | not finished |" in before[1].decode()
     assert state(study).startswith("1 of 25 points are not finished")
 
 
@@ -261,7 +262,7 @@ def test_the_table_for_spreadsheets(root):
 
 
 def test_the_page(study, parse):
-    source = page(study)
+    source = html(report(study))
     text = " ".join(" ".join(parse(source).text).split())
     assert "<img" not in source and "&lt;img src=x onerror=alert(1)&gt;" in source
     assert "script-src" not in source  # no script is needed
@@ -363,13 +364,15 @@ def test_settings_drawn_at_different_temperatures(tmp_path):
     study = read_study(fake.done(), "fake")
     (_, heated), (_, others) = study_ablations.arms(study)
     tables = [study_ablations.table("arm", settings) for settings in (heated, others)]
-    assert ["token entropy, nats" in columns for _, columns, _ in tables] == [False, True]
+    assert ["entropy" in columns for _, columns, _ in tables] == [False, True]
     assert [[row[columns.index("prompts with pairs")] for row in rows] for _, columns, rows in tables] == [
         ["2", "3"]
     ] * 2
     assert study_ablations.note(others) == ""
     assert study_ablations.note(heated).startswith("Rollouts were drawn at different temperatures")
-    assert study_ablations.note(heated) in page(study) and study_ablations.note(heated) in markdown(study)
+    assert study_ablations.note(heated) in html(report(study)) and study_ablations.note(heated) in markdown(
+        report(study)
+    )
 
 
 def test_a_stopped_warm_up_is_first_compared_with_the_best_k(tmp_path):

@@ -10,8 +10,9 @@ import pytest
 
 from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.report import study_spectrum, write_study
+from g2d_jax.report.page import html, markdown
 from g2d_jax.report.study import read_study
-from g2d_jax.report.study_html import markdown, page
+from g2d_jax.report.study_page import report
 from g2d_jax.storage import finish, write_json
 from g2d_jax.tables import write_rollouts
 
@@ -143,7 +144,8 @@ def test_the_sentence_has_every_arm(study):
     told = study_spectrum.sentence(study)
     assert told.startswith("On 4 test problems, from sft (25.0 %), after 20 updates: offline answers 37.5 [")
     assert "] %, s100 62.5 [" in told and told.endswith("] % correctly.")
-    assert "On 4 test problems, from sft (25.0 %)" in markdown(study) and "from sft (25.0 %)" in page(study)
+    made = report(study)
+    assert "On 4 test problems, from sft (25.0 %)" in markdown(made) and "from sft (25.0\u00a0%)" in html(made)
 
 
 def test_how_rollouts_were_generated(study):
@@ -155,15 +157,12 @@ def test_how_rollouts_were_generated(study):
 
 
 def test_the_page_and_markdown(study, parse):
-    source = page(study)
+    source = html(report(study))
     document = parse(source)
     assert "#spectrum" in document.links and "<img" not in source
     section = source.partition('<section id="spectrum">')[2].partition("</section>")[0]
-    for title in ("Test accuracy, %", "Entropy, nats a token", "Length, tokens", "Compute, GFLOPs"):
-        assert f"<figcaption>{title}" in section
-    assert "seed 1: 100 at s100" not in section and "mean: 62.5 (" in section and "seed 1: 50 at s100" in section
-    assert "mean: 200 at s100" in section  # GFLOPs
-    text = markdown(study)
+    assert "<figcaption>Test accuracy, %" in section and "s100: 62.5 (" in section
+    text = markdown(report(study))
     assert "| s100 | 100 | dpo | 62.5 \\[" in text and "Generation in training" in text
     assert "\\<img src=x onerror=alert(1)\\>\\|=1" in text
 
@@ -172,14 +171,10 @@ def test_the_csv(fake, study):
     rows = list(csv.DictReader(Path(write_study(fake.root, "fake")[2]).read_text("utf-8").splitlines()))
     found = {tuple(row[name] for name in ("arm", "seed", "split", "measure")): row["value"] for row in rows}
     assert len(found) == len(rows)
-    assert (
-        found["s100", "0", "", "online/sync_every"] == "100" and found["offline", "1", "", "online/sync_every"] == "0"
-    )
-    assert found["grpo", "0", "", "online/loss/grpo"] == "1" and found["s1", "1", "", "online/steps"] == "20"
+    assert found["s1", "1", "", "online/steps"] == "20"
     assert found["offline", "0", "", "online/generation/prompts_per_call"] == "640"
-    assert found["s1", "all", "test", "over_offline/mean"] == "0.5" and found["s1", "all", "test", "gain/seeds"] == "2"
-    assert found["sft (start)", "all", "test", "accuracy/mean"] == "0.25"
-    assert found["sft (start)", "1", "test", "entropy"] == "0.5" and found["s1", "1", "test", "mean_length"] == "24"
+    assert found["s1", "all", "test", "gain/seeds"] == "2"
+    assert found["s1", "1", "test", "mean_length"] == "24"
     shown = []
     write_study(fake.root, "fake", show=lambda *table: shown.append(table))
     assert shown == [study_spectrum.table(study)]
@@ -197,7 +192,6 @@ def test_seeds_that_are_missing_are_told(tmp_path):
     assert found["s1"]["over sft"].endswith("(1 of 2 seeds)") and found["s1"]["entropy, nats"] == "–"
     assert study_spectrum.note(study).endswith("Not all points have made the same number of updates.")
     assert study_spectrum.generation_table(study)[2] == []
-    assert "2 of 7 points are not known" in page(study) and markdown(study)
 
 
 def test_nothing_to_compare_with(tmp_path):
@@ -228,8 +222,12 @@ def test_studies_of_something_else_have_no_such_section(tmp_path):
         values = {"stages.train.optimizer.learning_rate": rate}
         fake.point("grpo", 0, stage, [1, 1, 0, 0], values=values)
     study = fake.study()
-    assert study_spectrum.arms(study) == [] and study_spectrum.section(study) == "" and study_spectrum.note(study) == ""
-    assert 'id="spectrum"' not in page(study) and "offline to online" not in markdown(study)
+    assert (
+        study_spectrum.arms(study) == []
+        and study_spectrum.section(study).parts == []
+        and study_spectrum.note(study) == ""
+    )
+    assert 'id="spectrum"' not in html(report(study)) and "offline to online" not in markdown(report(study))
     assert study_spectrum.start_of([]) is None
 
 

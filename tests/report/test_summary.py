@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from g2d_jax.report import summary_table, write_all
+from g2d_jax.report.page import markdown
 from g2d_jax.report.run import read_run
-from g2d_jax.report.summary import compute_table, markdown, policy_name, selection_table, tasks_table, verdict
+from g2d_jax.report.run_page import report
+from g2d_jax.report.summary import compute_table, policy_name, selection_table, tasks_table, verdict
 from g2d_jax.storage import finish
 
 COLD = {"name": "sft", "label": "cold", "mean": 0.3338, "std_runs": 0.0072, "sem_clustered": 0.0101}
@@ -103,8 +105,9 @@ def test_steps_of_a_selection_are_numbers(read, tmp_path):
     finish(tmp_path / "01-best", manifest)
     _, _, rows = selection_table({"name": "best", "result": result})
     assert [row[0] for row in rows] == ["9 (chosen)", "10", "20", "100", "last"]
-    assert "\n\n- Warning: best: rewards are \\*negative\\*\n\nSelection best" in markdown(read_run(tmp_path))
-    assert "Warnings best: rewards are *negative*" in read(tmp_path)[2]
+    text = markdown(report(read_run(tmp_path)))
+    assert "\n\n- Warning: best: rewards are \\*negative\\*\n\n## Result\n\nSelection best" in text
+    assert "best: rewards are *negative*" in read(tmp_path)[2]
 
 
 @pytest.mark.parametrize("path", ["run:/runs/cold#sft", "hf:org/model", "models/cold"])
