@@ -65,13 +65,10 @@ def write_checkpoint(folder: Path, config: ModelConfig, shard_bytes: float) -> N
         return (rng.standard_normal(shapes[name], np.float32) * np.float32(0.02)).astype(dtype)
 
     folder.mkdir(parents=True, exist_ok=True)
-    parts = hf.plan_shards(shapes, dtype.itemsize, shard_bytes)
-    weight_map = {}
-    for number, part in enumerate(parts, start=1):
-        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        shard.write(folder / file, part, dtype, draw)
-        weight_map |= dict.fromkeys(part, file)
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    split = hf.plan_shards(shapes, dtype.itemsize, shard_bytes)
+    for file, names in split.filename_to_tensors.items():
+        shard.write(folder / file, {name: shapes[name] for name in names}, dtype, draw)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": split.tensor_to_filename}))
     (folder / "config.json").write_text(json.dumps(hf.config_to_hf(config, dtype="bfloat16")))
 
 

@@ -128,7 +128,7 @@ def main() -> None:
         scores = pool.score([gold for _, gold, _, _ in mixed], [text for _, _, text, _ in mixed])
         seconds = time.perf_counter() - started
         memory.stop()
-        stats = pool.stats()
+        stats = pool
     right = [(score.verdict is Verdict.CORRECT) == known for score, (*_, known) in zip(scores, mixed, strict=True)]
     given_up = [kind for score, (kind, *_) in zip(scores, mixed, strict=True) if score.verdict is Verdict.TIMEOUT]
     hostile = sum(kind != "ordinary" for kind, *_ in mixed)

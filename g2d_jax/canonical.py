@@ -204,6 +204,15 @@ def differences(old: ConfigDict | Mapping[str, Any], new: ConfigDict | Mapping[s
     return list(_differences(identity(old), identity(new), ""))
 
 
+def own_differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """What differs between the functions that two runs were given from Python, one line a function."""
+    return [
+        f"{name} from Python: {old.get(name, 'none')} -> {new.get(name, 'none')}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
 def begins_more(stage: Mapping[str, Any]) -> bool:
     """Whether fewer steps of this stage are the beginning of more: an online stage whose schedule has no end.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from tempfile import TemporaryDirectory
@@ -21,7 +20,6 @@ from g2d_jax.records import Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.stages import alerts, ending, external, offline, online, sft
 from g2d_jax.stages.context import Context
-from g2d_jax.stages.select import kept_steps
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.staging import check_processes
 from g2d_jax.workdir import absolute, check_claim
@@ -94,46 +92,16 @@ def _check(context: Context) -> None:
 
 
 def _show_stages(context: Context, order: pipeline.Plan, place: epath.Path) -> None:
-    stages, needs = context.config.stages, {name: disk_need(context, name) for name in order.order}
-    rows = [
-        [name, stages[name].kind, ", ".join(order.inputs[name]) or "init", f"{needs[name] / 1e6:,.0f} MB"]
-        for name in order.order
-    ]
-    context.tracker.table("stages", ["stage", "kind", "reads", "disk"], rows)
-    free = ""
+    stages = context.config.stages
+    rows = [[name, stages[name].kind, ", ".join(order.inputs[name]) or "init"] for name in order.order]
+    context.tracker.table("stages", ["stage", "kind", "reads"], rows)
     if storage.is_local(place):
         there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
         if not os.access(there, os.W_OK):
             raise PermissionError(errno.EACCES, "cannot write in it", os.fspath(there))
-        free = f", {shutil.disk_usage(there).free / 1e6:,.0f} MB are free there"
-    context.tracker.say(f"disk in all: {sum(needs.values()) / 1e6:,.0f} MB{free}")
     trained, total = count_trained(context.model_config), count_params(context.model_config)
     parts = f", {trained:,} of them trained" if trained < total else ""
     context.tracker.say(f"model: {total:,} parameters{parts}; devices: {context.mesh.size}")
-
-
-def disk_need(context: Context, name: str) -> float:
-    """About how many bytes a stage leaves on disk: checkpoints with optimiser state, and rollouts, 16 bytes a token."""
-    stage = context.config.stages[name]
-    size = 0.0
-    if stage.kind in ("sft", "online", "offline"):
-        kept = context.config.checkpoint.keep + len(stage.get("keep", ())) + 1
-        size += 12.0 * count_trained(context.model_config) * kept
-    if "sampling" in stage:
-        many = {
-            "online": lambda: stage.steps,
-            "collect": lambda: stage.prompts,
-            "select": lambda: _checkpoints(context, stage) * len(context.problems["dev"]),
-            "evaluate": lambda: len(stage.policies) * len(context.problems[stage.split]),
-        }[stage.kind]()
-        many *= stage.get("prompts_per_step", 1) * stage.num_generations
-        size += 16.0 * many * stage.sampling.max_new_tokens
-    return size
-
-
-def _checkpoints(context: Context, stage: ConfigDict) -> int:
-    """Of how many a select stage chooses."""
-    return len(stage.steps or kept_steps(context.config.stages[stage.policy]) or (None,))
 
 
 def _shown(context: Context) -> Iterator[Problem]:

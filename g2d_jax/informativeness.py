@@ -246,36 +246,20 @@ def margin_summary(beta: float, ref: ArrayLike, policy: ArrayLike) -> dict[str, 
     }
 
 
-@dataclass(frozen=True, slots=True)
-class GradientSignal:
-    """The expected gradient G of a pair against its noise, from M batches of B pairs each.
-
-    square_signal, trace: unbiased estimates of |G|^2, negative where noise hides it, and of the trace of the covariance
-    of one pair's gradient. signal, noise: their square roots, that of a negative estimate taken as 0.
-    ratio: signal / noise of one pair; of a batch of n pairs it is sqrt(n) times that.
-    noise_scale: trace / signal^2 in pairs, the batch size at which the ratio is 1; infinite where signal is 0.
-    """
-
-    square_signal: float
-    trace: float
-    signal: float
-    noise: float
-    ratio: float
-    noise_scale: float
-    batches: int
-    pairs_per_batch: int
-
-
 def gradient_signal(
     mean_gradient_norm: float, mean_square_norm: float, batches: int, pairs_per_batch: int
-) -> GradientSignal:
-    """Signal and noise of a gradient from the norms at two batch sizes, B and M * B.
+) -> dict[str, float]:
+    """The expected gradient G of a pair against its noise, from the norms at two batch sizes, B and M * B.
 
     The gradients g_1 … g_M are means over B pairs each, of independent pairs and at the same parameters.
     mean_gradient_norm: the squared norm of their mean, |mean g|^2. mean_square_norm: the mean of |g|^2.
     batches: M, at least 2. pairs_per_batch: B.
 
-        |G|^2 = (M |mean g|^2 - mean |g|^2) / (M - 1)        trace = B (mean |g|^2 - |mean g|^2) M / (M - 1)
+      square_signal = |G|^2 = (M |mean g|^2 - mean |g|^2) / (M - 1)   unbiased, negative where noise hides it
+      trace = B (mean |g|^2 - |mean g|^2) M / (M - 1)                 of the covariance of one pair's gradient
+      signal, noise   their square roots, that of a negative estimate taken as 0
+      ratio           signal / noise of one pair; of a batch of n pairs it is sqrt(n) times that
+      noise_scale     trace / signal^2 in pairs, the batch size at which the ratio is 1; infinite where signal is 0
 
     McCandlish et al. 2018 ("An Empirical Model of Large-Batch Training", arXiv 1812.06162, appendix A.1), noise_scale
     being their B_simple. NaN norms give NaN.
@@ -283,8 +267,11 @@ def gradient_signal(
     square_signal = (batches * mean_gradient_norm - mean_square_norm) / (batches - 1)
     trace = pairs_per_batch * max(mean_square_norm - mean_gradient_norm, 0.0) * batches / (batches - 1)
     signal, noise = math.sqrt(max(square_signal, 0.0)), math.sqrt(trace)
-    ratio, noise_scale = _ratio(signal, noise), _ratio(trace, max(square_signal, 0.0))
-    return GradientSignal(square_signal, trace, signal, noise, ratio, noise_scale, batches, pairs_per_batch)
+    return {
+        **{"square_signal": square_signal, "trace": trace, "signal": signal, "noise": noise},
+        **{"ratio": _ratio(signal, noise), "noise_scale": _ratio(trace, max(square_signal, 0.0))},
+        **{"batches": float(batches), "pairs_per_batch": float(pairs_per_batch)},
+    }
 
 
 def _owner(group: Sequence[ScoredRollout]) -> tuple[str, int, str]:

@@ -45,7 +45,11 @@ from g2d_jax.watcher import watched
 from g2d_jax.workdir import PROGRAMS, absolute, check_token, claim, locked, packages
 
 Stage = Callable[[Context, str, ConfigDict], dict[str, Any]]
-_AT_LEAST = {"steps": 0, "batch_size": 1, "max_length": 2, "epochs": 1}  # of a stage, where it has such a field
+_AT_LEAST = {
+    **{"steps": 0, "batch_size": 1, "max_length": 2, "epochs": 1, "num_generations": 1, "prompts": 1, "part": 1},
+    **{"pairs_per_prompt": 1, "max_pairs": 1},
+}
+"""Of a stage, where it has such a field and it is set."""
 
 STAGE_PROGRAMS: Mapping[str, Callable[..., Iterator[Program]]] = {
     "sft": sft.programs,

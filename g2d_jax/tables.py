@@ -45,6 +45,15 @@ ROLLOUTS = pa.schema(
 """Columns of rollouts/*.parquet. reward is null where the verifier abstained; truncated: stop_reason is "length"."""
 
 
+_ARRAYS: dict[str, Any] = {
+    "prompt_ids": np.int32,
+    "token_ids": np.int32,
+    "logprobs": np.float32,
+    "entropies": np.float32,
+}
+_OF_A_ROLLOUT = ("problem_id", "visit", "sample", *_ARRAYS, "stop_reason")
+
+
 def _preferences(text: pa.DataType) -> pa.Schema:
     columns = _required(prompt=text, chosen=text, rejected=text, prompt_ids=_IDS, chosen_ids=_IDS, rejected_ids=_IDS)
     rewards = _required(chosen_reward=pa.float64(), rejected_reward=pa.float64())
@@ -67,20 +76,14 @@ def safe_text(text: str) -> str:
 def write_rollouts(path: PathLike, rows: Sequence[ScoredRollout]) -> None:
     """Write one part, columns `ROLLOUTS`. Raises ValueError for an array of another dtype or rank; OSError."""
     rollouts = [row.rollout for row in rows]
-    columns = {
-        "problem_id": [rollout.problem_id for rollout in rollouts],
-        "visit": [rollout.visit for rollout in rollouts],
-        "sample": [rollout.sample for rollout in rollouts],
+    columns: dict[str, Any] = {name: [getattr(rollout, name) for rollout in rollouts] for name in _OF_A_ROLLOUT}
+    columns |= {name: _ragged(name, columns[name], kind) for name, kind in _ARRAYS.items()}
+    columns |= {
         "policy": [safe_text(row.policy) for row in rows],
-        "prompt_ids": _ragged("prompt_ids", [rollout.prompt_ids for rollout in rollouts], np.int32),
-        "token_ids": _ragged("token_ids", [rollout.token_ids for rollout in rollouts], np.int32),
         "text": [safe_text(row.text) for row in rows],
-        "logprobs": _ragged("logprobs", [rollout.logprobs for rollout in rollouts], np.float32),
-        "entropies": _ragged("entropies", [rollout.entropies for rollout in rollouts], np.float32),
         "reward": [row.score.reward for row in rows],
         "verdict": [row.score.verdict.value for row in rows],
         "answer": [None if row.score.answer is None else safe_text(row.score.answer) for row in rows],
-        "stop_reason": [rollout.stop_reason for rollout in rollouts],
         "truncated": [rollout.stop_reason == "length" for rollout in rollouts],
     }
     _write(path, columns, ROLLOUTS)
@@ -97,8 +100,7 @@ def read_rollouts(path: PathLike) -> list[ScoredRollout]:
 def _rollout(row: Mapping[str, Any]) -> ScoredRollout:
     if row["stop_reason"] not in ("stop", "length"):
         raise ValueError(f"stop_reason must be 'stop' or 'length', got {row['stop_reason']!r:.100}")
-    arrays = {name: row[name] for name in ("prompt_ids", "token_ids", "logprobs", "entropies")}
-    rollout = Rollout(row["problem_id"], row["visit"], row["sample"], **arrays, stop_reason=row["stop_reason"])
+    rollout = Rollout(**{name: row[name] for name in _OF_A_ROLLOUT})
     score = Score(row["reward"], Verdict(row["verdict"]), row["answer"])
     return ScoredRollout(rollout, row["text"], score, row["policy"])
 
@@ -113,17 +115,12 @@ def write_preferences(path: PathLike, rows: Sequence[Preference]) -> None:
     if any(chat) and not all(chat):
         counts = f"{sum(chat)} of {len(chat)} prompts are conversations"
         raise ValueError(f"{os.fspath(path)}: {counts}; a part has either strings or conversations: write two parts")
-    columns = {
+    columns = {name: [getattr(row, name) for row in rows] for name in PREFERENCES.names}
+    columns |= {
         "prompt": [_prompt(row.prompt) for row in rows],
         "chosen": [_completion(row.chosen, chat=is_chat) for row, is_chat in zip(rows, chat, strict=True)],
         "rejected": [_completion(row.rejected, chat=is_chat) for row, is_chat in zip(rows, chat, strict=True)],
-        "prompt_ids": _ragged("prompt_ids", [row.prompt_ids for row in rows], np.int32),
-        "chosen_ids": _ragged("chosen_ids", [row.chosen_ids for row in rows], np.int32),
-        "rejected_ids": _ragged("rejected_ids", [row.rejected_ids for row in rows], np.int32),
-        "problem_id": [row.problem_id for row in rows],
-        "chosen_reward": [row.chosen_reward for row in rows],
-        "rejected_reward": [row.rejected_reward for row in rows],
-        **{name: [getattr(row, name) for row in rows] for name in _TRUNCATED},
+        **{name: _ragged(name, columns[name], np.int32) for name in ("prompt_ids", "chosen_ids", "rejected_ids")},
     }
     _write(path, columns, CHAT_PREFERENCES if any(chat) else PREFERENCES)
 

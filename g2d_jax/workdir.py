@@ -18,7 +18,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import __version__, storage
-from g2d_jax.canonical import differences, from_dict, identity, to_dict, with_longer
+from g2d_jax.canonical import differences, from_dict, identity, own_differences, to_dict, with_longer
 from g2d_jax.locks import LOCK as LOCK
 from g2d_jax.locks import awaited as awaited
 from g2d_jax.locks import locked as locked
@@ -138,12 +138,7 @@ def _check_unchanged(
     ends: Mapping[str, Collection[str]],
 ) -> None:
     """Raise ValueError if a run that has begun would not be this config's. ends: of `claim`, those that have begun."""
-    before = content.get("own") or {}
-    functions = [
-        f"{name} from Python: {before.get(name, 'none')} -> {own.get(name, 'none')}"
-        for name in sorted({*before, *own})
-        if before.get(name) != own.get(name)
-    ]
+    functions = own_differences(content.get("own") or {}, own)
     longer, names = with_longer(identity(content["config"]), identity(config))
     stale = {name: sorted(ends[name]) for name in names if ends.get(name)}
     if not (functions or stale or differences(longer, config)):

@@ -211,7 +211,7 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
     pipeline.check(config)
     dryrun.show(config)
     shown = capsys.readouterr().out
-    places = [shown.index(f" {name} ", shown.index("disk")) for name in pipeline.plan(config).order]
+    places = [shown.index(f" {name} ", shown.index("reads")) for name in pipeline.plan(config).order]
     assert places == sorted(places)
     assert "Given the following problem, reason and give a final answer" in shown
     assert (" of them trained" in shown) == bool(config.lora.rank)

@@ -36,20 +36,12 @@ def test_a_tilt_gains_only_where_responses_differ(rates: list[float], shift: flo
     assert (tilted(rates, shift) <= tilted(rates, shift + 1) + 1e-12).all()
 
 
-def test_rates_outside_0_and_1_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"between 0 and 1, got 0\.5 to 1\.5"):
-        tilted([0.5, math.nan, 1.5], 1.0)
-
-
 def test_prompts_that_rise_alike_have_their_slope_and_no_error() -> None:
     steps = [10, 15, 20, 30]
     values = 0.2 + 0.01 * np.array(steps)[:, None] + np.linspace(-0.2, 0.2, 5)  # however much the prompts differ
     assert trend(steps, values) == (pytest.approx(0.01), pytest.approx(0.0, abs=1e-12))
     values[1, 2] = math.nan
     assert trend(steps, values) == (pytest.approx(0.01), pytest.approx(0.0, abs=1e-12))
-    for few in (values[:2], values[:, 1:3]):
-        with pytest.raises(ValueError, match="at least 3 probes of two prompts with a verdict, there are"):
-            trend(steps[: len(few)], few)
 
 
 def test_the_error_is_how_much_the_slope_varies_between_samples_of_prompts() -> None:
@@ -123,15 +115,12 @@ def test_a_probe_without_a_verdict_between_two_is_no_row() -> None:
     assert not ends([first, third], [0, 10, 20, 25])  # nor one behind them
 
 
-def test_verdicts_that_are_missing_and_costs_that_are_none() -> None:
+def test_verdicts_that_are_missing() -> None:
     rates = np.full((5, 4), 0.5)
     rates[:, 0] = math.nan
     rates[3, 1] = math.nan
     seen = forecast(range(5), rates, range(5), shift=0.5, offline_flops=1.0)
     assert (seen.accuracy, seen.slope, seen.slope_error) == (0.5, 0.0, 0.0)
-    for flops, offline in ((np.zeros(5), 1.0), (range(5), 0.0), (np.full(5, math.nan), 1.0), (range(5), math.nan)):
-        with pytest.raises(ValueError, match="costs must be positive"):
-            forecast(range(5), rates, flops, shift=0.5, offline_flops=offline)
 
 
 # Simulated warm-ups: how much their end varies, and what it loses. Steps are the unit of compute.

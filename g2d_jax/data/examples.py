@@ -37,8 +37,7 @@ def load_examples(
     messages, or prompt and completion. "procedural:slips" gives demonstrations 0 … limit - 1 of its sequence
     `seed`, which are all from the train split and may recur.
     """
-    if split is not None:
-        check_split(split)
+    check_split(split)
     mapped = check_fields(fields, _NAMES)
     if source.startswith("procedural:"):
         if split not in (None, "train"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import decimal
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
+from g2d_jax.canonical import suggest
 from g2d_jax.records import Message, Prompt
 
 Fields: TypeAlias = Mapping[str, str]
@@ -29,9 +29,7 @@ def check_fields(fields: Fields | None, known: Iterable[str]) -> Fields:
     known = tuple(known)
     for name in fields or {}:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"fields maps {name!r}, which is none of {', '.join(known)}.{hint}")
+            raise ValueError(f"fields maps {name!r}, which is none of {', '.join(known)}{suggest(name, known)}")
     return fields or {}
 
 

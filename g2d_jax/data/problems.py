@@ -17,12 +17,12 @@ Fields are found by their usual names (`PROMPT`, `ANSWER`, …) or mapped: field
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from etils import epath
 
+from g2d_jax.canonical import suggest
 from g2d_jax.data import arithmetic, filters
 from g2d_jax.data.collect import LoadReport, OnError, Selection, check_limit, collect
 from g2d_jax.data.fields import BrokenRow, Fields, as_answer, as_prompt, check_fields, find, named
@@ -79,8 +79,7 @@ def load_problems(
     Raises ValueError naming file and line of the first broken row, for a source that is not known, cannot be read or
     holds no problem, and ImportError for a hub source without the extra.
     """
-    if split is not None:
-        check_split(split)
+    check_split(split)
     mapped = check_fields(fields, _CANDIDATES)
     if source.startswith("procedural:"):
         check_revision(source, revision)
@@ -181,11 +180,9 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
         return head, hub_rows(hub.repository, hub.configuration, rest or hub.split, revision, name=head)
     if source.lower().endswith(SUFFIXES):
         return epath.Path(source).name, file_rows(source)
-    close = difflib.get_close_matches(source, [*NAMED, *arithmetic.TASKS], n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(
         f"unknown data source {source!r}: give a {', '.join(SUFFIXES)} file, hub:owner/name, "
-        f"or one of {', '.join((*arithmetic.TASKS, *NAMED))}.{hint}"
+        f"or one of {', '.join((*arithmetic.TASKS, *NAMED))}{suggest(source, (*NAMED, *arithmetic.TASKS))}"
     )
 
 

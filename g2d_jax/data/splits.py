@@ -52,12 +52,10 @@ def split_of(identifier: str) -> Split:
     return "train" if fraction < 0.8 else "dev" if fraction < 0.9 else "test"
 
 
-def check_split(split: str) -> Split:
-    """`split` itself; raises ValueError if it is not train, dev or test."""
-    for known in SPLITS:
-        if split == known:
-            return known
-    raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+def check_split(split: str | None) -> None:
+    """Raise ValueError for what is neither train, dev nor test, nor None."""
+    if split not in (*SPLITS, None):
+        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
 
 
 def drop_overlap(train: Sequence[T], evaluation: Iterable[HasId]) -> tuple[list[T], int]:

@@ -28,35 +28,3 @@ from g2d_jax.losses.logprobs import (
 )
 from g2d_jax.losses.reduction import Sums, active_count, active_sum, add_sums, empty_sums, mean_metrics
 from g2d_jax.losses.sft import sft_loss, sft_weights
-
-__all__ = [
-    "DPOLossType",
-    "DPONormalizer",
-    "GRPOLossType",
-    "ScaleRewards",
-    "Sums",
-    "active_count",
-    "active_sum",
-    "add_sums",
-    "check_clipping",
-    "check_dpo",
-    "chunk_of",
-    "dpo_loss",
-    "dpo_weights",
-    "empty_sums",
-    "entropy_loss",
-    "group_advantages",
-    "group_dpo_loss",
-    "group_dpo_weights",
-    "grpo_loss",
-    "mean_metrics",
-    "overlong_penalty",
-    "sequence_means",
-    "sequence_sums",
-    "sft_loss",
-    "sft_weights",
-    "sharded_token_logprobs",
-    "token_logprobs",
-    "token_weights",
-    "transform_logits",
-]

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from flax import nnx
+from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -36,7 +37,6 @@ from g2d_jax.models.hf_folder import (
     CONFIG,
     GENERATION,
     INDEX,
-    WEIGHTS,
     expected_shapes,
     find_weights,
     read_config,
@@ -274,17 +274,13 @@ def _clear(folder: epath.Path) -> None:
 
 
 def _save_shards(model: Decoder, folder: epath.Path, dtype: jnp.dtype, max_bytes: float, writer: bool) -> None:
-    shards = plan_shards(expected_shapes(model.config.base), dtype.itemsize, max_bytes)
-    fetch = fetcher(model, dtype)
-    weight_map: dict[str, str] = {}
-    for number, shapes in enumerate(shards, start=1):
+    shapes, fetch = expected_shapes(model.config.base), fetcher(model, dtype)
+    split = plan_shards(shapes, dtype.itemsize, max_bytes)
+    for file, names in split.filename_to_tensors.items():
         processes.check_stop_together()
-        file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        weight_map |= dict.fromkeys(shapes, file)
-        shard.write(folder / file, shapes, dtype, fetch, writer=writer)
-    if writer and len(shards) > 1:
-        total = decoder.count_params(model.config.base) * dtype.itemsize
-        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+        shard.write(folder / file, {name: shapes[name] for name in names}, dtype, fetch, writer=writer)
+    if writer and split.is_sharded:
+        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
 def tensors(config: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
@@ -298,23 +294,17 @@ def tensors(config: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
     return found
 
 
-def plan_shards(
-    shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes: float
-) -> list[dict[str, tuple[int, ...]]]:
-    """Names and stored shapes by shard, in order, each shard at most max_bytes unless a single tensor is larger.
+def plan_shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes: float) -> StateDictSplit:
+    """Share tensors of these stored shapes out over files of at most max_bytes, or of a single tensor that is larger.
 
     itemsize: bytes of a number.
     """
-    shards: list[dict[str, tuple[int, ...]]] = [{}]
-    room = max_bytes
-    for name, shape in shapes.items():
-        size = math.prod(shape) * itemsize
-        if shards[-1] and size > room:
-            shards.append({})
-            room = max_bytes
-        shards[-1][name] = shape
-        room -= size
-    return shards
+    return split_state_dict_into_shards_factory(
+        dict(shapes),
+        get_storage_size=lambda shape: math.prod(shape) * itemsize,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=int(max_bytes),
+    )
 
 
 def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:

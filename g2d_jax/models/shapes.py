@@ -8,82 +8,50 @@ another max_position_embeddings or, rarely, another rms_norm_eps, so a run alway
 from __future__ import annotations
 
 import difflib
+from typing import Any
 
 from g2d_jax.models.config import Llama3Rope, ModelConfig
 
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen2.5": {"family": "qwen2", "vocab_size": 152_064, "qkv_bias": True, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
+    "Qwen3": {"family": "qwen3", "vocab_size": 151_936, "qk_norm": True, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
+    "Llama-3": {"family": "llama", "vocab_size": 128_256, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5},
+}
 
-def _qwen25(
-    hidden: int, mlp: int, layers: int, heads: int, kv: int, *, tied: bool, positions: int, eps: float = 1e-6
+
+def _shape(
+    family: str, hidden: int, mlp: int, layers: int, heads: int, kv: int, positions: int, **more: Any
 ) -> ModelConfig:
-    return ModelConfig(
-        family="qwen2",
-        vocab_size=151_936 if tied else 152_064,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv,
-        head_dim=hidden // heads,
-        intermediate_size=mlp,
-        tie_word_embeddings=tied,
-        qkv_bias=True,
-        rope_theta=1_000_000.0,
-        rms_norm_eps=eps,
-        max_position_embeddings=positions,
-    )
+    """A shape of a family. positions: max_position_embeddings; more: other fields, in place of the family's own."""
+    sizes = {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
+    sizes |= {"num_key_value_heads": kv, "head_dim": hidden // heads, "max_position_embeddings": positions}
+    return ModelConfig(**{**_FAMILIES[family], **sizes, "tie_word_embeddings": False, **more})
 
 
-def _qwen3(hidden: int, mlp: int, layers: int, heads: int, *, tied: bool) -> ModelConfig:
-    return ModelConfig(
-        family="qwen3",
-        vocab_size=151_936,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=128,
-        intermediate_size=mlp,
-        tie_word_embeddings=tied,
-        qk_norm=True,
-        rope_theta=1_000_000.0,
-        rms_norm_eps=1e-6,
-        max_position_embeddings=40_960,
-    )
+_TIED = {"tie_word_embeddings": True}
+_TIED_25 = {**_TIED, "vocab_size": 151_936}
 
 
-def _llama3(hidden: int, mlp: int, layers: int, heads: int, *, tied: bool, rope_factor: float | None) -> ModelConfig:
-    return ModelConfig(
-        family="llama",
-        vocab_size=128_256,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=hidden // heads,
-        intermediate_size=mlp,
-        tie_word_embeddings=tied,
-        rope_theta=500_000.0,
-        rope_scaling=None if rope_factor is None else Llama3Rope(rope_factor, 1.0, 4.0, 8192),
-        rms_norm_eps=1e-5,
-        max_position_embeddings=8192 if rope_factor is None else 131_072,
-    )
+def _scaled(factor: float) -> dict[str, Any]:
+    return {"rope_scaling": Llama3Rope(factor, 1.0, 4.0, 8192)}
 
 
 SHAPES: dict[str, ModelConfig] = {
-    "Qwen2.5-0.5B": _qwen25(896, 4864, 24, 14, 2, tied=True, positions=32_768),
-    "Qwen2.5-1.5B": _qwen25(1536, 8960, 28, 12, 2, tied=True, positions=131_072),
-    "Qwen2.5-3B": _qwen25(2048, 11_008, 36, 16, 2, tied=True, positions=32_768),
-    "Qwen2.5-7B": _qwen25(3584, 18_944, 28, 28, 4, tied=False, positions=131_072),
-    "Qwen2.5-14B": _qwen25(5120, 13_824, 48, 40, 8, tied=False, positions=131_072, eps=1e-5),
-    "Qwen2.5-32B": _qwen25(5120, 27_648, 64, 40, 8, tied=False, positions=131_072, eps=1e-5),
-    "Qwen3-0.6B": _qwen3(1024, 3072, 28, 16, tied=True),
-    "Qwen3-1.7B": _qwen3(2048, 6144, 28, 16, tied=True),
-    "Qwen3-4B": _qwen3(2560, 9728, 36, 32, tied=True),
-    "Qwen3-8B": _qwen3(4096, 12_288, 36, 32, tied=False),
-    "Qwen3-14B": _qwen3(5120, 17_408, 40, 40, tied=False),
-    "Llama-3-8B": _llama3(4096, 14_336, 32, 32, tied=False, rope_factor=None),
-    "Llama-3.1-8B": _llama3(4096, 14_336, 32, 32, tied=False, rope_factor=8.0),
-    "Llama-3.2-1B": _llama3(2048, 8192, 16, 32, tied=True, rope_factor=32.0),
-    "Llama-3.2-3B": _llama3(3072, 8192, 28, 24, tied=True, rope_factor=32.0),
+    "Qwen2.5-0.5B": _shape("Qwen2.5", 896, 4864, 24, 14, 2, 32_768, **_TIED_25),
+    "Qwen2.5-1.5B": _shape("Qwen2.5", 1536, 8960, 28, 12, 2, 131_072, **_TIED_25),
+    "Qwen2.5-3B": _shape("Qwen2.5", 2048, 11_008, 36, 16, 2, 32_768, **_TIED_25),
+    "Qwen2.5-7B": _shape("Qwen2.5", 3584, 18_944, 28, 28, 4, 131_072),
+    "Qwen2.5-14B": _shape("Qwen2.5", 5120, 13_824, 48, 40, 8, 131_072, rms_norm_eps=1e-5),
+    "Qwen2.5-32B": _shape("Qwen2.5", 5120, 27_648, 64, 40, 8, 131_072, rms_norm_eps=1e-5),
+    "Qwen3-0.6B": _shape("Qwen3", 1024, 3072, 28, 16, 8, 40_960, head_dim=128, **_TIED),
+    "Qwen3-1.7B": _shape("Qwen3", 2048, 6144, 28, 16, 8, 40_960, head_dim=128, **_TIED),
+    "Qwen3-4B": _shape("Qwen3", 2560, 9728, 36, 32, 8, 40_960, head_dim=128, **_TIED),
+    "Qwen3-8B": _shape("Qwen3", 4096, 12_288, 36, 32, 8, 40_960, head_dim=128),
+    "Qwen3-14B": _shape("Qwen3", 5120, 17_408, 40, 40, 8, 40_960, head_dim=128),
+    "Llama-3-8B": _shape("Llama-3", 4096, 14_336, 32, 32, 8, 8192),
+    "Llama-3.1-8B": _shape("Llama-3", 4096, 14_336, 32, 32, 8, 131_072, **_scaled(8.0)),
+    "Llama-3.2-1B": _shape("Llama-3", 2048, 8192, 16, 32, 8, 131_072, **_TIED, **_scaled(32.0)),
+    "Llama-3.2-3B": _shape("Llama-3", 3072, 8192, 28, 24, 8, 131_072, **_TIED, **_scaled(32.0)),
 }
 
 _OTHER_NAMES = {

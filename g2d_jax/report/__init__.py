@@ -27,8 +27,6 @@ from g2d_jax.report.study_page import write_study
 from g2d_jax.report.summary import summary_table
 from g2d_jax.storage import PathLike
 
-__all__ = ["summary_table", "write_all", "write_study"]
-
 
 def write_all(workdir: PathLike) -> list[str]:
     """Write report.html, report.md and report.csv from what a work directory holds, finished or not.

@@ -49,8 +49,8 @@ class Side:
 class Player:
     """One policy of a run. correct [N, S] over the common problems in their order: 1, 0, NaN not scored or no answer.
 
-    length: tokens of a completion, the mean. entropy: nats, the mean over tokens. costs: by measure, NaN not known, and
-    why in `unknown`. steps: K, the online steps of its run that it is made of. outside: the policy of elsewhere that it
+    length: tokens of a completion, the mean. entropy: nats, the mean over tokens. costs: by measure.
+    steps: K, the online steps of its run that it is made of. outside: the policy of elsewhere that it
     is made from, "" for none. is_last: its run's last one.
     """
 
@@ -61,7 +61,6 @@ class Player:
     length: float
     entropy: float
     costs: Mapping[str, float]
-    unknown: str
     steps: float
     outside: str
     is_last: bool

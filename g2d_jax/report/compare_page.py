@@ -6,13 +6,11 @@ from etils import epath
 
 from g2d_jax.records import Verdict
 from g2d_jax.report import compare_text as text
-from g2d_jax.report import markup
 from g2d_jax.report.browser import SAMPLES, beside, painter
 from g2d_jax.report.compare import Comparison
 from g2d_jax.report.compare_read import completions
 from g2d_jax.report.listing import listing
 from g2d_jax.report.page import Note, Part, Report, Section, write
-from g2d_jax.report.scatter import accuracy_chart, interval_chart
 from g2d_jax.storage import PathLike
 from g2d_jax.workdir import absolute
 
@@ -42,13 +40,6 @@ def write_comparison(comparison: Comparison, made: Report, output: PathLike) -> 
 
 def report(comparison: Comparison) -> Report:
     """Put together all that a comparison shows. Raises ValueError for damaged completions."""
-    intervals = [(p.name, p.accuracy.mean, p.accuracy.sem_clustered) for p in comparison.players]
-    ratings = [(one.name, one.rating, one.low, one.high) for one in comparison.ratings]
-    over = "Bars: intervals of 95 % over another draw of problems."
-    figures = (
-        accuracy_chart("Accuracy (pass@1) on the common problems, %", intervals),
-        interval_chart("Elo over the common problems", ratings, note=over),
-    )
     found: list[Part] = [
         text.runs_table(comparison),
         text.players_table(comparison),
@@ -62,7 +53,7 @@ def report(comparison: Comparison) -> Report:
         verdict=text.verdict(comparison),
         warnings=comparison.warnings,
         sections=[
-            Section("results", "Result", [Note(text.shared(comparison)), *found, markup.charts(*figures)]),
+            Section("results", "Result", [Note(text.shared(comparison)), *found]),
             Section(
                 "differences",
                 "Differences",

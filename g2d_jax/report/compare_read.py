@@ -16,7 +16,7 @@ import numpy as np
 from etils import epath
 
 from g2d_jax import accounting
-from g2d_jax.canonical import differences
+from g2d_jax.canonical import differences, own_differences
 from g2d_jax.records import ScoredRollout
 from g2d_jax.report import format as fmt
 from g2d_jax.report import summary
@@ -47,9 +47,7 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
     found = [_measure(_rows(side, policy)) for side, policy in chosen]
     common = sorted(set.intersection(*(set(one) for one in found)))
     if not common:
-        splits = ", ".join(
-            f"{side.mark} ({side.label}) {len(side.problems):,} of {side.split or 'unknown'}" for side in sides
-        )
+        splits = ", ".join(f"{side.mark} ({side.label}) {len(side.problems):,} of {side.split}" for side in sides)
         raise ValueError(f"the runs have no problem in common, they cannot be compared; evaluated are {splits}")
     players = [_player(side, policy, one, common) for (side, policy), one in zip(chosen, found, strict=True)]
     for player in players:
@@ -95,24 +93,16 @@ def _side(mark: str, label: str, run: Run, split: str) -> Side:
     done = [stage for stage in run.evaluations if summary.policies(stage.manifest or {})]
     if not done:
         raise ValueError(f"{run.workdir} has no finished evaluation: let its evaluate stage finish first")
-    stage = next((one for one in done[::-1] if split and _told(run, one)["split"] == split), done[-1])
-    told = _told(run, stage)
-    return Side(mark, label, run, stage, str(told["split"] or ""), told, _problems(stage))
+    stage = next((one for one in done[::-1] if split and _told(one)["split"] == split), done[-1])
+    told = _told(stage)
+    return Side(mark, label, run, stage, str(told["split"]), told, stage.problems())
 
 
-def _told(run: Run, stage: Stage) -> dict[str, Any]:
-    """Split and sampling settings of an evaluation: from its manifest, else from the config."""
-    result = (stage.manifest or {}).get("result", {})
-    settings = run.config.get("stages", {}).get(stage.name, {})
-    sampling = result.get("sampling") or settings.get("sampling") or {}
-    known = {**sampling, "num_generations": result.get("samples", settings.get("num_generations"))}
-    return {"split": result.get("split") or settings.get("split"), **{name: known.get(name) for name in SAMPLING}}
-
-
-def _problems(stage: Stage) -> dict[str, Mapping[str, Any]]:
-    """An evaluation's problems: as listed, else those that its first policy answered."""
-    first = str(summary.policies(stage.manifest or {})[0].get("name", ""))
-    return stage.problems() or {row.rollout.problem_id: {} for row in stage.rollouts(first)}
+def _told(stage: Stage) -> dict[str, Any]:
+    """Split and sampling settings of an evaluation."""
+    result = (stage.manifest or {})["result"]
+    known = {**result["sampling"], "split": result["split"], "num_generations": result["samples"]}
+    return {name: known[name] for name in ("split", *SAMPLING)}
 
 
 def _names(side: Side) -> list[str]:
@@ -178,7 +168,6 @@ def _player(side: Side, policy: str, found: Mapping[str, _Answers], common: Sequ
     entries = summary.policies(side.stage.manifest or {})
     entry = next(one for one in entries if str(one.get("name", "")) == policy)
     steps, outside = _origin(policy, side.run)
-    costs, unknown = _costs(policy, side.run)
     return Player(
         side=side,
         policy=policy,
@@ -186,8 +175,7 @@ def _player(side: Side, policy: str, found: Mapping[str, _Answers], common: Sequ
         correct=correct,
         length=tokens / count,
         entropy=sum(one.nats for one in answers) / tokens if tokens else math.nan,
-        costs=costs,
-        unknown=unknown,
+        costs=_costs(policy, side.run),
         steps=steps,
         outside=outside,
         is_last=policy == _names(side)[-1],
@@ -215,45 +203,23 @@ def _origin(policy: str, run: Run) -> tuple[float, str]:
     return math.nan, ""
 
 
-def _costs(policy: str, run: Run) -> tuple[dict[str, float], str]:
-    """As `accounting.cost_of`, or NaN for all measures and why: of a step whose cost an old run did not keep."""
+def _costs(policy: str, run: Run) -> dict[str, float]:
     manifests = {stage.name: stage.manifest for stage in run.stages if stage.manifest is not None}
-    try:
-        stages = run.config.get("stages", {})
-        return accounting.cost_of(policy, stages, manifests, price_per_device_hour=summary.price(run)), ""
-    except (ValueError, KeyError) as error:
-        reason = str(error) if isinstance(error, ValueError) else f"its config has no {error}"
-        return dict.fromkeys(accounting.MEASURES, math.nan), reason
+    return accounting.cost_of(policy, run.config["stages"], manifests, price_per_device_hour=summary.price(run))
 
 
 def _changes(first: Run, other: Run) -> list[str]:
     """What differs in settings, functions given from Python included."""
-    before, after = _own(first.workdir), _own(other.workdir)
-    own = [
-        f"{name} from Python: {before.get(name, 'none')} -> {after.get(name, 'none')}"
-        for name in sorted({*before, *after})
-        if before.get(name) != after.get(name)
-    ]
-    return differences(first.config, other.config) + own
-
-
-def _own(workdir: epath.Path) -> Mapping[str, Any]:
-    file = workdir / "config.json"
-    found: Mapping[str, Any] = read_json(file).get("own") or {} if file.exists() else {}
-    return found
+    before, after = (read_json(run.workdir / "config.json").get("own", {}) for run in (first, other))
+    return differences(first.config, other.config) + own_differences(before, after)
 
 
 def _warnings(sides: Sequence[Side], common: Sequence[str]) -> Iterator[str]:
-    missing: dict[str, list[str]] = {}
     for name in ("split", *SAMPLING):
         values = {side.mark: side.sampling[name] for side in sides}
-        if len({str(value) for value in values.values() if value is not None}) > 1:
-            listed = ", ".join(f"{mark} {'not known' if value is None else value}" for mark, value in values.items())
+        if len({str(value) for value in values.values()}) > 1:
+            listed = ", ".join(f"{mark} {value}" for mark, value in values.items())
             yield f"The evaluations differ in {name}: {listed}. A difference in accuracy may come from this."
-        elif unknown := [mark for mark, value in values.items() if value is None]:
-            missing.setdefault(", ".join(unknown), []).append(name)
-    for marks, names in missing.items():
-        yield f"Not known of the evaluation of {marks}: {', '.join(names)}."
     known = [[side.problems.get(problem) for side in sides] for problem in common]
     different = sum(len({str(row.get("answer")) for row in rows if row}) > 1 for rows in known)
     if different:

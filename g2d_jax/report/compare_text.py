@@ -71,9 +71,6 @@ def notes(comparison: Comparison) -> list[str]:
         f"{mark} starts from {policy}: what was done there is in neither its costs nor its K."
         for mark, policy in outside.items()
     ]
-    found += [
-        f"The cost of {player.name} is not known: {player.unknown}." for player in comparison.players if player.unknown
-    ]
     return found
 
 

@@ -35,7 +35,7 @@ def _result(manifest: Mapping[str, Any], run: Run) -> list[Part]:
         summary.tasks_table(manifest),
         _verdicts(policies),
         markup.charts(accuracy_chart("Accuracy (pass@1), %", intervals), _pass_at(policies)),
-        markup.details("Every comparison, standard errors, lengths and subsets", _result_details(manifest, policies)),
+        markup.details("Every comparison, and subsets", _result_details(manifest, policies)),
     ]
 
 
@@ -66,30 +66,12 @@ def _pass_at(policies: Sequence[Mapping[str, Any]]) -> str:
 
 def _result_details(manifest: Mapping[str, Any], policies: Sequence[Mapping[str, Any]]) -> str:
     pairs = [
-        [f"{before} → {after}{how}", fmt.change(difference, error), _ratio(difference, error)]
+        [f"{before} → {after}{how}", fmt.change(difference, error)]
         for how, kind in (("", ()), (", greedy", ("greedy",)))
         for (before, after), (difference, error) in summary.differences(manifest, *kind).items()
         if not math.isnan(difference)
     ]
     pairs = pairs if summary.has_accuracy(manifest) else []
-    keys = ("sem", "sem_clustered", "std_runs")
-    spreads = [
-        [
-            summary.policy_name(p),
-            *(fmt.value(100 * fmt.number(p, key)) for key in keys),
-            fmt.value(fmt.number(p, "mean_length")),
-            fmt.percent(fmt.number(p, "truncated")),
-        ]
-        for p in policies
-    ]
-    columns = [
-        "policy",
-        "s.e., answers independent",
-        "s.e., clustered by problem",
-        "std of runs",
-        "mean length",
-        "cut at limit %",
-    ]
     names = list(dict.fromkeys(name for p in policies for name in p.get("subsets", {})))
     subsets = [
         [
@@ -100,19 +82,10 @@ def _result_details(manifest: Mapping[str, Any], policies: Sequence[Mapping[str,
         for name in names
     ]
     tables = [
-        (
-            "Paired differences, points ± standard error clustered by problem",
-            ["pair", "change", "in standard errors"],
-            pairs,
-        ),
-        ("Spread in points, lengths in tokens", columns, spreads),
+        ("Paired differences, points ± standard error clustered by problem", ["pair", "change"], pairs),
         ("Accuracy by subset, %", ["subset", "problems", *map(summary.policy_name, policies)], subsets),
     ]
     return "".join(markup.table(*one) for one in tables)
-
-
-def _ratio(difference: float, error: float) -> str:
-    return f"{difference / error:+.1f}" if error > 0 else fmt.UNKNOWN
 
 
 def _subset_problems(policies: Sequence[Mapping[str, Any]], name: str) -> float:

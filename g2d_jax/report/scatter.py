@@ -31,9 +31,6 @@ HEIGHT = 252
 CURVE = 12  # pieces of a line on a bent axis
 LETTER = 5.8  # width of a letter at most, in user units
 
-Box = tuple[float, float, float, float]
-"""left, right, top, bottom in user units."""
-
 
 @dataclass(frozen=True)
 class Mark:
@@ -187,43 +184,13 @@ def _line(marks: Sequence[Mark]) -> Iterator[tuple[float, float]]:
 
 
 def _labels(series: Sequence[Marks], across: Callable[[float], float], up: Callable[[float], float]) -> Iterator[str]:
-    """Labels around their marks, the first series' first; one without room is left to the tooltip.
-
-    They never cover a mark or another label, and lines only those of the first series, where there is no other place.
-    """
-    taken = [_around(across(m.x), up(m.y), 3.0) for one in series for m in one.marks]
-    paths = [_line(sorted(one.marks, key=lambda mark: mark.x)) for one in series if one.joined and one.marks]
-    lines = [_around(across(x), up(y), 1.0) for path in paths for x, y in path]
-    for i, one in enumerate(series):
-        for mark in (mark for mark in one.marks if mark.label):
-            boxes = [box for box in _places(across(mark.x), up(mark.y), len(mark.label)) if _free(box, taken)]
-            clear = [box for box in boxes if _free(box, lines)]
-            if chosen := (clear or boxes if i == 0 else clear)[:1]:
-                taken += chosen
-                left, right, _, bottom = chosen[0]
-                place = f'x="{(left + right) / 2:.1f}" y="{bottom - 1:.1f}"'
-                yield f'<text {place} text-anchor="middle">{shown(mark.label)}</text>'
-
-
-def _around(x: float, y: float, far: float) -> Box:
-    return x - far, x + far, y - far, y + far
-
-
-def _places(x: float, y: float, letters: int) -> Iterator[Box]:
-    """Above, below, right and left of a mark, within the chart."""
-    half = letters * LETTER / 2
-    for middle, base in ((x, y - 7), (x, y + 15), (x + half + 6, y + 4), (x - half - 6, y + 4)):
-        box = middle - half, middle + half, base - 9, base + 1
-        if box[0] >= LEFT - 4 and box[1] <= WIDTH and box[2] >= 0 and box[3] <= HEIGHT - BOTTOM:
-            yield box
-
-
-def _free(box: Box, others: Sequence[Box]) -> bool:
-    return not any(_overlap(box, other) for other in others)
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
+    """Labels above their marks, the first series' first; one that would cover another is left to the tooltip."""
+    taken: list[tuple[float, float, float]] = []  # middle, base line, half the width
+    for mark in (mark for one in series for mark in one.marks if mark.label):
+        x, y, half = across(mark.x), up(mark.y) - 7, len(mark.label) * LETTER / 2
+        if all(abs(x - middle) > half + other or abs(y - base) > 10 for middle, base, other in taken):
+            taken.append((x, y, half))
+            yield f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{shown(mark.label)}</text>'
 
 
 def _told(mark: Mark, written: Callable[[float], str], names: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from g2d_jax.report.charts import Panel, Series, line_chart
 from g2d_jax.report.goodput import compiled_table, goodput_table
 from g2d_jax.report.page import Part, Section
 from g2d_jax.report.run import Run, Stage
+from g2d_jax.report.spreadsheet import leaves
 from g2d_jax.storage import plain
 
 CURVES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
@@ -43,10 +44,6 @@ CURVES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
 ELSEWHERE = ("warning", "goodput")
 """Kinds of logs that other sections show, "warning/CAUSE" among them."""
 
-TIME_LINE = CURVES[:4]
-"""These have the same time line of stages: one without values is marked on it as well."""
-
-
 NOTE = (
     "Every step is drawn, or the mean of neighbouring steps with their range as a band. Lines are of what a stage "
     "trained on: rollouts of the policy at its last synchronisation, or pairs. Fresh samples are of the trained policy "
@@ -67,16 +64,11 @@ def curves(run: Run) -> Section:
     stages = _order(run, (stage for stage, _, _ in table))
     named = {name for _, names, _ in CURVES for name in names}
     others = sorted({name for _, _, name in table} - named)
-    headline = {name for _, names, _ in TIME_LINE for name in names}
-    along = {stage for stage, _, name in table if name in headline}
     across: list[str] = []
     single: dict[str, list[tuple[str, str]]] = {stage: [] for stage in stages}
     for title, names, shared in (*CURVES, *((name, (name,), False) for name in others)):
-        panels = [Panel(stage, list(_series(table, stage, names))) for stage in stages]
-        if (title, names, shared) in TIME_LINE and len(along) > 1 and any(panel.series for panel in panels):
-            across.append(line_chart(title, [panel for panel in panels if panel.name in along]))
-            continue
-        panels = [panel for panel in panels if panel.series]
+        drawn = (Panel(stage, list(_series(table, stage, names))) for stage in stages)
+        panels = [panel for panel in drawn if panel.series]
         if shared and len(panels) > 1:
             across.append(line_chart(title, panels))
             continue
@@ -134,7 +126,12 @@ def pairs(run: Run) -> Section:
 
 def _pairs(stage: Stage) -> list[Part]:
     manifest = stage.manifest or {}
-    rows = [*_flat(manifest.get("counts", {})), *_flat(manifest.get("result", {}))]
+    figures = (figure for part in ("counts", "result") for figure in leaves(manifest.get(part, {})))
+    rows = [
+        [name.replace("_", " ").replace("/", ", "), fmt.count(value) if value == round(value) else fmt.value(value)]
+        for name, value in figures
+        if math.isfinite(value)
+    ]
     preferences = stage.preferences()
     chosen = [len(row.chosen_ids) for row in preferences]
     rejected = [len(row.rejected_ids) for row in preferences]
@@ -148,22 +145,6 @@ def _pairs(stage: Stage) -> list[Part]:
         (f"Counts and means of {stage.name}", ["what", "value"], rows),
         (f"Length of {len(chosen):,} pairs of {stage.name}, tokens", columns, lengths),
         markup.details(f"How {stage.name} made its pairs (preferences/_manifest.json)", as_json(stage.provenance())),
-    ]
-
-
-def _flat(values: Any, prefix: str = "") -> list[list[str]]:
-    """Nested counts as rows: "dropped, all correct" and its value."""
-    if isinstance(values, Mapping):
-        return [row for key, item in values.items() for row in _flat(item, f"{prefix}, {key}" if prefix else str(key))]
-    if isinstance(values, list | tuple):
-        return [[prefix.replace("_", " "), ", ".join(str(item) for item in values)]]
-    amount = fmt.number({"it": values}, "it")
-    whole = not math.isnan(amount) and amount == round(amount)
-    return [
-        [
-            prefix.replace("_", " "),
-            fmt.count(amount) if whole else str(values) if math.isnan(amount) else fmt.value(amount),
-        ]
     ]
 
 

@@ -56,11 +56,6 @@ class Row:
         return float(np.mean([number(entry.result("dev"), "mean") for entry in self.entries]))
 
     @cached_property
-    def cold_dev(self) -> float:
-        """The same before any training that the points are about."""
-        return float(np.mean([number(entry.result("dev", entry.cold), "mean") for entry in self.entries]))
-
-    @cached_property
     def offline_gain(self) -> frontier.Interval | None:
         """What the offline stage added over the policy it started from, paired by seed and problem."""
         gains = [entry.offline_gain for entry in self.entries]

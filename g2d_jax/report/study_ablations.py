@@ -10,15 +10,7 @@ from g2d_jax.report.page import Note, Part, Section
 from g2d_jax.report.study import Row, Study, described
 from g2d_jax.report.study_cause import mean
 from g2d_jax.report.study_compare import difference
-from g2d_jax.report.study_tables import (
-    caution,
-    pairs_of,
-    percent_interval,
-    points_interval,
-    prompts_of,
-    seed_spread,
-    steps_of,
-)
+from g2d_jax.report.study_tables import accuracy_of, caution, pairs_of, points_interval, prompts_of, steps_of
 from g2d_jax.report.table import Text, known
 
 MEASURES = ("mixed %", "pass rate %", "entropy", "gap before, nats", "implicit margin")
@@ -84,9 +76,7 @@ def table(name: str, settings: Sequence[Setting]) -> Text:
     measures = [measure for measure in MEASURES if drawn_alike(settings) or measure not in OF_THE_DRAWS]
     lines = [
         {
-            **{"setting": setting.words, "K": steps_of(row), "seeds": str(len(row.entries))},
-            **{"dev %": fmt.percent(row.dev), "test % [95 %]": percent_interval(row.accuracy)},
-            "seed std": seed_spread(row),
+            **{"setting": setting.words, "K": steps_of(row), **accuracy_of(row)},
             f"over {first}": "reference" if row is base else points_interval(difference(row, base)),
             **{"pairs": pairs_of(row), "prompts with pairs": prompts_of(row)},
             **{measure: mean(row, measure) for measure in (*measures, "length")},

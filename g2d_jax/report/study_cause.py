@@ -33,9 +33,9 @@ MEASURES: dict[str, tuple[tuple[str, ...], Callable[[float], str]]] = {
 
 MEANINGS = (
     f"Of the rollouts that pairs were made from, at each K. {informativeness.MEANINGS} Gaps before and after are of "
-    "the pairs' chosen and rejected completions, before and after offline training; the implicit margin is beta times what "
-    "training moved of it. Signal / noise is the norm of the mean DPO gradient over the norm of its noise in a batch, "
-    "the noise scale the number of pairs at which both are equal."
+    "the pairs' chosen and rejected completions, before and after offline training; the implicit margin is beta times "
+    "what training moved of it. Signal / noise is the norm of the mean DPO gradient over the norm of its noise in a "
+    "batch, the noise scale the number of pairs at which both are equal."
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,12 +63,7 @@ def comparable(rows: Sequence[Row]) -> list[Row]:
 
 def chosen(rows: Sequence[Row]) -> Row | None:
     """The row that is best on dev, the first of equal ones; None if none is `comparable`."""
-    return _best(comparable(rows), lambda row: row.dev)
-
-
-def most_per_flop(rows: Sequence[Row]) -> Row | None:
-    """The row that gained most on dev per FLOP spent, over the policy that nothing was spent on; None if unknown."""
-    return _best(comparable(rows), gain_per_flop)
+    return max(comparable(rows), key=lambda row: row.dev, default=None)
 
 
 def best_at(study: Study, row: Row, measure: str) -> Group | None:
@@ -115,17 +110,6 @@ def _choice(what: str, one: str, rows: Sequence[Row]) -> str:
     if len(known) == len(rows):
         return ""
     return f"{what} is chosen among {len(known)} of {len(rows)}: the others lack seeds, or dev."
-
-
-def gain_per_flop(row: Row) -> float:
-    """(accuracy on dev - that of the policy before all training) / FLOPs; NaN where one is not known."""
-    spent = row.cost("flops")
-    return (row.dev - row.cold_dev) / spent if spent > 0 else float("nan")
-
-
-def _best(rows: Sequence[Row], measure: Callable[[Row], float]) -> Row | None:
-    known = [(row, value) for row in rows if (value := measure(row)) == value]
-    return max(known, key=lambda one: one[1])[0] if known else None
 
 
 def swept_rows(study: Study) -> list[Row]:

@@ -8,7 +8,7 @@ from typing import Any
 from g2d_jax.frontier import Interval
 from g2d_jax.report.spreadsheet import leaves, sheet
 from g2d_jax.report.study import Group, Row, Study
-from g2d_jax.report.study_compare import advantage, best_at, gain_per_flop
+from g2d_jax.report.study_compare import advantage, best_at
 from g2d_jax.report.study_entry import Entry, mean_of
 from g2d_jax.report.study_spectrum import gain, generation
 
@@ -64,7 +64,6 @@ def _of_stage(name: str, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str
 
 def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, float]]:
     yield "dev", "accuracy/mean", row.dev
-    yield "dev", "gain_per_flop", gain_per_flop(row)
     intervals = {"accuracy": row.accuracy, "offline_gain": row.offline_gain, "gain": gain(row)}
     for baseline in study.baselines if not group.is_baseline else ():
         intervals[f"advantage/{baseline.name}/flops"] = advantage(group, row, baseline, "flops").difference

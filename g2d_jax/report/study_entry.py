@@ -135,11 +135,6 @@ class Entry:
         return self.chain[self.made + 1] if self.kind == OFFLINE else None
 
     @property
-    def cold(self) -> str:
-        """The policy before any of the training that this point is about."""
-        return self.chain[-1]
-
-    @property
     def warmup(self) -> tuple[str, int | None] | None:
         """The online stage behind the final policy, and the step it was taken at (None: its end)."""
         for policy in self.chain[:-1]:

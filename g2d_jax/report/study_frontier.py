@@ -10,7 +10,7 @@ from g2d_jax.report import markup
 from g2d_jax.report.page import Part, Section
 from g2d_jax.report.scatter import Mark, Marks, scatter_chart
 from g2d_jax.report.study import Group, Row, Study
-from g2d_jax.report.study_tables import baselines, equal_compute, percent_interval, steps_of
+from g2d_jax.report.study_tables import baselines, percent_interval, steps_of
 from g2d_jax.report.table import Text
 
 Written = Callable[[float], str]
@@ -28,21 +28,14 @@ MEASURES: dict[str, tuple[str, Written]] = {
 
 
 def section(study: Study) -> Section:
-    """A chart for each measure, points that no other beats, and the advantage at equal compute."""
+    """A chart for each measure, points that no other beats, and online training alone."""
     figures = [chart(study, measure) for measure in MEASURES]
     note = (
         "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points are K. What was "
         "spent on supervised fine-tuning, the same for all, is left out."
     )
     parts: list[Part] = [markup.paragraph(note, "hint"), markup.charts(*figures)] if any(figures) else []
-    tables = [unbroken(made(study)) for made in (equal_compute, pareto, baselines)]
-    return Section("frontier", "Accuracy against compute", [*parts, *tables])
-
-
-def unbroken(table: Text) -> Text:
-    """A table whose rows' heads break after commas alone: narrow columns stay readable."""
-    title, columns, rows = table
-    return title, columns, [[row[0].replace(" ", "\u00a0").replace(",\u00a0", ", "), *row[1:]] for row in rows]
+    return Section("frontier", "Accuracy against compute", [*parts, pareto(study), baselines(study)])
 
 
 def chart(study: Study, measure: str) -> str:

@@ -21,7 +21,7 @@ from g2d_jax.report.scatter import interval_chart
 from g2d_jax.report.study import Row, Study
 from g2d_jax.report.study_compare import difference
 from g2d_jax.report.study_entry import ONLINE, Array, Entry
-from g2d_jax.report.study_tables import caution, percent_interval, points_interval, steps_of
+from g2d_jax.report.study_tables import caution, costs_of, percent_interval, points_interval, steps_of
 from g2d_jax.report.table import Text, known, same
 
 Measures = Mapping[str, tuple[str, Callable[[float], str]]]
@@ -41,14 +41,6 @@ GENERATION: Measures = {
     "share of the stage's time, %": ("share", fmt.percent),
 }
 """The same of "generation" in the manifest of an online stage."""
-
-COSTS: Measures = {
-    "FLOPs": ("flops", fmt.quantity),
-    "generated": ("generated", fmt.quantity),
-    "device time": ("device_seconds", fmt.duration),
-    "price": ("price", lambda amount: fmt.UNKNOWN if math.isnan(amount) else f"{amount:,.2f}"),
-}
-"""The same of `Row.cost`."""
 
 
 class Arm(NamedTuple):
@@ -220,7 +212,7 @@ def _line(arm: Arm, start: Arm | None, offline: Arm | None, over_start: str) -> 
         over_start: _gained(row, None if arm is start else gain(row)),
         **{name: written(float(np.mean(evaluated(row, name)))) for name, (_, written) in EVALUATED.items()},
         "updates": steps_of(row),
-        **{name: written(row.cost(key)) for name, (key, written) in COSTS.items()},
+        **costs_of(row),
     }
 
 

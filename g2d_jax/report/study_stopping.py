@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from g2d_jax import frontier
 from g2d_jax.report import format as fmt
 from g2d_jax.report.page import Note, Section
 from g2d_jax.report.study import Group, Row, Study
-from g2d_jax.report.study_compare import choices, chosen, differences, most_per_flop, swept_rows
+from g2d_jax.report.study_compare import choices, chosen, difference, differences, swept_rows
 from g2d_jax.report.study_entry import Entry, mean_of
 from g2d_jax.report.study_tables import flops, points_interval, steps_of
 from g2d_jax.report.table import Text
@@ -36,8 +36,7 @@ def note(study: Study) -> str:
         "Why: online steps had come to buy less per FLOP than offline training was predicted to (adaptive), at a "
         "budget, or at the last step there was. Rates, in points a TFLOP: what the last probe saw of online steps, in "
         "accuracy and predicted gain together (± standard error), and predicted of offline training. Differences are "
-        "on test, in points, of the same seed and problems: to the swept K that is best on dev, and to the one that "
-        "gained most per FLOP on dev, which is easier to beat."
+        "on test, in points, of the same seed and problems, to the swept K that is best on dev."
     )
     if rows:
         median = float(np.median([row.cost("flops") for row in rows]))
@@ -52,27 +51,18 @@ def _all_swept(rows: Sequence[Row]) -> str:
 
 def table(study: Study, group: Group, row: Row) -> Text:
     """Title, columns and rows, seed by seed and over all: K reached, why, the forecast, accuracy, cost, differences."""
-    others = _others(study)
+    best = chosen(swept_rows(study))
+    others = [] if best is None else [(f"over K = {steps_of(best)}, best on dev", best)]
     columns = ["seed", "K", "why", "online rate", "offline rate", "dev %", "test %", "FLOPs", "device time"]
     compared = [differences(row, other) for _, other in others]
     lines = [
         [*_line(entry, row.accuracies[i]), *(_one(found.get(entry.seed)) for found in compared)]
         for i, entry in enumerate(row.entries)
     ]
-    total = [points_interval(_all(found)) for found in compared]
+    total = [points_interval(difference(row, other)) for _, other in others]
     lines.append(["all seeds", f"{row.reached:.1f}", "", "", "", fmt.percent(row.dev), fmt.percent(row.accuracy.mean)])
     lines[-1] += [fmt.quantity(row.cost("flops")), fmt.duration(row.cost("device_seconds")), *total]
     return f"{group.name}: where the warm-up ended", [*columns, *(name for name, _ in others)], lines
-
-
-def _others(study: Study) -> list[tuple[str, Row]]:
-    """The swept rows to compare with, and what they are, the harder one first: one if the same row is both."""
-    rows = swept_rows(study)
-    best, steep = chosen(rows), most_per_flop(rows)
-    if best is not None and best is steep:
-        return [(f"over K = {steps_of(best)}, best and most gain per FLOP on dev", best)]
-    found = (("best on dev", best), ("most gain per FLOP on dev (easier to beat)", steep))
-    return [(f"over K = {steps_of(row)}, {why}", row) for why, row in found if row is not None]
 
 
 def _line(entry: Entry, accuracies: np.ndarray) -> list[str]:
@@ -94,10 +84,9 @@ def _line(entry: Entry, accuracies: np.ndarray) -> list[str]:
     ]
 
 
-def _why(stop: dict[str, object] | object) -> str:
-    rule = str(stop.get("rule", "")) if isinstance(stop, dict) else ""
-    measure = f" ({stop['measure']})" if isinstance(stop, dict) and "measure" in stop else ""
-    return WHY.get(rule, rule) + measure
+def _why(stop: Mapping[str, Any]) -> str:
+    measure = f" ({stop['measure']})" if "measure" in stop else ""
+    return WHY.get(stop["rule"], "") + measure
 
 
 def _one(found: np.ndarray | None) -> str:
@@ -107,7 +96,3 @@ def _one(found: np.ndarray | None) -> str:
         return fmt.UNKNOWN
     error = float(known.std(ddof=1)) / math.sqrt(len(known)) if len(known) > 1 else math.nan
     return fmt.change(float(known.mean()), error)
-
-
-def _all(found: dict[int, np.ndarray]) -> frontier.Interval | None:
-    return frontier.bootstrap(np.stack(list(found.values()))) if found else None

@@ -138,7 +138,7 @@ def _versus(study: Study, group: Group, row: Row) -> str:
 def _line(study: Study, group: Group, row: Row, name: str) -> dict[str, str]:
     return {
         _head(study): name,
-        **_accuracy(row),
+        **accuracy_of(row),
         "offline gain": points_interval(row.offline_gain),
         **({_against(study): _versus(study, group, row)} if study.baselines else {}),
         "pairs": pairs_of(row),
@@ -146,7 +146,8 @@ def _line(study: Study, group: Group, row: Row, name: str) -> dict[str, str]:
     }
 
 
-def _accuracy(row: Row) -> dict[str, str]:
+def accuracy_of(row: Row) -> dict[str, str]:
+    """Seeds, accuracy on dev and on test, and its spread over seeds."""
     return {
         "seeds": str(len(row.entries)),
         "dev %": fmt.percent(row.dev),
@@ -155,27 +156,10 @@ def _accuracy(row: Row) -> dict[str, str]:
     }
 
 
-def equal_compute(study: Study) -> Text:
-    """Title, columns and rows: what each K is worth against every baseline at equal FLOPs."""
-    many = len(study.baselines) > 1
-    lines = [
-        {
-            _head(study): point_name(study, group, row),
-            **({_against(study): _versus(study, group, row)} if many else {}),
-            **{base.name: worth(advantage(group, row, base, "flops")) for base in study.baselines},
-        }
-        for group in study.offline
-        for row in group.rows
-    ]
-    title = "Advantage over online training alone that spent the same FLOPs, in points of test accuracy"
-    title += "; between two of its points its accuracy is interpolated, beyond them it is out of range"
-    return table(title, lines if study.baselines else [])
-
-
 def baselines(study: Study) -> Text:
     """Title, columns and rows of online training alone."""
     lines = [
-        {"online training alone": group.name, "K": steps_of(row), **_accuracy(row), **costs_of(row)}
+        {"online training alone": group.name, "K": steps_of(row), **accuracy_of(row), **costs_of(row)}
         for group in study.baselines
         for row in group.rows
     ]

@@ -226,17 +226,31 @@ def _sum(stages: Sequence[Manifest], *keys: str) -> float:
 
 
 def verdict(evaluation: Manifest | None) -> str:
-    """What the run showed, in one sentence made of measured numbers; a change under two standard errors is none."""
+    """What the run showed, in one sentence made of measured numbers; a change under two standard errors is none.
+
+    Of accuracy, or where there are rewards only of the first task's.
+    """
     ordered = policies(evaluation) if evaluation else []
     if not evaluation or not ordered:
         return "No policy has been evaluated yet."
-    first = ordered[0]
-    if not has_accuracy(evaluation):
-        return _reward_verdict(evaluation)
-    accuracy = fmt.spread(fmt.number(first, "mean"), fmt.number(first, "sem_clustered"))
-    parts = [f"{policy_name(first)} answers {accuracy} % of {_problems(evaluation)} correctly"]
-    parts += [_step(*step) for step in steps(evaluation)]
-    return _sentence(parts, first) + _greedily(evaluation)
+    first, name = ordered[0], policy_name(ordered[0])
+    if has_accuracy(evaluation):
+        accuracy = fmt.spread(fmt.number(first, "mean"), fmt.number(first, "sem_clustered"))
+        parts = [f"{name} answers {accuracy} % of {_problems(evaluation)} correctly"]
+        for before, after, difference, error in steps(evaluation):
+            reached, size = f"{fmt.percent(fmt.number(after, 'mean'))} %", f"{fmt.change(difference, error)} points"
+            parts.append(_step(before, after, reached, difference, error, size))
+    else:
+        task = next(iter(tasks(evaluation)))
+        parts = [f"{name} has a mean reward of {_reward(first, task)} on {_problems(evaluation)}"]
+        for before, after, difference, error in steps(evaluation, "tasks", task):
+            reached = fmt.measured(fmt.number(after, "tasks", task, "reward"), math.nan)
+            size = fmt.measured(difference, error, signed=True)
+            parts.append(_step(before, after, reached, difference, error, size))
+    # Not capitalised where it begins with a path.
+    sentence = "; ".join(parts) + "."
+    sentence = f"The policy {sentence}" if any(c in name for c in ":/\\") else sentence[0].upper() + sentence[1:]
+    return sentence + _greedily(evaluation)
 
 
 def _greedily(evaluation: Manifest) -> str:
@@ -250,26 +264,6 @@ def _greedily(evaluation: Manifest) -> str:
     return f" Decoded greedily: {reached[0]}{''.join(later)}."
 
 
-def _sentence(parts: Sequence[str], first: Manifest) -> str:
-    """Parts as one sentence that begins with the policy's name: not capitalised where that is a path."""
-    name, sentence = policy_name(first), "; ".join(parts) + "."
-    if any(char in name for char in ":/\\"):
-        return f"The policy {sentence}"
-    return sentence[0].upper() + sentence[1:]
-
-
-def _reward_verdict(evaluation: Manifest) -> str:
-    """The same where there are rewards only: of the first task."""
-    first, task = policies(evaluation)[0], next(iter(tasks(evaluation)))
-    parts = [f"{policy_name(first)} has a mean reward of {_reward(first, task)} on {_problems(evaluation)}"]
-    for _, after, difference, error in steps(evaluation, "tasks", task):
-        noise = abs(difference) <= 2 * error
-        verb = "stays within two standard errors, at" if noise else "rises to" if difference > 0 else "falls to"
-        reached = fmt.measured(fmt.number(after, "tasks", task, "reward"), math.nan)
-        parts.append(f"{policy_name(after)} {verb} {reached} ({fmt.measured(difference, error, signed=True)})")
-    return _sentence(parts, first)
-
-
 def _problems(evaluation: Manifest, what: str = "held-out problems") -> str:
     """How many problems the headline is about: those with right and wrong answers, if there are any."""
     judged = [name for name, scalar in tasks(evaluation).items() if not scalar]
@@ -278,14 +272,13 @@ def _problems(evaluation: Manifest, what: str = "held-out problems") -> str:
     return f"{fmt.count(some if judged else fmt.number(evaluation, 'result', 'problems'))} {what}"
 
 
-def _step(before: Manifest, after: Manifest, difference: float, error: float) -> str:
-    name, size = policy_name(after), fmt.change(difference, error)
-    reached = f"{fmt.percent(fmt.number(after, 'mean'))} %"
+def _step(before: Manifest, after: Manifest, reached: str, difference: float, error: float, size: str) -> str:
+    name = policy_name(after)
     if math.isnan(difference) or math.isnan(error):
         return f"{name} reaches {reached} (not compared pairwise with {policy_name(before)})"
     if abs(difference) <= 2 * error:
-        return f"{name} at {reached} is within two standard errors of {policy_name(before)} ({size} points)"
-    return f"{name} {'rises' if difference > 0 else 'falls'} to {reached} ({size} points)"
+        return f"{name} at {reached} is within two standard errors of {policy_name(before)} ({size})"
+    return f"{name} {'rises' if difference > 0 else 'falls'} to {reached} ({size})"
 
 
 def state(run: Run) -> str:

@@ -14,8 +14,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 
 from g2d_jax import processes
 from g2d_jax.records import Score, Verdict
@@ -23,34 +22,10 @@ from g2d_jax.rewards.child import Child, WorkerDied, WorkerOverdue
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.rewards.verify import quick_verdict
 
-REWARDS: Mapping[Verdict, float | None] = MappingProxyType(
-    {
-        Verdict.CORRECT: 1.0,
-        Verdict.INCORRECT: 0.0,
-        Verdict.NO_ANSWER: 0.0,
-        Verdict.TIMEOUT: 0.0,
-        Verdict.UNSCORABLE: None,
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """Counts since the pool was made.
-
-    verdicts: scores given, by verdict; graded: answers that went to a worker (the others were decided or known here);
-    stopped: why workers gave up, by "cpu", "memory", "crash", "wall"; cpu_seconds: spent by workers on answers.
-    peak_mb: the most memory (resident, MiB) that a process had when it graded an answer; 0 before the first.
-    unconfined: why workers run without a sandbox (sandbox.py), for the user to be told; "" where they have one, and
-    before the first has started.
-    """
-
-    verdicts: Mapping[Verdict, int]
-    graded: int
-    stopped: Mapping[str, int]
-    cpu_seconds: float
-    peak_mb: float
-    unconfined: str
+REWARDS: Mapping[Verdict, float | None] = {
+    **{Verdict.CORRECT: 1.0, Verdict.INCORRECT: 0.0, Verdict.NO_ANSWER: 0.0, Verdict.TIMEOUT: 0.0},
+    Verdict.UNSCORABLE: None,
+}
 
 
 Begun = tuple[str | None, Verdict | Future[Verdict]]
@@ -63,6 +38,10 @@ class VerifierPool:
     workers: processes, at most so many answers are graded at a time. cpu_seconds, memory_mb: limits per answer.
     wall_seconds: backstop for a worker that neither works nor answers, far above cpu_seconds since the machine may be
     busy. max_answer_chars: longer answers are INCORRECT unless short against four times the gold.
+    Counts since it was made: verdicts given; answers `graded` by a worker (the others were decided or known here);
+    `stopped`, why workers gave up, by "cpu", "memory", "crash", "wall"; `cpu_seconds` of workers on answers; `peak_mb`,
+    the most memory (resident, MiB) of a process that graded. unconfined: why workers run without a sandbox
+    (sandbox.py), "" where they have one, and before the first has started.
     Verdicts are a function of (gold, answer) but for answers near the CPU limit: journal them before use.
     """
 
@@ -92,12 +71,12 @@ class VerifierPool:
         self._running: set[Child] = set()
         self._closed = False
         self._verdicts: OrderedDict[tuple[str, str], Future[Verdict]] = OrderedDict()
-        self._counts: Counter[Verdict] = Counter()
-        self._stopped: Counter[str] = Counter()
-        self._graded = 0
-        self._cpu_seconds = 0.0
-        self._peak_mb = 0.0
-        self._unconfined = ""
+        self.verdicts: Counter[Verdict] = Counter()
+        self.stopped: Counter[str] = Counter()
+        self.graded = 0
+        self.cpu_seconds = 0.0
+        self.peak_mb = 0.0
+        self.unconfined = ""
 
     def __enter__(self) -> VerifierPool:
         return self
@@ -130,7 +109,7 @@ class VerifierPool:
         except CancelledError as error:
             raise RuntimeError("the verifier pool was closed while it was scoring") from error
         with self._lock:
-            self._counts.update(verdicts)
+            self.verdicts.update(verdicts)
         return [
             Score(reward=REWARDS[verdict], verdict=verdict, answer=answer)
             for verdict, answer in zip(verdicts, answers, strict=True)
@@ -140,13 +119,6 @@ class VerifierPool:
         """Let the workers start in the background, which takes them seconds, before the first answer needs one."""
         for _ in range(self._workers):
             self._executor.submit(self._start)
-
-    def stats(self) -> PoolStats:
-        """A snapshot of the counts so far."""
-        with self._lock:
-            counts = {verdict: self._counts[verdict] for verdict in Verdict}
-            used = (self._cpu_seconds, self._peak_mb)
-            return PoolStats(counts, self._graded, dict(self._stopped), *used, self._unconfined)
 
     def close(self) -> None:
         """End all workers, also those at work. Waits until they are gone; safe to call twice."""
@@ -183,7 +155,7 @@ class VerifierPool:
                 self._verdicts.move_to_end(key)
                 return future
             future = self._verdicts[key] = self._executor.submit(self._grade, *key)
-            self._graded += 1
+            self.graded += 1
             while len(self._verdicts) > self._cache_size:
                 self._verdicts.popitem(last=False)
             return future
@@ -204,18 +176,18 @@ class VerifierPool:
             else:
                 self._give_back(child)
                 with self._lock:
-                    self._peak_mb = max(self._peak_mb, reply["peak_mb"])
+                    self.peak_mb = max(self.peak_mb, reply["peak_mb"])
                 if reply["stopped"] is None:
                     with self._lock:
-                        self._cpu_seconds += reply["cpu_seconds"]
+                        self.cpu_seconds += reply["cpu_seconds"]
                     return Verdict(reply["verdict"])
                 return self._stop_reason(reply["stopped"], reply["cpu_seconds"])
         return self._stop_reason("crash", 0.0)
 
     def _stop_reason(self, reason: str, cpu_seconds: float) -> Verdict:
         with self._lock:
-            self._stopped[reason] += 1
-            self._cpu_seconds += cpu_seconds
+            self.stopped[reason] += 1
+            self.cpu_seconds += cpu_seconds
         return Verdict.TIMEOUT
 
     def _take(self) -> Child:
@@ -230,7 +202,7 @@ class VerifierPool:
     def _start_child(self) -> Child:
         child = Child(*self._limits)  # seconds: not under the lock
         with self._lock:
-            self._unconfined = child.unconfined
+            self.unconfined = child.unconfined
             if not self._closed:
                 self._running.add(child)
                 return child

@@ -96,16 +96,11 @@ def check(stage: ConfigDict, stages: ConfigDict) -> None:
     _check_selection(stage, stages)
     if not 0 <= stage.min_pass_rate <= stage.max_pass_rate <= 1:
         raise ValueError(f"the pass rates {stage.min_pass_rate} to {stage.max_pass_rate} are no window within 0 to 1")
-    for name in ("prompts", "part", "num_generations", "pairs_per_prompt"):
-        if stage[name] < 1:
-            raise ValueError(f"{name} must be at least 1, got {stage[name]}")
 
 
 def _check_selection(stage: ConfigDict, stages: ConfigDict) -> None:
     if stage.select not in get_args(Select):
         raise ValueError(f"select is {stage.select!r}; choose one of {', '.join(get_args(Select))}")
-    if stage.max_pairs is not None and stage.max_pairs < 1:
-        raise ValueError(f"max_pairs must be at least 1, or unset for all pairs, got {stage.max_pairs}")
     if stage.select in ("all", "random"):
         return
     if stage.max_pairs is None:

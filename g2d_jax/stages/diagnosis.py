@@ -69,8 +69,7 @@ def gradient_signal(
         used = sum(batch.used for batch in packed)
         tally.trained += used
         tally.flops += train_flops(context.model_config, used, sum(batch.attended for batch in packed))
-        found = informativeness.gradient_signal(*norms, batches=len(batches), pairs_per_batch=len(batches[0]))
-    signal = {key: float(value) for key, value in dataclasses.asdict(found).items()}
+        signal = informativeness.gradient_signal(*norms, batches=len(batches), pairs_per_batch=len(batches[0]))
     processes.once(lambda: storage.write_json(file, {"signal": signal, "tally": dataclasses.asdict(tally)}))
     return signal, tally
 

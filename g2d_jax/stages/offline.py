@@ -174,8 +174,6 @@ def check(stage: ConfigDict, stages: ConfigDict) -> None:
         known = ", ".join(name for name, other in stages.items() if other.kind == "collect") or "none"
         raise ValueError(f"preferences is {stage.preferences!r}: no path that exists, nor a collect stage ({known})")
     check_dpo(loss_type=stage.loss_type, beta=stage.beta, label_smoothing=stage.label_smoothing)
-    if stage.epochs < 1 or stage.batch_size < 1:
-        raise ValueError(f"epochs and batch_size must be at least 1, got {stage.epochs} and {stage.batch_size}")
     dynamics.check(stage)
     if stage.signal_pairs < 0 or stage.signal_pairs == 1:
         raise ValueError(f"signal_pairs must be at least 2, or 0 for no measure of it, got {stage.signal_pairs}")

@@ -149,7 +149,7 @@ class Scorers:
 
     def news(self) -> list[str]:
         """What the user should know of this process's verifiers and was not told yet."""
-        found = {pool.stats().unconfined for pool in self._pools} - {"", *self._told}
+        found = {pool.unconfined for pool in self._pools} - {"", *self._told}
         self._told |= found
         return [f"warning: verifiers run without a sandbox here ({why}); see SECURITY.md" for why in sorted(found)]
 
@@ -159,7 +159,7 @@ class Scorers:
         self._elsewhere = sum(processes.gather(own)) - own
 
     def _own_seconds(self) -> float:
-        return sum(pool.stats().cpu_seconds for pool in self._pools)
+        return sum(pool.cpu_seconds for pool in self._pools)
 
     def close(self) -> None:
         """End the verifiers' processes and the judges' connections."""

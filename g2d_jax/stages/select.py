@@ -68,8 +68,6 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
 
 def check(stage: ConfigDict, stages: ConfigDict) -> None:
     """Raise ValueError for settings that cannot work, before any work."""
-    if stage.num_generations < 1:
-        raise ValueError(f"num_generations must be at least 1, got {stage.num_generations}")
     source = stages.get(stage.policy)
     if source is None or source.kind not in TRAINING:
         raise ValueError(

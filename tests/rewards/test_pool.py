@@ -74,7 +74,7 @@ def test_a_hundred_bombs_leave_the_next_answer_unharmed() -> None:
         workers = sorted(worker_pids(pool))
         assert verdicts(pool.score(["x+1"], [r"\boxed{1+x}"])) == [Verdict.CORRECT]
         assert sorted(worker_pids(pool)) == workers  # no worker had to be started again
-        stats = pool.stats()
+        stats = pool
     assert stats.stopped == {"cpu": 100}
     assert stats.graded == 101
     assert stats.verdicts[Verdict.TIMEOUT] == 100
@@ -109,7 +109,7 @@ def test_every_verdict_arrives_among_bombs() -> None:
     random.Random(0).shuffle(mixed)
     with VerifierPool(workers=2, cpu_seconds=0.5, memory_mb=1024) as pool:
         scores = pool.score([gold for gold, _, _ in mixed], [text for _, text, _ in mixed])
-        stats = pool.stats()
+        stats = pool
     assert len(hostile) == 20 and len(scores) == 400 == sum(stats.verdicts.values())
     right = [(score.verdict is Verdict.CORRECT) == known for score, (*_, known) in zip(scores, mixed, strict=True)]
     assert [case for case, known in zip(mixed, right, strict=True) if not known] == []
@@ -123,15 +123,15 @@ def test_identical_pairs_are_graded_once() -> None:
     with VerifierPool(workers=2) as pool:
         assert verdicts(pool.score(["x+2"] * 20, [r"\boxed{2+x}"] * 20)) == [Verdict.CORRECT] * 20
         pool.score(["x+2"], [r"\boxed{2+x}"])
-        assert pool.stats().graded == 1
-        assert pool.stats().verdicts[Verdict.CORRECT] == 21
+        assert pool.graded == 1
+        assert pool.verdicts[Verdict.CORRECT] == 21
 
 
 def test_nothing_starts_for_answers_that_are_decided_here() -> None:
     with VerifierPool(workers=1) as pool:
         pool.score(["5", "0.5", None, "5"], [r"\boxed{5}", r"\boxed{1/2}", "5", ""])
         assert worker_pids(pool) == []
-        assert pool.stats().graded == 0
+        assert pool.graded == 0
 
 
 def test_workers_that_were_started_grade_the_first_answer() -> None:
@@ -146,7 +146,7 @@ def test_workers_that_were_started_grade_the_first_answer() -> None:
 def test_out_of_memory_is_a_timeout_of_its_own_kind() -> None:
     with VerifierPool(workers=1, cpu_seconds=20.0, memory_mb=512) as pool:
         assert verdicts(pool.score(["y"], [r"\boxed{2^{2^{35}}}"])) == [Verdict.TIMEOUT]
-        assert pool.stats().stopped == {"memory": 1}
+        assert pool.stopped == {"memory": 1}
         assert verdicts(pool.score(["x+1"], [r"\boxed{1+x}"])) == [Verdict.CORRECT]
 
 
@@ -171,7 +171,7 @@ def test_a_worker_that_does_not_answer_is_given_up() -> None:
         (pid,) = worker_pids(pool)
         os.kill(pid, signal.SIGSTOP)
         assert verdicts(pool.score(["x+3"], [r"\boxed{3+x}"])) == [Verdict.TIMEOUT]
-        assert pool.stats().stopped == {"wall": 1}
+        assert pool.stopped == {"wall": 1}
         assert not alive(pid)
 
 

@@ -10,10 +10,9 @@ from etils import epath
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
-from g2d_jax import accounting, pipeline, policies, storage
+from g2d_jax import accounting, pipeline, policies
 from g2d_jax import config as settings
 from g2d_jax.canonical import from_dict, to_dict
-from g2d_jax.dryrun import disk_need
 from g2d_jax.records import ScoredRollout, Verdict
 from g2d_jax.stages.context import Context, StopRun, check_elsewhere
 from g2d_jax.stages.held_out import mean_quotient
@@ -238,10 +237,3 @@ def test_a_selection_on_a_schedule_with_an_end_has_its_own_trajectory(config: Co
     made = build(points(config.lock()))
     assert len([node for node in made.nodes.values() if node.name == "train"]) == 2
     assert {tuple(node.config.stages.best.steps) for node in made.nodes.values() if node.name == "best"} == {()}
-
-
-def test_what_a_selection_needs_on_disk(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    config.stages.best.num_generations = 1000
-    context = opened(config, tmp_path, None)
-    assert disk_need(context, "best") == 3_072_000  # 3 checkpoints x 8 problems x 1000 x 8 tokens x 16 bytes
-    assert storage.finished(tmp_path) is None

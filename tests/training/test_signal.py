@@ -111,8 +111,8 @@ def test_eight_devices_equal_one(model, one_device, shape):
 def test_identical_batches_have_no_noise(model):
     mean, own = norms(model, ONE, [make_batches()[0]] * BATCHES)
     found = gradient_signal(mean, own, BATCHES, PAIRS)
-    assert found.noise <= 2e-3 * found.signal  # a square root of rounding
-    assert found.signal == pytest.approx(own**0.5, rel=1e-5)
+    assert found["noise"] <= 2e-3 * found["signal"]  # a square root of rounding
+    assert found["signal"] == pytest.approx(own**0.5, rel=1e-5)
 
 
 def test_opposite_batches_have_no_signal(model):
@@ -126,7 +126,7 @@ def test_opposite_batches_have_no_signal(model):
 
     mean, own = gradient_norms(at_zero_margin, model, packed(ONE, [batch, swapped]), ONE)
     assert own > 0 and mean <= 1e-10 * own
-    assert gradient_signal(mean, own, 2, PAIRS).signal == 0.0
+    assert gradient_signal(mean, own, 2, PAIRS)["signal"] == 0.0
 
 
 def _unreferenced(response: Response) -> Response:
