@@ -93,31 +93,11 @@ def _row(stage: ConfigDict, name: str, step: int | None, manifest: Mapping[str, 
 
 
 def _did(stage: ConfigDict, manifest: Mapping[str, Any]) -> str:
-    """A stage in one line: its settings, and what its manifest counts."""
-    counts = manifest.get("counts", {})
-    steps = _many(counts.get("steps", stage.get("steps")), "step")
-    rate = f", learning rate {stage.optimizer.learning_rate:g}" if "optimizer" in stage else ""
-    if stage.kind == "sft":
-        return f"supervised fine-tuning from {stage.policy}: {steps} of {_many(stage.batch_size, 'example')}{rate}"
-    if stage.kind == "online":
-        sync = f"every {_many(stage.sync_every, 'update')}" if stage.sync_every else "never"
-        drawn = f"{_many(stage.prompts_per_step, 'prompt')} x {_many(stage.num_generations, 'response')}"
-        return f"online {stage.loss} from {stage.policy}: {steps} of {drawn}, sampling policy refreshed {sync}{rate}"
-    if stage.kind == "collect":
-        pairs, rollouts = (counts.get(key) for key in ("pairs", "rollouts"))
-        return (
-            f"{_many(pairs, 'preference pair')} from {_many(rollouts, 'rollout')} of {stage.policy} ({stage.rollouts})"
-        )
-    if stage.kind == "offline":
-        seen = f"{_many(counts.get('pairs'), 'pair')} of {stage.preferences}, {_many(stage.epochs, 'epoch')}"
-        return f"DPO from {stage.policy}: {steps} of {stage.batch_size}, {seen}, beta {stage.beta:g}{rate}"
-    chosen = manifest.get("result", {}).get("policy", "?")
-    return f"chose {chosen} among the checkpoints of {stage.policy}, on dev"
-
-
-def _many(number: Any, noun: str) -> str:
-    """A number with its noun; "?" where a stage's manifest does not tell."""
-    return f"{'?' if number is None else number} {noun}{'' if number == 1 else 's'}"
+    """A stage in one line: what it is, the policy it begins with, what its manifest counts, its learning rate."""
+    counted = [f"{name.replace('_', ' ')} {number}" for name, number in manifest.get("counts", {}).items()]
+    rate = [f"learning rate {stage.optimizer.learning_rate:g}"] if "optimizer" in stage else []
+    kind = f"{stage.kind} {stage.loss}" if "loss" in stage else stage.kind
+    return f"{kind} from {stage.policy}: {', '.join([*counted, *rate])}"
 
 
 def _data(config: ConfigDict) -> str:

@@ -24,7 +24,7 @@ from g2d_jax.tracking import Tracker
 from g2d_jax.training.staging import check_processes
 from g2d_jax.workdir import absolute, check_claim
 
-SHOWN = 2  # problems, and examples, that are written out
+SHOWN = 2  # problems that are written out
 _NOT_TRIED = {"model": "a reward model is loaded by the run alone", "judge": "a judge is asked by the run alone"}
 
 
@@ -51,9 +51,6 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
             for problem in _shown(context):
                 _show_problem(context, problem)
             _try_rewards(context)
-            for name in order.order:
-                if config.stages[name].kind == "sft":
-                    _show_examples(context, name)
 
 
 def _show_settings(context: Context, named: ConfigDict) -> None:
@@ -161,15 +158,3 @@ def _try_reward(context: Context, task: str, problems: Sequence[Problem]) -> Non
             f"warning: the reference answer of {' and '.join(alike)} gets no more, in \\boxed{{}}, than a wrong one: "
             "look at it as it was parsed, and at how the reward reads responses"
         )
-
-
-def _show_examples(context: Context, name: str) -> None:
-    """The size of an SFT stage's first batch, and its first examples as the model reads them."""
-    stage = context.config.stages[name]
-    examples, _ = sft.examples(context, name, stage)
-    batch = sft.batch(examples[: stage.batch_size])
-    packed = context.pack(batch, sft.row_length(context, stage, examples), stage.batch_size)
-    shape = "x".join(map(str, packed.arrays["tokens"].shape))
-    context.tracker.say(f"first batch of {name}: {shape} tokens, {packed.used} of them used; its first examples:")
-    rows = [[context.tokenizer.decode_raw(ids) for ids in example] for example in examples[:SHOWN]]
-    context.tracker.table("", ["prompt", "completion, which is trained on"], rows)

@@ -40,12 +40,9 @@ def read(path: storage.PathLike, start: int, length: int) -> np.ndarray:
 
 
 def _read_local(path: storage.PathLike, start: int, found: np.ndarray) -> int:
-    there, rest = 0, found.data
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb") as file:
         file.seek(start)
-        while got := file.readinto(rest[there:]):  # at most 2 GiB each
-            there += got
-    return there
+        return file.readinto(found.data)
 
 
 def _read_remote(path: storage.PathLike, start: int, found: np.ndarray) -> int:

@@ -185,7 +185,6 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     answers = re.findall(r"a prompt of \d+ tokens:\n  \| [-+*\d]+=\?\n  reference answer: (-?\d+)\n", shown)
     assert len(answers) == 2 and all(f"| right | \\boxed{{{answer}}}" in shown for answer in answers)
     assert "gets no more, in \\boxed{}, than a wrong one" in shown  # tiny.py's reward is no verifier
-    assert "first batch of sft: " in shown and re.search(r"\| \S+;\\boxed{-?\d+}<eos> ", shown)
     assert len(shown.splitlines()) < 100 and list(tmp_path.iterdir()) == []
     assert cli.main(["run", "--config", TINY, "--dry-run", "--config.reward.function=verify"]) == 0
     shown = capsys.readouterr().out
@@ -561,13 +560,10 @@ def check_card(card: str) -> None:
     made = card.partition("## How it was made")[2].partition("\n## ")[0]
     did = {name.strip(): what.strip() for _, name, what, *_ in (line.split("|") for line in made.split("\n")[4:-1])}
     assert list(did) == ["sft", "warmup", "collect", "dpo"]
-    assert did["sft"] == "supervised fine-tuning from init: 6 steps of 8 examples, learning rate 0.003"
-    assert did["warmup"] == (
-        "online grpo from sft: 3 steps of 4 prompts x 4 responses, sampling policy refreshed every 1 update, "
-        "learning rate 0.001"
-    )
-    assert did["collect"].endswith("preference pairs from 32 rollouts of warmup (sample)")
-    assert did["dpo"].startswith("DPO from warmup: ") and did["dpo"].endswith("beta 0.1, learning rate 0.001")
+    assert did["sft"].startswith("sft from init: examples ") and did["sft"].endswith("learning rate 0.003")
+    assert did["warmup"].startswith("online grpo from sft: steps 3, ") and "learning rate 0.001" in did["warmup"]
+    assert did["collect"].startswith("collect from warmup: ") and "rollouts 32" in did["collect"]
+    assert did["dpo"].startswith("offline from warmup: pairs ") and did["dpo"].endswith("learning rate 0.001")
     for heading in ("How it was made", "Data", "Results: ", "Use", "Licence", "Settings"):
         assert f"\n## {heading}" in card, heading
 

@@ -10,7 +10,7 @@ results.py    the result section        sections.py   compute, training, pairs, 
 training.py   what training did: updates, prompts, generation
 informativeness.py   measures of rollouts by policy, of pairs before and after an offline stage
 browser.py    rollouts and pairs to look through    listing.py   a list with filters    tokens.py   coloured tokens
-style.py      the page's style sheet               script.py    its only script
+style.css     the page's style sheet               filter.js    its only script
 page.py       a page and Markdown of sections      spreadsheet.py   report.csv
 run_page.py   the sections of a run
 study.py      a study read from its directory: study_entry.py (a point), study_compare.py (points beside each other),

@@ -45,16 +45,6 @@ class Panel:
     series: Sequence[Series]
 
 
-@dataclass(frozen=True)
-class _Line:
-    """What is drawn of a series. low, high: the band's edges, None where every point is drawn."""
-
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
-    low: NDArray[np.float64] | None
-    high: NDArray[np.float64] | None
-
-
 def line_chart(title: str, panels: Sequence[Panel]) -> str:
     """Lines over steps, a mark and a name for each panel if there are several.
 
@@ -147,12 +137,13 @@ def _panel_lines(
 
 
 def _draw(series: Series, css: str, across: Callable[[float], float], up: Callable[[float], float]) -> Iterator[str]:
-    line = _thin(series)
-    points = [(across(x), up(y)) if math.isfinite(y) else None for x, y in zip(line.x, line.y, strict=True)]
-    if line.low is not None and line.high is not None:
-        there = np.isfinite(line.low)
-        upper = [f"{across(x):.1f},{up(y):.1f}" for x, y in zip(line.x[there], line.high[there], strict=True)]
-        lower = [f"{across(x):.1f},{up(y):.1f}" for x, y in zip(line.x[there], line.low[there], strict=True)]
+    xs, ys, *band = _thin(series)
+    points = [(across(x), up(y)) if math.isfinite(y) else None for x, y in zip(xs, ys, strict=True)]
+    if band:
+        there = np.isfinite(band[0])
+        lower, upper = (
+            [f"{across(x):.1f},{up(y):.1f}" for x, y in zip(xs[there], edge[there], strict=True)] for edge in band
+        )
         yield f'<polygon class="band {css}" points="{" ".join(upper + lower[::-1])}"/>'
     path = ""
     for before, point in zip([None, *points], points, strict=False):
@@ -160,21 +151,22 @@ def _draw(series: Series, css: str, across: Callable[[float], float], up: Callab
     yield f'<path class="line {css}" d="{path}"><title>{shown(series.name)}</title></path>'
     if len(points) <= MAX_POINTS:
         mark = f'class="dot {css}" r="2"' if len(points) <= 30 else 'class="hidden" r="4"'
-        for x, y, point in zip(line.x, line.y, points, strict=True):
+        for x, y, point in zip(xs, ys, points, strict=True):
             if point is not None:
                 tip = shown(f"{series.name} at {fmt.value(x)}: {fmt.value(y)}")
                 place = f'cx="{point[0]:.1f}" cy="{point[1]:.1f}"'
                 yield f"<circle {mark} {place}><title>{tip}</title></circle>"
 
 
-def _thin(series: Series) -> _Line:
+def _thin(series: Series) -> Sequence[NDArray[np.float64]]:
+    """What is drawn of a series: x, y, and where points are averaged their smallest and largest value."""
     x, y = np.asarray(series.x, np.float64), np.asarray(series.y, np.float64)
     y = np.where([_drawable(one) for one in y], y, np.nan)
     if len(x) < 2 * MAX_POINTS:
-        return _Line(x, y, None, None)
+        return x, y
     parts = [(xs, ys[~np.isnan(ys)]) for xs, ys in zip(*(np.array_split(a, MAX_POINTS) for a in (x, y)), strict=True)]
     columns = [(xs.mean(), *((ys.mean(), ys.min(), ys.max()) if len(ys) else (np.nan,) * 3)) for xs, ys in parts]
-    return _Line(*np.array(columns).T)
+    return list(np.array(columns).T)
 
 
 def _drawable(value: float) -> bool:

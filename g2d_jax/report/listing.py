@@ -1,4 +1,4 @@
-"""A list of problems that unfold into completions, with filters by verdict, policy and prompt: markup for script.py.
+"""A list of problems that unfold into completions, with filters by verdict, policy and prompt: markup for filter.js.
 
     listing ─ row (one problem: data-row, its prompt data-prompt)
                 └ cell (one policy: data-policy, a number) ─ sample (data-verdict)

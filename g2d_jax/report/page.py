@@ -1,7 +1,7 @@
 """A report as sections, and as the two files made of them: a page, and Markdown without what only a page can show.
 
 The page is one file without requests, to be opened anywhere and sent to anyone. Its only script filters what is on it
-(script.py); the Content-Security-Policy allows its bytes and no others.
+(filter.js); the Content-Security-Policy allows its bytes and no others.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from etils import epath
 
 from g2d_jax.report import markup
-from g2d_jax.report.script import SCRIPT
-from g2d_jax.report.style import STYLE
 from g2d_jax.report.table import Text, markdown_table, one_line
 from g2d_jax.storage import write_bytes
+
+STYLE, SCRIPT = (Path(__file__).with_name(name).read_text("utf-8") for name in ("style.css", "filter.js"))
 
 
 class Note(NamedTuple):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from etils import epath
 
-from g2d_jax.records import Preference, ScoredRollout
-from g2d_jax.storage import PathLike, fingerprint, finished, read_json
-from g2d_jax.tables import read_columns, read_preferences, read_rollouts
+from g2d_jax.records import Preference
+from g2d_jax.storage import PathLike, finished, read_json
+from g2d_jax.tables import read_columns, read_preferences
 from g2d_jax.tracking import read_metrics
 from g2d_jax.workdir import no_run, stage_folders
 
@@ -32,19 +31,11 @@ class Stage:
         except FileNotFoundError:
             return []
 
-    def rollouts(self, policy: str) -> list[ScoredRollout]:
-        """The completions of a policy in an evaluate stage, [] if none are written; raises as `preferences`."""
-        file = self.rollouts_file(policy)
-        return read_rollouts(file) if file else []
-
     def rollouts_file(self, policy: str) -> epath.Path | None:
-        """Where an evaluate stage has a policy's completions: as its manifest says, else by name; None if nowhere."""
+        """Where a finished evaluate stage has a policy's completions; None if they are gone."""
         entries = (self.manifest or {}).get("result", {}).get("policies", ())
-        named = next((entry.get("rollouts") for entry in entries if entry.get("name") == policy), None)
-        stem = re.sub(r"[^\w@.-]", "_", policy)
-        stem += "" if stem == policy else f"-{fingerprint(policy)[:8]}"
-        file = self.folder / str(named or f"rollouts/{stem}.parquet")
-        return file if file.exists() else None
+        named = next((entry["rollouts"] for entry in entries if entry["name"] == policy), "")
+        return file if named and (file := self.folder / str(named)).exists() else None
 
     def parts(self) -> list[epath.Path]:
         """The files with a stage's completions, in order."""

@@ -6,17 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from g2d_jax.report import format as fmt
-from g2d_jax.report.page import Note, Part, Section
+from g2d_jax.report.page import Note, Section
 from g2d_jax.report.study import Row, Study, described
 from g2d_jax.report.study_cause import mean
 from g2d_jax.report.study_compare import difference
-from g2d_jax.report.study_tables import accuracy_of, caution, pairs_of, points_interval, prompts_of, steps_of
+from g2d_jax.report.study_tables import accuracy_of, caution, pairs_of, points_interval, steps_of
 from g2d_jax.report.table import Text, known
 
 MEASURES = ("mixed %", "pass rate %", "entropy", "gap before, nats", "implicit margin")
 """Of study_cause.MEASURES, those beside the accuracies."""
-OF_THE_DRAWS = ("entropy", "ECE", "confidence %")
-"""Of study_cause.MEASURES, those of the distribution drawn from: after temperature and filters."""
 
 
 class Setting(NamedTuple):
@@ -32,11 +30,10 @@ class Setting(NamedTuple):
 
 
 def section(study: Study) -> Section:
-    """A table for each arm, with a note where it leaves measures out."""
-    parts: list[Part] = []
-    for name, settings in arms(study):
-        parts += [table(name, settings), *map(Note, filter(None, [note(settings)]))]
-    return Section("settings-compared", "Settings compared", [Note(caution(study)), *parts] if parts else [])
+    """A table for each arm."""
+    found = [table(name, settings) for name, settings in arms(study)]
+    note = f"{caution(study)}. Entropy is of the distribution drawn from: between temperatures it does not compare."
+    return Section("settings-compared", "Settings compared", [Note(note), *found] if found else [])
 
 
 def arms(study: Study) -> Iterator[tuple[str, list[Setting]]]:
@@ -55,31 +52,15 @@ def arms(study: Study) -> Iterator[tuple[str, list[Setting]]]:
                 yield arm if steps is None else f"{arm}, K = {steps}", settings
 
 
-def drawn_alike(settings: Sequence[Setting]) -> bool:
-    """Whether all rollouts were drawn at the same temperature, top_p and top_k."""
-    return len({entry.drawn for setting in settings for entry in setting.row.entries}) == 1
-
-
-def note(settings: Sequence[Setting]) -> str:
-    """What cannot be compared, "" if all can."""
-    if drawn_alike(settings):
-        return ""
-    return (
-        "Rollouts were drawn at different temperatures or with different filters: their token entropy, ECE and "
-        "confidence are of different distributions, not comparable, and left out."
-    )
-
-
 def table(name: str, settings: Sequence[Setting]) -> Text:
     """Title, columns and rows: accuracy, paired difference to the first setting, pairs and what they could teach."""
     first, base = settings[0].words, settings[0].row
-    measures = [measure for measure in MEASURES if drawn_alike(settings) or measure not in OF_THE_DRAWS]
     lines = [
         {
             **{"setting": setting.words, "K": steps_of(row), **accuracy_of(row)},
             f"over {first}": "reference" if row is base else points_interval(difference(row, base)),
-            **{"pairs": pairs_of(row), "prompts with pairs": prompts_of(row)},
-            **{measure: mean(row, measure) for measure in (*measures, "length")},
+            "pairs": pairs_of(row),
+            **{measure: mean(row, measure) for measure in (*MEASURES, "length")},
             **{"offline gain": points_interval(row.offline_gain), "FLOPs": fmt.quantity(row.cost("flops"))},
         }
         for setting in settings

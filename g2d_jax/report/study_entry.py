@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,32 +40,12 @@ class Files:
     """What was read of a study's files, each of them once: points share stages, evaluations share answers."""
 
     def __init__(self) -> None:
-        self._manifests: dict[epath.Path, dict[str, Any] | None] = {}
-        self._answers: dict[epath.Path, Answers] = {}
-        self._prompts: dict[epath.Path, float] = {}
-
-    def manifest(self, folder: epath.Path) -> dict[str, Any] | None:
-        """A stage's manifest, None if the stage is not finished."""
-        if folder not in self._manifests:
-            self._manifests[folder] = finished(folder)
-        return self._manifests[folder]
-
-    def answers(self, folder: epath.Path, file: epath.Path) -> Answers:
-        """The answers in a file of rollouts, in the order of the problems.json in the folder of an evaluation."""
-        if file not in self._answers:
-            self._answers[file] = _answers(folder, file)
-        return self._answers[file]
-
-    def prompts(self, folder: epath.Path) -> float:
-        """How many prompts the pairs of a collect stage come from, NaN if it did not write that."""
-        if folder not in self._prompts:
-            file = folder / "informativeness" / "prompts.parquet"
-            pairs = np.asarray(read_columns(file, ("pairs",))["pairs"]) if file.exists() else None
-            self._prompts[folder] = float("nan") if pairs is None else float((pairs > 0).sum())
-        return self._prompts[folder]
+        self.manifest = functools.cache(finished)
+        self.answers = functools.cache(_answers)
 
 
 def _answers(folder: epath.Path, file: epath.Path) -> Answers:
+    """The answers in a file of rollouts, in the order of the problems.json in the folder of an evaluation."""
     order = {str(row["id"]): i for i, row in enumerate(read_json(folder / "problems.json"))}
     rows = read_columns(file, ("problem_id", "verdict"))
     if unknown := {str(name) for name in rows["problem_id"]} - order.keys():
@@ -201,23 +182,6 @@ class Entry:
         """ "" for a policy that is not trained on a stage's pairs."""
         name = str(self.config["stages"].get(self.chain[self.made].partition("@")[0], {}).get("preferences", ""))
         return name if name in self.folders else ""
-
-    @property
-    def pair_prompts(self) -> float:
-        """How many prompts the pairs come from, NaN where it is not known."""
-        return self.files.prompts(self.folders[self._pairs_stage]) if self._pairs_stage else float("nan")
-
-    @property
-    def drawn(self) -> tuple[Any, ...]:
-        """The settings that shape the distribution that the rollouts behind the pairs were drawn from, () without."""
-        stages = self.config["stages"]
-        stage = stages.get(self._pairs_stage, {})
-        for _ in stages:  # to the one that drew them, not the one that they are lent to; no config makes this endless
-            stage = stages.get(stage.get("rollouts", ""), stage)
-        if stage.get("rollouts") == "archive":
-            stage = stages.get(stage["policy"].partition("@")[0], {})
-        sampling = stage.get("sampling", {})
-        return tuple(sampling[name] for name in ("temperature", "top_p", "top_k") if name in sampling)
 
     @property
     def trained(self) -> Mapping[str, Any]:

@@ -86,11 +86,6 @@ def pairs_of(row: Row) -> str:
     return fmt.count(float(np.mean(row.by_seed("collect", "counts", "pairs"))))
 
 
-def prompts_of(row: Row) -> str:
-    """The mean number of prompts that the pairs come from."""
-    return fmt.count(float(np.mean([entry.pair_prompts for entry in row.entries])))
-
-
 def headline(study: Study) -> Text:
     """Title, columns and rows: every K of every group that ends offline, and last, for each, the K chosen on dev."""
     lines = [_line(study, group, row, point_name(study, group, row)) for group in study.offline for row in group.rows]

@@ -50,16 +50,9 @@ def _updates(stage: Stage, section: Mapping[str, Any]) -> dict[str, str]:
     row = {
         "loss": str(section.get("loss", fmt.UNKNOWN)),
         "s": "∞" if every == 0 else fmt.count(every),
-        "reference sync": _reference(section),
         **{COUNTED[name]: text for name, text in counted.items()},
     }
     return {"stage": stage.name, **row}
-
-
-def _reference(section: Mapping[str, Any]) -> str:
-    """Whether the reference follows the sampling policy; GRPO has one only in its KL term."""
-    synced, none = section.get("reference_sync"), section.get("loss") == "grpo" and not section.get("beta")
-    return fmt.UNKNOWN if none or not isinstance(synced, bool) else "yes" if synced else "no"
 
 
 def _generation(stage: Stage) -> dict[str, str]:

@@ -13,7 +13,7 @@ from g2d_jax.data.arithmetic import SLIPS
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.report import write_all
-from g2d_jax.report.script import SCRIPT
+from g2d_jax.report.page import SCRIPT
 from g2d_jax.stats import accuracy, by_subset, paired, pass_at
 from g2d_jax.storage import finish, write_json
 from g2d_jax.tables import write_columns, write_preferences, write_rollouts
@@ -256,6 +256,7 @@ def _policy(name: str, label: str, right: np.ndarray, rows: list[ScoredRollout],
     verdicts = [row.score.verdict.value for row in rows]
     return {
         "name": name,
+        "rollouts": f"rollouts/{name}.parquet",
         "label": label,
         **{key: measured[key] for key in ("mean", "std_runs", "sem", "sem_clustered")},
         "pass_at": {str(k): pass_at(right, k) for k in (1, 2, 4) if k <= right.shape[1]},

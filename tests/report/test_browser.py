@@ -12,8 +12,7 @@ import pytest
 from g2d_jax.records import Preference, Verdict
 from g2d_jax.report.browser import PROBLEMS, first_problems
 from g2d_jax.report.listing import BUDGET, Row, cell, listing, sample
-from g2d_jax.report.page import Report, Section, html
-from g2d_jax.report.script import SCRIPT
+from g2d_jax.report.page import SCRIPT, Report, Section, html
 from g2d_jax.storage import read_json, write_json
 from g2d_jax.tables import write_preferences, write_rollouts
 

@@ -338,7 +338,7 @@ def test_the_page_is_one_safe_file(three, page_parser):
     text = " ".join(" ".join(page.text).split())
     for words in (
         "A: one · B: other",
-        "Elo over the common problems",
+        "Elo ratings over the common problems",
         "Where the runs differ most",
         "p0 = ?",
         "B: all settings as those",
@@ -355,7 +355,8 @@ def test_hostile_names_and_completions_stay_text(tmp_path, page_parser, hostile)
     manifest["result"] |= {"policies": [entry], "split": evil, "sampling": {**SAMPLING, "temperature": evil}}
     write_json(other / "09-evaluate" / "manifest.json", manifest)
     write_rollouts(other / "09-evaluate/rollouts/0.parquet", answers(evil, OTHER, text=hostile))
-    write_json(other / "config.json", {"config": {"name": evil, "seed": evil, "stages": {}, evil: evil}})
+    stages = {entry["name"]: {"kind": "sft", "policy": "init"}}
+    write_json(other / "config.json", {"config": {"name": evil, "seed": evil, "stages": stages, evil: evil}})
     comparison = read_comparison([one, other])
     source = html(compare_page.report(comparison))
     text = " ".join(page_parser(source).text)

@@ -190,17 +190,3 @@ def test_what_is_no_work_directory_is_refused(tmp_path):
         write_all(tmp_path)
     with pytest.raises(ValueError, match=r"gone holds no run \(there is no such folder\): give the work directory"):
         write_all(tmp_path / "gone")
-
-
-def test_the_main_curves_share_one_time_line(read, finished_run):
-    """KL is measured in the warm-up only; the collection after it is marked on its chart as on the others."""
-    source, _, _ = read(finished_run)
-    for title in (
-        "Reward",
-        "Token entropy, nats",
-        "Completion length, tokens",
-        "KL divergence from the reference, nats",
-    ):
-        chart = re.search(f"<figcaption>{title}[^<]*</figcaption>.*?</figure>", source)[0]
-        marks = re.findall(r'<text class="strong" x="([\d.]+)" y="14">(\w+)', chart)
-        assert marks == [("52.0", "warmup"), ("269.1", "collect")], title

@@ -47,11 +47,11 @@ def made(workdir: Path, stages: dict = STAGES) -> Path:
 def test_tables(tmp_path):
     (_, *updates), (_, *generation) = tables(read_run(made(tmp_path)))
     assert updates == [
-        ["stage", "loss", "s", "reference sync", "updates", "prompts drawn", "responses", "pairs trained on",
+        ["stage", "loss", "s", "updates", "prompts drawn", "responses", "pairs trained on",
          "prompts without a pair", "prompts left out"],
-        [["warmup", "grpo", "1", "–", "40", "1,280", "10,240", "–", "–", "–"],
-         ["train", "dpo", "∞", "yes", "20", "640", "5,120", "600", "40", "77"],
-         ["old", "–", "–", "–", "5", "–", "80", "–", "–", "–"]],
+        [["warmup", "grpo", "1", "40", "1,280", "10,240", "–", "–", "–"],
+         ["train", "dpo", "∞", "20", "640", "5,120", "600", "40", "77"],
+         ["old", "–", "–", "5", "–", "80", "–", "–", "–"]],
     ]  # fmt: skip
     assert generation == [
         ["stage", "calls", "prompts a call", "tokens/s", "share of time %"],
@@ -61,12 +61,12 @@ def test_tables(tmp_path):
 
 def test_markdown_and_page_have_them(read, tmp_path):
     text = markdown(report(read_run(made(tmp_path))))
-    assert "| train | dpo | ∞ | yes | 20 | 640 | 5,120 | 600 | 40 | 77 |" in text
+    assert "| train | dpo | ∞ | 20 | 640 | 5,120 | 600 | 40 | 77 |" in text
     assert "| train | 4 | 160 | 4,321 | 37.5 |" in text
     assert "\n- Warning: spdpo, step 9: the entropy has collapsed\n" in text
     _, page, seen = read(tmp_path)
     assert "#curves" in page.links
-    for words in ("train dpo ∞ yes 20 640 5,120 600 40 77", "train 4 160 4,321 37.5", "step 9: the"):
+    for words in ("train dpo ∞ 20 640 5,120 600 40 77", "train 4 160 4,321 37.5", "step 9: the"):
         assert words in seen
 
 

@@ -1,10 +1,6 @@
-"""The one script of report.html: it hides and shows what is on the page already, and never makes markup.
-
-The page's Content-Security-Policy allows exactly these bytes, by their hash. Nothing is ever put into them; without
-them everything is visible and only the filters are missing.
-"""
-
-SCRIPT = """"use strict";
+// Hides and shows what is on the page already, and never makes markup. The page's Content-Security-Policy allows exactly
+// these bytes, by their hash; nothing is ever put into them. Without them all is visible and only the filters are missing.
+"use strict";
 for (const root of document.querySelectorAll("[data-listing]")) {
   const rows = Array.from(root.querySelectorAll("[data-row]"));
   const texts = rows.map(row => Array.from(row.querySelectorAll("[data-prompt]"), e => e.textContent).join(" ")
@@ -38,4 +34,3 @@ for (const root of document.querySelectorAll("[data-listing]")) {
   control("bar").hidden = false;
   update();
 }
-"""
