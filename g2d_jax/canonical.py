@@ -262,6 +262,12 @@ def _shown(value: Any) -> str:
     return f"{{{', '.join(value)}}}" if isinstance(value, dict) else "none" if value is None else repr(value)
 
 
+def check_choice(name: str, value: Any, known: Iterable[Any]) -> None:
+    """Raise ValueError for a setting that is none of those known."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
+
+
 def suggest(given: Any, known: Iterable[str]) -> str:
     """ ", did you mean …?" with the names that end alike, else the nearest one; "" if there are none."""
     names, text = list(known), str(given)

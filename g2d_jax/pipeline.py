@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import compilation, flags, processes, storage
 from g2d_jax.accounting import POLICIES, TRAINING, goodput
-from g2d_jax.canonical import to_dict
+from g2d_jax.canonical import check_choice, to_dict
 from g2d_jax.compiling import compiling
 from g2d_jax.config import is_scalar
 from g2d_jax.data.problems import check_training
@@ -169,12 +169,9 @@ def _check_shared(config: ConfigDict) -> None:
         raise ValueError("faults.peer_timeout is at most 90: JAX itself ends all, without a name, after 100 seconds")
     starting.shape(config.model, 1, starting.adapters(config.lora))
     for name, dtype in (("dtype", config.dtype), ("lora.base_dtype", config.lora.base_dtype)):
-        if dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"{name} is float32 or bfloat16, got {dtype!r}")
-    if config.compute.remat not in get_args(Remat):
-        raise ValueError(f"compute.remat is one of {', '.join(get_args(Remat))}, got {config.compute.remat!r}")
-    if config.compute.flags not in get_args(flags.Setting):
-        raise ValueError(f"compute.flags is none or overlap, got {config.compute.flags!r}")
+        check_choice(name, dtype, ("float32", "bfloat16"))
+    check_choice("compute.remat", config.compute.remat, get_args(Remat))
+    check_choice("compute.flags", config.compute.flags, get_args(flags.Setting))
     _check_attention(config)
     tasks = {"data": config.data, **{f"tasks.{name}": task for name, task in config.tasks.items()}}
     weights = {name: task.weight for name, task in tasks.items()}
@@ -195,8 +192,7 @@ def _check_shared(config: ConfigDict) -> None:
 def _check_attention(config: ConfigDict) -> None:
     """Raise ValueError for what is wrong with attention's kernels on any devices; models/kernels.py says the rest."""
     for field, known in (("attention", get_args(Setting)), ("decode_attention", get_args(DecodeKernel))):
-        if config.compute[field] not in known:
-            raise ValueError(f"compute.{field} is one of {', '.join(known)}, got {config.compute[field]!r}")
+        check_choice(f"compute.{field}", config.compute[field], known)
     chosen = config.compute.attention
     training = [name for name, stage in config.stages.items() if stage.kind in TRAINING]
     if chosen == "cudnn" and training:

@@ -7,7 +7,6 @@ markup.py     escaping (model text is hostile) and the parts of a page
 charts.py     lines over steps, as SVG          scatter.py   points, intervals, as SVG
 table.py      tables of text and of Markdown
 results.py    the result section        sections.py   compute, training, pairs, settings
-training.py   what training did: updates, prompts, generation
 informativeness.py   measures of rollouts by policy, of pairs before and after an offline stage
 browser.py    rollouts and pairs to look through    listing.py   a list with filters    tokens.py   coloured tokens
 style.css     the page's style sheet               filter.js    its only script

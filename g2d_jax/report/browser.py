@@ -155,14 +155,6 @@ def _parts(run: Run, stage: Stage) -> list[epath.Path]:
     return next((other.parts() for other in run.stages if other.name == source), [])
 
 
-def sides(row: Preference) -> tuple[tuple[str, str, np.ndarray, float, Verdict], ...]:
-    """Chosen and rejected of a pair: name, text, token ids, reward, and the verdict whose colour it has."""
-    return (
-        ("chosen", row.chosen, row.chosen_ids, row.chosen_reward, Verdict.CORRECT),
-        ("rejected", row.rejected, row.rejected_ids, row.rejected_reward, Verdict.INCORRECT),
-    )
-
-
 def _pairs(
     problem: str, pairs: Sequence[Preference], logprobs: dict[tuple[str, bytes], np.ndarray], paint: Painter
 ) -> str:
@@ -173,7 +165,8 @@ def _pairs(
             f'<div><p class="facts"><span class="badge v-{colour.value}">{side}</span> '
             f"{shown(f'{len(ids):,} tokens, reward {fmt.value(reward)}')}</p>"
             f"{paint(text, ids, logprobs.get((problem, ids.tobytes())))}</div>"
-            for side, text, ids, reward, colour in sides(pair)
+            for side, colour in (("chosen", Verdict.CORRECT), ("rejected", Verdict.INCORRECT))
+            for text, ids, reward in [[getattr(pair, f"{side}{part}") for part in ("", "_ids", "_reward")]]
         )
         found.append(f'<div class="beside" data-verdict="">{cells}</div>')
     return f'<div class="wide" data-policy="0">{"".join(found)}</div>'
@@ -190,12 +183,7 @@ def _verdicts(columns: Iterable[Answers]) -> list[Verdict]:
 
 
 def _rule(shown: int, total: int, things: str, samples: str) -> str:
-    left_out = f"the first by problem id, which is a hash; {total - shown:,} are left out."
-    which = (
-        f"All {total:,} {things}, by problem id." if shown == total else f"{shown:,} of {total:,} {things}: {left_out}"
-    )
-    if samples == "pairs":
-        return f"{which} Of each the first {SAMPLES} pairs."
-    beside = "beside the prompt, right answers among all samples, or their mean reward"
-    each = f"Of each the first {SAMPLES} samples of a policy; {beside}."
-    return f"{which} {each}"
+    """Which problems are listed, and of each the first how many samples, or pairs."""
+    left_out = f", the first by problem id, which is a hash; {total - shown:,} are left out" if shown < total else ""
+    each = "Beside the prompt: right answers among all samples, or their mean reward." if samples == "samples" else ""
+    return f"{shown:,} of {total:,} {things}{left_out}. Of each the first {SAMPLES} {samples}. {each}".strip()

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from g2d_jax.accounting import TRAINING
 from g2d_jax.report import format as fmt
-from g2d_jax.report import markup, summary, training
+from g2d_jax.report import markup, summary
 from g2d_jax.report.charts import Panel, Series, line_chart
 from g2d_jax.report.goodput import compiled_table, goodput_table
 from g2d_jax.report.page import Part, Section
 from g2d_jax.report.run import Run, Stage
 from g2d_jax.report.spreadsheet import leaves
+from g2d_jax.report.table import Text
 from g2d_jax.storage import plain
 
 CURVES: tuple[tuple[str, tuple[str, ...], bool], ...] = (
@@ -79,7 +81,19 @@ def curves(run: Run) -> Section:
         main = [figure for title, figure in figures if title not in others]
         parts.append(_curve_group(stage, main, [figure for title, figure in figures if title in others]))
     note = [markup.paragraph(NOTE, "hint")] if any(parts) else []
-    return Section("curves", "Training", [*training.tables(run), *note, *parts])
+    return Section("curves", "Training", [_trained(run), *note, *parts])
+
+
+def _trained(run: Run) -> Text:
+    """What finished stages with updates counted, and what their generation took, in a column each."""
+    found = {
+        str(one["name"]): dict(leaves({part: one.get(part, {}) for part in ("counts", "generation")}))
+        for one in run.manifests
+        if one.get("kind") in TRAINING
+    }
+    measures = dict.fromkeys(measure for counted in found.values() for measure in counted)
+    rows = [[_words(name), *(_figure(one.get(name, math.nan)) for one in found.values())] for name in measures]
+    return "What training did", ["measure", *found], rows
 
 
 def _curve_group(title: str, figures: Sequence[str], folded: Sequence[str]) -> str:
@@ -127,11 +141,7 @@ def pairs(run: Run) -> Section:
 def _pairs(stage: Stage) -> list[Part]:
     manifest = stage.manifest or {}
     figures = (figure for part in ("counts", "result") for figure in leaves(manifest.get(part, {})))
-    rows = [
-        [name.replace("_", " ").replace("/", ", "), fmt.count(value) if value == round(value) else fmt.value(value)]
-        for name, value in figures
-        if math.isfinite(value)
-    ]
+    rows = [[_words(name), _figure(value)] for name, value in figures]
     preferences = stage.preferences()
     chosen = [len(row.chosen_ids) for row in preferences]
     rejected = [len(row.rejected_ids) for row in preferences]
@@ -146,6 +156,14 @@ def _pairs(stage: Stage) -> list[Part]:
         (f"Length of {len(chosen):,} pairs of {stage.name}, tokens", columns, lengths),
         markup.details(f"How {stage.name} made its pairs (preferences/_manifest.json)", as_json(stage.provenance())),
     ]
+
+
+def _words(measure: str) -> str:
+    return measure.removeprefix("counts/").replace("_", " ").replace("/", ", ")
+
+
+def _figure(value: float) -> str:
+    return fmt.count(value) if value.is_integer() else fmt.value(value)
 
 
 def provenance(run: Run) -> Section:

@@ -34,14 +34,6 @@ EVALUATED: Measures = {
 }
 """Head of the column -> its name in the evaluation of a policy, its numbers as text."""
 
-GENERATION: Measures = {
-    "calls": ("calls", fmt.count),
-    "prompts a call": ("prompts_per_call", lambda count: fmt.count(count) if count >= 99.5 else fmt.value(count)),
-    "tokens a second": ("tokens_per_second", fmt.quantity),
-    "share of the stage's time, %": ("share", fmt.percent),
-}
-"""The same of "generation" in the manifest of an online stage."""
-
 
 class Arm(NamedTuple):
     """Points that differ in their seed alone. name: for readers. start: the policy that their training began with.
@@ -151,7 +143,7 @@ def section(study: Study) -> Section:
     """The table, a figure, and what generation took; empty for a study of something else."""
     parts: list[Part] = []
     if arms(study):
-        parts = [Note(note(study)), table(study), markup.charts(figure(study)), generation_table(study)]
+        parts = [Note(note(study)), table(study), markup.charts(figure(study))]
     return Section("spectrum", "From offline to online", parts)
 
 
@@ -221,20 +213,6 @@ def _gained(row: Row, found: frontier.Interval | None) -> str:
     text, seeds = points_interval(found), len(row.entries)
     some = f" ({found.seeds} of {seeds} seeds)" if found is not None and 0 < found.seeds < seeds else ""
     return text + some
-
-
-def generation_table(study: Study) -> Text:
-    """Title, columns and rows: how every arm's rollouts were generated; no rows where no stage says it."""
-    columns, lines = ["arm", "s", *GENERATION, "generated", "device time"], []
-    for arm in arms(study):
-        means = [
-            written(float(np.mean([fmt.number(generation(entry), key) for entry in arm.row.entries])))
-            for key, written in GENERATION.values()
-        ]
-        if set(means) != {fmt.UNKNOWN}:
-            cost = fmt.quantity(arm.row.cost("generated")), fmt.duration(arm.row.cost("device_seconds"))
-            lines.append([arm.name, arm.s, *means, *cost])
-    return "Generation in training, by s: rollouts between two synchronisations can be drawn at once", columns, lines
 
 
 def figure(study: Study) -> str:

@@ -138,7 +138,7 @@ def endpoint(settings: ConfigDict) -> Endpoint:
 
 
 def fill(template: str, values: Mapping[str, str | None]) -> str:
-    """The template with {prompt}, {response} and {answer} replaced, in one pass; other braces stay.
+    """The template with {NAME} replaced for the names of the values, in one pass; other braces stay.
 
     Raises ValueError for a placeholder whose value is None.
     """
@@ -149,7 +149,7 @@ def fill(template: str, values: Mapping[str, str | None]) -> str:
             raise ValueError(f"the judge's prompt names {match[0]}, which is not there")
         return found
 
-    return _PLACEHOLDER.sub(value, template)
+    return re.sub(rf"\{{({'|'.join(values)})\}}", value, template)
 
 
 def rating(text: str, pattern: re.Pattern[str]) -> float | None:

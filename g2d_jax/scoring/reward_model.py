@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from g2d_jax.canonical import check_choice
 from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
 from g2d_jax.data.tokenizer import Ids, PromptTokenizer, load_tokenizer
 from g2d_jax.models import hf, reward_model
@@ -20,7 +21,6 @@ from g2d_jax.records import Prompt, Score, Verdict
 from g2d_jax.scoring.batches import BatchScorer, Usage
 from g2d_jax.scoring.conversation import Conversations
 
-_DTYPES = ("float32", "bfloat16")
 _UNSCORABLE = Score(None, Verdict.UNSCORABLE)
 
 
@@ -85,8 +85,7 @@ def load_reward_model(settings: ConfigDict, mesh: Mesh) -> RewardModel:
     """
     if not settings.path:
         raise ValueError("reward.model.path is not set: give the folder or hub id of a model with a scalar head")
-    if settings.dtype not in _DTYPES:
-        raise ValueError(f"reward.model.dtype is one of {', '.join(_DTYPES)}, got {settings.dtype!r}")
+    check_choice("reward.model.dtype", settings.dtype, ("float32", "bfloat16"))
     folder, dtype = hf.resolve(settings.path, revision=settings.revision), jnp.dtype(settings.dtype)
     # The template is taken as it is, its own system block included: so the model was trained.
     tokenizer = load_tokenizer(settings.tokenizer or folder, TemplateSettings(system=DEFAULT_SYSTEM))

@@ -16,6 +16,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import informativeness, processes, storage
+from g2d_jax.canonical import check_choice
 from g2d_jax.data.preferences import Select, pairs_of, right, select_pairs, to_preference
 from g2d_jax.models import quantise
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
@@ -99,8 +100,7 @@ def check(stage: ConfigDict, stages: ConfigDict) -> None:
 
 
 def _check_selection(stage: ConfigDict, stages: ConfigDict) -> None:
-    if stage.select not in get_args(Select):
-        raise ValueError(f"select is {stage.select!r}; choose one of {', '.join(get_args(Select))}")
+    check_choice("select", stage.select, get_args(Select))
     if stage.select in ("all", "random"):
         return
     if stage.max_pairs is None:

@@ -18,7 +18,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from g2d_jax import processes, storage
+from g2d_jax.canonical import check_choice
 from g2d_jax.data.packing import Group, Packed, Response
+from g2d_jax.data.splits import SPLITS
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
 from g2d_jax.sampler.programs import Shapes
@@ -44,8 +46,7 @@ Reference = Callable[[], Decoder]
 def check(stage: ConfigDict) -> None:
     """Raise ValueError for settings of probes that cannot work, before any work."""
     settings = stage.probe
-    if settings.split not in ("train", "dev", "test"):
-        raise ValueError(f"probe.split is {settings.split!r}; choose train, dev or test")
+    check_choice("probe.split", settings.split, SPLITS)
     if settings.every < 0 or settings.prompts < 1 or settings.num_generations < 1:
         raise ValueError(
             "probe.every must not be negative (0: no probes), probe.prompts and probe.num_generations at least 1, got "

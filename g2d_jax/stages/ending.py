@@ -15,6 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from g2d_jax import accounting, processes, stopping
+from g2d_jax.canonical import check_choice
 from g2d_jax.config import is_scalar
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import attended, forward_flops, train_flops
@@ -29,12 +30,9 @@ MOST_SHIFT = 100  # nats of adaptive.shift; odds times e^100 are certainty
 
 def check(stage: ConfigDict) -> None:
     """Raise ValueError for settings that cannot work."""
-    if stage.stop not in STOPS:
-        raise ValueError(f"stop is {stage.stop!r}; choose one of {', '.join(STOPS)}")
+    check_choice("stop", stage.stop, STOPS)
     if stage.stop == "budget":
-        measures = [measure for measure in accounting.MEASURES if measure != "price"]
-        if stage.budget.measure not in measures:
-            raise ValueError(f"budget.measure is {stage.budget.measure!r}; choose one of {', '.join(measures)}")
+        check_choice("budget.measure", stage.budget.measure, [name for name in accounting.MEASURES if name != "price"])
         if not stage.budget.amount > 0:
             raise ValueError(f"budget.amount must be positive, got {stage.budget.amount}")
     if stage.stop == "adaptive":

@@ -12,6 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from g2d_jax import informativeness, stats
+from g2d_jax.canonical import check_choice
 from g2d_jax.records import Problem
 from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context, Tally
@@ -74,8 +75,7 @@ def _shares(entry: dict[str, Any]) -> dict[str, float]:
 
 def check(stage: ConfigDict) -> None:
     """Raise ValueError for settings that cannot work, before any work."""
-    if stage.split not in ("dev", "test"):
-        raise ValueError(f"split is {stage.split!r}; choose dev or test")
+    check_choice("split", stage.split, ("dev", "test"))
     if not stage.policies:
         raise ValueError("it needs at least one policy")
 

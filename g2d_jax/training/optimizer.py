@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from g2d_jax import mesh as meshes
+from g2d_jax.canonical import check_choice
 from g2d_jax.training.moments import scale_by_adam_bfloat16
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -34,8 +35,7 @@ def make_schedule(
     Raises ValueError for an unknown schedule, steps that leave no update after warm-up, or a min_lr_ratio outside
     [0, 1] or beside "constant", which does not fall.
     """
-    if schedule not in get_args(Schedule):
-        raise ValueError(f"optimizer.schedule must be one of {', '.join(get_args(Schedule))}, got {schedule!r}")
+    check_choice("optimizer.schedule", schedule, get_args(Schedule))
     if not 0.0 <= min_lr_ratio <= 1.0 or (min_lr_ratio and schedule == "constant"):
         raise ValueError(
             f"optimizer.min_lr_ratio is what a linear or cosine schedule ends at, from 0 to 1 of learning_rate, got "
@@ -116,9 +116,8 @@ def state_bytes(kind: str, moment_dtype: str) -> int:
 
 
 def _check_kind(kind: str, moment_dtype: str) -> None:
-    for name, value, known in (("kind", kind, Kind), ("moment_dtype", moment_dtype, MomentDtype)):
-        if value not in get_args(known):
-            raise ValueError(f"optimizer.{name} must be one of {', '.join(get_args(known))}, got {value!r}")
+    check_choice("optimizer.kind", kind, get_args(Kind))
+    check_choice("optimizer.moment_dtype", moment_dtype, get_args(MomentDtype))
     if kind == "adafactor" and moment_dtype != "float32":
         raise ValueError(
             "optimizer.moment_dtype is of AdamW's moments, and Adafactor has none of that size: leave it at float32"

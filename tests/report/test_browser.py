@@ -27,9 +27,9 @@ def section(source: str) -> str:
 def test_every_source_is_listed(read, finished_run):
     source, page, text = read(finished_run)
     for words in (
-        "Held-out problems, evaluate All 48 problems, by problem id. Of each the first 4 samples of a policy",
-        "Rollouts, collect All 60 problems",
-        "Chosen and rejected, collect All 60 problems with pairs, by problem id. Of each the first 4 pairs.",
+        "Held-out problems, evaluate 48 of 48 problems. Of each the first 4 samples.",
+        "Rollouts, collect 60 of 60 problems",
+        "Chosen and rejected, collect 60 of 60 problems with pairs. Of each the first 4 pairs.",
         "Probability of a token: 0.9 or more 0.5 to 0.9 0.2 to 0.5 0.05 to 0.2 less than 0.05",
         "Reference answer: 6",
     ):
@@ -75,7 +75,7 @@ def test_of_many_problems_the_first_by_id_are_listed(read, fresh_run, make_rollo
     answers, total = first_problems(sorted((fresh_run / "03-collect" / "rollouts").iterdir()), {f"{150:016x}"})
     assert sorted(answers) == [f"{i:016x}" for i in [*range(PROBLEMS), 150]] and total == 200
     _, _, text = read(fresh_run)
-    assert "60 of 200 problems: the first by problem id, which is a hash; 140 are left out." in text
+    assert "60 of 200 problems, the first by problem id, which is a hash; 140 are left out." in text
 
 
 def test_a_list_stays_within_its_budget():

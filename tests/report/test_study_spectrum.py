@@ -148,14 +148,6 @@ def test_the_sentence_has_every_arm(study):
     assert "On 4 test problems, from sft (25.0 %)" in markdown(made) and "from sft (25.0\u00a0%)" in html(made)
 
 
-def test_how_rollouts_were_generated(study):
-    found = table_of(study_spectrum.generation_table(study))
-    assert list(found) == ["offline", "s100", "s1", "grpo", HOSTILE]
-    heads = ("calls", "prompts a call", "tokens a second", "share of the stage's time, %")
-    assert [found["offline"][name] for name in heads] == ["1", "640", "2.50 k", "25.0"]
-    assert [found["s1"][name] for name in heads] == ["20", "32", "2.50 k", "25.0"]
-
-
 def test_the_page_and_markdown(study, parse):
     source = html(report(study))
     document = parse(source)
@@ -163,7 +155,7 @@ def test_the_page_and_markdown(study, parse):
     section = source.partition('<section id="spectrum">')[2].partition("</section>")[0]
     assert "<figcaption>Test accuracy, %" in section and "s100: 62.5 (" in section
     text = markdown(report(study))
-    assert "| s100 | 100 | dpo | 62.5 \\[" in text and "Generation in training" in text
+    assert "| s100 | 100 | dpo | 62.5 \\[" in text
     assert "\\<img src=x onerror=alert(1)\\>\\|=1" in text
 
 
@@ -191,7 +183,6 @@ def test_seeds_that_are_missing_are_told(tmp_path):
     assert found["s1"]["over offline"].startswith("+25.0 [") and found["s1"]["over offline"].endswith("(1 of 2 seeds)")
     assert found["s1"]["over sft"].endswith("(1 of 2 seeds)") and found["s1"]["entropy, nats"] == "–"
     assert study_spectrum.note(study).endswith("Not all points have made the same number of updates.")
-    assert study_spectrum.generation_table(study)[2] == []
 
 
 def test_nothing_to_compare_with(tmp_path):
@@ -238,8 +229,6 @@ def test_generation_is_that_of_the_whole_stage(tmp_path):
         fake.point(arm, 0, online("dpo", sync_every), [1, 1, 0, 0], generation=generation)
     entry = fake.study().entries[0]
     assert study_spectrum.generation(entry)["calls"] == 20
-    found = table_of(study_spectrum.generation_table(fake.study()))["b"]
-    assert (found["prompts a call"], found["tokens a second"]) == ("32.5", "–")
     for final, calls in (("train@20", 20), ("train@5", None), ("sft", None)):
         kind = "sft" if final == "sft" else "online"
         assert study_spectrum.generation(dataclasses.replace(entry, final=final, kind=kind)).get("calls") == calls

@@ -248,7 +248,7 @@ def test_athene_reads_the_appended_cls_token(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"path": ""}, r"reward\.model\.path is not set"),
-        ({"dtype": "float16"}, r"dtype is one of float32, bfloat16"),
+        ({"dtype": "float16"}, r"dtype must be one of float32, bfloat16"),
         ({"max_length": 513}, r"max_length is 513, but the reward model has 512 positions"),
         ({"batch_tokens": 0}, "batch_tokens must be positive"),
         ({"tokenizer": "untemplated"}, r"has no chat template.*set reward\.model\.tokenizer"),

@@ -62,7 +62,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stop": "never"}, "stop is 'never'; choose one of steps, budget, adaptive"),
+        ({"stop": "never"}, "stop must be one of steps, budget, adaptive"),
         ({"stop": "budget"}, "budget.amount must be positive, got 0.0"),
         ({"stop": "budget", "budget": {"amount": -1.0}}, "budget.amount must be positive, got -1.0"),
         ({"stop": "budget", "budget": {"amount": float("nan")}}, "budget.amount must be positive, got nan"),
