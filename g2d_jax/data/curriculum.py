@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +25,6 @@ from g2d_jax.data.loader import Mixture, Order
 
 _NEW_SHARE = 0.5
 """Of the last group in the running pass rate: the policy moves, so older groups soon tell little."""
-
-
-class Retirement(Protocol):
-    """When prompts retire: after so many groups of one same reward, for so many steps (0 and 0: never, for ever)."""
-
-    after: int
-    revisit: int
 
 
 @dataclass(slots=True)
@@ -88,8 +81,8 @@ class History:
         else:
             seen.same, seen.times, seen.step = None, 0, 0
 
-    def share_retired(self, step: int, retire: Retirement, records: int) -> float:
-        """The share of all records, drawn or not, that are retired at a step."""
+    def share_retired(self, step: int, retire: Any, records: int) -> float:
+        """The share of all records, drawn or not, that are retired at a step. retire: the section of that name."""
         return sum(seen.retired(step, retire.after, retire.revisit) for seen in self.seen.values()) / records
 
     def state(self) -> dict[str, list[Any]]:

@@ -10,7 +10,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report.compare import Comparison, Pair, Player
 from g2d_jax.report.compare_read import SAMPLING
 from g2d_jax.report.spreadsheet import sheet
-from g2d_jax.report.table import Text, table
+from g2d_jax.report.table import Text, known
 
 COLUMNS = ("run", "policy", "before_run", "before_policy", "measure", "value")
 """Of compare.csv. before_*: of a difference, what is subtracted; "" for a policy's own figures."""
@@ -101,12 +101,11 @@ def _seed(value: object) -> str:
 def players_table(comparison: Comparison) -> Text:
     """Policies with accuracy, pass@k, length, entropy, K, seed and costs."""
     k = comparison.samples
-    price = any(not math.isnan(player.costs.get("price", math.nan)) for player in comparison.players)
     several = any(player.costs["device_seconds"] > player.costs["seconds"] for player in comparison.players)
-    hidden = {f"pass@{k} %": k == 1, "device time": not several, "price": not price}
+    hidden = {f"pass@{k} %": k == 1, "device time": not several}
     over = f"Policies on the {fmt.count(len(comparison.problems))} common problems"
     rows = [_row(player, k) for player in comparison.players]
-    return table(over, rows, hidden=[name for name in hidden if hidden[name]])
+    return known(over, rows, hidden=[name for name in hidden if hidden[name]])
 
 
 def _row(player: Player, k: int) -> dict[str, str]:

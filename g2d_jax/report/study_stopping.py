@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,12 +14,6 @@ from g2d_jax.report.study_compare import choices, chosen, difference, difference
 from g2d_jax.report.study_entry import Entry, mean_of
 from g2d_jax.report.study_tables import flops, points_interval, steps_of
 from g2d_jax.report.table import Text
-
-WHY = {
-    "adaptive": "enough",
-    "budget": "budget",
-    "steps": "last step",
-}
 
 
 def section(study: Study) -> Section:
@@ -34,7 +27,7 @@ def note(study: Study) -> str:
     rows = swept_rows(study)
     text = (
         "Why: online steps had come to buy less per FLOP than offline training was predicted to (adaptive), at a "
-        "budget, or at the last step there was. Rates, in points a TFLOP: what the last probe saw of online steps, in "
+        "budget, or at the last of its steps. Rates, in points a TFLOP: what the last probe saw of online steps, in "
         "accuracy and predicted gain together (± standard error), and predicted of offline training. Differences are "
         "on test, in points, of the same seed and problems, to the swept K that is best on dev."
     )
@@ -74,7 +67,7 @@ def _line(entry: Entry, accuracies: np.ndarray) -> list[str]:
     return [
         str(entry.seed),
         str(entry.reached),
-        _why(stop),
+        f"{stop['rule']} ({stop['measure']})" if "measure" in stop else str(stop["rule"]),
         fmt.spread(last["slope"] / last["step_flops"] * 1e12, last["slope_error"] / last["step_flops"] * 1e12),
         fmt.percent(last["gain"] / last["offline_flops"] * 1e12),
         fmt.percent(fmt.number(entry.result("dev"), "mean")),
@@ -82,11 +75,6 @@ def _line(entry: Entry, accuracies: np.ndarray) -> list[str]:
         fmt.quantity(entry.costs["flops"]),
         fmt.duration(entry.costs["device_seconds"]),
     ]
-
-
-def _why(stop: Mapping[str, Any]) -> str:
-    measure = f" ({stop['measure']})" if "measure" in stop else ""
-    return WHY.get(stop["rule"], "") + measure
 
 
 def _one(found: np.ndarray | None) -> str:

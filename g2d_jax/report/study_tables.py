@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from g2d_jax import frontier
 from g2d_jax.report import format as fmt
 from g2d_jax.report.study import Group, Row, Study, described
 from g2d_jax.report.study_compare import Advantage, advantage, best_at, choices, chosen
-from g2d_jax.report.table import Text, same, table
+from g2d_jax.report.table import Text, known, same
 
 OUT_OF_RANGE = "out of range"
 FEW_SEEDS = 5
@@ -70,11 +69,6 @@ def costs_of(row: Row) -> dict[str, str]:
     }
 
 
-def _unpriced(rows: Sequence[dict[str, str]]) -> list[str]:
-    """The column of the price, to hide it, if none is given."""
-    return ["price"] if all(row["price"] == fmt.UNKNOWN for row in rows) else []
-
-
 def flops(amount: float) -> str:
     """An amount of compute, "2.58 TFLOPs"."""
     text = fmt.quantity(amount)
@@ -96,7 +90,7 @@ def headline(study: Study) -> Text:
     title += "; budget: FLOPs" if study.baselines else ""
     title += f"; in points, paired by seed and problem. {' '.join(filter(None, [choices(study), caution(study)]))}"
     # `caution` says how many seeds there are, if all rows have as many.
-    return table(title, lines, hidden=[*same(lines, "seeds"), *_unpriced(lines)])
+    return known(title, lines, hidden=same(lines, "seeds"))
 
 
 def _head(study: Study) -> str:
@@ -158,7 +152,7 @@ def baselines(study: Study) -> Text:
         for group in study.baselines
         for row in group.rows
     ]
-    return table("Online training alone, which goes on", lines, hidden=_unpriced(lines))
+    return known("Online training alone, which goes on", lines)
 
 
 def sentence(study: Study) -> str:

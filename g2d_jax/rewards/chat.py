@@ -244,12 +244,10 @@ def parse_completion(body: str) -> tuple[Reply, dict[str, int]]:
     if not isinstance(text, str | None) or not isinstance(finish, str | None):
         raise ValueError(f"the answer's content is no text: {body[:100]!r}")
     usage = content.get("usage")
-    counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")} if _is_object(usage) else {}
+    counts = (
+        {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")} if isinstance(usage, dict) else {}
+    )
     return Reply(text or "", finish or ""), {name: n for name, n in counts.items() if type(n) is int}
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
 
 
 def _status(error: openai.APIStatusError) -> tuple[Failure, str]:

@@ -49,7 +49,7 @@ def test_mapped_fields(jsonl):
     assert (example.prompt, example.completion) == ("1+1?", "2")
     (example,), _ = load_examples(jsonl({"chat": {"turns": [USER, ASSISTANT]}}), fields={"messages": "chat.turns"})
     assert example.prompt == (USER,)
-    with pytest.raises(ValueError, match="Did you mean 'completion'"):
+    with pytest.raises(ValueError, match="did you mean completion"):
         load_examples(jsonl(row), fields={"completions": "answer"})
 
 

@@ -56,8 +56,8 @@ def test_it_has_what_was_logged(read, tmp_path):
     ):
         assert words in text, words
     assert "rejected, fresh" not in section and "warning" not in section
-    assert "rollouts 5,120" in text
-    assert "generation, calls 4" in text  # of the manifest: what is logged is by interval, not by call
+    assert "rollouts – 5,120" in text
+    assert "generation, calls – 4" in text  # of the manifest: what is logged is by interval, not by call
     assert source.index('<p class="warning">train, step 9') < source.index("<section")
     assert "20 of 40 values are not finite and not drawn." in text
 

@@ -319,7 +319,7 @@ def test_warm_ups_are_the_baseline_of_a_study_without_one(tmp_path):
     assert [row.seeds for row in alone.rows] == [{0, 1}] * 3
     g2d = group(study, "g2d")
     assert advantage(g2d, g2d.rows[1], alone, "flops").difference.mean == pytest.approx(0.5)  # 0.875 - 0.375
-    assert headline(study)[1][5] == "against warm-up (GRPO goes on) at this budget"
+    assert "against warm-up (GRPO goes on) at this budget" in headline(study)[1]
     assert [row[:2] for row in baselines(study)[2]] == [[alone.name, k] for k in ("0", "2", "4")]
     assert len(study.entries) == 6  # no points of their own
     assert "K is not chosen: nothing was evaluated on dev." in sentence(study)
