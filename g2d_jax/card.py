@@ -94,7 +94,8 @@ def _row(stage: ConfigDict, name: str, step: int | None, manifest: Mapping[str, 
 
 def _did(stage: ConfigDict, manifest: Mapping[str, Any]) -> str:
     """A stage in one line: what it is, the policy it begins with, what its manifest counts, its learning rate."""
-    counted = [f"{name.replace('_', ' ')} {number}" for name, number in manifest.get("counts", {}).items()]
+    counts = {"steps": stage.get("steps"), **manifest.get("counts", {})}
+    counted = [f"{name.replace('_', ' ')} {number}" for name, number in counts.items() if number]
     rate = [f"learning rate {stage.optimizer.learning_rate:g}"] if "optimizer" in stage else []
     kind = f"{stage.kind} {stage.loss}" if "loss" in stage else stage.kind
     return f"{kind} from {stage.policy}: {', '.join([*counted, *rate])}"

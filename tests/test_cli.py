@@ -560,10 +560,10 @@ def check_card(card: str) -> None:
     made = card.partition("## How it was made")[2].partition("\n## ")[0]
     did = {name.strip(): what.strip() for _, name, what, *_ in (line.split("|") for line in made.split("\n")[4:-1])}
     assert list(did) == ["sft", "warmup", "collect", "dpo"]
-    assert did["sft"].startswith("sft from init: examples ") and did["sft"].endswith("learning rate 0.003")
+    assert did["sft"].startswith("sft from init: steps 6, examples ") and did["sft"].endswith("learning rate 0.003")
     assert did["warmup"].startswith("online grpo from sft: steps 3, ") and "learning rate 0.001" in did["warmup"]
     assert did["collect"].startswith("collect from warmup: ") and "rollouts 32" in did["collect"]
-    assert did["dpo"].startswith("offline from warmup: pairs ") and did["dpo"].endswith("learning rate 0.001")
+    assert did["dpo"].startswith("offline from warmup: ") and did["dpo"].endswith("learning rate 0.001")
     for heading in ("How it was made", "Data", "Results: ", "Use", "Licence", "Settings"):
         assert f"\n## {heading}" in card, heading
 

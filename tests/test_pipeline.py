@@ -59,7 +59,7 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
         ("collect", "rollouts", "collect", "circle: collect, dpo, evaluate"),
         ("collect", "select", "hardest", "select must be one of all, random, uncertain, confident"),
         ("collect", "select", "uncertain", "stages.collect: select='uncertain' chooses among pairs: set max_pairs"),
-        ("collect", "max_pairs", 0, "max_pairs must be at least 1, or unset"),
+        ("collect", "max_pairs", 0, "max_pairs must be at least 1"),
         ("dpo", "preferences", "colect", r"nor a collect stage \(collect\)"),
         ("dpo", "preferences", "sft", "a stage that collects none"),
         ("dpo", "loss_type", "hinge", "sigmoid, sigmoid_norm, ipo"),

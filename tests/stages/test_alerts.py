@@ -11,8 +11,9 @@ from ml_collections import ConfigDict
 from g2d_jax import config as settings
 from g2d_jax import pipeline
 from g2d_jax.canonical import to_dict
+from g2d_jax.report.page import markdown
 from g2d_jax.report.run import read_run
-from g2d_jax.report.summary import markdown
+from g2d_jax.report.run_page import report
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import SIGNAL_ADVICE, collapse, scarce
 from g2d_jax.stages.context import Context
@@ -279,7 +280,7 @@ def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the
     for text in (one["text"] for one in manifest["warnings"]):
         assert said.count(f"WARNING: {text}\n") == 1
     assert said.index("3 problems for 6 steps of 4") < said.index("warmup 1/6")
-    text = markdown(read_run(tmp_path))
-    assert text.index("- Warning: warmup: 3 problems for 6 steps") < text.index("| stage |")
+    text = markdown(report(read_run(tmp_path)))
+    assert text.index("- Warning: warmup: 3 problems for 6 steps") < text.index("\n## ")
     (tmp_path / "01-warmup" / "manifest.json").unlink()  # of a stage under way it is what was logged
-    assert markdown(read_run(tmp_path)).count("- Warning: ") == len(found)
+    assert markdown(report(read_run(tmp_path))).count("- Warning: ") == len(found)
