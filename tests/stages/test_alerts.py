@@ -113,9 +113,8 @@ def test_a_collapse_is_said_once_also_after_a_restart(
     (record,) = read_metrics(tmp_path)
     assert (record["step"], record["kind"]) == (warning["step"], "warning/length")
     assert (record["metrics"], record["text"]) == (warning["values"], warning["text"])
-    for remedy in ("reference_sync=True", "smaller sync_every (now 10)"):
+    for remedy in ("reference_sync=True", "a smaller sync_every"):
         assert remedy in warning["text"]
-    assert "epsilon" not in warning["text"] and "entropy_coef" not in warning["text"]
 
 
 def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
@@ -129,8 +128,8 @@ def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, ope
     (warning,) = training.facts["warnings"]
     assert warning["text"] == (
         "dpo, step 3: the entropy of its samples has collapsed to 0.05 nats a token, 10% of what it was at the start. "
-        "To try (arXiv 2506.21495): a larger Adam epsilon, optimizer.eps=1e-4 (now 1e-08); in place of this "
-        'stage an online one with loss="dpo" and a small sync_every'
+        "To try (arXiv 2506.21495): a larger Adam epsilon (optimizer.eps=1e-4), a smaller optimizer.learning_rate, in "
+        'place of this stage an online one with loss="dpo" and a small sync_every'
     )
 
 
@@ -283,4 +282,4 @@ def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the
     text = markdown(report(read_run(tmp_path)))
     assert text.index("- Warning: warmup: 3 problems for 6 steps") < text.index("\n## ")
     (tmp_path / "01-warmup" / "manifest.json").unlink()  # of a stage under way it is what was logged
-    assert markdown(report(read_run(tmp_path))).count("- Warning: ") == len(found)
+    assert markdown(report(read_run(tmp_path))).count("- Warning: ") == 1 + len(found)  # one that it is under way

@@ -68,7 +68,7 @@ def same(one: Any, other: Any) -> bool:
         ({"stop": "budget", "budget": {"amount": float("nan")}}, "budget.amount must be positive, got nan"),
         (
             {"stop": "budget", "budget": {"measure": "price", "amount": 1.0}},
-            "budget.measure is 'price'; choose one of generated, prefilled, scored, trained, tokens, flops, seconds",
+            "budget.measure must be one of generated, prefilled, scored, trained, tokens, flops, seconds",
         ),
         ({"adaptive": {"min_steps": 0}}, "min_steps must be at least 1, got 0"),
         ({"probe": {"every": 0}}, "measures on probes, fresh samples that no filter of prompts chose: set probe.every"),
