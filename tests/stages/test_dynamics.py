@@ -135,7 +135,7 @@ def test_a_probe_is_made_once_a_step(small: ConfigDict, tmp_path: Path, opened: 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"every": -1}, "probe.every"), ({"prompts": 0}, "at least 1"), ({"split": "all"}, "train, dev or test")],
+    [({"every": -1}, "probe.every"), ({"prompts": 0}, "at least 1"), ({"split": "all"}, "train, dev, test")],
 )
 def test_settings_that_cannot_work_are_refused(small: ConfigDict, change: dict[str, Any], message: str) -> None:
     dynamics.check(small.stages.dpo)
