@@ -47,22 +47,10 @@ STEPS = 20  # of an online stage: the fewest whose rewards a line is fitted to
 HALFWAY = 100  # steps of an online stage from which on this is done halfway, too
 LEAST_RISE = 0.1  # of a reward from 0 to 1 over a stage: less than this is hardly any …
 HIGH_REWARD = 0.9  # … but there is little left to rise above this
+DISPLACED = 0.2  # nats a token that chosen responses lose
+SAFE_EPSILON = 1e-4  # of Adam, as the paper has it for verifiable tasks
 
 SIGNAL_ADVICE = "easier problems, a better starting policy, a longer max_new_tokens, another prompt template"
-
-
-REMEDIES = {
-    "online": "reference_sync=True, a larger Adam epsilon (optimizer.eps=1e-4), a smaller sync_every, "
-    "entropy_coef=1e-4, a smaller optimizer.learning_rate",
-    "offline": "a larger Adam epsilon (optimizer.eps=1e-4), a smaller optimizer.learning_rate, in place of this stage "
-    'an online one with loss="dpo" and a small sync_every',
-}
-"""What the paper found to help, or tried, against a collapse, by the kind of the stage.
-
-Reference synchronisation avoids the collapse of length in online DPO on maths (figures 2 and 7), a larger epsilon
-sudden divergence of DPO (section 5.1); long intervals raise the risk (section 4.2). Its entropy term did not hold
-entropy in every run (figure 6).
-"""
 
 
 @dataclass(frozen=True)
@@ -263,6 +251,19 @@ def _rise(values: Sequence[float]) -> tuple[float, float]:
     return slope * (count - 1), math.sqrt(variance) * (count - 1)
 
 
+def displaced(change: float, stage: ConfigDict) -> list[Alert]:
+    """Whether an offline stage has made even the chosen responses much less likely (likelihood displacement, arXiv
+    2410.08847). change: mean over pairs of their log-probability after less before, nats a token."""
+    if not change < -DISPLACED:
+        return []
+    text = (
+        f"the chosen responses have lost {-change:.2f} nats a token, too: what both sides lose goes to other responses "
+        f"(arXiv 2410.08847). To try: a larger beta (now {stage.beta:g}), a smaller optimizer.learning_rate (now "
+        f"{stage.optimizer.learning_rate:g}), fewer epochs, pairs of the policy's own recent responses"
+    )
+    return [Alert("displaced", text, {"chosen_per_token": change})]
+
+
 def collapse(series: Mapping[str, Sequence[float]], stage: ConfigDict, window: int = WINDOW) -> list[Alert]:
     """What of a stage's series of `WATCHED` metrics has collapsed, by the medians of their first and last `window`
     values: "entropy", "length", or "limit", responses that grew to max_new_tokens.
@@ -297,5 +298,27 @@ def _collapsed(cause: str, first: float, last: float, stage: ConfigDict) -> Aler
         "length": f"the length of its samples has collapsed to {last:.4g} tokens, {share}",
         "limit": f"{last:.0%} of its samples are cut at max_new_tokens, {first:.0%} at the start",
     }[cause]
-    text = f"{what}. To try (arXiv 2506.21495): {REMEDIES[stage.kind]}"
+    text = f"{what}. To try (arXiv 2506.21495): {'; '.join(remedies(cause, stage))}"
     return Alert(cause, text, {"first": first, "last": last})
+
+
+def remedies(cause: str, stage: ConfigDict) -> list[str]:
+    """What the paper found to help, or tried, against a collapse, less what the stage has already; never empty.
+
+    Reference synchronisation avoids the collapse of length in online DPO on maths (figures 2 and 7), a larger epsilon
+    sudden divergence of DPO (section 5.1); long intervals raise the risk (section 4.2). Its entropy term did not hold
+    entropy in every run (figure 6).
+    """
+    eps, found = stage.optimizer.eps, []
+    online = stage.kind == "online"
+    if online and stage.loss != "grpo" and stage.sync_every and not stage.reference_sync:
+        found.append("reference_sync=True")
+    if eps < SAFE_EPSILON:
+        found.append(f"a larger Adam epsilon, optimizer.eps=1e-4 (now {eps:g})")
+    if online and stage.sync_every != 1:
+        found.append(f"a smaller sync_every (now {stage.sync_every or 'never'})")
+    if online and cause == "entropy" and not stage.entropy_coef:
+        found.append("entropy_coef=1e-4 (now 0)")
+    if not online:
+        found.append('in place of this stage an online one with loss="dpo" and a small sync_every')
+    return found or ["a smaller optimizer.learning_rate"]

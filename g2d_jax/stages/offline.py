@@ -89,6 +89,8 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
             return {**fields, **alerts.evidence(training)}
         with context.metered(cost):
             trained = score_pairs(context, training.policy, pairs, row_length, cost)
+        change = float(np.mean((trained - references)[:, 0] / [len(pair.chosen_ids) for pair in pairs]))
+        alerts.alarm(context, name, training, alerts.displaced(change, stage))
         fields |= alerts.evidence(training)
     result = {
         "before": before,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,8 +114,9 @@ def test_a_collapse_is_said_once_also_after_a_restart(
     (record,) = read_metrics(tmp_path)
     assert (record["step"], record["kind"]) == (warning["step"], "warning/length")
     assert (record["metrics"], record["text"]) == (warning["values"], warning["text"])
-    for remedy in ("reference_sync=True", "a smaller sync_every"):
+    for remedy in ("reference_sync=True", "smaller sync_every (now 10)"):
         assert remedy in warning["text"]
+    assert "epsilon" not in warning["text"] and "entropy_coef" not in warning["text"]
 
 
 def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
@@ -128,9 +130,24 @@ def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, ope
     (warning,) = training.facts["warnings"]
     assert warning["text"] == (
         "dpo, step 3: the entropy of its samples has collapsed to 0.05 nats a token, 10% of what it was at the start. "
-        "To try (arXiv 2506.21495): a larger Adam epsilon (optimizer.eps=1e-4), a smaller optimizer.learning_rate, in "
-        'place of this stage an online one with loss="dpo" and a small sync_every'
+        "To try (arXiv 2506.21495): a larger Adam epsilon, optimizer.eps=1e-4 (now 1e-08); in place of this "
+        'stage an online one with loss="dpo" and a small sync_every'
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause", "expected"),
+    [
+        ({}, "entropy", ["entropy_coef=1e-4 (now 0)"]),
+        ({"loss": "dpo", "sync_every": 0}, "length", ["a smaller sync_every (now never)"]),
+        ({"loss": "dpo", "reference_sync": True, "entropy_coef": 1e-4}, "entropy", ["a smaller optimizer"]),
+        ({"optimizer": settings.optimizer(1e-6)}, "limit", ["a larger Adam epsilon"]),
+        ({"loss": "group_dpo", "sync_every": 5}, "limit", ["reference_sync=True", "a smaller sync_every (now 5)"]),
+    ],
+)
+def test_remedies_are_those_not_taken_yet(changes: dict[str, Any], cause: str, expected: list[str]) -> None:
+    found = alerts.remedies(cause, settings.online(**changes))
+    assert len(found) == len(expected) and all(map(str.startswith, found, expected))
 
 
 @pytest.mark.parametrize(
@@ -260,6 +277,13 @@ def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
         alerts.conclude(context, "dpo", stage, training)
         assert [warning["cause"] for warning in alerts.evidence(training)["warnings"]] == ["stalled"]
         training.step = 0
+
+
+def test_chosen_responses_that_become_unlikely() -> None:
+    dpo = settings.offline()
+    assert alerts.displaced(-0.1, dpo) == alerts.displaced(0.5, dpo) == alerts.displaced(math.nan, dpo) == []
+    (alert,) = alerts.displaced(-0.31, dpo)
+    assert "have lost 0.31 nats a token" in alert.text and "a larger beta (now 0.1)" in alert.text
 
 
 def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the_report(
