@@ -18,6 +18,7 @@ import pytest
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
+from g2d_jax.models.hf_folder import WEIGHTS
 from g2d_jax.models.table import Param, block_params
 from g2d_jax.records import MEMBERS
 
@@ -159,7 +160,7 @@ def test_merged_computes_the_same(policy: decoder.Decoder, tmp_path: Path) -> No
     jax.tree.map(np.testing.assert_array_equal, jax.jit(decoder.unstack)(decoded), view)
     np.testing.assert_allclose(logits(view), logits(policy), atol=2e-5)
     whole, by_layer = hf.save(merged, tmp_path / "whole"), hf.save(policy, tmp_path / "by-layer")
-    assert (by_layer / hf.WEIGHTS).read_bytes() == (whole / hf.WEIGHTS).read_bytes()
+    assert (by_layer / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
 
 
 def test_sampling_from_codes_leaves_adapters_and_int8_codes_as_they_are(policy: decoder.Decoder) -> None:
