@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
 from g2d_jax import pipeline
+from g2d_jax.losses import chunk_of
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_trained
 from g2d_jax.plan.compiling import Compiled, DoesNotFit, compile_program, devices
@@ -268,7 +269,7 @@ def train_bytes(
 
     8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's (`state_bytes`), split over fsdp
     and tensor; what stands beside adapters as it is held. What the layers keep; one layer's own work without remat's
-    savings; the head gathered, with its gradient in float32; logits of a chunk of 1,024 tokens and two more arrays of
+    savings; the head gathered, with its gradient in float32; logits of a chunk of tokens and two more arrays of
     their size.
     """
     size = 2 if config.dtype == "bfloat16" else 4
@@ -277,7 +278,7 @@ def train_bytes(
     kept = saved_per_token(model, choice.remat, choice.tensor) * tokens * size
     layer = saved_per_token(model, "none", choice.tensor) / model.num_hidden_layers * tokens * 2 * size
     head = model.vocab_size * model.hidden_size * (size + 4)
-    logits = 3 * 4 * min(tokens, 1024) * model.vocab_size
+    logits = 3 * 4 * min(tokens, chunk_of(model.vocab_size, "tpu")) * model.vocab_size
     held = (8 + state_bytes(config, stages)) * count_trained(model) + starting.rest_bytes(config, model)
     return held / (choice.fsdp * choice.tensor) + kept + layer + head + logits
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from etils import epath
 from ml_collections import ConfigDict
 
+from g2d_jax import storage
 from g2d_jax.data.problems import NAMED
+from g2d_jax.data.rows import SUFFIXES
 from g2d_jax.models import hf, shapes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan.topologies import Device
@@ -55,12 +57,20 @@ def shape_of(path: str) -> ModelConfig:
 
 
 def reads_locally(config: ConfigDict) -> bool:
-    """Tell whether tokenizer and problems are on this machine, so that the lengths of prompts can be counted."""
+    """Tell whether tokenizer and problems are files on this machine, so that the lengths of prompts can be counted."""
+    tokenizer = config.tokenizer.path or config.model.path
+    files = [epath.Path(tokenizer).expanduser() / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    if tokenizer and not (storage.is_local(tokenizer) and any(file.exists() for file in files)):
+        return False
     sections = (config.data, *config.tasks.values())
     sources = [section[split].path for section in sections for split in ("train", "dev", "test")]
-    named = [source.partition(":")[2] if source.partition(":")[0] in NAMED else source for source in sources]
-    paths = [config.tokenizer.path or config.model.path, *(path for path in named if path[:11] != "procedural:")]
-    return all(epath.Path(path).expanduser().exists() for path in paths if path)
+    return all(source.startswith("procedural:") or _is_local_file(source) for source in sources if source)
+
+
+def _is_local_file(source: str) -> bool:
+    name, _, rest = source.partition(":")
+    path = rest if name in NAMED else source
+    return path.endswith(SUFFIXES) and storage.is_local(path) and epath.Path(path).expanduser().exists()
 
 
 def problems(config: ConfigDict, split: str) -> int:

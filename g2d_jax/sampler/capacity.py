@@ -95,7 +95,8 @@ def quickest_rows(
     Few rows read the weights often; many wait long for the longest response, when nearly all of them are done. longest:
     tokens of a response at most, of which a mean one is taken to have the share MEAN.
     """
-    parts, most = devices // ways * 8, min(most, samples)
+    parts = devices // ways * 8
+    most = min(most, -(-samples // parts) * parts)
     rows = [halved // parts * parts for power in range(most.bit_length()) if (halved := most >> power) >= parts]
     how = config, itemsize, ways, devices, columns, longest
     return min(rows, key=lambda rows: _call(*how, rows, samples), default=most)

@@ -153,5 +153,6 @@ def draw(
     token = inverse_cdf(masses, jnp.where(greedy[:, None], 0.0, uniforms(keys, positions)))
     entropy = -jnp.sum(jnp.where(probs > 0, probs * logprobs, 0.0), axis=-1)
     chosen = jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
-    zero = jnp.zeros_like(chosen)
-    return Draw(token.astype(jnp.int32), jnp.where(greedy, zero, chosen), jnp.where(greedy, zero, entropy))
+    sure = greedy & ~jnp.isnan(chosen)  # logits that are not finite are to be seen in greedy rows too
+    logprob, entropy = (jnp.where(sure, 0.0, x) for x in (chosen, entropy))
+    return Draw(token.astype(jnp.int32), logprob, entropy)

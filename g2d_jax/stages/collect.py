@@ -94,6 +94,8 @@ def check(stage: ConfigDict, stages: ConfigDict) -> None:
     """Raise ValueError for settings that cannot work, before any work."""
     check_rollouts(stage, stages)
     quantise.check("sampling_weights", stage.sampling_weights, "int8")
+    if stage.sampling_weights and stage.rollouts != "sample":
+        raise ValueError(f"sampling_weights is set, but rollouts={stage.rollouts!r} samples nothing: leave it empty")
     _check_selection(stage, stages)
     if not 0 <= stage.min_pass_rate <= stage.max_pass_rate <= 1:
         raise ValueError(f"the pass rates {stage.min_pass_rate} to {stage.max_pass_rate} are no window within 0 to 1")

@@ -311,7 +311,8 @@ class Context:
         once, the first time."""
         tensor, model = self.config.compute.sampling_tensor, self.model_config
         if not tensor:
-            stages = [stage for stage in self.config.stages.values() if "num_generations" in stage]
+            every = self.config.stages.values()
+            stages = [stage for stage in every if "num_generations" in stage and stage.get("steps") != 0]
             longest = max((stage.sampling.max_new_tokens for stage in stages), default=1)
             columns = self.config.data.max_prompt_length + longest
             beside = max(map(self.state_bytes, self.config.stages.values()), default=0)
@@ -326,7 +327,8 @@ class Context:
         most: int = self.config.compute.responses_at_once
         if stage.kind != "online":
             return most
-        return min(most, (stage.sync_every or stage.steps) * stage.prompts_per_step * stage.num_generations)
+        updates = min(stage.sync_every or stage.steps, stage.steps)
+        return min(most, -(-updates // stage.num_iterations) * stage.prompts_per_step * stage.num_generations)
 
     @cached_property
     def device_memory(self) -> int | None:

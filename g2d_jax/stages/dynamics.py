@@ -111,11 +111,13 @@ def programs(
     state: Any,
     *,
     compared: bool,
+    reference: tuple[Any, ...] = (),
     viewed: bool = False,
 ) -> Iterator[Program]:
     """The programs of the stage's probes: before its first update, every so many, and after its last.
 
-    compared: whether KL to a reference is measured. viewed: as in `rollouts`.
+    compared: whether KL to a reference is measured. reference: of it what lies on the devices all the time, () where
+    each probe makes it. viewed: as in `rollouts`.
     """
     if not stage.probe.every:
         return
@@ -123,10 +125,13 @@ def programs(
     prompts, probes = sampled(context, stage), 1 + -(-steps // stage.probe.every)
     shapes = sampling_shapes(context, stage)
     asked = Asked(prompts * probes, probes, samples, shapes, sampling.max_new_tokens, response)
-    beside = (state.opt_state,)
-    yield from rollouts(context, name, asked, params, prefix="probe ", viewed=viewed, beside=beside, meanwhile=(state,))
+    beside, meanwhile = (state.opt_state, *reference), (state, *reference)
+    yield from rollouts(
+        context, name, asked, params, prefix="probe ", viewed=viewed, beside=beside, meanwhile=meanwhile
+    )
     if compared:
-        yield from reference_programs(context, name, (state,))
+        if not reference:
+            yield from reference_programs(context, name, (state,), probes)
         prompt, tokens = (np.zeros(n, np.int32) for n in (context.config.data.max_prompt_length, asked.mean))
         packed = _packed(context, [Group(prompt, [Response(tokens, {})] * samples)] * prompts, sampling)
         scored = logprobs(context, name, packed, probes, (state,), sampling.temperature or 1.0, reference=True)

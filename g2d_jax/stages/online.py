@@ -124,7 +124,16 @@ def programs(context: Context, name: str, stage: ConfigDict, response: int | Non
         yield logprobs(context, name, bare, calls, (state.opt_state, *reference), temperature)
     viewed = not stage.sampling_weights  # probes are of the policy as it is
     yield from dynamics.programs(
-        context, name, stage, stage.steps, response, params, state, compared=compares(stage), viewed=viewed
+        context,
+        name,
+        stage,
+        stage.steps,
+        response,
+        params,
+        state,
+        compared=compares(stage),
+        reference=reference,
+        viewed=viewed,
     )
     objective = objective_of(context.compute, stage)
     yield from training_programs(

@@ -25,7 +25,7 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, compilation, pipeline, processes, storage
+from g2d_jax import __version__, compilation, flags, pipeline, processes, storage
 from g2d_jax.canonical import to_dict
 from g2d_jax.report import write_study
 from g2d_jax.stages.context import Context
@@ -46,6 +46,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     A stage that cannot go on fails with all that is made from it; the rest of the study goes on. Raises ValueError for
     a config that cannot work, and for a directory of something else; OSError for a full disk.
     """
+    flags.use(config.compute.flags)
     if jax.process_count() > 1:
         raise ValueError("a study of several processes: start each by itself, they share the work by the directory")
     root = absolute(workdir)

@@ -24,6 +24,7 @@ from g2d_jax.plan.planning import Compiler, Entry, Plan, choices, make, planned,
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.savings import search_savings
 from g2d_jax.plan.topologies import DEVICES, topology
+from g2d_jax.plan.work import reads_locally
 from g2d_jax.resolve import resolve
 from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
 from g2d_jax.stages.starting import rest_bytes
@@ -104,6 +105,17 @@ def test_the_work_is_of_the_prompts_that_are_here_or_of_a_mean_that_is_told(tmp_
     counted, lengths = prefilled(config)
     assert len(set(lengths)) > 1 and counted == pytest.approx(np.mean(lengths))
     assert prefilled(config, 3)[0] == 3
+    config.data.test.path = "math500"  # on the hub
+    assert not reads_locally(config)
+    config.data.test.path = f"math500:{tmp_path / 'here.jsonl'}"
+    assert not reads_locally(config)
+    (tmp_path / "here.jsonl").touch()
+    assert reads_locally(config)
+    config.model.path = str(tmp_path)  # without a tokenizer
+    assert not reads_locally(config)
+    (tmp_path / "tokenizer.json").touch()
+    assert reads_locally(config)
+    config.model.path = ""
     config.data.test.path = str(tmp_path / "elsewhere.jsonl")
     assert prefilled(config) == (config.data.max_prompt_length, (config.data.max_prompt_length,))
 

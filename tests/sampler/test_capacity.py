@@ -58,7 +58,7 @@ def test_few_samples_are_not_given_room_they_cannot_use():
     assert best_ways(SEVEN, 2, 8, 3072, 2048, None, 0, 8) == 1
 
 
-@pytest.mark.parametrize(("samples", "rows"), [(512, 256), (5120, 800), (16_384, 1600)])
+@pytest.mark.parametrize(("samples", "rows"), [(250, 256), (512, 256), (5120, 800), (16_384, 1600)])
 def test_a_call_has_as_many_rows_as_draw_it_soonest(samples: int, rows: int):
     """On a v5p-16, 8 devices, weights over two of them, memory for 3,200 rows of 3,072 columns: 2,048 are responses.
 

@@ -145,6 +145,12 @@ def test_greedy_is_a_point_mass():
     assert drawn.logprob.tolist() == drawn.entropy.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_not_finite_show_in_greedy_rows(value: float):
+    drawn = call([[0.0, value, 1.0], [2.0, 1.0, -math.inf]], temperature=0.0)
+    assert math.isnan(drawn.logprob[0]) and drawn.logprob[1] == 0.0 and drawn.token[1] == 0
+
+
 def test_literal_logprob_and_entropy():
     drawn = call(np.log([[0.5, 0.25, 0.25]] * 50))
     assert set(drawn.token.tolist()) == {0, 1, 2}

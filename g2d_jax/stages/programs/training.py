@@ -45,12 +45,12 @@ def reference_shapes(context: Context) -> Any:
     return decoder.abstract_on(context.model_config, context.mesh, context.reference_dtype)
 
 
-def reference_programs(context: Context, name: str, resident: tuple[Any, ...]) -> Iterator[Program]:
+def reference_programs(context: Context, name: str, resident: tuple[Any, ...], calls: float = 1) -> Iterator[Program]:
     """What makes a reference from a policy, where it is of another type. resident: what lies beside both."""
     params, dtype = policy_shapes(context), context.reference_dtype
     if dtype != params.embed.dtype:
         cast = context.programs.take(make_cast, context.model_config, context.mesh, dtype)
-        work = Work(1, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
+        work = Work(calls, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
         yield Program(name, "reference", cast, fixed(params), work, resident=resident)
 
 
