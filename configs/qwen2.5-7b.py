@@ -6,7 +6,7 @@ Command:   g2d run --config qwen2.5-7b --workdir DIR                          G2
            g2d sweep --config sweep-k:preset=qwen2.5-7b --workdir DIR         over K
 Hardware:  those of the plan; not run at this size
 Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  with
-           v5e-16            15.40 of 15.75  8.2           21.6     †
+           v5e-16            14.30 of 14.49  6.2           18.5
            v6e-8             27.39 of 31.25  14.7          32.5     †
            v5p-16            42.56 of 95.74  5.9           16.1     †
            h100x8            36.32 of 71.20  5.1           12.4     †
