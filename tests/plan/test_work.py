@@ -58,7 +58,7 @@ def test_what_a_train_step_needs_by_formula():
     choice = Choice(16, 1, 65_536, "full")
     found = train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096)
     state, kept = 16 * 7_615_616_512 / 16, 28 * 3584 * 4096 * 2
-    layer, head, logits = (7 * 3584 + 3 * 512 + 3 * 18_944) * 4096 * 4, 152_064 * 3584 * 6, 12 * 1024 * 152_064
+    layer, head, logits = (7 * 3584 + 3 * 512 + 3 * 18_944) * 4096 * 4, 152_064 * 3584 * 6, 12 * 768 * 152_064
     assert found == state + kept + layer + head + logits
     config.stages.sft = settings.sft(optimizer=settings.optimizer(1e-3, moment_dtype="bfloat16"))
     assert found - train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == 4 * 7_615_616_512 / 16
