@@ -401,9 +401,10 @@ def decode(
         return laid_out(x, "replica_rows", None, "embed"), keys, values
 
     def read_blocks(q: jax.Array, keys: jax.Array, values: jax.Array, layer: jax.Array) -> jax.Array:
-        if kernel == "pallas" and mesh is not None:
+        if kernel == "pallas":
             from g2d_jax.models.ring import attend_ring  # Pallas takes long to import
 
+            assert mesh is not None
             return attend_ring(q, keys, values, layer, cache.column, positions, mesh=mesh)
         return attend_blocks(q, keys, values, layer, cache.column, positions, longest)
 
