@@ -67,15 +67,13 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """All rows, those of the largest models first."""
-    large = [("", "v5e-16"), ("", "v6e-8"), ("", "v5p-16"), ("", "h100x8")]
-    adapters = [(LORA, "v6e-8"), (LORA, "h100x1")]
-    largest = [(HALF, "v5e-16"), *large[1:], *adapters]
-    small = [("", "v5e-4"), ("", "h100x1"), (LORA, "v5e-4")]
+    """All rows, those of the largest models first: a TPU slice and a GPU machine for each, more for the first."""
+    small = [("", "v5e-4"), ("", "h100x1")]
     which = {
-        "qwen2.5-7b": large + adapters,
-        **dict.fromkeys(["llama-3.1-8b", "qwen3-8b"], largest),
-        "qwen3-4b": [large[0], large[3], *adapters],
+        "qwen2.5-7b": [("", "v5e-16"), ("", "v6e-8"), ("", "v5p-16"), ("", "h100x8"), (LORA, "h100x1")],
+        "llama-3.1-8b": [("", "v6e-8"), ("", "h100x8"), (LORA, "h100x1")],
+        "qwen3-8b": [(HALF, "v5e-16"), ("", "h100x8"), (LORA, "v6e-8")],
+        "qwen3-4b": [("", "v5e-16"), (LORA, "h100x1")],
     }
     ordered = [*which, *(name for name in recipes.MODELS if name not in which)]
     return [

@@ -2,7 +2,7 @@ r"""Run the demo again and again, killed and stopped at random times and started
 that was never disturbed.
 
     python benchmarks/soak.py --minutes 60 --output soak.json
-    python benchmarks/soak.py --minutes 5 --layouts 2 --seed 7
+    python benchmarks/soak.py --minutes 5 --layouts 2 --seed 7 --latest 30
 
 A layout is a number of processes on this machine, one CPU device each. For each there is first an undisturbed run;
 then, in turn, runs that are disturbed until they end by themselves: kill -9 of one process or of all, SIGTERM of one,
@@ -188,8 +188,8 @@ def _kill(process_id: int) -> None:
 class Soak:
     """Runs in a folder of their own, and what was counted."""
 
-    def __init__(self, folder: Path, layouts: Sequence[int], seed: int, output: Path | None) -> None:
-        self.folder, self.layouts, self.output = folder, layouts, output
+    def __init__(self, folder: Path, layouts: Sequence[int], seed: int, output: Path | None, latest: float) -> None:
+        self.folder, self.layouts, self.output, self.latest = folder, layouts, output, latest
         self.random, self.seed, self.figures = random.Random(seed), seed, Figures()
         self.started, self.trials = time.time(), 0
         self.marks = f"{os.getpid()}-{int(self.started)}"
@@ -210,14 +210,21 @@ class Soak:
         return not self.figures.differences
 
     def reference(self, processes: int) -> None:
-        """The undisturbed run of a layout."""
+        """The undisturbed run of a layout; one that a soak before left in this folder serves again."""
+        seconds_file = self.folder / f"whole-{processes}.seconds"
+        if seconds_file.exists():
+            self.figures.reference_seconds[_name(processes)] = float(seconds_file.read_text())
+            return
+        shutil.rmtree(self.folder / f"whole-{processes}", ignore_errors=True)  # one that did not come to its end
         started = time.monotonic()
         with self.begin(f"whole-{processes}", processes) as run:
             self.end(run, 1800)
             if run.statuses() != [0] * processes:
                 raise Difference(f"the undisturbed run of {processes} ended with {run.statuses()}: {_said(run)}")
-        self.figures.reference_seconds[_name(processes)] = round(time.monotonic() - started, 1)
-        print(f"{_name(processes)}: undisturbed in {time.monotonic() - started:.0f} s", flush=True)
+        seconds = round(time.monotonic() - started, 1)
+        self.figures.reference_seconds[_name(processes)] = seconds
+        seconds_file.write_text(str(seconds))
+        print(f"{_name(processes)}: undisturbed in {seconds:.0f} s", flush=True)
 
     def begin(self, name: str, processes: int) -> Run:
         """Start a run, or start it again."""
@@ -243,7 +250,8 @@ class Soak:
         for start in range(MOST_DISTURBED + 1):
             left_alone = start == MOST_DISTURBED or time.monotonic() > limit
             with self.begin(name, processes) as run:
-                kind = "" if left_alone else self.disturb(run, self.random.uniform(1.0, 0.6 * usual))
+                latest = min(0.6 * usual, self.latest)
+                kind = "" if left_alone else self.disturb(run, self.random.uniform(1.0, latest))
                 self.end(run, 120 if kind else 10 * usual + 300)
                 self.check(run, kind)
             again += self.count_redone(folder, again)
@@ -364,11 +372,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the times and kinds of kills")
     parser.add_argument("--output", type=Path, help="JSON file for the figures")
     parser.add_argument("--folder", type=Path, help="for the work directories; default: a temporary one")
+    parser.add_argument(
+        "--latest", type=float, default=float("inf"), help="seconds after which a disturbance comes, at most"
+    )
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="g2d-soak-"))
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    soak = Soak(folder.resolve(), arguments.layouts, arguments.seed, arguments.output)
+    soak = Soak(folder.resolve(), arguments.layouts, arguments.seed, arguments.output, arguments.latest)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     well = soak.run(arguments.minutes)
     print(json.dumps(soak.told(), indent=2))
