@@ -295,11 +295,11 @@ class Soak:
         return kind
 
     def terminate(self, run: Run, index: int) -> None:
-        """SIGTERM to one process; all are to end."""
-        sent = time.monotonic()
+        """SIGTERM to one process; all are to end: once what they compile is compiled, where they have cores to share."""
+        sent, limit = time.monotonic(), 60 * len(run.running)
         run.send(signal.SIGTERM, index)
-        if run.alive(60):
-            raise Difference(f"{run.folder.name}: still running 60 s after SIGTERM: {_said(run)}")
+        if run.alive(limit):
+            raise Difference(f"{run.folder.name}: still running {limit} s after SIGTERM: {_said(run)}")
         self.figures.to_exit = max(self.figures.to_exit, time.monotonic() - sent)
 
     def check(self, run: Run, kind: str) -> None:
