@@ -295,7 +295,7 @@ class Soak:
         return kind
 
     def terminate(self, run: Run, index: int) -> None:
-        """SIGTERM to one process; all are to end: once what they compile is compiled, where they have cores to share."""
+        """SIGTERM to one process; all are to end, once what they compile side by side is compiled."""
         sent, limit = time.monotonic(), 60 * len(run.running)
         run.send(signal.SIGTERM, index)
         if run.alive(limit):
