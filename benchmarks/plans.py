@@ -37,10 +37,7 @@ COMPILERS = {"tpu": ["libtpu"], "cuda": ["jax-cuda12-plugin", "jax-cuda13-plugin
 LORA = "lora=32"
 HALF = "moments=bfloat16"  # for 8B on 16 chips of 16 GB
 
-SETTINGS: dict[tuple[str, str], tuple[str, ...]] = {}
-"""What a row needs to fit: overrides that change no result."""
-
-HEAD = ("config", "machine", "fullest program, GiB", "of", "hours of G2D, by stage", "of GRPO alone", "settings")
+HEAD = ("config", "machine", "fullest program, GiB", "of", "hours of G2D, by stage", "of GRPO alone")
 
 Results = dict[str, Sequence[str]]
 """Name of a row -> its cells in the table, under HEAD."""
@@ -48,22 +45,21 @@ Results = dict[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Row:
-    """A recipe on a machine. choice: of the recipe, "" for none. overrides: of settings that change no result."""
+    """A recipe, with one of its choices or "", on a machine."""
 
     recipe: str
     choice: str
     machine: str
-    overrides: tuple[str, ...] = ()
 
     @property
     def config(self) -> str:
-        """As --config has it."""
+        """Return what --config takes."""
         return f"{self.recipe}:{self.choice}" if self.choice else self.recipe
 
     @property
     def name(self) -> str:
-        """Its key in the file of results."""
-        return " ".join([self.config, "on", self.machine, *self.overrides])
+        """Return the row's key among the results."""
+        return f"{self.config} on {self.machine}"
 
 
 def rows() -> list[Row]:
@@ -76,11 +72,7 @@ def rows() -> list[Row]:
         "qwen3-4b": [("", "v5e-16"), (LORA, "h100x1")],
     }
     ordered = [*which, *(name for name in recipes.MODELS if name not in which)]
-    return [
-        Row(name, choice, machine, SETTINGS.get((f"{name}:{choice}" if choice else name, machine), ()))
-        for name in ordered
-        for choice, machine in which.get(name, small)
-    ]
+    return [Row(name, choice, machine) for name in ordered for choice, machine in which.get(name, small)]
 
 
 # Compiling
@@ -98,7 +90,7 @@ def measure(row: Row) -> dict[str, Any]:
     found = {}
     for method in METHODS:
         spec = f"{row.config}{',' if row.choice else ':'}method={method}"
-        made = planning.make(resolve(spec, row.overrides), machine, compiler)
+        made = planning.make(resolve(spec), machine, compiler)
         found[method] = [_stage(made, name) for name in dict.fromkeys(entry.program.stage for entry in made.entries)]
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -166,18 +158,17 @@ def total_hours(stages: Sequence[Mapping[str, Any]]) -> str:
 
 def docstring_lines(recipe: str, results: Results) -> list[str]:
     """The lines that say in a config what its plan is."""
-    cells = [["machine", "choice", "peak GiB", "hours of G2D", "of GRPO", "with"]]
+    cells = [["machine", "choice", "peak GiB", "hours of G2D", "of GRPO"]]
     for row in rows():
         if row.recipe == recipe and (found := results.get(row.name)):
-            _, _, fullest, memory, g2d, grpo, told = found
+            _, _, fullest, memory, g2d, grpo = found
             hours = ["-" if text.startswith("no: ") else text.partition(":")[0].strip("*") for text in (g2d, grpo)]
-            settings = " ".join(f"--config.{override}" for override in row.overrides) or told
-            cells.append([row.machine, row.choice, f"{fullest.split()[0]} of {memory}", *hours, settings])
+            cells.append([row.machine, row.choice, f"{fullest.split()[0]} of {memory}", *hours])
     if len(cells) == 1:
         return [f"Plan:      none yet: g2d plan --config {recipe} --topology v5e-16"]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     texts = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    note = "(all responses at their greatest length, half of the roofline; †: an earlier sampler; see docs/models.md)"
+    note = "(all responses at their greatest length, half of the roofline; see docs/models.md)"
     return [f"Plan:      {texts[0]}", *(f"           {text}" for text in (*texts[1:], note))]
 
 
@@ -202,7 +193,6 @@ def cells_of(row: Row, plan: Mapping[str, Any]) -> Sequence[str]:
         f"{plan['memory']:.2f}",
         hours if hours.startswith("no") else f"**{hours}**: {by_stage}",
         total_hours(grpo),
-        ", ".join(f"`{override}`" for override in row.overrides),
     )
 
 

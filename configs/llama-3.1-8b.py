@@ -5,14 +5,7 @@ Command:   g2d run --config llama-3.1-8b --workdir DIR                        G2
            g2d run --config llama-3.1-8b:method=grpo --workdir DIR            GRPO alone, 2000 updates
            g2d sweep --config sweep-k:preset=llama-3.1-8b --workdir DIR       over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice            peak GiB        hours of G2D  of GRPO  with
-           v5e-16   moments=bfloat16  13.99 of 15.75  32.9          110.1    †
-           v6e-8                      28.66 of 31.25  39.6          127.0    †
-           v5p-16                     60.04 of 95.74  18.7          64.7     †
-           h100x8                     47.63 of 71.20  15.1          50.3     †
-           v6e-8    lora=32           16.84 of 31.25  38.7          123.4    †
-           h100x1   lora=32           49.24 of 71.20  111.7         366.6    †
-           (all responses at their greatest length, half of the roofline; †: an earlier sampler; see docs/models.md)
+Plan:      none yet: g2d plan --config llama-3.1-8b --topology v5e-16
 
 Result:    report.html in DIR. The G2D paper's, on MATH-500: 49.4 % with K = 500, above its GRPO.
 Choices:   variant=instruct|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -5,11 +5,7 @@ Command:   g2d run --config llama-3.2-1b --workdir DIR                        G2
            g2d run --config llama-3.2-1b:method=grpo --workdir DIR            GRPO alone, 2000 updates
            g2d sweep --config sweep-k:preset=llama-3.2-1b --workdir DIR       over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  with
-           v5e-4             12.07 of 15.75  24.5          81.7     †
-           h100x1            47.35 of 71.20  14.9          50.7     †
-           v5e-4    lora=32  8.30 of 15.75   22.9          75.4     †
-           (all responses at their greatest length, half of the roofline; †: an earlier sampler; see docs/models.md)
+Plan:      none yet: g2d plan --config llama-3.2-1b --topology v5e-16
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=instruct|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -5,11 +5,7 @@ Command:   g2d run --config qwen2.5-0.5b --workdir DIR                        G2
            g2d run --config qwen2.5-0.5b:method=grpo --workdir DIR            GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen2.5-0.5b --workdir DIR       over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  with
-           v5e-4             5.76 of 15.75   3.3           8.2      †
-           h100x1            19.57 of 71.20  2.4           6.1      †
-           v5e-4    lora=32  4.36 of 15.75   3.1           7.5      †
-           (all responses at their greatest length, half of the roofline; †: an earlier sampler; see docs/models.md)
+Plan:      none yet: g2d plan --config qwen2.5-0.5b --topology v5e-16
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=base|instruct, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -5,13 +5,9 @@ Command:   g2d run --config qwen2.5-7b --workdir DIR                          G2
            g2d run --config qwen2.5-7b:method=grpo --workdir DIR              GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen2.5-7b --workdir DIR         over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  with
-           v5e-16            14.30 of 14.49  6.2           18.5
-           v6e-8             27.39 of 31.25  14.7          32.5     †
-           v5p-16            42.56 of 95.74  5.9           16.1     †
-           h100x8            36.32 of 71.20  5.1           12.4     †
-           h100x1   lora=32  45.41 of 71.20  26.6          66.0     †
-           (all responses at their greatest length, half of the roofline; †: an earlier sampler; see docs/models.md)
+Plan:      machine  choice  peak GiB        hours of G2D  of GRPO
+           v5e-16           14.30 of 14.49  6.2           18.5
+           (all responses at their greatest length, half of the roofline; see docs/models.md)
 
 Result:    report.html in DIR. The G2D paper's, on MATH-500: 62.4 % with K = 150; GRPO alone 51.6 % at 4 times the cost.
 Choices:   variant=base|instruct, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -5,11 +5,7 @@ Command:   g2d run --config qwen3-0.6b --workdir DIR                          G2
            g2d run --config qwen3-0.6b:method=grpo --workdir DIR              GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen3-0.6b --workdir DIR         over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  with
-           v5e-4             8.28 of 15.75   21.7          47.1     †
-           h100x1            24.77 of 71.20  15.1          33.0     †
-           v5e-4    lora=32  6.56 of 15.75   21.7          46.7     †
-           (all responses at their greatest length, half of the roofline; †: an earlier sampler; see docs/models.md)
+Plan:      none yet: g2d plan --config qwen3-0.6b --topology v5e-16
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -5,12 +5,7 @@ Command:   g2d run --config qwen3-4b --workdir DIR                            G2
            g2d run --config qwen3-4b:method=grpo --workdir DIR                GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen3-4b --workdir DIR           over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice   peak GiB        hours of G2D  of GRPO  with
-           v5e-16            11.33 of 15.75  19.3          43.0     †
-           h100x8            34.52 of 71.20  4.5           10.5     †
-           v6e-8    lora=32  13.21 of 31.25  58.0          121.8    †
-           h100x1   lora=32  35.57 of 71.20  47.1          104.8    †
-           (all responses at their greatest length, half of the roofline; †: an earlier sampler; see docs/models.md)
+Plan:      none yet: g2d plan --config qwen3-4b --topology v5e-16
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

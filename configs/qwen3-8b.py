@@ -5,14 +5,7 @@ Command:   g2d run --config qwen3-8b --workdir DIR                            G2
            g2d run --config qwen3-8b:method=grpo --workdir DIR                GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen3-8b --workdir DIR           over K
 Hardware:  those of the plan; not run at this size
-Plan:      machine  choice            peak GiB        hours of G2D  of GRPO  with
-           v5e-16   moments=bfloat16  14.87 of 15.75  20.4          47.3     †
-           v6e-8                      29.54 of 31.25  18.0          39.7     †
-           v5p-16                     63.78 of 95.74  7.7           20.2     †
-           h100x8                     50.05 of 71.20  6.6           15.8     †
-           v6e-8    lora=32           17.10 of 31.25  17.8          38.6     †
-           h100x1   lora=32           50.61 of 71.20  74.2          166.1    †
-           (all responses at their greatest length, half of the roofline; †: an earlier sampler; see docs/models.md)
+Plan:      none yet: g2d plan --config qwen3-8b --topology v5e-16
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -275,7 +275,7 @@ def plans() -> ModuleType:
 
 def test_plans_that_are_written_are_those_compiled(plans: ModuleType) -> None:
     results, _ = plans.read()
-    assert len(results) > 30 and all(resolve(row.config, row.overrides) for row in plans.rows())
+    assert results and all(resolve(row.config) for row in plans.rows())
     for model in MODELS:
         text = (ROOT / "configs" / f"{model}.py").read_text()
         assert plans.with_plan(text, plans.docstring_lines(model, results)) == text
@@ -295,7 +295,7 @@ def test_how_a_plan_is_written(plans: ModuleType) -> None:
     )
     lines = plans.docstring_lines("qwen2.5-7b", {"qwen2.5-7b on v5e-16": cells})
     assert [line.split() for line in lines[:2]] == [
-        ["Plan:", "machine", "choice", "peak", "GiB", "hours", "of", "G2D", "of", "GRPO", "with"],
+        ["Plan:", "machine", "choice", "peak", "GiB", "hours", "of", "G2D", "of", "GRPO"],
         ["v5e-16", "15.90", "of", "15.75", "34.5", "-"],
     ]
     assert plans.with_plan('"""A.\n\nPlan:      old\n           rows\n\nResult: x"""\n', lines[:1]) == (
