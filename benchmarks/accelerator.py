@@ -35,6 +35,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from g2d_jax.config import Config
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
@@ -194,7 +196,7 @@ def planned(config: ModelConfig, folder: Path, target: str) -> dict[str, tuple[i
 
     there = topology(target)
     compiling.prepare(there)
-    entries = planning.make(recipe(config, folder), there, planning.Compiler.of(there)).entries
+    entries = planning.make(Config.of(recipe(config, folder)), there, planning.Compiler.of(there)).entries
     fullest: dict[str, tuple[int, str]] = {}
     for entry in entries:
         name = entry.program.stage

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from g2d_jax.config import Config
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -90,7 +92,7 @@ def measure(row: Row) -> dict[str, Any]:
     found = {}
     for method in METHODS:
         spec = f"{row.config}{',' if row.choice else ':'}method={method}"
-        made = planning.make(resolve(spec), machine, compiler)
+        made = planning.make(Config.of(resolve(spec)), machine, compiler)
         found[method] = [_stage(made, name) for name in dict.fromkeys(entry.program.stage for entry in made.entries)]
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -17,15 +17,9 @@ from ml_collections import ConfigDict, FieldReference
 
 from g2d_jax import config as schema
 from g2d_jax import storage
+from g2d_jax.section import Section
 
-STAGES = {
-    "sft": schema.sft,
-    "online": schema.online,
-    "collect": schema.collect,
-    "offline": schema.offline,
-    "select": schema.select,
-    "evaluate": schema.evaluate,
-}
+STAGES = {kind: getattr(schema, kind) for kind in ("sft", "online", "collect", "offline", "select", "evaluate")}
 """The kinds of stages and where their fields come from."""
 
 _MEANING = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list like 0,10,20"}
@@ -34,7 +28,7 @@ _ABSENT = object()
 _LOGIN = re.compile(r"[A-Za-z][\w+.-]*://[^/?#\s@]*@")
 
 
-def to_dict(config: ConfigDict) -> dict[str, Any]:
+def to_dict(config: ConfigDict | Section) -> dict[str, Any]:
     """The config in JSON's types, keys sorted; unset fields are None. `from_dict` gives the config back.
 
     Raises ValueError naming a field with a URL that holds a login.
@@ -186,9 +180,9 @@ def wrong_type(path: str, field: Any, value: Any) -> ValueError:
     return ValueError(f"{path} must be {expected}, got {value!r:.500}")
 
 
-def identity(config: ConfigDict | Mapping[str, Any]) -> dict[str, Any]:
+def identity(config: ConfigDict | Section | Mapping[str, Any]) -> dict[str, Any]:
     """The fields that decide the result, in JSON's types: all but `name` and those in `config.RUNTIME`."""
-    values = to_dict(config) if isinstance(config, ConfigDict) else storage.plain(config)
+    values = storage.plain(config) if isinstance(config, Mapping) else to_dict(config)
     return _without(values, "")
 
 
@@ -199,7 +193,7 @@ def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {key: _without(item, f"{prefix}{key}.") if isinstance(item, dict) else item for key, item in kept.items()}
 
 
-def differences(old: ConfigDict | Mapping[str, Any], new: ConfigDict | Mapping[str, Any]) -> list[str]:
+def differences(old: Mapping[str, Any], new: Section | Mapping[str, Any]) -> list[str]:
     """What differs between two configs' identities, one line a field: "stages.warmup.steps: 20 -> 40"."""
     return list(_differences(identity(old), identity(new), ""))
 
@@ -236,7 +230,7 @@ def with_longer(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[st
     return found, longer
 
 
-def changes(old: ConfigDict, new: ConfigDict) -> list[str]:
+def changes(old: ConfigDict | Section, new: ConfigDict | Section) -> list[str]:
     """What differs between two configs, with what decides no result, in lines like those of `differences`."""
     return list(_differences(to_dict(old), to_dict(new), ""))
 

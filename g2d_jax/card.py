@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from g2d_jax import __version__, accounting, storage
 from g2d_jax.canonical import to_dict
+from g2d_jax.config import Config, Online, Sft, Source, Stage, TrainingStage
+from g2d_jax.graph import policies_read
 from g2d_jax.report import format as fmt
 from g2d_jax.report.summary import summary_table
 from g2d_jax.report.table import one_line
@@ -38,9 +38,9 @@ def card(context: Context, policy: str, *, adapters: bool = False) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _front_matter(config: ConfigDict, policy: str, adapters: bool) -> str:
+def _front_matter(config: Config, policy: str, adapters: bool) -> str:
     """What hubs read. A base model is named by its id there only, not by a folder, and where all began with it."""
-    stages = config.stages.to_dict()
+    stages = to_dict(config)["stages"]
     begins = [policy, *(stages[name].get("policy", "init") for name in accounting.behind(policy, stages))]
     lines = [f"library_name: {'peft' if adapters else 'transformers'}", "pipeline_tag: text-generation"]
     named = _HUB_ID.fullmatch(config.model.path) and not os.path.isdir(config.model.path)
@@ -54,7 +54,7 @@ def _made(context: Context, policy: str, manifests: Mapping[str, Mapping[str, An
     written, stages = f"Written by g2d_jax {__version__}.", context.config.stages
     if policy != "init" and policy.partition("@")[0] not in stages:  # run:…, hf:…
         return [f"{written} It was not trained by this run.\n"]
-    behind = accounting.behind(policy, stages.to_dict())
+    behind = accounting.behind(policy, to_dict(context.config)["stages"])
     rows = [
         _row(stages[name], name, behind[name], manifests.get(name, {})) for name in context.folders if name in behind
     ]
@@ -72,7 +72,7 @@ def _origin(context: Context, policy: str) -> str:
     return f"`{path}`{revision}{lora}"
 
 
-def _quantised(config: ConfigDict, adapters: bool) -> str:
+def _quantised(config: Config, adapters: bool) -> str:
     """That the base was quantised in training, and what that means for these files; "" where it was not."""
     if not config.lora.quantise:
         return ""
@@ -85,41 +85,39 @@ def _quantised(config: ConfigDict, adapters: bool) -> str:
     return told + "The weights here are what the codes stand for, with the adapters added.\n"
 
 
-def _row(stage: ConfigDict, name: str, step: int | None, manifest: Mapping[str, Any]) -> list[str]:
+def _row(stage: Stage, name: str, step: int | None, manifest: Mapping[str, Any]) -> list[str]:
     cost = accounting.cost(manifest)
     taken = "" if step is None else f"; taken at step {step}"
     figures = (fmt.count(cost["generated"]), fmt.count(cost["trained"]), fmt.quantity(cost["flops"]))
     return [name, _did(stage, manifest) + taken, *figures]
 
 
-def _did(stage: ConfigDict, manifest: Mapping[str, Any]) -> str:
+def _did(stage: Stage, manifest: Mapping[str, Any]) -> str:
     """A stage in one line: what it is, the policy it begins with, what its manifest counts, its learning rate."""
-    counts = {"steps": stage.get("steps"), **manifest.get("counts", {})}
+    counts = {"steps": getattr(stage, "steps", None), **manifest.get("counts", {})}
     counted = [f"{name.replace('_', ' ')} {number}" for name, number in counts.items() if number]
-    rate = [f"learning rate {stage.optimizer.learning_rate:g}"] if "optimizer" in stage else []
-    kind = f"{stage.kind} {stage.loss}" if "loss" in stage else stage.kind
-    return f"{kind} from {stage.policy}: {', '.join([*counted, *rate])}"
+    rate = [f"learning rate {stage.optimizer.learning_rate:g}"] if isinstance(stage, TrainingStage) else []
+    kind = f"{stage.kind} {stage.loss}" if isinstance(stage, Online) else stage.kind
+    return f"{kind} from {', '.join(policies_read(stage))}: {', '.join([*counted, *rate])}"
 
 
-def _data(config: ConfigDict) -> str:
+def _data(config: Config) -> str:
     """Where problems came from and what was rewarded, by task."""
-    sections = {"main": {**config.data, "reward": config.reward}, **config.tasks}
     rows = [
-        [task, *(_source(section[split]) for split in ("train", "dev", "test")), str(section["reward"].function)]
-        for task, section in sections.items()
+        [name, _source(task.train), _source(task.dev), _source(task.test), task.reward.function]
+        for name, task in config.all_tasks.items()
     ]
     rows += [
         [name, _source(stage.data), "", "", "demonstrations"]
         for name, stage in config.stages.items()
-        if stage.kind == "sft"
+        if isinstance(stage, Sft)
     ]
     return _table("Data", ["task or stage", "train", "dev", "test", "reward"], rows)
 
 
-def _source(section: ConfigDict) -> str:
-    split, limit = (section.get(name) for name in ("split", "limit"))
-    more = ", ".join([f"split {split}"] * bool(split) + [f"first {limit}"] * bool(limit))
-    return f"{section.path} ({more})" if more else str(section.path)
+def _source(source: Source) -> str:
+    more = [f"split {source.split}"] * bool(source.split) + [f"first {source.limit}"] * bool(source.limit)
+    return f"{source.path} ({', '.join(more)})" if more else source.path
 
 
 def _results(evaluation: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]) -> str:

@@ -15,6 +15,8 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from g2d_jax import __version__, flags, processes, storage
+from g2d_jax.config import Config
+from g2d_jax.graph import plan
 from g2d_jax.resolve import resolve
 
 if TYPE_CHECKING:
@@ -312,7 +314,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = _of_a_run(arguments, [*overrides, *profile], f"g2d sweep --config {arguments.config} --workdir DIR")
     from g2d_jax import dryrun, pipeline
 
-    pipeline.check(config, arguments.until)
+    pipeline.check(Config.of(config), arguments.until)
     if arguments.dry_run:
         dryrun.show(config, resolve(arguments.config), arguments.workdir)
         return
@@ -465,18 +467,18 @@ def _study_status(workdir: epath.Path, name: str) -> None:
 
 
 def _run_status(workdir: epath.Path) -> None:
-    from g2d_jax import pipeline, policies
+    from g2d_jax import policies
     from g2d_jax.tracking import Screen
     from g2d_jax.workdir import LINKS, stage_folders
 
     config = policies.read_config(workdir)
     is_point = (workdir / LINKS).exists()  # of a study: its stages lie elsewhere, each with its own metrics
     rows: list[list[str]] = []
-    for name, folder in (stage_folders(workdir) if is_point else pipeline.plan(config).folders(workdir)).items():
+    for name, folder in (stage_folders(workdir) if is_point else plan(config).folders(workdir)).items():
         manifest = storage.finished(folder)
         state = _state(name, folder, folder if is_point else workdir)
         seconds = f"{manifest['seconds']:.0f}" if manifest else ""
-        rows.append([name, config.stages[name].kind, state, str(config.stages[name].get("steps", "")), seconds])
+        rows.append([name, config.stages[name].kind, state, str(getattr(config.stages[name], "steps", "")), seconds])
     Screen().table(str(workdir), ["stage", "kind", "state", "steps", "seconds"], rows)
 
 

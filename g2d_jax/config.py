@@ -1,15 +1,25 @@
-"""Every setting there is, with its default. A config file starts from `base()` and adds stages.
+"""Every setting there is, with its default, its choices and its bounds. A config file starts from `base()` and adds
+stages.
 
-`ml_collections.ConfigDict` fixes names and types: a field set to None here through `optional` may be left unset.
+    base(), online(…), … ─► ConfigDict, the user's side: names and types are fixed, values change
+    Config.of(config)    ─► frozen records, checked: what the library works with
+
 Identity fields decide the result and are fingerprinted; those in RUNTIME may change between two starts of one run.
+What has to fit between stages is checked in graph.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
+
+from g2d_jax.records import SamplingParams
+from g2d_jax.section import Bounds, FieldError, NotNegative, Positive, Section, Share, editable, hints, record
 
 RUNTIME = (
     *("mesh", "compute", "logging", "checkpoint", "faults", "reward.workers", "reward.model.batch_tokens"),
@@ -18,376 +28,868 @@ RUNTIME = (
 )
 """Top-level sections and fields that do not change what is computed, beyond rounding."""
 
+Dtype = Literal["float32", "bfloat16"]
+Split = Literal["dev", "test"]
+Remat = Literal["none", "full", "attention"]
+AttentionSetting = Literal["auto", "xla", "splash", "cudnn"]
+DecodeKernel = Literal["xla", "pallas"]
+Flags = Literal["none", "overlap"]
+OnError = Literal["raise", "skip"]
+Schedule = Literal["constant", "linear", "cosine"]
+OptimizerKind = Literal["adamw", "adafactor"]
+SamplingWeights = Literal["", "int8"]
+Stop = Literal["steps", "budget", "adaptive"]
+Loss = Literal["grpo", "dpo", "group_dpo"]
+GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo"]
+ScaleRewards = Literal["none", "group", "batch"]
+DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo"]
+DPONormalizer = Literal["pairs", "prompts"]
+PairSelection = Literal["all", "random", "uncertain", "confident"]
+Measure = Literal[
+    "generated",
+    "prefilled",
+    "scored",
+    "trained",
+    "tokens",
+    "flops",
+    "seconds",
+    "device_seconds",
+    "verifier_cpu_seconds",
+]
 
-def optional(kind: type) -> Any:
-    """A field that may be left unset (None) but, when set, has this type."""
-    return placeholder(kind)
+NotNegativeFloat = Annotated[float, Bounds(least=0, below=math.inf)]
+
+MOST_SHIFT = 100
+"""Nats of adaptive.shift; odds times e^100 are certainty."""
 
 
-def source(path: str, split: str = "", limit: int | None = None, **fields: str) -> ConfigDict:
+# Sections outside the stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Section):
     """Where problems come from. path: a file, "hub:owner/name", "math500" …, or "procedural:slips".
 
-    split: "train", "dev" or "test" by id hash, "" for all. fields: our field name -> the file's. revision, a setting of
-    its own, pins data of the hub: a commit, branch or tag.
+    split: "train", "dev" or "test" by id hash, "" for all. fields: our field name -> the file's.
     """
-    config = ConfigDict({"path": path, "split": split, "limit": optional(int), "fields": fields, "on_error": "raise"})
-    config.revision = optional(str)
-    config.limit = limit
-    return config
+
+    path: str = ""
+    revision: str | None = None  # pins data of the hub: a commit, branch or tag
+    split: Literal["", "train", "dev", "test"] = ""
+    limit: int | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    on_error: OnError = "raise"
 
 
-def base() -> ConfigDict:
-    """The settings every run has, for the demo's task; stages are added by the config file."""
-    return ConfigDict(
-        {
-            "name": "run",
-            "seed": 0,
-            "dtype": "float32",  # of activations; parameters are float32
-            "model": {
-                "path": "",  # a Hugging Face folder or hub id; "" starts from random parameters of the shape below
-                "revision": optional(str),
-                "family": "qwen2",
-                "hidden_size": 96,
-                "num_hidden_layers": 3,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "head_dim": 24,
-                "intermediate_size": 256,
-                "tie_word_embeddings": True,
-                "rope_theta": 10_000.0,
-                "init_std": 0.02,
-            },
-            "lora": {  # low-rank adapters beside the model's linear layers; what is trained is they alone
-                "rank": 0,  # 0: none, all parameters are trained
-                "alpha": 16.0,  # their product is scaled by alpha / rank
-                "rslora": False,  # by alpha / sqrt(rank) instead
-                "dropout": 0.0,  # of what the adapters read, in train steps only; in [0, 1)
-                "targets": ("all-linear",),  # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj
-                "base_dtype": "float32",  # of the parameters that are not trained: "bfloat16" halves their memory
-                "quantise": "",  # of them the blocks' linear layers: "int8" or "nf4" (extra quant)
-            },
-            "tokenizer": {
-                "path": "",  # "" is the model's own
-                "revision": optional(str),
-                "chat": optional(bool),  # unset: the chat template if the tokenizer has one
-                "prompt_template": "plain",  # "plain", "paper", or any text with {problem}
-                "system": optional(str),  # unset: no system block; "default": what the template inserts
-                "date": optional(str),  # unset: the fixed date of data/template.py
-                "enable_thinking": optional(bool),
-            },
-            "data": {
-                "train": source("procedural:slips", "train", 20_000),
-                "dev": source("procedural:slips", "dev", 256),
-                "test": source("procedural:slips", "test", 1024),
-                "seed": 0,
-                "max_prompt_length": 256,
-                "weight": 1.0,  # of these problems, the task "main", beside those of `tasks`
-            },
-            "reward": reward(),
-            "tasks": {},  # further tasks of a mixed run, by name: see `task`
-            "mesh": {"data": 1, "fsdp": -1, "tensor": 1},
-            "compute": {
-                "row_length": 0,  # tokens of a packed training row; 0 fits the stage's longest group
-                "microbatch_tokens": 16_384,  # tokens of one forward and backward pass, over all devices
-                "remat": "attention",  # "none", "full" or "attention": what the backward pass recomputes
-                "attention": "auto",  # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
-                "decode_attention": "xla",  # of decode steps; "pallas": models/ring.py, for TPU; compiled only, not run
-                "offload_optimizer": False,  # its state lies in the host's memory but for the update itself
-                "max_num_seqs": optional(int),  # rows decoded together; unset: what memory allows
-                "chunk": 16,  # decode steps between two looks at finished rows
-                "prefill_rows": 32,  # prompts of one prefill
-                "sampling_tensor": 0,  # devices that share one copy of the weights in sampling; 0: as few as hold it
-                "responses_at_once": 16_384,  # of one call of the sampler, which is written when it is done
-                "flags": "none",  # "overlap": collectives beside products, by g2d_jax/flags.py; compiled only, not run
-                "compilation_cache": optional(str),  # a folder; "" is none; unset: JAX's own setting, else the user's
-                "price_per_device_hour": optional(float),  # in your money: reports then have a column of it
-            },
-            "logging": {
-                "tensorboard": True,
-                "wandb": optional(str),
-                "samples": 8,
-                "every": 1,
-                "profile": optional(str),  # updates under JAX's profiler, as STAGE:START-STOP
-            },
-            "checkpoint": {"every": 50, "keep": 2},
-            "faults": {
-                "max_skipped": 5,  # updates in a row skipped for a loss or gradient that is not finite: then stop
-                "peer_timeout": 60.0,  # seconds without a sign of life after which another process counts as lost
-                "hang_timeout": 3600.0,  # seconds in which no process gets any further: then end all
-            },
-            "stages": {},
-        }
-    )
+@dataclass(frozen=True, kw_only=True)
+class Model(Section):
+    """The model that a run starts from."""
+
+    path: str = ""  # a Hugging Face folder or hub id; "" starts from random parameters of the shape below
+    revision: str | None = None
+    family: str = "qwen2"
+    hidden_size: int = 96
+    num_hidden_layers: int = 3
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 24
+    intermediate_size: int = 256
+    tie_word_embeddings: bool = True
+    rope_theta: float = 10_000.0
+    init_std: float = 0.02
+
+    def check(self) -> None:
+        """Refuse a spread of random parameters that is none."""
+        if not 0 < self.init_std < math.inf:
+            raise FieldError("init_std", f"must be positive, got {self.init_std}")
 
 
-def reward(**changes: Any) -> ConfigDict:
+@dataclass(frozen=True, kw_only=True)
+class Lora(Section):
+    """Low-rank adapters beside the model's linear layers; what is trained is they alone."""
+
+    rank: NotNegative = 0  # 0: none, all parameters are trained
+    alpha: float = 16.0  # their product is scaled by alpha / rank
+    rslora: bool = False  # by alpha / sqrt(rank) instead
+    dropout: float = 0.0  # of what the adapters read, in train steps only; in [0, 1)
+    targets: tuple[str, ...] = ("all-linear",)  # or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, …
+    base_dtype: Dtype = "float32"  # of the parameters that are not trained: "bfloat16" halves their memory
+    quantise: str = ""  # of them the blocks' linear layers: "int8" or "nf4" (extra quant)
+
+    def check(self) -> None:
+        """Refuse what belongs to adapters where there are none."""
+        if not self.rank and self.dropout:
+            raise FieldError("dropout", "is of adapters, and lora.rank is 0: set lora.rank too, or leave dropout at 0")
+        if not self.rank and self.quantise:
+            raise FieldError("quantise", "is of what stands beside adapters: set lora.rank too, of a recipe lora=RANK")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer(Section):
+    """The tokenizer and its templates."""
+
+    path: str = ""  # "" is the model's own
+    revision: str | None = None
+    chat: bool | None = None  # unset: the chat template if the tokenizer has one
+    prompt_template: str = "plain"  # "plain", "paper", or any text with {problem}
+    system: str | None = None  # unset: no system block; "default": what the template inserts
+    date: str | None = None  # unset: the fixed date of data/template.py
+    enable_thinking: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Section):
+    """The problems of the task "main"."""
+
+    train: Source = field(default_factory=lambda: Source(path="procedural:slips", split="train", limit=20_000))
+    dev: Source = field(default_factory=lambda: Source(path="procedural:slips", split="dev", limit=256))
+    test: Source = field(default_factory=lambda: Source(path="procedural:slips", split="test", limit=1024))
+    seed: int = 0
+    max_prompt_length: Positive = 256
+    weight: NotNegativeFloat = 1.0  # of these problems, beside those of `tasks`
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModel(Section):
+    """A model that scores responses."""
+
+    path: str = ""  # a Hugging Face folder or hub id with a scalar head
+    revision: str | None = None
+    tokenizer: str = ""  # "" is the reward model's own
+    max_length: Positive = 4096  # tokens of prompt and response; longer ones are unscorable, never cut
+    batch_tokens: Positive = 16_384  # of one forward pass, over all devices
+    dtype: Dtype = "bfloat16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge(Section):
+    """A language model behind an OpenAI-style endpoint that scores responses."""
+
+    url: str = ""  # the endpoint's base, as in "http://localhost:8000/v1"
+    model: str = ""
+    api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key
+    prompt: str = ""  # text with {prompt}, {response} and, if wanted, {answer}; "" is the built-in rubric
+    pattern: str = r"\[\[(-?\d+(?:\.\d+)?)\]\]"  # its last match in the reply, first group, is the reward
+    max_tokens: int = 1024
+    timeout: float = 120.0  # seconds of one attempt
+    retries: int = 5
+    concurrency: int = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reward(Section):
     """How responses are scored. function: "verify" (math-verify against the reference answer), "model" (a reward
     model), "judge" (a language model behind an OpenAI-style endpoint), or "package.module:function" (TRL's signature),
     also of a file module.py in `folder`, which is the config file's where nothing else is said.
 
-    scalar: rewards know better and worse but no right and wrong (see `is_scalar`): pairs are the best against the worst
-    of a group, and there is no accuracy. Otherwise a reward above correct_above counts as correct.
+    scalar: rewards know better and worse but no right and wrong: pairs are the best against the worst of a group, and
+    there is no accuracy. Otherwise a reward above correct_above counts as correct.
     """
-    return _stage(
-        {
-            "function": "verify",
-            "folder": optional(str),  # of the file that the function is in, unset: found by `resolve`
-            "scalar": optional(bool),  # unset: those of "model" and "judge" are
-            "correct_above": 0.5,
-            "cpu_seconds": 5.0,
-            "memory_mb": 2048,
-            "workers": 1,
-            "model": {
-                "path": "",  # a Hugging Face folder or hub id with a scalar head
-                "revision": optional(str),
-                "tokenizer": "",  # "" is the reward model's own
-                "max_length": 4096,  # tokens of prompt and response; longer ones are unscorable, never cut
-                "batch_tokens": 16_384,  # of one forward pass, over all devices
-                "dtype": "bfloat16",
-            },
-            "judge": {
-                "url": "",  # the endpoint's base, as in "http://localhost:8000/v1"
-                "model": "",
-                "api_key_env": "OPENAI_API_KEY",  # the environment variable that holds the key
-                "prompt": "",  # text with {prompt}, {response} and, if wanted, {answer}; "" is the built-in rubric
-                "pattern": r"\[\[(-?\d+(?:\.\d+)?)\]\]",  # its last match in the reply, first group, is the reward
-                "max_tokens": 1024,
-                "timeout": 120.0,  # seconds of one attempt
-                "retries": 5,
-                "concurrency": 16,
-            },
-        },
-        changes,
-    )
+
+    function: str = "verify"
+    folder: str | None = None  # of the file that the function is in, unset: found by `resolve`
+    scalar: bool | None = None  # unset: those of "model" and "judge" are
+    correct_above: float = 0.5
+    cpu_seconds: float = 5.0
+    memory_mb: int = 2048
+    workers: Positive = 1
+    model: RewardModel = field(default_factory=RewardModel)
+    judge: Judge = field(default_factory=Judge)
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether its rewards know better and worse only."""
+        return self.function in ("model", "judge") if self.scalar is None else self.scalar
+
+    def check(self) -> None:
+        """Refuse a kind of rewards that the function does not give, and a reward model that is not named."""
+        kind = {"verify": False, "model": True, "judge": True}.get(self.function, self.is_scalar)
+        if self.is_scalar != kind:
+            what = "knows better and worse only" if kind else "knows right and wrong"
+            raise FieldError("scalar", f"is {self.scalar}, but {self.function!r} {what}: leave it unset")
+        if self.function == "model" and not self.model.path:
+            raise FieldError("model.path", "is not set: give the folder or hub id of a model with a scalar head")
 
 
-def is_scalar(reward: ConfigDict) -> bool:
-    """Whether a reward section's rewards know better and worse only."""
-    return reward.function in ("model", "judge") if reward.scalar is None else reward.scalar
+@dataclass(frozen=True, kw_only=True)
+class Task(Section):
+    """A task: its problems, its share of every batch, and its reward."""
+
+    train: Source = field(default_factory=Source)
+    dev: Source = field(default_factory=Source)
+    test: Source = field(default_factory=Source)
+    weight: NotNegativeFloat = 1.0
+    reward: Reward = field(default_factory=Reward)
 
 
-def compares(stage: ConfigDict) -> bool:
-    """Whether an online stage's loss compares the policy with a reference."""
-    return bool(stage.loss != "grpo" or stage.beta)
+@dataclass(frozen=True, kw_only=True)
+class Mesh(Section):
+    """The device mesh; -1 is what the others leave."""
+
+    data: int = 1
+    fsdp: int = -1
+    tensor: int = 1
 
 
-def task(train: ConfigDict, dev: ConfigDict, test: ConfigDict, *, weight: float = 1.0, **changes: Any) -> ConfigDict:
-    """A further task of a mixed run: its problems, its share of every batch, and its own reward (`changes`)."""
-    return ConfigDict({"train": train, "dev": dev, "test": test, "weight": weight, "reward": reward(**changes)})
+@dataclass(frozen=True, kw_only=True)
+class Compute(Section):
+    """How programs are carried out; nothing here changes a result beyond rounding."""
+
+    row_length: NotNegative = 0  # tokens of a packed training row; 0 fits the stage's longest group
+    microbatch_tokens: Positive = 16_384  # tokens of one forward and backward pass, over all devices
+    remat: Remat = "attention"  # what the backward pass recomputes
+    attention: AttentionSetting = "auto"  # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
+    decode_attention: DecodeKernel = "xla"  # "pallas": models/ring.py, for TPU; compiled only, not run
+    offload_optimizer: bool = False  # its state lies in the host's memory but for the update itself
+    max_num_seqs: Positive | None = None  # rows decoded together; unset: what memory allows
+    chunk: Positive = 16  # decode steps between two looks at finished rows
+    prefill_rows: Positive = 32  # prompts of one prefill
+    sampling_tensor: NotNegative = 0  # devices that share one copy of the weights in sampling; 0: as few as hold it
+    responses_at_once: Positive = 16_384  # of one call of the sampler, which is written when it is done
+    flags: Flags = "none"  # "overlap": collectives beside products, by g2d_jax/flags.py; compiled only, not run
+    compilation_cache: str | None = None  # a folder; "" is none; unset: JAX's own setting, else the user's
+    price_per_device_hour: float | None = None  # in your money: reports then have a column of it
 
 
-def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
+@dataclass(frozen=True)
+class Window:
+    """Updates `first` to `last` of a stage, numbered from 1 as in its metrics."""
+
+    stage: str
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        """Return its name as a folder."""
+        return f"{self.stage}-{self.first}-{self.last}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logging(Section):
+    """What is logged where."""
+
+    tensorboard: bool = True
+    wandb: str | None = None
+    samples: NotNegative = 8
+    every: Positive = 1
+    profile: str | None = None  # updates under JAX's profiler, as STAGE:START-STOP
+
+    @property
+    def window(self) -> Window | None:
+        """The updates to profile. Raises FieldError for text that names none."""
+        if self.profile is None:
+            return None
+        match = re.fullmatch(r"([A-Za-z0-9_-]+):([0-9]{1,9})-([0-9]{1,9})", self.profile)
+        if not match or not 1 <= int(match[2]) <= int(match[3]):
+            raise FieldError(
+                "profile",
+                f"is {self.profile!r}: write STAGE:START-STOP with the numbers of the first and the last update to "
+                "trace, as in warmup:3-5; the first update of a stage is 1",
+            )
+        return Window(match[1], int(match[2]), int(match[3]))
+
+    def check(self) -> None:
+        """Refuse a window that cannot be read."""
+        _ = self.window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Section):
+    """Checkpoints of a stage in training: one every so many updates, of which the newest are kept."""
+
+    every: Positive = 50
+    keep: Positive = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults(Section):
+    """When a run gives up."""
+
+    max_skipped: Positive = 5  # updates in a row skipped for a loss or gradient that is not finite: then stop
+    # Seconds without a sign of life after which another process counts as lost. JAX itself ends all after 100 seconds
+    # and names none.
+    peer_timeout: Annotated[float, Bounds(least=5, most=90)] = 60.0
+    hang_timeout: Annotated[float, Bounds(least=5)] = 3600.0  # seconds in which no process gets any further: then end
+
+
+# Sections of stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(Section):
     """AdamW or Adafactor. schedule: "constant", or "linear" or "cosine" decay over the updates after warmup_steps."""
-    config = ConfigDict(
-        {
-            "kind": "adamw",  # or "adafactor", which has no use for moment_dtype, b1, b2 and eps
-            "moment_dtype": "float32",  # of AdamW's moments; or "bfloat16"
-            "learning_rate": learning_rate,
-            "schedule": "constant",
-            "warmup_steps": 0,
-            "min_lr_ratio": 0.0,  # what a decay ends at, of the learning rate
-            "b1": 0.9,
-            "b2": 0.999,
-            "eps": 1e-8,
-            "weight_decay": 0.0,
-            "max_grad_norm": 1.0,
-        }
-    )
-    config.update(changes)
-    return config
+
+    kind: OptimizerKind = "adamw"  # "adafactor" has no use for moment_dtype, b1, b2 and eps
+    moment_dtype: Dtype = "float32"  # of AdamW's moments
+    learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = 1e-6
+    schedule: Schedule = "constant"
+    warmup_steps: NotNegative = 0
+    min_lr_ratio: Share = 0.0  # what a decay ends at, of the learning rate
+    b1: Annotated[float, Bounds(least=0, below=1)] = 0.9
+    b2: Annotated[float, Bounds(least=0, below=1)] = 0.999
+    eps: NotNegativeFloat = 1e-8
+    weight_decay: NotNegativeFloat = 0.0
+    max_grad_norm: float = 1.0  # L2 over all parameters; 0: no clipping
+
+    def check(self) -> None:
+        """Refuse settings of what the optimiser or schedule does not have."""
+        if self.min_lr_ratio and self.schedule == "constant":
+            raise FieldError(
+                "min_lr_ratio",
+                f"is what a linear or cosine schedule ends at, got {self.min_lr_ratio} with schedule='constant'",
+            )
+        if self.kind == "adafactor" and self.moment_dtype != "float32":
+            raise FieldError(
+                "moment_dtype", "is of AdamW's moments, and Adafactor has none of that size: leave it at float32"
+            )
 
 
-def sampling(max_new_tokens: int, **changes: Any) -> ConfigDict:
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Section):
     """How responses are drawn: temperature 0 is greedy, top_p 1 and top_k 0 are off."""
-    config = ConfigDict({"max_new_tokens": max_new_tokens, "temperature": 1.0, "top_p": 1.0, "top_k": 0})
-    config.update(changes)
-    return config
+
+    max_new_tokens: Positive = 256
+    temperature: NotNegativeFloat = 1.0
+    top_p: Annotated[float, Bounds(above=0, most=1)] = 1.0
+    top_k: NotNegative = 0
+
+    def params(self, stop_ids: tuple[int, ...] = (), **changes: Any) -> SamplingParams:
+        """Return what the sampler takes. stop_ids: tokens that end a response. changes: of the section's fields."""
+        return SamplingParams(**{**self.to_dict(), "stop_ids": stop_ids, **changes})
 
 
-def sft(**changes: Any) -> ConfigDict:
+@dataclass(frozen=True, kw_only=True)
+class Probe(Section):
+    """Fresh samples of the policy in training, every so many updates (0: none), on the first prompts of a split."""
+
+    every: NotNegative = 0
+    prompts: Positive = 64
+    num_generations: Positive = 1
+    split: Literal["train", "dev", "test"] = "dev"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sft(Section):
     """Supervised fine-tuning. data: messages or prompt/completion files, or an embedded task's demonstrations."""
-    return _stage(
-        {
-            "kind": "sft",
-            "policy": "init",
-            "data": source("procedural:slips"),
-            "steps": 2000,
-            "batch_size": 64,
-            "max_length": 512,
-            "optimizer": optimizer(3e-3, schedule="cosine", warmup_steps=50),
-        },
-        changes,
+
+    kind: Literal["sft"] = "sft"
+    policy: str = "init"
+    data: Source = field(default_factory=lambda: Source(path="procedural:slips"))
+    steps: NotNegative = 2000
+    batch_size: Positive = 64
+    max_length: Annotated[int, Bounds(least=2)] = 512
+    optimizer: Optimizer = field(
+        default_factory=lambda: Optimizer(learning_rate=3e-3, schedule="cosine", warmup_steps=50)
     )
 
+    def check(self) -> None:
+        """Refuse a warm-up longer than the stage."""
+        _check_warmup(self.optimizer, self.steps)
 
-def online(**changes: Any) -> ConfigDict:
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Section):
+    """What an online stage with stop="budget" may cost."""
+
+    measure: Measure = "flops"
+    amount: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive(Section):
+    """When an online stage with stop="adaptive" may end: see stopping.py."""
+
+    min_steps: Positive = 20
+    shift: Annotated[float, Bounds(least=0, most=MOST_SHIFT)] = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineDPO(Section):
+    """The DPO loss of an online stage."""
+
+    loss_type: DPOLossType = "sigmoid"
+    beta: Annotated[float, Bounds(above=0)] = 0.1
+    label_smoothing: Annotated[float, Bounds(least=0, below=0.5)] = 0.0
+    normalizer: DPONormalizer = "pairs"  # or "prompts": all of the batch, those without a pair too
+    nll_coef: NotNegativeFloat = 0.0
+    nll_length_normalization: bool = True  # the NLL term is a mean over the chosen response's tokens, not a sum
+
+    def check(self) -> None:
+        """Refuse label smoothing where the loss has none."""
+        _check_smoothing(self.loss_type, self.label_smoothing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retire(Section):
+    """Prompts with the same reward so many times running are left out for so many steps (0: for ever)."""
+
+    after: NotNegative = 0
+    revisit: NotNegative = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difficulty(Section):
+    """Prompts whose running pass rate lies outside this window are drawn with the chance `outside` only."""
+
+    min_pass_rate: float = 0.0
+    max_pass_rate: float = 1.0
+    outside: Share = 0.1
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """The lowest and the highest pass rate."""
+        return self.min_pass_rate, self.max_pass_rate
+
+    def check(self) -> None:
+        """Refuse a window from high to low."""
+        if not self.min_pass_rate <= self.max_pass_rate:
+            raise ValueError(f"the window of pass rates must go from low to high, got {self.window}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Online(Section):
     """Online RL, and the range to offline: every `sync_every` updates the sampling policy becomes the trained one.
 
     An update trains on a batch of prompts_per_step prompts. At a synchronisation the rollouts of all batches up to the
     next one are drawn at once. keep: the steps K whose checkpoints stay for later stages (the last one always does).
     """
-    return _stage(
-        {
-            "kind": "online",
-            "policy": "sft",
-            "steps": 20,
-            "keep": (),
-            "stop": "steps",  # "budget" or "adaptive" may end it earlier: see stages/ending.py and stopping.py
-            "budget": {"measure": "flops", "amount": 0.0},
-            "adaptive": {"min_steps": 20, "shift": 0.5},  # measures on probes: set probe.every too
-            "prompts_per_step": 32,
-            "num_generations": 8,
-            "sampling": sampling(256),
-            "sampling_weights": "",  # "int8": codes of the linear layers in place of their weights (extra quant)
-            "stream": optional(str),  # names the order of prompts and the random draws; unset: the stage's own
-            "sync_every": 1,  # updates; 0 is never: offline
-            "reference_sync": False,  # whether the reference becomes the sampling policy at each synchronisation
-            "num_iterations": 1,  # updates on every batch of rollouts; sync_every must be a multiple
-            "loss": "grpo",  # or "dpo", "group_dpo"
-            # GRPO
-            "loss_type": "sum",
-            "scale_rewards": "none",
-            "scale_rewards_eps": 1e-4,  # beside the standard deviation
-            "epsilon": 0.2,
-            "epsilon_high": optional(float),
-            "beta": 0.0,
-            "importance_sampling_level": "token",  # "sequence" is GSPO
-            "importance_cap": 0.0,  # truncated importance sampling of trainer against sampler at this ratio; 0: off
-            # DPO
-            "dpo": {
-                "loss_type": "sigmoid",
-                "beta": 0.1,
-                "label_smoothing": 0.0,
-                "normalizer": "pairs",  # or "prompts": all of the batch, those without a pair too
-                "nll_coef": 0.0,
-                "nll_length_normalization": True,  # the NLL term is a mean over the chosen response's tokens, not a sum
-            },
-            "grpo_coef": 0.0,  # times the GRPO loss, beside "group_dpo"
-            # both
-            "entropy_coef": 0.0,  # times the mean next-token entropy of the trained responses, which is rewarded
-            "mask_truncated": False,  # leave responses that reached max_new_tokens out of the loss
-            "overlong_buffer": 0,  # tokens before max_new_tokens over which a reward falls linearly by up to 1 (DAPO)
-            "refill": 0,  # more rounds of prompts, at most, in place of those without a signal (dynamic sampling)
-            "retire": {"after": 0, "revisit": 0},  # same reward so many times running: out for so many steps (0: ever)
-            "difficulty": {"min_pass_rate": 0.0, "max_pass_rate": 1.0, "outside": 0.1},  # chance of a prompt outside
-            "patience": 50,  # stop after so many steps in a row without any reward signal
-            "probe": probe(),
-            "optimizer": optimizer(1e-6, eps=1e-4),
-        },
-        changes,
-    )
+
+    kind: Literal["online"] = "online"
+    policy: str = "sft"
+    steps: NotNegative = 20
+    keep: tuple[int, ...] = ()
+    stop: Stop = "steps"  # "budget" or "adaptive" may end it earlier: see stages/ending.py and stopping.py
+    budget: Budget = field(default_factory=Budget)
+    adaptive: Adaptive = field(default_factory=Adaptive)  # measures on probes: set probe.every too
+    prompts_per_step: Positive = 32
+    num_generations: Positive = 8
+    sampling: Sampling = field(default_factory=Sampling)
+    sampling_weights: SamplingWeights = ""  # "int8": codes of the linear layers in place of their weights (extra quant)
+    stream: str | None = None  # names the order of prompts and the random draws; unset: the stage's own
+    sync_every: NotNegative = 1  # updates; 0 is never: offline
+    reference_sync: bool = False  # whether the reference becomes the sampling policy at each synchronisation
+    num_iterations: Positive = 1  # updates on every batch of rollouts; sync_every must be a multiple
+    loss: Loss = "grpo"
+    # GRPO
+    loss_type: GRPOLossType = "sum"
+    scale_rewards: ScaleRewards = "none"
+    scale_rewards_eps: Annotated[float, Bounds(above=0)] = 1e-4  # beside the standard deviation
+    epsilon: NotNegativeFloat = 0.2
+    epsilon_high: NotNegativeFloat | None = None
+    beta: NotNegativeFloat = 0.0
+    importance_sampling_level: Literal["token", "sequence"] = "token"  # "sequence" is GSPO
+    importance_cap: NotNegativeFloat = 0.0  # truncated importance sampling of trainer against sampler; 0: off
+    # DPO
+    dpo: OnlineDPO = field(default_factory=OnlineDPO)
+    grpo_coef: NotNegativeFloat = 0.0  # times the GRPO loss, beside "group_dpo"
+    # both
+    entropy_coef: NotNegativeFloat = 0.0  # times the mean next-token entropy of the responses, which is rewarded
+    mask_truncated: bool = False  # leave responses that reached max_new_tokens out of the loss
+    overlong_buffer: NotNegative = 0  # tokens before max_new_tokens over which a reward falls linearly by 1 (DAPO)
+    refill: NotNegative = 0  # more rounds of prompts, at most, in place of those without a signal (dynamic sampling)
+    retire: Retire = field(default_factory=Retire)
+    difficulty: Difficulty = field(default_factory=Difficulty)
+    patience: Positive = 50  # stop after so many steps in a row without any reward signal
+    probe: Probe = field(default_factory=Probe)
+    optimizer: Optimizer = field(default_factory=lambda: Optimizer(eps=1e-4))
+
+    @property
+    def compares(self) -> bool:
+        """Whether the loss compares the policy with a reference."""
+        return bool(self.loss != "grpo" or self.beta)
+
+    @property
+    def filters(self) -> bool:
+        """Whether other prompts take the place of some that are skipped."""
+        return bool(self.refill or self.retire.after) or self.difficulty.window != (0, 1)
+
+    def check(self) -> None:
+        """Refuse settings that cannot work together, or that would change nothing."""
+        if self.num_generations < 2:
+            raise FieldError("num_generations", "must be at least 2: an online stage compares responses of a group")
+        if not self.sampling.temperature > 0:
+            raise FieldError("sampling.temperature", "must be above 0: greedy responses to a prompt are all the same")
+        _check_warmup(self.optimizer, self.steps)
+        self._check_windows()
+        self._check_stop()
+        if self.loss == "grpo" and self.grpo_coef:
+            raise ValueError('grpo_coef weighs GRPO beside loss="group_dpo"; with loss="grpo" leave it at 0')
+        if self.loss == "dpo" and self.grpo_coef:
+            raise ValueError(
+                'loss="dpo" trains on one pair a prompt, GRPO on all responses: grpo_coef needs "group_dpo"'
+            )
+        if self.loss == "grpo" or self.grpo_coef:
+            self._check_grpo()
+            return
+        for name, meant in (("beta", "; did you mean dpo.beta?"), ("importance_cap", ""), ("overlong_buffer", "")):
+            if getattr(self, name):
+                raise FieldError(name, f"is a setting of GRPO, and loss={self.loss!r} has none: leave it at 0{meant}")
+
+    def _check_windows(self) -> None:
+        """Refuse what cannot be between two synchronisations."""
+        if self.sync_every % self.num_iterations:
+            raise ValueError(
+                f"sync_every is {self.sync_every} updates, so a batch cannot serve num_iterations="
+                f"{self.num_iterations} of them: make sync_every a multiple of num_iterations"
+            )
+        if self.stop != "steps" and self.sync_every != 1:
+            raise ValueError(
+                f"stop={self.stop!r} weighs step by step, and with sync_every={self.sync_every} the rollouts of later "
+                'steps are paid for already: use sync_every=1 or stop="steps"'
+            )
+        if not self.sync_every and (self.retire.after or self.difficulty.window != (0, 1)):
+            raise ValueError(
+                "sync_every=0 chooses all prompts before any is seen: retire and difficulty need another one"
+            )
+
+    def _check_stop(self) -> None:
+        """Refuse a rule that could end nothing, or that has nothing to go by."""
+        if self.stop == "budget" and not self.budget.amount > 0:
+            raise FieldError("budget.amount", f"must be positive, got {self.budget.amount}")
+        if self.stop != "adaptive":
+            return
+        probe = self.probe
+        if probe.every < 1 or probe.num_generations < 2 or probe.prompts < 2:
+            raise ValueError(
+                "stop='adaptive' measures on probes, fresh samples that no filter of prompts chose: set probe.every, "
+                "to 5 say, and probe.num_generations and probe.prompts to 2 at least, better 8 and 64; got "
+                f"{probe.every}, {probe.num_generations} and {probe.prompts}"
+            )
+        if probe.split != "dev":
+            raise ValueError(
+                f"stop='adaptive' would choose where to end on the {probe.split} problems, and it is to measure on "
+                "others than are trained on or tested on: set probe.split to dev"
+            )
+
+    def _check_grpo(self) -> None:
+        """Refuse what GRPO's ratio of policies, or a group's shared forward pass, does not allow."""
+        if self.sampling.top_p < 1 or self.sampling.top_k > 0:
+            raise ValueError(
+                "with a GRPO loss an online stage needs sampling.top_p 1 and top_k 0: it compares the trained policy "
+                "with the distribution that was sampled from, which filters would change"
+            )
+        if self.sampling_weights and not self.importance_cap:
+            raise ValueError(
+                f"sampling_weights={self.sampling_weights!r} samples from a slightly other policy than GRPO trains: "
+                "set importance_cap too, such as 2, which weighs tokens by the ratio of the two, or leave it empty"
+            )
+        if self.loss == "group_dpo" and self.sampling.temperature != 1:
+            raise ValueError("GroupDPO and GRPO share one forward pass at temperature 1: set sampling.temperature to 1")
+        if self.reference_sync and not self.compares:
+            raise ValueError("reference_sync is set, but GRPO has a reference in its KL term only: set beta too")
+        if self.overlong_buffer > self.sampling.max_new_tokens:
+            raise ValueError("overlong_buffer is a part of sampling.max_new_tokens and cannot be larger")
 
 
-def probe(**changes: Any) -> ConfigDict:
-    """Fresh samples of the policy in training, every so many updates (0: none), on the first prompts of a split."""
-    return _stage({"every": 0, "prompts": 64, "num_generations": 1, "split": "dev"}, changes)
-
-
-def collect(**changes: Any) -> ConfigDict:
+@dataclass(frozen=True, kw_only=True)
+class Collect(Section):
     """Rollouts of a frozen policy, and preference pairs from them.
 
     rollouts: "sample"; "archive" takes the groups that the policy's own online stage drew; the name of another collect
     stage takes those it has, whatever this one says of prompts and sampling; or a JSONL file's path.
     """
-    return _stage(
-        {
-            "kind": "collect",
-            "policy": "warmup",
-            "rollouts": "sample",
-            "prompts": 1024,
-            "part": 128,  # prompts of a file
-            "num_generations": 8,
-            "sampling": sampling(256),
-            "sampling_weights": "",  # "int8": codes of the linear layers in place of their weights (extra quant)
-            "stream": optional(str),  # names the order of prompts and the random draws; unset: the stage's own
-            "pairs_per_prompt": 4,
-            "min_pass_rate": 0.0,  # prompts outside this window of pass rates give no pair
-            "max_pass_rate": 1.0,
-            "select": "all",  # or "random", "uncertain", "confident": which pairs to keep when max_pairs is set
-            "max_pairs": optional(int),  # unset: all pairs
-        },
-        changes,
-    )
+
+    kind: Literal["collect"] = "collect"
+    policy: str = "warmup"
+    rollouts: str = "sample"
+    prompts: Positive = 1024
+    part: Positive = 128  # prompts of a file
+    num_generations: Positive = 8
+    sampling: Sampling = field(default_factory=Sampling)
+    sampling_weights: SamplingWeights = ""  # "int8": codes of the linear layers in place of their weights (extra quant)
+    stream: str | None = None  # names the order of prompts and the random draws; unset: the stage's own
+    pairs_per_prompt: Positive = 4
+    min_pass_rate: float = 0.0  # prompts outside this window of pass rates give no pair
+    max_pass_rate: float = 1.0
+    select: PairSelection = "all"  # which pairs to keep when max_pairs is set
+    max_pairs: Positive | None = None  # unset: all pairs
+
+    def check(self) -> None:
+        """Refuse settings that cannot work together, or that would change nothing."""
+        if self.sampling_weights and self.rollouts != "sample":
+            raise ValueError(f"sampling_weights is set, but rollouts={self.rollouts!r} samples nothing: leave it empty")
+        if self.select in ("uncertain", "confident") and self.max_pairs is None:
+            raise ValueError(f'select={self.select!r} chooses among pairs: set max_pairs to how many, or select="all"')
+        if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
+            raise ValueError(f"the pass rates {self.min_pass_rate} to {self.max_pass_rate} are no window within 0 to 1")
 
 
-def offline(**changes: Any) -> ConfigDict:
+@dataclass(frozen=True, kw_only=True)
+class Offline(Section):
     """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from.
 
     diagnose: measure what the pairs are to the policy, before and after; its cost is counted apart. The trained policy
     is the same without.
     """
-    return _stage(
-        {
-            "kind": "offline",
-            "policy": "warmup",
-            "preferences": "collect",
-            "epochs": 1,
-            "batch_size": 64,
-            "shuffle": True,  # False takes the pairs in the order in which they were collected
-            "loss_type": "sigmoid",
-            "beta": 0.1,
-            "label_smoothing": 0.0,
-            "probe": probe(),
-            "probe_sampling": sampling(256),
-            "diagnose": True,
-            "signal_pairs": 256,  # of the gradient's signal at the start, in 16 batches; 0: not measured
-            "optimizer": optimizer(1e-6, eps=1e-4),
-        },
-        changes,
-    )
+
+    kind: Literal["offline"] = "offline"
+    policy: str = "warmup"
+    preferences: str = "collect"
+    epochs: Positive = 1
+    batch_size: Positive = 64
+    shuffle: bool = True  # False takes the pairs in the order in which they were collected
+    loss_type: DPOLossType = "sigmoid"
+    beta: Annotated[float, Bounds(above=0)] = 0.1
+    label_smoothing: Annotated[float, Bounds(least=0, below=0.5)] = 0.0
+    probe: Probe = field(default_factory=Probe)
+    probe_sampling: Sampling = field(default_factory=Sampling)
+    diagnose: bool = True
+    signal_pairs: NotNegative = 256  # of the gradient's signal at the start, in 16 batches; 0: not measured
+    optimizer: Optimizer = field(default_factory=lambda: Optimizer(eps=1e-4))
+
+    def check(self) -> None:
+        """Refuse a spread of one, and label smoothing where the loss has none."""
+        if self.signal_pairs == 1:
+            raise FieldError("signal_pairs", "must be at least 2, or 0 for no measure of it, got 1")
+        _check_smoothing(self.loss_type, self.label_smoothing)
 
 
-def select(**changes: Any) -> ConfigDict:
+@dataclass(frozen=True, kw_only=True)
+class Select(Section):
     """The best of a policy's kept checkpoints by its reward on held-out problems; a policy's name like any other.
 
     steps: which of the kept ones, () for all. length_normalise: the mean scalar reward is divided by the mean length.
     """
-    return _stage(
-        {
-            "kind": "select",
-            "policy": "train",
-            "steps": (),
-            "num_generations": 1,
-            "sampling": sampling(256, temperature=0.6, top_p=0.9),
-            "length_normalise": True,
-        },
-        changes,
-    )
+
+    kind: Literal["select"] = "select"
+    policy: str = "train"
+    steps: tuple[int, ...] = ()
+    num_generations: Positive = 1
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.6, top_p=0.9))
+    length_normalise: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Section):
+    """Accuracy of policies on held-out problems."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    policies: tuple[str, ...] = ("sft", "warmup", "dpo")
+    split: Split = "test"  # which of data.dev and data.test
+    num_generations: Positive = 4
+    sampling: Sampling = field(default_factory=Sampling)
+    pass_at: tuple[int, ...] = (1, 2, 4)
+    greedy: bool = True
+
+    def check(self) -> None:
+        """Refuse an evaluation of nothing."""
+        if not self.policies:
+            raise FieldError("policies", "is empty: name at least one policy")
+
+
+Stage: TypeAlias = Sft | Online | Collect | Offline | Select | Evaluate
+TrainingStage: TypeAlias = Sft | Online | Offline
+SamplingStage: TypeAlias = Online | Collect | Select | Evaluate
+
+STAGES: Mapping[str, type[Stage]] = {kind.kind: kind for kind in (Sft, Online, Collect, Offline, Select, Evaluate)}
+"""The kinds of stages."""
+
+StageT = TypeVar("StageT", Sft, Online, Collect, Offline, Select, Evaluate)
+
+
+def _check_warmup(optimizer: Optimizer, steps: int) -> None:
+    """Refuse a learning rate that would only rise; a stage of no steps has none."""
+    if steps and optimizer.warmup_steps >= steps:
+        raise FieldError(
+            "optimizer.warmup_steps",
+            f"({optimizer.warmup_steps}) must be less than the number of updates ({steps}): lower it or train longer",
+        )
+
+
+def _check_smoothing(loss_type: str, label_smoothing: float) -> None:
+    if loss_type == "ipo" and label_smoothing:
+        raise FieldError("label_smoothing", "belongs to 'sigmoid' and 'sigmoid_norm'; set it to 0 with 'ipo'")
+
+
+# All settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Section):
+    """The settings of a run. tasks: further tasks of a mixed run, by name. stages: by name, in no order."""
+
+    name: str = "run"
+    seed: int = 0
+    dtype: Dtype = "float32"  # of activations; parameters are float32
+    model: Model = field(default_factory=Model)
+    lora: Lora = field(default_factory=Lora)
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    data: Data = field(default_factory=Data)
+    reward: Reward = field(default_factory=Reward)
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    mesh: Mesh = field(default_factory=Mesh)
+    compute: Compute = field(default_factory=Compute)
+    logging: Logging = field(default_factory=Logging)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    faults: Faults = field(default_factory=Faults)
+    stages: Mapping[str, Stage] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: ConfigDict) -> Config:
+        """Return the checked settings of a user's config; what makes a study of it (`sweep`) is left out.
+
+        Raises ValueError naming the field, with its full path, or the stage.
+        """
+        fields: dict[str, Any] = {}
+        for name, hint in hints(cls).items():
+            value = config[name]
+            fields[name] = record(hint, value, name) if isinstance(hint, type) and issubclass(hint, Section) else value
+        fields["tasks"] = {name: record(Task, task, f"tasks.{name}") for name, task in config.tasks.items()}
+        fields["stages"] = {
+            name: record(STAGES[stage.kind], stage, f"stages.{name}") for name, stage in config.stages.items()
+        }
+        return cls(**fields)
+
+    @property
+    def all_tasks(self) -> dict[str, Task]:
+        """Every task by name: "main", of the sections data and reward, and the further ones."""
+        data = self.data
+        main = Task(train=data.train, dev=data.dev, test=data.test, weight=data.weight, reward=self.reward)
+        return {"main": main, **self.tasks}
+
+    def stage(self, name: str, kind: type[StageT]) -> StageT:
+        """Return a stage that is known to be of this kind. Raises TypeError otherwise."""
+        stage = self.stages[name]
+        if not isinstance(stage, kind):
+            raise TypeError(f"stages.{name} is of kind {stage.kind}, not {kind.kind}")
+        return stage
+
+    def check(self) -> None:
+        """Refuse what sections and stages do not allow each other; what stages read of each other is in graph.py."""
+        weights = [task.weight for task in self.all_tasks.values()]
+        if not sum(weights):
+            raise ValueError("data.weight and all tasks.*.weight are 0: one of them must be positive")
+        self._check_attention()
+        self._check_profile()
+        for name, stage in self.stages.items():
+            if isinstance(stage, Online) and self.tasks and stage.filters:
+                raise ValueError(
+                    f"stages.{name}: refill, retire and difficulty put other prompts, of whatever task, in place of "
+                    "those they skip, and so change the ratio of the tasks of a mixed run: leave them off"
+                )
+
+    def _check_attention(self) -> None:
+        """Refuse cuDNN where it cannot serve on any devices; models/kernels.py says the rest."""
+        if self.compute.attention != "cudnn":
+            return
+        if training := [name for name, stage in self.stages.items() if isinstance(stage, TrainingStage)]:
+            raise ValueError(
+                f"compute.attention is 'cudnn', but stages.{training[0]} trains on packed rows whose responses share a "
+                "prompt, which cuDNN's masks cannot say: set it to auto, which takes cuDNN for prompts alone"
+            )
+        if self.dtype == "float32":
+            raise ValueError(
+                "compute.attention is 'cudnn', which computes in bfloat16 only: set dtype to bfloat16, or auto"
+            )
+
+    def _check_profile(self) -> None:
+        """Refuse a window of updates that cannot come."""
+        if (window := self.logging.window) is None:
+            return
+        training = [name for name, stage in self.stages.items() if isinstance(stage, TrainingStage)]
+        if window.stage not in training:
+            raise FieldError(
+                "logging.profile",
+                f"is {self.logging.profile!r}: the stages with updates are {', '.join(training) or 'none'}",
+            )
+        steps = getattr(self.stages[window.stage], "steps", None)  # those of an offline stage are known later
+        if steps is not None and window.last > steps:
+            raise FieldError("logging.profile", f"is {self.logging.profile!r}, but {window.stage} has {steps} updates")
+
+
+# The user's side: what config files are made of
+
+
+def _changed(section: Section, changes: Mapping[str, Any]) -> ConfigDict:
+    config = editable(section).lock()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config
+
+
+def base() -> ConfigDict:
+    """Return the settings that every run has, for the demo's task; stages are added by the config file."""
+    return editable(Config())
+
+
+def source(
+    path: str, split: Literal["", "train", "dev", "test"] = "", limit: int | None = None, **fields: str
+) -> ConfigDict:
+    """Return where problems come from: see `Source`."""
+    return editable(Source(path=path, split=split, limit=limit, fields=fields))
+
+
+def reward(**changes: Any) -> ConfigDict:
+    """Return how responses are scored: see `Reward`."""
+    return _changed(Reward(), changes)
+
+
+def task(train: ConfigDict, dev: ConfigDict, test: ConfigDict, *, weight: float = 1.0, **changes: Any) -> ConfigDict:
+    """Return a further task of a mixed run: its problems, its share of every batch, its own reward (`changes`)."""
+    return ConfigDict({"train": train, "dev": dev, "test": test, "weight": weight, "reward": reward(**changes)})
+
+
+def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
+    """Return an optimiser's settings: see `Optimizer`."""
+    return _changed(Optimizer(), {"learning_rate": learning_rate, **changes})
+
+
+def sampling(max_new_tokens: int, **changes: Any) -> ConfigDict:
+    """Return how responses are drawn: see `Sampling`."""
+    return _changed(Sampling(), {"max_new_tokens": max_new_tokens, **changes})
+
+
+def probe(**changes: Any) -> ConfigDict:
+    """Return when and how a stage probes its policy: see `Probe`."""
+    return _changed(Probe(), changes)
+
+
+def sft(**changes: Any) -> ConfigDict:
+    """Return a stage of supervised fine-tuning: see `Sft`."""
+    return _changed(Sft(), changes)
+
+
+def online(**changes: Any) -> ConfigDict:
+    """Return a stage of online RL: see `Online`."""
+    return _changed(Online(), changes)
+
+
+def collect(**changes: Any) -> ConfigDict:
+    """Return a stage that collects rollouts and pairs: see `Collect`."""
+    return _changed(Collect(), changes)
+
+
+def offline(**changes: Any) -> ConfigDict:
+    """Return a stage of offline DPO: see `Offline`."""
+    return _changed(Offline(), changes)
+
+
+def select(**changes: Any) -> ConfigDict:
+    """Return a stage that chooses the best checkpoint: see `Select`."""
+    return _changed(Select(), changes)
 
 
 def evaluate(**changes: Any) -> ConfigDict:
-    """Accuracy of policies on held-out problems."""
-    return _stage(
-        {
-            "kind": "evaluate",
-            "policies": ("sft", "warmup", "dpo"),
-            "split": "test",  # which of data.dev and data.test
-            "num_generations": 4,
-            "sampling": sampling(256),
-            "pass_at": (1, 2, 4),
-            "greedy": True,
-        },
-        changes,
-    )
+    """Return a stage that evaluates policies: see `Evaluate`."""
+    return _changed(Evaluate(), changes)
 
 
 def sweep(**changes: Any) -> ConfigDict:
-    """A study: the config under many overrides. seeds: () keeps the config's own. Fill `arms` with `arm(…)`."""
-    return _stage({"seeds": (), "arms": {}}, changes)
+    """Return a study: the config under many overrides. seeds: () keeps the config's own. Fill `arms` with `arm(…)`."""
+    return _filled({"seeds": (), "arms": {}}, changes)
 
 
 def arm(**changes: Any) -> ConfigDict:
-    """Points of a study that vary alike, written as overrides of the config.
+    """Return points of a study that vary alike, written as overrides of the config.
 
     fixed: for all of them ("stages.dpo.beta=0.5"). product: every combination of "field=value,value,…"; a value with
     commas stands in brackets. zip: fields that go together, value by value. stages: those the points keep, () for all.
     """
-    return _stage({"fixed": (), "product": (), "zip": (), "stages": ()}, changes)
+    return _filled({"fixed": (), "product": (), "zip": (), "stages": ()}, changes)
 
 
-def _stage(defaults: dict[str, Any], changes: dict[str, Any]) -> ConfigDict:
-    config = ConfigDict(defaults)
-    config.lock()
+def _filled(defaults: dict[str, Any], changes: Mapping[str, Any]) -> ConfigDict:
+    config = ConfigDict(defaults).lock()
     for name, value in changes.items():
         setattr(config, name, value)
     return config

@@ -12,7 +12,9 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import canonical, pipeline, storage
+from g2d_jax import canonical, storage
+from g2d_jax.config import Collect, Config, Offline, Online, Sft
+from g2d_jax.graph import Plan, made_from_ends, plan
 from g2d_jax.models import hf, reward_model
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
@@ -35,15 +37,16 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
     go, None for a new folder.
     Everything that the run reads but weights is read, and nothing is computed on devices. Raises what the run would.
     """
-    order = pipeline.plan(config)
+    settings = Config.of(config)
+    order = plan(settings)
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
-        context = Context(config, epath.Path(folder), tracker, order.folders(place))
+        context = Context(settings, epath.Path(folder), tracker, order.folders(place))
         with closing(context):
-            _show_settings(context, config if named is None else named)
+            _show_settings(context, config, config if named is None else named)
             if workdir is not None:
                 check_processes(place)
-                check_claim(config, place, {}, pipeline.made_from_ends(config.stages, order))
+                check_claim(settings, place, {}, made_from_ends(settings, order))
             _check(context)
             _show_stages(context, order, place)
             counts = [[split, len(problems)] for split, problems in context.problems.items()]
@@ -53,8 +56,8 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
             _try_rewards(context)
 
 
-def _show_settings(context: Context, named: ConfigDict) -> None:
-    typed = canonical.changes(named, context.config)
+def _show_settings(context: Context, config: ConfigDict, named: ConfigDict) -> None:
+    typed = canonical.changes(named, config)
     if typed:
         context.tracker.say("\n  ".join(["changed here:", *typed]))
     own = canonical.changes(canonical.defaults(named), named)
@@ -70,25 +73,25 @@ def _check(context: Context) -> None:
         if task.reward.function == "model":
             reward_model.check(hf.resolve(task.reward.model.path, revision=task.reward.model.revision))
     for name, stage in context.config.stages.items():
-        if stage.kind == "sft":
+        if isinstance(stage, Sft):
             examples, _ = sft.examples(context, name, stage)
             sft.row_length(context, stage, examples)
             alerts.say(context, name, 0, alerts.scarce("sft", len(examples), stage.batch_size, stage.steps), [])
-        elif stage.kind == "online":
+        elif isinstance(stage, Online):
             online.row_length(context, stage)
             context.train_order(name)
             ending.check_problems(context, stage)
             count = len(context.problems["train"])
             alerts.say(context, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
-        elif stage.kind == "collect" and stage.rollouts.endswith(".jsonl"):
+        elif isinstance(stage, Collect) and stage.rollouts.endswith(".jsonl"):
             external.read(context, stage.rollouts)
-        elif stage.kind == "offline" and stage.preferences not in context.config.stages:
+        elif isinstance(stage, Offline) and stage.preferences not in context.config.stages:
             offline.read(context, stage)
-        if "sampling" in stage:
+        if hasattr(stage, "sampling"):
             context.sampler()
 
 
-def _show_stages(context: Context, order: pipeline.Plan, place: epath.Path) -> None:
+def _show_stages(context: Context, order: Plan, place: epath.Path) -> None:
     stages = context.config.stages
     rows = [[name, stages[name].kind, ", ".join(order.inputs[name]) or "init"] for name in order.order]
     context.tracker.table("stages", ["stage", "kind", "reads"], rows)

@@ -12,11 +12,9 @@ import re
 import sys
 from glob import glob
 from pathlib import Path
-from typing import Literal
 
 from g2d_jax import private
-
-Setting = Literal["none", "overlap"]
+from g2d_jax.config import Flags
 
 # compute.flags "overlap": collectives beside products. No device has run it: compiled only. Each variable is read where
 # it applies, and libtpu knows XLA's flags of GPUs. What they change, and which were left out and why: docs/engine.md.
@@ -53,7 +51,7 @@ def add(flag: str, value: str, variable: str = "XLA_FLAGS") -> None:
         os.environ[variable] = f"{os.environ.get(variable, '')} {flag}={value}".strip()
 
 
-def use(setting: Setting) -> None:
+def use(setting: Flags) -> None:
     """Set the flags of compute.flags. Raises ValueError if JAX has looked for devices without them."""
     wanted = OVERLAP if setting == "overlap" else {}
     if private.backends_started() and not all(has(flag, name) for name, flags in wanted.items() for flag in flags):

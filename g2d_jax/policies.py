@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
-from ml_collections import ConfigDict
 
 from g2d_jax import compilation, pipeline, processes, storage
 from g2d_jax import config as settings
 from g2d_jax.accounting import TRAINING
 from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.card import card
-from g2d_jax.config import source
+from g2d_jax.config import Config, Evaluate, Mesh, SamplingStage, Select, Source, Split
+from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import hf, peft
@@ -33,7 +33,7 @@ from g2d_jax.watcher import watched
 from g2d_jax.workdir import absolute, no_run, packages, stage_folders, stage_steps
 
 
-def read_config(workdir: epath.Path) -> ConfigDict:
+def read_config(workdir: epath.Path) -> Config:
     """The config a work directory was started with. Raises ValueError if it holds no run."""
     file = workdir / "config.json"
     if not file.exists():
@@ -47,11 +47,11 @@ def read_config(workdir: epath.Path) -> ConfigDict:
         raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
     for section in (config, *config.tasks.values()):
         section.reward.folder = None  # what lies in work directories names no code to run
-    return config
+    return Config.of(config)
 
 
 @contextmanager
-def opened(workdir: storage.PathLike, config: ConfigDict | None = None) -> Iterator[Context]:
+def opened(workdir: storage.PathLike, config: Config | None = None) -> Iterator[Context]:
     """A run's context for looking at it, on whatever devices there are: logs nothing to TensorBoard or W&B."""
     folder = absolute(workdir)
     config = _on_this_machine(config or read_config(folder))
@@ -65,26 +65,25 @@ def opened(workdir: storage.PathLike, config: ConfigDict | None = None) -> Itera
             context.close()
 
 
-def _on_this_machine(config: ConfigDict) -> ConfigDict:
-    """The config, with a mesh of all devices where the run's own is of another number of them."""
-    changed = copy.deepcopy(config)
+def _on_this_machine(config: Config) -> Config:
+    """Return the config, with a mesh of all devices where the run's own is of another number of them."""
     try:
-        make_mesh(**config.mesh)
+        make_mesh(**config.mesh.to_dict())
     except ValueError:
-        changed.mesh.update(data=1, fsdp=-1, tensor=1)
+        config = replace(config, mesh=Mesh())
     if config.compute.sampling_tensor and jax.device_count() % config.compute.sampling_tensor:
-        changed.compute.sampling_tensor = 0
-    return changed
+        config = replace(config, compute=replace(config.compute, sampling_tensor=0))
+    return config
 
 
-def last_policy(config: ConfigDict) -> str:
+def last_policy(config: Config) -> str:
     """The last stage that trains, or the selection among its checkpoints: what a run is for."""
     order = pipeline.plan(config).order
     trained = [name for name in order if config.stages[name].kind in TRAINING]
     if not trained:
         raise ValueError("no stage of this run trains a policy: name one with --policy")
-    stages = config.stages
-    chosen = [name for name in order if stages[name].kind == "select" and stages[name].policy == trained[-1]]
+    stages = config.stages.items()
+    chosen = [name for name, stage in stages if isinstance(stage, Select) and stage.policy == trained[-1]]
     return [trained[-1], *chosen][-1]
 
 
@@ -93,7 +92,7 @@ def evaluate(
     policy: str,
     *,
     problems: str | None = None,
-    split: str | None = None,
+    split: splits.Split | None = None,
     limit: int | None = None,
     task: str = "main",
     **sampling: Any,
@@ -107,24 +106,25 @@ def evaluate(
     """
     folder = absolute(workdir)
     config = read_config(folder)
-    stages = [stage for stage in config.stages.values() if stage.kind == "evaluate"]
+    stages = [stage for stage in config.stages.values() if isinstance(stage, Evaluate)]
     if not stages:
         raise ValueError("the run has no evaluate stage to take settings from")
-    stage = stages[0].copy_and_resolve_references()
-    stage.policies = (policy,)
+    changes = {name: value for name, value in sampling.items() if value is not None}
+    samples = changes.pop("num_generations", stages[0].num_generations)
+    stage = replace(
+        stages[0],
+        policies=(policy,),
+        num_generations=samples,
+        sampling=replace(stages[0].sampling, **changes),
+        pass_at=tuple(k for k in stages[0].pass_at if k <= samples),
+    )
     if problems is not None:
-        sections = {"main": config.data, **config.tasks}
-        if task not in sections:
-            raise ValueError(f"there is no task {task!r}; the run has {', '.join(sections)}")
-        for section in sections.values():
-            section[stage.split].path = ""
-        sections[task][stage.split] = source(problems, split or "", limit)
+        if task not in config.all_tasks:
+            raise ValueError(f"there is no task {task!r}; the run has {', '.join(config.all_tasks)}")
+        source = Source(path=problems, split=split or "", limit=limit)
+        config = _asking(config, task, stage.split, source)
     elif split or limit or task != "main":
         raise ValueError("split, limit and task say how to take other problems: name these too")
-    for name, value in sampling.items():
-        if value is not None:
-            setattr(stage if name == "num_generations" else stage.sampling, name, value)
-    stage.pass_at = tuple(k for k in stage.pass_at if k <= stage.num_generations)
     with opened(folder, config) as context:
         held_out = [[problem.id, problem.answer] for problem in context.problems[stage.split]]
         asked = storage.fingerprint([stage.to_dict(), held_out, version(context, policy)])
@@ -140,6 +140,14 @@ def evaluate(
         context.tracker.table(*summary_table(manifest, []))
         context.tracker.say(f"completions: {place / 'rollouts'}")
     return manifest
+
+
+def _asking(config: Config, task: str, split: Split, source: Source) -> Config:
+    """Return the config with these problems in place of a task's held-out split, and none in that of the others."""
+
+    sources: dict[str, Any] = {name: {split: source if name == task else Source()} for name in config.all_tasks}
+    tasks = {name: replace(section, **sources[name]) for name, section in config.tasks.items()}
+    return replace(config, data=replace(config.data, **sources["main"]), tasks=tasks)
 
 
 def version(context: Context, policy: str) -> Any:
@@ -273,7 +281,7 @@ def sample(
     """
     with opened(workdir) as context:
         chosen = policy or last_policy(context.config)
-        samplings = [s.sampling for s in context.config.stages.values() if "sampling" in s]
+        samplings = [stage.sampling for stage in context.config.stages.values() if isinstance(stage, SamplingStage)]
         if not samplings:
             raise ValueError("the run has no stage with sampling settings")
         params = context.sampling_params(samplings[0], temperature=temperature)

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from etils import epath
-from ml_collections import ConfigDict
 
 from g2d_jax import __version__, storage
 from g2d_jax.canonical import differences, from_dict, identity, own_differences, to_dict, with_longer
+from g2d_jax.config import Config
 from g2d_jax.locks import LOCK as LOCK
 from g2d_jax.locks import awaited as awaited
 from g2d_jax.locks import locked as locked
@@ -78,7 +78,7 @@ def _numbered(workdir: epath.Path) -> list[tuple[re.Match[str] | None, epath.Pat
 
 
 def claim(
-    config: ConfigDict,
+    config: Config,
     workdir: epath.Path,
     own: Mapping[str, str] = MappingProxyType({}),
     ends: Mapping[str, Sequence[str]] = MappingProxyType({}),
@@ -101,7 +101,7 @@ def claim(
 
 
 def check_claim(
-    config: ConfigDict,
+    config: Config,
     workdir: epath.Path,
     own: Mapping[str, str] = MappingProxyType({}),
     ends: Mapping[str, Sequence[str]] = MappingProxyType({}),
@@ -132,7 +132,7 @@ def check_claim(
 
 def _check_unchanged(
     content: Mapping[str, Any],
-    config: ConfigDict,
+    config: Config,
     workdir: epath.Path,
     own: Mapping[str, str],
     ends: Mapping[str, Collection[str]],

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from g2d_jax import pipeline
+from g2d_jax.config import Config
 from g2d_jax.data import arithmetic
 from g2d_jax.data.problems import load_problems
 
@@ -33,7 +34,7 @@ def test_parts_on_a_cpu(part, tmp_path, capsys):
 def test_variants_of_the_demo_can_run(variant, monkeypatch):
     monkeypatch.setattr(arithmetic, "TASKS", {**arithmetic.TASKS})
     config = DEMO_TASK["config_of"](variant, 1)
-    pipeline.check(config)
+    pipeline.check(Config.of(config))
     problems, _ = load_problems(config.data.train.path, split="train", limit=100)
     assert config.stages.evaluate.split == "dev"
     assert max(len(problem.prompt) for problem in problems) <= config.data.max_prompt_length

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from etils import epath
 from forks import Forks
 
 from g2d_jax import cli, processes, storage
+from g2d_jax.config import Config, Mesh
 from g2d_jax.resolve import resolve
 from g2d_jax.watcher import watched
 from g2d_jax.workdir import claim
@@ -223,7 +225,7 @@ def test_dry_run_refuses_what_the_run_would(
 
 
 def test_dry_run_looks_at_the_work_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    claim(resolve(TINY), epath.Path(tmp_path))
+    claim(Config.of(resolve(TINY)), epath.Path(tmp_path))
     (tmp_path / "01-sft").mkdir()
     before = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
     assert cli.main(["run", "--config", TINY, "--dry-run", str(tmp_path), "--config.seed=3"]) == 1
@@ -541,8 +543,7 @@ def test_export_loads_in_transformers_with_the_same_logits(
     assert cli.main(["export", "--workdir", str(work), "--output", "model/README.md"]) == 1
     assert "is a file: choose another --output" in capsys.readouterr().err
     elsewhere = policies.read_config(work)
-    elsewhere.mesh.update(data=2, fsdp=64, tensor=1)
-    elsewhere.compute.sampling_tensor = 64
+    elsewhere = replace(elsewhere, mesh=Mesh(data=2, fsdp=64), compute=replace(elsewhere.compute, sampling_tensor=64))
     with policies.opened(work, elsewhere) as context:  # the run had a mesh of 128 devices
         assert context.mesh.size == jax.device_count() and context.policy("dpo").config == params.config
     assert cli.main(["export", "--workdir", str(work), "--output", "other", "--policy", "hf:model"]) == 0  # and back

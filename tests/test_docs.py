@@ -6,6 +6,7 @@ from pathlib import Path
 
 from g2d_jax import config as settings
 from g2d_jax import pipeline
+from g2d_jax.config import Config
 from g2d_jax.resolve import resolve
 
 ROOT = Path(__file__).parents[1]
@@ -79,5 +80,5 @@ def test_the_config_in_the_readme_is_one(tmp_path: Path) -> None:
     file = tmp_path / "my_config.py"
     file.write_text(block)
     config = resolve(str(file), ["config.stages.warmup.steps=100"])
-    assert pipeline.check(config).order == ("warmup", "collect", "dpo", "evaluate")
+    assert pipeline.check(Config.of(config)).order == ("warmup", "collect", "dpo", "evaluate")
     assert config.stages.warmup.steps == 100

@@ -12,13 +12,26 @@ PACKAGE = Path(__file__).resolve().parents[1] / "g2d_jax"
 
 LEVELS = {
     **dict.fromkeys(
-        ["records", "keys", "config", "canonical", "resolve", "mesh", "processes", "storage", "tables", "tracking"], 0
+        [
+            "records",
+            "keys",
+            "section",
+            "config",
+            "canonical",
+            "resolve",
+            "mesh",
+            "processes",
+            "storage",
+            "tables",
+            "tracking",
+        ],
+        0,
     ),
     **dict.fromkeys(["locks", "watcher", "workdir", "compilation", "compiling", "recipes", "ranges"], 0),
     **dict.fromkeys(["flags", "private"], 0),
     **dict.fromkeys(["models", "data", "losses", "rewards", "stats", "frontier", "elo", "informativeness"], 1),
     **dict.fromkeys(["accounting", "stopping"], 1),
-    **dict.fromkeys(["sampler", "training", "scoring"], 2),
+    **dict.fromkeys(["graph", "sampler", "training", "scoring"], 2),
     **dict.fromkeys(["stages"], 3),
     **dict.fromkeys(
         ["pipeline", "sweep", "report", "policies", "card", "judging", "dryrun", "plan", "cli", "__main__"], 4

@@ -23,6 +23,7 @@ import jax, numpy as np, tiny
 from etils import epath
 from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.models import decoder, hf
+from g2d_jax.config import Config
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.stages.context import Context
 tokenizer = load_tokenizer("procedural:slips")
@@ -33,12 +34,12 @@ for url in sys.argv[2:]:
     tokenizer.save(url)
     hf.save(model, url, max_shard_bytes=20_000, eos_ids=tokenizer.eos_ids)
     config.model.path = url
-    context = Context(config, folder, None, {})
+    context = Context(Config.of(config), folder, None, {})
     assert context.model_config == shape
     assert context.tokenizer.fingerprint == tokenizer.fingerprint
     jax.tree.map(np.testing.assert_array_equal, context.policy("init"), model)
     config.model.path = url + "/none"
-    context = Context(config, folder, None, {})
+    context = Context(Config.of(config), folder, None, {})
     for attribute in ("model_config", "tokenizer"):
         try:
             getattr(context, attribute)

@@ -12,7 +12,8 @@ import pytest
 from ml_collections import ConfigDict
 from toys import LLAMA, QWEN, save_policy, save_rows, solved_problems
 
-from g2d_jax import dryrun, pipeline, recipes, storage
+from g2d_jax import dryrun, graph, pipeline, recipes, storage
+from g2d_jax.config import Config
 from g2d_jax.resolve import resolve
 from g2d_jax.sweep.points import points
 from g2d_jax.tracking import read_metrics
@@ -55,7 +56,7 @@ def test_models(model: str) -> None:
 def test_hyper_parameters(model: str, method: str, lora: int, rate: float) -> None:
     """Table 4 of arXiv 2506.21495, verifiable tasks, and what the papers leave open."""
     config = resolve(f"{model}:method={method},lora={lora}")
-    assert pipeline.check(config).order == METHODS[method]
+    assert pipeline.check(Config.of(config)).order == METHODS[method]
     adapters = (lora, 32.0, "bfloat16") if lora else (0, 16.0, "float32")
     assert (config.lora.rank, config.lora.alpha, config.lora.base_dtype) == adapters
     assert (config.lora.targets, config.lora.rslora) == (("all-linear",), False)
@@ -147,7 +148,7 @@ def test_suites_by_name(name: str, train: str, test: tuple[str, str, int | None]
 def test_test_problems_are_not_trained_on(suite: str) -> None:
     config = resolve("qwen2.5-7b", [f"data.train.path={suite}"])
     with pytest.raises(ValueError, match=f"data.train.path is '{suite}', which are test problems: train on math"):
-        pipeline.check(config)
+        pipeline.check(Config.of(config))
 
 
 # The study over K
@@ -208,10 +209,10 @@ SUITES = [("math", "math500", 5), ("gsm8k", "amc23", 4), ("numinamath", "gsm8k-t
 def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, test, count = SUITES[SPECS.index(spec) % len(SUITES)]
     config = at_toy_size(spec, toys, train, test)
-    pipeline.check(config)
+    pipeline.check(Config.of(config))
     dryrun.show(config)
     shown = capsys.readouterr().out
-    places = [shown.index(f" {name} ", shown.index("reads")) for name in pipeline.plan(config).order]
+    places = [shown.index(f" {name} ", shown.index("reads")) for name in graph.plan(Config.of(config)).order]
     assert places == sorted(places)
     assert "Given the following problem, reason and give a final answer" in shown
     assert (" of them trained" in shown) == bool(config.lora.rank)

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from toys import LLAMA, PAPER, QWEN, SIZES, make_tokenizer, save_policy, save_rows, solved_problems
 
 from g2d_jax import pipeline, policies
-from g2d_jax.config import is_scalar
+from g2d_jax.config import Config
 from g2d_jax.resolve import resolve
 from g2d_jax.stages.context import Context
 from g2d_jax.tracking import Tracker, read_metrics
@@ -64,7 +64,7 @@ def published(stage: ConfigDict) -> tuple[object, ...]:
 @pytest.mark.parametrize("model", ["llama-3.1-8b-instruct", "qwen2.5-7b"])
 def test_a_row_has_the_papers_numbers(spec: str, model: str) -> None:
     config = resolve(f"{spec},model={model}")
-    assert pipeline.check(config).order == ("train", "best", "evaluate")
+    assert pipeline.check(Config.of(config)).order == ("train", "best", "evaluate")
     stage, adam = config.stages.train, config.stages.train.optimizer
     beta = stage.beta if stage.loss == "grpo" else stage.dpo.beta
     numbers = (beta, adam.learning_rate, adam.eps, adam.max_grad_norm, stage.reference_sync)
@@ -113,7 +113,7 @@ def test_data_of_the_rows() -> None:
 
     read = [(chat.data[split].split, chat.data[split].limit) for split in ("train", "dev")]
     assert read == [("train", 1000), ("dev", 470)] and chat.data.train.path == "wildchat"
-    assert (chat.reward.function, is_scalar(chat.reward), chat.reward.model.path) == (
+    assert (chat.reward.function, Config.of(chat).reward.is_scalar, chat.reward.model.path) == (
         "model", True, "Nexusflow/Athene-RM-8B"
     )  # fmt: skip
     assert resolve("bridging-chat:dev=held-out.jsonl").data.dev.path == "held-out.jsonl"
@@ -121,9 +121,8 @@ def test_data_of_the_rows() -> None:
     assert (both.data.train.path, both.data.train.limit, both.data.weight) == ("numinamath", 100_000, 2.0)
     other = both.tasks.chat
     assert (other.train.path, other.train.limit, other.weight) == ("wildchat", 50_000, 1.0)
-    assert (is_scalar(both.reward), is_scalar(other.reward), other.reward.model.path) == (
-        False, True, "Nexusflow/Athene-RM-8B"
-    )  # fmt: skip
+    scalar = {name: task.reward.is_scalar for name, task in Config.of(both).all_tasks.items()}
+    assert scalar == {"main": False, "chat": True} and other.reward.model.path == "Nexusflow/Athene-RM-8B"
     alone = {row: resolve(f"bridging-mixed:row={row},start=hf:x/y") for row in ("chat-to-math", "math-to-chat")}
     assert {row: (c.data.train.path, c.data.train.limit, len(c.tasks)) for row, c in alone.items()} == {
         "chat-to-math": ("numinamath", 100_000, 0),
@@ -306,7 +305,7 @@ def check_dpo(spec: str, steps: list[dict[str, float]], every: int) -> None:
 )
 def test_prompts_are_those_of_the_papers_figures(spec: str, text: str, toys: Path, tmp_path: Path) -> None:
     with Tracker(None, tensorboard=False) as tracker:
-        context = Context(shrunk(spec, toys, RUNS[spec]), epath.Path(tmp_path), tracker, {})
+        context = Context(Config.of(shrunk(spec, toys, RUNS[spec])), epath.Path(tmp_path), tracker, {})
         for problem in context.problems["train"]:
             said = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[0]["content"]
             assert context.tokenizer.render(problem) == text.format(said)

@@ -24,6 +24,7 @@ from forks import Forks
 from g2d_jax import config as settings
 from g2d_jax import storage, tables, workdir
 from g2d_jax.canonical import to_dict
+from g2d_jax.config import Config
 from g2d_jax.data.problems import load_problems
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
@@ -286,7 +287,7 @@ def test_a_login_in_a_config_made_in_python_is_not_written(tmp_path: Path) -> No
     config = settings.base()
     config.reward.judge.url = f"https://someone:{PASSWORD}@host.example/v1"
     with pytest.raises(ValueError, match=r"reward\.judge\.url holds a URL"):
-        workdir.claim(config, epath.Path(tmp_path / "run"))
+        workdir.claim(Config.of(config), epath.Path(tmp_path / "run"))
     assert PASSWORD.encode() not in everything(tmp_path)
 
 

@@ -13,6 +13,7 @@ from cases import MODELS, STOPS, Case, Clock, run, tokens
 
 from g2d_jax import mesh as meshes
 from g2d_jax import processes
+from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Group, Packed, Response, pack, positions, round_up
 from g2d_jax.losses import dpo_weights, group_advantages
 from g2d_jax.models import decoder
@@ -38,7 +39,7 @@ class Library:
         self.sampler = Sampler(config, meshes.sampling(self.mesh, 1, config.num_key_value_heads), seed=0)
         compute = objectives.Compute(self.mesh, remat="attention")
         self.scorer = make_scorer(compute)
-        optimizer, _ = make_optimizer(1e-5, total_steps=10_000)
+        optimizer, _ = make_optimizer(Optimizer(learning_rate=1e-05), total_steps=10000)
         self.state = fresh_state(self.model, optimizer, self.mesh)
         self.train = make_train_step(_objective(compute, case), optimizer, config, self.mesh)
 

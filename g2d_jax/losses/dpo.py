@@ -12,16 +12,14 @@ N: preference pairs. Log-probabilities are sums over the tokens of a response (n
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from g2d_jax.config import DPOLossType, DPONormalizer
 from g2d_jax.losses.reduction import Sums, active_count, active_sum, check_same_shape, fill_inactive, weighted_sum
-
-DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo"]
-DPONormalizer = Literal["pairs", "prompts"]
 
 
 def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:

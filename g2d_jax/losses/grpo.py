@@ -15,13 +15,13 @@ N prompts, G responses per prompt, S sequences (all responses of one optimiser s
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from g2d_jax.config import GRPOLossType, ScaleRewards
 from g2d_jax.losses.logprobs import sequence_means
 from g2d_jax.losses.reduction import (
     Sums,
@@ -33,9 +33,6 @@ from g2d_jax.losses.reduction import (
     fill_inactive,
     weighted_sum,
 )
-
-GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo"]
-ScaleRewards = Literal["none", "group", "batch"]
 
 MAX_LOG_RATIO = 20.0
 """Upper bound of a log-ratio before exp, so that ratio and gradient stay finite: e^20 is 4.9e8. Beyond it a token has

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,13 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
+from g2d_jax.config import Remat
 from g2d_jax.models import quantise
 from g2d_jax.models.attention import SAVED, attend_blocks, attend_cached, packed_attention, rotary_table, rotate
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
 from g2d_jax.models.table import Param, block_params, full_shape, outer_params
-
-Remat = Literal["none", "full", "attention"]
 
 
 class Block(nnx.Module):

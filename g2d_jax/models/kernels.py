@@ -33,11 +33,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
+from g2d_jax.config import AttentionSetting, DecodeKernel
 from g2d_jax.models.attention import CPU_BLOCK, SAVED, packed_attention, visible
 
-Setting = Literal["auto", "xla", "splash", "cudnn"]
 Kernel = Literal["xla", "splash", "cudnn"]
-DecodeKernel = Literal["xla", "pallas"]
 Layout = Literal["sequence", "packed"]
 Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 """(q [B, T, H, D], k and v [B, T, K, D], segment_ids int32 [B, T]) -> [B, T, H, D]."""
@@ -51,7 +50,9 @@ XLA_BLOCK = 512
 _OF_PLATFORM: dict[str, Kernel] = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn", "cpu": "xla"}
 
 
-def choose(setting: Setting, *, platform: str, dtype: jnp.dtype, head_dim: int, length: int, layout: Layout) -> Kernel:
+def choose(
+    setting: AttentionSetting, *, platform: str, dtype: jnp.dtype, head_dim: int, length: int, layout: Layout
+) -> Kernel:
     """The kernel for rows of `length` columns.
 
     setting: compute.attention. platform: of the mesh's devices, as JAX names it. dtype: of activations. "auto" takes
@@ -101,7 +102,7 @@ def platform_of(mesh: Mesh) -> str:
     return str(mesh.devices.flat[0].platform)
 
 
-def attention_for(setting: Setting, mesh: Mesh, layout: Layout) -> Attention:
+def attention_for(setting: AttentionSetting, mesh: Mesh, layout: Layout) -> Attention:
     """The attention of `decoder.forward`; which kernel it is, is decided by the shapes it is traced with."""
 
     def attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ import re
 from ml_collections import ConfigDict
 
 from g2d_jax import flags
+from g2d_jax.config import Config
 from g2d_jax.plan.topologies import topology
 from g2d_jax.resolve import locate, shipped
 
@@ -52,31 +53,32 @@ def plan(
             "a prompt and a response have at least one token and a price is not negative: got prompt "
             f"{prompt}, response {response}, price {price}"
         )
+    settings = Config.of(config)
     if unknown := [stage for stage in stages if stage not in config.stages]:
         raise ValueError(f"no stage {unknown[0]!r}; there are {', '.join(config.stages)}")
     from g2d_jax.plan import compiling
 
     compiling.prepare(machine)
-    flags.use(config.compute.flags)
+    flags.use(settings.compute.flags)
     from g2d_jax import pipeline
     from g2d_jax.plan import planning, savings, show
     from g2d_jax.tracking import Screen
 
-    pipeline.check(config)
+    pipeline.check(settings)
     screen = Screen()
     compiler = planning.Compiler.of(machine, screen.say)
     if auto:
-        found = planning.search(config, machine, compiler, stages=stages)
+        found = planning.search(settings, machine, compiler, stages=stages)
         if found is None:
             tried = f"none of the {planning.MOST_TRIED} settings tried fits {name}"
             screen.say(f"{tried}; without --auto, bfloat16 moments and LoRA are tried too")
             return False
         screen.say(f"chosen: {found.overrides()}")
-        config = found.apply(config)
-    made = planning.make(config, machine, compiler, stages=stages, prompt=prompt, response=response)
+        settings = found.apply(settings)
+    made = planning.make(settings, machine, compiler, stages=stages, prompt=prompt, response=response)
     show.show(made, screen, price=price, response=response, verbose=verbose)
     if made.misfits and not auto:
-        found = planning.search(config, machine, compiler, stages=stages)
+        found = planning.search(settings, machine, compiler, stages=stages)
         if found is not None:
             screen.say(f"what would fit: {found.overrides()}")
         elif changed := savings.search_savings(config, machine, compiler, stages=stages):

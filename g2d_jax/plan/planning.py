@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import itertools
@@ -10,14 +9,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 from etils import epath
-from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
-from g2d_jax import pipeline
+from g2d_jax.config import Config, Remat, TrainingStage
+from g2d_jax.graph import plan
 from g2d_jax.losses import chunk_of
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import count_trained
@@ -64,7 +63,7 @@ class Plan:
     mean tokens of a prompt."""
 
     topology: Topology
-    config: ConfigDict
+    config: Config
     model: ModelConfig
     mesh: Mapping[str, int]
     sampling_ways: int
@@ -125,7 +124,7 @@ def model_shape(context: Context) -> ModelConfig:
 
 @contextmanager
 def planned(
-    config: ConfigDict, compiler: Compiler, memory: int | None = None, prompt: int | None = None
+    config: Config, compiler: Compiler, memory: int | None = None, prompt: int | None = None
 ) -> Iterator[Context]:
     """The run's context on the compiler's machine. memory: bytes of a device, which those devices do not tell. prompt:
     mean tokens of a prompt, None: of the problems where tokenizer and problems are on this machine, else the most.
@@ -133,10 +132,10 @@ def planned(
     Raises ValueError for a mesh that does not fit the machine, and for offloading where its devices tell of no memory
     to offload to, as GPUs do that are not here.
     """
-    order = pipeline.plan(config)
+    order = plan(config)
     with tempfile.TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         context = Context(config, epath.Path(folder), tracker, order.folders(epath.Path(folder)))
-        mesh = meshes.make_mesh(**config.mesh, devices=compiler.devices)
+        mesh = meshes.make_mesh(**config.mesh.to_dict(), devices=compiler.devices)
         if config.compute.offload_optimizer:
             meshes.check_host_memory(mesh)
         model = model_shape(context)
@@ -157,7 +156,7 @@ def planned(
 
 
 def make(
-    config: ConfigDict,
+    config: Config,
     topology: Topology,
     compiler: Compiler,
     *,
@@ -168,7 +167,7 @@ def make(
     """Compile every program of the stages (default: all). prompt: see `planned`. response: mean tokens of a response,
     None: the longest."""
     with planned(config, compiler, topology.device.usable, prompt) as context:
-        wanted = stages or pipeline.plan(config).order
+        wanted = stages or plan(config).order
         programs = [programs_of(context, name, response) for name in wanted]
         compiler.expect(sum(map(len, programs)))
         entries = [entry for some in programs for entry in _stage(compiler, topology, some)]
@@ -214,14 +213,12 @@ class Choice:
     fsdp: int
     tensor: int
     microbatch_tokens: int
-    remat: str
+    remat: Remat
 
-    def apply(self, config: ConfigDict) -> ConfigDict:
+    def apply(self, config: Config) -> Config:
         """A copy of the config with them."""
-        changed = copy.deepcopy(config)
-        changed.mesh.update(data=1, fsdp=self.fsdp, tensor=self.tensor)
-        changed.compute.update(microbatch_tokens=self.microbatch_tokens, remat=self.remat)
-        return changed
+        compute = replace(config.compute, microbatch_tokens=self.microbatch_tokens, remat=self.remat)
+        return replace(config, mesh=replace(config.mesh, data=1, fsdp=self.fsdp, tensor=self.tensor), compute=compute)
 
     def overrides(self) -> str:
         """As a user writes them."""
@@ -235,7 +232,7 @@ class Choice:
         return " ".join(f"--config.{name}={value}" for name, value in values.items())
 
 
-def choice_of(config: ConfigDict, devices: int) -> Choice:
+def choice_of(config: Config, devices: int) -> Choice:
     """The config's own settings as a choice."""
     mesh = config.mesh
     tensor = mesh.tensor if mesh.tensor > 0 else devices // (mesh.data * mesh.fsdp)
@@ -243,7 +240,7 @@ def choice_of(config: ConfigDict, devices: int) -> Choice:
     return Choice(devices // tensor, tensor, compute.microbatch_tokens, compute.remat)
 
 
-def choices(config: ConfigDict, topology: Topology) -> list[Choice]:
+def choices(config: Config, topology: Topology) -> list[Choice]:
     """All that may be tried, quickest first by formula: little computed again, few micro-batches, no tensor split."""
     own, devices = choice_of(config, topology.devices), topology.devices
     host = devices // topology.hosts
@@ -251,7 +248,7 @@ def choices(config: ConfigDict, topology: Topology) -> list[Choice]:
     tokens = [own.microbatch_tokens * 2**power // 16 for power in range(7)]
     made = [
         Choice(devices // tensor, tensor, count, remat)
-        for tensor, count, remat in itertools.product(tensors, tokens, ("none", "attention", "full"))
+        for tensor, count, remat in itertools.product(tensors, tokens, get_args(Remat))
         if count >= devices // tensor
     ]
 
@@ -263,7 +260,7 @@ def choices(config: ConfigDict, topology: Topology) -> list[Choice]:
 
 
 def train_bytes(
-    model: ModelConfig, config: ConfigDict, choice: Choice, row_length: int, stages: Sequence[str] = ()
+    model: ModelConfig, config: Config, choice: Choice, row_length: int, stages: Sequence[str] = ()
 ) -> float:
     """A train step's bytes a device by formula, the largest among these stages (default: all).
 
@@ -283,18 +280,18 @@ def train_bytes(
     return held / (choice.fsdp * choice.tensor) + kept + layer + head + logits
 
 
-def state_bytes(config: ConfigDict, stages: Sequence[str] = ()) -> int:
+def state_bytes(config: Config, stages: Sequence[str] = ()) -> int:
     """Bytes a trained parameter of the largest optimiser state of these stages (default: all), but for what is
     offloaded, which is not on the devices."""
     if config.compute.offload_optimizer:
         return 0
     named = [config.stages[name] for name in stages or config.stages]
-    settings = [stage.optimizer for stage in named if "optimizer" in stage]
+    settings = [stage.optimizer for stage in named if isinstance(stage, TrainingStage)]
     return max((optimizer.state_bytes(s.kind, s.moment_dtype) for s in settings), default=8)
 
 
 def search(
-    config: ConfigDict,
+    config: Config,
     topology: Topology,
     compiler: Compiler,
     *,
@@ -330,7 +327,7 @@ def _spread(likely: Sequence[Choice], most: int) -> list[Choice]:
     return [likely[round(i * (len(likely) - 1) / (most - 1))] for i in range(most)]
 
 
-def _all_fit(config: ConfigDict, topology: Topology, compiler: Compiler, stages: Sequence[str]) -> bool:
+def _all_fit(config: Config, topology: Topology, compiler: Compiler, stages: Sequence[str]) -> bool:
     with planned(config, compiler, topology.device.usable) as context:
         for name in stages or config.stages:
             programs = programs_of(context, name)

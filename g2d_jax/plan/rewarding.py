@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
+from g2d_jax.config import Config
 from g2d_jax.models import reward_model
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import matmul_params
@@ -48,12 +48,12 @@ class Scoring:
         return embed.dtype.itemsize * matmul_params(self.config)
 
 
-def scorings(config: ConfigDict, mesh: Mesh) -> Iterator[Scoring]:
+def scorings(config: Config, mesh: Mesh) -> Iterator[Scoring]:
     """A full batch of the longest conversations for every reward model of a run.
 
     Raises ValueError for a name that models/shapes.py does not know and that is no local folder.
     """
-    tasks = [(config.data.weight, config.reward), *((task.weight, task.reward) for task in config.tasks.values())]
+    tasks = [(task.weight, task.reward) for task in config.all_tasks.values()]
     models = {str(reward.model.path): reward.model for _, reward in tasks if reward.function == "model"}
     for path, settings in models.items():
         weight = sum(weight for weight, reward in tasks if reward.function == "model" and reward.model.path == path)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from g2d_jax import resolve
+from g2d_jax.config import Config, TrainingStage
 from g2d_jax.plan.planning import Choice, Compiler, search
 from g2d_jax.plan.topologies import Topology
 
@@ -16,7 +17,7 @@ MOST_TRIED = 2  # choices of mesh, micro-batch and so on that are compiled with 
 RANK = 16
 
 
-def savings(config: ConfigDict, stages: Sequence[str] = ()) -> list[list[str]]:
+def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
     """Lists of overrides that make training need less memory, the one that changes least first.
 
     Full training: AdamW's moments in bfloat16; adapters beside a base in bfloat16; with qwix, its layers as int8 codes.
@@ -27,11 +28,15 @@ def savings(config: ConfigDict, stages: Sequence[str] = ()) -> list[list[str]]:
         base = ["lora.base_dtype=bfloat16"] if config.lora.base_dtype == "float32" else []
         beside = [base, [*base, *codes]] if codes and not config.lora.quantise else [base]
         return [found for found in beside if found]
-    trained = [name for name in stages or config.stages if "optimizer" in config.stages[name]]
+    trained = {
+        name: stage.optimizer
+        for name, stage in config.stages.items()
+        if isinstance(stage, TrainingStage) and name in (stages or config.stages)
+    }
     moments = [
         f"stages.{name}.optimizer.moment_dtype=bfloat16"
-        for name in trained
-        if (config.stages[name].optimizer.kind, config.stages[name].optimizer.moment_dtype) == ("adamw", "float32")
+        for name, optimizer in trained.items()
+        if optimizer.kind == "adamw" and optimizer.moment_dtype == "float32"
     ]
     adapters = [f"lora.rank={RANK}", "lora.base_dtype=bfloat16"]
     beside = ([adapters, [*adapters, *codes]] if codes else [adapters]) if trained else []
@@ -42,12 +47,12 @@ def search_savings(
     config: ConfigDict, topology: Topology, compiler: Compiler, *, stages: Sequence[str] = ()
 ) -> tuple[list[str], Choice] | None:
     """The first of `savings` with which something fits, and the choice that does, by compiling; None if none does."""
-    for overrides in savings(config, stages):
+    for overrides in savings(Config.of(config), stages):
         changed = copy.deepcopy(config)
         for override in overrides:
             resolve.apply(changed, override)
         compiler.say(f"with {as_arguments(overrides)}")
-        found = search(changed, topology, compiler, stages=stages, most=MOST_TRIED)
+        found = search(Config.of(changed), topology, compiler, stages=stages, most=MOST_TRIED)
         if found is not None:
             return overrides, found
     return None

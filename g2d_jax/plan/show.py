@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
+from g2d_jax.config import Evaluate
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params
 from g2d_jax.plan.planning import Entry, Plan
@@ -82,18 +83,21 @@ def assumptions(plan: Plan) -> list[str]:
     config, planned = plan.config, {entry.program.stage for entry in plan.entries}
     if reads_locally(config):
         return []
-    splits = {config.stages[name].split: name for name in planned if "split" in config.stages[name]}
-    sections = {"data": config.data, **{f"tasks.{name}": task for name, task in config.tasks.items()}}
+    splits = {stage.split: name for name in planned if isinstance(stage := config.stages[name], Evaluate)}
+    sources = {
+        f"data.{split}" if name == "main" else f"tasks.{name}.{split}": (stage, getattr(task, split))
+        for split, stage in sorted(splits.items())
+        for name, task in config.all_tasks.items()
+    }
     lengths = [
         f"prompts of data.max_prompt_length tokens, {plan.prompt:,.0f}, are assumed: tokenizer and problems are not "
         "all on this machine; --prompt N gives their mean"
     ]
     return lengths * (plan.prompt == config.data.max_prompt_length) + [
-        f"{stage}: {ASSUMED:,} problems of {name}.{split}, which is not read and has no limit: set how many there are "
-        f"with --config.{name}.{split}.limit=N"
-        for split, stage in sorted(splits.items())
-        for name, section in sections.items()
-        if not section[split].limit and section[split].path.partition(":")[0] not in SUITES
+        f"{stage}: {ASSUMED:,} problems of {name}, which is not read and has no limit: set how many there are with "
+        f"--config.{name}.limit=N"
+        for name, (stage, source) in sources.items()
+        if not source.limit and source.path.partition(":")[0] not in SUITES
     ]
 
 

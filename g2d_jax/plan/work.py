@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from etils import epath
-from ml_collections import ConfigDict
 
 from g2d_jax import storage
+from g2d_jax.config import Config, Source
 from g2d_jax.data.problems import NAMED
 from g2d_jax.data.rows import SUFFIXES
 from g2d_jax.models import hf, shapes
@@ -56,14 +56,13 @@ def shape_of(path: str) -> ModelConfig:
     return shapes.shape(path)
 
 
-def reads_locally(config: ConfigDict) -> bool:
+def reads_locally(config: Config) -> bool:
     """Tell whether tokenizer and problems are files on this machine, so that the lengths of prompts can be counted."""
     tokenizer = config.tokenizer.path or config.model.path
     files = [epath.Path(tokenizer).expanduser() / name for name in ("tokenizer.json", "tokenizer_config.json")]
     if tokenizer and not (storage.is_local(tokenizer) and any(file.exists() for file in files)):
         return False
-    sections = (config.data, *config.tasks.values())
-    sources = [section[split].path for section in sections for split in ("train", "dev", "test")]
+    sources = [source.path for task in config.all_tasks.values() for source in (task.train, task.dev, task.test)]
     return all(source.startswith("procedural:") or _is_local_file(source) for source in sources if source)
 
 
@@ -73,9 +72,7 @@ def _is_local_file(source: str) -> bool:
     return path.endswith(SUFFIXES) and storage.is_local(path) and epath.Path(path).expanduser().exists()
 
 
-def problems(config: ConfigDict, split: str) -> int:
+def problems(config: Config, split: str) -> int:
     """Problems of a held-out split over all tasks: its limit, the suite's size, or an assumed number."""
-    sections = [config.data, *config.tasks.values()]
-    return sum(
-        section[split].limit or SUITES.get(section[split].path.partition(":")[0], ASSUMED) for section in sections
-    )
+    sources: list[Source] = [getattr(task, split) for task in config.all_tasks.values()]
+    return sum(source.limit or SUITES.get(source.path.partition(":")[0], ASSUMED) for source in sources)

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from g2d_jax import storage
+from g2d_jax.config import Judge
 from g2d_jax.records import Problem, Prompt, Score, Verdict
 from g2d_jax.rewards.chat import Chat, Endpoint, Reply
 
@@ -97,7 +97,7 @@ class JudgeScorer:
         return Score(value, Verdict.SCORED)
 
 
-def judge_scorer(settings: ConfigDict, journal: storage.PathLike) -> JudgeScorer:
+def judge_scorer(settings: Judge, journal: storage.PathLike) -> JudgeScorer:
     """Score with the judge of `config.reward().judge`. journal: the folder its replies are kept in.
 
     The reward is the first group of the last match of settings.pattern in the reply: Score(x, SCORED). Without a match
@@ -109,7 +109,7 @@ def judge_scorer(settings: ConfigDict, journal: storage.PathLike) -> JudgeScorer
     return JudgeScorer(Chat(endpoint(settings), journal), template, re.compile(settings.pattern))
 
 
-def check_judge(settings: ConfigDict) -> None:
+def check_judge(settings: Judge) -> None:
     """Raise ValueError for settings of a judge that cannot work, a key that is not set included, before any work."""
     endpoint(settings).key()
     try:
@@ -129,10 +129,10 @@ def check_judge(settings: ConfigDict) -> None:
         raise ValueError(f"judge.prompt lacks {' and '.join('{' + name + '}' for name in sorted(missing))}")
 
 
-def endpoint(settings: ConfigDict) -> Endpoint:
+def endpoint(settings: Judge) -> Endpoint:
     """The endpoint of a judge section. Raises ValueError naming the section for settings that cannot work."""
     try:
-        return Endpoint(**{name: settings[name] for name in _SETTINGS})
+        return Endpoint(**{name: getattr(settings, name) for name in _SETTINGS})
     except ValueError as error:
         raise ValueError(f"reward.judge: {error}") from error
 

@@ -26,7 +26,7 @@ from g2d_jax.models import decoder, lora
 from g2d_jax.models.attention import COLUMN_BLOCK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.models.kernels import LANES, DecodeKernel, Setting, check_decode, choose, platform_of
+from g2d_jax.models.kernels import LANES, AttentionSetting, DecodeKernel, check_decode, choose, platform_of
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
@@ -72,7 +72,7 @@ class Sampler:
         chunk: int = 16,
         prefill_rows: int = 32,
         dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
-        attention: Setting = "auto",
+        attention: AttentionSetting = "auto",
         decode_attention: DecodeKernel = "xla",
         programs: Programs | None = None,
     ) -> None:
@@ -351,7 +351,7 @@ def _viewing(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
 
 
 def _jitted(
-    config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: Setting, decode_kernel: DecodeKernel
+    config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: AttentionSetting, decode_kernel: DecodeKernel
 ) -> dict[str, Jitted]:
     """A sampler's programs."""
     stacked = platform_of(mesh) == "tpu"

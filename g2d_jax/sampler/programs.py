@@ -24,7 +24,7 @@ from jax.sharding import Mesh, PartitionSpec
 from g2d_jax import mesh as meshes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
-from g2d_jax.models.kernels import DecodeKernel, Setting, attention_for
+from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for
 from g2d_jax.records import MEMBERS
 from g2d_jax.sampler.sampling import draw
 
@@ -194,7 +194,7 @@ def prefill(
     *,
     mesh: Mesh,
     dtype: jnp.dtype,
-    attention: Setting = "auto",
+    attention: AttentionSetting = "auto",
 ) -> Prompts:
     """Run prompts through the model and put those that are `fresh`, bool [N], in place of the ones before.
 

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from g2d_jax.canonical import check_choice
+from g2d_jax.config import RewardModel as Settings
 from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
 from g2d_jax.data.tokenizer import Ids, PromptTokenizer, load_tokenizer
 from g2d_jax.models import hf, reward_model
@@ -78,14 +77,11 @@ class RewardModel:
         return scored if len(scored) and len(whole) <= self.max_length else None
 
 
-def load_reward_model(settings: ConfigDict, mesh: Mesh) -> RewardModel:
+def load_reward_model(settings: Settings, mesh: Mesh) -> RewardModel:
     """The reward model of a config's reward.model section, on the mesh.
 
     Raises ValueError for what is wrong with the settings or the folder: see models/reward_model.py, RewardModel.
     """
-    if not settings.path:
-        raise ValueError("reward.model.path is not set: give the folder or hub id of a model with a scalar head")
-    check_choice("reward.model.dtype", settings.dtype, ("float32", "bfloat16"))
     folder, dtype = hf.resolve(settings.path, revision=settings.revision), jnp.dtype(settings.dtype)
     # The template is taken as it is, its own system block included: so the model was trained.
     tokenizer = load_tokenizer(settings.tokenizer or folder, TemplateSettings(system=DEFAULT_SYSTEM))

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ml_collections import ConfigDict
-
+from g2d_jax.config import Offline, Online
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.training import Trainer
 
@@ -91,7 +90,7 @@ def evidence(training: Trainer) -> dict[str, Any]:
 def watch(
     context: Context,
     name: str,
-    stage: ConfigDict,
+    stage: Online | Offline,
     training: Trainer,
     metrics: Mapping[str, float],
     *,
@@ -109,7 +108,7 @@ def watch(
             values = series.setdefault(metric, [])
             values.append(value)
             del values[window:-window]
-    sampling = stage.probe_sampling if "probe_sampling" in stage else stage.sampling
+    sampling = stage.probe_sampling if isinstance(stage, Offline) else stage.sampling
     alerts = [*collapse(series, stage, window), *sampled(_latest(series, window), sampling.max_new_tokens)]
     alarm(context, name, training, alerts)
     if kind == "train" and math.isfinite(reward := float(metrics.get("reward", math.nan))):
@@ -118,7 +117,7 @@ def watch(
             conclude(context, name, stage, training)
 
 
-def conclude(context: Context, name: str, stage: ConfigDict, training: Trainer) -> None:
+def conclude(context: Context, name: str, stage: Online | Offline, training: Trainer) -> None:
     """Say what only the whole of an online stage shows, or half of a long one; take back what no longer holds.
 
     What is taken back stays in the log of metrics, but not in the manifest, and so not in the report.
@@ -217,7 +216,7 @@ def _level(reward: float) -> str:
     return "harder problems, difficulty.max_pass_rate" if reward > 0.5 else SIGNAL_ADVICE
 
 
-def stalled(rewards: Sequence[float], stage: ConfigDict) -> list[Alert]:
+def stalled(rewards: Sequence[float], stage: Online | Offline) -> list[Alert]:
     """Whether the mean rewards of an online stage's steps are known to have hardly risen; noise alone says nothing.
 
     The rise is that of a line fitted by least squares to all steps; its error is from their scatter about it. It is
@@ -251,7 +250,7 @@ def _rise(values: Sequence[float]) -> tuple[float, float]:
     return slope * (count - 1), math.sqrt(variance) * (count - 1)
 
 
-def displaced(change: float, stage: ConfigDict) -> list[Alert]:
+def displaced(change: float, stage: Online | Offline) -> list[Alert]:
     """Whether an offline stage has made even the chosen responses much less likely (likelihood displacement, arXiv
     2410.08847). change: mean over pairs of their log-probability after less before, nats a token."""
     if not change < -DISPLACED:
@@ -264,7 +263,7 @@ def displaced(change: float, stage: ConfigDict) -> list[Alert]:
     return [Alert("displaced", text, {"chosen_per_token": change})]
 
 
-def collapse(series: Mapping[str, Sequence[float]], stage: ConfigDict, window: int = WINDOW) -> list[Alert]:
+def collapse(series: Mapping[str, Sequence[float]], stage: Online | Offline, window: int = WINDOW) -> list[Alert]:
     """What of a stage's series of `WATCHED` metrics has collapsed, by the medians of their first and last `window`
     values: "entropy", "length", or "limit", responses that grew to max_new_tokens.
 
@@ -291,7 +290,7 @@ def _ends(values: Sequence[float], window: int) -> tuple[float, float]:
     return statistics.median(known[:window]), statistics.median(known[-window:])
 
 
-def _collapsed(cause: str, first: float, last: float, stage: ConfigDict) -> Alert:
+def _collapsed(cause: str, first: float, last: float, stage: Online | Offline) -> Alert:
     share = f"{last / first:.0%} of what it was at the start" if first else ""
     what = {
         "entropy": f"the entropy of its samples has collapsed to {last:.3g} nats a token, {share}",
@@ -302,7 +301,7 @@ def _collapsed(cause: str, first: float, last: float, stage: ConfigDict) -> Aler
     return Alert(cause, text, {"first": first, "last": last})
 
 
-def remedies(cause: str, stage: ConfigDict) -> list[str]:
+def remedies(cause: str, stage: Online | Offline) -> list[str]:
     """What the paper found to help, or tried, against a collapse, less what the stage has already; never empty.
 
     Reference synchronisation avoids the collapse of length in online DPO on maths (figures 2 and 7), a larger epsilon
@@ -310,15 +309,14 @@ def remedies(cause: str, stage: ConfigDict) -> list[str]:
     entropy in every run (figure 6).
     """
     eps, found = stage.optimizer.eps, []
-    online = stage.kind == "online"
-    if online and stage.loss != "grpo" and stage.sync_every and not stage.reference_sync:
+    if isinstance(stage, Online) and stage.loss != "grpo" and stage.sync_every and not stage.reference_sync:
         found.append("reference_sync=True")
     if eps < SAFE_EPSILON:
         found.append(f"a larger Adam epsilon, optimizer.eps=1e-4 (now {eps:g})")
-    if online and stage.sync_every != 1:
+    if isinstance(stage, Online) and stage.sync_every != 1:
         found.append(f"a smaller sync_every (now {stage.sync_every or 'never'})")
-    if online and cause == "entropy" and not stage.entropy_coef:
+    if isinstance(stage, Online) and cause == "entropy" and not stage.entropy_coef:
         found.append("entropy_coef=1e-4 (now 0)")
-    if not online:
+    if isinstance(stage, Offline):
         found.append('in place of this stage an online one with loss="dpo" and a small sync_every')
     return found or ["a smaller optimizer.learning_rate"]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
+from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.preferences import pairs_of, right
 from g2d_jax.losses import (
@@ -40,7 +40,7 @@ class Batch:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def make(seed: int, stage: ConfigDict, draws: Draws, groups: Groups, scalar: Mapping[str, bool]) -> Batch:
+def make(seed: int, stage: Online, draws: Draws, groups: Groups, scalar: Mapping[str, bool]) -> Batch:
     """One update's batch from all that was drawn for it. scalar: whether a task's reward knows no right and wrong.
 
     A prompt has a signal if it has a pair or, with GRPO, two different rewards. With stage.refill the first
@@ -75,7 +75,7 @@ def _lengths(groups: Groups, sides: Sequence[Sides]) -> dict[str, float]:
     return metrics
 
 
-def advantages(stage: ConfigDict, draws: Draws, groups: Groups) -> np.ndarray:
+def advantages(stage: Online, draws: Draws, groups: Groups) -> np.ndarray:
     """float32 [N, G]; rewards of different tasks are normalised apart."""
     values = shaped_rewards(stage, groups)
     found = np.zeros(values.shape, np.float32)
@@ -85,7 +85,7 @@ def advantages(stage: ConfigDict, draws: Draws, groups: Groups) -> np.ndarray:
     return found
 
 
-def shaped_rewards(stage: ConfigDict, groups: Groups) -> np.ndarray:
+def shaped_rewards(stage: Online, groups: Groups) -> np.ndarray:
     """float64 [N, G]: rewards less what too long a response costs, NaN where there is none."""
     values = rewards(groups)
     if stage.overlong_buffer:
@@ -94,13 +94,13 @@ def shaped_rewards(stage: ConfigDict, groups: Groups) -> np.ndarray:
     return values
 
 
-def _counted(stage: ConfigDict, groups: Groups) -> np.ndarray:
+def _counted(stage: Online, groups: Groups) -> np.ndarray:
     """bool [N, G]: False for responses that stage.mask_truncated leaves out of the loss."""
     cut = [[row.rollout.stop_reason == "length" for row in group] for group in groups]
     return ~(np.array(cut) & stage.mask_truncated)
 
 
-def _grpo(stage: ConfigDict, draws: Draws, groups: Groups) -> list[Group]:
+def _grpo(stage: Online, draws: Draws, groups: Groups) -> list[Group]:
     """Without a KL or entropy term a response of advantage 0 has no gradient, so it is not run through the model."""
     tokens = _grpo_tokens(stage, draws, groups)
     always = stage.beta or stage.entropy_coef
@@ -122,7 +122,7 @@ def _grpo(stage: ConfigDict, draws: Draws, groups: Groups) -> list[Group]:
     return _with_entropy(stage, found)
 
 
-def _grpo_tokens(stage: ConfigDict, draws: Draws, groups: Groups) -> list[list[dict[str, Any]]]:
+def _grpo_tokens(stage: Online, draws: Draws, groups: Groups) -> list[list[dict[str, Any]]]:
     """What GRPO needs of each response's tokens; normalisers count every response of a full batch."""
     found, counted = advantages(stage, draws, groups), _counted(stage, groups)
     lengths = np.array([[len(row.rollout.token_ids) for row in group] for group in groups])
@@ -145,7 +145,7 @@ def _grpo_tokens(stage: ConfigDict, draws: Draws, groups: Groups) -> list[list[d
 
 
 def _sides(
-    seed: int, stage: ConfigDict, drawn: tuple[Problem, int], group: Sequence[ScoredRollout], scalar: Mapping[str, bool]
+    seed: int, stage: Online, drawn: tuple[Problem, int], group: Sequence[ScoredRollout], scalar: Mapping[str, bool]
 ) -> Sides:
     """Chosen and rejected responses of one prompt, both lists empty where there is no pair.
 
@@ -162,17 +162,17 @@ def _sides(
     return [some[i] for i, _ in pairs], [some[j] for _, j in pairs]
 
 
-def _prompts(stage: ConfigDict, groups: Groups) -> int:
+def _prompts(stage: Online, groups: Groups) -> int:
     """The prompts of a full batch: refill may leave one short."""
     return max(len(groups), stage.prompts_per_step)
 
 
-def _normalizer(stage: ConfigDict, groups: Groups) -> int | None:
+def _normalizer(stage: Online, groups: Groups) -> int | None:
     """What DPO divides by in place of the prompts with a pair, if anything."""
     return _prompts(stage, groups) if stage.dpo.normalizer == "prompts" else None
 
 
-def _dpo(stage: ConfigDict, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
+def _dpo(stage: Online, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
     """One pair a prompt, the loss being the mean over pairs or over prompts."""
     pairs = [(group[c[0]], group[r[0]]) for group, (c, r) in zip(groups, sides, strict=True) if c]
     if pairs:
@@ -187,7 +187,7 @@ def as_pair(chosen: ScoredRollout, rejected: ScoredRollout, weight: float) -> Gr
     return Group(chosen.rollout.prompt_ids, responses, whole=True)
 
 
-def _group_dpo(stage: ConfigDict, draws: Draws, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
+def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
     """All responses of a prompt that take part in one row; the loss is the mean over a prompt's pairs, then prompts."""
     correct, incorrect = (np.array([len(side[which]) for side in sides]) for which in (0, 1))
     weights = group_dpo_weights(correct, incorrect, _normalizer(stage, groups))
@@ -214,7 +214,7 @@ def _group_dpo(stage: ConfigDict, draws: Draws, groups: Groups, sides: Sequence[
     return [Group(groups[0][0].rollout.prompt_ids, [nothing], whole=True)]
 
 
-def _with_entropy(stage: ConfigDict, groups: list[Group]) -> list[Group]:
+def _with_entropy(stage: Online, groups: list[Group]) -> list[Group]:
     """Each response's tokens with their weight in the mean next-token entropy, 0 in a response of no weight itself."""
     if not stage.entropy_coef:
         return groups
@@ -232,9 +232,7 @@ def _weighs(response: Response) -> bool:
     return any((*own, response.sequence.get("pair_weight", 0.0)))
 
 
-def fill(
-    stage: ConfigDict, groups: list[Group], reference: np.ndarray | None, trainer: np.ndarray | None
-) -> list[Group]:
+def fill(stage: Online, groups: list[Group], reference: np.ndarray | None, trainer: np.ndarray | None) -> list[Group]:
     """Add the log-probabilities of the reference, and of the policy as it was when it sampled, by the trainer.
 
     reference, trainer: float32 [tokens], those of all responses one after the other, or None where not needed.

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from etils import epath
-from ml_collections import ConfigDict
 
 from g2d_jax import informativeness, processes, storage
-from g2d_jax.canonical import check_choice
-from g2d_jax.data.preferences import Select, pairs_of, right, select_pairs, to_preference
-from g2d_jax.models import quantise
+from g2d_jax.config import Collect
+from g2d_jax.data.preferences import pairs_of, right, select_pairs, to_preference
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context, StopRun, Tally
-from g2d_jax.stages.origin import asked_of, check_rollouts, drawn_by, lender, rollouts_of, sampler_settings
+from g2d_jax.stages.origin import asked_of, rollouts_of, sampler_settings
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import rollouts
 from g2d_jax.stages.programs.training import policy_shapes
@@ -36,7 +34,7 @@ FATES = (
 """What becomes of a prompt; all but the first give no pairs."""
 
 
-def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
+def run(context: Context, name: str, stage: Collect) -> dict[str, Any]:
     """Rollouts and preference pairs; returns the manifest's fields. Raises StopRun when no prompt gives a pair."""
     folder, tally = context.folders[name], Tally()
     with context.metered(tally):
@@ -63,7 +61,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     return {**tally.manifest(), "counts": counts, "result": result, "warnings": said}
 
 
-def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
+def programs(context: Context, name: str, stage: Collect, response: int | None = None) -> Iterator[Program]:
     """The stage's programs, in the order in which they run. response: mean tokens of a response, None: the most."""
     if stage.rollouts == "sample":
         yield from rollouts(context, name, asked_of(context, stage, response), policy_shapes(context))
@@ -90,32 +88,7 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
     processes.once(lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts}))
 
 
-def check(stage: ConfigDict, stages: ConfigDict) -> None:
-    """Raise ValueError for settings that cannot work, before any work."""
-    check_rollouts(stage, stages)
-    quantise.check("sampling_weights", stage.sampling_weights, "int8")
-    if stage.sampling_weights and stage.rollouts != "sample":
-        raise ValueError(f"sampling_weights is set, but rollouts={stage.rollouts!r} samples nothing: leave it empty")
-    _check_selection(stage, stages)
-    if not 0 <= stage.min_pass_rate <= stage.max_pass_rate <= 1:
-        raise ValueError(f"the pass rates {stage.min_pass_rate} to {stage.max_pass_rate} are no window within 0 to 1")
-
-
-def _check_selection(stage: ConfigDict, stages: ConfigDict) -> None:
-    check_choice("select", stage.select, get_args(Select))
-    if stage.select in ("all", "random"):
-        return
-    if stage.max_pairs is None:
-        raise ValueError(f'select={stage.select!r} chooses among pairs: set max_pairs to how many, or select="all"')
-    other = lender(stage, stages)
-    origin = stages[drawn_by(other, stages)].rollouts if other else stage.rollouts
-    if origin not in ("sample", "archive"):
-        raise ValueError(
-            f"select={stage.select!r} goes by token entropies, which the rollouts of {origin} lack: use all or random"
-        )
-
-
-def _offered(context: Context, stage: ConfigDict, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
+def _offered(context: Context, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
     """Apply the difficulty window and the pair rule; count what becomes of every prompt."""
     counts: Counter[str] = Counter({"prompts": len(groups), "rollouts": sum(len(group) for group in groups)})
     offered: Pairs = []
@@ -132,7 +105,7 @@ def _offered(context: Context, stage: ConfigDict, draws: Draws, groups: Groups) 
     return offered, dict(counts)
 
 
-def _kept(context: Context, stage: ConfigDict, draws: Draws, groups: Groups, offered: Pairs) -> Pairs:
+def _kept(context: Context, stage: Collect, draws: Draws, groups: Groups, offered: Pairs) -> Pairs:
     """stage.max_pairs of the pairs, chosen as stage.select says; a prompt's uncertainty is its tokens' mean entropy."""
     entropies = informativeness.prompts(groups)["entropy"]
     prompts = [(problem.id, visit, float(nats)) for (problem, visit), nats in zip(draws, entropies, strict=True)]
@@ -140,7 +113,7 @@ def _kept(context: Context, stage: ConfigDict, draws: Draws, groups: Groups, off
     return [[pairs[index] for index in indices] for pairs, indices in zip(offered, kept, strict=True)]
 
 
-def _count_pairs(stage: ConfigDict, offered: Pairs, pairs: Pairs) -> dict[str, int]:
+def _count_pairs(stage: Collect, offered: Pairs, pairs: Pairs) -> dict[str, int]:
     available, kept = (sum(map(len, some)) for some in (offered, pairs))
     return {"pairs": kept, "pairs_available": available, "pairs_missing": max((stage.max_pairs or 0) - available, 0)}
 
@@ -193,7 +166,7 @@ def _shown(context: Context, problem: Problem) -> Prompt:
     return tokenizer.conversation(problem) if tokenizer.template.is_chat else tokenizer.render(problem)
 
 
-def _provenance(context: Context, name: str, stage: ConfigDict, counts: dict[str, int]) -> dict[str, Any]:
+def _provenance(context: Context, name: str, stage: Collect, counts: dict[str, int]) -> dict[str, Any]:
     """Everything needed to build the dataset again."""
     return {
         "done": True,

@@ -17,14 +17,22 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from g2d_jax import keys, processes, storage
 from g2d_jax import mesh as meshes
-from g2d_jax.accounting import POLICIES, TRAINING
+from g2d_jax.accounting import POLICIES
 from g2d_jax.canonical import identity
 from g2d_jax.compilation import Ahead, Programs
-from g2d_jax.config import compares, is_scalar
+from g2d_jax.config import (
+    Config,
+    Online,
+    Sampling,
+    SamplingStage,
+    Source,
+    Stage,
+    Task,
+    TrainingStage,
+)
 from g2d_jax.data import arithmetic
 from g2d_jax.data.loader import Mixture, Order
 from g2d_jax.data.packing import Group, Packed, pack, positions, round_up
@@ -128,7 +136,7 @@ class Context:
     its bare name means, where this is not the last one.
     """
 
-    config: ConfigDict
+    config: Config
     workdir: epath.Path
     tracker: Tracker
     folders: Mapping[str, epath.Path]
@@ -144,7 +152,7 @@ class Context:
     writer: Writer = field(default_factory=Writer)
     losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)  # a user's own, by stage
 
-    def at(self, config: ConfigDict, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Context:
+    def at(self, config: Config, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Context:
         """The same context for a config that differs in its stages only: what was loaded and compiled is shared."""
         other = copy.copy(self)
         other.config, other.folders, other.tracker = config, folders, tracker
@@ -155,7 +163,7 @@ class Context:
     @cached_property
     def mesh(self) -> Mesh:
         """The device mesh of mesh.*."""
-        mesh = meshes.make_mesh(**self.config.mesh)
+        mesh = meshes.make_mesh(**self.config.mesh.to_dict())
         if self.config.compute.offload_optimizer:
             meshes.check_host_memory(mesh)
         return mesh
@@ -191,18 +199,18 @@ class Context:
         settings = self.config.tokenizer
         source = settings.path or (self.model_folder if self.config.model.path else arithmetic.SLIPS.name)
         names = ("chat", "prompt_template", "system", "date", "enable_thinking")
-        chosen = {name: settings[name] for name in names if settings[name] is not None}
+        chosen = {name: value for name in names if (value := getattr(settings, name)) is not None}
         return load_tokenizer(source, TemplateSettings(**chosen), revision=settings.revision)
 
     @cached_property
-    def tasks(self) -> dict[str, ConfigDict]:
-        """Each task's sections train, dev, test and reward, and its weight: "main", and those of config.tasks."""
-        return {"main": ConfigDict({**self.config.data, "reward": self.config.reward}), **self.config.tasks}
+    def tasks(self) -> dict[str, Task]:
+        """The settings of each task by name."""
+        return self.config.all_tasks
 
     @cached_property
     def scalar(self) -> dict[str, bool]:
         """Whether a task's reward knows better and worse but no right and wrong."""
-        return {name: is_scalar(task.reward) for name, task in self.tasks.items()}
+        return {name: task.reward.is_scalar for name, task in self.tasks.items()}
 
     @cached_property
     def problems(self) -> dict[str, list[Problem]]:
@@ -256,7 +264,7 @@ class Context:
     def _problems_of(self, name: str) -> dict[str, list[Problem]]:
         """One task's problems by split."""
         task, prefix = self.tasks[name], "" if name == "main" else f"{name}, "
-        splits = [split for split in ("train", "dev", "test") if task[split].path]
+        splits = [split for split in ("train", "dev", "test") if getattr(task, split).path]
         loaded = {split: self._load(task, split, prefix) for split in splits}
         longest = self.config.data.max_prompt_length
         for split, problems in loaded.items():
@@ -266,11 +274,11 @@ class Context:
                 self.tracker.say(f"{prefix}{split}: {dropped} prompts longer than {longest} tokens dropped")
         return loaded
 
-    def _load(self, task: ConfigDict, split: str, prefix: str) -> list[Problem]:
-        source = task[split]
+    def _load(self, task: Task, split: str, prefix: str) -> list[Problem]:
+        source: Source = getattr(task, split)
         problems, report = load_problems(
             source.path,
-            fields=source.fields.to_dict() or None,
+            fields=source.fields or None,
             split=source.split or None,
             limit=source.limit,
             on_error=source.on_error,
@@ -312,7 +320,9 @@ class Context:
         tensor, model = self.config.compute.sampling_tensor, self.model_config
         if not tensor:
             every = self.config.stages.values()
-            stages = [stage for stage in every if "num_generations" in stage and stage.get("steps") != 0]
+            stages = [
+                stage for stage in every if isinstance(stage, SamplingStage) and getattr(stage, "steps", None) != 0
+            ]
             longest = max((stage.sampling.max_new_tokens for stage in stages), default=1)
             columns = self.config.data.max_prompt_length + longest
             beside = max(map(self.state_bytes, self.config.stages.values()), default=0)
@@ -322,10 +332,10 @@ class Context:
             tensor = capacity.best_ways(model.base, itemsize, devices, *room, samples)
         return meshes.sampling(self.mesh, tensor, model.num_key_value_heads)
 
-    def _samples(self, stage: ConfigDict) -> int:
+    def _samples(self, stage: Stage) -> int:
         """Responses that a stage draws in a call, at most: an online stage's are those until it synchronises."""
-        most: int = self.config.compute.responses_at_once
-        if stage.kind != "online":
+        most = self.config.compute.responses_at_once
+        if not isinstance(stage, Online):
             return most
         updates = min(stage.sync_every or stage.steps, stage.steps)
         return min(most, -(-updates // stage.num_iterations) * stage.prompts_per_step * stage.num_generations)
@@ -347,7 +357,7 @@ class Context:
         )
         return sum(map(meshes.device_bytes, models))
 
-    def state_bytes(self, stage: ConfigDict) -> int:
+    def state_bytes(self, stage: Stage) -> int:
         """Bytes of a device that a stage's training takes while it samples, by formula; 0 for one that trains nothing.
 
         4 a trained parameter, its optimiser's, and a reference; what stands beside adapters; reward models.
@@ -355,10 +365,10 @@ class Context:
         model, compute = self.model_config, self.config.compute
         if self.device_memory is None:
             return 0
-        if stage.kind not in TRAINING:
+        if not isinstance(stage, TrainingStage):
             return self.reward_bytes
         moments = optimizer.state_bytes(stage.optimizer.kind, stage.optimizer.moment_dtype)
-        reference = stage.kind == "online" and compares(stage) and not stage.reference_sync
+        reference = isinstance(stage, Online) and stage.compares and not stage.reference_sync
         each = 4 + (0 if compute.offload_optimizer else moments) + self.dtype.itemsize * reference
         size = each * decoder.count_trained(model) + starting.rest_bytes(self.config, model)
         return size // (self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]) + self.reward_bytes
@@ -366,7 +376,8 @@ class Context:
     def sampler(self) -> Sampler:
         """Give the sampler: one for the run."""
         names = ("chunk", "prefill_rows", "attention", "decode_attention", "max_num_seqs")
-        settings = {name: self.config.compute[name] for name in names if self.config.compute[name] is not None}
+        chosen = {name: getattr(self.config.compute, name) for name in names}
+        settings = {name: value for name, value in chosen.items() if value is not None}
         settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs}
         sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, **settings)
         self._say_attention("prompts", sampler.kernel)
@@ -394,7 +405,7 @@ class Context:
         return self.tokenizer.eos_ids
 
     def sampling_shapes(
-        self, stage: ConfigDict, prompts: int, samples: int, *params: SamplingParams, weights: str = ""
+        self, stage: Stage, prompts: int, samples: int, *params: SamplingParams, weights: str = ""
     ) -> Shapes:
         """Choose what the sampler is compiled for, by a stage's largest call: so many prompts, and responses each.
 
@@ -423,9 +434,9 @@ class Context:
         """Give a policy as the sampler reads it: see `Sampler.view`. All processes make the call."""
         return self.sampler().view(params, weights)
 
-    def sampling_params(self, sampling: ConfigDict, **changes: Any) -> SamplingParams:
+    def sampling_params(self, sampling: Sampling, **changes: Any) -> SamplingParams:
         """Settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""
-        return SamplingParams(**{**sampling.to_dict(), "stop_ids": self.stop_ids, **changes})
+        return sampling.params(self.stop_ids, **changes)
 
     def row_length(self, longest: int, batches: Sequence[Sequence[Group]] = (), *, places: int = 16) -> int:
         """Choose the columns of a packed row: compute.row_length, or what leaves the fewest positions empty.
@@ -588,7 +599,7 @@ class Context:
     def base_path(self, policy: str) -> str:
         """Name the pretrained model that a policy began with, a path or hub id; "" where that was random numbers."""
         base = self.base(policy)
-        return self.config.model.path if base == "init" else base.removeprefix("hf:")  # type: ignore[no-any-return]
+        return self.config.model.path if base == "init" else base.removeprefix("hf:")
 
     def _base(self, name: str) -> Decoder:
         """Load "init" or "hf:PATH" without adapters: what stands beside them, if the run has some."""

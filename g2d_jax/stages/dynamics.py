@@ -15,12 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from g2d_jax import processes, storage
-from g2d_jax.canonical import check_choice
+from g2d_jax.config import Offline, Online, Sampling
 from g2d_jax.data.packing import Group, Packed, Response
-from g2d_jax.data.splits import SPLITS
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
 from g2d_jax.sampler.programs import Shapes
@@ -43,21 +41,10 @@ Reference = Callable[[], Decoder]
 """Gives the parameters of the policy that KL is measured to; called once a probe."""
 
 
-def check(stage: ConfigDict) -> None:
-    """Raise ValueError for settings of probes that cannot work, before any work."""
-    settings = stage.probe
-    check_choice("probe.split", settings.split, SPLITS)
-    if settings.every < 0 or settings.prompts < 1 or settings.num_generations < 1:
-        raise ValueError(
-            "probe.every must not be negative (0: no probes), probe.prompts and probe.num_generations at least 1, got "
-            f"{settings.every}, {settings.prompts}, {settings.num_generations}"
-        )
-
-
 def probe(
     context: Context,
     name: str,
-    stage: ConfigDict,
+    stage: Online | Offline,
     training: Trainer,
     *,
     last: bool = False,
@@ -81,7 +68,7 @@ def probe(
     total = Tally(**training.facts.get("probe_cost", {}))
     total.add(cost)
     training.facts["probe_cost"] = dataclasses.asdict(total)
-    if stage.get("stop") == "adaptive":
+    if isinstance(stage, Online) and stage.stop == "adaptive":
         training.tally.add(cost)
         training.facts.setdefault("probed", []).append(
             {"step": step, "flops": training.tally.flops, **measured["offline"]}
@@ -90,21 +77,21 @@ def probe(
     alerts.watch(context, name, stage, training, values, kind="probe")
 
 
-def sampling_shapes(context: Context, stage: ConfigDict) -> Shapes:
+def sampling_shapes(context: Context, stage: Online | Offline) -> Shapes:
     """Choose what the sampler of the stage's probes is compiled for."""
     params = context.sampling_params(sampling_of(stage))
     return context.sampling_shapes(stage, sampled(context, stage), stage.probe.num_generations, params)
 
 
-def sampling_of(stage: ConfigDict) -> ConfigDict:
+def sampling_of(stage: Online | Offline) -> Sampling:
     """The settings that probes sample with."""
-    return stage.probe_sampling if "probe_sampling" in stage else stage.sampling
+    return stage.probe_sampling if isinstance(stage, Offline) else stage.sampling
 
 
 def programs(
     context: Context,
     name: str,
-    stage: ConfigDict,
+    stage: Online | Offline,
     steps: int,
     response: int | None,
     params: Decoder,
@@ -138,7 +125,7 @@ def programs(
         yield dataclasses.replace(scored, name=f"probe {scored.name}")
 
 
-def sampled(context: Context, stage: ConfigDict) -> int:
+def sampled(context: Context, stage: Online | Offline) -> int:
     """The prompts of a probe."""
     return min(stage.probe.prompts, context.problem_counts[stage.probe.split])  # type: ignore[no-any-return]
 
@@ -160,7 +147,7 @@ def evidence(training: Trainer) -> dict[str, Any]:
 
 
 def _measured(
-    context: Context, name: str, stage: ConfigDict, training: Trainer, reference: Reference | None
+    context: Context, name: str, stage: Online | Offline, training: Trainer, reference: Reference | None
 ) -> dict[str, Any]:
     """Of the policy at this step: {"figures": …, "offline": see `prospects`, "cost": the fields of a Tally}."""
     folder = context.folders[name] / "probe"
@@ -231,7 +218,7 @@ def prospects(groups: Groups) -> dict[str, Any]:
 
 
 def reference_logprobs(
-    context: Context, groups: Groups, reference: Decoder, sampling: ConfigDict, tally: Tally
+    context: Context, groups: Groups, reference: Decoder, sampling: Sampling, tally: Tally
 ) -> list[list[np.ndarray]]:
     """Log-probabilities of every token of the groups' responses, at the sampling temperature, under a reference.
 
@@ -244,7 +231,7 @@ def reference_logprobs(
     return [list(group) for group in packed.unpack(logprobs)]
 
 
-def _packed(context: Context, groups: list[Group], sampling: ConfigDict) -> Packed:
+def _packed(context: Context, groups: list[Group], sampling: Sampling) -> Packed:
     row_length = context.row_length(context.config.data.max_prompt_length + sampling.max_new_tokens)
     return context.pack(groups, row_length, sum(len(group.responses) for group in groups))
 

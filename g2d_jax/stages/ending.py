@@ -12,76 +12,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from g2d_jax import accounting, processes, stopping
-from g2d_jax.canonical import check_choice
-from g2d_jax.config import is_scalar
+from g2d_jax.config import Collect, Offline, Online
+from g2d_jax.graph import followers
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import attended, forward_flops, train_flops
 from g2d_jax.stages import dynamics
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.training import Trainer
 
-STOPS = ("steps", "budget", "adaptive")
 MEASURED = ("mixed", "prompt", "length", "chosen", "rejected")  # of `dynamics.prospects`, what decides costs
-MOST_SHIFT = 100  # nats of adaptive.shift; odds times e^100 are certainty
 
 
-def check(stage: ConfigDict) -> None:
-    """Raise ValueError for settings that cannot work."""
-    check_choice("stop", stage.stop, STOPS)
-    if stage.stop == "budget":
-        check_choice("budget.measure", stage.budget.measure, [name for name in accounting.MEASURES if name != "price"])
-        if not stage.budget.amount > 0:
-            raise ValueError(f"budget.amount must be positive, got {stage.budget.amount}")
-    if stage.stop == "adaptive":
-        _check_adaptive(stage)
-
-
-def _check_adaptive(stage: ConfigDict) -> None:
-    settings, probe = stage.adaptive, stage.probe
-    if probe.every < 1 or probe.num_generations < 2 or probe.prompts < 2:
-        raise ValueError(
-            "stop='adaptive' measures on probes, fresh samples that no filter of prompts chose: set probe.every, to 5 "
-            "say, and probe.num_generations and probe.prompts to 2 at least, better 8 and 64; got "
-            f"{probe.every}, {probe.num_generations} and {probe.prompts}"
-        )
-    if probe.split != "dev":
-        raise ValueError(
-            f"stop='adaptive' would choose where to end on the {probe.split} problems, and it is to measure on others "
-            "than are trained on or tested on: set probe.split to dev"
-        )
-    if settings.min_steps < 1:
-        raise ValueError(f"adaptive.min_steps must be at least 1, got {settings.min_steps}")
-    first = probe.every * max(-(-settings.min_steps // probe.every), stopping.MIN_PROBES - 1)
-    if first + probe.every > stage.steps:
-        raise ValueError(
-            f"steps, the most there may be, is {stage.steps}, but with adaptive.min_steps={settings.min_steps} and "
-            f"probe.every={probe.every} the rule, which wants {stopping.PROBES_IN_A_ROW} probes in a row and a slope "
-            f"over {stopping.MIN_PROBES} of them, ends no stage before step {first + probe.every}"
-        )
-    if not 0 <= settings.shift <= MOST_SHIFT:
-        raise ValueError(f"adaptive.shift must be from 0 to {MOST_SHIFT} nats, got {settings.shift}")
-
-
-def check_plan(name: str, config: ConfigDict) -> None:
-    """Raise ValueError if an adaptive stage has no offline stage to be weighed against, or no verdicts to go by."""
-    if config.stages[name].stop != "adaptive":
-        return
-    if all(is_scalar(section.reward) for section in (config, *config.tasks.values())):
-        raise ValueError(
-            "stop='adaptive' goes by the share of right responses, which scalar rewards do not tell: use "
-            'stop="steps" or "budget", or a reward with reward.scalar=False'
-        )
-    if followers(name, config.stages) is None:
-        raise ValueError(
-            f"stop='adaptive' weighs online steps against an offline stage with policy={name!r} and the collect stage "
-            f"of its preferences, with policy={name!r} and rollouts='sample' or 'archive'; the config has none"
-        )
-
-
-def check_problems(context: Context, stage: ConfigDict) -> None:
+def check_problems(context: Context, stage: Online) -> None:
     """Raise ValueError if the probes of an adaptive stage have too few problems for an error of their slope."""
     if stage.stop != "adaptive":
         return
@@ -95,28 +39,12 @@ def check_problems(context: Context, stage: ConfigDict) -> None:
         )
 
 
-def followers(name: str, stages: ConfigDict) -> tuple[str, str, str] | None:
-    """What starts where this stage ends: the stages that draw rollouts, choose pairs from them, and train on those.
-
-    The first two are one stage unless the second takes the rollouts of another. They decide where the stage ends.
-    """
-    for other, offline in stages.items():
-        if offline.kind != "offline" or offline.policy != name or offline.preferences not in stages:
-            continue
-        drawing = offline.preferences
-        while stages[drawing].get("rollouts") in stages:
-            drawing = stages[drawing].rollouts
-        if stages[drawing].get("rollouts") in ("sample", "archive") and stages[drawing].policy == name:
-            return drawing, offline.preferences, other
-    return None
-
-
 def evidence(training: Trainer) -> dict[str, Any]:
     """For the manifest: the rule that ended the stage ("steps": it went on to its last), and every forecast."""
     return {"stop": {"probes": training.facts.get("probes", []), **training.facts.get("ended", {"rule": "steps"})}}
 
 
-def ends(context: Context, name: str, stage: ConfigDict, training: Trainer) -> bool:
+def ends(context: Context, name: str, stage: Online, training: Trainer) -> bool:
     """Whether the stage ends with the step that was just done, or was ended before, by an earlier process perhaps.
 
     Call it once this step's probe is made. Notes why in training.facts, and tells the user.
@@ -140,7 +68,7 @@ def ends(context: Context, name: str, stage: ConfigDict, training: Trainer) -> b
     return True
 
 
-def _enough(context: Context, name: str, stage: ConfigDict, training: Trainer) -> bool:
+def _enough(context: Context, name: str, stage: Online, training: Trainer) -> bool:
     """At a probe, log the forecast, and say whether the warm-up has been enough."""
     probed, step = training.facts.get("probed", []), training.step
     if step < stage.adaptive.min_steps or len(probed) < stopping.MIN_PROBES or probed[-1]["step"] != step:
@@ -165,17 +93,17 @@ def _enough(context: Context, name: str, stage: ConfigDict, training: Trainer) -
     )
 
 
-def _offline_flops(context: Context, name: str, stage: ConfigDict, step: int, recent: dict[str, float]) -> float:
+def _offline_flops(context: Context, name: str, stage: Online, step: int, recent: dict[str, float]) -> float:
     """What the stages that follow would cost now. recent: MEASURED of the last probes."""
-    stages = context.config.stages
-    named = followers(name, stages)
-    assert named is not None  # check_plan
-    drawing, collect, offline = (stages[other] for other in named)
+    names = followers(name, context.config.stages)
+    assert names is not None  # graph.check_inputs
+    config = context.config
+    drawing, collect = (config.stage(other, Collect) for other in names[:2])
     archived = drawing.rollouts == "archive"
     return offline_flops(
         context.model_config,
         collect,
-        offline,
+        config.stage(names[2], Offline),
         recent,
         prompts=step * stage.prompts_per_step if archived else min(drawing.prompts, len(context.problems["train"])),
         responses=0 if archived else drawing.num_generations,
@@ -189,8 +117,8 @@ def _mean(values: Sequence[float]) -> float:
 
 def offline_flops(
     config: ModelConfig,
-    collect: ConfigDict,
-    offline: ConfigDict,
+    collect: Collect,
+    offline: Offline,
     recent: dict[str, float],
     *,
     prompts: int,

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from g2d_jax import informativeness, stats
-from g2d_jax.canonical import check_choice
+from g2d_jax.config import Evaluate
 from g2d_jax.records import Problem
 from g2d_jax.stages import alerts
 from g2d_jax.stages.context import Context, Tally
@@ -31,7 +30,7 @@ class Answers(NamedTuple):
     greedy: np.ndarray | None
 
 
-def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
+def run(context: Context, name: str, stage: Evaluate) -> dict[str, Any]:
     """Evaluate stage.policies in order; returns the manifest's fields, results and paired differences included."""
     problems = context.problems[stage.split]
     tally, policies, answers = Tally(), [], {}
@@ -73,17 +72,10 @@ def _shares(entry: dict[str, Any]) -> dict[str, float]:
     return {"completions/clipped_ratio": entry["truncated"], **shares}
 
 
-def check(stage: ConfigDict) -> None:
-    """Raise ValueError for settings that cannot work, before any work."""
-    check_choice("split", stage.split, ("dev", "test"))
-    if not stage.policies:
-        raise ValueError("it needs at least one policy")
-
-
 def evaluate_policy(
     context: Context,
     name: str,
-    stage: ConfigDict,
+    stage: Evaluate,
     policy: str,
     problems: Sequence[Problem],
     tally: Tally,
@@ -120,7 +112,7 @@ def evaluate_policy(
 
 
 def _accuracies(
-    context: Context, stage: ConfigDict, problems: Sequence[Problem], groups: Groups, greedy: Groups | None
+    context: Context, stage: Evaluate, problems: Sequence[Problem], groups: Groups, greedy: Groups | None
 ) -> dict[str, Any]:
     """The figures of right and wrong answers: of all problems, greedy, and by subset."""
     answers = correct(groups)

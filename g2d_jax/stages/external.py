@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 from etils import epath
-from ml_collections import ConfigDict
 
 from g2d_jax import processes
-from g2d_jax.config import is_scalar
+from g2d_jax.config import Reward
 from g2d_jax.data.fields import BrokenRow, as_answer, as_prompt, as_text
 from g2d_jax.data.problems import open_rows
 from g2d_jax.data.splits import problem_id
@@ -126,10 +125,10 @@ def _score(
     ]
 
 
-def _given(settings: ConfigDict, reward: float | None) -> Score:
+def _given(settings: Reward, reward: float | None) -> Score:
     """settings: the reward section of the problem's task."""
     if reward is None:
         return Score(None, Verdict.UNSCORABLE)
-    if is_scalar(settings):
+    if settings.is_scalar:
         return Score(reward, Verdict.SCORED)
     return Score(reward, Verdict.CORRECT if reward > settings.correct_above else Verdict.INCORRECT)

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 from etils import epath
-from ml_collections import ConfigDict
 
 from g2d_jax import processes, stats, storage
+from g2d_jax.config import Evaluate, Sampling, Select
+from g2d_jax.graph import kept_steps
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
 from g2d_jax.sampler.programs import Shapes
@@ -58,7 +59,7 @@ class HeldOut:
         name += "" if name == self.policy else f"-{storage.fingerprint(self.policy)[:8]}"  # no two share a file
         return self.folder / f"{name}{suffix}.parquet"
 
-    def answers(self, sampling: ConfigDict, purpose: str, count: int, suffix: str = "", **changes: Any) -> Groups:
+    def answers(self, sampling: Sampling, purpose: str, count: int, suffix: str = "", **changes: Any) -> Groups:
         """`count` answers to each problem, scored. Those on disk are read back; the policy is loaded if it must be."""
         journal, first, everyone = self.file(suffix), self.bar.done, len(self.problems)
         if self._view is None and not on_disk(self.context, [journal]):
@@ -78,23 +79,27 @@ class HeldOut:
         return groups
 
 
-def sampling_shapes(context: Context, stage: ConfigDict) -> Shapes:
+def split_of(stage: Select | Evaluate) -> str:
+    """Return the split whose problems a stage asks."""
+    return stage.split if isinstance(stage, Evaluate) else "dev"
+
+
+def sampling_shapes(context: Context, stage: Select | Evaluate) -> Shapes:
     """Choose what the sampler of an evaluate or select stage is compiled for, of drawn and of greedy answers."""
-    count = context.problem_counts[stage.get("split", "dev")]
-    kinds: list[dict[str, Any]] = [{}, GREEDY] if stage.get("greedy") else [{}]
+    kinds: list[dict[str, Any]] = [{}, GREEDY] if isinstance(stage, Evaluate) and stage.greedy else [{}]
     params = (context.sampling_params(stage.sampling, **changes) for changes in kinds)
-    return context.sampling_shapes(stage, count, stage.num_generations, *params)
+    return context.sampling_shapes(stage, context.problem_counts[split_of(stage)], stage.num_generations, *params)
 
 
-def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
+def programs(context: Context, name: str, stage: Select | Evaluate, response: int | None = None) -> Iterator[Program]:
     """The programs of an evaluate or select stage. response: mean tokens of a response, None: the most."""
-    kinds, samples = 1 + int(stage.get("greedy", False)), stage.num_generations + int(stage.get("greedy", False))
-    if stage.kind == "evaluate":
+    greedy = int(isinstance(stage, Evaluate) and stage.greedy)
+    kinds, samples = 1 + greedy, stage.num_generations + greedy
+    if isinstance(stage, Evaluate):
         policies = len(stage.policies)
     else:
-        source = context.config.stages[stage.policy]
-        policies = len(stage.steps or {*source.get("keep", ()), source.get("steps", 1)})
-    count, longest = context.problem_counts[stage.get("split", "dev")], stage.sampling.max_new_tokens
+        policies = len(stage.steps or kept_steps(context.config.stages[stage.policy])) or 1
+    count, longest = context.problem_counts[split_of(stage)], stage.sampling.max_new_tokens
     shapes = sampling_shapes(context, stage)
     asked = Asked(count * policies, kinds * policies, samples, shapes, longest, response)
     yield from rollouts(context, name, asked, policy_shapes(context))

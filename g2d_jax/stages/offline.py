@@ -3,6 +3,7 @@ computed once, cached under a fingerprint, and no reference model stays in memor
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,13 +11,13 @@ from typing import Any
 
 import numpy as np
 from etils import epath
-from ml_collections import ConfigDict
 
 from g2d_jax import informativeness, processes, storage
+from g2d_jax.config import Collect, Offline, Optimizer
 from g2d_jax.data.loader import InOrder, draw
 from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
-from g2d_jax.losses import check_dpo, dpo_weights
+from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
 from g2d_jax.stages import alerts, diagnosis, dynamics
@@ -32,7 +33,7 @@ from g2d_jax.training.objectives import Compute, Objective
 SCORED_AT_ONCE = 256  # pairs of one scoring call
 
 
-def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
+def run(context: Context, name: str, stage: Offline) -> dict[str, Any]:
     """stage.epochs over the pairs; returns the manifest's fields.
 
     With stage.diagnose, what the pairs are to the policy before and after is measured: `result` has flat groups of
@@ -103,20 +104,20 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     return {**fields, "result": result, "diagnosis": cost.manifest()}
 
 
-def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
+def programs(context: Context, name: str, stage: Offline, response: int | None = None) -> Iterator[Program]:
     """The stage's programs as far as they are known without its pairs: as many and as long as there can be."""
     source = context.config.stages.get(stage.preferences)
-    longest = source.sampling.max_new_tokens if source else stage.probe_sampling.max_new_tokens
+    sampling = source.sampling if isinstance(source, Collect) else stage.probe_sampling
     pairs = SCORED_AT_ONCE
-    if source:
+    if isinstance(source, Collect):
         most = source.prompts * source.pairs_per_prompt
         pairs = min(most, source.max_pairs or most)
-    row_length = context.row_length(context.config.data.max_prompt_length + 2 * longest)
+    row_length = context.row_length(context.config.data.max_prompt_length + 2 * sampling.max_new_tokens)
     yield from _programs(context, name, stage, pairs, row_length, response)
 
 
 def _programs(
-    context: Context, name: str, stage: ConfigDict, pairs: int, row_length: int, response: int | None
+    context: Context, name: str, stage: Offline, pairs: int, row_length: int, response: int | None
 ) -> Iterator[Program]:
     """The stage's programs for so many pairs in rows of this length, in the order in which they run."""
     prompt = np.zeros(min(context.config.data.max_prompt_length, row_length // 3), np.int32)
@@ -141,7 +142,7 @@ def _programs(
     yield from training_programs(context, name, settings, steps, objective, packed(batch_size), steps * share)
 
 
-def objective_of(compute: Compute, stage: ConfigDict) -> Objective:
+def objective_of(compute: Compute, stage: Offline) -> Objective:
     """The stage's loss."""
     return objectives.dpo(compute, beta=stage.beta, label_smoothing=stage.label_smoothing, loss_type=stage.loss_type)
 
@@ -149,7 +150,7 @@ def objective_of(compute: Compute, stage: ConfigDict) -> Objective:
 def _signal(
     context: Context,
     name: str,
-    stage: ConfigDict,
+    stage: Offline,
     objective: Objective,
     pairs: list[Preference],
     references: np.ndarray,
@@ -165,31 +166,15 @@ def _signal(
     return diagnosis.gradient_signal(context, name, stage.policy, objective, batches, row_length, inputs)
 
 
-def check(stage: ConfigDict, stages: ConfigDict) -> None:
-    """Raise ValueError for settings that cannot work, before any work."""
-    made = stage.preferences in stages
-    if made and stages[stage.preferences].kind != "collect":
-        raise ValueError(f"preferences is {stage.preferences!r}, a stage that collects none")
-    if not made and not epath.Path(stage.preferences).exists():
-        known = ", ".join(name for name, other in stages.items() if other.kind == "collect") or "none"
-        raise ValueError(f"preferences is {stage.preferences!r}: no path that exists, nor a collect stage ({known})")
-    check_dpo(loss_type=stage.loss_type, beta=stage.beta, label_smoothing=stage.label_smoothing)
-    dynamics.check(stage)
-    if stage.signal_pairs < 0 or stage.signal_pairs == 1:
-        raise ValueError(f"signal_pairs must be at least 2, or 0 for no measure of it, got {stage.signal_pairs}")
-
-
-def _warmup_that_fits(settings: ConfigDict, steps: int, say: Callable[[str], None] = lambda _: None) -> ConfigDict:
+def _warmup_that_fits(settings: Optimizer, steps: int, say: Callable[[str], None] = lambda _: None) -> Optimizer:
     """The number of pairs is known only now: few pairs must not end a run that has its rollouts."""
     if settings.warmup_steps < steps:
         return settings
     say(f"only {steps} updates, so warmup_steps {settings.warmup_steps} becomes {steps - 1}")
-    shorter = settings.copy_and_resolve_references()
-    shorter.warmup_steps = steps - 1
-    return shorter
+    return dataclasses.replace(settings, warmup_steps=steps - 1)
 
 
-def read(context: Context, stage: ConfigDict) -> list[Preference]:
+def read(context: Context, stage: Offline) -> list[Preference]:
     """The pairs of a collect stage of this run, or of a folder or file of Parquet.
 
     Raises ValueError for pairs that cannot be trained on, or that are for held-out problems.
@@ -218,7 +203,7 @@ def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
 
 
 def reference_logprobs(
-    context: Context, name: str, stage: ConfigDict, pairs: list[Preference], row_length: int, tally: Tally
+    context: Context, name: str, stage: Offline, pairs: list[Preference], row_length: int, tally: Tally
 ) -> np.ndarray:
     """Summed log-probabilities of both sides under the starting policy, float32 [pairs, 2]; read back if cached.
 
@@ -240,7 +225,7 @@ def reference_logprobs(
     return references
 
 
-def _inputs(context: Context, stage: ConfigDict, pairs: list[Preference], row_length: int) -> list[Any]:
+def _inputs(context: Context, stage: Offline, pairs: list[Preference], row_length: int) -> list[Any]:
     """All that decides what the starting policy makes of some pairs, beyond the loss."""
     what = [context.fingerprint(), _origin(context, stage.policy), str(context.dtype), row_length]
     return [what, [[p.prompt_ids, p.chosen_ids, p.rejected_ids] for p in pairs]]

@@ -5,21 +5,17 @@ The warm-up is this stage for K steps; so is full GRPO, and DPO on the policy's 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from g2d_jax.config import compares
-from g2d_jax.data import curriculum
+from g2d_jax.config import Config, Online
 from g2d_jax.data.packing import Group, Response
-from g2d_jax.losses import check_clipping, check_dpo, group_advantages, token_weights
-from g2d_jax.models import lora, quantise
+from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages import alerts, batches, dynamics, ending
-from g2d_jax.stages.batches import LOSSES
 from g2d_jax.stages.context import Context, StopRun
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import rollouts
@@ -43,9 +39,8 @@ from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 
 
-def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
+def run(context: Context, name: str, stage: Online) -> dict[str, Any]:
     """stage.steps updates; returns the manifest's fields."""
-    check(stage)
     ending.check_problems(context, stage)
     with trainer(
         context,
@@ -61,7 +56,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         most_rows=most_rows(stage),
     ) as training:
         supply = Supply(context, name, stage, training)
-        reference = supply.fixed_reference if compares(stage) else None
+        reference = supply.fixed_reference if stage.compares else None
         problems = len(context.problems["train"])
         alerts.alarm(context, name, training, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
         probe = partial(dynamics.probe, context, name, stage, training, reference=reference)
@@ -99,7 +94,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         }
 
 
-def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
+def programs(context: Context, name: str, stage: Online, response: int | None = None) -> Iterator[Program]:
     """The stage's programs, in the order in which they run. response: mean tokens of a response, None: the most."""
     if not stage.steps:
         return
@@ -110,7 +105,7 @@ def programs(context: Context, name: str, stage: ConfigDict, response: int | Non
     )
     params, state = params_and_state(context, stage.optimizer, stage.steps)
     own, _ = lora.split(reference_shapes(context))  # all policies of a run share what is not trained
-    reference = (own,) if compares(stage) and not stage.reference_sync else ()
+    reference = (own,) if stage.compares and not stage.reference_sync else ()
     asked = asked_of(context, stage, response)
     yield from rollouts(
         context, name, asked, params, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
@@ -131,7 +126,7 @@ def programs(context: Context, name: str, stage: ConfigDict, response: int | Non
         response,
         params,
         state,
-        compared=compares(stage),
+        compared=stage.compares,
         reference=reference,
         viewed=viewed,
     )
@@ -141,7 +136,7 @@ def programs(context: Context, name: str, stage: ConfigDict, response: int | Non
     )
 
 
-def _longest_batch(context: Context, stage: ConfigDict) -> tuple[list[Group], list[Group]]:
+def _longest_batch(context: Context, stage: Online) -> tuple[list[Group], list[Group]]:
     """A batch as the stage's own code makes it: prompts and responses of the greatest length, half of them right.
 
     Without and with the log-probabilities of other policies.
@@ -159,15 +154,16 @@ def _longest_batch(context: Context, stage: ConfigDict) -> tuple[list[Group], li
     made = batches.make(context.config.seed, stage, draws, groups, {"main": False}).groups
     count = sum(len(response.token_ids) for group in made for response in group.responses)
     others = np.zeros(count, np.float32)
-    reference, trainer = (others if needed else None for needed in (compares(stage), trains_off_policy(stage)))
+    reference, trainer = (others if needed else None for needed in (stage.compares, trains_off_policy(stage)))
     return made, batches.fill(stage, made, reference, trainer)
 
 
-def objective_of(compute: Compute, stage: ConfigDict) -> Objective:
+def objective_of(compute: Compute, stage: Online) -> Objective:
     """The stage's loss."""
     ratios = ("epsilon", "epsilon_high", "importance_sampling_level", "importance_cap")
-    how = {name: stage[name] for name in (*ratios, "entropy_coef")}
-    dpo = {name: value for name, value in stage.dpo.items() if name != "normalizer"}  # that is in the weights
+    how = {name: getattr(stage, name) for name in (*ratios, "entropy_coef")}
+    dpo = stage.dpo.to_dict()
+    del dpo["normalizer"]  # that is in the weights
     if stage.loss == "grpo":
         return objectives.grpo(compute, temperature=stage.sampling.temperature, beta=stage.beta, **how)
     if stage.loss == "dpo":
@@ -175,114 +171,13 @@ def objective_of(compute: Compute, stage: ConfigDict) -> Objective:
     return objectives.group_dpo(compute, **dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **how)
 
 
-def check(stage: ConfigDict) -> None:
-    """Raise ValueError for settings that cannot work, or that would change nothing, before any work."""
-    _one_of(stage, "loss", LOSSES)
-    if stage.num_generations < 2:
-        raise ValueError("an online stage needs num_generations of at least 2: it compares responses of a group")
-    if not stage.sampling.temperature > 0:
-        raise ValueError(
-            "an online stage needs sampling.temperature > 0: greedy responses to a prompt are all the same"
-        )
-    _at_least(stage, 0, "steps", "sync_every", "refill", "overlong_buffer", "importance_cap", "entropy_coef")
-    _at_least(stage, 1, "prompts_per_step", "num_iterations", "patience")
-    ending.check(stage)
-    dynamics.check(stage)
-    _check_supply(stage)
-    _check_grpo(stage)
-    _check_dpo(stage)
-    quantise.check("sampling_weights", stage.sampling_weights, "int8")
-
-
-def check_tasks(stage: ConfigDict, tasks: ConfigDict) -> None:
-    """Raise ValueError where a mixed run's ratio of tasks would not be the one that was asked for."""
-    window = stage.difficulty
-    skips = stage.refill or stage.retire.after or window.min_pass_rate != 0 or window.max_pass_rate != 1
-    if len(tasks) and skips:
-        raise ValueError(
-            "refill, retire and difficulty put other prompts, of whatever task, in place of those they skip, and so "
-            "change the ratio of the tasks of a mixed run: leave them off"
-        )
-
-
-def _check_supply(stage: ConfigDict) -> None:
-    if stage.sync_every % stage.num_iterations:
-        raise ValueError(
-            f"sync_every is {stage.sync_every} updates, so a batch cannot serve num_iterations={stage.num_iterations} "
-            f"of them: make sync_every a multiple of num_iterations"
-        )
-    if stage.stop != "steps" and stage.sync_every != 1:
-        raise ValueError(
-            f"stop={stage.stop!r} weighs step by step, and with sync_every={stage.sync_every} the rollouts of later "
-            'steps are paid for already: use sync_every=1 or stop="steps"'
-        )
-    window = stage.difficulty
-    pass_rates = (window.min_pass_rate, window.max_pass_rate)
-    curriculum.check(stage.retire.after, stage.retire.revisit, pass_rates, window.outside)
-    if not stage.sync_every and (stage.retire.after or pass_rates != (0, 1)):
-        raise ValueError("sync_every=0 chooses all prompts before any is seen: retire and difficulty need another one")
-
-
-def _check_grpo(stage: ConfigDict) -> None:
-    """GRPO's settings, which are to be left alone where the loss has no GRPO in it."""
-    if stage.loss == "grpo" and stage.grpo_coef:
-        raise ValueError('grpo_coef weighs GRPO beside loss="group_dpo"; with loss="grpo" leave it at 0')
-    if stage.loss == "dpo" and stage.grpo_coef:
-        raise ValueError('loss="dpo" trains on one pair a prompt, GRPO on all responses: grpo_coef needs "group_dpo"')
-    if stage.loss != "grpo" and not stage.grpo_coef:
-        for field, meant in (("beta", "dpo.beta"), ("importance_cap", ""), ("overlong_buffer", "")):
-            if stage[field]:
-                hint = f"; did you mean {meant}?" if meant else ""
-                raise ValueError(f"{field} is a setting of GRPO, and loss={stage.loss!r} has none: leave it at 0{hint}")
-        return
-    _at_least(stage, 0, "beta", "grpo_coef")
-    token_weights(stage.loss_type, [1], num_prompts=1, max_completion_length=1)  # these raise for what they do not know
-    group_advantages(np.array([[0.0, 1.0]]), stage.scale_rewards, stage.scale_rewards_eps)
-    _one_of(stage, "importance_sampling_level", ("token", "sequence"))
-    check_clipping(stage.epsilon, stage.epsilon if stage.epsilon_high is None else stage.epsilon_high)
-    if stage.sampling.top_p < 1 or stage.sampling.top_k > 0:
-        raise ValueError(
-            "with a GRPO loss an online stage needs sampling.top_p 1 and top_k 0: it compares the trained policy with "
-            "the distribution that was sampled from, which filters would change"
-        )
-    if stage.sampling_weights and not stage.importance_cap:
-        raise ValueError(
-            f"sampling_weights={stage.sampling_weights!r} samples from a slightly other policy than GRPO trains: set "
-            "importance_cap too, such as 2, which weighs tokens by the ratio of the two, or leave it empty"
-        )
-    if stage.loss == "group_dpo" and stage.sampling.temperature != 1:
-        raise ValueError("GroupDPO and GRPO share one forward pass at temperature 1: set sampling.temperature to 1")
-    if stage.reference_sync and not compares(stage):
-        raise ValueError("reference_sync is set, but GRPO has a reference in its KL term only: set beta too")
-    if stage.overlong_buffer > stage.sampling.max_new_tokens:
-        raise ValueError("overlong_buffer is a part of sampling.max_new_tokens and cannot be larger")
-
-
-def _check_dpo(stage: ConfigDict) -> None:
-    try:
-        check_dpo(**{name: value for name, value in stage.dpo.items() if name != "nll_length_normalization"})
-    except ValueError as error:
-        raise ValueError(f"dpo: {error}") from error
-
-
-def _one_of(section: ConfigDict, field: str, known: Collection[str]) -> None:
-    if section[field] not in known:
-        raise ValueError(f"{field} is {section[field]!r}; choose one of {', '.join(known)}")
-
-
-def _at_least(stage: ConfigDict, least: int, *fields: str) -> None:
-    for field in fields:
-        if not stage[field] >= least:
-            raise ValueError(f"{field} must be at least {least}, got {stage[field]}")
-
-
-def longest(config: ConfigDict, stage: ConfigDict) -> int:
+def longest(config: Config, stage: Online) -> int:
     """Tokens of the longest group that must lie in one row: a response, a pair, or all responses, behind a prompt."""
     together = {"grpo": 1, "dpo": 2, "group_dpo": stage.num_generations}[stage.loss]
     return config.data.max_prompt_length + together * stage.sampling.max_new_tokens
 
 
-def row_length(context: Context, stage: ConfigDict) -> int:
+def row_length(context: Context, stage: Online) -> int:
     """Choose the columns of a packed row for responses as long as can be, and for such of all lengths up to that.
 
     How long they will be is not known, and rows that fit the longest alone leave much empty behind shorter ones.
@@ -302,12 +197,12 @@ def row_length(context: Context, stage: ConfigDict) -> int:
     return context.row_length(longest(context.config, stage), batches, places=places(stage))
 
 
-def most_rows(stage: ConfigDict) -> int:
+def most_rows(stage: Online) -> int:
     """Packed rows that a batch takes at most: one a response, or one for all of a prompt that stay together."""
-    return stage.prompts_per_step * (stage.num_generations if stage.loss == "grpo" else 1)  # type: ignore[no-any-return]
+    return stage.prompts_per_step * (stage.num_generations if stage.loss == "grpo" else 1)
 
 
-def places(stage: ConfigDict) -> int:
+def places(stage: Online) -> int:
     """Responses that a packed row can hold: with GroupDPO at least all of a prompt."""
     return max(16, stage.num_generations + stage.num_generations % 2) if stage.loss == "group_dpo" else 16
 
@@ -322,7 +217,7 @@ def _describe(taken: Taken) -> dict[str, float]:
     return metrics
 
 
-def _watch_signal(context: Context, name: str, stage: ConfigDict, training: Trainer, taken: Taken) -> None:
+def _watch_signal(context: Context, name: str, stage: Online, training: Trainer, taken: Taken) -> None:
     """Stop when no group of many steps in a row taught anything; the policy so far is saved."""
     training.facts["barren"] = 0 if taken.batch.signal.any() else training.facts.get("barren", 0) + 1
     if training.facts["barren"] < stage.patience:
@@ -337,7 +232,7 @@ def _watch_signal(context: Context, name: str, stage: ConfigDict, training: Trai
     )
 
 
-def _cause(stage: ConfigDict, groups: Groups) -> str:
+def _cause(stage: Online, groups: Groups) -> str:
     values = rewards(groups)
     if np.isnan(values).all():
         return "no response could be scored"

@@ -8,65 +8,24 @@ between the updates are in the window too. A run that is continued within a wind
 
 from __future__ import annotations
 
-import re
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 from etils import epath
-from ml_collections import ConfigDict
 
 from g2d_jax import processes, storage
-from g2d_jax.accounting import TRAINING
+from g2d_jax.config import Window
 
 KINDS = (".xplane.pb", ".trace.json.gz")
 """What JAX names a trace's files, behind the host's name."""
 
 
-@dataclass(frozen=True)
-class Window:
-    """Updates `first` to `last` of a stage, numbered from 1 as in its metrics."""
-
-    stage: str
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        """Its name as a folder."""
-        return f"{self.stage}-{self.first}-{self.last}"
-
-
-def parse(text: str) -> Window:
-    """The window that STAGE:START-STOP names. Raises ValueError for anything else."""
-    found = re.fullmatch(r"([A-Za-z0-9_-]+):([0-9]{1,9})-([0-9]{1,9})", text)
-    if not found or not 1 <= int(found[2]) <= int(found[3]):
-        raise ValueError(
-            f"logging.profile is {text!r}: write STAGE:START-STOP with the numbers of the first and the last update to "
-            "trace, as in warmup:3-5; the first update of a stage is 1"
-        )
-    return Window(found[1], int(found[2]), int(found[3]))
-
-
-def check(text: str | None, stages: ConfigDict) -> None:
-    """Raise ValueError for a window that cannot come, before any work."""
-    if text is None:
-        return
-    window = parse(text)
-    training = [name for name, stage in stages.items() if stage.kind in TRAINING]
-    if window.stage not in training:
-        raise ValueError(f"logging.profile is {text!r}: the stages with updates are {', '.join(training) or 'none'}")
-    steps = stages[window.stage].get("steps")  # those of an offline stage are known when its pairs are
-    if steps is not None and window.last > steps:
-        raise ValueError(f"logging.profile is {text!r}, but {window.stage} has {steps} updates")
-
-
 class Profiler:
-    """Traces one stage's window, if it has one. text: logging.profile. workdir: where profiles/ goes."""
+    """Traces one stage's window, if it is that one's. workdir: where profiles/ goes."""
 
-    def __init__(self, text: str | None, stage: str, workdir: epath.Path) -> None:
-        window = None if text is None else parse(text)
+    def __init__(self, window: Window | None, stage: str, workdir: epath.Path) -> None:
         self.window = window if window is not None and window.stage == stage else None
         self.folder = workdir / "profiles"
         self._traced: tempfile.TemporaryDirectory[str] | None = None

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from g2d_jax import processes
-from g2d_jax.config import is_scalar
+from g2d_jax.config import Reward
 from g2d_jax.records import Problem, Score, Verdict
 from g2d_jax.rewards.functions import RewardFunction, Scorer, VerifierScorer, function_scorer, load_reward
 from g2d_jax.rewards.judge import JudgeScorer, judge_scorer
@@ -39,7 +38,7 @@ class Scorers:
     devices of all of them, and all must run it at once, on the same responses: its scores are joint.
     """
 
-    rewards: Mapping[str, ConfigDict]
+    rewards: Mapping[str, Reward]
     mesh: Callable[[], Mesh]
     journal: epath.Path
     own: RewardFunction | None = None
@@ -170,7 +169,7 @@ class Scorers:
 
     def _of(self, task: str) -> Scorer:
         if task not in self._made:
-            same = [t for t in self._made if self.rewards[t].to_dict() == self.rewards[task].to_dict() and not self.own]
+            same = [t for t in self._made if self.rewards[t] == self.rewards[task] and not self.own]
             self._made[task] = self._made[same[0]] if same else self._make(task)
         return self._made[task]
 
@@ -193,7 +192,7 @@ class Scorers:
             self._judges.append(judge)
             return judge
         function = own or load_reward(reward.function, reward.folder)
-        return function_scorer(function, None if is_scalar(reward) else reward.correct_above)
+        return function_scorer(function, None if reward.is_scalar else reward.correct_above)
 
 
 def _is_number(answer: str | None) -> bool:

@@ -17,10 +17,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from g2d_jax import processes
-from g2d_jax.accounting import TRAINING
+from g2d_jax.config import Select
+from g2d_jax.graph import kept_steps
 from g2d_jax.records import Problem
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import Alert
@@ -30,7 +29,7 @@ from g2d_jax.tracking import Progress
 from g2d_jax.training.checkpoint import Checkpoints
 
 
-def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
+def run(context: Context, name: str, stage: Select) -> dict[str, Any]:
     """Score the checkpoints; returns the manifest's fields, in "result" the "policy" that was chosen, "STAGE@STEP".
 
     Raises StopRun when no checkpoint has a score.
@@ -66,30 +65,7 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
     }
 
 
-def check(stage: ConfigDict, stages: ConfigDict) -> None:
-    """Raise ValueError for settings that cannot work, before any work."""
-    source = stages.get(stage.policy)
-    if source is None or source.kind not in TRAINING:
-        raise ValueError(
-            f"policy is {stage.policy!r}: name a stage of this run that trains, without a step; `steps` says which"
-        )
-    if not stage.steps:
-        return
-    if source.get("stop", "steps") != "steps":
-        raise ValueError(f"steps is {tuple(stage.steps)}, but {stage.policy} may end before: leave it at () for all")
-    if unknown := sorted(set(stage.steps) - set(kept_steps(source) or ())):
-        listed = ", ".join(map(str, kept_steps(source) or ())) or "its last step alone: leave steps at ()"
-        raise ValueError(f"steps has {unknown[0]}, but {stage.policy} keeps {listed}")
-
-
-def kept_steps(source: Mapping[str, Any]) -> list[int] | None:
-    """The steps that an online stage's settings keep, ascending; None for a stage that keeps its last one alone."""
-    if source["kind"] != "online":
-        return None
-    return sorted({*(k for k in source["keep"] if k <= source["steps"]), source["steps"]})
-
-
-def candidates(stage: ConfigDict, context: Context) -> list[int]:
+def candidates(stage: Select, context: Context) -> list[int]:
     """The steps to choose from, ascending: stage.steps, or all that the stage it reads kept on its way.
 
     Not what happens to lie on disk: how many of the newest stay there is no matter of the result.
@@ -99,7 +75,7 @@ def candidates(stage: ConfigDict, context: Context) -> list[int]:
     with Checkpoints(context.folders[stage.policy] / "checkpoints") as checkpoints:
         last = processes.once(checkpoints.latest)
     assert last is not None  # a stage runs after those it reads, and they all save their last step
-    kept = kept_steps(context.config.stages[stage.policy]) or []
+    kept = kept_steps(context.config.stages[stage.policy])
     return sorted({*(step for step in kept if step <= last), last})
 
 
@@ -112,7 +88,7 @@ def best_step(scores: Mapping[int, float]) -> int | None:
 def _scored(
     context: Context,
     name: str,
-    stage: ConfigDict,
+    stage: Select,
     step: int,
     problems: Sequence[Problem],
     tally: Tally,
@@ -146,7 +122,7 @@ def _score(task: Mapping[str, Any], divided: bool) -> dict[str, float]:
     return {"score": task[names[0]], "score_sem": task[names[1]]}
 
 
-def _negative(stage: ConfigDict, scores: Mapping[int, Mapping[str, Any]]) -> Iterator[Alert]:
+def _negative(stage: Select, scores: Mapping[int, Mapping[str, Any]]) -> Iterator[Alert]:
     """One for each task whose scalar rewards are negative on average while they are divided by lengths."""
     for task in next(iter(scores.values()))["tasks"] if stage.length_normalise else ():
         low = min(found["tasks"][task]["reward"] for found in scores.values())

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
+from g2d_jax.config import Sft
 from g2d_jax.data.examples import load_examples
 from g2d_jax.data.loader import draw
 from g2d_jax.data.packing import Group, Response
@@ -24,7 +24,7 @@ Encoded = tuple[np.ndarray, np.ndarray]
 """The token ids of a prompt and of its completion, int32 [P] and [T]."""
 
 
-def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
+def run(context: Context, name: str, stage: Sft) -> dict[str, Any]:
     """Train on demonstrations for stage.steps updates; returns the manifest's fields."""
     demonstrations, counts = examples(context, name, stage)
     order = context.order(len(demonstrations), f"sft/{name}")
@@ -56,12 +56,12 @@ def run(context: Context, name: str, stage: ConfigDict) -> dict[str, Any]:
         }
 
 
-def programs(context: Context, name: str, stage: ConfigDict, response: int | None = None) -> Iterator[Program]:
+def programs(context: Context, name: str, stage: Sft, response: int | None = None) -> Iterator[Program]:
     """The stage's programs without its examples, which count as of max_length each whatever `response` is."""
     yield from _programs(context, name, stage, context.row_length(stage.max_length))
 
 
-def _programs(context: Context, name: str, stage: ConfigDict, columns: int) -> Iterator[Program]:
+def _programs(context: Context, name: str, stage: Sft, columns: int) -> Iterator[Program]:
     """The stage's programs for rows of this length."""
     half = stage.max_length // 2
     pair = np.zeros(stage.max_length - half, np.int32), np.zeros(half, np.int32)
@@ -70,13 +70,13 @@ def _programs(context: Context, name: str, stage: ConfigDict, columns: int) -> I
     yield from training_programs(context, name, stage.optimizer, stage.steps, objective, packed, stage.steps)
 
 
-def examples(context: Context, name: str, stage: ConfigDict) -> tuple[list[Encoded], dict[str, int]]:
+def examples(context: Context, name: str, stage: Sft) -> tuple[list[Encoded], dict[str, int]]:
     """The examples that fit, without those whose prompt is in dev or test, as token ids; and how many of each kind."""
     data, tokenizer = stage.data, context.tokenizer
     wanted = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
     found, report = load_examples(
         data.path,
-        fields=data.fields.to_dict() or None,
+        fields=data.fields or None,
         split=data.split or None,
         limit=wanted,
         on_error=data.on_error,
@@ -95,7 +95,7 @@ def examples(context: Context, name: str, stage: ConfigDict) -> tuple[list[Encod
     return kept, {"examples": len(kept), **counts}
 
 
-def row_length(context: Context, stage: ConfigDict, encoded: Sequence[Encoded]) -> int:
+def row_length(context: Context, stage: Sft, encoded: Sequence[Encoded]) -> int:
     """Choose the columns of a packed row by the first batches."""
     size = min(stage.batch_size, 256)
     firsts = range(0, min(len(encoded), 4 * size), size)

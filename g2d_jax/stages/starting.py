@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +10,12 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from g2d_jax import keys, storage
 from g2d_jax.canonical import from_dict, to_dict
+from g2d_jax.config import Config, Model
+from g2d_jax.config import Lora as Adapters
+from g2d_jax.graph import policies_read
 from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
@@ -22,15 +23,11 @@ from g2d_jax.models.table import Param
 from g2d_jax.workdir import stage_folders
 
 
-def adapters(settings: ConfigDict) -> dict[str, Any]:
+def adapters(settings: Adapters) -> dict[str, Any]:
     """The adapters that the section lora.* asks for, and how what stands beside them is held: fields of a ModelConfig.
 
     Raises ValueError for values out of range, and ImportError where what quantises beside them is not installed.
     """
-    if not settings.rank and settings.dropout:
-        raise ValueError("lora.dropout is of adapters, and lora.rank is 0: set lora.rank too, or leave dropout at 0")
-    if not settings.rank and settings.quantise:
-        raise ValueError("lora.quantise is of what stands beside adapters: set lora.rank too, of a recipe lora=RANK")
     if not settings.rank:
         return {}
     targets = tuple(LINEAR) if tuple(settings.targets) == ("all-linear",) else tuple(settings.targets)
@@ -39,39 +36,37 @@ def adapters(settings: ConfigDict) -> dict[str, Any]:
     return {"lora": made, "quantise": settings.quantise}
 
 
-def shape(settings: ConfigDict, vocab_size: int, adapters: Mapping[str, Any]) -> ModelConfig:
+def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> ModelConfig:
     """The shape that the section model.* describes, for random parameters, with `adapters`. Raises ValueError naming
     its field."""
-    sizes = {name: value for name, value in settings.items() if name not in ("path", "revision", "init_std")}
+    sizes = {name: value for name, value in settings.to_dict().items() if name not in ("path", "revision", "init_std")}
     bias, norm = settings.family == "qwen2", settings.family == "qwen3"
-    if not 0 < settings.init_std < math.inf:
-        raise ValueError(f"model.init_std must be positive, got {settings.init_std}")
     try:
         return ModelConfig(**sizes, vocab_size=vocab_size, qkv_bias=bias, qk_norm=norm, **adapters)
     except ValueError as error:
         raise ValueError(f"model.{error}") from error
 
 
-def base_dtype(config: ConfigDict) -> jnp.dtype:
+def base_dtype(config: Config) -> jnp.dtype:
     """Of the model's parameters. What is trained is float32; what stands beside adapters may be narrower, and what is
     quantised of that is not of this type."""
     return jnp.dtype(config.lora.base_dtype if config.lora.rank else "float32")
 
 
-def rest_bytes(config: ConfigDict, shape: ModelConfig) -> int:
+def rest_bytes(config: Config, shape: ModelConfig) -> int:
     """Bytes of all that stands beside adapters, on all devices together."""
     _, rest = lora.split(decoder.abstract(shape, base_dtype(config)))
     return sum(x.size * jax.dtypes.itemsize_bits(x.dtype) // 8 for x in jax.tree.leaves(rest))
 
 
-def base(config: ConfigDict, folder: storage.PathLike | None, shape: ModelConfig, mesh: Mesh) -> Decoder:
+def base(config: Config, folder: storage.PathLike | None, shape: ModelConfig, mesh: Mesh) -> Decoder:
     """A model on the mesh, of a folder or random; of a shape with adapters what stands beside them (`lora.frozen`)."""
     if folder is None:
         return random(config, shape, mesh)
     return hf.load(folder, mesh=mesh, dtype=base_dtype(config), lora=shape.lora, quantised=shape.quantise)
 
 
-def random(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> Decoder:
+def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
     """Random parameters on the mesh; of a shape with adapters what stands beside them."""
     key, std, dtype = keys.key(config.seed, "init"), config.model.init_std, base_dtype(config)
 
@@ -108,7 +103,7 @@ def beside(rest: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Decoder:
 BASE = "base.json"  # in the folder of a stage that trains: its `base_policy`
 
 
-def base_policy(config: ConfigDict, policy: str, folders: Mapping[str, epath.Path]) -> str:
+def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) -> str:
     """Follow a policy to the model that it was trained from, which adapters stand beside: "init", or "hf:PATH".
 
     folders: stage -> its folder; a stage that has begun knows its base, wherever it came from. "hf:" alone, without
@@ -119,7 +114,7 @@ def base_policy(config: ConfigDict, policy: str, folders: Mapping[str, epath.Pat
         folder = folders.get(stage)
         if folder is not None and (folder / BASE).exists():
             return str(storage.read_json(folder / BASE))
-        policy = config.stages[stage].policy
+        (policy,) = policies_read(config.stages[stage])
     if policy.startswith("hf:") and storage.is_local(path := policy.removeprefix("hf:")):
         local = os.path.abspath(os.path.expanduser(path))
         return f"hf:{local}" if os.path.isdir(local) else policy  # a hub's id
@@ -129,7 +124,7 @@ def base_policy(config: ConfigDict, policy: str, folders: Mapping[str, epath.Pat
     other = epath.Path(workdir).expanduser()
     if not (other / "config.json").exists():
         raise ValueError(f"policy {policy!r}: {other} holds no run any more, and what it trained from is not known")
-    theirs = from_dict(storage.read_json(other / "config.json")["config"])
+    theirs = Config.of(from_dict(storage.read_json(other / "config.json")["config"]))
     base = base_policy(theirs, stage.partition("@")[0], stage_folders(other))
     if config.lora.rank and _decides_base(theirs, base) != _decides_base(config, base):
         raise ValueError(
@@ -140,7 +135,7 @@ def base_policy(config: ConfigDict, policy: str, folders: Mapping[str, epath.Pat
     return base if same or config.lora.rank else f"hf:{theirs.model.path}"
 
 
-def _decides_base(config: ConfigDict, base: str) -> list[Any]:
+def _decides_base(config: Config, base: str) -> list[Any]:
     """List the settings that adapters and what they stand beside depend on."""
     settings = to_dict(config)
     adapters = {name: value for name, value in settings["lora"].items() if name != "dropout"}  # that is of training

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from etils import epath
-from ml_collections import ConfigDict
 from safetensors.numpy import load, save
 
 from g2d_jax import processes, storage
-from g2d_jax.config import compares
+from g2d_jax.config import Online
 from g2d_jax.data import curriculum
 from g2d_jax.data.packing import Group
 from g2d_jax.models.decoder import Decoder
@@ -74,7 +73,7 @@ class Interval:
         return step - self.start < self.batches
 
 
-def interval_at(step: int, stage: ConfigDict) -> Interval:
+def interval_at(step: int, stage: Online) -> Interval:
     """The interval of update number `step` (from 0) of stage.steps."""
     every = stage.sync_every or max(stage.steps, 1)
     start = step - step % every
@@ -82,7 +81,7 @@ def interval_at(step: int, stage: ConfigDict) -> Interval:
     return Interval(start, updates, start // stage.num_iterations, -(-updates // stage.num_iterations))
 
 
-def asked_of(context: Context, stage: ConfigDict, response: int | None = None) -> Asked:
+def asked_of(context: Context, stage: Online, response: int | None = None) -> Asked:
     """What the stage asks the sampler for; a call draws as many batches of an interval as compute.responses_at_once
     allows. response: mean tokens of a response, None: the most."""
     together = max(prompts_at_once(context, stage.num_generations) // stage.prompts_per_step, 1)
@@ -94,7 +93,7 @@ def asked_of(context: Context, stage: ConfigDict, response: int | None = None) -
     return Asked(prompts, batches / together, stage.num_generations, shapes, params.max_new_tokens, response, weights)
 
 
-def trains_off_policy(stage: ConfigDict) -> bool:
+def trains_off_policy(stage: Online) -> bool:
     """Whether a GRPO loss trains on rollouts of an earlier policy than its own.
 
     With sync_every=1 a batch is drawn, serves one update, and is gone: the policy is the one that sampled, and the old
@@ -106,7 +105,7 @@ def trains_off_policy(stage: ConfigDict) -> bool:
     return bool((stage.loss == "grpo" or stage.grpo_coef) and stage.sync_every != 1)
 
 
-def logprobs_temperature(stage: ConfigDict) -> float:
+def logprobs_temperature(stage: Online) -> float:
     """At which temperature other policies' log-probabilities are taken: that of the loss."""
     return float(stage.sampling.temperature) if stage.loss == "grpo" else 1.0
 
@@ -167,7 +166,7 @@ class Taken:
 class Supply:
     """Batches for a Trainer."""
 
-    def __init__(self, context: Context, name: str, stage: ConfigDict, training: Trainer) -> None:
+    def __init__(self, context: Context, name: str, stage: Online, training: Trainer) -> None:
         self.context, self.name, self.stage, self.training = context, name, stage, training
         self.reference: Decoder | None = None  # a fixed one, while it is in use
         self.folder = context.folders[name]
@@ -379,7 +378,7 @@ class Supply:
 
     def _wanted(self) -> list[str]:
         """Whose log-probabilities the loss needs beside those of the policy it trains."""
-        needs = {"reference": compares(self.stage), "trainer": trains_off_policy(self.stage)}
+        needs = {"reference": self.stage.compares, "trainer": trains_off_policy(self.stage)}
         return [which for which, needed in needs.items() if needed]
 
     def _others(self, number: int) -> Others:

@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 from etils import epath
-from ml_collections import ConfigDict
 
 from g2d_jax import processes, storage
 from g2d_jax.accounting import goodput
 from g2d_jax.compilation import Jitted
+from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import lora
@@ -221,7 +221,7 @@ def trainer(
     context: Context,
     name: str,
     objective: Objective,
-    settings: ConfigDict,
+    settings: Optimizer,
     *,
     policy: str,
     total: int,
@@ -260,7 +260,7 @@ def trainer(
     with (
         Checkpoints(folder, keep=context.config.checkpoint.keep, pinned=pins) as checkpoints,
         context.tracker.progress(name, total, step or 0) as bar,
-        closing(Profiler(context.config.logging.profile, name, context.workdir)) as profiler,
+        closing(Profiler(context.config.logging.window, name, context.workdir)) as profiler,
     ):
         made = Trainer(
             context,

@@ -7,21 +7,23 @@ import hashlib
 import os
 
 from etils import epath
-from ml_collections import ConfigDict
 
 from g2d_jax import storage
+from g2d_jax.config import Config, Sft
+from g2d_jax.graph import policies_read
 from g2d_jax.stages.context import stage_of_run
 
 
-def contents(config: ConfigDict, name: str) -> dict[str, str]:
+def contents(config: Config, name: str) -> dict[str, str]:
     """Path or policy -> digest, of the local files and the other runs' stages that a stage of the config reads."""
     stage = config.stages[name]
     named = [source.path for source in (config.data.train, config.data.dev, config.data.test)]
-    named += [stage.data.path] if "data" in stage else []
+    named += [stage.data.path] if isinstance(stage, Sft) else []
     inside = {"sample", "archive", *config.stages}
-    named += [stage[field] for field in ("rollouts", "preferences") if field in stage and stage[field] not in inside]
+    read = [getattr(stage, field, "sample") for field in ("rollouts", "preferences")]
+    named += [path for path in read if path not in inside]
     found = {path: digest for path in named if (digest := _file(path))}
-    policies = [policy for policy in stage.get("policies", ()) or [stage.policy] if policy.startswith("run:")]
+    policies = [policy for policy in policies_read(stage) if policy.startswith("run:")]
     return found | {policy: _run(policy) for policy in policies}
 
 

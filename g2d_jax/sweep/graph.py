@@ -14,7 +14,7 @@ An evaluation is one node a policy, shared by all points that evaluate this poli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -23,8 +23,8 @@ from ml_collections import ConfigDict
 
 from g2d_jax import pipeline, storage
 from g2d_jax.canonical import begins_more, from_dict, identity, to_dict
-from g2d_jax.stages import ending
-from g2d_jax.stages.select import kept_steps
+from g2d_jax.config import Config, Evaluate, Online
+from g2d_jax.graph import followers, plan
 from g2d_jax.sweep.contents import contents
 from g2d_jax.sweep.points import Point
 
@@ -42,7 +42,7 @@ class Node:
 
     id: str
     name: str
-    config: ConfigDict
+    config: Config
     stages: Mapping[str, str]
     evaluated: Mapping[str, str]
     inputs: Sequence[str]
@@ -60,7 +60,7 @@ class Graph:
     """
 
     nodes: Mapping[str, Node]
-    points: Sequence[tuple[Point, ConfigDict, Mapping[str, str]]]
+    points: Sequence[tuple[Point, Config, Mapping[str, str]]]
     trajectories: Mapping[str, tuple[int, list[int]]]
 
 
@@ -86,7 +86,7 @@ def build(found: Sequence[Point], asked: Mapping[str, tuple[int, Sequence[int]]]
     explicit = []
     for point in found:
         try:
-            pipeline.check(point.config)
+            pipeline.check(Config.of(point.config))
         except ValueError as error:
             raise ValueError(f"point {point.label}: {error}") from error
         values = _explicit(point.config)
@@ -105,8 +105,8 @@ def build(found: Sequence[Point], asked: Mapping[str, tuple[int, Sequence[int]]]
             if key in trajectories:
                 steps = trajectories[key]
                 values["stages"][name] |= {"steps": steps.most, "keep": tuple(sorted(steps.kept))}
-        config = from_dict(values)
-        for name in pipeline.plan(config).order:
+        config = Config.of(from_dict(values))
+        for name in plan(config).order:
             for node in _nodes(config, ids, name):
                 nodes.setdefault(node.id, node)
         points.append((point, config, ids))
@@ -129,7 +129,8 @@ def _explicit(config: ConfigDict) -> dict[str, Any]:
             stage["policies"] = list(dict.fromkeys(named(policy) for policy in stage["policies"]))
         elif stage["kind"] == "select":  # which of the steps that a trajectory keeps for all points are this one's
             source = stages[stage["policy"]]
-            stage["steps"] = stage["steps"] or (kept_steps(source) if begins_more(source) else [])
+            kept = sorted({*(k for k in source.get("keep", ()) if k <= source["steps"]), source["steps"]})
+            stage["steps"] = stage["steps"] or (kept if begins_more(source) else [])
         else:
             stage["policy"] = named(stage["policy"])
     return values
@@ -137,9 +138,9 @@ def _explicit(config: ConfigDict) -> dict[str, Any]:
 
 def _ids(values: Mapping[str, Any]) -> dict[str, str]:
     """Stage -> node id, for a config made explicit."""
-    config = from_dict(values)
+    config = Config.of(from_dict(values))
     shared = {key: value for key, value in identity(config).items() if key != "stages"}
-    order = pipeline.plan(config)
+    order = plan(config)
     ids: dict[str, str] = {}
     for name in order.order:
         stage = values["stages"][name]
@@ -151,39 +152,36 @@ def _ids(values: Mapping[str, Any]) -> dict[str, str]:
     return ids
 
 
-def _weighed(config: ConfigDict, name: str) -> tuple[str, ...]:
+def _weighed(config: Config, name: str) -> tuple[str, ...]:
     """The stages whose settings decide where an adaptive stage ends."""
     stage = config.stages[name]
-    adaptive = stage.kind == "online" and stage.stop == "adaptive"
-    return (ending.followers(name, config.stages) or ()) if adaptive else ()
+    adaptive = isinstance(stage, Online) and stage.stop == "adaptive"
+    return (followers(name, config.stages) or ()) if adaptive else ()
 
 
-def _nodes(config: ConfigDict, ids: Mapping[str, str], name: str) -> list[Node]:
+def _nodes(config: Config, ids: Mapping[str, str], name: str) -> list[Node]:
     """The node of a stage; before that of an evaluation of several policies, one for each policy."""
     stage = config.stages[name]
-    policies = tuple(stage.get("policies", ()))
-    if len(policies) < 2:
+    if not isinstance(stage, Evaluate) or len(stage.policies) < 2:
         return [_node(config, ids, name, {})]
     parts = []
-    for policy in policies:
-        alone: ConfigDict = config.copy_and_resolve_references()
-        with alone.unlocked():
-            alone.stages[name].policies = (policy,)
+    for policy in stage.policies:
+        alone = replace(config, stages={**config.stages, name: replace(stage, policies=(policy,))})
         parts.append(_node(alone, {**ids, name: _ids(to_dict(_restricted(alone, name)))[name]}, name, {}))
-    evaluated = {policy: part.id for policy, part in zip(policies, parts, strict=True)}
+    evaluated = {policy: part.id for policy, part in zip(stage.policies, parts, strict=True)}
     return [*parts, _node(config, ids, name, evaluated)]
 
 
-def _node(config: ConfigDict, ids: Mapping[str, str], name: str, evaluated: Mapping[str, str]) -> Node:
+def _node(config: Config, ids: Mapping[str, str], name: str, evaluated: Mapping[str, str]) -> Node:
     alone = _restricted(config, name)
-    needed = [ids[other] for other in pipeline.plan(alone).inputs[name]]
+    needed = [ids[other] for other in plan(alone).inputs[name]]
     inputs = list(dict.fromkeys([*needed, *evaluated.values()]))
     return Node(ids[name], name, alone, {stage: ids[stage] for stage in alone.stages}, evaluated, inputs)
 
 
-def _restricted(config: ConfigDict, name: str) -> ConfigDict:
+def _restricted(config: Config, name: str) -> Config:
     """The config with this stage and those it is made from, or weighed against, only."""
-    inputs = pipeline.plan(config).inputs
+    inputs = plan(config).inputs
     needed: set[str] = set()
     waiting = [name]
     while waiting:
@@ -191,9 +189,4 @@ def _restricted(config: ConfigDict, name: str) -> ConfigDict:
         if stage not in needed:
             needed.add(stage)
             waiting += [*inputs[stage], *_weighed(config, stage)]
-    alone: ConfigDict = config.copy_and_resolve_references()
-    with alone.unlocked(), alone.stages.unlocked():
-        for stage in list(alone.stages):
-            if stage not in needed:
-                del alone.stages[stage]
-    return alone
+    return replace(config, stages={stage: own for stage, own in config.stages.items() if stage in needed})

@@ -27,6 +27,8 @@ from ml_collections import ConfigDict
 
 from g2d_jax import __version__, compilation, flags, pipeline, processes, storage
 from g2d_jax.canonical import to_dict
+from g2d_jax.config import Online
+from g2d_jax.graph import plan
 from g2d_jax.report import write_study
 from g2d_jax.stages.context import Context
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder
@@ -76,9 +78,7 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         rows = []
         for point, settings, ids in graph.points:
-            left = [
-                name for name in pipeline.plan(settings).order if storage.finished(node_folder(root, ids[name])) is None
-            ]
+            left = [name for name in plan(settings).order if storage.finished(node_folder(root, ids[name])) is None]
             rows.append([point.label, ", ".join(left) or "done"])
         tracker.table(f"{len(rows)} points", ["point", "left to do"], rows)
         done = sum(_state(node, node.folder(root)) == DONE for node in graph.nodes.values())
@@ -123,7 +123,7 @@ def _write_plan(config: ConfigDict, graph: Graph, root: epath.Path) -> None:
                 f"../../../stages/{ids[name]}",
                 point.config.stages[name].steps if ids[name] in graph.trajectories else None,
             ]
-            for name in pipeline.plan(settings).order
+            for name in plan(settings).order
         ]
         storage.write_json(folder / LINKS, links)
     listed = {
@@ -132,13 +132,13 @@ def _write_plan(config: ConfigDict, graph: Graph, root: epath.Path) -> None:
     }
     file = root / PLANS / f"{config.name}.json"
     before = {point.pop("label"): point for point in storage.read_json(file)["points"]} if file.exists() else {}
-    plan = {
+    content = {
         "config": to_dict(config),
         "points": [{"label": label, **point} for label, point in {**before, **listed}.items()],
         "trajectories": graph.trajectories,
         "version": __version__,
     }
-    storage.write_json(file, plan)
+    storage.write_json(file, content)
 
 
 class _Worker:
@@ -214,7 +214,7 @@ class _Worker:
             context = self._common(node).at(node.config, folders, tracker, workdir=folder, evaluated=evaluated)
             try:
                 pipeline.compile_ahead(context, [node.name])
-                pipeline.run_stage(context, node.name, pipeline.plan(node.config), again=True)
+                pipeline.run_stage(context, node.name, plan(node.config), again=True)
             except (ValueError, RuntimeError) as error:  # RuntimeError: what XLA raises, out of memory for one
                 if os.environ.get("G2D_TRACEBACK"):
                     raise
@@ -257,7 +257,7 @@ def _state(node: Node, folder: epath.Path) -> str:
     if manifest is None:
         return OPEN
     stage = node.config.stages[node.name]
-    if stage.kind != "online" or stage.stop != "steps":
+    if not isinstance(stage, Online) or stage.stop != "steps":
         return DONE
     there = set(Checkpoints(folder / "checkpoints").steps()) & {int(step) for step in manifest["at"]}
     reached = manifest["counts"]["steps"]

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from g2d_jax import losses
+from g2d_jax.config import AttentionSetting
 from g2d_jax.models.decoder import Decoder, Remat, forward, head_matrix
-from g2d_jax.models.kernels import Setting, attention_for, platform_of
+from g2d_jax.models.kernels import attention_for, platform_of
 from g2d_jax.training.dropout import KEYS
 
 Micro = Mapping[str, jax.Array]
@@ -32,7 +33,7 @@ class Compute:
     mesh: Mesh
     dtype: jnp.dtype = jnp.float32  # type: ignore[assignment]
     remat: Remat = "none"
-    attention: Setting = "auto"
+    attention: AttentionSetting = "auto"
 
 
 def response_logprobs(

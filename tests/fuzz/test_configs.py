@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax import canonical, pipeline, resolve, workdir
+from g2d_jax.config import Config
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory")]
 
@@ -50,7 +51,7 @@ def test_one_field_of_any_value(change: tuple[str, Any]) -> None:
     section[key] = value
     made = accepted(lambda: canonical.from_dict(values), path.split(".")[0])
     if made is not None:
-        accepted(lambda: pipeline.check(made), "")
+        accepted(lambda: pipeline.check(Config.of(made)), "")
 
 
 SPELLINGS = (
@@ -90,7 +91,7 @@ def test_overrides(path: str, text: str) -> None:
     field = path.removeprefix("config.")
     if accepted(lambda: resolve.apply(made, f"{path}={text}") or made, field) is not None:
         assert canonical.to_dict(canonical.from_dict(canonical.to_dict(made))) == canonical.to_dict(made)
-        accepted(lambda: pipeline.check(made), "")
+        accepted(lambda: pipeline.check(Config.of(made)), "")
 
 
 NAMES = st.sampled_from(["items", "keys", "update", "lock", "a.b", "", "__class__", "_fields", "answer"]) | TEXTS
@@ -143,7 +144,7 @@ def test_config_json_of_a_run(folder: Path, data: st.DataObject) -> None:
     before = path.read_bytes()
     (folder / "01-sft").mkdir(exist_ok=True)
     mine = canonical.from_dict({"stages": {"sft": {"kind": "sft", "steps": 12345}}})
-    assert accepted(lambda: workdir.claim(mine, folder) or True, folder.name) is None
+    assert accepted(lambda: workdir.claim(Config.of(mine), folder) or True, folder.name) is None
     assert path.read_bytes() == before
 
 

@@ -14,7 +14,8 @@ from fuzz.hostile import DEEP, ODD, VALUES, accepted, as_json, changed, damaged,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import pipeline
+from g2d_jax import graph
+from g2d_jax.config import Config
 from g2d_jax.resolve import resolve
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.external import external_groups
@@ -40,8 +41,8 @@ def context(folder: Path) -> Iterator[Context]:
     """Of the tiny config, with a reward of ours."""
     config = resolve(str(Path(__file__).parents[1] / "tiny.py"))
     with Tracker(folder / "work", tensorboard=False) as tracker:
-        folders = pipeline.plan(config).folders(epath.Path(folder / "work"))
-        made = Context(config, epath.Path(folder / "work"), tracker, folders, even)
+        folders = graph.plan(Config.of(config)).folders(epath.Path(folder / "work"))
+        made = Context(Config.of(config), epath.Path(folder / "work"), tracker, folders, even)
         yield made
         made.close()
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from g2d_jax.config import Optimizer
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import decoder, flops, shapes
 from g2d_jax.models.config import Lora, ModelConfig
@@ -78,7 +79,7 @@ def test_a_train_step_is_near_the_compilers_count():
     config = dataclasses.replace(TINY, num_hidden_layers=1, hidden_size=128, intermediate_size=512, vocab_size=512)
     rows, length, mesh = 4, 64, make_mesh(1, 1, 1, devices=jax.devices()[:1])
     settings = {"schedule": "constant", "warmup_steps": 0, "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
-    optimizer, _ = make_optimizer(learning_rate=1e-3, max_grad_norm=1.0, total_steps=5, **settings)
+    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.001, max_grad_norm=1.0, **settings), total_steps=5)
     step = make_train_step(objectives.sft(objectives.Compute(mesh, remat="none")), optimizer, config, mesh)
     names = ("tokens", "positions", "segment_ids", "source", "sequence")
     arrays = {name: jax.ShapeDtypeStruct((1, rows, length), jnp.int32) for name in names}

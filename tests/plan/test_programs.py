@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from g2d_jax import cli
+from g2d_jax.config import Config
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.table import block_params
 from g2d_jax.plan import ready, show
@@ -39,7 +40,7 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
     config = resolve(TINY, SMALL)
     said: list[str] = []
     compiler, machine = Compiler(jax.devices(), say=said.append), topology("v5e-8")
-    found = search(config, machine, compiler, stages=["sft"])
+    found = search(Config.of(config), machine, compiler, stages=["sft"])
     assert found == choices(config, machine)[0]
     assert [text.partition(":")[0] for text in said] == [
         f"trying {found.overrides()}",
@@ -98,7 +99,7 @@ def test_the_work_is_of_the_prompts_that_are_here_or_of_a_mean_that_is_told(tmp_
     compiler = Compiler(jax.devices())
 
     def prefilled(config, prompt=None):
-        with planned(config, compiler, prompt=prompt) as context:
+        with planned(Config.of(config), compiler, prompt=prompt) as context:
             counted = sum(program.work.prefilled for program in programs_of(context, "collect"))
             return counted / config.stages.collect.prompts, context.prompt_lengths
 
@@ -132,7 +133,7 @@ def test_what_probes_sample_is_in_the_work():
     generated = []
     for every in (0, 2):
         config.stages.warmup.probe.every = every  # before the first step, after two, and after the last
-        with planned(config, Compiler(jax.devices()[:1])) as context:
+        with planned(Config.of(config), Compiler(jax.devices()[:1])) as context:
             generated.append(sum(program.work.generated for program in programs_of(context, "warmup")))
     assert generated == [3 * 4 * 4 * 8, 3 * 4 * 4 * 8 + 3 * 8 * 1 * 8]
 
@@ -150,7 +151,7 @@ def test_every_program_of_every_kind_of_stage_is_compiled():
 
 def test_adapters_are_planned_beside_their_base():
     config = resolve(TINY, [*SMALL, "config.lora.rank=2", "config.lora.base_dtype=bfloat16"])
-    with planned(config, Compiler(jax.devices()[:1])) as context:
+    with planned(Config.of(config), Compiler(jax.devices()[:1])) as context:
         fresh, step = programs_of(context, "sft")
         state, _, _, rest = step.arguments({})
         trained = count_trained(context.model_config)
@@ -164,7 +165,7 @@ def test_policies_with_adapters_share_their_base():
     """Beside what is sampled from lie the base, once, the state and the reference's adapters; beside the train step,
     which has the base among its arguments, the latter."""
     config = resolve(TINY, [*SMALL, "config.lora.rank=2", "config.stages.warmup.beta=0.1"])
-    with planned(config, Compiler(jax.devices()[:1])) as context:
+    with planned(Config.of(config), Compiler(jax.devices()[:1])) as context:
         programs = {program.name: program for program in programs_of(context, "warmup")}
         state, _, _, rest = programs["train step"].arguments({})
         adapters, base = 4 * count_trained(context.model_config), device_bytes(rest)
@@ -181,7 +182,7 @@ def test_a_quantised_base_is_planned_at_its_size(kind: str):
     """A float32 scale for each output, or a bfloat16 one for each of its tiles: of 32 numbers, of 16 within a head."""
     pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
     config = resolve(TINY, [*SMALL, "config.lora.rank=2", f"config.lora.quantise={kind}"])
-    with planned(config, Compiler(jax.devices()[:1])) as context:
+    with planned(Config.of(config), Compiler(jax.devices()[:1])) as context:
         fresh, step = programs_of(context, "sft")
         model, rest = context.model_config, step.arguments({})[3]
         bits, scale, tiles = {"int8": (8, 4, {"down": 64}), "nf4": (4, 2, {"o": 16})}[kind]
@@ -204,7 +205,7 @@ def test_codes_to_sample_from_are_planned_at_their_size():
         config = resolve(TINY, SMALL)
         config.stages.warmup.update(sampling_weights=weights, importance_cap=2.0)
         config.stages.warmup.probe.every = 2
-        with planned(config, Compiler(jax.devices()[:1])) as context:
+        with planned(Config.of(config), Compiler(jax.devices()[:1])) as context:
             found.append({program.name: program for program in programs_of(context, "warmup")})
             rows = [row for row in block_params(context.model_config.held("int8")).values() if row.quantised]
     plain, coded = found
@@ -222,7 +223,7 @@ def test_codes_to_sample_from_are_planned_at_their_size():
 def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = resolve("bridging-math:method=grpo,model=qwen2.5-7b", [])
-    with planned(config, Compiler(jax.devices())) as context:
+    with planned(Config.of(config), Compiler(jax.devices())) as context:
         assert context.model_config.hidden_size == 3584
         step = programs_of(context, "train")[-1]
         assert step.name == "train step"
@@ -232,7 +233,7 @@ def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypa
 def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = resolve("bridging-chat:method=s1", ["config.reward.model.batch_tokens=16384"])
-    with planned(config, Compiler(jax.devices())) as context:
+    with planned(Config.of(config), Compiler(jax.devices())) as context:
         programs = {program.name: program for program in programs_of(context, "train")}
         reward = programs["reward"]
         model, tokens, lengths = reward.arguments({})
@@ -248,7 +249,7 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
         probed = 64 * (1 + 1500 // 100)  # a response to each of 64 prompts, before the first step and every 100
         assert programs["probe reward"].work.scored == probed * longest
     config = resolve("bridging-mixed", [])  # a reward model scores one of the two tasks, with a third of the weight
-    with planned(config, Compiler(jax.devices())) as context:
+    with planned(Config.of(config), Compiler(jax.devices())) as context:
         scored = sum(program.work.scored for program in programs_of(context, "train") if "reward" in program.name)
         asked = config.stages.train.prompts_per_step * config.stages.train.steps * config.stages.train.num_generations
         asked += 64 * (1 + 15_000 // 100)
@@ -301,7 +302,7 @@ from g2d_jax.stages.programs.program import device_bytes
 machine = topology("v5e-16")
 compiling.prepare(machine)
 compiler = planning.Compiler.of(machine)
-with planning.planned(resolve({tiny!r}, {overrides!r}), compiler, machine.device.hbm) as context:
+with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler, machine.device.hbm) as context:
     made = {{}}
     for program in programs_of(context, "warmup"):
         if program.name in ("view", "empty", "prefill", "insert", "decode"):

@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from g2d_jax import config as settings
+from g2d_jax.config import Config
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import shapes
 from g2d_jax.plan.compiling import _needed
@@ -56,20 +57,22 @@ def test_what_a_train_step_needs_by_formula():
     config = settings.base()
     config.dtype = "bfloat16"
     choice = Choice(16, 1, 65_536, "full")
-    found = train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096)
+    found = train_bytes(shapes.shape("Qwen2.5-7B"), Config.of(config), choice, 4096)
     state, kept = 16 * 7_615_616_512 / 16, 28 * 3584 * 4096 * 2
     layer, head, logits = (7 * 3584 + 3 * 512 + 3 * 18_944) * 4096 * 4, 152_064 * 3584 * 6, 12 * 768 * 152_064
     assert found == state + kept + layer + head + logits
     config.stages.sft = settings.sft(optimizer=settings.optimizer(1e-3, moment_dtype="bfloat16"))
-    assert found - train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == 4 * 7_615_616_512 / 16
+    assert found - train_bytes(shapes.shape("Qwen2.5-7B"), Config.of(config), choice, 4096) == 4 * 7_615_616_512 / 16
     config.stages.sft.optimizer.update(kind="adafactor", moment_dtype="float32")
-    assert found - train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == 8 * 7_615_616_512 / 16
+    assert found - train_bytes(shapes.shape("Qwen2.5-7B"), Config.of(config), choice, 4096) == 8 * 7_615_616_512 / 16
     config.stages.dpo = settings.offline()  # AdamW in float32: the largest counts
-    assert train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == found
-    small = train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096, ("sft",))  # of those that are planned
+    assert train_bytes(shapes.shape("Qwen2.5-7B"), Config.of(config), choice, 4096) == found
+    small = train_bytes(
+        shapes.shape("Qwen2.5-7B"), Config.of(config), choice, 4096, ("sft",)
+    )  # of those that are planned
     assert found - small == 8 * 7_615_616_512 / 16
     config.compute.offload_optimizer = True
-    assert found - train_bytes(shapes.shape("Qwen2.5-7B"), config, choice, 4096) == 8 * 7_615_616_512 / 16
+    assert found - train_bytes(shapes.shape("Qwen2.5-7B"), Config.of(config), choice, 4096) == 8 * 7_615_616_512 / 16
 
 
 def test_what_saves_memory_and_changes_the_result():
@@ -79,25 +82,25 @@ def test_what_saves_memory_and_changes_the_result():
     moments = [f"stages.{name}.optimizer.moment_dtype=bfloat16" for name in ("dpo", "sft")]
     codes = [["lora.quantise=int8"]] if importlib.util.find_spec("qwix") else []
     beside = [adapters, *([*adapters, *each] for each in codes)]
-    assert savings(config) == [moments, *beside]
-    assert savings(config, ["dpo"]) == [moments[:1], *beside]
-    assert savings(config, ["test"]) == []
+    assert savings(Config.of(config)) == [moments, *beside]
+    assert savings(Config.of(config), ["dpo"]) == [moments[:1], *beside]
+    assert savings(Config.of(config), ["test"]) == []
     config.stages.sft.optimizer.kind = "adafactor"
     config.stages.dpo.optimizer.moment_dtype = "bfloat16"
-    assert savings(config) == beside
+    assert savings(Config.of(config)) == beside
     config.lora.rank = 4
-    assert savings(config) == [other[1:] for other in beside]
+    assert savings(Config.of(config)) == [other[1:] for other in beside]
     config.lora.base_dtype = "bfloat16"
-    assert savings(config) == codes
+    assert savings(Config.of(config)) == codes
     config.lora.quantise = "nf4"
-    assert savings(config) == []
+    assert savings(Config.of(config)) == []
 
 
 def test_choices_are_those_a_config_can_take_quickest_first():
     config = settings.base()
     config.mesh.update(fsdp=-1)
-    assert choice_of(config, 16) == Choice(16, 1, 16_384, "attention")
-    found = choices(config, topology("v5e-16"))
+    assert choice_of(Config.of(config), 16) == Choice(16, 1, 16_384, "attention")
+    found = choices(Config.of(config), topology("v5e-16"))
     assert found[0] == Choice(16, 1, 65_536, "none")
     assert {choice.tensor for choice in found} == {1, 2, 4}  # within a host
     assert all(choice.fsdp * choice.tensor == 16 for choice in found)

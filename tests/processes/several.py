@@ -24,8 +24,9 @@ import numpy as np
 from etils import epath
 from unofficial import let_every_process_write_programs
 
-from g2d_jax import cli, pipeline, processes
+from g2d_jax import cli, graph, pipeline, processes
 from g2d_jax import config as settings
+from g2d_jax.config import Config
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.resolve import resolve
@@ -52,18 +53,18 @@ def stages(config_file: str, reference: str, workdir: str) -> int:
     """Every stage from the same artefacts, those of another run."""
     processes.initialise()
     config, own, other = resolve(config_file), epath.Path(workdir), epath.Path(reference)
-    order = pipeline.plan(config)
+    order = graph.plan(Config.of(config))
     jax.devices()  # all at once: each waits for the others here
     with (
         watched(peer_timeout=60, hang_timeout=300),
         Tracker(own if processes.leader() else None, tensorboard=False) as tracker,
     ):
-        processes.once(lambda: claim(config, own))
-        first = Context(config, own, tracker, {})
+        processes.once(lambda: claim(Config.of(config), own))
+        first = Context(Config.of(config), own, tracker, {})
         with contextlib.closing(first):
             for name in order.order:
                 folders = {**order.folders(other), name: order.folders(own)[name]}
-                pipeline.run_stage(first.at(config, folders, tracker), name, order)
+                pipeline.run_stage(first.at(Config.of(config), folders, tracker), name, order)
     return 0
 
 
@@ -138,7 +139,7 @@ def together(failing: set[int], stopped: set[int]) -> None:
 
 
 def same_folder(folder: Path) -> None:
-    token = processes.once(lambda: claim(settings.base(), epath.Path(folder)))
+    token = processes.once(lambda: claim(Config.of(settings.base()), epath.Path(folder)))
     with processes.together():
         check_token(epath.Path(folder), token)
 
@@ -148,7 +149,7 @@ def problems(file: Path) -> int:
     config.data.train = settings.source(str(file))
     config.data.dev.limit = config.data.test.limit = 4
     with Tracker(None, tensorboard=False) as tracker:
-        return len(Context(config, epath.Path(file.parent), tracker, {}).problems["train"])
+        return len(Context(Config.of(config), epath.Path(file.parent), tracker, {}).problems["train"])
 
 
 def stopped(index: int, number: signal.Signals) -> None:

@@ -10,6 +10,7 @@ from etils import epath
 from launched import HERE, Launched
 
 from g2d_jax import policies
+from g2d_jax.config import Config
 from g2d_jax.models import lora
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import claim
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.timeout(900)
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A work directory with a checkpoint of adapters that are not zero."""
     folder = tmp_path_factory.mktemp("export") / "run"
-    claim(adapters.get_config(), epath.Path(folder))
+    claim(Config.of(adapters.get_config()), epath.Path(folder))
     with policies.opened(folder) as context, Checkpoints(folder / "01-warmup" / "checkpoints") as checkpoints:
         trained, _ = lora.split(context.policy("init"))
         checkpoints.save(2, {"params": jax.tree.map(lambda x: x + 0.1, trained)}, {})

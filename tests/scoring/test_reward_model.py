@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -18,6 +17,7 @@ from g2d_jax import config as settings
 from g2d_jax import mesh as meshes
 from g2d_jax.records import Score, Verdict
 from g2d_jax.scoring.reward_model import RewardModel, load_reward_model
+from g2d_jax.section import record
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -72,11 +72,11 @@ def save_reward_model(folder: Path, family: str) -> None:
     make_tokenizer(SMALL).save_pretrained(folder)
 
 
-def section(folder: Path, **changes: Any) -> ConfigDict:
+def section(folder: Path, **changes: Any) -> RewardModel:
     model = settings.reward(function="model").model
     model.update(path=str(folder), dtype="float32", max_length=512, batch_tokens=512)
     model.update(changes)
-    return model
+    return record(RewardModel, model)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ from etils import epath
 from forks import Forks
 from ml_collections import ConfigDict
 
-from g2d_jax import pipeline
+from g2d_jax import graph
 from g2d_jax.compilation import Programs
+from g2d_jax.config import Config
 from g2d_jax.mesh import make_mesh
 from g2d_jax.resolve import resolve
 from g2d_jax.rewards.functions import RewardFunction
@@ -70,8 +71,8 @@ def opened(jitted: Jitted) -> Iterator[Callable[..., Context]]:
         def make(config: ConfigDict, workdir: Path, reward: RewardFunction | None = even) -> Context:
             tracker = stack.enter_context(Tracker(workdir, tensorboard=False))
             folder = epath.Path(workdir)
-            folders = pipeline.plan(config).folders(folder)
-            context = Context(config, folder, tracker, folders, reward, programs=AllPrograms(jitted))
+            folders = graph.plan(Config.of(config)).folders(folder)
+            context = Context(Config.of(config), folder, tracker, folders, reward, programs=AllPrograms(jitted))
             context.mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
             stack.callback(context.close)
             return context

@@ -10,8 +10,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline
+from g2d_jax import graph, pipeline
 from g2d_jax.canonical import to_dict
+from g2d_jax.config import Config
 from g2d_jax.report.page import markdown
 from g2d_jax.report.run import read_run
 from g2d_jax.report.run_page import report
@@ -296,7 +297,7 @@ def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the
     config.stages.warmup.update(policy="init", steps=6, keep=())
     write_json(tmp_path / "config.json", {"config": to_dict(config)})
     context = opened(config, tmp_path, lambda completions, **_: [0.0] * len(completions))
-    manifest = pipeline.run_stage(context, "warmup", pipeline.plan(config))
+    manifest = pipeline.run_stage(context, "warmup", graph.plan(Config.of(config)))
     found = [(one["cause"], one["step"]) for one in manifest["warnings"]]
     assert [one for one in found if one[0] != "cut"] == [("data", 0), ("signal", 5)]
     said = capsys.readouterr().out

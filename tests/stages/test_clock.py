@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from g2d_jax import pipeline
+from g2d_jax import graph, pipeline
 from g2d_jax.accounting import ACTIVITIES, goodput, shares
 from g2d_jax.compiling import Compiling, compiling
+from g2d_jax.config import Config
 from g2d_jax.report.goodput import goodput_table
 from g2d_jax.stages import sft
 from g2d_jax.stages.clock import Clock
@@ -148,7 +149,7 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
 def test_a_run_tells_where_its_time_went(config, opened, tmp_path):
     config.stages.sft.steps = 3
     config.stages.warmup.steps = 2
-    context, order = opened(config, tmp_path), pipeline.plan(config)
+    context, order = opened(config, tmp_path), graph.plan(Config.of(config))
     sampled = {"generation", "verification"}
     for name, spent_on in (("sft", {"training"}), ("warmup", {"training", *sampled}), ("collect", sampled)):
         pipeline.run_stage(context, name, order)

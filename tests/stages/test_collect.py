@@ -13,7 +13,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax import informativeness, pipeline, storage
+from g2d_jax import graph, informativeness, pipeline, storage
+from g2d_jax.config import Config
 from g2d_jax.data.preferences import random_pairs, to_preference
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages import collect, offline
@@ -34,7 +35,7 @@ def small(config: ConfigDict) -> ConfigDict:
 
 
 def stage(context: Context, name: str = "collect") -> dict[str, Any]:
-    return pipeline.run_stage(context, name, pipeline.plan(context.config))
+    return pipeline.run_stage(context, name, graph.plan(context.config))
 
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -112,7 +113,7 @@ def test_stages_choose_from_the_rollouts_of_another(small: ConfigDict, tmp_path:
         unsure=dict(select="uncertain", max_pairs=5),
     )
     context = opened(config, tmp_path)
-    manifests = {name: stage(context, name) for name in pipeline.check(config).order}
+    manifests = {name: stage(context, name) for name in pipeline.check(Config.of(config)).order}
     pairs = {name: read_preferences(context.folders[name] / "preferences") for name in manifests}
     assert {name: len(some) for name, some in pairs.items()} == dict(collect=18, few=5, many=9, sure=5, unsure=5)
     places = {name: [list(map(texts, pairs["collect"])).index(texts(p)) for p in some] for name, some in pairs.items()}
@@ -156,7 +157,7 @@ def test_shared_rollouts_from_an_archive_or_a_file(config: ConfigDict, tmp_path:
     config.stages.warmup.policy = "init"
     config.stages.archive1.rollouts = "archive"
     context = opened(config, tmp_path / "work")
-    manifests = {name: stage(context, name) for name in pipeline.check(config).order}
+    manifests = {name: stage(context, name) for name in pipeline.check(Config.of(config)).order}
     assert [manifests[name]["counts"]["pairs"] for name in ("archive2", "mine", "mine2")] == [2, 4, 2]
     assert manifests["archive2"]["counts"]["prompts"] == manifests["archive1"]["counts"]["prompts"] == 12
     how = {
@@ -394,7 +395,7 @@ def test_pairs_of_a_file_train_as_well(small: ConfigDict, tmp_path: Path, opened
     with small.unlocked():
         small.stages = {"dpo": small.stages.dpo}
     small.stages.dpo.preferences = str(tmp_path / "one" / "01-collect" / "preferences")
-    pipeline.check(small)
+    pipeline.check(Config.of(small))
     manifest = stage(opened(small, tmp_path / "two"), "dpo")
     assert manifest["counts"]["pairs"] == len(read_preferences(small.stages.dpo.preferences))
 

@@ -10,7 +10,8 @@ import jax
 import pytest
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline
+from g2d_jax import graph, pipeline
+from g2d_jax.config import Config
 from g2d_jax.tables import read_rollouts
 from g2d_jax.tracking import Tracker
 
@@ -52,7 +53,7 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     config.compute.update(row_length=128, microbatch_tokens=256)
     config.checkpoint.every = 100
     config.stages.dpo.diagnose, config.stages.dpo.batch_size = False, 2
-    context, order = opened(config, tmp_path), pipeline.plan(config)
+    context, order = opened(config, tmp_path), graph.plan(Config.of(config))
     with Marking(compiled_by) as context.tracker:
         for name in ("sft", "warmup", "collect", "dpo"):
             pipeline.run_stage(context, name, order)
@@ -68,7 +69,7 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
 
 def test_the_same_settings_once_more_compile_no_program_again(config, opened, tmp_path, compiled_by):
     """As the next point of a sweep does, in a context of its own."""
-    order, again = pipeline.plan(config), Counter[str]()
+    order, again = graph.plan(Config.of(config)), Counter[str]()
     contexts = [opened(config, tmp_path / folder) for folder in ("one", "two")]
     contexts[1].programs = contexts[0].programs
     for name in ("sft", "warmup"):

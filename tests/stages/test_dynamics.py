@@ -44,7 +44,7 @@ def groups(step: int) -> list[Group]:
 
 def trained(context: Context) -> tuple[Trainer, dict[str, Any]]:
     """The stage as an offline one goes on, with a supervised loss in place of a preference loss."""
-    stage, name = context.config.stages.dpo, "dpo"
+    stage, name = context.config.stages["dpo"], "dpo"
     objective = objectives.sft(context.compute)
     how = {"policy": "init", "total": STEPS, "row_length": 64, "per": "tokens"}
     with trainer(context, name, objective, stage.optimizer, **how) as training:

@@ -11,7 +11,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline
+from g2d_jax import graph, pipeline
 from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report import write_all
@@ -51,7 +51,7 @@ def mixed(config: ConfigDict) -> ConfigDict:
 
 def run(context: Context) -> dict[str, Any]:
     claim(context.config, epath.Path(context.workdir))
-    plan = pipeline.plan(context.config)
+    plan = graph.plan(context.config)
     return [pipeline.run_stage(context, name, plan) for name in plan.order][-1]["result"]
 
 

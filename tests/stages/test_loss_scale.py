@@ -17,6 +17,7 @@ import pytest
 
 from g2d_jax import config as settings
 from g2d_jax import mesh as meshes
+from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Packed, pack
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import decoder
@@ -31,7 +32,7 @@ CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, 
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 PROMPTS, GROUP, LONGEST, WIDTH = 64, 4, 6, 12  # WIDTH: of a prompt and a response
 KL, BETA, COEF, NLL = 0.05, 0.3, 0.01, 0.5
-OPTIMIZER, _ = make_optimizer(1e-3, total_steps=10)
+OPTIMIZER, _ = make_optimizer(Optimizer(learning_rate=0.001), total_steps=10)
 
 
 @functools.cache

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from g2d_jax import informativeness, pipeline, storage
+from g2d_jax import graph, informativeness, pipeline, storage
+from g2d_jax.config import Config
 from g2d_jax.data.loader import Order
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
@@ -61,7 +62,7 @@ def made(count: int) -> list[Preference]:
 
 
 def stage(context: Context) -> dict[str, Any]:
-    return pipeline.run_stage(context, "dpo", pipeline.plan(context.config))
+    return pipeline.run_stage(context, "dpo", graph.plan(context.config))
 
 
 def again(context: Context) -> dict[str, Any]:
@@ -208,11 +209,11 @@ def test_one_pair_has_no_noise_to_see(
 
 
 def test_settings_that_cannot_work_are_refused(small: ConfigDict) -> None:
-    pipeline.check(small)
+    pipeline.check(Config.of(small))
     for wrong in (-1, 1):
         small.stages.dpo.signal_pairs = wrong
         with pytest.raises(ValueError, match=f"stages.dpo: signal_pairs must be at least 2, or 0 .* got {wrong}"):
-            pipeline.check(small)
+            pipeline.check(Config.of(small))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import pytest
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import pipeline, storage
+from g2d_jax import graph, pipeline, storage
+from g2d_jax.config import Config
 from g2d_jax.data.packing import Group, Response, pack
 from g2d_jax.losses import group_advantages, token_weights
 from g2d_jax.mesh import make_mesh
@@ -51,11 +52,11 @@ def warmup(config: ConfigDict) -> ConfigDict:
 
 
 def run(context: Context) -> dict[str, object]:
-    return pipeline.run_stage(context, "warmup", pipeline.plan(context.config))
+    return pipeline.run_stage(context, "warmup", graph.plan(context.config))
 
 
 def sampled(context: Context, tmp_path: Path) -> tuple[Draws, Groups]:
-    stage = context.config.stages.warmup
+    stage = context.config.stages["warmup"]
     draws, params = [(problem, 0) for problem in context.problems["train"][:6]], context.sampling_params(stage.sampling)
     return draws, sampled_groups(
         context,
@@ -76,7 +77,7 @@ def test_a_stage_with_more_steps_ends_like_one_that_had_them_from_the_start(
     stage.optimizer.warmup_steps = 1
     for folder, steps in (("longer", 2), ("longer", 5), ("whole", 5)):
         stage.steps = steps
-        claim(warmup, epath.Path(tmp_path / folder))
+        claim(Config.of(warmup), epath.Path(tmp_path / folder))
         assert run(opened(warmup, tmp_path / folder))["counts"]["steps"] == steps
     assert alike.differences(tmp_path / "whole", tmp_path / "longer") == []
     assert alike.redone(tmp_path / "longer") == 0

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from g2d_jax import cli, pipeline
+from g2d_jax.config import Config
 from g2d_jax.stages.profiles import parse
 
 
@@ -19,7 +20,7 @@ def traced(workdir) -> dict[str, bytes]:
 def test_a_window_is_traced_and_nothing_else(config, opened, tmp_path, capsys):
     config.stages.sft.steps = 4
     config.logging.profile = "sft:2-3"
-    pipeline.run_stage(opened(config, tmp_path), "sft", pipeline.check(config))
+    pipeline.run_stage(opened(config, tmp_path), "sft", pipeline.check(Config.of(config)))
     found = traced(tmp_path)
     folder = "plugins/profile/sft-2-3"
     assert found.keys() == {f"{folder}/process-0.xplane.pb", f"{folder}/process-0.trace.json.gz"}
@@ -33,7 +34,7 @@ def test_a_window_is_traced_and_nothing_else(config, opened, tmp_path, capsys):
 def test_a_window_up_to_the_last_update(config, opened, tmp_path):
     config.stages.sft.steps = 2
     config.logging.profile = "sft:2-2"
-    pipeline.run_stage(opened(config, tmp_path), "sft", pipeline.check(config))
+    pipeline.run_stage(opened(config, tmp_path), "sft", pipeline.check(Config.of(config)))
     assert len(traced(tmp_path)) == 2
 
 
@@ -54,7 +55,7 @@ def test_what_is_no_window(text: str):
 def test_a_window_that_cannot_come_is_refused(config, text: str, message: str):
     config.logging.profile = text
     with pytest.raises(ValueError, match=message):
-        pipeline.check(config)
+        pipeline.check(Config.of(config))
 
 
 def test_the_flag_is_the_setting(tmp_path, capsys):

@@ -10,7 +10,8 @@ from etils import epath
 from judge_server import serving
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline
+from g2d_jax import graph, pipeline
+from g2d_jax.config import Config
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.stages.context import Context
@@ -71,7 +72,7 @@ def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path: Pat
         config.reward.update(function="judge", scalar=True)
         config.reward.judge.update(url=judge.url, model="m")
         context = opened(config, tmp_path, None)
-        manifest = pipeline.run_stage(context, "collect", pipeline.plan(config))
+        manifest = pipeline.run_stage(context, "collect", graph.plan(Config.of(config)))
         rows = read_rollouts(context.folders["collect"] / "rollouts")
         asked = len(judge.asked)
     assert 0 < asked <= len(rows) == 32

@@ -10,9 +10,10 @@ from etils import epath
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
-from g2d_jax import accounting, pipeline, policies
+from g2d_jax import accounting, graph, pipeline, policies
 from g2d_jax import config as settings
 from g2d_jax.canonical import from_dict, to_dict
+from g2d_jax.config import Config
 from g2d_jax.records import ScoredRollout, Verdict
 from g2d_jax.stages.context import Context, StopRun, check_elsewhere
 from g2d_jax.stages.held_out import mean_quotient
@@ -53,7 +54,7 @@ def config(config: ConfigDict) -> ConfigDict:
 
 
 def run(context: Context, name: str) -> dict[str, Any]:
-    return pipeline.run_stage(context, name, pipeline.plan(context.config))
+    return pipeline.run_stage(context, name, graph.plan(context.config))
 
 
 def journal(context: Context, step: int) -> list[ScoredRollout]:
@@ -106,8 +107,8 @@ def test_the_choice_is_a_policy_like_any_other(config: ConfigDict, tmp_path: Pat
         config.stages.more = settings.collect(
             policy="best", prompts=4, part=4, num_generations=4, sampling=settings.sampling(8)
         )
-    assert pipeline.check(config).order == ("train", "best", "more", "evaluate")
-    claim(config, epath.Path(tmp_path))
+    assert pipeline.check(Config.of(config)).order == ("train", "best", "more", "evaluate")
+    claim(Config.of(config), epath.Path(tmp_path))
     context = opened(config, tmp_path, None)
     manifests = {name: run(context, name) for name in ("train", "best", "more", "evaluate")}
     chosen = manifests["best"]["result"]["policy"]
@@ -197,19 +198,19 @@ def test_equal_scores_give_the_earlier_step() -> None:
     ],
 )
 def test_what_cannot_work_is_refused(config: ConfigDict, stage: str, field: str, value: object, message: str) -> None:
-    pipeline.check(config)
+    pipeline.check(Config.of(config))
     config.stages[stage][field] = value
     with pytest.raises(ValueError, match=message):
-        pipeline.check(config)
+        pipeline.check(Config.of(config))
 
 
 def test_steps_of_a_stage_that_may_end_by_itself_are_not_named(config: ConfigDict) -> None:
     config.stages.train.update(stop="budget")
     config.stages.train.budget.amount = 1.0
-    pipeline.check(config)
+    pipeline.check(Config.of(config))
     config.stages.best.steps = (1,)
     with pytest.raises(ValueError, match=r"steps is \(1,\), but train may end before"):
-        pipeline.check(config)
+        pipeline.check(Config.of(config))
 
 
 def test_points_of_a_study_choose_among_their_own_steps(config: ConfigDict) -> None:
@@ -217,8 +218,8 @@ def test_points_of_a_study_choose_among_their_own_steps(config: ConfigDict) -> N
     config.sweep = settings.sweep(arms={"main": settings.arm(product=("stages.train.steps=1,2",))})
     made = build(points(config.lock()))
     selections = [node for node in made.nodes.values() if node.name == "best"]
-    assert [tuple(node.config.stages.best.steps) for node in selections] == [(0, 1), (0, 1, 2)]
-    assert [tuple(node.config.stages.train.keep) for node in selections] == [(0, 1, 2)] * 2
+    assert [tuple(node.config.stages["best"].steps) for node in selections] == [(0, 1), (0, 1, 2)]
+    assert [tuple(node.config.stages["train"].keep) for node in selections] == [(0, 1, 2)] * 2
     train = next(node.id for node in made.nodes.values() if node.name == "train")
     assert all(node.inputs == [train] for node in selections)
     assert [config.stages.evaluate.policies for _, config, _ in made.points] == [("train@0", "best")] * 2
@@ -236,4 +237,4 @@ def test_a_selection_on_a_schedule_with_an_end_has_its_own_trajectory(config: Co
     config.sweep = settings.sweep(arms={"main": settings.arm(product=("stages.train.steps=1,2",))})
     made = build(points(config.lock()))
     assert len([node for node in made.nodes.values() if node.name == "train"]) == 2
-    assert {tuple(node.config.stages.best.steps) for node in made.nodes.values() if node.name == "best"} == {()}
+    assert {tuple(node.config.stages["best"].steps) for node in made.nodes.values() if node.name == "best"} == {()}

@@ -12,7 +12,7 @@ import pytest
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
-from g2d_jax import pipeline, storage
+from g2d_jax import graph, pipeline, storage
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Request
 from g2d_jax.stages import sft
@@ -40,7 +40,7 @@ def training(context: Context) -> Iterator[Trainer]:
         context,
         "sft",
         objectives.sft(context.compute),
-        context.config.stages.sft.optimizer,
+        context.config.stages["sft"].optimizer,
         policy="init",
         total=6,
         row_length=64,
@@ -51,7 +51,7 @@ def training(context: Context) -> Iterator[Trainer]:
 
 def groups(context: Context, weight: float | None = None) -> list[Group]:
     """Four demonstrations; `weight`: of the first one's tokens."""
-    found = sft.batch(sft.examples(context, "sft", context.config.stages.sft)[0][:4])
+    found = sft.batch(sft.examples(context, "sft", context.config.stages["sft"])[0][:4])
     if weight is None:
         return found
     first = Response(found[0].responses[0].token_ids, {"weight": weight})
@@ -159,7 +159,7 @@ def damage(folder: Path, name: str) -> None:
 
 
 def run(context: Context) -> None:
-    pipeline.run_stage(context, "sft", pipeline.plan(context.config))
+    pipeline.run_stage(context, "sft", graph.plan(context.config))
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(

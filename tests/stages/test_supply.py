@@ -11,7 +11,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline, storage
+from g2d_jax import graph, pipeline, storage
+from g2d_jax.config import Config
 from g2d_jax.stages.context import Context
 from g2d_jax.stages.supply import Interval, interval_at
 from g2d_jax.tables import read_preferences, read_rollouts
@@ -33,7 +34,7 @@ def train(config: ConfigDict) -> ConfigDict:
 
 
 def run(context: Context, name: str = "train") -> dict[str, object]:
-    return pipeline.run_stage(context, name, pipeline.plan(context.config))
+    return pipeline.run_stage(context, name, graph.plan(context.config))
 
 
 def metrics_of(workdir: Path, stage: str = "train") -> list[dict[str, float]]:
@@ -304,4 +305,4 @@ def test_two_tasks_with_rewards_of_their_own(train: ConfigDict, tmp_path: Path, 
 def test_settings_that_cannot_work(train: ConfigDict, changes: dict[str, object], message: str) -> None:
     train.stages.train.update(changes)
     with pytest.raises(ValueError, match=message):
-        pipeline.check(train)
+        pipeline.check(Config.of(train))

@@ -29,7 +29,7 @@ def test_one_trajectory_carries_all_numbers_of_steps() -> None:
     made = graph(product=("stages.warmup.steps=0,1,3",))
     trajectory = [node for node in made.nodes.values() if node.name == "warmup"]
     assert len(trajectory) == 1
-    assert (trajectory[0].config.stages.warmup.steps, trajectory[0].config.stages.warmup.keep) == (3, (0, 1, 3))
+    assert (trajectory[0].config.stages["warmup"].steps, trajectory[0].config.stages["warmup"].keep) == (3, (0, 1, 3))
     policies = [config.stages.collect.policy for _, config, _ in made.points]
     assert policies == ["sft", "warmup@1", "warmup@3"]
     assert [tuple(config.stages.evaluate.policies) for _, config, _ in made.points] == [

@@ -22,13 +22,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax import mesh as meshes
+from g2d_jax.config import Optimizer
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint, checksums, host_checksum
 from g2d_jax.training.optimizer import make_optimizer, opt_state_shardings
 
 CONFIG = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True, qkv_bias=True)
-OPTIMIZER, _ = make_optimizer(0.1, total_steps=10, weight_decay=0.1)
+OPTIMIZER, _ = make_optimizer(Optimizer(learning_rate=0.1, weight_decay=0.1), total_steps=10)
 HOST = {"step": 3, "rate": 0.1, "data": {"position": 17}, "names": ["a", "b"], "none": None, "worst": math.inf}
 
 

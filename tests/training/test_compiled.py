@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from g2d_jax import mesh as meshes
+from g2d_jax.config import Optimizer
 from g2d_jax.losses.logprobs import CPU_CHUNK as CHUNK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan import hlo as text
@@ -45,7 +46,7 @@ def compiled(loss: str, sizes: tuple[int, int, int], *, tied: bool) -> str:
     """The HLO of a step on two micro-batches of a row a device, in bfloat16, on 8 devices."""
     mesh = meshes.make_mesh(*sizes)
     config = ModelConfig("qwen2", WORDS, WIDTH, 2, 2, 2, 32, 160, tie_word_embeddings=tied, qkv_bias=True)
-    optimizer, _ = make_optimizer(1e-6, total_steps=10)
+    optimizer, _ = make_optimizer(Optimizer(learning_rate=1e-06), total_steps=10)
     objective, of_tokens, of_responses = made(Compute(mesh, jnp.dtype("bfloat16"), "full"))[loss]
     kinds: dict[str, Any] = dict.fromkeys(("tokens", "positions", "segment_ids", "source", "sequence"), jnp.int32)
     kinds |= dict.fromkeys((*of_tokens, *of_responses), jnp.float32)

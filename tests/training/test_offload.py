@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from g2d_jax import mesh as meshes
+from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Group, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
@@ -22,7 +23,7 @@ from g2d_jax.training.step import TrainState, abstract_state, fresh_state, make_
 
 CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 MESH = meshes.make_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4])
-OPTIMIZER, _ = make_optimizer(1e-2, total_steps=10, weight_decay=0.1)
+OPTIMIZER, _ = make_optimizer(Optimizer(learning_rate=0.01, weight_decay=0.1), total_steps=10)
 
 
 def batch(weight: float) -> Any:

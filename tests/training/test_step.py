@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from g2d_jax import mesh as meshes
+from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
@@ -174,7 +175,7 @@ def test_the_gradient_does_not_depend_on_mesh_or_micro_batches(model, expected, 
 def trained(model) -> dict[str, Any]:
     """One clipped AdamW step in bfloat16 compute on (2, 2, 2), with what was there before."""
     mesh = meshes.make_mesh(2, 2, 2)
-    optimizer, _ = make_optimizer(1e-2, total_steps=10, weight_decay=0.1)
+    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.01, weight_decay=0.1), total_steps=10)
     state = fresh_state(jax.device_put(model, decoder.shardings(CONFIG, mesh)), optimizer, mesh)
     objective = objectives.sft(Compute(mesh, dtype=jnp.bfloat16))
     step = make_train_step(objective, optimizer, CONFIG, mesh)
@@ -191,7 +192,7 @@ def test_the_state_is_donated_and_stays_where_it_is(trained):
     after = jax.tree.leaves(trained["state"])
     for leaf, where in zip(after, trained["shardings"], strict=True):
         assert leaf.sharding.is_equivalent_to(where, leaf.ndim)
-    optimizer, _ = make_optimizer(1e-2, total_steps=10, weight_decay=0.1)
+    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.01, weight_decay=0.1), total_steps=10)
     described = jax.tree.leaves(abstract_state(CONFIG, optimizer, meshes.make_mesh(2, 2, 2)))
     assert [(x.shape, x.dtype) for x in described] == [(x.shape, x.dtype) for x in after]
     assert all(x.sharding.is_equivalent_to(d.sharding, x.ndim) for x, d in zip(after, described, strict=True))
@@ -222,7 +223,7 @@ def test_steps_lower_the_loss_without_compiling_again(trained):
 
 
 def test_fresh_state_copies(model):
-    optimizer, _ = make_optimizer(1e-2, total_steps=10)
+    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.01), total_steps=10)
     state = fresh_state(model, optimizer, ONE)
     jax.tree.map(lambda x: x.delete(), state.params)
     assert not any(x.is_deleted() for x in jax.tree.leaves(model))
@@ -265,7 +266,9 @@ def poisoned(kind: str) -> Packed:
 
 def test_an_update_that_is_not_finite_changes_nothing(model):
     """Nor does it when others come before and after: they are the same as without it, schedule included."""
-    optimizer, _ = make_optimizer(1e-2, total_steps=10, schedule="linear", warmup_steps=2, weight_decay=0.1)
+    optimizer, _ = make_optimizer(
+        Optimizer(learning_rate=0.01, schedule="linear", warmup_steps=2, weight_decay=0.1), total_steps=10
+    )
     step = make_train_step(objectives.sft(Compute(ONE)), optimizer, CONFIG, ONE)
     good, *bad = (put_batch(b, ONE) for b in (packed(2), *map(poisoned, ("NaN", "infinite", "gradient"))))
     states, seen = [], []
@@ -285,7 +288,7 @@ def test_an_update_that_is_not_finite_changes_nothing(model):
 
 def test_a_finite_update_is_the_one_without_the_check(model):
     """Bit for bit, and in as much memory but for some scalars: there is no second copy of the state, nor of a part."""
-    optimizer, _ = make_optimizer(1e-2, total_steps=10, weight_decay=0.1)
+    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.01, weight_decay=0.1), total_steps=10)
     objective = objectives.sft(Compute(ONE))
 
     def unchecked(state, arrays, count):

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from g2d_jax import mesh as meshes
+from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Packed
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.flops import forward_flops, matmul_params, train_flops
@@ -30,9 +30,9 @@ from g2d_jax.training.step import (
 )
 
 
-def optimizer_of(settings: ConfigDict, total: int) -> tuple[Any, Any]:
+def optimizer_of(settings: Optimizer, total: int) -> tuple[Any, Any]:
     """Make a stage's optimiser and learning rate for so many updates."""
-    return make_optimizer(**settings.to_dict(), total_steps=total or settings.warmup_steps + 1)
+    return make_optimizer(settings, total_steps=total or settings.warmup_steps + 1)
 
 
 def policy_shapes(context: Context) -> Any:
@@ -54,7 +54,7 @@ def reference_programs(context: Context, name: str, resident: tuple[Any, ...], c
         yield Program(name, "reference", cast, fixed(params), work, resident=resident)
 
 
-def params_and_state(context: Context, settings: ConfigDict, total: int) -> tuple[Any, Any]:
+def params_and_state(context: Context, settings: Optimizer, total: int) -> tuple[Any, Any]:
     """A policy, and the state in which it is trained with an optimiser of these settings."""
     offload, (optimizer, _) = context.config.compute.offload_optimizer, optimizer_of(settings, total)
     return policy_shapes(context), abstract_state(context.model_config, optimizer, context.mesh, offload)
@@ -63,7 +63,7 @@ def params_and_state(context: Context, settings: ConfigDict, total: int) -> tupl
 def training_programs(
     context: Context,
     name: str,
-    settings: ConfigDict,
+    settings: Optimizer,
     total: int,
     objective: Objective,
     packed: Packed,

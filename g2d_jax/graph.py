@@ -1,0 +1,229 @@
+"""The stages of a run as a graph: what reads what, in which order they run, and what has to fit between them.
+
+problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO ─► evaluate ─► report
+                         └─► select (the best of its checkpoints)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from etils import epath
+
+from g2d_jax import stopping
+from g2d_jax.accounting import POLICIES
+from g2d_jax.config import Collect, Config, Evaluate, Offline, Online, Select, Stage, TrainingStage
+
+Stages = Mapping[str, Stage]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stages of a config in the order they run. inputs: stage -> stages it reads."""
+
+    order: tuple[str, ...]
+    inputs: Mapping[str, tuple[str, ...]]
+
+    def folders(self, workdir: epath.Path) -> dict[str, epath.Path]:
+        """Return each stage's folder, numbered in order."""
+        return {name: workdir / f"{i:02d}-{name}" for i, name in enumerate(self.order, start=1)}
+
+
+def plan(config: Config) -> Plan:
+    """Order the stages by what they read. Raises ValueError for an unknown input, and for a circle."""
+    stages = config.stages
+    if not stages:
+        raise ValueError("the config has no stages: add some, for example config.stages.sft = g2d_jax.config.sft()")
+    inputs = {name: tuple(dict.fromkeys(_inputs(name, stage, stages))) for name, stage in stages.items()}
+    order: list[str] = []
+    while len(order) < len(inputs):
+        ready = [name for name in inputs if name not in order and all(needed in order for needed in inputs[name])]
+        if not ready:
+            raise ValueError(f"stages read each other in a circle: {', '.join(n for n in inputs if n not in order)}")
+        # Evaluations last: what they compare should be there before the first minute is spent on it.
+        order.append(min(ready, key=lambda name: (isinstance(stages[name], Evaluate), name)))
+    return Plan(tuple(order), inputs)
+
+
+def policies_read(stage: Stage) -> tuple[str, ...]:
+    """Return the policies that a stage reads, by name."""
+    return stage.policies if isinstance(stage, Evaluate) else (stage.policy,)
+
+
+def _inputs(name: str, stage: Stage, stages: Stages) -> list[str]:
+    inputs = []
+    for policy in policies_read(stage):
+        base = policy.partition("@")[0]
+        if base == "init" or policy.startswith(("run:", "hf:")):
+            continue
+        if base not in stages:
+            known = ", ".join(["init", *(s for s in stages if stages[s].kind in POLICIES and s != name)])
+            raise ValueError(f"stages.{name} reads policy {policy!r}; there are: {known}")
+        if stages[base].kind not in POLICIES:
+            raise ValueError(f"stages.{name} reads policy {policy!r}, but a {stages[base].kind} stage trains none")
+        _check_step(name, policy, stages[base])
+        inputs.append(base)
+    if isinstance(stage, Offline) and stage.preferences in stages:
+        inputs.append(stage.preferences)
+    if isinstance(stage, Collect) and (other := rollout_source(stage, stages)):
+        inputs.append(other)
+    return inputs
+
+
+def _check_step(name: str, policy: str, stage: Stage) -> None:
+    step = policy.partition("@")[2]
+    if not step:
+        return
+    if isinstance(stage, Select):
+        raise ValueError(f"stages.{name} reads {policy!r}, but a select stage chooses the step: leave out @{step}")
+    steps = kept_steps(stage)
+    if not step.isdecimal() or int(step) not in steps:
+        listed = ", ".join(map(str, steps)) or "of their end alone"
+        raise ValueError(f"stages.{name} reads {policy!r}, but that stage keeps steps {listed}: add it to its keep")
+
+
+def kept_steps(stage: Stage) -> list[int]:
+    """Return the steps whose checkpoints a stage's settings keep, ascending; [] where its data decide its last one."""
+    steps = getattr(stage, "steps", None)
+    if not isinstance(steps, int):
+        return []
+    return sorted({*(step for step in getattr(stage, "keep", ()) if step <= steps), steps})
+
+
+def made_from_ends(config: Config, order: Plan) -> dict[str, list[str]]:
+    """Return of each stage the stages made from the policy it ends with, or from what was made from it, in order."""
+    made: dict[str, list[str]] = {name: [] for name in order.order}
+    for name, others in made.items():
+        for other in order.order:
+            if name in policies_read(config.stages[other]) or set(order.inputs[other]) & set(others):
+                others.append(other)
+    return made
+
+
+def rollout_source(stage: Stage, stages: Stages) -> str | None:
+    """Return the collect stage whose rollouts a collect stage reads, None if it has its own. It wins over a file."""
+    if not isinstance(stage, Collect) or stage.rollouts in ("sample", "archive"):
+        return None
+    return stage.rollouts if isinstance(stages.get(stage.rollouts), Collect) else None
+
+
+def drawn_by(name: str, stages: Stages) -> str:
+    """Return the collect stage that a stage's rollouts are from in the end: itself, if it reads those of no other."""
+    while other := rollout_source(stages[name], stages):
+        name = other
+    return name
+
+
+def followers(name: str, stages: Stages) -> tuple[str, str, str] | None:
+    """Return what starts where a stage ends: the stages that draw rollouts, choose pairs from them, and train on those.
+
+    The first two are one stage unless the second takes the rollouts of another. They decide where the stage ends.
+    """
+    for other, offline in stages.items():
+        if not isinstance(offline, Offline) or offline.policy != name or offline.preferences not in stages:
+            continue
+        drawn = drawn_by(offline.preferences, stages)
+        source = stages[drawn]
+        if isinstance(source, Collect) and source.rollouts in ("sample", "archive") and source.policy == name:
+            return drawn, offline.preferences, other
+    return None
+
+
+def check_inputs(config: Config, order: Plan) -> None:
+    """Raise ValueError naming the first stage whose settings do not fit those of the stages that it reads."""
+    for name in order.order:
+        stage = config.stages[name]
+        try:
+            if isinstance(stage, Online) and stage.stop == "adaptive":
+                _check_adaptive(name, stage, config)
+            elif isinstance(stage, Collect):
+                _check_rollouts(stage, config.stages)
+            elif isinstance(stage, Offline):
+                _check_preferences(stage, config.stages)
+            elif isinstance(stage, Select):
+                _check_selection(stage, config.stages)
+        except ValueError as error:
+            raise ValueError(f"stages.{name}: {error}") from error
+
+
+def _check_adaptive(name: str, stage: Online, config: Config) -> None:
+    every = stage.probe.every
+    first = every * max(-(-stage.adaptive.min_steps // every), stopping.MIN_PROBES - 1)
+    if first + every > stage.steps:
+        raise ValueError(
+            f"steps, the most there may be, is {stage.steps}, but with adaptive.min_steps={stage.adaptive.min_steps} "
+            f"and probe.every={every} the rule, which wants {stopping.PROBES_IN_A_ROW} probes in a row and a slope "
+            f"over {stopping.MIN_PROBES} of them, ends no stage before step {first + every}"
+        )
+    if all(task.reward.is_scalar for task in config.all_tasks.values()):
+        raise ValueError(
+            "stop='adaptive' goes by the share of right responses, which scalar rewards do not tell: use "
+            'stop="steps" or "budget", or a reward with reward.scalar=False'
+        )
+    if followers(name, config.stages) is None:
+        raise ValueError(
+            f"stop='adaptive' weighs online steps against an offline stage with policy={name!r} and the collect stage "
+            f"of its preferences, with policy={name!r} and rollouts='sample' or 'archive'; the config has none"
+        )
+
+
+def _check_rollouts(stage: Collect, stages: Stages) -> None:
+    """Raise ValueError if stage.rollouts leads nowhere, to those of another policy, or to some without entropies."""
+    if stage.rollouts == "archive":
+        source, _, step = stage.policy.partition("@")
+        online = stages.get(source)
+        if not isinstance(online, Online):
+            raise ValueError(
+                f'rollouts="archive" needs a policy that is an online stage of this run, got {stage.policy!r}'
+            )
+        if (int(step) if step else online.steps) == 0:
+            raise ValueError(f'rollouts="archive" finds none before {stage.policy!r}, which is 0 steps on: use sample')
+    elif other := stages.get(stage.rollouts):
+        if not isinstance(other, Collect):
+            raise ValueError(
+                f"rollouts is {stage.rollouts!r}, a stage that is no collect stage; those of an online stage are "
+                f'rollouts="archive" with policy={stage.rollouts!r}'
+            )
+        if other.policy != stage.policy:
+            raise ValueError(
+                f"rollouts of {stage.rollouts!r} are those of policy {other.policy!r}: policy must be the same, "
+                f"got {stage.policy!r}"
+            )
+    elif stage.rollouts != "sample" and not epath.Path(stage.rollouts).exists():
+        raise ValueError(
+            f"rollouts is {stage.rollouts!r}: write sample, archive, a collect stage, or the path of a file that exists"
+        )
+    other_name = rollout_source(stage, stages)
+    origin = stages[drawn_by(other_name, stages)] if other_name else stage
+    assert isinstance(origin, Collect)
+    if stage.select in ("uncertain", "confident") and origin.rollouts not in ("sample", "archive"):
+        raise ValueError(
+            f"select={stage.select!r} goes by token entropies, which the rollouts of {origin.rollouts} lack: "
+            "use all or random"
+        )
+
+
+def _check_preferences(stage: Offline, stages: Stages) -> None:
+    if stage.preferences in stages:
+        if not isinstance(stages[stage.preferences], Collect):
+            raise ValueError(f"preferences is {stage.preferences!r}, a stage that collects none")
+    elif not epath.Path(stage.preferences).exists():
+        known = ", ".join(name for name, other in stages.items() if isinstance(other, Collect)) or "none"
+        raise ValueError(f"preferences is {stage.preferences!r}: no path that exists, nor a collect stage ({known})")
+
+
+def _check_selection(stage: Select, stages: Stages) -> None:
+    source = stages.get(stage.policy)
+    if not isinstance(source, TrainingStage):
+        raise ValueError(
+            f"policy is {stage.policy!r}: name a stage of this run that trains, without a step; `steps` says which"
+        )
+    if not stage.steps:
+        return
+    if isinstance(source, Online) and source.stop != "steps":
+        raise ValueError(f"steps is {stage.steps}, but {stage.policy} may end before: leave it at () for all")
+    steps = kept_steps(source) if isinstance(source, Online) else []
+    if unknown := sorted(set(stage.steps) - set(steps)):
+        listed = ", ".join(map(str, steps)) or "its last step alone: leave steps at ()"
+        raise ValueError(f"steps has {unknown[0]}, but {stage.policy} keeps {listed}")

@@ -1,0 +1,89 @@
+"""Settings as records: what is checked where one is made, and the way to and from a user's ConfigDict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import pytest
+
+from g2d_jax import config as settings
+from g2d_jax.config import STAGES, Config
+from g2d_jax.section import Bounds, FieldError, Section, editable, record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner(Section):
+    rate: Annotated[float, Bounds(above=0, below=1)] = 0.5
+    limit: Annotated[int, Bounds(least=1)] | None = None
+
+    def check(self) -> None:
+        if self.limit == 13:
+            raise ValueError("limit 13 does not go with anything")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer(Section):
+    kind: Literal["a", "b"] = "a"
+    names: tuple[str, ...] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
+    inner: Inner = field(default_factory=Inner)
+
+
+def test_a_record_becomes_editable_and_a_record_again():
+    outer = Outer(names=("x",), words={"a": "b"}, inner=Inner(limit=3))
+    assert record(Outer, editable(outer)) == outer
+    assert outer.to_dict() == {"kind": "a", "names": ("x",), "words": {"a": "b"}, "inner": {"rate": 0.5, "limit": 3}}
+
+
+def test_an_editable_field_keeps_its_type_and_an_optional_one_may_be_unset():
+    changed = editable(Outer())
+    assert changed.inner.limit is None
+    changed.inner.limit = 4
+    changed.inner.limit = None
+    with pytest.raises(TypeError):
+        changed.inner.limit = "4"
+    with pytest.raises(TypeError):
+        changed.kind = 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("kind", "c", "top.kind must be one of a, b, got 'c'"),
+        ("inner.rate", 0.0, "top.inner.rate must be more than 0 and less than 1, got 0.0"),
+        ("inner.rate", 1.0, "top.inner.rate must be more than 0 and less than 1, got 1.0"),
+        ("inner.rate", float("nan"), "top.inner.rate must be more than 0 and less than 1, got nan"),
+        ("inner.limit", 0, "top.inner.limit must be at least 1, got 0"),
+        ("inner.limit", 13, "top.inner: limit 13 does not go with anything"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_whole_path(field: str, value: object, message: str):
+    changed = editable(Outer())
+    changed.update_from_flattened_dict({field: value})
+    with pytest.raises(ValueError) as error:
+        record(Outer, changed, "top")
+    assert str(error.value) == message
+
+
+def test_a_record_made_in_python_is_checked_too():
+    with pytest.raises(FieldError, match=r"^rate must be more than 0"):
+        Inner(rate=-1.0)
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_every_kind_of_stage_has_settings_of_its_own_name(kind: str):
+    stage = getattr(settings, kind)()
+    assert record(STAGES[kind], stage) == STAGES[kind]()
+    with pytest.raises(AttributeError):
+        stage.no_such_field = 1
+
+
+def test_a_config_tells_a_stage_by_its_kind():
+    config = settings.base()
+    config.stages.warmup = settings.online(steps=3)
+    made = Config.of(config)
+    assert made.stage("warmup", settings.Online).steps == 3
+    with pytest.raises(TypeError, match=r"stages\.warmup is of kind online, not sft"):
+        made.stage("warmup", settings.Sft)
