@@ -15,23 +15,24 @@ from g2d_jax.graph import policies_read
 from g2d_jax.report import format as fmt
 from g2d_jax.report.summary import summary_table
 from g2d_jax.report.table import one_line
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.policies import base_path
+from g2d_jax.stages.runtime import Runtime
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
-def card(context: Context, policy: str, *, adapters: bool = False) -> str:
+def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
     """README.md of a policy, from the run's settings and the manifests of its finished stages. adapters: of PEFT."""
-    config = context.config
-    manifests = {name: found for name, folder in context.folders.items() if (found := storage.finished(folder))}
+    config = runtime.config
+    manifests = {name: found for name, folder in runtime.folders.items() if (found := storage.finished(folder))}
     parts = [
         _front_matter(config, policy, adapters),
         f"# {config.name}: policy {policy}\n",
-        *_made(context, policy, manifests),
+        *_made(runtime, policy, manifests),
         _quantised(config, adapters),
         _data(config),
         *(_results(found, manifests) for found in manifests.values() if found["kind"] == "evaluate"),
-        _use(context),
+        _use(runtime),
         "## Licence\n\nNone is stated here. Those of the base model and of the data say what may be done with it.\n",
         f"## Settings\n\n```json\n{json.dumps(storage.plain(to_dict(config)), indent=2, sort_keys=True)}\n```\n",
     ]
@@ -49,22 +50,22 @@ def _front_matter(config: Config, policy: str, adapters: bool) -> str:
     return "\n".join(["---", *lines, "tags:", "- g2d-jax", "---", ""])
 
 
-def _made(context: Context, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _made(runtime: Runtime, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What the policy was made from, and a row for each stage behind it, in the order of the run."""
-    written, stages = f"Written by g2d_jax {__version__}.", context.config.stages
+    written, stages = f"Written by g2d_jax {__version__}.", runtime.config.stages
     if policy != "init" and policy.partition("@")[0] not in stages:  # run:…, hf:…
         return [f"{written} It was not trained by this run.\n"]
-    behind = accounting.behind(policy, to_dict(context.config)["stages"])
+    behind = accounting.behind(policy, to_dict(runtime.config)["stages"])
     rows = [
-        _row(stages[name], name, behind[name], manifests.get(name, {})) for name in context.folders if name in behind
+        _row(stages[name], name, behind[name], manifests.get(name, {})) for name in runtime.folders if name in behind
     ]
     columns = ["stage", "what it did", "tokens generated", "tokens trained on", "FLOPs"]
-    origin = f"{written} It began with {_origin(context, policy)}{'.' if rows else ', and was not trained.'}\n"
+    origin = f"{written} It began with {_origin(runtime, policy)}{'.' if rows else ', and was not trained.'}\n"
     return [origin, _table("How it was made", columns, rows)] if rows else [origin]
 
 
-def _origin(context: Context, policy: str) -> str:
-    config, path = context.config, context.base_path(policy)
+def _origin(runtime: Runtime, policy: str) -> str:
+    config, path = runtime.config, base_path(runtime, policy)
     if not path:
         return f"random parameters (seed {config.seed})"
     revision = f", revision `{config.model.revision}`" if path == config.model.path and config.model.revision else ""
@@ -130,8 +131,8 @@ def _table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) 
     return "\n".join([f"## {one_line(heading)}", "", *(f"| {' | '.join(line)} |" for line in lines), ""])
 
 
-def _use(context: Context) -> str:
-    tokenizer = context.tokenizer
+def _use(runtime: Runtime) -> str:
+    tokenizer = runtime.tokenizer
     how = "its chat template" if tokenizer.template.is_chat else "the template in `tokenizer.prompt_template` below"
     stops = ", ".join(f"`{tokenizer.backend.id_to_token(i)}`" for i in tokenizer.eos_ids)
     return (

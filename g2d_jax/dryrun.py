@@ -21,7 +21,8 @@ from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.records import Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.stages import alerts, ending, external, offline, online, sft
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.problems import train_order
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.staging import check_processes
 from g2d_jax.workdir import absolute, check_claim
@@ -41,106 +42,106 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
     order = plan(settings)
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
-        context = Context(settings, epath.Path(folder), tracker, order.folders(place))
-        with closing(context):
-            _show_settings(context, config, config if named is None else named)
+        runtime = Runtime(settings, epath.Path(folder), tracker, order.folders(place))
+        with closing(runtime):
+            _show_settings(runtime, config, config if named is None else named)
             if workdir is not None:
                 check_processes(place)
                 check_claim(settings, place, {}, made_from_ends(settings, order))
-            _check(context)
-            _show_stages(context, order, place)
-            counts = [[split, len(problems)] for split, problems in context.problems.items()]
+            _check(runtime)
+            _show_stages(runtime, order, place)
+            counts = [[split, len(problems)] for split, problems in runtime.problems.items()]
             tracker.table("problems", ["split", "count"], counts)
-            for problem in _shown(context):
-                _show_problem(context, problem)
-            _try_rewards(context)
+            for problem in _shown(runtime):
+                _show_problem(runtime, problem)
+            _try_rewards(runtime)
 
 
-def _show_settings(context: Context, config: ConfigDict, named: ConfigDict) -> None:
+def _show_settings(runtime: Runtime, config: ConfigDict, named: ConfigDict) -> None:
     typed = canonical.changes(named, config)
     if typed:
-        context.tracker.say("\n  ".join(["changed here:", *typed]))
+        runtime.tracker.say("\n  ".join(["changed here:", *typed]))
     own = canonical.changes(canonical.defaults(named), named)
-    context.tracker.say("\n  ".join([f"{named.name}, where it differs from the defaults of docs/config.md:", *own]))
+    runtime.tracker.say("\n  ".join([f"{named.name}, where it differs from the defaults of docs/config.md:", *own]))
 
 
-def _check(context: Context) -> None:
+def _check(runtime: Runtime) -> None:
     """Raise ValueError for what the run would find wrong after its settings: devices, weights, data, lengths."""
-    _ = context.sampling_mesh
-    if context.model_folder is not None:
-        find_weights(context.model_folder, context.model_config.base)
-    for task in context.tasks.values():
+    _ = runtime.sampling_mesh
+    if runtime.model_folder is not None:
+        find_weights(runtime.model_folder, runtime.model_config.base)
+    for task in runtime.tasks.values():
         if task.reward.function == "model":
             reward_model.check(hf.resolve(task.reward.model.path, revision=task.reward.model.revision))
-    for name, stage in context.config.stages.items():
+    for name, stage in runtime.config.stages.items():
         if isinstance(stage, Sft):
-            examples, _ = sft.examples(context, name, stage)
-            sft.row_length(context, stage, examples)
-            alerts.say(context, name, 0, alerts.scarce("sft", len(examples), stage.batch_size, stage.steps), [])
+            examples, _ = sft.examples(runtime, name, stage)
+            sft.row_length(runtime, stage, examples)
+            alerts.say(runtime, name, 0, alerts.scarce("sft", len(examples), stage.batch_size, stage.steps), [])
         elif isinstance(stage, Online):
-            online.row_length(context, stage)
-            context.train_order(name)
-            ending.check_problems(context, stage)
-            count = len(context.problems["train"])
-            alerts.say(context, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
+            online.row_length(runtime, stage)
+            train_order(runtime.config, runtime.problems["train"], name)
+            ending.check_problems(runtime, stage)
+            count = len(runtime.problems["train"])
+            alerts.say(runtime, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
         elif isinstance(stage, Collect) and stage.rollouts.endswith(".jsonl"):
-            external.read(context, stage.rollouts)
-        elif isinstance(stage, Offline) and stage.preferences not in context.config.stages:
-            offline.read(context, stage)
+            external.read(runtime, stage.rollouts)
+        elif isinstance(stage, Offline) and stage.preferences not in runtime.config.stages:
+            offline.read(runtime, stage)
         if hasattr(stage, "sampling"):
-            context.sampler()
+            runtime.sampler()
 
 
-def _show_stages(context: Context, order: Plan, place: epath.Path) -> None:
-    stages = context.config.stages
+def _show_stages(runtime: Runtime, order: Plan, place: epath.Path) -> None:
+    stages = runtime.config.stages
     rows = [[name, stages[name].kind, ", ".join(order.inputs[name]) or "init"] for name in order.order]
-    context.tracker.table("stages", ["stage", "kind", "reads"], rows)
+    runtime.tracker.table("stages", ["stage", "kind", "reads"], rows)
     if storage.is_local(place):
         there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
         if not os.access(there, os.W_OK):
             raise PermissionError(errno.EACCES, "cannot write in it", os.fspath(there))
-    trained, total = count_trained(context.model_config), count_params(context.model_config)
+    trained, total = count_trained(runtime.model_config), count_params(runtime.model_config)
     parts = f", {trained:,} of them trained" if trained < total else ""
-    context.tracker.say(f"model: {total:,} parameters{parts}; devices: {context.mesh.size}")
+    runtime.tracker.say(f"model: {total:,} parameters{parts}; devices: {runtime.mesh.size}")
 
 
-def _shown(context: Context) -> Iterator[Problem]:
+def _shown(runtime: Runtime) -> Iterator[Problem]:
     """The first training problems of each task."""
-    for task in context.tasks:
-        yield from [problem for problem in context.problems["train"] if problem.task == task][:SHOWN]
+    for task in runtime.tasks:
+        yield from [problem for problem in runtime.problems["train"] if problem.task == task][:SHOWN]
 
 
-def _show_problem(context: Context, problem: Problem) -> None:
+def _show_problem(runtime: Runtime, problem: Problem) -> None:
     """The prompt as the model reads it, and the reference answer as it was parsed."""
-    prompt = context.tokenizer.encode_prompt(problem)
+    prompt = runtime.tokenizer.encode_prompt(problem)
     answer = "there is no reference answer" if problem.answer is None else f"reference answer: {problem.answer}"
-    if problem.answer is not None and context.tasks[problem.task].reward.function == "verify":
+    if problem.answer is not None and runtime.tasks[problem.task].reward.function == "verify":
         answer += f", read as {reading(problem.answer)}"
-    task = f", task {problem.task}" if len(context.tasks) > 1 else ""
-    lines = context.tokenizer.decode_raw(prompt).splitlines()
-    context.tracker.say(
+    task = f", task {problem.task}" if len(runtime.tasks) > 1 else ""
+    lines = runtime.tokenizer.decode_raw(prompt).splitlines()
+    runtime.tracker.say(
         "\n  | ".join([f"problem {problem.id}{task}, a prompt of {len(prompt)} tokens:", *lines]) + f"\n  {answer}"
     )
 
 
-def _try_rewards(context: Context) -> None:
+def _try_rewards(runtime: Runtime) -> None:
     """Score the reference answer, and the answer of another problem, in a box: a right and a wrong response."""
-    for task, section in context.tasks.items():
-        problems = [problem for problem in context.problems["train"] if problem.task == task]
+    for task, section in runtime.tasks.items():
+        problems = [problem for problem in runtime.problems["train"] if problem.task == task]
         if why := _NOT_TRIED.get(section.reward.function, "" if problems else "there is no problem"):
-            context.tracker.say(f"the reward of {task} is not tried: {why}")
+            runtime.tracker.say(f"the reward of {task} is not tried: {why}")
             continue
-        _try_reward(context, task, problems)
+        _try_reward(runtime, task, problems)
 
 
-def _try_reward(context: Context, task: str, problems: Sequence[Problem]) -> None:
+def _try_reward(runtime: Runtime, task: str, problems: Sequence[Problem]) -> None:
     answers = list(dict.fromkeys(problem.answer for problem in problems if problem.answer is not None))
     tried = [problem for problem in problems[:SHOWN] for _ in ("right", "wrong")]
     texts = []
     for problem in problems[:SHOWN]:
         wrong = next((answer for answer in answers if answer != problem.answer), f"{problem.answer}1")
         texts += [f"\\boxed{{{problem.answer or ''}}}", f"\\boxed{{{wrong}}}"]
-    scores = context.scorer.apart(tried, texts, [np.zeros(1, np.int32)] * len(texts))
+    scores = runtime.scorer.apart(tried, texts, [np.zeros(1, np.int32)] * len(texts))
     rows = [
         [
             problem.id,
@@ -151,13 +152,13 @@ def _try_reward(context: Context, task: str, problems: Sequence[Problem]) -> Non
         ]
         for i, (problem, text, score) in enumerate(zip(tried, texts, scores, strict=True))
     ]
-    context.tracker.table(f"the reward of {task}, tried", ["problem", "", "response", "reward", "verdict"], rows)
+    runtime.tracker.table(f"the reward of {task}, tried", ["problem", "", "response", "reward", "verdict"], rows)
     pairs = zip(tried[::2], scores[::2], scores[1::2], strict=True)
     alike = [
         p.id for p, right, wrong in pairs if p.answer is not None and not (right.reward or 0) > (wrong.reward or 0)
     ]
-    if alike and not context.scalar[task]:
-        context.tracker.say(
+    if alike and not runtime.scalar[task]:
+        runtime.tracker.say(
             f"warning: the reference answer of {' and '.join(alike)} gets no more, in \\boxed{{}}, than a wrong one: "
             "look at it as it was parsed, and at how the reward reads responses"
         )

@@ -30,8 +30,9 @@ from g2d_jax.report import summary_table, write_all
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
 from g2d_jax.stages import collect, evaluate, held_out, offline, online, select, sft, starting
-from g2d_jax.stages.context import Context, check_elsewhere
+from g2d_jax.stages.policies import check_elsewhere
 from g2d_jax.stages.programs.program import Program
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.staging import check_processes
@@ -46,7 +47,7 @@ STAGE_PROGRAMS: Mapping[str, Callable[..., Iterator[Program]]] = {
     "select": held_out.programs,
     "evaluate": held_out.programs,
 }
-"""The programs of a stage by its kind, from (context, name, stage, response): see stages/programs."""
+"""The programs of a stage by its kind, from (runtime, name, stage, response): see stages/programs."""
 
 STAGES: Mapping[str, Callable[..., dict[str, Any]]] = {
     "sft": sft.run,
@@ -159,60 +160,60 @@ def _run_stages(
 ) -> dict[str, Any]:
     shown = folder if processes.leader() else None
     with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
-        context = Context(config, folder, tracker, order.folders(folder), reward, objectives or {})
-        _ = context.sampling_mesh  # raises for one that cannot be, before any work
+        runtime = Runtime(config, folder, tracker, order.folders(folder), reward, objectives or {})
+        _ = runtime.sampling_mesh  # raises for one that cannot be, before any work
         compiling.take_programs()  # of a run before, in this process
         try:
             manifests = {}
-            problems = context.problems["train"]
-            context.scorer.start(problems[:: -(-len(problems) // 256)])
+            problems = runtime.problems["train"]
+            runtime.scorer.start(problems[:: -(-len(problems) // 256)])
             names = order.order[: order.order.index(until) + 1 if until else None]
-            finished = processes.once(lambda: [name for name in names if storage.finished(context.folders[name])])
-            compile_ahead(context, [name for name in names if name not in finished])
+            finished = processes.once(lambda: [name for name in names if storage.finished(runtime.folders[name])])
+            compile_ahead(runtime, [name for name in names if name not in finished])
             for name in names:
-                manifests[name] = run_stage(context, name, order)
+                manifests[name] = run_stage(runtime, name, order)
         finally:
-            context.close()
+            runtime.close()
         if until is None:
             processes.once(lambda: conclude(folder, tracker, manifests))
     return manifests
 
 
-def compile_ahead(context: Context, names: Sequence[str]) -> None:
+def compile_ahead(runtime: Runtime, names: Sequence[str]) -> None:
     """Let other threads compile what stages will run, in order.
 
     But for those whose shapes their examples or pairs decide: they begin with it.
     """
     for name in names:
-        stage = context.config.stages[name]
+        stage = runtime.config.stages[name]
         if stage.kind not in ("sft", "offline"):
-            context.compile_ahead(STAGE_PROGRAMS[stage.kind](context, name, stage))
+            runtime.compile_ahead(STAGE_PROGRAMS[stage.kind](runtime, name, stage))
 
 
-def run_stage(context: Context, name: str, order: Plan, *, again: bool = False) -> dict[str, Any]:
+def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) -> dict[str, Any]:
     """Run one stage unless its manifest is there; returns the manifest.
 
     again: go on with a stage that is finished already, and replace its manifest at the end.
     """
-    folder, stage = context.folders[name], context.config.stages[name]
+    folder, stage = runtime.folders[name], runtime.config.stages[name]
     processes.mark(name)
     processes.check_interrupted()
     done = processes.once(lambda: storage.finished(folder))
     if done is not None and not again:
-        context.tracker.say(f"{name}: done before, skipped")
+        runtime.tracker.say(f"{name}: done before, skipped")
         return done
     started = time.time()
     try:
-        fields = STAGES[stage.kind](context, name, stage)
+        fields = STAGES[stage.kind](runtime, name, stage)
     except RewardFailed as error:
         raise RewardFailed(
             f"stages.{name}: {error}. Mend it, and {processes.AGAIN}: nothing that was written is lost"
         ) from error
-    context.writer.wait()
+    runtime.writer.wait()
     inputs = {
-        needed: (storage.finished(context.folders[needed]) or {}).get("fingerprint") for needed in order.inputs[name]
+        needed: (storage.finished(runtime.folders[needed]) or {}).get("fingerprint") for needed in order.inputs[name]
     }
-    identity = [context.fingerprint(), stage.to_dict(), inputs]
+    identity = [runtime.fingerprint(), stage.to_dict(), inputs]
     manifest = {
         "kind": stage.kind,
         "name": name,
@@ -223,10 +224,10 @@ def run_stage(context: Context, name: str, order: Plan, *, again: bool = False) 
         **fields,
     }
     if stage.kind not in TRAINING:  # these log it with every update
-        context.tracker.log(name, 0, goodput(fields), kind="goodput")
-    context.tracker.flush()
+        runtime.tracker.log(name, 0, goodput(fields), kind="goodput")
+    runtime.tracker.flush()
     processes.once(lambda: storage.finish(folder, manifest))
-    context.tracker.say(f"{name}: done in {manifest['seconds']:.0f} s")
+    runtime.tracker.say(f"{name}: done in {manifest['seconds']:.0f} s")
     return storage.finished(folder) or manifest
 
 

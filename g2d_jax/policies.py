@@ -26,7 +26,8 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict
 from g2d_jax.report.summary import summary_table
 from g2d_jax.stages import evaluate as evaluation
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.policies import base_path, checkpoint_of, load_policy
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.watcher import watched
@@ -51,18 +52,18 @@ def read_config(workdir: epath.Path) -> Config:
 
 
 @contextmanager
-def opened(workdir: storage.PathLike, config: Config | None = None) -> Iterator[Context]:
+def opened(workdir: storage.PathLike, config: Config | None = None) -> Iterator[Runtime]:
     """A run's context for looking at it, on whatever devices there are: logs nothing to TensorBoard or W&B."""
     folder = absolute(workdir)
     config = _on_this_machine(config or read_config(folder))
     shown = folder if processes.leader() else None
     with Tracker(shown, tensorboard=False) as tracker, compilation.cached(config.compute.compilation_cache):
         folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
-        context = Context(config, folder, tracker, folders, steps=stage_steps(folder))
+        runtime = Runtime(config, folder, tracker, folders, steps=stage_steps(folder))
         try:
-            yield context
+            yield runtime
         finally:
-            context.close()
+            runtime.close()
 
 
 def _on_this_machine(config: Config) -> Config:
@@ -125,20 +126,20 @@ def evaluate(
         config = _asking(config, task, stage.split, source)
     elif split or limit or task != "main":
         raise ValueError("split, limit and task say how to take other problems: name these too")
-    with opened(folder, config) as context:
-        held_out = [[problem.id, problem.answer] for problem in context.problems[stage.split]]
-        asked = storage.fingerprint([stage.to_dict(), held_out, version(context, policy)])
+    with opened(folder, config) as runtime:
+        held_out = [[problem.id, problem.answer] for problem in runtime.problems[stage.split]]
+        asked = storage.fingerprint([stage.to_dict(), held_out, version(runtime, policy)])
         name = f"evaluation-{asked}"
         place = folder / "evaluations" / name
-        context.folders = {**context.folders, name: place}
+        runtime.folders = {**runtime.folders, name: place}
         manifest = storage.finished(place)
         if manifest is None:
-            found = evaluation.run(context, name, stage)
+            found = evaluation.run(runtime, name, stage)
             storage.finish(place, {"kind": "evaluate", "name": name, "problems": problems or "test", **found})
             manifest = storage.finished(place)
             assert manifest is not None
-        context.tracker.table(*summary_table(manifest, []))
-        context.tracker.say(f"completions: {place / 'rollouts'}")
+        runtime.tracker.table(*summary_table(manifest, []))
+        runtime.tracker.say(f"completions: {place / 'rollouts'}")
     return manifest
 
 
@@ -150,11 +151,11 @@ def _asking(config: Config, task: str, split: Split, source: Source) -> Config:
     return replace(config, data=replace(config.data, **sources["main"]), tasks=tasks)
 
 
-def version(context: Context, policy: str) -> Any:
+def version(runtime: Runtime, policy: str) -> Any:
     """Which weights a policy's name means now: its step, and the stage's fingerprint once that is finished."""
     if policy == "init" or policy.startswith("hf:"):
         return policy
-    folder, step = context.checkpoint_of(policy)
+    folder, step = checkpoint_of(runtime, policy)
     manifest = storage.finished(folder.parent) or {}
     return [str(folder), Checkpoints(folder).latest() if step is None else step, manifest.get("fingerprint")]
 
@@ -184,8 +185,8 @@ def export(
         with processes.together():
             config = read_config(absolute(workdir))
         processes.agreed("settings or packages", {"config": to_dict(config), "packages": packages(), **asked})
-        with opened(workdir, config) as context:
-            _export(context, policy or last_policy(config), target, dtype, adapters)
+        with opened(workdir, config) as runtime:
+            _export(runtime, policy or last_policy(config), target, dtype, adapters)
     return target
 
 
@@ -198,44 +199,44 @@ def _check_free(folder: epath.Path) -> None:
             raise ValueError(f"{folder} holds {what} already: choose another --output")
 
 
-def _export(context: Context, policy: str, folder: epath.Path, dtype: str, adapters: bool) -> None:
+def _export(runtime: Runtime, policy: str, folder: epath.Path, dtype: str, adapters: bool) -> None:
     """What `export` writes, config.json or PEFT's last but for the card's note."""
-    if adapters and not context.config.lora.rank:
+    if adapters and not runtime.config.lora.rank:
         raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
-    params = context.policy(policy)
-    text = processes.once(lambda: _write_texts(context, policy, folder, adapters))
+    params = load_policy(runtime, policy)
+    text = processes.once(lambda: _write_texts(runtime, policy, folder, adapters))
     if adapters:
-        if not (base := context.base_path(policy)):
-            context.tracker.say("these adapters' base is the run's own random model: export it with --policy init")
+        if not (base := base_path(runtime, policy)):
+            runtime.tracker.say("these adapters' base is the run's own random model: export it with --policy init")
         peft.save(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]
     else:
-        _save_model(context, policy, params, folder, dtype)
-    processes.once(lambda: _add_note(context, folder, text))
+        _save_model(runtime, policy, params, folder, dtype)
+    processes.once(lambda: _add_note(runtime, folder, text))
 
 
-def _write_texts(context: Context, policy: str, folder: epath.Path, adapters: bool) -> str:
+def _write_texts(runtime: Runtime, policy: str, folder: epath.Path, adapters: bool) -> str:
     """Write the tokenizer and the model card; returns the latter."""
-    text = card(context, policy, adapters=adapters)
-    context.tokenizer.save(folder)
+    text = card(runtime, policy, adapters=adapters)
+    runtime.tokenizer.save(folder)
     storage.write_bytes(folder / "README.md", text.encode())
     return text
 
 
-def _add_note(context: Context, folder: epath.Path, text: str) -> None:
+def _add_note(runtime: Runtime, folder: epath.Path, text: str) -> None:
     """Add to the model card, and say, what there is to say of the tokenizer."""
     if note := _tokenizer_note(folder):
         storage.write_bytes(folder / "README.md", (text + note).encode())
-        context.tracker.say(note.strip())
+        runtime.tracker.say(note.strip())
 
 
-def _save_model(context: Context, policy: str, params: Decoder, folder: epath.Path, dtype: str) -> None:
+def _save_model(runtime: Runtime, policy: str, params: Decoder, folder: epath.Path, dtype: str) -> None:
     """The weights with adapters merged; sampling settings as the model has them that the run started from."""
-    tokenizer = context.tokenizer
-    base = context.base_path(policy)
+    tokenizer = runtime.tokenizer
+    base = base_path(runtime, policy)
     try:
-        source = context.model_folder if base == context.config.model.path else hf.resolve(base) if base else None
+        source = runtime.model_folder if base == runtime.config.model.path else hf.resolve(base) if base else None
     except ValueError as error:
-        context.tracker.say(f"its sampling settings are left out: {error}")
+        runtime.tracker.say(f"its sampling settings are left out: {error}")
         source = None
     hf.save(
         params,
@@ -279,62 +280,62 @@ def sample(
     prompts: may be an iterator that waits for what is typed: each is answered before the next is asked for. Answers to
     test problems are shown with their reward.
     """
-    with opened(workdir) as context:
-        chosen = policy or last_policy(context.config)
-        samplings = [stage.sampling for stage in context.config.stages.values() if isinstance(stage, SamplingStage)]
+    with opened(workdir) as runtime:
+        chosen = policy or last_policy(runtime.config)
+        samplings = [stage.sampling for stage in runtime.config.stages.values() if isinstance(stage, SamplingStage)]
         if not samplings:
             raise ValueError("the run has no stage with sampling settings")
-        params = context.sampling_params(samplings[0], temperature=temperature)
-        view = context.sampler().view(context.policy(chosen))
+        params = runtime.sampling_params(samplings[0], temperature=temperature)
+        view = runtime.sampler().view(load_policy(runtime, chosen))
         if prompts is None:
-            return _answers(context, chosen, view, params, context.problems["test"][:count], 1)
+            return _answers(runtime, chosen, view, params, runtime.problems["test"][:count], 1)
         texts = []
         for prompt in [prompts] if isinstance(prompts, str) else prompts:
             try:
-                texts += _answers(context, chosen, view, params, [Problem(problem_id(prompt), prompt)], count)
+                texts += _answers(runtime, chosen, view, params, [Problem(problem_id(prompt), prompt)], count)
             except ValueError as error:
                 if isinstance(prompts, str):
                     raise
-                context.tracker.say(str(error))  # of one that was typed; the next may do
+                runtime.tracker.say(str(error))  # of one that was typed; the next may do
         return texts
 
 
 def _answers(
-    context: Context, policy: str, view: Decoder, params: SamplingParams, problems: Sequence[Problem], samples: int
+    runtime: Runtime, policy: str, view: Decoder, params: SamplingParams, problems: Sequence[Problem], samples: int
 ) -> list[str]:
     """Show, and return, `samples` answers to each problem."""
-    requests = [Request(p.id, context.tokenizer.encode_prompt(p), params, num_samples=samples) for p in problems]
-    rollouts = list(context.sampler().generate(view, requests, "sample"))
+    requests = [Request(p.id, runtime.tokenizer.encode_prompt(p), params, num_samples=samples) for p in problems]
+    rollouts = list(runtime.sampler().generate(view, requests, "sample"))
     place = {problem.id: i for i, problem in enumerate(problems)}
     rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))
     asked = [problems[place[rollout.problem_id]] for rollout in rollouts]
-    texts = [context.tokenizer.decode(rollout.token_ids) for rollout in rollouts]
-    rewards = _rewards(context, asked, texts, [rollout.token_ids for rollout in rollouts])
+    texts = [runtime.tokenizer.decode(rollout.token_ids) for rollout in rollouts]
+    rewards = _rewards(runtime, asked, texts, [rollout.token_ids for rollout in rollouts])
     rows = [
         [
-            *(context.tokenizer.render(problem), text, problem.answer or "", reward),
+            *(runtime.tokenizer.render(problem), text, problem.answer or "", reward),
             *(rollout.stop_reason, f"{float(np.mean(rollout.logprobs)):.2f}"),
         ]
         for problem, rollout, text, reward in zip(asked, rollouts, texts, rewards, strict=True)
     ]
     names = ["prompt", "response", "answer", "reward", "stop", "mean log-prob"]
-    context.tracker.table(f"policy {policy}", names, rows)
+    runtime.tracker.table(f"policy {policy}", names, rows)
     return texts
 
 
 def _rewards(
-    context: Context, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
+    runtime: Runtime, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
 ) -> list[str]:
     """Reward and verdict of each response; "" without an answer, and of rewards that take a model or an endpoint."""
-    cheap = {name for name, task in context.tasks.items() if task.reward.function not in ("model", "judge")}
+    cheap = {name for name, task in runtime.tasks.items() if task.reward.function not in ("model", "judge")}
     places = [i for i, problem in enumerate(problems) if problem.answer is not None and problem.task in cheap]
     shown = [""] * len(problems)
     try:
-        scores = context.scorer(
+        scores = runtime.scorer(
             [problems[i] for i in places], [texts[i] for i in places], [token_ids[i] for i in places]
         )
     except ValueError as error:  # the user's own function: the answers are there to be looked at
-        context.tracker.say(f"no rewards: {error}")
+        runtime.tracker.say(f"no rewards: {error}")
         return shown
     for i, score in zip(places, scores, strict=True):
         reward = "" if score.reward is None else f"{score.reward:g} "

@@ -20,6 +20,7 @@ from forks import Forks
 from g2d_jax import cli, processes, storage
 from g2d_jax.config import Config, Mesh
 from g2d_jax.resolve import resolve
+from g2d_jax.stages.policies import load_policy
 from g2d_jax.watcher import watched
 from g2d_jax.workdir import claim
 
@@ -524,10 +525,10 @@ def test_export_loads_in_transformers_with_the_same_logits(
         theirs = model(torch.tensor([ids])).logits[0].numpy()
     ours = load_tokenizer("model")  # as a later run with model.path=model does
     assert ours.encode_completion("12+3*4=?;\\boxed{60}").tolist()[:-1] == ids
-    with policies.opened(work) as context:
-        params = context.policy("dpo")
-        assert ids == context.tokenizer.encode_completion("12+3*4=?;\\boxed{60}").tolist()[: len(ids)]
-        assert set(context.tokenizer.eos_ids) <= set(np.atleast_1d(model.generation_config.eos_token_id).tolist())
+    with policies.opened(work) as runtime:
+        params = load_policy(runtime, "dpo")
+        assert ids == runtime.tokenizer.encode_completion("12+3*4=?;\\boxed{60}").tolist()[: len(ids)]
+        assert set(runtime.tokenizer.eos_ids) <= set(np.atleast_1d(model.generation_config.eos_token_id).tolist())
     tokens = jnp.asarray([ids])
     hidden, _ = forward(params, tokens, jnp.arange(len(ids))[None], jnp.full_like(tokens, MEMBERS))
     np.testing.assert_allclose(np.asarray(hidden @ head_matrix(params))[0], theirs, atol=1e-4)
@@ -544,8 +545,8 @@ def test_export_loads_in_transformers_with_the_same_logits(
     assert "is a file: choose another --output" in capsys.readouterr().err
     elsewhere = policies.read_config(work)
     elsewhere = replace(elsewhere, mesh=Mesh(data=2, fsdp=64), compute=replace(elsewhere.compute, sampling_tensor=64))
-    with policies.opened(work, elsewhere) as context:  # the run had a mesh of 128 devices
-        assert context.mesh.size == jax.device_count() and context.policy("dpo").config == params.config
+    with policies.opened(work, elsewhere) as runtime:  # the run had a mesh of 128 devices
+        assert runtime.mesh.size == jax.device_count() and load_policy(runtime, "dpo").config == params.config
     assert cli.main(["export", "--workdir", str(work), "--output", "other", "--policy", "hf:model"]) == 0  # and back
     first, second = (tmp_path / name / "model.safetensors" for name in ("model", "other"))
     assert first.read_bytes() == second.read_bytes()

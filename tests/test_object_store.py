@@ -25,7 +25,8 @@ from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.models import decoder, hf
 from g2d_jax.config import Config
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.runtime import Runtime
 tokenizer = load_tokenizer("procedural:slips")
 shape = ModelConfig("llama", tokenizer.vocab_size, 32, 2, 2, 1, 16, 64)
 model = decoder.init(shape, jax.random.key(0))
@@ -34,15 +35,15 @@ for url in sys.argv[2:]:
     tokenizer.save(url)
     hf.save(model, url, max_shard_bytes=20_000, eos_ids=tokenizer.eos_ids)
     config.model.path = url
-    context = Context(Config.of(config), folder, None, {})
-    assert context.model_config == shape
-    assert context.tokenizer.fingerprint == tokenizer.fingerprint
-    jax.tree.map(np.testing.assert_array_equal, context.policy("init"), model)
+    runtime = Runtime(Config.of(config), folder, None, {})
+    assert runtime.model_config == shape
+    assert runtime.tokenizer.fingerprint == tokenizer.fingerprint
+    jax.tree.map(np.testing.assert_array_equal, load_policy(runtime, "init"), model)
     config.model.path = url + "/none"
-    context = Context(Config.of(config), folder, None, {})
+    runtime = Runtime(Config.of(config), folder, None, {})
     for attribute in ("model_config", "tokenizer"):
         try:
-            getattr(context, attribute)
+            getattr(runtime, attribute)
         except ValueError as error:
             assert url + "/none" in str(error) and "hub" not in str(error), error
         else:

@@ -13,7 +13,8 @@ from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.config import Config
 from g2d_jax.mesh import make_mesh
 from g2d_jax.resolve import resolve
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker, read_metrics
 from g2d_jax.training import objectives
 from g2d_jax.workdir import claim, locked
@@ -265,9 +266,9 @@ def test_policies_that_are_not_there(config: ConfigDict, tmp_path: Path, policy:
     (tmp_path / "01-sft").mkdir()
     with Tracker(tmp_path, tensorboard=False) as tracker:
         folders = graph.plan(Config.of(config)).folders(epath.Path(tmp_path))
-        context = Context(Config.of(config), epath.Path(tmp_path), tracker, folders)
+        runtime = Runtime(Config.of(config), epath.Path(tmp_path), tracker, folders)
         with pytest.raises(ValueError, match=message):
-            context.policy(policy.replace("WORK", str(tmp_path)))
+            load_policy(runtime, policy.replace("WORK", str(tmp_path)))
 
 
 def test_functions_given_from_python_belong_to_the_run(config: ConfigDict, tmp_path: Path) -> None:

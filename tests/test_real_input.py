@@ -19,6 +19,8 @@ CHAT = (
 )
 
 CONFIG = """
+from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.policies import load_policy
 from g2d_jax import config as settings
 
 def get_config(arg=""):
@@ -117,15 +119,16 @@ def same_logits(exported: Path, work: Path) -> None:
     from g2d_jax import policies
     from g2d_jax.models.decoder import forward, head_matrix
     from g2d_jax.records import MEMBERS
+    from g2d_jax.stages.policies import load_policy
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
-    with policies.opened(work) as context:
-        problem = context.problems["test"][0]
-        ids = context.tokenizer.encode_prompt(problem)
-        params = context.policy("dpo")
-        start = context.policy("init")
-        messages = [dict(message) for message in context.tokenizer.conversation(problem)]
-        stops = context.tokenizer.eos_ids
+    with policies.opened(work) as runtime:
+        problem = runtime.problems["test"][0]
+        ids = runtime.tokenizer.encode_prompt(problem)
+        params = load_policy(runtime, "dpo")
+        start = load_policy(runtime, "init")
+        messages = [dict(message) for message in runtime.tokenizer.conversation(problem)]
+        stops = runtime.tokenizer.eos_ids
     theirs_ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     assert list(theirs_ids) == ids.tolist()
     with torch.no_grad():

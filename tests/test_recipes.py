@@ -20,7 +20,7 @@ from toys import LLAMA, PAPER, QWEN, SIZES, make_tokenizer, save_policy, save_ro
 from g2d_jax import pipeline, policies
 from g2d_jax.config import Config
 from g2d_jax.resolve import resolve
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker, read_metrics
 
 Run = tuple[Path, dict[str, Any]]
@@ -305,10 +305,10 @@ def check_dpo(spec: str, steps: list[dict[str, float]], every: int) -> None:
 )
 def test_prompts_are_those_of_the_papers_figures(spec: str, text: str, toys: Path, tmp_path: Path) -> None:
     with Tracker(None, tensorboard=False) as tracker:
-        context = Context(Config.of(shrunk(spec, toys, RUNS[spec])), epath.Path(tmp_path), tracker, {})
-        for problem in context.problems["train"]:
+        runtime = Runtime(Config.of(shrunk(spec, toys, RUNS[spec])), epath.Path(tmp_path), tracker, {})
+        for problem in runtime.problems["train"]:
             said = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[0]["content"]
-            assert context.tokenizer.render(problem) == text.format(said)
+            assert runtime.tokenizer.render(problem) == text.format(said)
 
 
 def test_other_test_sets(run: Callable[[str], Run], toys: Path, process: ProcessPoolExecutor) -> None:

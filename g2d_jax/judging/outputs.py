@@ -17,7 +17,8 @@ from g2d_jax.data.splits import problem_id
 from g2d_jax.judging.answers import ENDINGS, Format, Question, alpaca_json, arena_jsonl, read_questions
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Score, ScoredRollout, Verdict
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
 
 PART = 128
@@ -44,10 +45,10 @@ def write_outputs(
     """
     target, name = _target(form, output, name)
     questions = read_questions(prompts, form)
-    with policies.opened(workdir) as context:
-        chosen = policy or policies.last_policy(context.config)
-        params = SamplingParams(max_new_tokens, temperature, top_p, stop_ids=context.tokenizer.eos_ids)
-        rows = _answers(context, chosen, questions, params, prompts)
+    with policies.opened(workdir) as runtime:
+        chosen = policy or policies.last_policy(runtime.config)
+        params = SamplingParams(max_new_tokens, temperature, top_p, stop_ids=runtime.tokenizer.eos_ids)
+        rows = _answers(runtime, chosen, questions, params, prompts)
         texts = [row.text for row in rows]
         if form == "alpaca_eval":
             content = alpaca_json(name, questions, texts)
@@ -55,7 +56,7 @@ def write_outputs(
             content = arena_jsonl(name, questions, texts, [len(row.rollout.token_ids) for row in rows])
         storage.write_bytes(target, content)
         cut = sum(row.rollout.stop_reason == "length" for row in rows)
-        context.tracker.say(
+        runtime.tracker.say(
             f"{len(rows)} answers of {chosen}, {cut} of them cut at {max_new_tokens} tokens, under the name {name}"
         )
     return target
@@ -77,38 +78,38 @@ def _target(form: Format, output: str, name: str | None) -> tuple[epath.Path, st
 
 
 def _answers(
-    context: Context, policy: str, questions: Sequence[Question], params: SamplingParams, prompts: str
+    runtime: Runtime, policy: str, questions: Sequence[Question], params: SamplingParams, prompts: str
 ) -> list[ScoredRollout]:
     """In the order of the questions, read back or drawn."""
-    requests = _requests(context, questions, params, prompts)
-    asked = [[policies.version(context, policy), context.tokenizer.fingerprint, asdict(params)]]
+    requests = _requests(runtime, questions, params, prompts)
+    asked = [[policies.version(runtime, policy), runtime.tokenizer.fingerprint, asdict(params)]]
     asked += [[r.problem_id, r.visit, r.prompt_ids] for r in requests]
-    folder = context.workdir / "outputs" / f"answers-{storage.fingerprint(asked)}"
+    folder = runtime.workdir / "outputs" / f"answers-{storage.fingerprint(asked)}"
     rows: list[ScoredRollout] = []
     view: Decoder | None = None
-    with context.tracker.progress(f"answers of {policy}", len(requests)) as bar:
+    with runtime.tracker.progress(f"answers of {policy}", len(requests)) as bar:
         for start in range(0, len(requests), PART):
             file = folder / f"part-{start // PART:05d}.parquet"
             if not file.exists():
-                view = view or context.sampler().view(context.policy(policy))
-                write_rollouts(file, _drawn(context, policy, view, requests[start : start + PART]))
+                view = view or runtime.sampler().view(load_policy(runtime, policy))
+                write_rollouts(file, _drawn(runtime, policy, view, requests[start : start + PART]))
             rows += read_rollouts(file)
             bar.update(len(rows))
     return rows
 
 
-def _drawn(context: Context, policy: str, view: Decoder, requests: Sequence[Request]) -> list[ScoredRollout]:
+def _drawn(runtime: Runtime, policy: str, view: Decoder, requests: Sequence[Request]) -> list[ScoredRollout]:
     """In the order of the requests. Nothing scores them: that is the judge's part."""
     place = {(request.problem_id, request.visit): i for i, request in enumerate(requests)}
     drawn: list[Rollout] = sorted(
-        context.sampler().generate(view, requests, "outputs"), key=lambda r: place[r.problem_id, r.visit]
+        runtime.sampler().generate(view, requests, "outputs"), key=lambda r: place[r.problem_id, r.visit]
     )
-    texts = [safe_text(context.tokenizer.decode(rollout.token_ids)) for rollout in drawn]
+    texts = [safe_text(runtime.tokenizer.decode(rollout.token_ids)) for rollout in drawn]
     unscored = Score(None, Verdict.UNSCORABLE)
     return [ScoredRollout(rollout, text, unscored, policy) for rollout, text in zip(drawn, texts, strict=True)]
 
 
-def _requests(context: Context, questions: Sequence[Question], params: SamplingParams, prompts: str) -> list[Request]:
+def _requests(runtime: Runtime, questions: Sequence[Question], params: SamplingParams, prompts: str) -> list[Request]:
     """A prompt that stands there twice is drawn twice, with other randomness: as its next visit."""
     seen: dict[str, int] = {}
     requests = []
@@ -116,7 +117,7 @@ def _requests(context: Context, questions: Sequence[Question], params: SamplingP
         message = {"role": "user", "content": question.text}  # a chat: the run's own prompt template has no part in it
         problem = Problem(problem_id((message,)), (message,))
         try:
-            ids = context.tokenizer.encode_prompt(problem)
+            ids = runtime.tokenizer.encode_prompt(problem)
         except ValueError as error:
             raise ValueError(f"{prompts}, prompt {number}: {error}") from error
         visit = seen[problem.id] = seen.get(problem.id, -1) + 1

@@ -26,9 +26,9 @@ from g2d_jax.plan.rewarding import scorings
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Roofline, problems, reads_locally, roofline, shape_of
 from g2d_jax.stages import starting
-from g2d_jax.stages.context import Context
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.training import saved_per_token
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker
 from g2d_jax.training import optimizer
 
@@ -114,18 +114,18 @@ class Compiler:
         return found
 
 
-def model_shape(context: Context) -> ModelConfig:
+def model_shape(runtime: Runtime) -> ModelConfig:
     """The run's model without a download: a local folder's config.json, the tables of models/shapes.py, or its own."""
-    path = context.config.model.path
+    path = runtime.config.model.path
     if not path:
-        return context.model_config
-    return dataclasses.replace(shape_of(path), **starting.adapters(context.config.lora))
+        return runtime.model_config
+    return dataclasses.replace(shape_of(path), **starting.adapters(runtime.config.lora))
 
 
 @contextmanager
 def planned(
     config: Config, compiler: Compiler, memory: int | None = None, prompt: int | None = None
-) -> Iterator[Context]:
+) -> Iterator[Runtime]:
     """The run's context on the compiler's machine. memory: bytes of a device, which those devices do not tell. prompt:
     mean tokens of a prompt, None: of the problems where tokenizer and problems are on this machine, else the most.
 
@@ -134,11 +134,11 @@ def planned(
     """
     order = plan(config)
     with tempfile.TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
-        context = Context(config, epath.Path(folder), tracker, order.folders(epath.Path(folder)))
+        runtime = Runtime(config, epath.Path(folder), tracker, order.folders(epath.Path(folder)))
         mesh = meshes.make_mesh(**config.mesh.to_dict(), devices=compiler.devices)
         if config.compute.offload_optimizer:
             meshes.check_host_memory(mesh)
-        model = model_shape(context)
+        model = model_shape(runtime)
         known = {
             "mesh": mesh,
             "model_config": model,
@@ -152,7 +152,7 @@ def planned(
             known["problem_counts"] = {"train": sys.maxsize, **held_out}
         if prompt is not None:
             known["mean_prompt"] = float(min(prompt, config.data.max_prompt_length))
-        yield context.at(config, context.folders, tracker, **known)
+        yield runtime.at(config, runtime.folders, tracker, **known)
 
 
 def make(
@@ -166,14 +166,14 @@ def make(
 ) -> Plan:
     """Compile every program of the stages (default: all). prompt: see `planned`. response: mean tokens of a response,
     None: the longest."""
-    with planned(config, compiler, topology.device.usable, prompt) as context:
+    with planned(config, compiler, topology.device.usable, prompt) as runtime:
         wanted = stages or plan(config).order
-        programs = [programs_of(context, name, response) for name in wanted]
+        programs = [programs_of(runtime, name, response) for name in wanted]
         compiler.expect(sum(map(len, programs)))
         entries = [entry for some in programs for entry in _stage(compiler, topology, some)]
-        ways = context.sampling_mesh.size // context.sampling_mesh.shape["data"]
-        mesh, mean = dict(context.mesh.shape), context.mean_prompt
-        return Plan(topology, context.config, context.model_config, mesh, ways, entries, mean)
+        ways = runtime.sampling_mesh.size // runtime.sampling_mesh.shape["data"]
+        mesh, mean = dict(runtime.mesh.shape), runtime.mean_prompt
+        return Plan(topology, runtime.config, runtime.model_config, mesh, ways, entries, mean)
 
 
 class _NotCompiled(LookupError):
@@ -302,9 +302,9 @@ def search(
 
     None if none of those tried fits.
     """
-    with planned(config, compiler, topology.device.usable) as context:
-        model = context.model_config
-        row_length = _row_length(context, stages or tuple(config.stages))
+    with planned(config, compiler, topology.device.usable) as runtime:
+        model = runtime.model_config
+        row_length = _row_length(runtime, stages or tuple(config.stages))
 
     def needs(choice: Choice) -> float:
         return train_bytes(model, config, choice, row_length, stages)
@@ -328,9 +328,9 @@ def _spread(likely: Sequence[Choice], most: int) -> list[Choice]:
 
 
 def _all_fit(config: Config, topology: Topology, compiler: Compiler, stages: Sequence[str]) -> bool:
-    with planned(config, compiler, topology.device.usable) as context:
+    with planned(config, compiler, topology.device.usable) as runtime:
         for name in stages or config.stages:
-            programs = programs_of(context, name)
+            programs = programs_of(runtime, name)
             # The train step first: it is what most often does not fit.
             entries = _stage(compiler, topology, sorted(programs, key=lambda program: program.name != "train step"))
             if not all(entry.fits(topology.device) for entry in entries):
@@ -338,11 +338,11 @@ def _all_fit(config: Config, topology: Topology, compiler: Compiler, stages: Seq
     return True
 
 
-def _row_length(context: Context, stages: Sequence[str]) -> int:
+def _row_length(runtime: Runtime, stages: Sequence[str]) -> int:
     lengths = [
         program.arguments({})[1]["tokens"].shape[-1]
         for name in stages
-        for program in programs_of(context, name)
+        for program in programs_of(runtime, name)
         if program.name == "train step"
     ]
-    return max(lengths, default=context.config.data.max_prompt_length)
+    return max(lengths, default=runtime.config.data.max_prompt_length)

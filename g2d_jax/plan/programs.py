@@ -6,22 +6,22 @@ import dataclasses
 
 from g2d_jax.pipeline import STAGE_PROGRAMS
 from g2d_jax.plan.rewarding import rewards, scorings
-from g2d_jax.stages.context import Context
 from g2d_jax.stages.programs.program import Program
+from g2d_jax.stages.runtime import Runtime
 
 
-def programs_of(context: Context, name: str, response: int | None = None) -> list[Program]:
+def programs_of(runtime: Runtime, name: str, response: int | None = None) -> list[Program]:
     """The programs of a stage, in the order in which they run.
 
-    context: with the planned machine's mesh, and the model's shape. response: mean tokens of a response for the work
+    runtime: with the planned machine's mesh, and the model's shape. response: mean tokens of a response for the work
     to be done, max_new_tokens if None; shapes are those of the longest.
     """
-    stage = context.config.stages[name]
-    models = tuple(scoring.model for scoring in scorings(context.config, context.mesh))
+    stage = runtime.config.stages[name]
+    models = tuple(scoring.model for scoring in scorings(runtime.config, runtime.mesh))
     programs = []
-    for program in STAGE_PROGRAMS[stage.kind](context, name, stage, response):
+    for program in STAGE_PROGRAMS[stage.kind](runtime, name, stage, response):
         # Reward models are loaded when they are first needed, and stay.
         programs.append(dataclasses.replace(program, resident=(*program.resident, *models)))
         if program.work.responses:
-            programs += rewards(context, program)
+            programs += rewards(runtime, program)
     return programs

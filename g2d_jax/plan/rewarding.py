@@ -19,8 +19,8 @@ from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import matmul_params
 from g2d_jax.plan.work import shape_of
 from g2d_jax.scoring.batches import columns, full_rows, make_program
-from g2d_jax.stages.context import Context
 from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
+from g2d_jax.stages.runtime import Runtime
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ def scorings(config: Config, mesh: Mesh) -> Iterator[Scoring]:
         )
 
 
-def rewards(context: Context, decode: Program) -> Iterator[Program]:
+def rewards(runtime: Runtime, decode: Program) -> Iterator[Program]:
     """Reward models over the responses that a program decodes, with their prompts."""
-    work, prompt = decode.work, context.mean_prompt
-    found = list(scorings(context.config, context.mesh))
+    work, prompt = decode.work, runtime.mean_prompt
+    found = list(scorings(runtime.config, runtime.mesh))
     for scoring in found:
         others = tuple(other.model for other in found if other is not scoring)
         arguments = scoring.model, scoring.tokens, scoring.lengths
         scored = scoring.share * (work.generated + work.responses * prompt)
         calls = scored / math.prod(scoring.tokens.shape)
-        weights = scoring.weights() / context.mesh.shape["tensor"]
+        weights = scoring.weights() / runtime.mesh.shape["tensor"]
         parts = {"parameters": device_bytes(scoring.model)}
-        once = Work(calls, scoring.flops() / context.mesh.size, weights, parts, scored=scored)
+        once = Work(calls, scoring.flops() / runtime.mesh.size, weights, parts, scored=scored)
         name = decode.name.replace("decode", "reward")
         yield Program(decode.stage, name, scoring.run, fixed(*arguments), once, resident=(*decode.resident, *others))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from g2d_jax.config import Offline, Online
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.training import Trainer
 
 WATCHED = (
@@ -64,7 +64,7 @@ class Alert:
 # Saying
 
 
-def say(context: Context, name: str, step: int, alerts: Iterable[Alert], said: list[dict[str, Any]]) -> None:
+def say(runtime: Runtime, name: str, step: int, alerts: Iterable[Alert], said: list[dict[str, Any]]) -> None:
     """Tell the user of alerts whose cause is not among those `said`, and add them there; all processes call it.
 
     said: {"cause", "step", "text", "values"} each, for the manifest; JSON.
@@ -74,12 +74,12 @@ def say(context: Context, name: str, step: int, alerts: Iterable[Alert], said: l
             continue
         text = f"{name}{f', step {step}' if step else ''}: {alert.text}"
         said.append({"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)})
-        context.tracker.warn(name, step, alert.cause, text, alert.values)
+        runtime.tracker.warn(name, step, alert.cause, text, alert.values)
 
 
-def alarm(context: Context, name: str, training: Trainer, alerts: Iterable[Alert]) -> None:
+def alarm(runtime: Runtime, name: str, training: Trainer, alerts: Iterable[Alert]) -> None:
     """The same at a Trainer's step: what was said resumes with the stage."""
-    say(context, name, training.step, alerts, training.facts.setdefault("warnings", []))
+    say(runtime, name, training.step, alerts, training.facts.setdefault("warnings", []))
 
 
 def evidence(training: Trainer) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def evidence(training: Trainer) -> dict[str, Any]:
 
 
 def watch(
-    context: Context,
+    runtime: Runtime,
     name: str,
     stage: Online | Offline,
     training: Trainer,
@@ -110,14 +110,14 @@ def watch(
             del values[window:-window]
     sampling = stage.probe_sampling if isinstance(stage, Offline) else stage.sampling
     alerts = [*collapse(series, stage, window), *sampled(_latest(series, window), sampling.max_new_tokens)]
-    alarm(context, name, training, alerts)
+    alarm(runtime, name, training, alerts)
     if kind == "train" and math.isfinite(reward := float(metrics.get("reward", math.nan))):
         training.facts.setdefault("rewards", []).append(reward)
         if training.total >= HALFWAY and training.step == training.total // 2:
-            conclude(context, name, stage, training)
+            conclude(runtime, name, stage, training)
 
 
-def conclude(context: Context, name: str, stage: Online | Offline, training: Trainer) -> None:
+def conclude(runtime: Runtime, name: str, stage: Online | Offline, training: Trainer) -> None:
     """Say what only the whole of an online stage shows, or half of a long one; take back what no longer holds.
 
     What is taken back stays in the log of metrics, but not in the manifest, and so not in the report.
@@ -127,9 +127,9 @@ def conclude(context: Context, name: str, stage: Online | Offline, training: Tra
     alerts = stalled(training.facts.get("rewards", []), stage)
     if "stalled" in causes and not alerts:
         warnings[:] = [warning for warning in warnings if warning["cause"] != "stalled"]
-        context.tracker.say(f"{name}: that the reward has hardly risen, as was said before, no longer holds")
+        runtime.tracker.say(f"{name}: that the reward has hardly risen, as was said before, no longer holds")
     if "signal" not in causes:  # which says why
-        alarm(context, name, training, alerts)
+        alarm(runtime, name, training, alerts)
 
 
 def _latest(series: Mapping[str, Sequence[float]], window: int) -> dict[str, float]:

@@ -19,12 +19,13 @@ from g2d_jax.config import Collect
 from g2d_jax.data.preferences import pairs_of, right, select_pairs, to_preference
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.stages import alerts
-from g2d_jax.stages.context import Context, StopRun, Tally
+from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.origin import asked_of, rollouts_of, sampler_settings
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import rollouts
 from g2d_jax.stages.programs.training import policy_shapes
 from g2d_jax.stages.rollouts import Draws, Groups, describe
+from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.tables import write_columns, write_preferences
 
 Pairs = list[list[tuple[int, int]]]  # (chosen, rejected) of each group
@@ -34,37 +35,37 @@ FATES = (
 """What becomes of a prompt; all but the first give no pairs."""
 
 
-def run(context: Context, name: str, stage: Collect) -> dict[str, Any]:
+def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
     """Rollouts and preference pairs; returns the manifest's fields. Raises StopRun when no prompt gives a pair."""
-    folder, tally = context.folders[name], Tally()
-    with context.metered(tally):
-        draws, groups = rollouts_of(context, name, tally)
-        offered, counts = _offered(context, stage, draws, groups)
-        pairs = _kept(context, stage, draws, groups, offered)
+    folder, tally = runtime.folders[name], Cost()
+    with runtime.track_cost(tally):
+        draws, groups = rollouts_of(runtime, name, tally)
+        offered, counts = _offered(runtime, stage, draws, groups)
+        pairs = _kept(runtime, stage, draws, groups, offered)
         measures = _measure(folder, groups, pairs)
     counts |= _count_pairs(stage, offered, pairs)
     if not counts["pairs"]:
         raise StopRun(_no_pairs(name, counts))
     if missing := counts["pairs_missing"]:
-        context.tracker.say(
+        runtime.tracker.say(
             f"{name}: the rollouts give {missing} pairs fewer than max_pairs, {stage.max_pairs}: all kept"
         )
     described = describe(groups)
-    preferences = _preferences(context, draws, groups, pairs)
-    _write(folder / "preferences", preferences, _provenance(context, name, stage, counts))
+    preferences = _preferences(runtime, draws, groups, pairs)
+    _write(folder / "preferences", preferences, _provenance(runtime, name, stage, counts))
     said: list[dict[str, Any]] = []
-    limit = sampler_settings(context, name).get("max_new_tokens")  # of what drew them; a file does not say
-    alerts.say(context, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], said)
+    limit = sampler_settings(runtime, name).get("max_new_tokens")  # of what drew them; a file does not say
+    alerts.say(runtime, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], said)
     metrics = {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
-    context.tracker.log(name, 0, metrics)
+    runtime.tracker.log(name, 0, metrics)
     result = {**_lengths(preferences), "rollouts": described, "informativeness": measures}
     return {**tally.manifest(), "counts": counts, "result": result, "warnings": said}
 
 
-def programs(context: Context, name: str, stage: Collect, response: int | None = None) -> Iterator[Program]:
+def programs(runtime: Runtime, name: str, stage: Collect, response: int | None = None) -> Iterator[Program]:
     """The stage's programs, in the order in which they run. response: mean tokens of a response, None: the most."""
     if stage.rollouts == "sample":
-        yield from rollouts(context, name, asked_of(context, stage, response), policy_shapes(context))
+        yield from rollouts(runtime, name, asked_of(runtime, stage, response), policy_shapes(runtime))
 
 
 def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[str, Any]) -> None:
@@ -88,28 +89,28 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
     processes.once(lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts}))
 
 
-def _offered(context: Context, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
+def _offered(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
     """Apply the difficulty window and the pair rule; count what becomes of every prompt."""
     counts: Counter[str] = Counter({"prompts": len(groups), "rollouts": sum(len(group) for group in groups)})
     offered: Pairs = []
     for (problem, visit), group in zip(draws, groups, strict=True):
         counts["unscorable_rollouts"] += sum(row.score.reward is None for row in group)
         counts["timeout_rollouts"] += sum(row.score.verdict is Verdict.TIMEOUT for row in group)
-        scalar = context.scalar[problem.task]
+        scalar = runtime.scalar[problem.task]
         fate = _scalar_fate(group) if scalar else _fate(group, stage.min_pass_rate, stage.max_pass_rate)
         counts[fate] += 1
         limit = stage.pairs_per_prompt if fate == "mixed" else 0
-        offered.append(pairs_of(context.config.seed, problem.id, visit, group, limit, scalar=scalar))
+        offered.append(pairs_of(runtime.config.seed, problem.id, visit, group, limit, scalar=scalar))
     for fate in FATES:
         counts.setdefault(fate, 0)
     return offered, dict(counts)
 
 
-def _kept(context: Context, stage: Collect, draws: Draws, groups: Groups, offered: Pairs) -> Pairs:
+def _kept(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups, offered: Pairs) -> Pairs:
     """stage.max_pairs of the pairs, chosen as stage.select says; a prompt's uncertainty is its tokens' mean entropy."""
     entropies = informativeness.prompts(groups)["entropy"]
     prompts = [(problem.id, visit, float(nats)) for (problem, visit), nats in zip(draws, entropies, strict=True)]
-    kept = select_pairs(context.config.seed, prompts, list(map(len, offered)), stage.select, stage.max_pairs)
+    kept = select_pairs(runtime.config.seed, prompts, list(map(len, offered)), stage.select, stage.max_pairs)
     return [[pairs[index] for index in indices] for pairs, indices in zip(offered, kept, strict=True)]
 
 
@@ -118,9 +119,9 @@ def _count_pairs(stage: Collect, offered: Pairs, pairs: Pairs) -> dict[str, int]
     return {"pairs": kept, "pairs_available": available, "pairs_missing": max((stage.max_pairs or 0) - available, 0)}
 
 
-def _preferences(context: Context, draws: Draws, groups: Groups, pairs: Pairs) -> list[Preference]:
+def _preferences(runtime: Runtime, draws: Draws, groups: Groups, pairs: Pairs) -> list[Preference]:
     return [
-        to_preference(_shown(context, problem), group, pair)
+        to_preference(_shown(runtime, problem), group, pair)
         for (problem, _), group, some in zip(draws, groups, pairs, strict=True)
         for pair in some
     ]
@@ -160,21 +161,21 @@ def _scalar_fate(group: list[ScoredRollout]) -> str:
     return "mixed" if len(known) > 1 else "all_equal" if known else "unscorable"
 
 
-def _shown(context: Context, problem: Problem) -> Prompt:
+def _shown(runtime: Runtime, problem: Problem) -> Prompt:
     """The prompt as other libraries should see it: messages for a chat model, else the rendered text."""
-    tokenizer = context.tokenizer
+    tokenizer = runtime.tokenizer
     return tokenizer.conversation(problem) if tokenizer.template.is_chat else tokenizer.render(problem)
 
 
-def _provenance(context: Context, name: str, stage: Collect, counts: dict[str, int]) -> dict[str, Any]:
+def _provenance(runtime: Runtime, name: str, stage: Collect, counts: dict[str, int]) -> dict[str, Any]:
     """Everything needed to build the dataset again."""
     return {
         "done": True,
         "policy": stage.policy,
         "rollouts": stage.rollouts,
-        "sampler": sampler_settings(context, name),
-        "rewards": {name: task.reward.to_dict() for name, task in context.tasks.items()},
-        "tokenizer": context.tokenizer.fingerprint,
+        "sampler": sampler_settings(runtime, name),
+        "rewards": {name: task.reward.to_dict() for name, task in runtime.tasks.items()},
+        "tokenizer": runtime.tokenizer.fingerprint,
         "pair_rule": {
             "name": "random correct with random incorrect; of scalar rewards the best with the worst",
             "pairs_per_prompt": stage.pairs_per_prompt,
@@ -183,7 +184,7 @@ def _provenance(context: Context, name: str, stage: Collect, counts: dict[str, i
             "select": stage.select,
             "max_pairs": stage.max_pairs,
         },
-        "seed": context.config.seed,
+        "seed": runtime.config.seed,
         "counts": counts,
     }
 

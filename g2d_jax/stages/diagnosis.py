@@ -17,8 +17,11 @@ from g2d_jax.data.loader import Order, draw
 from g2d_jax.data.packing import Group
 from g2d_jax.models.flops import train_flops
 from g2d_jax.records import Preference
-from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.rollouts import on_disk
+from g2d_jax.stages.rows import pack_rows
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tables import write_columns
 from g2d_jax.training.objectives import Objective
 from g2d_jax.training.signal import gradient_norms
@@ -38,14 +41,14 @@ def signal_draws(order: Order, wanted: int) -> list[list[int]]:
 
 
 def gradient_signal(
-    context: Context,
+    runtime: Runtime,
     name: str,
     policy: str,
     objective: Objective,
     batches: Sequence[Sequence[Group]],
     row_length: int,
     inputs: Any,
-) -> tuple[dict[str, float], Tally]:
+) -> tuple[dict[str, float], Cost]:
     """`informativeness.gradient_signal` of a loss at the policy that training starts from, and what it cost.
 
     batches: groups of equally many pairs, each batch weighted so that its loss is their mean. Pairs of one prompt are
@@ -55,20 +58,20 @@ def gradient_signal(
     see: ({}, nothing), which the run is told.
     """
     if len(batches) < 2:
-        context.tracker.say(f"{name}: the gradient's signal is not measured, that takes at least 2 pairs")
-        return {}, Tally()
-    file = context.folders[name] / f"signal-{storage.fingerprint(inputs)}.json"
-    if on_disk(context, [file]):
+        runtime.tracker.say(f"{name}: the gradient's signal is not measured, that takes at least 2 pairs")
+        return {}, Cost()
+    file = runtime.folders[name] / f"signal-{storage.fingerprint(inputs)}.json"
+    if on_disk(runtime, [file]):
         kept = storage.read_json(file)
-        return {key: float(value) for key, value in kept["signal"].items()}, Tally(**kept["tally"])
-    tally = Tally()
-    with context.metered(tally):
-        packed = [context.pack(groups, row_length, len(batches[0])) for groups in batches]
-        objective, programs = context.loss_of(name, objective)
-        norms = gradient_norms(objective, context.policy(policy), packed, context.mesh, programs)
+        return {key: float(value) for key, value in kept["signal"].items()}, Cost(**kept["tally"])
+    tally = Cost()
+    with runtime.track_cost(tally):
+        packed = [pack_rows(runtime, groups, row_length, len(batches[0])) for groups in batches]
+        objective, programs = runtime.loss_of(name, objective)
+        norms = gradient_norms(objective, load_policy(runtime, policy), packed, runtime.mesh, programs)
         used = sum(batch.used for batch in packed)
         tally.trained += used
-        tally.flops += train_flops(context.model_config, used, sum(batch.attended for batch in packed))
+        tally.flops += train_flops(runtime.model_config, used, sum(batch.attended for batch in packed))
         signal = informativeness.gradient_signal(*norms, batches=len(batches), pairs_per_batch=len(batches[0]))
     processes.once(lambda: storage.write_json(file, {"signal": signal, "tally": dataclasses.asdict(tally)}))
     return signal, tally

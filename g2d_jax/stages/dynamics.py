@@ -23,11 +23,13 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages import alerts
-from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import Asked, rollouts
 from g2d_jax.stages.programs.training import logprobs, reference_programs
 from g2d_jax.stages.rollouts import Generation, Groups, correct, count_rollouts, describe, on_disk, sampled_groups
+from g2d_jax.stages.rows import choose_row_length, pack_rows
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.training import Trainer
 from g2d_jax.stats import row_means
 
@@ -42,7 +44,7 @@ Reference = Callable[[], Decoder]
 
 
 def probe(
-    context: Context,
+    runtime: Runtime,
     name: str,
     stage: Online | Offline,
     training: Trainer,
@@ -62,10 +64,10 @@ def probe(
     due = every and (step % every == 0 or step == training.total or last)
     if not due or any(one["step"] == step for one in seen):
         return
-    measured = _measured(context, name, stage, training, reference)
+    measured = _measured(runtime, name, stage, training, reference)
     values, cost = {key: float(value) for key, value in measured["figures"].items()}, measured["cost"]
     seen.append({"step": step, **values})
-    total = Tally(**training.facts.get("probe_cost", {}))
+    total = Cost(**training.facts.get("probe_cost", {}))
     total.add(cost)
     training.facts["probe_cost"] = dataclasses.asdict(total)
     if isinstance(stage, Online) and stage.stop == "adaptive":
@@ -73,14 +75,14 @@ def probe(
         training.facts.setdefault("probed", []).append(
             {"step": step, "flops": training.tally.flops, **measured["offline"]}
         )
-    context.tracker.log(name, step, values, kind="probe")
-    alerts.watch(context, name, stage, training, values, kind="probe")
+    runtime.tracker.log(name, step, values, kind="probe")
+    alerts.watch(runtime, name, stage, training, values, kind="probe")
 
 
-def sampling_shapes(context: Context, stage: Online | Offline) -> Shapes:
+def sampling_shapes(runtime: Runtime, stage: Online | Offline) -> Shapes:
     """Choose what the sampler of the stage's probes is compiled for."""
-    params = context.sampling_params(sampling_of(stage))
-    return context.sampling_shapes(stage, sampled(context, stage), stage.probe.num_generations, params)
+    params = runtime.sampling_params(sampling_of(stage))
+    return runtime.sampling_shapes(stage, sampled(runtime, stage), stage.probe.num_generations, params)
 
 
 def sampling_of(stage: Online | Offline) -> Sampling:
@@ -89,7 +91,7 @@ def sampling_of(stage: Online | Offline) -> Sampling:
 
 
 def programs(
-    context: Context,
+    runtime: Runtime,
     name: str,
     stage: Online | Offline,
     steps: int,
@@ -109,25 +111,25 @@ def programs(
     if not stage.probe.every:
         return
     sampling, samples = sampling_of(stage), stage.probe.num_generations
-    prompts, probes = sampled(context, stage), 1 + -(-steps // stage.probe.every)
-    shapes = sampling_shapes(context, stage)
+    prompts, probes = sampled(runtime, stage), 1 + -(-steps // stage.probe.every)
+    shapes = sampling_shapes(runtime, stage)
     asked = Asked(prompts * probes, probes, samples, shapes, sampling.max_new_tokens, response)
     beside, meanwhile = (state.opt_state, *reference), (state, *reference)
     yield from rollouts(
-        context, name, asked, params, prefix="probe ", viewed=viewed, beside=beside, meanwhile=meanwhile
+        runtime, name, asked, params, prefix="probe ", viewed=viewed, beside=beside, meanwhile=meanwhile
     )
     if compared:
         if not reference:
-            yield from reference_programs(context, name, (state,), probes)
-        prompt, tokens = (np.zeros(n, np.int32) for n in (context.config.data.max_prompt_length, asked.mean))
-        packed = _packed(context, [Group(prompt, [Response(tokens, {})] * samples)] * prompts, sampling)
-        scored = logprobs(context, name, packed, probes, (state,), sampling.temperature or 1.0, reference=True)
+            yield from reference_programs(runtime, name, (state,), probes)
+        prompt, tokens = (np.zeros(n, np.int32) for n in (runtime.config.data.max_prompt_length, asked.mean))
+        packed = _packed(runtime, [Group(prompt, [Response(tokens, {})] * samples)] * prompts, sampling)
+        scored = logprobs(runtime, name, packed, probes, (state,), sampling.temperature or 1.0, reference=True)
         yield dataclasses.replace(scored, name=f"probe {scored.name}")
 
 
-def sampled(context: Context, stage: Online | Offline) -> int:
+def sampled(runtime: Runtime, stage: Online | Offline) -> int:
     """The prompts of a probe."""
-    return min(stage.probe.prompts, context.problem_counts[stage.probe.split])  # type: ignore[no-any-return]
+    return min(stage.probe.prompts, runtime.problem_counts[stage.probe.split])  # type: ignore[no-any-return]
 
 
 def evidence(training: Trainer) -> dict[str, Any]:
@@ -141,36 +143,36 @@ def evidence(training: Trainer) -> dict[str, Any]:
     return {
         "dynamics": {
             "probes": facts.get("dynamics", []),
-            "probe_cost": Tally(**facts.get("probe_cost", {})).manifest(),
+            "probe_cost": Cost(**facts.get("probe_cost", {})).manifest(),
         }
     }
 
 
 def _measured(
-    context: Context, name: str, stage: Online | Offline, training: Trainer, reference: Reference | None
+    runtime: Runtime, name: str, stage: Online | Offline, training: Trainer, reference: Reference | None
 ) -> dict[str, Any]:
-    """Of the policy at this step: {"figures": …, "offline": see `prospects`, "cost": the fields of a Tally}."""
-    folder = context.folders[name] / "probe"
+    """Of the policy at this step: {"figures": …, "offline": see `prospects`, "cost": the fields of a Cost}."""
+    folder = runtime.folders[name] / "probe"
     file, journal = (folder / f"step-{training.step:06d}.{kind}" for kind in ("json", "parquet"))
-    if on_disk(context, [file]):
+    if on_disk(runtime, [file]):
         before: dict[str, Any] = storage.read_json(file)
         return before
-    params, cost, sampling = training.settled(), Tally(), sampling_of(stage)
-    how, shapes = context.sampling_params(sampling), sampling_shapes(context, stage)
-    with context.metered(cost):
+    params, cost, sampling = training.settled(), Cost(), sampling_of(stage)
+    how, shapes = runtime.sampling_params(sampling), sampling_shapes(runtime, stage)
+    with runtime.track_cost(cost):
         groups = sampled_groups(
-            context,
-            None if on_disk(context, [journal]) else context.view(params),
-            [(problem, 0) for problem in probed(context.problems[stage.probe.split], stage.probe.prompts)],
+            runtime,
+            None if on_disk(runtime, [journal]) else runtime.view(params),
+            [(problem, 0) for problem in probed(runtime.problems[stage.probe.split], stage.probe.prompts)],
             Generation(how, stage.probe.num_generations, shapes, f"probe/{name}"),
             policy=f"{name}@{training.step}",
             journal=journal,
             tally=cost,
         )
-        count_rollouts(context, cost, groups)
+        count_rollouts(runtime, cost, groups)
         found = figures(groups)
         if reference is not None:
-            found["kl"] = divergence(groups, reference_logprobs(context, groups, reference(), sampling, cost))
+            found["kl"] = divergence(groups, reference_logprobs(runtime, groups, reference(), sampling, cost))
     measured = {"figures": found, "offline": prospects(groups), "cost": dataclasses.asdict(cost)}
     processes.once(lambda: storage.write_json(file, measured))
     return measured
@@ -218,7 +220,7 @@ def prospects(groups: Groups) -> dict[str, Any]:
 
 
 def reference_logprobs(
-    context: Context, groups: Groups, reference: Decoder, sampling: Sampling, tally: Tally
+    runtime: Runtime, groups: Groups, reference: Decoder, sampling: Sampling, tally: Cost
 ) -> list[list[np.ndarray]]:
     """Log-probabilities of every token of the groups' responses, at the sampling temperature, under a reference.
 
@@ -226,14 +228,14 @@ def reference_logprobs(
     prompt and a response.
     """
     bare = [Group(g[0].rollout.prompt_ids, [Response(row.rollout.token_ids, {}) for row in g]) for g in groups]
-    packed = _packed(context, bare, sampling)
-    logprobs = context.score_logprobs(reference, packed, tally, sampling.temperature or 1.0)
+    packed = _packed(runtime, bare, sampling)
+    logprobs = runtime.score_logprobs(reference, packed, tally, sampling.temperature or 1.0)
     return [list(group) for group in packed.unpack(logprobs)]
 
 
-def _packed(context: Context, groups: list[Group], sampling: Sampling) -> Packed:
-    row_length = context.row_length(context.config.data.max_prompt_length + sampling.max_new_tokens)
-    return context.pack(groups, row_length, sum(len(group.responses) for group in groups))
+def _packed(runtime: Runtime, groups: list[Group], sampling: Sampling) -> Packed:
+    row_length = choose_row_length(runtime, runtime.config.data.max_prompt_length + sampling.max_new_tokens)
+    return pack_rows(runtime, groups, row_length, sum(len(group.responses) for group in groups))
 
 
 def divergence(groups: Groups, reference: Sequence[Sequence[np.ndarray]]) -> float:

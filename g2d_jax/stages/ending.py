@@ -19,18 +19,18 @@ from g2d_jax.graph import followers
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import attended, forward_flops, train_flops
 from g2d_jax.stages import dynamics
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.training import Trainer
 
 MEASURED = ("mixed", "prompt", "length", "chosen", "rejected")  # of `dynamics.prospects`, what decides costs
 
 
-def check_problems(context: Context, stage: Online) -> None:
+def check_problems(runtime: Runtime, stage: Online) -> None:
     """Raise ValueError if the probes of an adaptive stage have too few problems for an error of their slope."""
     if stage.stop != "adaptive":
         return
-    problems = dynamics.probed(context.problems[stage.probe.split], stage.probe.prompts)
-    count = sum(not context.scalar[problem.task] for problem in problems)
+    problems = dynamics.probed(runtime.problems[stage.probe.split], stage.probe.prompts)
+    count = sum(not runtime.scalar[problem.task] for problem in problems)
     if count < 2:
         raise ValueError(
             f"stop='adaptive' measures on at least two problems with a verdict, better 64, and probe.prompts="
@@ -44,7 +44,7 @@ def evidence(training: Trainer) -> dict[str, Any]:
     return {"stop": {"probes": training.facts.get("probes", []), **training.facts.get("ended", {"rule": "steps"})}}
 
 
-def ends(context: Context, name: str, stage: Online, training: Trainer) -> bool:
+def ends(runtime: Runtime, name: str, stage: Online, training: Trainer) -> bool:
     """Whether the stage ends with the step that was just done, or was ended before, by an earlier process perhaps.
 
     Call it once this step's probe is made. Notes why in training.facts, and tells the user.
@@ -56,7 +56,7 @@ def ends(context: Context, name: str, stage: Online, training: Trainer) -> bool:
         spent = accounting.cost(training.tally.manifest())[stage.budget.measure]
         if training.step and spent >= stage.budget.amount:
             reason = {"rule": "budget", "measure": stage.budget.measure, "spent": spent}
-    elif _enough(context, name, stage, training):
+    elif _enough(runtime, name, stage, training):
         reason = {"rule": "adaptive"}
     reason = processes.once(lambda: reason)  # seconds differ from one process to the next
     if reason is None:
@@ -64,11 +64,11 @@ def ends(context: Context, name: str, stage: Online, training: Trainer) -> bool:
     training.facts["ended"] = {**reason, "step": training.step}
     # Kept, also where the step was saved before: by a process that was stopped during the probe.
     training.facts.setdefault("at", {}).setdefault(str(training.step), training.tally.manifest())
-    context.tracker.say(f"{name}: ends after step {training.step} of at most {stage.steps} by {reason['rule']}")
+    runtime.tracker.say(f"{name}: ends after step {training.step} of at most {stage.steps} by {reason['rule']}")
     return True
 
 
-def _enough(context: Context, name: str, stage: Online, training: Trainer) -> bool:
+def _enough(runtime: Runtime, name: str, stage: Online, training: Trainer) -> bool:
     """At a probe, log the forecast, and say whether the warm-up has been enough."""
     probed, step = training.facts.get("probed", []), training.step
     if step < stage.adaptive.min_steps or len(probed) < stopping.MIN_PROBES or probed[-1]["step"] != step:
@@ -81,11 +81,11 @@ def _enough(context: Context, name: str, stage: Online, training: Trainer) -> bo
             return False  # nothing known of either stage: no verdict, or no correct response and so no pair
         recent = {key: _mean([probe[key] for probe in probed[-stopping.PROBES_IN_A_ROW :]]) for key in MEASURED}
         least = (flops[-1] - flops[0]) / step  # groups all alike cost no training, archived ones no sampling
-        cost = max(_offline_flops(context, name, stage, step, recent), least)
+        cost = max(_offline_flops(runtime, name, stage, step, recent), least)
         forecast = stopping.forecast(steps, rates, flops, shift=stage.adaptive.shift, offline_flops=cost)
         values = {key: float(value) for key, value in dataclasses.asdict(forecast).items()}
         forecasts.append({**values, "mixed": recent["mixed"]})
-        context.tracker.log(name, step, {f"adaptive/{key}": value for key, value in values.items()}, kind="adaptive")
+        runtime.tracker.log(name, step, {f"adaptive/{key}": value for key, value in values.items()}, kind="adaptive")
     fields = [field.name for field in dataclasses.fields(stopping.Forecast)]
     return stopping.ends(
         [stopping.Forecast(**{key: record[key] for key in fields}) for record in forecasts],
@@ -93,19 +93,19 @@ def _enough(context: Context, name: str, stage: Online, training: Trainer) -> bo
     )
 
 
-def _offline_flops(context: Context, name: str, stage: Online, step: int, recent: dict[str, float]) -> float:
+def _offline_flops(runtime: Runtime, name: str, stage: Online, step: int, recent: dict[str, float]) -> float:
     """What the stages that follow would cost now. recent: MEASURED of the last probes."""
-    names = followers(name, context.config.stages)
+    names = followers(name, runtime.config.stages)
     assert names is not None  # graph.check_inputs
-    config = context.config
+    config = runtime.config
     drawing, collect = (config.stage(other, Collect) for other in names[:2])
     archived = drawing.rollouts == "archive"
     return offline_flops(
-        context.model_config,
+        runtime.model_config,
         collect,
         config.stage(names[2], Offline),
         recent,
-        prompts=step * stage.prompts_per_step if archived else min(drawing.prompts, len(context.problems["train"])),
+        prompts=step * stage.prompts_per_step if archived else min(drawing.prompts, len(runtime.problems["train"])),
         responses=0 if archived else drawing.num_generations,
     )
 

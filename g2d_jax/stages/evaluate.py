@@ -14,9 +14,11 @@ from g2d_jax import informativeness, stats
 from g2d_jax.config import Evaluate
 from g2d_jax.records import Problem
 from g2d_jax.stages import alerts
-from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.held_out import GREEDY, HeldOut, places, sampling_shapes, task_results, write_problems
+from g2d_jax.stages.policies import chosen_policy
 from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.storage import finished
 from g2d_jax.tracking import Progress
 
@@ -30,31 +32,31 @@ class Answers(NamedTuple):
     greedy: np.ndarray | None
 
 
-def run(context: Context, name: str, stage: Evaluate) -> dict[str, Any]:
+def run(runtime: Runtime, name: str, stage: Evaluate) -> dict[str, Any]:
     """Evaluate stage.policies in order; returns the manifest's fields, results and paired differences included."""
-    problems = context.problems[stage.split]
-    tally, policies, answers = Tally(), [], {}
+    problems = runtime.problems[stage.split]
+    tally, policies, answers = Cost(), [], {}
     said: list[dict[str, Any]] = []
-    write_problems(context.folders[name], problems)
+    write_problems(runtime.folders[name], problems)
     asked = len(problems) * (1 + stage.greedy) * len(stage.policies)
-    with context.metered(tally), context.tracker.progress(name, asked) as bar:
+    with runtime.track_cost(tally), runtime.tracker.progress(name, asked) as bar:
         for number, policy in enumerate(stage.policies, start=1):
-            found, answers[policy] = evaluate_policy(context, name, stage, policy, problems, tally, bar)
+            found, answers[policy] = evaluate_policy(runtime, name, stage, policy, problems, tally, bar)
             policies.append(found)
-            if policy in context.evaluated:
-                tally.add(finished(context.evaluated[policy]) or {})
+            if policy in runtime.evaluated:
+                tally.add(finished(runtime.evaluated[policy]) or {})
             metrics = _metrics(found)
             bar.update(bar.done, {"reward": next(iter(metrics.values()))})
-            context.tracker.log(name, number, {**metrics, "completions/mean_length": found["mean_length"]})
+            runtime.tracker.log(name, number, {**metrics, "completions/mean_length": found["mean_length"]})
             limit, whose = stage.sampling.max_new_tokens, f"the responses of {policy}"
-            alerts.say(context, name, number, alerts.sampled(_shares(found), limit, whose), said)
+            alerts.say(runtime, name, number, alerts.sampled(_shares(found), limit, whose), said)
     pairs = list(zip(stage.policies[:-1], stage.policies[1:], strict=True))
     if len(stage.policies) > 2:
         pairs.append((stage.policies[0], stage.policies[-1]))
     result = {
         "policies": policies,
         "paired": [
-            {"before": before, "after": after, **_paired(context, problems, answers[before], answers[after])}
+            {"before": before, "after": after, **_paired(runtime, problems, answers[before], answers[after])}
             for before, after in pairs
         ],
         "problems": len(problems),
@@ -73,12 +75,12 @@ def _shares(entry: dict[str, Any]) -> dict[str, float]:
 
 
 def evaluate_policy(
-    context: Context,
+    runtime: Runtime,
     name: str,
     stage: Evaluate,
     policy: str,
     problems: Sequence[Problem],
-    tally: Tally,
+    tally: Cost,
     bar: Progress,
 ) -> tuple[dict[str, Any], Answers]:
     """One policy's entry of the result, and its answers. Completions on disk are read back. bar: moves by the problems.
@@ -86,9 +88,9 @@ def evaluate_policy(
     Its figures of accuracy are over the problems whose task knows right and wrong, and None where no task does. "tasks"
     has what each task's rewards come to (see `task_results`), where there are several or one with a scalar reward.
     """
-    folder = context.evaluated.get(policy, context.folders[name]) / "rollouts"
-    own = Tally() if policy in context.evaluated else tally  # what lies elsewhere was paid for there
-    asked = HeldOut(context, policy, problems, folder, own, bar, sampling_shapes(context, stage))
+    folder = runtime.evaluated.get(policy, runtime.folders[name]) / "rollouts"
+    own = Cost() if policy in runtime.evaluated else tally  # what lies elsewhere was paid for there
+    asked = HeldOut(runtime, policy, problems, folder, own, bar, sampling_shapes(runtime, stage))
     groups = asked.answers(stage.sampling, "evaluate", stage.num_generations)
     greedy = None
     if stage.greedy:
@@ -96,30 +98,30 @@ def evaluate_policy(
     described = describe(groups)
     entry: dict[str, Any] = {
         "name": policy,
-        "label": policy if policy.startswith("run:") else context.chosen(policy),
-        **_accuracies(context, stage, problems, groups, greedy),
-        **_tasks(context, problems, groups, greedy),
-        "rollouts": os.path.relpath(asked.file(), context.folders[name]),
+        "label": policy if policy.startswith("run:") else chosen_policy(runtime, policy),
+        **_accuracies(runtime, stage, problems, groups, greedy),
+        **_tasks(runtime, problems, groups, greedy),
+        "rollouts": os.path.relpath(asked.file(), runtime.folders[name]),
         "verdicts": dict(Counter(row.score.verdict.value for group in groups for row in group)),
         "mean_length": described["completions/mean_length"],
         "entropy": described["entropy"],
         "truncated": described["completions/clipped_ratio"],
         "informativeness": informativeness.summary(groups),
     }
-    rows = sample_rows(asked.draws, groups, context.config.logging.samples)
-    context.tracker.samples(name, 0, [{"policy": policy, **row} for row in rows])
+    rows = sample_rows(asked.draws, groups, runtime.config.logging.samples)
+    runtime.tracker.samples(name, 0, [{"policy": policy, **row} for row in rows])
     return entry, Answers(correct(groups), rewards(groups), None if greedy is None else correct(greedy))
 
 
 def _accuracies(
-    context: Context, stage: Evaluate, problems: Sequence[Problem], groups: Groups, greedy: Groups | None
+    runtime: Runtime, stage: Evaluate, problems: Sequence[Problem], groups: Groups, greedy: Groups | None
 ) -> dict[str, Any]:
     """The figures of right and wrong answers: of all problems, greedy, and by subset."""
     answers = correct(groups)
     every = dataclasses.asdict(stats.accuracy(answers))
-    if not _judged(context, problems):
+    if not _judged(runtime, problems):
         return {**dict.fromkeys(every), "samples": every["samples"], "pass_at": {}, "greedy": None, "subsets": {}}
-    known = [i for i, problem in enumerate(problems) if not context.scalar[problem.task]]
+    known = [i for i, problem in enumerate(problems) if not runtime.scalar[problem.task]]
     subsets = stats.by_subset(answers[known], [problems[i].subset for i in known])
     return {
         **every,
@@ -129,17 +131,17 @@ def _accuracies(
     }
 
 
-def _tasks(context: Context, problems: Sequence[Problem], groups: Groups, greedy: Groups | None) -> dict[str, Any]:
-    found = task_results(problems, groups, context.scalar)
-    if len(found) == 1 and not any(context.scalar[task] for task in found):
+def _tasks(runtime: Runtime, problems: Sequence[Problem], groups: Groups, greedy: Groups | None) -> dict[str, Any]:
+    found = task_results(problems, groups, runtime.scalar)
+    if len(found) == 1 and not any(runtime.scalar[task] for task in found):
         return {}
-    greedily = {} if greedy is None else task_results(problems, greedy, context.scalar)
+    greedily = {} if greedy is None else task_results(problems, greedy, runtime.scalar)
     return {"tasks": {task: {**one, "greedy": greedily.get(task, {}).get("reward")} for task, one in found.items()}}
 
 
-def _judged(context: Context, problems: Sequence[Problem]) -> bool:
+def _judged(runtime: Runtime, problems: Sequence[Problem]) -> bool:
     """Whether any of the problems has right and wrong answers."""
-    return not all(context.scalar[problem.task] for problem in problems)
+    return not all(runtime.scalar[problem.task] for problem in problems)
 
 
 def _metrics(entry: dict[str, Any]) -> dict[str, float]:
@@ -148,16 +150,16 @@ def _metrics(entry: dict[str, Any]) -> dict[str, float]:
     return rewards if entry["mean"] is None else {"pass@1": entry["mean"], **rewards}
 
 
-def _paired(context: Context, problems: Sequence[Problem], before: Answers, after: Answers) -> dict[str, Any]:
+def _paired(runtime: Runtime, problems: Sequence[Problem], before: Answers, after: Answers) -> dict[str, Any]:
     """The differences in sampled and greedy accuracy, if any, and in "tasks" those in reward of each scalar task."""
     found: dict[str, Any] = {}
-    if _judged(context, problems):
+    if _judged(runtime, problems):
         found = dataclasses.asdict(stats.paired(before.correct, after.correct))
         if before.greedy is not None and after.greedy is not None:
             found["greedy"] = dataclasses.asdict(stats.paired(before.greedy, after.greedy))
     tasks = {
         task: dataclasses.asdict(stats.paired(before.rewards[some], after.rewards[some]))
         for task, some in places(problems).items()
-        if context.scalar[task]
+        if runtime.scalar[task]
     }
     return {**found, "tasks": tasks} if tasks else found

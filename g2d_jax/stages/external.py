@@ -14,21 +14,21 @@ from g2d_jax.data.fields import BrokenRow, as_answer, as_prompt, as_text
 from g2d_jax.data.problems import open_rows
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.stages.context import Context
 from g2d_jax.stages.rollouts import Groups, graded_texts, on_disk
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
 
 
-def external_groups(context: Context, path: str, journal: epath.Path) -> tuple[list[tuple[Problem, int]], Groups]:
+def external_groups(runtime: Runtime, path: str, journal: epath.Path) -> tuple[list[tuple[Problem, int]], Groups]:
     """Read, tokenise and score a file of responses, grouped by prompt; verdicts are journalled like our own.
 
     A row's reward counts as given (null: unscorable). Without one the response is scored against the row's answer, or
     the answer of the same problem in data.train. Prompts of dev and test are refused. Log-probabilities are NaN.
     Raises ValueError naming file and line of a broken row.
     """
-    problems, rows = read(context, path)
-    if not on_disk(context, [journal]):
-        scored = _score(context, problems, rows)
+    problems, rows = read(runtime, path)
+    if not on_disk(runtime, [journal]):
+        scored = _score(runtime, problems, rows)
         processes.once(lambda: write_rollouts(journal, scored))
     groups: dict[str, list[ScoredRollout]] = {}
     for row in read_rollouts(journal):
@@ -40,13 +40,13 @@ def external_groups(context: Context, path: str, journal: epath.Path) -> tuple[l
     return [(problems[identifier], 0) for identifier in groups], list(groups.values())
 
 
-def read(context: Context, path: str) -> tuple[dict[str, Problem], list[tuple[str, str, float | None, bool]]]:
+def read(runtime: Runtime, path: str) -> tuple[dict[str, Problem], list[tuple[str, str, float | None, bool]]]:
     """Problems by id, and of each row its problem's id, the completion, its reward, and whether that is given.
 
     Raises ValueError naming file and line of a broken row.
     """
-    known = {problem.id: problem for problem in context.problems["train"]}
-    held_out = {problem.id for split in ("dev", "test") for problem in context.problems[split]}
+    known = {problem.id: problem for problem in runtime.problems["train"]}
+    held_out = {problem.id for split in ("dev", "test") for problem in runtime.problems[split]}
     problems: dict[str, Problem] = {}
     rows: list[tuple[str, str, float | None, bool]] = []  # problem id, completion, reward, whether it is given
     for row in open_rows(path)[1]:
@@ -59,8 +59,8 @@ def read(context: Context, path: str) -> tuple[dict[str, Problem], list[tuple[st
                 raise BrokenRow("its prompt is in data.dev or data.test, which nothing may be trained on")
             if not given and problem.answer is None:
                 raise BrokenRow("it has neither a reward nor an answer, and its prompt is not in data.train")
-            context.tokenizer.encode_prompt(problem)  # raises ValueError, as for special tokens in the text
-            context.tokenizer.encode_completion(completion)
+            runtime.tokenizer.encode_prompt(problem)  # raises ValueError, as for special tokens in the text
+            runtime.tokenizer.encode_completion(completion)
         except ValueError as error:  # BrokenRow is one
             raise ValueError(f"{row.where}: {error}") from error
         problems.setdefault(problem.id, problem)
@@ -99,9 +99,9 @@ def _reward(values: Mapping[str, Any]) -> tuple[float | None, bool]:
 
 
 def _score(
-    context: Context, problems: Mapping[str, Problem], rows: list[tuple[str, str, float | None, bool]]
+    runtime: Runtime, problems: Mapping[str, Problem], rows: list[tuple[str, str, float | None, bool]]
 ) -> list[ScoredRollout]:
-    tokenizer, counts = context.tokenizer, dict.fromkeys(problems, 0)
+    tokenizer, counts = runtime.tokenizer, dict.fromkeys(problems, 0)
     rollouts: list[Rollout] = []
     for identifier, completion, _, _ in rows:
         ids = tokenizer.encode_completion(completion)
@@ -110,11 +110,11 @@ def _score(
         rollouts.append(Rollout(identifier, 0, counts[identifier], prompt, ids, unknown, unknown, "stop"))
         counts[identifier] += 1
     open_scores = [i for i, row in enumerate(rows) if not row[3]]
-    scores: list[Score] = [_given(context.tasks[problems[row[0]].task].reward, row[2]) for row in rows]
+    scores: list[Score] = [_given(runtime.tasks[problems[row[0]].task].reward, row[2]) for row in rows]
     asked = [problems[rows[i][0]] for i in open_scores]
-    found = context.scorer(
+    found = runtime.scorer(
         asked,
-        graded_texts(context, asked, [rows[i][1] for i in open_scores]),
+        graded_texts(runtime, asked, [rows[i][1] for i in open_scores]),
         [rollouts[i].token_ids for i in open_scores],
     )
     for i, score in zip(open_scores, found, strict=True):

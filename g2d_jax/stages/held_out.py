@@ -21,11 +21,13 @@ from g2d_jax.graph import kept_steps
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
 from g2d_jax.sampler.programs import Shapes
-from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import Asked, rollouts
 from g2d_jax.stages.programs.training import policy_shapes
 from g2d_jax.stages.rollouts import Generation, Groups, correct, count_rollouts, on_disk, rewards, sampled_groups
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Progress
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
@@ -39,11 +41,11 @@ class HeldOut:
     All policies draw with the same random numbers, which makes paired differences sharper.
     """
 
-    context: Context
+    runtime: Runtime
     policy: str
     problems: Sequence[Problem]
     folder: epath.Path
-    tally: Tally
+    tally: Cost
     bar: Progress
     shapes: Shapes
     _view: Decoder | None = None
@@ -62,20 +64,20 @@ class HeldOut:
     def answers(self, sampling: Sampling, purpose: str, count: int, suffix: str = "", **changes: Any) -> Groups:
         """`count` answers to each problem, scored. Those on disk are read back; the policy is loaded if it must be."""
         journal, first, everyone = self.file(suffix), self.bar.done, len(self.problems)
-        if self._view is None and not on_disk(self.context, [journal]):
-            self._view = self.context.view(self.context.policy(self.policy))
+        if self._view is None and not on_disk(self.runtime, [journal]):
+            self._view = self.runtime.view(load_policy(self.runtime, self.policy))
         groups = sampled_groups(
-            self.context,
+            self.runtime,
             self._view,
             self.draws,
-            Generation(self.context.sampling_params(sampling, **changes), count, self.shapes, purpose),
+            Generation(self.runtime.sampling_params(sampling, **changes), count, self.shapes, purpose),
             policy=self.policy,
             journal=journal,
             tally=self.tally,
             tell=lambda answered: self.bar.update(first + min(answered, everyone)),
         )
         self.bar.update(first + everyone)
-        count_rollouts(self.context, self.tally, groups)
+        count_rollouts(self.runtime, self.tally, groups)
         return groups
 
 
@@ -84,25 +86,25 @@ def split_of(stage: Select | Evaluate) -> str:
     return stage.split if isinstance(stage, Evaluate) else "dev"
 
 
-def sampling_shapes(context: Context, stage: Select | Evaluate) -> Shapes:
+def sampling_shapes(runtime: Runtime, stage: Select | Evaluate) -> Shapes:
     """Choose what the sampler of an evaluate or select stage is compiled for, of drawn and of greedy answers."""
     kinds: list[dict[str, Any]] = [{}, GREEDY] if isinstance(stage, Evaluate) and stage.greedy else [{}]
-    params = (context.sampling_params(stage.sampling, **changes) for changes in kinds)
-    return context.sampling_shapes(stage, context.problem_counts[split_of(stage)], stage.num_generations, *params)
+    params = (runtime.sampling_params(stage.sampling, **changes) for changes in kinds)
+    return runtime.sampling_shapes(stage, runtime.problem_counts[split_of(stage)], stage.num_generations, *params)
 
 
-def programs(context: Context, name: str, stage: Select | Evaluate, response: int | None = None) -> Iterator[Program]:
+def programs(runtime: Runtime, name: str, stage: Select | Evaluate, response: int | None = None) -> Iterator[Program]:
     """The programs of an evaluate or select stage. response: mean tokens of a response, None: the most."""
     greedy = int(isinstance(stage, Evaluate) and stage.greedy)
     kinds, samples = 1 + greedy, stage.num_generations + greedy
     if isinstance(stage, Evaluate):
         policies = len(stage.policies)
     else:
-        policies = len(stage.steps or kept_steps(context.config.stages[stage.policy])) or 1
-    count, longest = context.problem_counts[split_of(stage)], stage.sampling.max_new_tokens
-    shapes = sampling_shapes(context, stage)
+        policies = len(stage.steps or kept_steps(runtime.config.stages[stage.policy])) or 1
+    count, longest = runtime.problem_counts[split_of(stage)], stage.sampling.max_new_tokens
+    shapes = sampling_shapes(runtime, stage)
     asked = Asked(count * policies, kinds * policies, samples, shapes, longest, response)
-    yield from rollouts(context, name, asked, policy_shapes(context))
+    yield from rollouts(runtime, name, asked, policy_shapes(runtime))
 
 
 def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:

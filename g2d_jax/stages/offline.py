@@ -21,10 +21,14 @@ from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
 from g2d_jax.stages import alerts, diagnosis, dynamics
-from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.policies import checkpoint_of, load_policy, load_reference
+from g2d_jax.stages.problems import order as problem_order
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.training import gradient, logprobs, params_and_state, training_programs
 from g2d_jax.stages.rollouts import on_disk
+from g2d_jax.stages.rows import choose_row_length, pack_rows
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.training import trainer
 from g2d_jax.tables import read_preferences
 from g2d_jax.training import objectives
@@ -33,7 +37,7 @@ from g2d_jax.training.objectives import Compute, Objective
 SCORED_AT_ONCE = 256  # pairs of one scoring call
 
 
-def run(context: Context, name: str, stage: Offline) -> dict[str, Any]:
+def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     """stage.epochs over the pairs; returns the manifest's fields.
 
     With stage.diagnose, what the pairs are to the policy before and after is measured: `result` has flat groups of
@@ -41,29 +45,29 @@ def run(context: Context, name: str, stage: Offline) -> dict[str, Any]:
     before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training; before it, rewards
     and margins are 0 by definition, for the policy is the reference. signal: see `diagnosis.gradient_signal`.
     """
-    pairs = read(context, stage)
+    pairs = read(runtime, stage)
     batch_size = min(stage.batch_size, len(pairs))
     steps = len(pairs) * stage.epochs // batch_size
     unused = len(pairs) * stage.epochs - steps * batch_size
     if unused or batch_size < stage.batch_size:
-        context.tracker.say(f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
+        runtime.tracker.say(f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
     longest = max(len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in pairs)
     size = min(batch_size, SCORED_AT_ONCE)
     some = [pairs[i : i + size] for i in range(0, min(len(pairs), SCORED_AT_ONCE), size)]
-    row_length = context.row_length(longest, [batch(drawn, np.zeros((len(drawn), 2))) for drawn in some])
-    context.compile_ahead(_programs(context, name, stage, len(pairs), row_length, None))
-    scoring = Tally()
-    with context.metered(scoring):
-        references = reference_logprobs(context, name, stage, pairs, row_length, scoring)
-    order = context.order(len(pairs), f"offline/{name}") if stage.shuffle else InOrder(len(pairs))
-    objective = objective_of(context.compute, stage)
+    row_length = choose_row_length(runtime, longest, [batch(drawn, np.zeros((len(drawn), 2))) for drawn in some])
+    runtime.compile_ahead(_programs(runtime, name, stage, len(pairs), row_length, None))
+    scoring = Cost()
+    with runtime.track_cost(scoring):
+        references = reference_logprobs(runtime, name, stage, pairs, row_length, scoring)
+    order = problem_order(runtime.config, len(pairs), f"offline/{name}") if stage.shuffle else InOrder(len(pairs))
+    objective = objective_of(runtime.compute, stage)
     before = diagnosis.pair_summary(pairs, references) if stage.diagnose else {}  # now: it refuses what cannot be told
-    signal, cost = _signal(context, name, stage, objective, pairs, references, row_length)
+    signal, cost = _signal(runtime, name, stage, objective, pairs, references, row_length)
     with trainer(
-        context,
+        runtime,
         name,
         objective,
-        _warmup_that_fits(stage.optimizer, steps, lambda text: context.tracker.say(f"{name}: {text}")),
+        _warmup_that_fits(stage.optimizer, steps, lambda text: runtime.tracker.say(f"{name}: {text}")),
         policy=stage.policy,
         total=steps,
         row_length=row_length,
@@ -72,13 +76,13 @@ def run(context: Context, name: str, stage: Offline) -> dict[str, Any]:
     ) as training:
         if training.step == 0:
             training.tally = scoring
-        alerts.alarm(context, name, training, alerts.few_updates(steps, batch_size, len(pairs)))
+        alerts.alarm(runtime, name, training, alerts.few_updates(steps, batch_size, len(pairs)))
         probe = partial(
-            dynamics.probe, context, name, stage, training, reference=lambda: context.reference(stage.policy)
+            dynamics.probe, runtime, name, stage, training, reference=lambda: load_reference(runtime, stage.policy)
         )
         probe()
         while training.goes_on():
-            with context.metered(training.tally):
+            with runtime.track_cost(training.tally):
                 drawn = [i for i, _ in draw(order, training.step * batch_size, batch_size)]
                 training.update(batch([pairs[i] for i in drawn], references[drawn]), {})
             probe()
@@ -88,10 +92,10 @@ def run(context: Context, name: str, stage: Offline) -> dict[str, Any]:
         fields = {**training.tally.manifest(), "counts": counts, **dynamics.evidence(training)}
         if not stage.diagnose:
             return {**fields, **alerts.evidence(training)}
-        with context.metered(cost):
-            trained = score_pairs(context, training.policy, pairs, row_length, cost)
+        with runtime.track_cost(cost):
+            trained = score_pairs(runtime, training.policy, pairs, row_length, cost)
         change = float(np.mean((trained - references)[:, 0] / [len(pair.chosen_ids) for pair in pairs]))
-        alerts.alarm(context, name, training, alerts.displaced(change, stage))
+        alerts.alarm(runtime, name, training, alerts.displaced(change, stage))
         fields |= alerts.evidence(training)
     result = {
         "before": before,
@@ -99,47 +103,47 @@ def run(context: Context, name: str, stage: Offline) -> dict[str, Any]:
         "margins": informativeness.margin_summary(stage.beta, references, trained),
         "signal": signal,
     }
-    diagnosis.write_pairs(context.folders[name] / "pairs.parquet", pairs, references, trained)
-    context.tracker.log(name, steps, diagnosis.figures(result), kind="diagnosis")
+    diagnosis.write_pairs(runtime.folders[name] / "pairs.parquet", pairs, references, trained)
+    runtime.tracker.log(name, steps, diagnosis.figures(result), kind="diagnosis")
     return {**fields, "result": result, "diagnosis": cost.manifest()}
 
 
-def programs(context: Context, name: str, stage: Offline, response: int | None = None) -> Iterator[Program]:
+def programs(runtime: Runtime, name: str, stage: Offline, response: int | None = None) -> Iterator[Program]:
     """The stage's programs as far as they are known without its pairs: as many and as long as there can be."""
-    source = context.config.stages.get(stage.preferences)
+    source = runtime.config.stages.get(stage.preferences)
     sampling = source.sampling if isinstance(source, Collect) else stage.probe_sampling
     pairs = SCORED_AT_ONCE
     if isinstance(source, Collect):
         most = source.prompts * source.pairs_per_prompt
         pairs = min(most, source.max_pairs or most)
-    row_length = context.row_length(context.config.data.max_prompt_length + 2 * sampling.max_new_tokens)
-    yield from _programs(context, name, stage, pairs, row_length, response)
+    row_length = choose_row_length(runtime, runtime.config.data.max_prompt_length + 2 * sampling.max_new_tokens)
+    yield from _programs(runtime, name, stage, pairs, row_length, response)
 
 
 def _programs(
-    context: Context, name: str, stage: Offline, pairs: int, row_length: int, response: int | None
+    runtime: Runtime, name: str, stage: Offline, pairs: int, row_length: int, response: int | None
 ) -> Iterator[Program]:
     """The stage's programs for so many pairs in rows of this length, in the order in which they run."""
-    prompt = np.zeros(min(context.config.data.max_prompt_length, row_length // 3), np.int32)
+    prompt = np.zeros(min(runtime.config.data.max_prompt_length, row_length // 3), np.int32)
     side = np.zeros((row_length - len(prompt)) // 2, np.int32)
     pair = Preference("0", "", "", "", prompt, side, side, 1.0, 0.0)
-    mean = min(context.mean_prompt, len(prompt)) + 2 * min(response or len(side), len(side))
+    mean = min(runtime.mean_prompt, len(prompt)) + 2 * min(response or len(side), len(side))
     share = mean / (len(prompt) + 2 * len(side))
 
     def packed(count: int) -> Packed:
-        return context.pack(batch([pair] * count, np.zeros((count, 2), np.float32)), row_length, count)
+        return pack_rows(runtime, batch([pair] * count, np.zeros((count, 2), np.float32)), row_length, count)
 
     batch_size, scored = min(stage.batch_size, pairs), min(SCORED_AT_ONCE, pairs)
     steps = pairs * stage.epochs // batch_size
-    settings, objective = _warmup_that_fits(stage.optimizer, steps), objective_of(context.compute, stage)
-    params, state = params_and_state(context, settings, steps)
-    yield logprobs(context, name, packed(scored), (2 if stage.diagnose else 1) * pairs / scored * share, ())
+    settings, objective = _warmup_that_fits(stage.optimizer, steps), objective_of(runtime.compute, stage)
+    params, state = params_and_state(runtime, settings, steps)
+    yield logprobs(runtime, name, packed(scored), (2 if stage.diagnose else 1) * pairs / scored * share, ())
     if stage.diagnose and stage.signal_pairs:
-        draws = diagnosis.signal_draws(context.order(pairs, f"signal/{name}"), stage.signal_pairs)
+        draws = diagnosis.signal_draws(problem_order(runtime.config, pairs, f"signal/{name}"), stage.signal_pairs)
         if len(draws) > 1:
-            yield gradient(context, name, objective, packed(len(draws[0])), len(draws) * share)
-    yield from dynamics.programs(context, name, stage, steps, response, params, state, compared=True)
-    yield from training_programs(context, name, settings, steps, objective, packed(batch_size), steps * share)
+            yield gradient(runtime, name, objective, packed(len(draws[0])), len(draws) * share)
+    yield from dynamics.programs(runtime, name, stage, steps, response, params, state, compared=True)
+    yield from training_programs(runtime, name, settings, steps, objective, packed(batch_size), steps * share)
 
 
 def objective_of(compute: Compute, stage: Offline) -> Objective:
@@ -148,22 +152,22 @@ def objective_of(compute: Compute, stage: Offline) -> Objective:
 
 
 def _signal(
-    context: Context,
+    runtime: Runtime,
     name: str,
     stage: Offline,
     objective: Objective,
     pairs: list[Preference],
     references: np.ndarray,
     row_length: int,
-) -> tuple[dict[str, float], Tally]:
+) -> tuple[dict[str, float], Cost]:
     """Signal and noise of the gradient that training starts with, and what measuring them cost; ({}, 0) if off."""
     if not stage.diagnose or not stage.signal_pairs:
-        return {}, Tally()
-    draws = diagnosis.signal_draws(context.order(len(pairs), f"signal/{name}"), stage.signal_pairs)
+        return {}, Cost()
+    draws = diagnosis.signal_draws(problem_order(runtime.config, len(pairs), f"signal/{name}"), stage.signal_pairs)
     batches = [batch([pairs[i] for i in drawn], references[drawn]) for drawn in draws]
     how = [stage.loss_type, stage.beta, stage.label_smoothing, len(draws)]
-    inputs = [how, _inputs(context, stage, [pairs[i] for drawn in draws for i in drawn], row_length)]
-    return diagnosis.gradient_signal(context, name, stage.policy, objective, batches, row_length, inputs)
+    inputs = [how, _inputs(runtime, stage, [pairs[i] for drawn in draws for i in drawn], row_length)]
+    return diagnosis.gradient_signal(runtime, name, stage.policy, objective, batches, row_length, inputs)
 
 
 def _warmup_that_fits(settings: Optimizer, steps: int, say: Callable[[str], None] = lambda _: None) -> Optimizer:
@@ -174,16 +178,16 @@ def _warmup_that_fits(settings: Optimizer, steps: int, say: Callable[[str], None
     return dataclasses.replace(settings, warmup_steps=steps - 1)
 
 
-def read(context: Context, stage: Offline) -> list[Preference]:
+def read(runtime: Runtime, stage: Offline) -> list[Preference]:
     """The pairs of a collect stage of this run, or of a folder or file of Parquet.
 
     Raises ValueError for pairs that cannot be trained on, or that are for held-out problems.
     """
     name = stage.preferences
-    source = context.folders[name] / "preferences" if name in context.folders else epath.Path(name)
+    source = runtime.folders[name] / "preferences" if name in runtime.folders else epath.Path(name)
     pairs = read_preferences(source)
-    check_preferences(source, pairs, context.model_config.vocab_size)
-    held_out = {problem.id for split in ("dev", "test") for problem in context.problems[split]}
+    check_preferences(source, pairs, runtime.model_config.vocab_size)
+    held_out = {problem.id for split in ("dev", "test") for problem in runtime.problems[split]}
     if leaked := sum(pair.problem_id in held_out for pair in pairs):
         raise ValueError(f"{leaked} of {len(pairs)} pairs are for problems of data.dev or data.test: leave them out")
     return pairs
@@ -203,52 +207,50 @@ def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
 
 
 def reference_logprobs(
-    context: Context, name: str, stage: Offline, pairs: list[Preference], row_length: int, tally: Tally
+    runtime: Runtime, name: str, stage: Offline, pairs: list[Preference], row_length: int, tally: Cost
 ) -> np.ndarray:
     """Summed log-probabilities of both sides under the starting policy, float32 [pairs, 2]; read back if cached.
 
     The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id. It holds
     what scoring cost too, so that a restart changes no count.
     """
-    file = context.folders[name] / f"reference-{storage.fingerprint(_inputs(context, stage, pairs, row_length))}.json"
-    if on_disk(context, [file]):
+    file = runtime.folders[name] / f"reference-{storage.fingerprint(_inputs(runtime, stage, pairs, row_length))}.json"
+    if on_disk(runtime, [file]):
         cached = storage.read_json(file)
         tally.scored, tally.flops, tally.seconds = (cached[key] for key in ("scored", "flops", "seconds"))
-        tally.device_seconds = tally.seconds * context.mesh.size
+        tally.device_seconds = tally.seconds * runtime.mesh.size
         tally.add(cached.get("clock", {}))
         return np.asarray(cached["logprobs"], np.float32)
-    started, clocked = time.perf_counter(), context.clock.read()
-    references = score_pairs(context, context.policy(stage.policy), pairs, row_length, tally)
+    started, clocked = time.perf_counter(), runtime.clock.read()
+    references = score_pairs(runtime, load_policy(runtime, stage.policy), pairs, row_length, tally)
     cost = {"scored": tally.scored, "flops": tally.flops, "seconds": time.perf_counter() - started}
-    clock = context.clock.since(clocked)
+    clock = runtime.clock.since(clocked)
     processes.once(lambda: storage.write_json(file, {"logprobs": references, **cost, "clock": clock}))
     return references
 
 
-def _inputs(context: Context, stage: Offline, pairs: list[Preference], row_length: int) -> list[Any]:
+def _inputs(runtime: Runtime, stage: Offline, pairs: list[Preference], row_length: int) -> list[Any]:
     """All that decides what the starting policy makes of some pairs, beyond the loss."""
-    what = [context.fingerprint(), _origin(context, stage.policy), str(context.dtype), row_length]
+    what = [runtime.fingerprint(), _origin(runtime, stage.policy), str(runtime.dtype), row_length]
     return [what, [[p.prompt_ids, p.chosen_ids, p.rejected_ids] for p in pairs]]
 
 
-def _origin(context: Context, policy: str) -> Any:
+def _origin(runtime: Runtime, policy: str) -> Any:
     """What made a policy: its name and, for a stage, the fingerprint in that stage's manifest."""
     if policy == "init" or policy.startswith("hf:"):
         return [policy, None]
-    manifest = storage.finished(context.checkpoint_of(policy)[0].parent)
+    manifest = storage.finished(checkpoint_of(runtime, policy)[0].parent)
     return [policy, (manifest or {}).get("fingerprint")]
 
 
-def score_pairs(
-    context: Context, params: Decoder, pairs: list[Preference], row_length: int, tally: Tally
-) -> np.ndarray:
+def score_pairs(runtime: Runtime, params: Decoder, pairs: list[Preference], row_length: int, tally: Cost) -> np.ndarray:
     """Summed log-probabilities of both sides under a policy, float32 [pairs, 2]."""
     found = []
     for first in range(0, len(pairs), SCORED_AT_ONCE):
         processes.check_stop_together()
         processes.mark(f"scoring pairs from {first}")
         some = pairs[first : first + SCORED_AT_ONCE]
-        packed = context.pack(batch(some, np.zeros((len(some), 2))), row_length, min(SCORED_AT_ONCE, len(pairs)))
-        sides = packed.unpack(context.score_logprobs(params, packed, tally))
+        packed = pack_rows(runtime, batch(some, np.zeros((len(some), 2))), row_length, min(SCORED_AT_ONCE, len(pairs)))
+        sides = packed.unpack(runtime.score_logprobs(params, packed, tally))
         found.append(np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32))
     return np.concatenate(found)

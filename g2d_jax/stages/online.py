@@ -16,7 +16,6 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages import alerts, batches, dynamics, ending
-from g2d_jax.stages.context import Context, StopRun
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import rollouts
 from g2d_jax.stages.programs.training import (
@@ -27,6 +26,8 @@ from g2d_jax.stages.programs.training import (
     training_programs,
 )
 from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
+from g2d_jax.stages.rows import choose_row_length, pack_rows
+from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.stages.supply import (
     Supply,
     Taken,
@@ -39,49 +40,49 @@ from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 
 
-def run(context: Context, name: str, stage: Online) -> dict[str, Any]:
+def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
     """stage.steps updates; returns the manifest's fields."""
-    ending.check_problems(context, stage)
+    ending.check_problems(runtime, stage)
     with trainer(
-        context,
+        runtime,
         name,
-        objective_of(context.compute, stage),
+        objective_of(runtime.compute, stage),
         stage.optimizer,
         policy=stage.policy,
         total=stage.steps,
-        row_length=row_length(context, stage),
+        row_length=row_length(runtime, stage),
         per="tokens" if stage.loss == "grpo" else "pairs",
         pinned=stage.keep,
         places=places(stage),
         most_rows=most_rows(stage),
     ) as training:
-        supply = Supply(context, name, stage, training)
+        supply = Supply(runtime, name, stage, training)
         reference = supply.fixed_reference if stage.compares else None
-        problems = len(context.problems["train"])
-        alerts.alarm(context, name, training, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
-        probe = partial(dynamics.probe, context, name, stage, training, reference=reference)
+        problems = len(runtime.problems["train"])
+        alerts.alarm(runtime, name, training, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
+        probe = partial(dynamics.probe, runtime, name, stage, training, reference=reference)
         probe()
-        ended = ending.ends(context, name, stage, training)  # by the probe just made, where one was interrupted
+        ended = ending.ends(runtime, name, stage, training)  # by the probe just made, where one was interrupted
         while training.goes_on() and not ended:
             generation = supply.synchronise()
-            with context.metered(training.tally):
+            with runtime.track_cost(training.tally):
                 taken = supply.take()
-                _watch_signal(context, name, stage, training, taken)
+                _watch_signal(runtime, name, stage, training, taken)
                 supply.count(taken)
                 metrics = {**_describe(taken), **taken.batch.metrics, **generation}
                 training.update(taken.batch.groups, metrics)
-            alerts.watch(context, name, stage, training, metrics)
+            alerts.watch(runtime, name, stage, training, metrics)
             probe()
-            ended = ending.ends(context, name, stage, training)
+            ended = ending.ends(runtime, name, stage, training)
             if ended:
                 training.save_here()
             else:
                 training.checkpoint_if_due()
             if training.step % max(stage.steps // 4, 1) == 0:
-                rows = sample_rows(taken.draws, taken.groups, context.config.logging.samples)
-                context.tracker.samples(name, training.step, rows)
+                rows = sample_rows(taken.draws, taken.groups, runtime.config.logging.samples)
+                runtime.tracker.samples(name, training.step, rows)
         probe(last=True)
-        alerts.conclude(context, name, stage, training)
+        alerts.conclude(runtime, name, stage, training)
         training.end()
         return {
             **training.tally.manifest(),
@@ -94,32 +95,32 @@ def run(context: Context, name: str, stage: Online) -> dict[str, Any]:
         }
 
 
-def programs(context: Context, name: str, stage: Online, response: int | None = None) -> Iterator[Program]:
+def programs(runtime: Runtime, name: str, stage: Online, response: int | None = None) -> Iterator[Program]:
     """The stage's programs, in the order in which they run. response: mean tokens of a response, None: the most."""
     if not stage.steps:
         return
-    config, sampling = context.config, stage.sampling
-    columns, rows = row_length(context, stage), most_rows(stage)
+    config, sampling = runtime.config, stage.sampling
+    columns, rows = row_length(runtime, stage), most_rows(stage)
     bare, filled = (
-        context.pack(groups, columns, rows, places=places(stage)) for groups in _longest_batch(context, stage)
+        pack_rows(runtime, groups, columns, rows, places=places(stage)) for groups in _longest_batch(runtime, stage)
     )
-    params, state = params_and_state(context, stage.optimizer, stage.steps)
-    own, _ = lora.split(reference_shapes(context))  # all policies of a run share what is not trained
+    params, state = params_and_state(runtime, stage.optimizer, stage.steps)
+    own, _ = lora.split(reference_shapes(runtime))  # all policies of a run share what is not trained
     reference = (own,) if stage.compares and not stage.reference_sync else ()
-    asked = asked_of(context, stage, response)
+    asked = asked_of(runtime, stage, response)
     yield from rollouts(
-        context, name, asked, params, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
+        runtime, name, asked, params, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
     )
-    share = (context.mean_prompt + asked.mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
+    share = (runtime.mean_prompt + asked.mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
     calls, temperature = stage.steps / stage.num_iterations * share, logprobs_temperature(stage)
     if reference:
-        yield from reference_programs(context, name, (state,))
-        yield logprobs(context, name, bare, calls, (state,), temperature, reference=True)
+        yield from reference_programs(runtime, name, (state,))
+        yield logprobs(runtime, name, bare, calls, (state,), temperature, reference=True)
     if stage.reference_sync or trains_off_policy(stage):
-        yield logprobs(context, name, bare, calls, (state.opt_state, *reference), temperature)
+        yield logprobs(runtime, name, bare, calls, (state.opt_state, *reference), temperature)
     viewed = not stage.sampling_weights  # probes are of the policy as it is
     yield from dynamics.programs(
-        context,
+        runtime,
         name,
         stage,
         stage.steps,
@@ -130,18 +131,18 @@ def programs(context: Context, name: str, stage: Online, response: int | None = 
         reference=reference,
         viewed=viewed,
     )
-    objective = objective_of(context.compute, stage)
+    objective = objective_of(runtime.compute, stage)
     yield from training_programs(
-        context, name, stage.optimizer, stage.steps, objective, filled, stage.steps * share, resident=reference
+        runtime, name, stage.optimizer, stage.steps, objective, filled, stage.steps * share, resident=reference
     )
 
 
-def _longest_batch(context: Context, stage: Online) -> tuple[list[Group], list[Group]]:
+def _longest_batch(runtime: Runtime, stage: Online) -> tuple[list[Group], list[Group]]:
     """A batch as the stage's own code makes it: prompts and responses of the greatest length, half of them right.
 
     Without and with the log-probabilities of other policies.
     """
-    prompt, length = np.zeros(context.config.data.max_prompt_length, np.int32), stage.sampling.max_new_tokens
+    prompt, length = np.zeros(runtime.config.data.max_prompt_length, np.int32), stage.sampling.max_new_tokens
     tokens, floats = np.zeros(length, np.int32), np.zeros(length, np.float32)
     draws = [(Problem(str(i), "", "0"), 0) for i in range(stage.prompts_per_step)]
 
@@ -151,7 +152,7 @@ def _longest_batch(context: Context, stage: Online) -> tuple[list[Group], list[G
         return ScoredRollout(Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop"), str(i), score)
 
     groups = [[response(problem, i) for i in range(stage.num_generations)] for problem, _ in draws]
-    made = batches.make(context.config.seed, stage, draws, groups, {"main": False}).groups
+    made = batches.make(runtime.config.seed, stage, draws, groups, {"main": False}).groups
     count = sum(len(response.token_ids) for group in made for response in group.responses)
     others = np.zeros(count, np.float32)
     reference, trainer = (others if needed else None for needed in (stage.compares, trains_off_policy(stage)))
@@ -177,14 +178,14 @@ def longest(config: Config, stage: Online) -> int:
     return config.data.max_prompt_length + together * stage.sampling.max_new_tokens
 
 
-def row_length(context: Context, stage: Online) -> int:
+def row_length(runtime: Runtime, stage: Online) -> int:
     """Choose the columns of a packed row for responses as long as can be, and for such of all lengths up to that.
 
     How long they will be is not known, and rows that fit the longest alone leave much empty behind shorter ones.
     """
     most, whole = stage.sampling.max_new_tokens, stage.loss != "grpo"
     together = 2 if stage.loss == "dpo" else stage.num_generations
-    prompts = context.prompt_lengths[: min(stage.prompts_per_step, 32)]
+    prompts = runtime.prompt_lengths[: min(stage.prompts_per_step, 32)]
     shares = np.arange(1, len(prompts) * together + 1) * 0.618034 % 1  # evenly spread over what is below 1, in no order
     lengths = [np.full(shares.shape, most), np.maximum(np.ceil(shares * most), 1).astype(int)]
     batches = [
@@ -194,7 +195,7 @@ def row_length(context: Context, stage: Online) -> int:
         ]
         for drawn in lengths
     ]
-    return context.row_length(longest(context.config, stage), batches, places=places(stage))
+    return choose_row_length(runtime, longest(runtime.config, stage), batches, places=places(stage))
 
 
 def most_rows(stage: Online) -> int:
@@ -217,18 +218,18 @@ def _describe(taken: Taken) -> dict[str, float]:
     return metrics
 
 
-def _watch_signal(context: Context, name: str, stage: Online, training: Trainer, taken: Taken) -> None:
+def _watch_signal(runtime: Runtime, name: str, stage: Online, training: Trainer, taken: Taken) -> None:
     """Stop when no group of many steps in a row taught anything; the policy so far is saved."""
     training.facts["barren"] = 0 if taken.batch.signal.any() else training.facts.get("barren", 0) + 1
     if training.facts["barren"] < stage.patience:
         return
     training.save_here()
-    rows = sample_rows(taken.draws, taken.groups, context.config.logging.samples)
-    context.tracker.samples(name, training.step, rows)
+    rows = sample_rows(taken.draws, taken.groups, runtime.config.logging.samples)
+    runtime.tracker.samples(name, training.step, rows)
     raise StopRun(
         f"{name}: no reward signal for {training.facts['barren']} steps in a row; {_cause(stage, taken.groups)}. "
         f"Look at the completions in samples/. To try: {alerts.SIGNAL_ADVICE}. The policy so far is kept, "
-        f"step {training.step} in {context.folders[name]}"
+        f"step {training.step} in {runtime.folders[name]}"
     )
 
 

@@ -14,8 +14,10 @@ from g2d_jax import storage
 from g2d_jax.config import Collect, Online
 from g2d_jax.data.loader import draw
 from g2d_jax.graph import drawn_by
-from g2d_jax.stages.context import Context, StopRun, Tally
+from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.external import external_groups
+from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.problems import train_order
 from g2d_jax.stages.programs.sampling import Asked
 from g2d_jax.stages.rollouts import (
     Draws,
@@ -28,84 +30,85 @@ from g2d_jax.stages.rollouts import (
     on_disk,
     prompts_at_once,
 )
+from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.stages.supply import interval_at, read_rounds, together
 from g2d_jax.tables import read_rollouts
 
 
-def rollouts_of(context: Context, name: str, tally: Tally) -> tuple[Draws, Groups]:
+def rollouts_of(runtime: Runtime, name: str, tally: Cost) -> tuple[Draws, Groups]:
     """A collect stage's rollouts, in groups, and what was drawn. Adds to the tally what generating them costs now.
 
     Those of another stage, of an archive and of a file cost nothing. Raises StopRun for an archive of nothing,
     ValueError for rollouts on disk that are not those of this run's problems.
     """
-    drawn = drawn_by(name, context.config.stages)
-    stage = context.config.stage(drawn, Collect)
+    drawn = drawn_by(name, runtime.config.stages)
+    stage = runtime.config.stage(drawn, Collect)
     if stage.rollouts == "archive":
-        return _archive(context, stage)
+        return _archive(runtime, stage)
     if stage.rollouts == "sample" and drawn == name:
-        return _sample(context, name, stage, tally)
+        return _sample(runtime, name, stage, tally)
     if stage.rollouts == "sample":
-        draws = _draws(context, drawn, stage)
-        return draws, grouped(read_rollouts(context.folders[drawn] / "rollouts"), draws, stage.num_generations)
-    return external_groups(context, stage.rollouts, context.folders[drawn] / "rollouts" / "external.parquet")
+        draws = _draws(runtime, drawn, stage)
+        return draws, grouped(read_rollouts(runtime.folders[drawn] / "rollouts"), draws, stage.num_generations)
+    return external_groups(runtime, stage.rollouts, runtime.folders[drawn] / "rollouts" / "external.parquet")
 
 
-def _draws(context: Context, name: str, stage: Collect) -> Draws:
+def _draws(runtime: Runtime, name: str, stage: Collect) -> Draws:
     """The first stage.prompts of a seeded order of the training problems."""
-    train = context.problems["train"]
-    order = context.train_order(stage.stream or f"collect/{name}")
+    train = runtime.problems["train"]
+    order = train_order(runtime.config, runtime.problems["train"], stage.stream or f"collect/{name}")
     return [(train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, len(train)))]
 
 
-def asked_of(context: Context, stage: Collect, response: int | None = None) -> Asked:
+def asked_of(runtime: Runtime, stage: Collect, response: int | None = None) -> Asked:
     """What the stage asks the sampler for; a call draws as many parts as compute.responses_at_once allows.
 
     response: mean tokens of a response, None: the most.
     """
-    prompts = min(stage.prompts, context.problem_counts["train"])
-    together = max(prompts_at_once(context, stage.num_generations) // stage.part, 1) * stage.part
-    params = context.sampling_params(stage.sampling)
+    prompts = min(stage.prompts, runtime.problem_counts["train"])
+    together = max(prompts_at_once(runtime, stage.num_generations) // stage.part, 1) * stage.part
+    params = runtime.sampling_params(stage.sampling)
     samples, weights = stage.num_generations, stage.sampling_weights
-    shapes = context.sampling_shapes(stage, min(together, prompts), samples, params, weights=weights)
+    shapes = runtime.sampling_shapes(stage, min(together, prompts), samples, params, weights=weights)
     return Asked(prompts, -(-prompts // together), samples, shapes, params.max_new_tokens, response, weights)
 
 
-def _sample(context: Context, name: str, stage: Collect, tally: Tally) -> tuple[Draws, Groups]:
+def _sample(runtime: Runtime, name: str, stage: Collect, tally: Cost) -> tuple[Draws, Groups]:
     """Sample the parts, several in a call; a call whose parts are all on disk is read back."""
-    draws, folder = _draws(context, name, stage), context.folders[name] / "rollouts"
+    draws, folder = _draws(runtime, name, stage), runtime.folders[name] / "rollouts"
     parts = [
         (draws[first : first + stage.part], folder / f"part-{number:05d}.parquet")
         for number, first in enumerate(range(0, len(draws), stage.part))
     ]
-    there = on_disk(context, [journal for _, journal in parts])
-    view = None if there else context.view(context.policy(stage.policy), stage.sampling_weights)
-    params, shapes = context.sampling_params(stage.sampling), asked_of(context, stage).shapes
+    there = on_disk(runtime, [journal for _, journal in parts])
+    view = None if there else runtime.view(load_policy(runtime, stage.policy), stage.sampling_weights)
+    params, shapes = runtime.sampling_params(stage.sampling), asked_of(runtime, stage).shapes
     generation = Generation(params, stage.num_generations, shapes, stage.stream or f"collect/{name}")
     groups: Groups = []
-    with context.tracker.progress(name, len(draws)) as bar:
+    with runtime.tracker.progress(name, len(draws)) as bar:
 
         def tell(answered: int) -> None:
             bar.update(min(answered, len(draws)))
 
-        for part in generate(context, view, parts, generation, policy=stage.policy, tell=tell):
+        for part in generate(runtime, view, parts, generation, policy=stage.policy, tell=tell):
             if part.before:
                 tally.add(part.cost)
             groups += part.groups
             bar.update(max(bar.done, len(groups)), describe(part.groups))
-    context.writer.wait()
-    count_rollouts(context, tally, groups)
+    runtime.writer.wait()
+    count_rollouts(runtime, tally, groups)
     return draws, groups
 
 
-def _archive(context: Context, stage: Collect) -> tuple[Draws, Groups]:
+def _archive(runtime: Runtime, stage: Collect) -> tuple[Draws, Groups]:
     """The groups an online stage drew on its way to the policy: no further generation."""
     source, _, step = stage.policy.partition("@")
-    settings = context.config.stage(source, Online)
-    done = int(step) if step else _steps_done(context, source)
+    settings = runtime.config.stage(source, Online)
+    done = int(step) if step else _steps_done(runtime, source)
     draws: Draws = []
     groups: Groups = []
     for number in sorted({interval_at(k, settings).number(k) for k in range(done)}):
-        some, more = together(read_rounds(context, context.folders[source], number))
+        some, more = together(read_rounds(runtime, runtime.folders[source], number))
         draws += some
         groups += more
     if not groups:
@@ -113,16 +116,16 @@ def _archive(context: Context, stage: Collect) -> tuple[Draws, Groups]:
     return draws, groups
 
 
-def _steps_done(context: Context, source: str) -> int:
+def _steps_done(runtime: Runtime, source: str) -> int:
     """How many steps an online stage went, which may be fewer than its settings allow."""
-    manifest = storage.finished(context.folders[source])
+    manifest = storage.finished(runtime.folders[source])
     assert manifest is not None  # a stage runs after those it reads
     return int(manifest["counts"]["steps"])
 
 
-def sampler_settings(context: Context, name: str) -> dict[str, Any]:
+def sampler_settings(runtime: Runtime, name: str) -> dict[str, Any]:
     """The settings the rollouts were really drawn with; of a file only its path is known."""
-    config = context.config
+    config = runtime.config
     source = drawn_by(name, config.stages)
     collect = config.stage(source, Collect)
     if collect.rollouts not in ("sample", "archive"):

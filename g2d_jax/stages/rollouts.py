@@ -17,7 +17,8 @@ from g2d_jax.models.flops import attended, forward_flops
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, ScoredRollout, Verdict
 from g2d_jax.rewards.pool import Begun
 from g2d_jax.sampler.programs import Shapes
-from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.sick import check_rollouts
 from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
 
@@ -43,7 +44,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What was drawn for a batch, its groups, and what sampling and scoring them took, for `Tally.add`.
+    """What was drawn for a batch, its groups, and what sampling and scoring them took, for `Cost.add`.
 
     before: whether that was in an earlier start, of which this was read back.
     """
@@ -55,14 +56,14 @@ class Sampled:
 
 
 def sampled_groups(
-    context: Context,
+    runtime: Runtime,
     view: Decoder | None,
     draws: Draws,
     generation: Generation,
     *,
     policy: str,
     journal: epath.Path,
-    tally: Tally,
+    tally: Cost,
     tell: Tell | None = None,
 ) -> Groups:
     """Sample and score the responses to each draw, or read them back where that was done before.
@@ -70,14 +71,14 @@ def sampled_groups(
     See `generate`. view may be None if the journal exists. What is read back adds the time it once took to the tally;
     new time is the caller's to meter.
     """
-    (sampled,) = generate(context, view, [(draws, journal)], generation, policy=policy, tell=tell)
+    (sampled,) = generate(runtime, view, [(draws, journal)], generation, policy=policy, tell=tell)
     if sampled.before:
         tally.add(sampled.cost)
     return sampled.groups
 
 
 def generate(
-    context: Context,
+    runtime: Runtime,
     view: Decoder | None,
     wanted: Sequence[tuple[Draws, epath.Path]],
     generation: Generation,
@@ -98,41 +99,41 @@ def generate(
     policy: its name. tell: is called with the number of draws that are answered so far, about, while they are sampled.
     """
     done, prompts = 0, sum(len(draws) for draws, _ in wanted)
-    for call in _calls(wanted, prompts_at_once(context, generation.num_generations)):
+    for call in _calls(wanted, prompts_at_once(runtime, generation.num_generations)):
         tell_more = None if tell is None else partial(_tell_from, tell, done)
         done += sum(len(draws) for draws, _ in call)
         draws, journals = [draw for some, _ in call for draw in some], [journal for _, journal in call]
         parts = journals[0].parent / "_parts"
-        if on_disk(context, journals):
+        if on_disk(runtime, journals):
             processes.once(partial(_clear, parts))
             yield from (_read(*batch, generation.num_generations) for batch in call)
             continue
         assert view is not None
-        with context.metered(took := Tally()):
-            rows, sampling = _rows(context, view, draws, generation, policy, parts, tell_more)
+        with runtime.track_cost(took := Cost()):
+            rows, sampling = _rows(runtime, view, draws, generation, policy, parts, tell_more)
         made = _shared_out([some for some, _ in call], rows, took, max(processes.gather(sampling)))
-        context.writer.submit(partial(_write, made, journals, parts))
+        runtime.writer.submit(partial(_write, made, journals, parts))
         yield from made
         if len(call) < len(wanted):
-            context.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
+            runtime.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
 
 
-def prompts_at_once(context: Context, num_generations: int) -> int:
+def prompts_at_once(runtime: Runtime, num_generations: int) -> int:
     """How many prompts several batches may have together to be sampled in one call."""
-    return max(context.config.compute.responses_at_once // num_generations, 1)
+    return max(runtime.config.compute.responses_at_once // num_generations, 1)
 
 
 def _tell_from(tell: Tell, before: int, answered: int) -> None:
     tell(before + answered)
 
 
-def on_disk(context: Context, files: Sequence[epath.Path]) -> bool:
+def on_disk(runtime: Runtime, files: Sequence[epath.Path]) -> bool:
     """Whether all of the files are there, for all processes alike, once what is being written is."""
-    context.writer.wait()
+    runtime.writer.wait()
     return processes.once(lambda: all(file.exists() for file in files))
 
 
-def _shared_out(batches: Sequence[Draws], rows: Sequence[ScoredRollout], took: Tally, sampling: float) -> list[Sampled]:
+def _shared_out(batches: Sequence[Draws], rows: Sequence[ScoredRollout], took: Cost, sampling: float) -> list[Sampled]:
     """One call's rows and cost by batch. rows: of all its draws, equally many of each, in order. sampling: seconds."""
     prompts, total = sum(map(len, batches)), sum(len(row.rollout.token_ids) for row in rows)
     samples, first, sampled = len(rows) // prompts, 0, []
@@ -186,14 +187,14 @@ def spent_on(journal: epath.Path) -> dict[str, float]:
     return storage.read_json(file) if file.exists() else {}
 
 
-def read_sampled(context: Context, journal: epath.Path) -> Sampled:
+def read_sampled(runtime: Runtime, journal: epath.Path) -> Sampled:
     """What a journal alone has. Raises ValueError if a problem is not in data.train."""
     groups = [
         list(rows)
         for _, rows in itertools.groupby(read_rollouts(journal), lambda r: (r.rollout.problem_id, r.rollout.visit))
     ]
     try:
-        draws = [(context.train[group[0].rollout.problem_id], group[0].rollout.visit) for group in groups]
+        draws = [(runtime.train[group[0].rollout.problem_id], group[0].rollout.visit) for group in groups]
     except KeyError as error:
         raise ValueError(f"{journal}: problem {error} is not in data.train: was the data changed?") from error
     return Sampled(draws, groups, spent_on(journal), before=True)
@@ -208,12 +209,12 @@ def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -
         raise ValueError(f"rollouts on disk lack problem, visit, sample {error}: was the data changed?") from error
 
 
-def count_rollouts(context: Context, tally: Tally, groups: Groups) -> None:
+def count_rollouts(runtime: Runtime, tally: Cost, groups: Groups) -> None:
     """Add the tokens and FLOPs of generating these groups: each prompt once, each response token once.
 
     From the rollouts, not from the sampler: those read back from a journal after a restart count too.
     """
-    config = context.model_config
+    config = runtime.model_config
     for group in groups:
         prompt = len(group[0].rollout.prompt_ids)
         tally.prefilled += prompt
@@ -225,7 +226,7 @@ def count_rollouts(context: Context, tally: Tally, groups: Groups) -> None:
 
 
 def _rows(
-    context: Context,
+    runtime: Runtime,
     view: Decoder,
     draws: Draws,
     generation: Generation,
@@ -239,14 +240,14 @@ def _rows(
     where all read them.
     """
     started = time.perf_counter()
-    with context.clock.doing("generation"):
-        answers = _generate(context, view, draws, generation, tell)
+    with runtime.clock.doing("generation"):
+        answers = _generate(runtime, view, draws, generation, tell)
     sampling = time.perf_counter() - started
     with processes.together():
         check_rollouts([answer.rollout for answer in answers], policy)
         processes.mark(f"scoring {policy}")
-        with context.clock.doing("verification"):
-            scores = context.scorer.apart(
+        with runtime.clock.doing("verification"):
+            scores = runtime.scorer.apart(
                 [answer.problem for answer in answers],
                 [answer.graded for answer in answers],
                 [answer.rollout.token_ids for answer in answers],
@@ -255,16 +256,16 @@ def _rows(
         rows = [ScoredRollout(a.rollout, a.text, score, policy) for a, score in zip(answers, scores, strict=True)]
         if processes.count() > 1:
             write_rollouts(parts / f"{processes.index()}.parquet", rows)
-    context.scorer.share_usage()
-    for text in sorted({text for texts in processes.gather(context.scorer.news()) for text in texts}):
-        context.tracker.say(text)
+    runtime.scorer.share_usage()
+    for text in sorted({text for texts in processes.gather(runtime.scorer.news()) for text in texts}):
+        runtime.tracker.say(text)
     if processes.count() > 1:
         with processes.together():
             rows = _put_together(parts, draws)
-    if context.scorer.has_joint():
-        asked = _questions(context, draws, [row.rollout for row in rows], [row.text for row in rows])
-        with context.clock.doing("verification"):
-            scores = context.scorer.joint(*asked, [row.score for row in rows])
+    if runtime.scorer.has_joint():
+        asked = _questions(runtime, draws, [row.rollout for row in rows], [row.text for row in rows])
+        with runtime.clock.doing("verification"):
+            scores = runtime.scorer.joint(*asked, [row.score for row in rows])
         rows = [replace(row, score=score) for row, score in zip(rows, scores, strict=True)]
     return rows, sampling
 
@@ -293,50 +294,50 @@ def _places(draws: Draws) -> dict[tuple[str, int], int]:
 
 
 def _generate(
-    context: Context, view: Decoder, draws: Draws, generation: Generation, tell: Tell | None
+    runtime: Runtime, view: Decoder, draws: Draws, generation: Generation, tell: Tell | None
 ) -> list[_Answer]:
     """In the order of draws and samples, so that what is written does not depend on which finished first.
 
     What is done here with a response that finished goes on beside the devices, which decode the others.
     """
-    tokenizer, samples = context.tokenizer, generation.num_generations
+    tokenizer, samples = runtime.tokenizer, generation.num_generations
     requests = [
         Request(problem.id, tokenizer.encode_prompt(problem), generation.params, num_samples=samples, visit=visit)
         for problem, visit in draws
     ]
     place, by_id = _places(draws), {problem.id: problem for problem, _ in draws}
-    opened = _opened(context, by_id.values())
+    opened = _opened(runtime, by_id.values())
     answers = []
-    for rollout in context.sampler().generate(view, requests, generation.purpose, generation.shapes):
+    for rollout in runtime.sampler().generate(view, requests, generation.purpose, generation.shapes):
         problem, text = by_id[rollout.problem_id], safe_text(tokenizer.decode(rollout.token_ids))
         graded = "<think>" + text if problem.id in opened else text
-        answers.append(_Answer(rollout, problem, text, graded, context.scorer.begin(problem, graded)))
+        answers.append(_Answer(rollout, problem, text, graded, runtime.scorer.begin(problem, graded)))
         if tell is not None and len(answers) % samples == 0:
             tell(len(answers) // samples * processes.count())  # the others are about as far
     return sorted(answers, key=lambda a: (place[a.rollout.problem_id, a.rollout.visit], a.rollout.sample))
 
 
 def _questions(
-    context: Context, draws: Draws, rollouts: Sequence[Rollout], texts: Sequence[str]
+    runtime: Runtime, draws: Draws, rollouts: Sequence[Rollout], texts: Sequence[str]
 ) -> tuple[list[Problem], list[str], list[np.ndarray]]:
     """Responses as scorers take them."""
     by_id = {problem.id: problem for problem, _ in draws}
     problems = [by_id[rollout.problem_id] for rollout in rollouts]
-    return problems, graded_texts(context, problems, texts), [rollout.token_ids for rollout in rollouts]
+    return problems, graded_texts(runtime, problems, texts), [rollout.token_ids for rollout in rollouts]
 
 
-def graded_texts(context: Context, problems: Sequence[Problem], texts: Sequence[str]) -> list[str]:
+def graded_texts(runtime: Runtime, problems: Sequence[Problem], texts: Sequence[str]) -> list[str]:
     """Responses as rewards see them: with the `<think>` by which a template may have opened the thought in the prompt.
 
     Without it a verifier would take what follows for the answer. problems: that of each text.
     """
-    opened = _opened(context, {problem.id: problem for problem in problems}.values())
+    opened = _opened(runtime, {problem.id: problem for problem in problems}.values())
     return ["<think>" + text if problem.id in opened else text for problem, text in zip(problems, texts, strict=True)]
 
 
-def _opened(context: Context, problems: Iterable[Problem]) -> set[str]:
+def _opened(runtime: Runtime, problems: Iterable[Problem]) -> set[str]:
     """The ids of the problems in whose prompt the template opens a thought."""
-    return {problem.id for problem in problems if context.tokenizer.render(problem).rstrip().endswith("<think>")}
+    return {problem.id for problem in problems if runtime.tokenizer.render(problem).rstrip().endswith("<think>")}
 
 
 def rewards(groups: Groups) -> np.ndarray:

@@ -23,33 +23,34 @@ from g2d_jax.graph import kept_steps
 from g2d_jax.records import Problem
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import Alert
-from g2d_jax.stages.context import Context, StopRun, Tally
+from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.held_out import HeldOut, sampling_shapes, task_results, write_problems
+from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.tracking import Progress
 from g2d_jax.training.checkpoint import Checkpoints
 
 
-def run(context: Context, name: str, stage: Select) -> dict[str, Any]:
+def run(runtime: Runtime, name: str, stage: Select) -> dict[str, Any]:
     """Score the checkpoints; returns the manifest's fields, in "result" the "policy" that was chosen, "STAGE@STEP".
 
     Raises StopRun when no checkpoint has a score.
     """
-    problems = context.problems["dev"]
-    write_problems(context.folders[name], problems)
-    tally, scores = Tally(), dict[int, dict[str, Any]]()
-    steps = candidates(stage, context)
-    with context.metered(tally), context.tracker.progress(name, len(steps) * len(problems)) as bar:
+    problems = runtime.problems["dev"]
+    write_problems(runtime.folders[name], problems)
+    tally, scores = Cost(), dict[int, dict[str, Any]]()
+    steps = candidates(stage, runtime)
+    with runtime.track_cost(tally), runtime.tracker.progress(name, len(steps) * len(problems)) as bar:
         for step in steps:
-            found = scores[step] = _scored(context, name, stage, step, problems, tally, bar)
+            found = scores[step] = _scored(runtime, name, stage, step, problems, tally, bar)
             tasks = {f"tasks/{task}/score": one["score"] for task, one in found["tasks"].items()}
             bar.update(bar.done, {"reward": found["score"]})
-            context.tracker.log(name, step, {"score": found["score"], **tasks})
+            runtime.tracker.log(name, step, {"score": found["score"], **tasks})
     best = best_step({step: found["score"] for step, found in scores.items()})
     if best is None:
         raise StopRun(f"{name}: no checkpoint of {stage.policy} has a score: of some task no response could be scored")
     said: list[dict[str, Any]] = []
-    alerts.say(context, name, 0, _negative(stage, scores), said)
-    context.tracker.say(f"{name}: {stage.policy}@{best}, the best of steps {', '.join(map(str, steps))}")
+    alerts.say(runtime, name, 0, _negative(stage, scores), said)
+    runtime.tracker.say(f"{name}: {stage.policy}@{best}, the best of steps {', '.join(map(str, steps))}")
     result = {
         "policy": f"{stage.policy}@{best}",
         "steps": {str(step): found for step, found in scores.items()},
@@ -65,17 +66,17 @@ def run(context: Context, name: str, stage: Select) -> dict[str, Any]:
     }
 
 
-def candidates(stage: Select, context: Context) -> list[int]:
+def candidates(stage: Select, runtime: Runtime) -> list[int]:
     """The steps to choose from, ascending: stage.steps, or all that the stage it reads kept on its way.
 
     Not what happens to lie on disk: how many of the newest stay there is no matter of the result.
     """
     if stage.steps:
         return sorted(set(stage.steps))
-    with Checkpoints(context.folders[stage.policy] / "checkpoints") as checkpoints:
+    with Checkpoints(runtime.folders[stage.policy] / "checkpoints") as checkpoints:
         last = processes.once(checkpoints.latest)
     assert last is not None  # a stage runs after those it reads, and they all save their last step
-    kept = kept_steps(context.config.stages[stage.policy])
+    kept = kept_steps(runtime.config.stages[stage.policy])
     return sorted({*(step for step in kept if step <= last), last})
 
 
@@ -86,28 +87,28 @@ def best_step(scores: Mapping[int, float]) -> int | None:
 
 
 def _scored(
-    context: Context,
+    runtime: Runtime,
     name: str,
     stage: Select,
     step: int,
     problems: Sequence[Problem],
-    tally: Tally,
+    tally: Cost,
     bar: Progress,
 ) -> dict[str, Any]:
     """One checkpoint: its score and standard error, and those of each task. bar: moves by the problems."""
     asked = HeldOut(
-        context,
+        runtime,
         f"{stage.policy}@{step}",
         problems,
-        context.folders[name] / "rollouts",
+        runtime.folders[name] / "rollouts",
         tally,
         bar,
-        sampling_shapes(context, stage),
+        sampling_shapes(runtime, stage),
     )
     groups = asked.answers(stage.sampling, "select", stage.num_generations)
-    found = task_results(problems, groups, context.scalar)
+    found = task_results(problems, groups, runtime.scalar)
     tasks = {
-        task: {**one, **_score(one, stage.length_normalise and context.scalar[task])} for task, one in found.items()
+        task: {**one, **_score(one, stage.length_normalise and runtime.scalar[task])} for task, one in found.items()
     }
     spread = math.hypot(*(one["score_sem"] for one in tasks.values()))
     return {

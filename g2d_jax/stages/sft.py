@@ -14,9 +14,11 @@ from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.losses import sft_weights
 from g2d_jax.stages import alerts
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.problems import order as problem_order
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.training import training_programs
+from g2d_jax.stages.rows import choose_row_length, pack_rows
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.training import trainer
 from g2d_jax.training import objectives
 
@@ -24,15 +26,15 @@ Encoded = tuple[np.ndarray, np.ndarray]
 """The token ids of a prompt and of its completion, int32 [P] and [T]."""
 
 
-def run(context: Context, name: str, stage: Sft) -> dict[str, Any]:
+def run(runtime: Runtime, name: str, stage: Sft) -> dict[str, Any]:
     """Train on demonstrations for stage.steps updates; returns the manifest's fields."""
-    demonstrations, counts = examples(context, name, stage)
-    order = context.order(len(demonstrations), f"sft/{name}")
-    columns = row_length(context, stage, demonstrations)
-    context.compile_ahead(_programs(context, name, stage, columns))
-    objective = objectives.sft(context.compute)
+    demonstrations, counts = examples(runtime, name, stage)
+    order = problem_order(runtime.config, len(demonstrations), f"sft/{name}")
+    columns = row_length(runtime, stage, demonstrations)
+    runtime.compile_ahead(_programs(runtime, name, stage, columns))
+    objective = objectives.sft(runtime.compute)
     with trainer(
-        context,
+        runtime,
         name,
         objective,
         stage.optimizer,
@@ -42,9 +44,9 @@ def run(context: Context, name: str, stage: Sft) -> dict[str, Any]:
         per="tokens",
         most_rows=stage.batch_size,
     ) as training:
-        alerts.alarm(context, name, training, alerts.scarce("sft", len(demonstrations), stage.batch_size, stage.steps))
+        alerts.alarm(runtime, name, training, alerts.scarce("sft", len(demonstrations), stage.batch_size, stage.steps))
         while training.goes_on():
-            with context.metered(training.tally):
+            with runtime.track_cost(training.tally):
                 drawn = draw(order, training.step * stage.batch_size, stage.batch_size)
                 training.update(batch([demonstrations[index] for index, _ in drawn]), {})
             training.checkpoint_if_due()
@@ -56,23 +58,23 @@ def run(context: Context, name: str, stage: Sft) -> dict[str, Any]:
         }
 
 
-def programs(context: Context, name: str, stage: Sft, response: int | None = None) -> Iterator[Program]:
+def programs(runtime: Runtime, name: str, stage: Sft, response: int | None = None) -> Iterator[Program]:
     """The stage's programs without its examples, which count as of max_length each whatever `response` is."""
-    yield from _programs(context, name, stage, context.row_length(stage.max_length))
+    yield from _programs(runtime, name, stage, choose_row_length(runtime, stage.max_length))
 
 
-def _programs(context: Context, name: str, stage: Sft, columns: int) -> Iterator[Program]:
+def _programs(runtime: Runtime, name: str, stage: Sft, columns: int) -> Iterator[Program]:
     """The stage's programs for rows of this length."""
     half = stage.max_length // 2
     pair = np.zeros(stage.max_length - half, np.int32), np.zeros(half, np.int32)
-    packed = context.pack(batch([pair] * stage.batch_size), columns, stage.batch_size)
-    objective = objectives.sft(context.compute)
-    yield from training_programs(context, name, stage.optimizer, stage.steps, objective, packed, stage.steps)
+    packed = pack_rows(runtime, batch([pair] * stage.batch_size), columns, stage.batch_size)
+    objective = objectives.sft(runtime.compute)
+    yield from training_programs(runtime, name, stage.optimizer, stage.steps, objective, packed, stage.steps)
 
 
-def examples(context: Context, name: str, stage: Sft) -> tuple[list[Encoded], dict[str, int]]:
+def examples(runtime: Runtime, name: str, stage: Sft) -> tuple[list[Encoded], dict[str, int]]:
     """The examples that fit, without those whose prompt is in dev or test, as token ids; and how many of each kind."""
-    data, tokenizer = stage.data, context.tokenizer
+    data, tokenizer = stage.data, runtime.tokenizer
     wanted = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
     found, report = load_examples(
         data.path,
@@ -80,26 +82,26 @@ def examples(context: Context, name: str, stage: Sft) -> tuple[list[Encoded], di
         split=data.split or None,
         limit=wanted,
         on_error=data.on_error,
-        seed=context.config.data.seed,
+        seed=runtime.config.data.seed,
         revision=data.revision,
     )
-    distinct, overlap = drop_overlap(found, [*context.problems["dev"], *context.problems["test"]])
+    distinct, overlap = drop_overlap(found, [*runtime.problems["dev"], *runtime.problems["test"]])
     encoded = (tokenizer.encode_example(example) for example in distinct)
     kept = [(prompt, completion) for prompt, completion in encoded if len(prompt) + len(completion) <= stage.max_length]
     too_long = len(distinct) - len(kept)
     if too_long:
-        context.tracker.say(f"{data.path}: {too_long} examples longer than max_length {stage.max_length} dropped")
+        runtime.tracker.say(f"{data.path}: {too_long} examples longer than max_length {stage.max_length} dropped")
     if not kept:
         raise ValueError(f"stages.{name}.data: {data.path} has no example left that fits and is not in dev or test")
     counts = {"duplicates": report.duplicates, "broken": report.broken, "overlap": overlap, "too_long": too_long}
     return kept, {"examples": len(kept), **counts}
 
 
-def row_length(context: Context, stage: Sft, encoded: Sequence[Encoded]) -> int:
+def row_length(runtime: Runtime, stage: Sft, encoded: Sequence[Encoded]) -> int:
     """Choose the columns of a packed row by the first batches."""
     size = min(stage.batch_size, 256)
     firsts = range(0, min(len(encoded), 4 * size), size)
-    return context.row_length(stage.max_length, [batch(encoded[i : i + size]) for i in firsts])
+    return choose_row_length(runtime, stage.max_length, [batch(encoded[i : i + size]) for i in firsts])
 
 
 def batch(encoded: Sequence[Encoded]) -> list[Group]:

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 from g2d_jax import storage
 from g2d_jax.data.packing import Packed
 from g2d_jax.records import Rollout
-from g2d_jax.stages.context import StopRun
+from g2d_jax.stages.runtime import StopRun
 
 
 def check_rollouts(rollouts: Sequence[Rollout], policy: str) -> None:

@@ -26,7 +26,9 @@ from g2d_jax.data.packing import Group
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.stages import batches
 from g2d_jax.stages.batches import Batch
-from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.policies import load_reference
+from g2d_jax.stages.problems import train_order
 from g2d_jax.stages.programs.sampling import Asked
 from g2d_jax.stages.rollouts import (
     Draws,
@@ -41,6 +43,7 @@ from g2d_jax.stages.rollouts import (
     read_sampled,
     rewards,
 )
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.training import Trainer
 
 KEPT = 64  # batches of an interval that stay in memory; of a longer one the others are read back
@@ -81,14 +84,14 @@ def interval_at(step: int, stage: Online) -> Interval:
     return Interval(start, updates, start // stage.num_iterations, -(-updates // stage.num_iterations))
 
 
-def asked_of(context: Context, stage: Online, response: int | None = None) -> Asked:
+def asked_of(runtime: Runtime, stage: Online, response: int | None = None) -> Asked:
     """What the stage asks the sampler for; a call draws as many batches of an interval as compute.responses_at_once
     allows. response: mean tokens of a response, None: the most."""
-    together = max(prompts_at_once(context, stage.num_generations) // stage.prompts_per_step, 1)
+    together = max(prompts_at_once(runtime, stage.num_generations) // stage.prompts_per_step, 1)
     together = min(together, interval_at(0, stage).batches)
-    batches, params = stage.steps / stage.num_iterations, context.sampling_params(stage.sampling)
+    batches, params = stage.steps / stage.num_iterations, runtime.sampling_params(stage.sampling)
     at_once, weights = together * stage.prompts_per_step, stage.sampling_weights
-    shapes = context.sampling_shapes(stage, at_once, stage.num_generations, params, weights=weights)
+    shapes = runtime.sampling_shapes(stage, at_once, stage.num_generations, params, weights=weights)
     prompts = batches * stage.prompts_per_step
     return Asked(prompts, batches / together, stage.num_generations, shapes, params.max_new_tokens, response, weights)
 
@@ -124,10 +127,10 @@ def journals(folder: epath.Path, number: int) -> list[epath.Path]:
     return [journal_of(folder, number, extra) for extra in range(processes.once(rounds))]
 
 
-def read_rounds(context: Context, folder: epath.Path, number: int) -> list[Sampled]:
+def read_rounds(runtime: Runtime, folder: epath.Path, number: int) -> list[Sampled]:
     """All that was drawn for a batch, its first round first. Raises ValueError if it is not on disk."""
-    context.writer.wait()
-    rounds = [read_sampled(context, journal) for journal in journals(folder, number)]
+    runtime.writer.wait()
+    rounds = [read_sampled(runtime, journal) for journal in journals(folder, number)]
     if not rounds:
         raise ValueError(f"{journal_of(folder, number)} is gone, and what sampled it too: start this stage anew")
     return rounds
@@ -141,7 +144,7 @@ def together(rounds: Sequence[Sampled]) -> tuple[Draws, Groups]:
 @dataclass(frozen=True)
 class Others:
     """What other policies than the one that samples make of a batch: log-probabilities of all its responses, one after
-    the other, float32 [tokens], None where the loss needs none; and what they took, for `Tally.add`."""
+    the other, float32 [tokens], None where the loss needs none; and what they took, for `Cost.add`."""
 
     reference: np.ndarray | None = None
     trainer: np.ndarray | None = None
@@ -166,13 +169,13 @@ class Taken:
 class Supply:
     """Batches for a Trainer."""
 
-    def __init__(self, context: Context, name: str, stage: Online, training: Trainer) -> None:
-        self.context, self.name, self.stage, self.training = context, name, stage, training
+    def __init__(self, runtime: Runtime, name: str, stage: Online, training: Trainer) -> None:
+        self.runtime, self.name, self.stage, self.training = runtime, name, stage, training
         self.reference: Decoder | None = None  # a fixed one, while it is in use
-        self.folder = context.folders[name]
+        self.folder = runtime.folders[name]
         self.purpose = stage.stream or f"online/{name}"
-        self.order = context.train_order(self.purpose)
-        self.places = {problem.id: place for place, problem in enumerate(context.problems["train"])}
+        self.order = train_order(runtime.config, runtime.problems["train"], self.purpose)
+        self.places = {problem.id: place for place, problem in enumerate(runtime.problems["train"])}
         self.rounds: dict[int, list[Sampled]] = {}  # of the interval's first batches: what was drawn here
         self.others: dict[int, Others] = {}
         self.history = curriculum.History.from_state(training.facts.get("history", {}))
@@ -182,7 +185,7 @@ class Supply:
 
     def fixed_reference(self) -> Decoder:
         """The policy that the stage began with."""
-        return self.context.reference(self.stage.policy) if self.reference is None else self.reference
+        return load_reference(self.runtime, self.stage.policy) if self.reference is None else self.reference
 
     @property
     def targeted(self) -> bool:
@@ -235,7 +238,7 @@ class Supply:
         for cost in taken.costs:
             training.tally.add(cost)
             total |= {name: total[name] + cost.get(name, 0.0) for name in GENERATION}
-        count_rollouts(self.context, training.tally, taken.groups)
+        count_rollouts(self.runtime, training.tally, taken.groups)
         metrics = taken.batch.metrics
         found = {"prompts": len(taken.groups), "pairs": metrics.get("pairs/prompts", 0)}
         found |= {"skipped": metrics.get("pairs/skipped", 0)}
@@ -309,13 +312,13 @@ class Supply:
             revisit=self.stage.retire.revisit,
             window=(window.min_pass_rate, window.max_pass_rate),
             outside=window.outside,
-            seed=self.context.config.seed,
+            seed=self.runtime.config.seed,
         )
         at["cursor"] = found.cursor
         at["drawn"] += wanted
         at["retired"] += found.skipped_retired
         at["outside"] += found.skipped_outside
-        train = self.context.problems["train"]
+        train = self.runtime.problems["train"]
         return [(train[index], visit) for index, visit in found.draws]
 
     def _sample(self, found: Draws, wanted: dict[int, int], extra: int, policy: str) -> None:
@@ -325,19 +328,19 @@ class Supply:
             if count:
                 parts.append((found[first : first + count], journal_of(self.folder, number, extra)))
             first += count
-        context, stage = self.context, self.stage
-        there = on_disk(context, [journal for _, journal in parts])
-        view = None if there else context.view(self.training.settled(), stage.sampling_weights)
-        params, shapes = context.sampling_params(stage.sampling), asked_of(context, stage).shapes
+        runtime, stage = self.runtime, self.stage
+        there = on_disk(runtime, [journal for _, journal in parts])
+        view = None if there else runtime.view(self.training.settled(), stage.sampling_weights)
+        params, shapes = runtime.sampling_params(stage.sampling), asked_of(runtime, stage).shapes
         generation = Generation(params, stage.num_generations, shapes, self.purpose)
-        sampled = generate(context, view, parts, generation, policy=policy)
+        sampled = generate(runtime, view, parts, generation, policy=policy)
         for number, drawn in zip((number for number, count in wanted.items() if count), sampled, strict=True):
             if number < min(wanted) + KEPT:
                 self.rounds.setdefault(number, []).append(drawn)
 
     def _rounds(self, number: int) -> list[Sampled]:
         """All that was drawn for a batch of this interval."""
-        return self.rounds.get(number) or read_rounds(self.context, self.folder, number)
+        return self.rounds.get(number) or read_rounds(self.runtime, self.folder, number)
 
     def _lacking(self, number: int, rounds: int) -> int:
         """How many prompts with a signal a batch lacks after its first rounds, whatever else is on disk by now."""
@@ -345,7 +348,7 @@ class Supply:
         return max(self.stage.prompts_per_step - int(signal.sum()), 0)
 
     def _batch(self, draws: Draws, groups: Groups) -> Batch:
-        return batches.make(self.context.config.seed, self.stage, draws, groups, self.context.scalar)
+        return batches.make(self.runtime.config.seed, self.stage, draws, groups, self.runtime.scalar)
 
     # Log-probabilities of other policies
 
@@ -353,12 +356,12 @@ class Supply:
         """See to it that what the reference, and the policy as it is, make of a batch is there."""
         stage, file = self.stage, self._file(number)
         wanted = self._wanted()
-        if not wanted or on_disk(self.context, [file]):
+        if not wanted or on_disk(self.runtime, [file]):
             return
         if "reference" in wanted and not stage.reference_sync:
             self.reference = self.fixed_reference()
         logprobs: dict[str, np.ndarray] = {}
-        with self.context.metered(took := Tally()):
+        with self.runtime.track_cost(took := Cost()):
             groups = self._batch(*together(self._rounds(number))).groups
             if self.reference is not None:
                 logprobs["reference"] = self._under(self.reference, groups, took)
@@ -368,12 +371,12 @@ class Supply:
         cost = took.parts(1.0)
         self.others[number] = Others(**logprobs, cost=cost)
         data = save(logprobs, {"cost": json.dumps(cost)})
-        self.context.writer.submit(lambda: storage.write_bytes(file, data))
+        self.runtime.writer.submit(lambda: storage.write_bytes(file, data))
 
-    def _under(self, params: Decoder, groups: Sequence[Group], tally: Tally) -> np.ndarray:
+    def _under(self, params: Decoder, groups: Sequence[Group], tally: Cost) -> np.ndarray:
         """Log-probabilities of all responses, one after the other, float32 [tokens]."""
         packed = self.training.pack(groups)
-        found = packed.unpack(self.context.score_logprobs(params, packed, tally, logprobs_temperature(self.stage)))
+        found = packed.unpack(self.runtime.score_logprobs(params, packed, tally, logprobs_temperature(self.stage)))
         return np.concatenate([values for group in found for values in group])
 
     def _wanted(self) -> list[str]:
@@ -387,7 +390,7 @@ class Supply:
             return Others()
         if number not in self.others:
             file = self._file(number)
-            if not on_disk(self.context, [file]):
+            if not on_disk(self.runtime, [file]):
                 raise ValueError(f"{file} is gone, and what computed it too: start this stage anew")
             data = storage.read_bytes(file)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # safetensors: its size, then JSON

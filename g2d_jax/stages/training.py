@@ -22,9 +22,12 @@ from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import train_flops
 from g2d_jax.stages import starting
-from g2d_jax.stages.context import Context, StopRun, Tally
+from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.policies import base_of, frozen_params, load_policy
 from g2d_jax.stages.profiles import Profiler
 from g2d_jax.stages.programs.training import optimizer_of
+from g2d_jax.stages.rows import pack_rows
+from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.stages.sick import Skips, told, write_batch
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.dropout import with_keys
@@ -38,15 +41,15 @@ class Trainer:
 
     rest: what is not trained of the policy. step: updates done, those that were skipped included. tally: cost so far.
     facts: further numbers of the stage that resume with it; "at" has the cost at every kept step, {"20": the fields of
-    `Tally.manifest`}, "skipped" see `Skips`. per: what the objective's metric sums are divided by, "tokens" or "pairs".
+    `Cost.manifest`}, "skipped" see `Skips`. per: what the objective's metric sums are divided by, "tokens" or "pairs".
     """
 
-    context: Context
+    runtime: Runtime
     name: str
     state: TrainState
     rest: Decoder | None
     step: int
-    tally: Tally
+    tally: Cost
     facts: dict[str, Any]
     per: str
     total: int
@@ -66,14 +69,14 @@ class Trainer:
     _clocked: dict[str, float] = field(default_factory=dict)  # the clock at _mark
 
     def __post_init__(self) -> None:
-        self._clocked = self.context.clock.read()
+        self._clocked = self.runtime.clock.read()
 
     def goes_on(self) -> bool:
         """Whether there are updates to do. Call it before anything of the next; raises Preempted if told to stop."""
         processes.mark(f"{self.name}, step {self.step}")
         processes.check_stop_together()
         if told := self.profiler.before(self.step, self.state):
-            self.context.tracker.say(told)
+            self.runtime.tracker.say(told)
         return self.step < self.total
 
     def update(self, groups: Sequence[Group], metrics: dict[str, float]) -> None:
@@ -81,14 +84,14 @@ class Trainer:
 
         Raises StopRun at the last of faults.max_skipped updates in a row whose loss or gradient is not finite.
         """
-        clock = self.context.clock
+        clock = self.runtime.clock
         with clock.doing("training"):
             packed = self._keyed(self.pack(groups))
-            arrays, count = put_batch(packed, self.context.mesh)
+            arrays, count = put_batch(packed, self.runtime.mesh)
             self.state, sums = self.run_step(self.state, arrays, count, self.rest)
-            self.context.clock.launched("training", list(sums.values()))
+            self.runtime.clock.launched("training", list(sums.values()))
             self.tally.trained += packed.used
-            self.tally.flops += train_flops(self.context.model_config, packed.used, packed.attended)
+            self.tally.flops += train_flops(self.runtime.model_config, packed.used, packed.attended)
             self.flush()
         now, spent = time.perf_counter(), clock.since(self._clocked)
         extra = {
@@ -100,7 +103,7 @@ class Trainer:
         self._mark, self._clocked = now, clock.read()
         self.step += 1
         self._pending = (self.step, sums, {**metrics, **extra})
-        limit = self.context.config.faults.max_skipped
+        limit = self.runtime.config.faults.max_skipped
         if self._due() or self.skips.row + 1 >= limit:
             self.flush()  # here, so that the tally of a step that is kept has all of its time, and a dump its state
         if self.skips.row >= limit:
@@ -113,17 +116,17 @@ class Trainer:
 
     def settled(self) -> Decoder:
         """The policy, once the update under way is done: what samples next would wait for it in its own time."""
-        with self.context.metered(self.tally), self.context.clock.doing("training"):
+        with self.runtime.track_cost(self.tally), self.runtime.clock.doing("training"):
             jax.block_until_ready(self.state.params)
         return self.policy
 
     def pack(self, groups: Sequence[Group]) -> Packed:
         """Pack groups for this stage's rows and this mesh."""
-        return self.context.pack(groups, self.row_length, self.most_rows, places=self.places)
+        return pack_rows(self.runtime, groups, self.row_length, self.most_rows, places=self.places)
 
     def _keyed(self, packed: Packed) -> Packed:
         """The batch of the next update with the keys of its dropout."""
-        return with_keys(packed, self.context.model_config, self.context.config.seed, self.name, self.step)
+        return with_keys(packed, self.runtime.model_config, self.runtime.config.seed, self.name, self.step)
 
     @property
     def skips(self) -> Skips:
@@ -135,25 +138,25 @@ class Trainer:
         if self._pending is None:
             return
         step, sums, metrics = self._pending
-        with self.context.clock.doing("training"):
+        with self.runtime.clock.doing("training"):
             values = {name: float(value) for name, value in jax.device_get(sums).items()}
         fixed = {name: values.pop(name) for name in ("loss", "grad_norm")}
         self._pending = None
         if self.skips.count(bool(values.pop("skipped"))):
-            self.context.tracker.say(
+            self.runtime.tracker.say(
                 f"{self.name}: update {step} is skipped, it is not finite ({told(**fixed)}): parameters stay as they "
-                f"are; {self.context.config.faults.max_skipped} in a row stop the run"
+                f"are; {self.runtime.config.faults.max_skipped} in a row stop the run"
             )
         metrics = {**metrics, **fixed, **mean_metrics(values, self.per), "skipped_updates": float(self.skips.total)}
         self._last = metrics
-        if step % self.context.config.logging.every == 0 or step == self.total:
-            self.context.tracker.log(self.name, step, metrics)
+        if step % self.runtime.config.logging.every == 0 or step == self.total:
+            self.runtime.tracker.log(self.name, step, metrics)
         self.bar.update(step, metrics)
 
     def _give_up(self, packed: Packed) -> None:
         """Write the batch of the last update with its metrics, and stop the run."""
         metrics = self._last
-        folder = self.context.folders[self.name] / f"nonfinite-{self.step:06d}"
+        folder = self.runtime.folders[self.name] / f"nonfinite-{self.step:06d}"
         record = {"stage": self.name, "step": self.step, "metrics": metrics}
         try:
             processes.once(lambda: write_batch(folder, packed, record))
@@ -176,15 +179,15 @@ class Trainer:
             self.save()
 
     def _due(self) -> bool:
-        return self.step % self.context.config.checkpoint.every == 0 or self.step in {*self.pinned, self.total}
+        return self.step % self.runtime.config.checkpoint.every == 0 or self.step in {*self.pinned, self.total}
 
     def save(self) -> None:
         """Write one atomic checkpoint: parameters, optimiser, counters, cost so far."""
         self.flush()
-        self.context.tracker.flush()
+        self.runtime.tracker.flush()
         if self.step in self.pinned:
             self.facts.setdefault("at", {})[str(self.step)] = self.tally.manifest()
-        self.context.writer.wait()  # a checkpoint says that what came before it is on disk
+        self.runtime.writer.wait()  # a checkpoint says that what came before it is on disk
         host = {"tally": dataclasses.asdict(self.tally), "facts": {**self.facts, **self.extra_facts()}}
         with self._writing():
             self.checkpoints.save(self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host)
@@ -210,15 +213,15 @@ class Trainer:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Count the time of a block as checkpointing, which the next checkpoint tells."""
-        clocked = self.context.clock.read()
-        with self.context.clock.doing("checkpointing"):
+        clocked = self.runtime.clock.read()
+        with self.runtime.clock.doing("checkpointing"):
             yield
-        self.tally.checkpointing_seconds += self.context.clock.since(clocked)["checkpointing_seconds"]
+        self.tally.checkpointing_seconds += self.runtime.clock.since(clocked)["checkpointing_seconds"]
 
 
 @contextmanager
 def trainer(
-    context: Context,
+    runtime: Runtime,
     name: str,
     objective: Objective,
     settings: Optimizer,
@@ -236,37 +239,37 @@ def trainer(
 
     Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the policy it starts from.
     """
-    objective, programs = context.loss_of(name, objective)
-    folder: epath.Path = context.folders[name] / "checkpoints"
+    objective, programs = runtime.loss_of(name, objective)
+    folder: epath.Path = runtime.folders[name] / "checkpoints"
     optimizer, rate = optimizer_of(settings, total)
-    offload = context.config.compute.offload_optimizer
-    run_step = programs.take(make_train_step, objective, optimizer, context.model_config, context.mesh, offload)
+    offload = runtime.config.compute.offload_optimizer
+    run_step = programs.take(make_train_step, objective, optimizer, runtime.model_config, runtime.mesh, offload)
     pins, there = {total, *pinned}, Checkpoints(folder)
-    step, tally, facts = None, Tally(), {}
-    like = abstract_state(context.model_config, optimizer, context.mesh, offload)
-    found = newest(there, {"params": like.params, "opt_state": like.opt_state}, name, context.tracker.say)
+    step, tally, facts = None, Cost(), {}
+    like = abstract_state(runtime.model_config, optimizer, runtime.mesh, offload)
+    found = newest(there, {"params": like.params, "opt_state": like.opt_state}, name, runtime.tracker.say)
     if found is None:
-        state = fresh_state(context.policy(policy), optimizer, context.mesh, offload, context.programs)
+        state = fresh_state(load_policy(runtime, policy), optimizer, runtime.mesh, offload, runtime.programs)
     else:
         step, trees, host = found
         state = TrainState(trees["params"], trees["opt_state"])
-        tally, facts = Tally(**host["tally"]), dict(host["facts"])
+        tally, facts = Cost(**host["tally"]), dict(host["facts"])
         if step in pins:  # it may have been no kept step when it was saved
             facts.setdefault("at", {}).setdefault(str(step), tally.manifest())
         pins |= {int(kept) for kept in facts.get("at", {})}  # what was kept once stays, for others may read it
-        context.tracker.say(f"{name}: continuing after step {step} of {total}")
-    base = context.base(policy if step is None else name)
+        runtime.tracker.say(f"{name}: continuing after step {step} of {total}")
+    base = base_of(runtime, policy if step is None else name)
     processes.once(lambda: storage.write_json(folder.parent / starting.BASE, base))
     with (
-        Checkpoints(folder, keep=context.config.checkpoint.keep, pinned=pins) as checkpoints,
-        context.tracker.progress(name, total, step or 0) as bar,
-        closing(Profiler(context.config.logging.window, name, context.workdir)) as profiler,
+        Checkpoints(folder, keep=runtime.config.checkpoint.keep, pinned=pins) as checkpoints,
+        runtime.tracker.progress(name, total, step or 0) as bar,
+        closing(Profiler(runtime.config.logging.window, name, runtime.workdir)) as profiler,
     ):
         made = Trainer(
-            context,
+            runtime,
             name,
             state,
-            context.frozen(base),
+            frozen_params(runtime, base),
             step or 0,
             tally,
             facts,
@@ -289,7 +292,7 @@ def trainer(
         except processes.Preempted:
             save = made.save_here if "ended" in facts else made.save_if_new  # the step a stage ended at stays
             save()
-            context.tracker.say(f"{name}: told to stop; saved at step {made.step} of {total}")
+            runtime.tracker.say(f"{name}: told to stop; saved at step {made.step} of {total}")
             raise
         made.flush()
         checkpoints.wait()

@@ -11,7 +11,7 @@ from etils import epath
 from g2d_jax import storage
 from g2d_jax.config import Config, Sft
 from g2d_jax.graph import policies_read
-from g2d_jax.stages.context import stage_of_run
+from g2d_jax.stages.policies import stage_of_run
 
 
 def contents(config: Config, name: str) -> dict[str, str]:

@@ -30,7 +30,7 @@ from g2d_jax.canonical import to_dict
 from g2d_jax.config import Online
 from g2d_jax.graph import plan
 from g2d_jax.report import write_study
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder
 from g2d_jax.sweep.points import Point, points
 from g2d_jax.tracking import Tracker
@@ -148,7 +148,7 @@ class _Worker:
         self.name, self.studied, self.graph, self.root, self.tracker = name, studied, graph, root, tracker
         self.done: set[str] = set()
         self.failed: dict[str, str] = {}
-        self._context: Context | None = None
+        self._runtime: Runtime | None = None
         self._shared: Any = None
         self._programs = compilation.Programs()
 
@@ -211,10 +211,10 @@ class _Worker:
         logging = node.config.logging
         wandb = {"project": logging.wandb, "name": node.id, "group": self.name} if logging.wandb else None
         with Tracker(folder, tensorboard=logging.tensorboard, wandb=wandb, screen=self.tracker.screen) as tracker:
-            context = self._common(node).at(node.config, folders, tracker, workdir=folder, evaluated=evaluated)
+            runtime = self._common(node).at(node.config, folders, tracker, workdir=folder, evaluated=evaluated)
             try:
-                pipeline.compile_ahead(context, [node.name])
-                pipeline.run_stage(context, node.name, plan(node.config), again=True)
+                pipeline.compile_ahead(runtime, [node.name])
+                pipeline.run_stage(runtime, node.name, plan(node.config), again=True)
             except (ValueError, RuntimeError) as error:  # RuntimeError: what XLA raises, out of memory for one
                 if os.environ.get("G2D_TRACEBACK"):
                     raise
@@ -232,23 +232,23 @@ class _Worker:
         whole = self.graph.nodes[ids[node.name]] if node.name in ids else None
         return set(whole.evaluated.values()) if whole else set()
 
-    def _common(self, node: Node) -> Context:
+    def _common(self, node: Node) -> Runtime:
         """What nodes of equal settings outside the stages share: problems, tokenizer, verifiers, compiled programs."""
         shared = {key: value for key, value in to_dict(node.config).items() if key not in ("stages", "name")}
-        if self._context is None or shared != self._shared:
+        if self._runtime is None or shared != self._shared:
             self._close()
-            self._context = Context(node.config, self.root, self.tracker, {}, programs=self._programs)
+            self._runtime = Runtime(node.config, self.root, self.tracker, {}, programs=self._programs)
             self._shared = shared
             for name in ("mesh", "tokenizer", "model_config", "problems", "compute", "scorer"):
-                getattr(self._context, name)  # loaded now, so that all contexts made from this one share it
+                getattr(self._runtime, name)  # loaded now, so that all contexts made from this one share it
             # Workers must not write one journal; verdicts that were reached lie with the rollouts.
-            self._context.scorer.journal = self.root / "judged" / f"{socket.gethostname()}-{os.getpid()}"
-        return self._context
+            self._runtime.scorer.journal = self.root / "judged" / f"{socket.gethostname()}-{os.getpid()}"
+        return self._runtime
 
     def _close(self) -> None:
-        if self._context is not None:
-            self._context.close()
-            self._context = None
+        if self._runtime is not None:
+            self._runtime.close()
+            self._runtime = None
 
 
 def _state(node: Node, folder: epath.Path) -> str:

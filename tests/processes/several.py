@@ -30,7 +30,7 @@ from g2d_jax.config import Config
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.resolve import resolve
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.scorers import Scorers
 from g2d_jax.tracking import Tracker
 from g2d_jax.watcher import watched
@@ -60,7 +60,7 @@ def stages(config_file: str, reference: str, workdir: str) -> int:
         Tracker(own if processes.leader() else None, tensorboard=False) as tracker,
     ):
         processes.once(lambda: claim(Config.of(config), own))
-        first = Context(Config.of(config), own, tracker, {})
+        first = Runtime(Config.of(config), own, tracker, {})
         with contextlib.closing(first):
             for name in order.order:
                 folders = {**order.folders(other), name: order.folders(own)[name]}
@@ -149,7 +149,7 @@ def problems(file: Path) -> int:
     config.data.train = settings.source(str(file))
     config.data.dev.limit = config.data.test.limit = 4
     with Tracker(None, tensorboard=False) as tracker:
-        return len(Context(Config.of(config), epath.Path(file.parent), tracker, {}).problems["train"])
+        return len(Runtime(Config.of(config), epath.Path(file.parent), tracker, {}).problems["train"])
 
 
 def stopped(index: int, number: signal.Signals) -> None:

@@ -12,6 +12,7 @@ from launched import HERE, Launched
 from g2d_jax import policies
 from g2d_jax.config import Config
 from g2d_jax.models import lora
+from g2d_jax.stages.policies import load_policy
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import claim
 
@@ -25,8 +26,8 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A work directory with a checkpoint of adapters that are not zero."""
     folder = tmp_path_factory.mktemp("export") / "run"
     claim(Config.of(adapters.get_config()), epath.Path(folder))
-    with policies.opened(folder) as context, Checkpoints(folder / "01-warmup" / "checkpoints") as checkpoints:
-        trained, _ = lora.split(context.policy("init"))
+    with policies.opened(folder) as runtime, Checkpoints(folder / "01-warmup" / "checkpoints") as checkpoints:
+        trained, _ = lora.split(load_policy(runtime, "init"))
         checkpoints.save(2, {"params": jax.tree.map(lambda x: x + 0.1, trained)}, {})
     return folder
 

@@ -19,7 +19,7 @@ from g2d_jax.mesh import make_mesh
 from g2d_jax.resolve import resolve
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.sampler.engine import Sampler
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker
 
 sys.path.append(str(Path(__file__).parent))  # for the helpers beside this file
@@ -64,18 +64,18 @@ def jitted() -> Jitted:
 
 
 @pytest.fixture
-def opened(jitted: Jitted) -> Iterator[Callable[..., Context]]:
+def opened(jitted: Jitted) -> Iterator[Callable[..., Runtime]]:
     """Make the context of a config and work directory; `reward` in place of tiny.py's."""
     with ExitStack() as stack:
 
-        def make(config: ConfigDict, workdir: Path, reward: RewardFunction | None = even) -> Context:
+        def make(config: ConfigDict, workdir: Path, reward: RewardFunction | None = even) -> Runtime:
             tracker = stack.enter_context(Tracker(workdir, tensorboard=False))
             folder = epath.Path(workdir)
             folders = graph.plan(Config.of(config)).folders(folder)
-            context = Context(Config.of(config), folder, tracker, folders, reward, programs=AllPrograms(jitted))
-            context.mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
-            stack.callback(context.close)
-            return context
+            runtime = Runtime(Config.of(config), folder, tracker, folders, reward, programs=AllPrograms(jitted))
+            runtime.mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+            stack.callback(runtime.close)
+            return runtime
 
         yield make
 

@@ -18,13 +18,13 @@ from g2d_jax.report.run import read_run
 from g2d_jax.report.run_page import report
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import SIGNAL_ADVICE, collapse, scarce
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.training import trainer
 from g2d_jax.storage import write_json
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 
-Opened = Callable[..., Context]
+Opened = Callable[..., Runtime]
 ONLINE = settings.online()
 
 
@@ -96,15 +96,15 @@ def test_short_runs_say_nothing() -> None:
 def test_a_collapse_is_said_once_also_after_a_restart(
     small: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    context, stage = opened(small, tmp_path), settings.online(loss="dpo", sync_every=10)
+    runtime, stage = opened(small, tmp_path), settings.online(loss="dpo", sync_every=10)
     how = {"policy": "init", "total": 40, "row_length": 64, "per": "tokens"}
     lengths = falling(600, 60, 40)
     for first in (0, 13, 26):  # three processes: what a checkpoint has of facts is JSON
-        with trainer(context, "dpo", objectives.sft(context.compute), stage.optimizer, **how) as training:
+        with trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as training:
             for i in range(first, min(first + 13, 40)):
                 training.step = i + 1
                 metrics = {"entropy": 0.3, "completions/mean_length": lengths[i], "reward": math.nan if i % 3 else 0.4}
-                alerts.watch(context, "dpo", stage, training, metrics)
+                alerts.watch(runtime, "dpo", stage, training, metrics)
             training.save_here()
     said = capsys.readouterr().out
     (warning,) = alerts.evidence(training)["warnings"]
@@ -121,12 +121,12 @@ def test_a_collapse_is_said_once_also_after_a_restart(
 
 
 def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context, stage = opened(small, tmp_path), small.stages.dpo
+    runtime, stage = opened(small, tmp_path), small.stages.dpo
     stage.optimizer.eps = 1e-8
     how = {"policy": "init", "total": 4, "row_length": 64, "per": "tokens"}
-    with trainer(context, "dpo", objectives.sft(context.compute), stage.optimizer, **how) as training:
+    with trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as training:
         for entropy, reward in ((0.5, 0.3), (0.2, 0.4), (0.4, 0.4), (0.05, 0.2)):
-            alerts.watch(context, "dpo", stage, training, {"entropy": entropy, "reward": reward}, kind="probe")
+            alerts.watch(runtime, "dpo", stage, training, {"entropy": entropy, "reward": reward}, kind="probe")
             training.step += 1
     (warning,) = training.facts["warnings"]
     assert warning["text"] == (
@@ -263,19 +263,19 @@ def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
     small: ConfigDict, tmp_path: Path, opened: Opened, total: int, expected: list[int]
 ) -> None:
     """And takes it back at its end, if the reward has risen by then."""
-    context, stage = opened(small, tmp_path), settings.online()
+    runtime, stage = opened(small, tmp_path), settings.online()
     how = {"policy": "init", "total": total, "row_length": 64, "per": "tokens"}
-    with trainer(context, "dpo", objectives.sft(context.compute), stage.optimizer, **how) as training:
+    with trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as training:
         for step in range(1, total + 1):
             training.step = step
             rise = 0.01 * max(step - 60, 0)
-            alerts.watch(context, "dpo", stage, training, {"reward": 0.3 + 0.01 * (step % 3) + rise})
+            alerts.watch(runtime, "dpo", stage, training, {"reward": 0.3 + 0.01 * (step % 3) + rise})
             if step == 60:
                 assert [warning["step"] for warning in alerts.evidence(training)["warnings"]] == expected
-        alerts.conclude(context, "dpo", stage, training)
+        alerts.conclude(runtime, "dpo", stage, training)
         assert alerts.evidence(training) == {"warnings": []}
         training.facts["rewards"] = [0.3] * total
-        alerts.conclude(context, "dpo", stage, training)
+        alerts.conclude(runtime, "dpo", stage, training)
         assert [warning["cause"] for warning in alerts.evidence(training)["warnings"]] == ["stalled"]
         training.step = 0
 
@@ -296,8 +296,8 @@ def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the
     config.data.train.limit = 3
     config.stages.warmup.update(policy="init", steps=6, keep=())
     write_json(tmp_path / "config.json", {"config": to_dict(config)})
-    context = opened(config, tmp_path, lambda completions, **_: [0.0] * len(completions))
-    manifest = pipeline.run_stage(context, "warmup", graph.plan(Config.of(config)))
+    runtime = opened(config, tmp_path, lambda completions, **_: [0.0] * len(completions))
+    manifest = pipeline.run_stage(runtime, "warmup", graph.plan(Config.of(config)))
     found = [(one["cause"], one["step"]) for one in manifest["warnings"]]
     assert [one for one in found if one[0] != "cut"] == [("data", 0), ("signal", 5)]
     said = capsys.readouterr().out

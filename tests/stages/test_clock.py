@@ -126,13 +126,13 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
 
     config.stages.sft.update(steps=3, data={"limit": 48})
     config.checkpoint.every = 3
-    context = opened(config, tmp_path)
-    context.objectives = {"sft": slow}
+    runtime = opened(config, tmp_path)
+    runtime.objectives = {"sft": slow}
     stage = config.stages.sft
-    examples, _ = sft.examples(context, "sft", stage)
+    examples, _ = sft.examples(runtime, "sft", stage)
     with (
-        trainer(context, "sft", None, stage.optimizer, policy="init", total=3, row_length=64, per="tokens") as training,
-        context.metered(training.tally),
+        trainer(runtime, "sft", None, stage.optimizer, policy="init", total=3, row_length=64, per="tokens") as training,
+        runtime.track_cost(training.tally),
     ):
         running = []
         for step in range(2):
@@ -149,11 +149,11 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
 def test_a_run_tells_where_its_time_went(config, opened, tmp_path):
     config.stages.sft.steps = 3
     config.stages.warmup.steps = 2
-    context, order = opened(config, tmp_path), graph.plan(Config.of(config))
+    runtime, order = opened(config, tmp_path), graph.plan(Config.of(config))
     sampled = {"generation", "verification"}
     for name, spent_on in (("sft", {"training"}), ("warmup", {"training", *sampled}), ("collect", sampled)):
-        pipeline.run_stage(context, name, order)
-        manifest = finished(context.folders[name])
+        pipeline.run_stage(runtime, name, order)
+        manifest = finished(runtime.folders[name])
         assert manifest is not None
         found = shares(manifest)
         assert sum(found.values()) == pytest.approx(1) and min(found.values()) >= 0

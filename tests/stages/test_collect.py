@@ -18,11 +18,13 @@ from g2d_jax.config import Config
 from g2d_jax.data.preferences import random_pairs, to_preference
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages import collect, offline
-from g2d_jax.stages.context import Context, StopRun, Tally
+from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.tables import read_columns, read_preferences, read_rollouts
 from g2d_jax.tracking import read_metrics
 
-Opened = Callable[..., Context]
+Opened = Callable[..., Runtime]
 
 
 @pytest.fixture
@@ -34,8 +36,8 @@ def small(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def stage(context: Context, name: str = "collect") -> dict[str, Any]:
-    return pipeline.run_stage(context, name, graph.plan(context.config))
+def stage(runtime: Runtime, name: str = "collect") -> dict[str, Any]:
+    return pipeline.run_stage(runtime, name, graph.plan(runtime.config))
 
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -59,8 +61,8 @@ def test_sampled_pairs_are_read_by_pandas_and_counts_add_up(small: ConfigDict, t
 
 def test_the_window_of_pass_rates(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     small.stages.collect.min_pass_rate = small.stages.collect.max_pass_rate = 0.5
-    context = opened(small, tmp_path)
-    counts = stage(context)["counts"]
+    runtime = opened(small, tmp_path)
+    counts = stage(runtime)["counts"]
     assert counts["prompts"] == sum(counts[fate] for fate in collect.FATES) and counts["outside_window"] > 0
     rows = read_rollouts(tmp_path / "01-collect" / "rollouts")
     rates: dict[str, list[float]] = {}
@@ -71,9 +73,9 @@ def test_the_window_of_pass_rates(small: ConfigDict, tmp_path: Path, opened: Ope
 
 
 def test_all_pairs_are_those_of_the_pair_rule(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context = opened(small, tmp_path)
-    stage(context)
-    prompts = {problem.id: problem.prompt for problem in context.problems["train"]}
+    runtime = opened(small, tmp_path)
+    stage(runtime)
+    prompts = {problem.id: problem.prompt for problem in runtime.problems["train"]}
     expected = []
     for group in groups_of(tmp_path / "01-collect"):
         right = np.array([row.score.reward for row in group])
@@ -112,16 +114,16 @@ def test_stages_choose_from_the_rollouts_of_another(small: ConfigDict, tmp_path:
         sure=dict(select="confident", max_pairs=5),
         unsure=dict(select="uncertain", max_pairs=5),
     )
-    context = opened(config, tmp_path)
-    manifests = {name: stage(context, name) for name in pipeline.check(Config.of(config)).order}
-    pairs = {name: read_preferences(context.folders[name] / "preferences") for name in manifests}
+    runtime = opened(config, tmp_path)
+    manifests = {name: stage(runtime, name) for name in pipeline.check(Config.of(config)).order}
+    pairs = {name: read_preferences(runtime.folders[name] / "preferences") for name in manifests}
     assert {name: len(some) for name, some in pairs.items()} == dict(collect=18, few=5, many=9, sure=5, unsure=5)
     places = {name: [list(map(texts, pairs["collect"])).index(texts(p)) for p in some] for name, some in pairs.items()}
     assert all(some == sorted(set(some)) for some in places.values())  # in the order of the prompts, each once
     assert set(places["few"]) < set(places["many"])
     entropy = {
         group[0].rollout.problem_id: informativeness.summary([group])["entropy"]
-        for group in groups_of(context.folders["collect"])
+        for group in groups_of(runtime.folders["collect"])
     }
     mixed = {pair.problem_id for pair in pairs["collect"]}
     ranked = sorted(mixed, key=entropy.__getitem__)
@@ -131,9 +133,9 @@ def test_stages_choose_from_the_rollouts_of_another(small: ConfigDict, tmp_path:
     for name, manifest in manifests.items():
         own = name == "collect"
         assert (manifest["tokens"]["generated"] > 0) == (manifest["flops"] > 0) == own
-        assert (context.folders[name] / "rollouts").exists() == own
+        assert (runtime.folders[name] / "rollouts").exists() == own
         assert manifest["counts"]["rollouts"] == 32 and manifest["counts"]["pairs_available"] == 18
-        how = storage.read_json(context.folders[name] / "preferences" / "_manifest.json")
+        how = storage.read_json(runtime.folders[name] / "preferences" / "_manifest.json")
         assert how["sampler"]["purpose"] == "collect/collect" and how["sampler"]["num_generations"] == 4
     assert manifests["many"]["inputs"] == {"few": manifests["few"]["fingerprint"]}
     assert (how["rollouts"], how["pair_rule"]["select"], how["pair_rule"]["max_pairs"]) == ("collect", "uncertain", 5)
@@ -156,12 +158,12 @@ def test_shared_rollouts_from_an_archive_or_a_file(config: ConfigDict, tmp_path:
         config.stages.archive2 = settings.collect(rollouts="archive1", max_pairs=2)
     config.stages.warmup.policy = "init"
     config.stages.archive1.rollouts = "archive"
-    context = opened(config, tmp_path / "work")
-    manifests = {name: stage(context, name) for name in pipeline.check(Config.of(config)).order}
+    runtime = opened(config, tmp_path / "work")
+    manifests = {name: stage(runtime, name) for name in pipeline.check(Config.of(config)).order}
     assert [manifests[name]["counts"]["pairs"] for name in ("archive2", "mine", "mine2")] == [2, 4, 2]
     assert manifests["archive2"]["counts"]["prompts"] == manifests["archive1"]["counts"]["prompts"] == 12
     how = {
-        name: storage.read_json(context.folders[name] / "preferences" / "_manifest.json")
+        name: storage.read_json(runtime.folders[name] / "preferences" / "_manifest.json")
         for name in ("archive2", "mine2")
     }
     assert how["archive2"]["sampler"]["purpose"] == "online/warmup"
@@ -183,8 +185,8 @@ def test_informativeness_on_disk(small: ConfigDict, tmp_path: Path, opened: Open
             policies=("init",), num_generations=2, pass_at=(1,), greedy=False, sampling=settings.sampling(8)
         )
     small.stages.collect.max_pairs = 7
-    context = opened(small, tmp_path)
-    measures = stage(context)["result"]["informativeness"]
+    runtime = opened(small, tmp_path)
+    measures = stage(runtime)["result"]["informativeness"]
     folder = tmp_path / "01-collect"
     assert storage.read_json(folder / "informativeness.json") == measures
     groups = groups_of(folder)
@@ -200,7 +202,7 @@ def test_informativeness_on_disk(small: ConfigDict, tmp_path: Path, opened: Open
     gaps = [own[p.problem_id, p.chosen] - own[p.problem_id, p.rejected] for p in pairs]
     assert measures["pairs"]["pairs"] == 7.0 == len(pairs)
     assert measures["pairs"]["gap_mean"] == pytest.approx(np.mean(gaps))
-    (entry,) = stage(context, "evaluate")["result"]["policies"]
+    (entry,) = stage(runtime, "evaluate")["result"]["policies"]
     answers = groups_of(tmp_path / "03-evaluate")
     assert entry["informativeness"] == storage.plain(informativeness.summary(answers))
 
@@ -243,9 +245,9 @@ def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(
 def test_no_pairs_stop_the_run_with_advice(
     small: ConfigDict, tmp_path: Path, opened: Opened, reward: float | None, advice: str
 ) -> None:
-    context = opened(small, tmp_path, lambda completions, **_: [reward] * len(completions))
+    runtime = opened(small, tmp_path, lambda completions, **_: [reward] * len(completions))
     with pytest.raises(StopRun, match=rf"collect: no preference pair from 8 prompts .*{advice}"):
-        stage(context)
+        stage(runtime)
     assert len(read_rollouts(tmp_path / "01-collect" / "rollouts")) == 32  # kept all the same
     assert storage.finished(tmp_path / "01-collect") is None
 
@@ -256,11 +258,11 @@ def test_the_archive_costs_no_further_generation(config: ConfigDict, tmp_path: P
     config.stages.warmup.policy = "init"
     config.stages.collect.policy = "warmup@1"
     config.stages.collect.rollouts = "archive"
-    context = opened(config, tmp_path)
-    stage(context, "warmup")
-    generated = context.sampler().usage.generated
-    manifest = stage(context)
-    assert context.sampler().usage.generated == generated > 0 == manifest["tokens"]["generated"]
+    runtime = opened(config, tmp_path)
+    stage(runtime, "warmup")
+    generated = runtime.sampler().usage.generated
+    manifest = stage(runtime)
+    assert runtime.sampler().usage.generated == generated > 0 == manifest["tokens"]["generated"]
     assert manifest["counts"]["prompts"] == 4  # of one step
     ids = {row.rollout.problem_id for row in read_rollouts(tmp_path / "01-warmup" / "rollouts" / "step-000000.parquet")}
     assert {pair.problem_id for pair in read_preferences(tmp_path / "02-collect" / "preferences")} <= ids
@@ -344,15 +346,15 @@ def test_broken_rows_are_named_by_file_and_line(
 def test_dpo_losses_start_at_the_reference(small: ConfigDict, tmp_path: Path, opened: Opened, loss_type: str) -> None:
     small.stages.dpo.loss_type = loss_type
     small.stages.dpo.beta = 0.5
-    context = opened(small, tmp_path)
-    stage(context)
-    manifest = stage(context, "dpo")
+    runtime = opened(small, tmp_path)
+    stage(runtime)
+    manifest = stage(runtime, "dpo")
     first = next(r["metrics"] for r in read_metrics(tmp_path) if (r["stage"], r["step"]) == ("dpo", 1))
     assert first["loss"] == pytest.approx({"sigmoid": np.log(2), "ipo": 1.0}[loss_type], rel=1e-5)  # ipo: (1/2β)²
     assert first["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
     assert manifest["counts"]["steps"] == max(manifest["counts"]["pairs"] // 8, 1)
     assert manifest["tokens"]["scored"] > 0
-    before, after = context.policy("init"), context.policy("dpo")
+    before, after = load_policy(runtime, "init"), load_policy(runtime, "dpo")
     assert any(
         np.any(np.asarray(x) != np.asarray(y)) for x, y in zip(*map(jax.tree.leaves, (before, after)), strict=True)
     )
@@ -361,14 +363,14 @@ def test_dpo_losses_start_at_the_reference(small: ConfigDict, tmp_path: Path, op
 def test_reference_logprobs_are_cached_for_this_policy_and_these_pairs(
     small: ConfigDict, tmp_path: Path, opened: Opened
 ) -> None:
-    context = opened(small, tmp_path)
-    stage(context)
+    runtime = opened(small, tmp_path)
+    stage(runtime)
     pairs = read_preferences(tmp_path / "01-collect" / "preferences")
     settings = small.stages.dpo
 
-    def score(some: list[Any]) -> tuple[np.ndarray, Tally]:
-        tally = Tally()
-        return offline.reference_logprobs(context, "dpo", settings, some, 64, tally), tally
+    def score(some: list[Any]) -> tuple[np.ndarray, Cost]:
+        tally = Cost()
+        return offline.reference_logprobs(runtime, "dpo", settings, some, 64, tally), tally
 
     def files() -> int:
         return len(list((tmp_path / "02-dpo").glob("reference-*.json")))
@@ -383,7 +385,7 @@ def test_reference_logprobs_are_cached_for_this_policy_and_these_pairs(
     assert files() == 1
     score(pairs[1:])
     assert files() == 2
-    stage(context, "dpo")
+    stage(runtime, "dpo")
     settings.policy = "dpo"  # another policy: its log-probabilities differ
     other, _ = score(pairs)
     assert files() == 3

@@ -53,11 +53,11 @@ def test_what_is_compiled_after_the_first_steps(config, opened, tmp_path, compil
     config.compute.update(row_length=128, microbatch_tokens=256)
     config.checkpoint.every = 100
     config.stages.dpo.diagnose, config.stages.dpo.batch_size = False, 2
-    context, order = opened(config, tmp_path), graph.plan(Config.of(config))
-    with Marking(compiled_by) as context.tracker:
+    runtime, order = opened(config, tmp_path), graph.plan(Config.of(config))
+    with Marking(compiled_by) as runtime.tracker:
         for name in ("sft", "warmup", "collect", "dpo"):
-            pipeline.run_stage(context, name, order)
-    marks = context.tracker.marks
+            pipeline.run_stage(runtime, name, order)
+    marks = runtime.tracker.marks
     for name in ("sft", "warmup", "dpo"):
         last = max(step for stage, step in marks if stage == name)
         assert last > 2

@@ -14,13 +14,14 @@ from g2d_jax import config as settings
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Problem
 from g2d_jax.stages import dynamics
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.training import Trainer, trainer
 from g2d_jax.tables import read_rollouts
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 
-Opened = Callable[..., Context]
+Opened = Callable[..., Runtime]
 STEPS = 3
 
 
@@ -42,29 +43,29 @@ def groups(step: int) -> list[Group]:
     return [Group(ids[0], [Response(ids[1], {"weight": np.full(6, 1 / 6, np.float32)})])]
 
 
-def trained(context: Context) -> tuple[Trainer, dict[str, Any]]:
+def trained(runtime: Runtime) -> tuple[Trainer, dict[str, Any]]:
     """The stage as an offline one goes on, with a supervised loss in place of a preference loss."""
-    stage, name = context.config.stages["dpo"], "dpo"
-    objective = objectives.sft(context.compute)
+    stage, name = runtime.config.stages["dpo"], "dpo"
+    objective = objectives.sft(runtime.compute)
     how = {"policy": "init", "total": STEPS, "row_length": 64, "per": "tokens"}
-    with trainer(context, name, objective, stage.optimizer, **how) as training:
+    with trainer(runtime, name, objective, stage.optimizer, **how) as training:
         while training.step < STEPS:
-            dynamics.probe(context, name, stage, training, reference=lambda: context.policy("init"))
-            with context.metered(training.tally):
+            dynamics.probe(runtime, name, stage, training, reference=lambda: load_policy(runtime, "init"))
+            with runtime.track_cost(training.tally):
                 training.update(groups(training.step), {})
             training.checkpoint_if_due()
-        dynamics.probe(context, name, stage, training, last=True, reference=lambda: context.policy("init"))
+        dynamics.probe(runtime, name, stage, training, last=True, reference=lambda: load_policy(runtime, "init"))
         training.flush()
         return training, dynamics.evidence(training)
 
 
 def test_what_a_probe_measures(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context = opened(small, tmp_path)
-    training, manifest = trained(context)
+    runtime = opened(small, tmp_path)
+    training, manifest = trained(runtime)
     probes = manifest["dynamics"]["probes"]
     assert [one["step"] for one in probes] == [0, 2, 3]
     assert abs(probes[0]["kl"]) < 1e-5 < 1e-4 < abs(probes[2]["kl"])
-    folder, dev = tmp_path / "01-dpo" / "probe", context.problems["dev"]
+    folder, dev = tmp_path / "01-dpo" / "probe", runtime.problems["dev"]
     generated = prefilled = 0
     for one in probes:
         rows = read_rollouts(folder / f"step-{one['step']:06d}.parquet")
@@ -104,17 +105,17 @@ def test_probes_change_nothing_in_the_policy(small: ConfigDict, tmp_path: Path, 
 def test_a_restart_reads_the_probes_back(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     whole, folder = trained(opened(small, tmp_path / "whole"))[1], tmp_path / "01-dpo"
     first = trained(opened(small, tmp_path))[1]
-    context = opened(small, tmp_path)
-    assert trained(context)[1] == first  # from the last checkpoint, which does not have the last probe
+    runtime = opened(small, tmp_path)
+    assert trained(runtime)[1] == first  # from the last checkpoint, which does not have the last probe
     shutil.rmtree(folder / "checkpoints" / "3")
-    assert trained(context)[1] == first  # as if killed in the third step, and from the start:
+    assert trained(runtime)[1] == first  # as if killed in the third step, and from the start:
     shutil.rmtree(folder / "checkpoints")
-    assert trained(context)[1] == first
-    assert context.sampler().usage.generated == 0
+    assert trained(runtime)[1] == first
+    assert runtime.sampler().usage.generated == 0
     (folder / "probe" / "step-000002.json").unlink()  # as if killed while it was measured
     shutil.rmtree(folder / "checkpoints")
-    again = trained(context)[1]
-    assert context.sampler().usage.generated == 0
+    again = trained(runtime)[1]
+    assert runtime.sampler().usage.generated == 0
     for other in (whole, again):
         assert other["dynamics"]["probes"] == first["dynamics"]["probes"]
         for key in ("tokens", "flops"):
@@ -122,12 +123,12 @@ def test_a_restart_reads_the_probes_back(small: ConfigDict, tmp_path: Path, open
 
 
 def test_a_probe_is_made_once_a_step(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context, stage = opened(small, tmp_path), small.stages.dpo
+    runtime, stage = opened(small, tmp_path), small.stages.dpo
     how = {"policy": "init", "total": 5, "row_length": 64, "per": "tokens"}
-    with trainer(context, "dpo", objectives.sft(context.compute), stage.optimizer, **how) as training:
+    with trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as training:
         for step, last in ((0, False), (0, True), (1, False), (1, True), (2, False), (3, False), (5, False)):
             training.step = step
-            dynamics.probe(context, "dpo", stage, training, last=last)
+            dynamics.probe(runtime, "dpo", stage, training, last=last)
         probes = training.facts["dynamics"]
         assert [one["step"] for one in probes] == [0, 1, 2, 5] and "kl" not in probes[0]
         assert {tuple(one.values())[1:] for one in probes} == {tuple(probes[0].values())[1:]}  # of one policy

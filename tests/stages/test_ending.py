@@ -19,8 +19,10 @@ from g2d_jax.config import Config
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.resolve import resolve
 from g2d_jax.stages import ending
-from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.rollouts import correct
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.training import trainer
 from g2d_jax.tables import read_rollouts
 from g2d_jax.tracking import read_metrics
@@ -28,7 +30,7 @@ from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 
 HERE = Path(__file__).parent
-Opened = Callable[..., Context]
+Opened = Callable[..., Runtime]
 Manifests = dict[str, dict[str, Any]]
 
 
@@ -37,16 +39,16 @@ def early() -> ConfigDict:
     return resolve(str(HERE / "early.py"))
 
 
-def run(context: Context, until: str = "dpo") -> Manifests:
+def run(runtime: Runtime, until: str = "dpo") -> Manifests:
     """The stages of the context's config up to one, in order."""
-    plan = graph.plan(context.config)
-    return {name: pipeline.run_stage(context, name, plan) for name in plan.order[: plan.order.index(until) + 1]}
+    plan = graph.plan(runtime.config)
+    return {name: pipeline.run_stage(runtime, name, plan) for name in plan.order[: plan.order.index(until) + 1]}
 
 
-def elsewhere(context: Context, config: ConfigDict, workdir: Path) -> Context:
-    """The same context, programs and all, for another config in another folder."""
+def elsewhere(runtime: Runtime, config: ConfigDict, workdir: Path) -> Runtime:
+    """The same runtime, programs and all, for another config in another folder."""
     folders = graph.plan(Config.of(config)).folders(epath.Path(workdir))
-    return context.at(Config.of(config), folders, context.tracker, workdir=epath.Path(workdir))
+    return runtime.at(Config.of(config), folders, runtime.tracker, workdir=epath.Path(workdir))
 
 
 def changed(config: ConfigDict, **changes: Any) -> ConfigDict:
@@ -129,8 +131,8 @@ def test_an_adaptive_stage_needs_verdicts_on_two_problems(early: ConfigDict, tmp
         both.tasks.sums = settings.task(*splits, function="tiny:even")
     pipeline.check(Config.of(both))  # the other task's responses are right or wrong
     early.reward.scalar, early.data.dev.limit = None, 1
-    context = opened(early, tmp_path, None)
-    for begin in (lambda: run(context, "warmup"), lambda: dryrun.show(early)):
+    runtime = opened(early, tmp_path, None)
+    for begin in (lambda: run(runtime, "warmup"), lambda: dryrun.show(early)):
         with pytest.raises(ValueError, match=r"probe\.prompts=8 of data\.dev come to 1: give data\.dev more problems"):
             begin()
     assert not list((tmp_path / "01-warmup").glob("*/*"))
@@ -140,14 +142,14 @@ def test_a_probe_without_a_verdict_is_none_of_two_in_a_row(early: ConfigDict, tm
     stage = early.stages.warmup
     forecast = {"accuracy": 0.5, "gain": 0.1, "slope": 0.0, "slope_error": 0.0, "step_flops": 1.0, "offline_flops": 1.0}
     how = {"policy": "init", "total": 8, "row_length": 64, "per": "tokens"}
-    context = opened(early, tmp_path, None)
-    objective = objectives.sft(context.compute)
-    with trainer(context, "warmup", objective, stage.optimizer, **how) as training:
+    runtime = opened(early, tmp_path, None)
+    objective = objectives.sft(runtime.compute)
+    with trainer(runtime, "warmup", objective, stage.optimizer, **how) as training:
         training.step, training.facts["probed"] = 6, [{"step": step} for step in (0, 2, 4, 5, 6)]
         training.facts["probes"] = [{"step": step, "mixed": 0.5, **forecast} for step in (4, 6)]
-        assert not ending.ends(context, "warmup", stage, training)
+        assert not ending.ends(runtime, "warmup", stage, training)
         del training.facts["probed"][3]
-        assert ending.ends(context, "warmup", stage, training)
+        assert ending.ends(runtime, "warmup", stage, training)
         training.step = 0
 
 
@@ -178,11 +180,11 @@ def test_offline_flops_are_those_counted_by_hand(config: ConfigDict, tmp_path: P
 
 def test_a_budget_ends_with_the_step_that_reaches_it(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     whole = changed(early, stop="steps", steps=3, keep=(0, 1, 2))
-    context = opened(whole, tmp_path / "whole", None)
-    manifest = run(context, "warmup")["warmup"]
+    runtime = opened(whole, tmp_path / "whole", None)
+    manifest = run(runtime, "warmup")["warmup"]
     assert manifest["stop"] == {"rule": "steps", "probes": []}
     at = {int(step): accounting.cost(record) for step, record in manifest["at"].items()}
-    assert manifest["at"]["0"] == Tally().manifest()
+    assert manifest["at"]["0"] == Cost().manifest()
     assert sorted(at) == [0, 1, 2, 3]
     just, more = 1.0, 1 + 1e-9
     for measure, step, factor, expected in (
@@ -196,7 +198,7 @@ def test_a_budget_ends_with_the_step_that_reaches_it(early: ConfigDict, tmp_path
         name = f"{measure}-{step}-{factor}"
         amount = max(at[step][measure] * factor, 1e-6)
         budgeted = changed(whole, stop="budget", budget={"measure": measure, "amount": amount}, keep=())
-        ended = run(elsewhere(context, budgeted, tmp_path / name), "warmup")["warmup"]
+        ended = run(elsewhere(runtime, budgeted, tmp_path / name), "warmup")["warmup"]
         assert ended["counts"]["steps"] == expected, name
         assert ended["counts"]["rollouts"] == expected * 4 * 4
         assert accounting.cost(ended)["flops"] == at[expected]["flops"]
@@ -218,21 +220,21 @@ def test_what_follows_goes_on_from_where_the_budget_ended_it(
 ) -> None:
     budgeted = changed(early, stop="budget", steps=5, budget={"measure": "device_seconds", "amount": 1e-6})
     budgeted.stages.collect.rollouts = rollouts
-    context = opened(budgeted, tmp_path, None)
+    runtime = opened(budgeted, tmp_path, None)
     pipeline.check(Config.of(budgeted))
-    found = run(context)
+    found = run(runtime)
     assert found["warmup"]["counts"]["steps"] == 1
-    assert same(context.policy("warmup"), context.policy("warmup@1"))
-    assert not same(context.policy("warmup"), context.policy("init"))
+    assert same(load_policy(runtime, "warmup"), load_policy(runtime, "warmup@1"))
+    assert not same(load_policy(runtime, "warmup"), load_policy(runtime, "init"))
     assert found["collect"]["counts"]["prompts"] == (8 if rollouts == "sample" else 4)
     assert found["dpo"]["counts"]["steps"] == 1
     if rollouts == "sample":
-        assert estimated(context, found) == pytest.approx(found["collect"]["flops"] + found["dpo"]["flops"], rel=0.03)
+        assert estimated(runtime, found) == pytest.approx(found["collect"]["flops"] + found["dpo"]["flops"], rel=0.03)
 
 
-def estimated(context: Context, found: Manifests) -> float:
+def estimated(runtime: Runtime, found: Manifests) -> float:
     """offline_flops from the lengths and the share of mixed prompts that the collect stage really had."""
-    rows = read_rollouts(context.folders["collect"] / "rollouts")
+    rows = read_rollouts(runtime.folders["collect"] / "rollouts")
     groups = [rows[i : i + 4] for i in range(0, len(rows), 4)]
     lengths = np.array([len(row.rollout.token_ids) for row in rows]).reshape(-1, 4)
     right = correct(groups)
@@ -243,19 +245,19 @@ def estimated(context: Context, found: Manifests) -> float:
         "rejected": found["collect"]["result"]["rejected_mean_length"],
         "mixed": float(np.mean([0 < rate < 1 for rate in right.mean(axis=1)])),
     }
-    stages = context.config.stages
-    return ending.offline_flops(context.model_config, stages.collect, stages.dpo, seen, prompts=8, responses=4)
+    stages = runtime.config.stages
+    return ending.offline_flops(runtime.model_config, stages.collect, stages.dpo, seen, prompts=8, responses=4)
 
 
 def test_no_step_at_all_leaves_the_policy_it_starts_from(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     none = changed(early, stop="budget", steps=0, budget={"measure": "flops", "amount": 1.0})
-    context = opened(none, tmp_path, None)
-    found = run(context)
+    runtime = opened(none, tmp_path, None)
+    found = run(runtime)
     assert found["warmup"]["counts"] == {"steps": 0, "prompts": 0, "rollouts": 0, "train_problems": 40}
-    assert found["warmup"]["at"] == {"0": Tally().manifest()}
+    assert found["warmup"]["at"] == {"0": Cost().manifest()}
     assert found["warmup"]["stop"] == {"rule": "steps", "probes": []}
-    assert Checkpoints(context.folders["warmup"] / "checkpoints").steps() == [0]
-    assert same(context.policy("warmup"), context.policy("init"))
+    assert Checkpoints(runtime.folders["warmup"] / "checkpoints").steps() == [0]
+    assert same(load_policy(runtime, "warmup"), load_policy(runtime, "init"))
     assert found["collect"]["counts"]["pairs"] > 0
     assert found["dpo"]["counts"]["steps"] == 1
 
@@ -274,13 +276,13 @@ def unscorable_at_first(steps: int) -> Callable[..., list[float | None]]:
 def test_forecasts_wait_for_verdicts_and_a_finished_stage_says_the_same_again(
     early: ConfigDict, tmp_path: Path, opened: Opened
 ) -> None:
-    context = opened(early, tmp_path, unscorable_at_first(3))  # the probe of no step, a batch, the probe of step 1
-    manifest = run(context, "warmup")["warmup"]
+    runtime = opened(early, tmp_path, unscorable_at_first(3))  # the probe of no step, a batch, the probe of step 1
+    manifest = run(runtime, "warmup")["warmup"]
     probes = manifest["stop"]["probes"]
     assert probes[0]["step"] == 4  # before, the later half and two probes more had one without a verdict
     assert all(0 < probe["mixed"] <= 1 and 0 <= probe["accuracy"] <= 1 for probe in probes)
-    (context.folders["warmup"] / storage.MANIFEST).unlink()
-    again = run(context, "warmup")["warmup"]  # from the checkpoint: nothing is done, what was seen is still there
+    (runtime.folders["warmup"] / storage.MANIFEST).unlink()
+    again = run(runtime, "warmup")["warmup"]  # from the checkpoint: nothing is done, what was seen is still there
     clocked = {
         "started": 0,
         "checkpointing_seconds": 0,
@@ -311,7 +313,7 @@ def test_a_frozen_policy_has_slope_0_whatever_chooses_its_prompts(
     early.stages.warmup.probe.every = 2
     early.checkpoint.every = 100
     frozen = changed(early, steps=8, prompts_per_step=10, adaptive={"min_steps": 6, "shift": 0.5})
-    context, forecasts = opened(frozen, tmp_path, uneven), []
+    runtime, forecasts = opened(frozen, tmp_path, uneven), []
     for name, filters in (
         ("retire", {"retire": {"after": 1}}),
         ("difficulty", {"difficulty": {"min_pass_rate": 0.2, "outside": 0.0}}),
@@ -319,7 +321,7 @@ def test_a_frozen_policy_has_slope_0_whatever_chooses_its_prompts(
     ):
         config = changed(frozen, **filters)
         pipeline.check(Config.of(config))
-        manifest = run(elsewhere(context, config, tmp_path / name), "warmup")["warmup"]
+        manifest = run(elsewhere(runtime, config, tmp_path / name), "warmup")["warmup"]
         assert manifest["stop"]["rule"] == "adaptive" and manifest["stop"]["step"] == 8
         forecasts.append(manifest["stop"]["probes"])
         assert [probe["step"] for probe in forecasts[-1]] == [6, 8]

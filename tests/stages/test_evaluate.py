@@ -15,11 +15,11 @@ from g2d_jax import graph, pipeline
 from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report import write_all
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tables import read_rollouts
 from g2d_jax.workdir import claim
 
-Opened = Callable[..., Context]
+Opened = Callable[..., Runtime]
 
 
 @pytest.fixture
@@ -49,18 +49,18 @@ def mixed(config: ConfigDict) -> ConfigDict:
     return from_dict(values)
 
 
-def run(context: Context) -> dict[str, Any]:
-    claim(context.config, epath.Path(context.workdir))
-    plan = graph.plan(context.config)
-    return [pipeline.run_stage(context, name, plan) for name in plan.order][-1]["result"]
+def run(runtime: Runtime) -> dict[str, Any]:
+    claim(runtime.config, epath.Path(runtime.workdir))
+    plan = graph.plan(runtime.config)
+    return [pipeline.run_stage(runtime, name, plan) for name in plan.order][-1]["result"]
 
 
 def test_without_verdicts_there_are_rewards_and_no_accuracy(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context = opened(scalar(config), tmp_path, None)
-    result = run(context)
+    runtime = opened(scalar(config), tmp_path, None)
+    result = run(runtime)
     means = []
     for entry in result["policies"]:
-        rows = read_rollouts(context.folders["evaluate"] / entry["rollouts"])
+        rows = read_rollouts(runtime.folders["evaluate"] / entry["rollouts"])
         assert entry["verdicts"] == {Verdict.SCORED.value: 16}
         assert {entry[name] for name in ("mean", "std_runs", "sem", "sem_clustered", "greedy")} == {None}
         assert entry["pass_at"] == entry["subsets"] == {}
@@ -89,13 +89,13 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config: ConfigDict, 
 
 
 def test_a_mixed_evaluation_keeps_its_tasks_apart(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context = opened(mixed(config), tmp_path, None)
-    result = run(context)
-    tasks = {problem.id: problem.task for problem in context.problems["dev"]}
+    runtime = opened(mixed(config), tmp_path, None)
+    result = run(runtime)
+    tasks = {problem.id: problem.task for problem in runtime.problems["dev"]}
     counts = {task: list(tasks.values()).count(task) for task in ("main", "chat")}
     assert counts["main"] == 8 and counts["chat"] > 0
     for entry in result["policies"]:
-        rows = read_rollouts(context.folders["evaluate"] / entry["rollouts"])
+        rows = read_rollouts(runtime.folders["evaluate"] / entry["rollouts"])
         right = [row.score.verdict == Verdict.CORRECT for row in rows if tasks[row.rollout.problem_id] == "main"]
         rewards = [row.score.reward for row in rows if tasks[row.rollout.problem_id] == "chat"]
         assert entry["mean"] == entry["tasks"]["main"]["accuracy"] == pytest.approx(np.mean(right))

@@ -16,13 +16,15 @@ from g2d_jax.data.loader import Order
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
 from g2d_jax.stages import diagnosis, offline
-from g2d_jax.stages.context import Context, Tally
+from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tables import read_columns, read_preferences, write_preferences
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Micro, Objective
 
-Opened = Callable[..., Context]
+Opened = Callable[..., Runtime]
 PAIRS = 20
 
 
@@ -61,14 +63,14 @@ def made(count: int) -> list[Preference]:
     return [pair(i) for i in range(count)]
 
 
-def stage(context: Context) -> dict[str, Any]:
-    return pipeline.run_stage(context, "dpo", graph.plan(context.config))
+def stage(runtime: Runtime) -> dict[str, Any]:
+    return pipeline.run_stage(runtime, "dpo", graph.plan(runtime.config))
 
 
-def again(context: Context) -> dict[str, Any]:
+def again(runtime: Runtime) -> dict[str, Any]:
     """The stage once more, as if it had been killed before its manifest was written."""
-    (context.folders["dpo"] / storage.MANIFEST).unlink()
-    return stage(context)
+    (runtime.folders["dpo"] / storage.MANIFEST).unlink()
+    return stage(runtime)
 
 
 def without_seconds(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -97,8 +99,8 @@ def test_nothing_learnt_is_no_reward(small: ConfigDict, tmp_path: Path, opened: 
 
 
 def test_what_is_measured_is_what_the_table_holds(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context = opened(small, tmp_path)
-    manifest = stage(context)
+    runtime = opened(small, tmp_path)
+    manifest = stage(runtime)
     table = read_columns(tmp_path / "01-dpo" / "pairs.parquet")
     pairs = read_preferences(tmp_path / "pairs.parquet")
     lengths = table["chosen_length"], table["rejected_length"]
@@ -107,7 +109,7 @@ def test_what_is_measured_is_what_the_table_holds(small: ConfigDict, tmp_path: P
     assert lengths[1].tolist() == [len(pair.rejected_ids) for pair in pairs]
     before, after = (np.stack([table[f"{which}chosen"], table[f"{which}rejected"]], axis=1) for which in ("ref_", ""))
     for policy, found in (("init", before), ("dpo", after)):
-        scored = offline.score_pairs(context, context.policy(policy), pairs, 64, Tally())
+        scored = offline.score_pairs(runtime, load_policy(runtime, policy), pairs, 64, Cost())
         np.testing.assert_array_equal(found, scored, err_msg=policy)
     result = manifest["result"]
     assert result["before"] == informativeness.pair_summary(*before.T, *lengths)
@@ -125,8 +127,8 @@ def test_what_is_measured_is_what_the_table_holds(small: ConfigDict, tmp_path: P
 
 
 def test_a_restart_measures_the_same(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context = opened(small, tmp_path)
-    first = stage(context)
+    runtime = opened(small, tmp_path)
+    first = stage(runtime)
     folder = tmp_path / "01-dpo"
     (kept,) = folder.glob("signal-*.json")
     written, table = kept.stat().st_mtime_ns, (folder / "pairs.parquet").read_bytes()
@@ -135,7 +137,7 @@ def test_a_restart_measures_the_same(small: ConfigDict, tmp_path: Path, opened: 
     assert kept.stat().st_mtime_ns == written  # read, not measured again
     assert (folder / "pairs.parquet").read_bytes() == table
     kept.unlink()
-    assert without_seconds(again(context)) == without_seconds(first)
+    assert without_seconds(again(runtime)) == without_seconds(first)
 
 
 def test_diagnosis_is_paid_apart_and_changes_nothing(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
@@ -171,9 +173,9 @@ def test_the_gradient_is_that_of_the_loss_that_trains(small: ConfigDict, tmp_pat
 
             return objective
 
-        context = opened(small, workdir)
-        context.objectives = {"dpo": scaled}
-        return floats(stage(context)["result"]["signal"])
+        runtime = opened(small, workdir)
+        runtime.objectives = {"dpo": scaled}
+        return floats(stage(runtime)["result"]["signal"])
 
     small.stages.dpo.signal_pairs = 8
     one, two = measured(tmp_path / "one", 1.0), measured(tmp_path / "two", 2.0)

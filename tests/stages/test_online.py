@@ -21,8 +21,9 @@ from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.stages import batches
-from g2d_jax.stages.context import Context, StopRun, Tally
+from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.dynamics import reference_logprobs
+from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.rollouts import (
     Draws,
     Generation,
@@ -32,13 +33,14 @@ from g2d_jax.stages.rollouts import (
     rewards,
     sampled_groups,
 )
+from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.step import accumulate, put_batch
 from g2d_jax.workdir import claim
 
-Opened = Callable[..., Context]
+Opened = Callable[..., Runtime]
 
 
 @pytest.fixture
@@ -51,21 +53,21 @@ def warmup(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def run(context: Context) -> dict[str, object]:
-    return pipeline.run_stage(context, "warmup", graph.plan(context.config))
+def run(runtime: Runtime) -> dict[str, object]:
+    return pipeline.run_stage(runtime, "warmup", graph.plan(runtime.config))
 
 
-def sampled(context: Context, tmp_path: Path) -> tuple[Draws, Groups]:
-    stage = context.config.stages["warmup"]
-    draws, params = [(problem, 0) for problem in context.problems["train"][:6]], context.sampling_params(stage.sampling)
+def sampled(runtime: Runtime, tmp_path: Path) -> tuple[Draws, Groups]:
+    stage = runtime.config.stages["warmup"]
+    draws, params = [(problem, 0) for problem in runtime.problems["train"][:6]], runtime.sampling_params(stage.sampling)
     return draws, sampled_groups(
-        context,
-        context.sampler().view(context.policy("init")),
+        runtime,
+        runtime.sampler().view(load_policy(runtime, "init")),
         draws,
-        Generation(params, 4, context.sampling_shapes(stage, 6, 4, params), "test"),
+        Generation(params, 4, runtime.sampling_shapes(stage, 6, 4, params), "test"),
         policy="init",
         journal=tmp_path / "journal.parquet",
-        tally=Tally(),
+        tally=Cost(),
     )
 
 
@@ -101,14 +103,14 @@ def test_what_codes_sampled_is_weighed_by_the_trainers_probabilities(
     cap, stage = 1.01, warmup.stages.warmup
     warmup.model.init_std = 0.3
     stage.update(sampling_weights="int8", importance_cap=cap, steps=1)
-    context = opened(warmup, tmp_path)
-    run(context)
+    runtime = opened(warmup, tmp_path)
+    run(runtime)
     metrics = read_metrics(tmp_path)[-1]["metrics"]
-    groups = read_sampled(context, epath.Path(tmp_path) / "01-warmup/rollouts/step-000000.parquet").groups
-    policy = context.policy("init")
+    groups = read_sampled(runtime, epath.Path(tmp_path) / "01-warmup/rollouts/step-000000.parquet").groups
+    policy = load_policy(runtime, "init")
 
     def known(params: Decoder) -> np.ndarray:
-        logprobs = reference_logprobs(context, groups, params, stage.sampling, Tally())
+        logprobs = reference_logprobs(runtime, groups, params, stage.sampling, Cost())
         return np.concatenate([response for group in logprobs for response in group])
 
     sampler = np.concatenate([row.rollout.logprobs for group in groups for row in group])
@@ -129,8 +131,8 @@ def test_what_codes_sampled_is_weighed_by_the_trainers_probabilities(
 def test_metrics_have_trl_names_and_tokens_are_those_of_the_rollouts(
     warmup: ConfigDict, tmp_path: Path, opened: Opened
 ) -> None:
-    context = opened(warmup, tmp_path)
-    manifest = run(context)
+    runtime = opened(warmup, tmp_path)
+    manifest = run(runtime)
     record = read_metrics(tmp_path)[-1]
     assert {
         "reward",
@@ -142,7 +144,7 @@ def test_metrics_have_trl_names_and_tokens_are_those_of_the_rollouts(
         "grad_norm",
         "sampling/sampling_logp_difference/mean",
     } < {*record["metrics"]}
-    usage = context.sampler().usage
+    usage = runtime.sampler().usage
     assert manifest["tokens"]["generated"] == usage.generated
     assert manifest["tokens"]["prefilled"] == usage.prefilled
     assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1, 2]
@@ -153,7 +155,7 @@ def test_the_cost_at_every_kept_step_survives_a_restart(warmup: ConfigDict, tmp_
     whole = run(opened(warmup, tmp_path))
     at, folder = whole["at"], tmp_path / "01-warmup"
     assert set(at) == {"0", "1", "2"}
-    assert at["0"] == Tally().manifest()
+    assert at["0"] == Cost().manifest()
     unknown = {"checkpointing_seconds": 0.0}  # the checkpoint holds all of its own step but what writing it took
     assert {**at["2"], **unknown} == {**{key: whole[key] for key in at["2"]}, **unknown}
     for key in ("flops", "seconds"):
@@ -168,30 +170,30 @@ def test_the_cost_at_every_kept_step_survives_a_restart(warmup: ConfigDict, tmp_
 
 
 def test_attention_is_counted_position_by_position(warmup: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context, tally = opened(warmup, tmp_path), Tally()
-    _, groups = sampled(context, tmp_path)
-    count_rollouts(context, tally, groups)
+    runtime, tally = opened(warmup, tmp_path), Cost()
+    _, groups = sampled(runtime, tmp_path)
+    count_rollouts(runtime, tally, groups)
     prompts = [len(group[0].rollout.prompt_ids) for group in groups]
     responses = [[len(row.rollout.token_ids) for row in group] for group in groups]
     read = sum(sum(range(1, prompt + 1)) for prompt in prompts)
     read += sum(sum(range(p + 1, p + n + 1)) for p, ns in zip(prompts, responses, strict=True) for n in ns)
     tokens = sum(prompts) + sum(map(sum, responses))
     assert tally.prefilled + tally.generated == tokens
-    assert tally.flops == pytest.approx(forward_flops(context.model_config, tokens, read), rel=1e-12)
+    assert tally.flops == pytest.approx(forward_flops(runtime.model_config, tokens, read), rel=1e-12)
 
 
 def test_device_time_is_paid_for_every_device(warmup: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context, tally = opened(warmup, tmp_path), Tally()
-    context.mesh = make_mesh(1, 2, 1, devices=jax.devices()[:2])
-    with context.metered(tally):
+    runtime, tally = opened(warmup, tmp_path), Cost()
+    runtime.mesh = make_mesh(1, 2, 1, devices=jax.devices()[:2])
+    with runtime.track_cost(tally):
         pass
     assert tally.device_seconds == 2 * tally.seconds > 0
 
 
 def test_a_checkpoint_from_before_device_time_was_counted_still_loads() -> None:
-    kept = dataclasses.asdict(Tally(seconds=3.0, trained=5))
+    kept = dataclasses.asdict(Cost(seconds=3.0, trained=5))
     del kept["device_seconds"]
-    assert Tally(**kept) == Tally(seconds=3.0, trained=5)
+    assert Cost(**kept) == Cost(seconds=3.0, trained=5)
 
 
 @pytest.mark.parametrize(
@@ -200,18 +202,20 @@ def test_a_checkpoint_from_before_device_time_was_counted_still_loads() -> None:
 def test_leaving_out_responses_without_advantage_changes_no_gradient(
     warmup: ConfigDict, tmp_path: Path, opened: Opened, loss_type: str
 ) -> None:
-    context, stage = opened(warmup, tmp_path), warmup.stages.warmup
+    runtime, stage = opened(warmup, tmp_path), warmup.stages.warmup
     stage.loss_type = loss_type
-    draws, groups = sampled(context, tmp_path)
+    draws, groups = sampled(runtime, tmp_path)
     stage.prompts_per_step = 6
-    kept = batches.make(0, stage, draws, groups, context.scalar).groups
+    kept = batches.make(0, stage, draws, groups, runtime.scalar).groups
     everything = all_responses(groups, stage)
     assert sum(len(g.responses) for g in kept) < sum(len(g.responses) for g in everything) == 24
-    objective = objectives.grpo(context.compute, temperature=1.0, epsilon=0.2, epsilon_high=None, beta=0.0)
+    objective = objectives.grpo(runtime.compute, temperature=1.0, epsilon=0.2, epsilon_high=None, beta=0.0)
     found = []
     for made in (kept, everything):
-        arrays, count = put_batch(pack(made, row_length=64, microbatch_rows=2), context.mesh)
-        found.append(jax.jit(lambda p, a, c: accumulate(objective, p, a, c))(context.policy("init"), arrays, count))
+        arrays, count = put_batch(pack(made, row_length=64, microbatch_rows=2), runtime.mesh)
+        found.append(
+            jax.jit(lambda p, a, c: accumulate(objective, p, a, c))(load_policy(runtime, "init"), arrays, count)
+        )
     (one, loss, _), (other, same_loss, _) = found
     np.testing.assert_allclose(loss, same_loss, rtol=1e-5, atol=1e-7)
     norm = max(float(np.abs(x).max()) for x in jax.tree.leaves(other))
@@ -258,8 +262,8 @@ def test_without_reward_signal_it_stops_and_keeps_the_policy(
     assert "The policy so far is kept, step 1 in" in str(stop.value)
     assert Checkpoints(tmp_path / "01-warmup" / "checkpoints").steps() == [1]
     assert storage.finished(tmp_path / "01-warmup") is None
-    context = opened(warmup, tmp_path, reward)
-    context.policy("warmup@1")
+    runtime = opened(warmup, tmp_path, reward)
+    load_policy(runtime, "warmup@1")
     with pytest.raises(StopRun):  # the same command stops again at once
-        run(context)
-    assert context.sampler().usage.generated == 0
+        run(runtime)
+    assert runtime.sampler().usage.generated == 0

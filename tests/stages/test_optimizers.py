@@ -11,7 +11,7 @@ from alike import arrays, contents
 
 from g2d_jax.resolve import resolve
 from g2d_jax.stages import sft
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.training import trainer
 from g2d_jax.training import objectives
 
@@ -30,17 +30,17 @@ TINY = str(Path(__file__).parents[1] / "tiny.py")
 
 @pytest.mark.parametrize("overrides", SETTINGS.values(), ids=SETTINGS)
 def test_what_is_continued_ends_like_what_never_stopped(
-    overrides: list[str], opened: Callable[..., Context], tmp_path: Path
+    overrides: list[str], opened: Callable[..., Runtime], tmp_path: Path
 ) -> None:
     """It stops after update 3, of which nothing is kept: the checkpoint is that of update 2."""
     config = resolve(TINY, overrides)
 
     def train(name: str, start: int, stop: int) -> None:
-        context = opened(config, tmp_path / name)
-        settings, objective = config.stages.sft.optimizer, objectives.sft(context.compute)
-        examples, _ = sft.examples(context, "sft", config.stages.sft)
+        runtime = opened(config, tmp_path / name)
+        settings, objective = config.stages.sft.optimizer, objectives.sft(runtime.compute)
+        examples, _ = sft.examples(runtime, "sft", config.stages.sft)
         with trainer(
-            context, "sft", objective, settings, policy="init", total=4, row_length=64, per="tokens"
+            runtime, "sft", objective, settings, policy="init", total=4, row_length=64, per="tokens"
         ) as training:
             assert training.step == start
             while training.goes_on() and training.step < stop:

@@ -14,7 +14,7 @@ from g2d_jax import graph, pipeline
 from g2d_jax.config import Config
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.scorers import Scorers
 from g2d_jax.tables import read_preferences, read_rollouts
 
@@ -59,7 +59,7 @@ def test_verifiers_start_early_where_answers_are_more_than_numbers(scorers: Call
         assert len(verifiers._pools) == started
 
 
-def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path: Path, opened: Callable[..., Context]):
+def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path: Path, opened: Callable[..., Runtime]):
     """Rollouts, rewards and pairs of a stage; the judge rates by length."""
     with config.unlocked():
         config.stages = {"collect": config.stages.collect}
@@ -71,12 +71,12 @@ def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path: Pat
     with serving(reply) as judge:
         config.reward.update(function="judge", scalar=True)
         config.reward.judge.update(url=judge.url, model="m")
-        context = opened(config, tmp_path, None)
-        manifest = pipeline.run_stage(context, "collect", graph.plan(Config.of(config)))
-        rows = read_rollouts(context.folders["collect"] / "rollouts")
+        runtime = opened(config, tmp_path, None)
+        manifest = pipeline.run_stage(runtime, "collect", graph.plan(Config.of(config)))
+        rows = read_rollouts(runtime.folders["collect"] / "rollouts")
         asked = len(judge.asked)
     assert 0 < asked <= len(rows) == 32
-    pairs = {pair.problem_id: pair for pair in read_preferences(context.folders["collect"] / "preferences")}
+    pairs = {pair.problem_id: pair for pair in read_preferences(runtime.folders["collect"] / "preferences")}
     for problem in {row.rollout.problem_id for row in rows}:
         rewards = [row.score.reward for row in rows if row.rollout.problem_id == problem]
         assert (problem in pairs) == (len(set(rewards)) > 1)

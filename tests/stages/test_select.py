@@ -15,8 +15,9 @@ from g2d_jax import config as settings
 from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.config import Config
 from g2d_jax.records import ScoredRollout, Verdict
-from g2d_jax.stages.context import Context, StopRun, check_elsewhere
 from g2d_jax.stages.held_out import mean_quotient
+from g2d_jax.stages.policies import check_elsewhere, checkpoint_of, chosen_policy
+from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.stages.select import best_step
 from g2d_jax.sweep.graph import build
 from g2d_jax.sweep.points import points
@@ -24,7 +25,7 @@ from g2d_jax.tables import read_rollouts
 from g2d_jax.tracking import read_metrics
 from g2d_jax.workdir import claim
 
-Opened = Callable[..., Context]
+Opened = Callable[..., Runtime]
 
 
 def negative(completions: list[str], **columns: object) -> list[float | None]:
@@ -53,12 +54,12 @@ def config(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def run(context: Context, name: str) -> dict[str, Any]:
-    return pipeline.run_stage(context, name, graph.plan(context.config))
+def run(runtime: Runtime, name: str) -> dict[str, Any]:
+    return pipeline.run_stage(runtime, name, graph.plan(runtime.config))
 
 
-def journal(context: Context, step: int) -> list[ScoredRollout]:
-    return read_rollouts(context.folders["best"] / "rollouts" / f"train@{step}.parquet")
+def journal(runtime: Runtime, step: int) -> list[ScoredRollout]:
+    return read_rollouts(runtime.folders["best"] / "rollouts" / f"train@{step}.parquet")
 
 
 def per_token(groups: list[list[ScoredRollout]]) -> float:
@@ -71,15 +72,15 @@ def per_token(groups: list[list[ScoredRollout]]) -> float:
 def test_the_best_step_is_chosen_and_its_answers_are_read_back(
     config: ConfigDict, tmp_path: Path, opened: Opened
 ) -> None:
-    context = opened(config, tmp_path, None)
-    run(context, "train")
-    manifest = run(context, "best")
+    runtime = opened(config, tmp_path, None)
+    run(runtime, "train")
+    manifest = run(runtime, "best")
     result = manifest["result"]
-    expected = {step: per_token([[row] for row in journal(context, step)]) for step in (0, 1, 2)}
+    expected = {step: per_token([[row] for row in journal(runtime, step)]) for step in (0, 1, 2)}
     assert {int(step): found["score"] for step, found in result["steps"].items()} == pytest.approx(expected)
     assert result["policy"] == f"train@{max(expected, key=lambda step: expected[step])}" and manifest["warnings"] == []
     assert manifest["counts"] == {"checkpoints": 3, "problems": 8} and manifest["flops"] > 0
-    rows = journal(context, 1)
+    rows = journal(runtime, 1)
     assert {row.policy for row in rows} == {"train@1"} and len(rows) == 2 * 8
     assert {row.score.verdict for row in rows} == {Verdict.SCORED}
     one = result["steps"]["1"]["tasks"]["main"]
@@ -109,21 +110,21 @@ def test_the_choice_is_a_policy_like_any_other(config: ConfigDict, tmp_path: Pat
         )
     assert pipeline.check(Config.of(config)).order == ("train", "best", "more", "evaluate")
     claim(Config.of(config), epath.Path(tmp_path))
-    context = opened(config, tmp_path, None)
-    manifests = {name: run(context, name) for name in ("train", "best", "more", "evaluate")}
+    runtime = opened(config, tmp_path, None)
+    manifests = {name: run(runtime, name) for name in ("train", "best", "more", "evaluate")}
     chosen = manifests["best"]["result"]["policy"]
     assert manifests["more"]["inputs"] == {"best": manifests["best"]["fingerprint"]}
     entry = manifests["evaluate"]["result"]["policies"][1]
     assert (entry["name"], entry["label"], entry["mean"]) == ("best", chosen, None)
-    assert context.checkpoint_of("best") == context.checkpoint_of(chosen)
+    assert checkpoint_of(runtime, "best") == checkpoint_of(runtime, chosen)
     assert policies.last_policy(config) == "best"
     folders = [policies.export(tmp_path, tmp_path / name, policy=name) for name in ("best", chosen)]
     one, other = (load_file(folder / "model.safetensors") for folder in folders)
     assert all(np.array_equal(one[name], other[name]) for name in one.keys() | other.keys())
     elsewhere = f"run:{tmp_path}#best"
     check_elsewhere(elsewhere)
-    assert context.chosen(elsewhere) == f"run:{tmp_path}#{chosen}"
-    assert context.checkpoint_of(elsewhere) == context.checkpoint_of(chosen)
+    assert chosen_policy(runtime, elsewhere) == f"run:{tmp_path}#{chosen}"
+    assert checkpoint_of(runtime, elsewhere) == checkpoint_of(runtime, chosen)
     with pytest.raises(ValueError, match="a select stage has chosen its step"):
         check_elsewhere(f"{elsewhere}@1")
     cost = accounting.cost_of("best", to_dict(config)["stages"], manifests)
@@ -140,13 +141,13 @@ def mixed(config: ConfigDict) -> ConfigDict:
 
 
 def test_a_mixed_run_averages_its_tasks(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context = opened(mixed(config), tmp_path, negative)
-    run(context, "train")
-    manifest = run(context, "best")
+    runtime = opened(mixed(config), tmp_path, negative)
+    run(runtime, "train")
+    manifest = run(runtime, "best")
     result = manifest["result"]
-    tasks = {problem.id: problem.task for problem in context.problems["dev"]}
+    tasks = {problem.id: problem.task for problem in runtime.problems["dev"]}
     for step in (0, 1, 2):
-        found, rows = result["steps"][str(step)], journal(context, step)
+        found, rows = result["steps"][str(step)], journal(runtime, step)
         main, sums = ([row for row in rows if tasks[row.rollout.problem_id] == task] for task in ("main", "sums"))
         accuracy = np.mean([row.score.verdict == Verdict.CORRECT for row in sums])
         assert found["tasks"]["sums"]["score"] == found["tasks"]["sums"]["accuracy"] == pytest.approx(accuracy)
@@ -163,10 +164,10 @@ def test_a_mixed_run_averages_its_tasks(config: ConfigDict, tmp_path: Path, open
 
 def test_without_any_score_there_is_no_choice(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     config.stages.train.update(steps=0, keep=())
-    context = opened(config, tmp_path, unscorable)
-    run(context, "train")
+    runtime = opened(config, tmp_path, unscorable)
+    run(runtime, "train")
     with pytest.raises(StopRun, match="best: no checkpoint of train has a score"):
-        run(context, "best")
+        run(runtime, "best")
 
 
 def test_one_short_reply_does_not_decide() -> None:

@@ -16,14 +16,15 @@ from g2d_jax import graph, pipeline, storage
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Request
 from g2d_jax.stages import sft
-from g2d_jax.stages.context import Context, StopRun
+from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.stages.sick import check_rollouts
 from g2d_jax.stages.training import Trainer, trainer
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 
-Opened = Callable[..., Context]
+Opened = Callable[..., Runtime]
 
 
 @pytest.fixture
@@ -35,12 +36,12 @@ def only_sft(config: ConfigDict) -> ConfigDict:
 
 
 @contextmanager
-def training(context: Context) -> Iterator[Trainer]:
+def training(runtime: Runtime) -> Iterator[Trainer]:
     with trainer(
-        context,
+        runtime,
         "sft",
-        objectives.sft(context.compute),
-        context.config.stages["sft"].optimizer,
+        objectives.sft(runtime.compute),
+        runtime.config.stages["sft"].optimizer,
         policy="init",
         total=6,
         row_length=64,
@@ -49,9 +50,9 @@ def training(context: Context) -> Iterator[Trainer]:
         yield made
 
 
-def groups(context: Context, weight: float | None = None) -> list[Group]:
+def groups(runtime: Runtime, weight: float | None = None) -> list[Group]:
     """Four demonstrations; `weight`: of the first one's tokens."""
-    found = sft.batch(sft.examples(context, "sft", context.config.stages["sft"])[0][:4])
+    found = sft.batch(sft.examples(runtime, "sft", runtime.config.stages["sft"])[0][:4])
     if weight is None:
         return found
     first = Response(found[0].responses[0].token_ids, {"weight": weight})
@@ -66,10 +67,10 @@ def test_skipped_updates_leave_no_trace_but_their_count(
     only_sft: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Over a restart too: the schedule goes on where it was, and the learning rates in the log are those used."""
-    context = opened(only_sft, tmp_path / "with")
-    with training(context) as made:
+    runtime = opened(only_sft, tmp_path / "with")
+    with training(runtime) as made:
         for weight in (None, np.nan):
-            made.update(groups(context, weight), {})
+            made.update(groups(runtime, weight), {})
             made.checkpoint_if_due()
     again = opened(only_sft, tmp_path / "with")
     with training(again) as made:
@@ -97,14 +98,14 @@ def test_skipped_updates_leave_no_trace_but_their_count(
 
 def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     only_sft.faults.max_skipped = 2
-    context = opened(only_sft, tmp_path)
-    with training(context) as made, pytest.raises(StopRun, match="sft: 2 updates in a row were not finite") as error:
+    runtime = opened(only_sft, tmp_path)
+    with training(runtime) as made, pytest.raises(StopRun, match="sft: 2 updates in a row were not finite") as error:
         for weight in (None, np.inf, None, np.nan, np.inf):
-            made.update(groups(context, weight), {})
+            made.update(groups(runtime, weight), {})
     folder = tmp_path / "01-sft" / "nonfinite-000005"
     assert made.step == 5 and str(folder) in str(error.value)
     batch, record = load_file(folder / "batch.safetensors"), storage.read_json(folder / "record.json")
-    response = groups(context)[0].responses[0].token_ids
+    response = groups(runtime)[0].responses[0].token_ids
     assert (batch["tokens"][np.isinf(batch["weight"])] == response).all()
     assert record["nonfinite_values"] == {"weight": len(response)}
     assert (record["stage"], record["step"]) == ("sft", 5)
@@ -133,11 +134,11 @@ def test_beside_a_quantised_base_training_goes_on(only_sft: ConfigDict, tmp_path
 
 
 def test_a_sick_policy_is_not_sampled_from(only_sft: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context = opened(only_sft, tmp_path)
-    params = context.policy("init")
-    sampler, problem = context.sampler(), context.problems["train"][0]
-    how = context.sampling_params(only_sft.stages.sft.get("sampling") or ConfigDict({"max_new_tokens": 4}))
-    requests = [Request(problem.id, context.tokenizer.encode_prompt(problem), how, num_samples=3)]
+    runtime = opened(only_sft, tmp_path)
+    params = load_policy(runtime, "init")
+    sampler, problem = runtime.sampler(), runtime.problems["train"][0]
+    how = runtime.sampling_params(only_sft.stages.sft.get("sampling") or ConfigDict({"max_new_tokens": 4}))
+    requests = [Request(problem.id, runtime.tokenizer.encode_prompt(problem), how, num_samples=3)]
     well = list(sampler.generate(sampler.view(params), requests, "test"))
     check_rollouts(well, "init")
     nowhere = jax.tree.map(lambda x: x * np.float32(np.nan), params)
@@ -158,8 +159,8 @@ def damage(folder: Path, name: str) -> None:
     DAMAGES[name](max((f for f in (folder / "params" / "d").iterdir()), key=lambda f: f.stat().st_size))
 
 
-def run(context: Context) -> None:
-    pipeline.run_stage(context, "sft", graph.plan(context.config))
+def run(runtime: Runtime) -> None:
+    pipeline.run_stage(runtime, "sft", graph.plan(runtime.config))
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
@@ -177,10 +178,10 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
         damage(checkpoints / "6", name)
         if alone:
             shutil.rmtree(checkpoints / "4")
-        context = opened(only_sft, workdir)
+        runtime = opened(only_sft, workdir)
         capsys.readouterr()
-        run(context)
-        assert leaves(context.policy("sft")) == expected
+        run(runtime)
+        assert leaves(load_policy(runtime, "sft")) == expected
         said = " ".join(capsys.readouterr().out.split())
         assert said.count("WARNING: sft: the checkpoint of step") == 1
         assert f"It was moved to {workdir}/01-sft/damaged/step-000006" in said
@@ -205,8 +206,8 @@ def test_two_damaged_checkpoints_in_a_row_end_the_run_and_none_is_lost(
 
 
 def test_another_models_checkpoint_is_not_damage(only_sft: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    context = opened(only_sft, tmp_path)
-    with training(context) as made:
+    runtime = opened(only_sft, tmp_path)
+    with training(runtime) as made:
         made.save_here()
     only_sft.model.intermediate_size = 96
     with pytest.raises(ValueError, match="saved with another configuration"), training(opened(only_sft, tmp_path)):

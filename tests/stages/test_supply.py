@@ -13,12 +13,13 @@ from ml_collections import ConfigDict
 from g2d_jax import config as settings
 from g2d_jax import graph, pipeline, storage
 from g2d_jax.config import Config
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.supply import Interval, interval_at
 from g2d_jax.tables import read_preferences, read_rollouts
 from g2d_jax.tracking import read_metrics
 
-Opened = Callable[..., Context]
+Opened = Callable[..., Runtime]
 
 
 @pytest.fixture
@@ -33,8 +34,8 @@ def train(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def run(context: Context, name: str = "train") -> dict[str, object]:
-    return pipeline.run_stage(context, name, graph.plan(context.config))
+def run(runtime: Runtime, name: str = "train") -> dict[str, object]:
+    return pipeline.run_stage(runtime, name, graph.plan(runtime.config))
 
 
 def metrics_of(workdir: Path, stage: str = "train") -> list[dict[str, float]]:
@@ -101,19 +102,19 @@ def test_never_synchronised_is_collect_and_offline_dpo(train: ConfigDict, tmp_pa
         train.stages.dpo = settings.offline(
             policy="init", batch_size=4, shuffle=False, diagnose=False, optimizer=online.optimizer
         )
-    context = opened(train, tmp_path)
+    runtime = opened(train, tmp_path)
     for name in ("train", "collect", "dpo"):
-        run(context, name)
-    pairs = read_preferences(context.folders["collect"] / "preferences")
+        run(runtime, name)
+    pairs = read_preferences(runtime.folders["collect"] / "preferences")
     assert len(pairs) == 16  # every prompt has a pair: no batch is smaller than the others
-    drawn = [row for number in range(4) for row in read_rollouts(context.folders["train"] / "rollouts")]
+    drawn = [row for number in range(4) for row in read_rollouts(runtime.folders["train"] / "rollouts")]
     by_prompt = {(row.rollout.problem_id, row.text) for row in drawn}
     assert {(pair.problem_id, side) for pair in pairs for side in (pair.chosen, pair.rejected)} <= by_prompt
     one, other = metrics_of(tmp_path, "train"), metrics_of(tmp_path, "dpo")
     for name in ("loss", "grad_norm", "rewards/margins", "logps/chosen", "logps/rejected"):
         np.testing.assert_allclose([m[name] for m in one], [m[name] for m in other], rtol=1e-4, atol=1e-5)
     assert one[0]["loss"] == pytest.approx(np.log(2), abs=1e-4)
-    for x, y in zip(*(jax.tree.leaves(context.policy(name)) for name in ("train", "dpo")), strict=True):
+    for x, y in zip(*(jax.tree.leaves(load_policy(runtime, name)) for name in ("train", "dpo")), strict=True):
         np.testing.assert_allclose(x, y, atol=2e-5)
 
 
@@ -166,17 +167,17 @@ def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(
     train.stages.train.update(CASES[case])
     train.compute.row_length = 0
     train.checkpoint.update(every=1, keep=10)
-    context = opened(train, tmp_path)
-    whole, folder = run(context), context.folders["train"]
-    ended, metrics = bits(context.policy("train")), metrics_of(tmp_path)
+    runtime = opened(train, tmp_path)
+    whole, folder = run(runtime), runtime.folders["train"]
+    ended, metrics = bits(load_policy(runtime, "train")), metrics_of(tmp_path)
     for step in (1, 3):
         (folder / storage.MANIFEST).unlink()
         for later in range(step + 1, 5):
             shutil.rmtree(folder / "checkpoints" / str(later))
-        again_context = opened(train, tmp_path)
-        again = run(again_context)
-        assert again_context.sampler().usage.generated == 0  # all of it was on disk
-        assert bits(again_context.policy("train")) == ended
+        again_runtime = opened(train, tmp_path)
+        again = run(again_runtime)
+        assert again_runtime.sampler().usage.generated == 0  # all of it was on disk
+        assert bits(load_policy(again_runtime, "train")) == ended
         assert [timeless(m) for m in metrics_of(tmp_path)] == [timeless(m) for m in metrics]
         for key in ("tokens", "flops", "counts"):
             assert again[key] == whole[key]
@@ -188,9 +189,9 @@ def test_refilled_batches_survive_a_kill_between_any_two_journals(
     """A batch of the last interval is gone, and what refilled the other one: all is drawn again, and the same."""
     train.stages.train.update(sync_every=2, refill=2)
     train.checkpoint.update(every=1, keep=10)
-    context = opened(train, tmp_path, first_letter)
-    run(context)
-    folder, ended = context.folders["train"], bits(context.policy("train"))
+    runtime = opened(train, tmp_path, first_letter)
+    run(runtime)
+    folder, ended = runtime.folders["train"], bits(load_policy(runtime, "train"))
     files = {file.name: file.read_bytes() for file in (folder / "rollouts").glob("*.parquet")}
     assert any(name.startswith("step-000002-") for name in files)
     (folder / storage.MANIFEST).unlink()
@@ -232,9 +233,9 @@ def test_refilled_batches_train_on_prompts_with_a_signal_only(
 def test_retired_prompts_are_not_drawn_again(train: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     train.data.train.limit = 24
     train.stages.train.update(steps=8, retire={"after": 1, "revisit": 0})
-    context = opened(train, tmp_path, first_letter)
-    run(context)
-    count = len(context.problems["train"])
+    runtime = opened(train, tmp_path, first_letter)
+    run(runtime)
+    count = len(runtime.problems["train"])
     seen: dict[str, bool] = {}
     for number in range(8):
         groups: dict[str, set[float]] = {}
@@ -253,8 +254,8 @@ def test_truncated_responses_can_be_left_out_and_long_ones_cost(
     train: ConfigDict, tmp_path: Path, opened: Opened
 ) -> None:
     train.stages.train.update(steps=1, mask_truncated=True)
-    context = opened(train, tmp_path)
-    run(context)
+    runtime = opened(train, tmp_path)
+    run(runtime)
     cut = sum(row.rollout.stop_reason == "length" for row in rollouts(tmp_path, 0))
     tokens = sum(len(r.rollout.token_ids) for r in rollouts(tmp_path, 0) if r.rollout.stop_reason == "stop")
     assert 0 < cut < 16

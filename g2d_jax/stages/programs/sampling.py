@@ -15,8 +15,8 @@ from g2d_jax.models import lora
 from g2d_jax.models.flops import attended, forward_flops, matmul_params
 from g2d_jax.sampler.capacity import bytes_saved
 from g2d_jax.sampler.programs import Shapes
-from g2d_jax.stages.context import Context
 from g2d_jax.stages.programs.program import Outputs, Program, Work, device_bytes, fixed
+from g2d_jax.stages.runtime import Runtime
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Asked:
 
 
 def rollouts(
-    context: Context,
+    runtime: Runtime,
     name: str,
     asked: Asked,
     params: Any,
@@ -66,16 +66,16 @@ def rollouts(
     if not viewed:
         held = device_bytes(params)
         work = Work(1, 0.0, 2 * held, {"parameters": held})
-        yield Program(name, view, context.sampler().viewing(asked.weights), fixed(params), work, resident=beside)
-    yield from _generation(context, name, asked, prefix, view, (*meanwhile, rest))
+        yield Program(name, view, runtime.sampler().viewing(asked.weights), fixed(params), work, resident=beside)
+    yield from _generation(runtime, name, asked, prefix, view, (*meanwhile, rest))
 
 
 def _generation(
-    context: Context, name: str, asked: Asked, prefix: str, view: str, resident: tuple[Any, ...]
+    runtime: Runtime, name: str, asked: Asked, prefix: str, view: str, resident: tuple[Any, ...]
 ) -> Iterator[Program]:
     """The sampler's programs for these shapes; decode with the cache at each of its widths that is a program."""
-    sampler, config, shapes = context.sampler(), context.model_config, asked.shapes
-    mesh, jitted, prompt = sampler.mesh, sampler.programs, context.mean_prompt
+    sampler, config, shapes = runtime.sampler(), runtime.model_config, asked.shapes
+    mesh, jitted, prompt = sampler.mesh, sampler.programs, runtime.mean_prompt
     empty, prefill, insert, decode = (prefix + kind for kind in ("empty", "prefill", "insert", "decode"))
 
     def host(*shape: int, kind: Any = np.int32) -> jax.ShapeDtypeStruct:
@@ -101,7 +101,7 @@ def _generation(
         work = Work(
             share * asked.prompts / shapes.prompts,
             flops,
-            _weights(context, asked.weights),
+            _weights(runtime, asked.weights),
             parts,
             prefilled=share * asked.prompts * prompt,
         )
@@ -120,7 +120,7 @@ def _generation(
     yield Program(name, insert, jitted["insert"], inputs_of_insert, work, resident=resident, also=(view,))
     steps, length = sampler.chunk, prompt + asked.mean / 2
     flops = forward_flops(config, shapes.rows * steps, shapes.rows * steps * length) / mesh.size
-    moved = steps * (_weights(context, asked.weights) + whole * length / shapes.widths[-1])
+    moved = steps * (_weights(runtime, asked.weights) + whole * length / shapes.widths[-1])
     widths = sampler.decoded_widths(shapes)
     notices = jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=meshes.sharding(mesh, ("devices",), (mesh.size,)))
     for some in widths:
@@ -147,8 +147,8 @@ def _generation(
         )
 
 
-def _weights(context: Context, weights: str) -> float:
+def _weights(runtime: Runtime, weights: str) -> float:
     """Bytes of the matrices that one pass of the sampler reads on a device. weights: as of `Sampler.view`."""
-    mesh, model, itemsize = context.sampler().mesh, context.model_config.held(weights), context.dtype.itemsize
+    mesh, model, itemsize = runtime.sampler().mesh, runtime.model_config.held(weights), runtime.dtype.itemsize
     read = itemsize * matmul_params(model) - bytes_saved(model, itemsize)
     return read / mesh.shape["tensor"] / mesh.shape["fsdp"]

@@ -14,8 +14,9 @@ from g2d_jax.data.packing import Packed
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.flops import forward_flops, matmul_params, train_flops
 from g2d_jax.stages import starting
-from g2d_jax.stages.context import Context
+from g2d_jax.stages.policies import reference_dtype
 from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
+from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training import signal
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
@@ -35,33 +36,33 @@ def optimizer_of(settings: Optimizer, total: int) -> tuple[Any, Any]:
     return make_optimizer(settings, total_steps=total or settings.warmup_steps + 1)
 
 
-def policy_shapes(context: Context) -> Any:
+def policy_shapes(runtime: Runtime) -> Any:
     """A policy's parameters, adapters included."""
-    return decoder.abstract_on(context.model_config, context.mesh, starting.base_dtype(context.config))
+    return decoder.abstract_on(runtime.model_config, runtime.mesh, starting.base_dtype(runtime.config))
 
 
-def reference_shapes(context: Context) -> Any:
+def reference_shapes(runtime: Runtime) -> Any:
     """A fixed reference's parameters, adapters included: see `Context.reference`."""
-    return decoder.abstract_on(context.model_config, context.mesh, context.reference_dtype)
+    return decoder.abstract_on(runtime.model_config, runtime.mesh, reference_dtype(runtime))
 
 
-def reference_programs(context: Context, name: str, resident: tuple[Any, ...], calls: float = 1) -> Iterator[Program]:
+def reference_programs(runtime: Runtime, name: str, resident: tuple[Any, ...], calls: float = 1) -> Iterator[Program]:
     """What makes a reference from a policy, where it is of another type. resident: what lies beside both."""
-    params, dtype = policy_shapes(context), context.reference_dtype
+    params, dtype = policy_shapes(runtime), reference_dtype(runtime)
     if dtype != params.embed.dtype:
-        cast = context.programs.take(make_cast, context.model_config, context.mesh, dtype)
+        cast = runtime.programs.take(make_cast, runtime.model_config, runtime.mesh, dtype)
         work = Work(calls, 0.0, 2 * device_bytes(params), {"parameters": device_bytes(params)})
         yield Program(name, "reference", cast, fixed(params), work, resident=resident)
 
 
-def params_and_state(context: Context, settings: Optimizer, total: int) -> tuple[Any, Any]:
+def params_and_state(runtime: Runtime, settings: Optimizer, total: int) -> tuple[Any, Any]:
     """A policy, and the state in which it is trained with an optimiser of these settings."""
-    offload, (optimizer, _) = context.config.compute.offload_optimizer, optimizer_of(settings, total)
-    return policy_shapes(context), abstract_state(context.model_config, optimizer, context.mesh, offload)
+    offload, (optimizer, _) = runtime.config.compute.offload_optimizer, optimizer_of(settings, total)
+    return policy_shapes(runtime), abstract_state(runtime.model_config, optimizer, runtime.mesh, offload)
 
 
 def training_programs(
-    context: Context,
+    runtime: Runtime,
     name: str,
     settings: Optimizer,
     total: int,
@@ -72,32 +73,32 @@ def training_programs(
     resident: tuple[Any, ...] = (),
 ) -> Iterator[Program]:
     """The first state, and the train step, `calls` batches like `packed`. settings, total: see `optimizer_of`."""
-    config, mesh = context.model_config, context.mesh
+    config, mesh = runtime.model_config, runtime.mesh
     optimizer, _ = optimizer_of(settings, total)
-    params, state = params_and_state(context, settings, total)
+    params, state = params_and_state(runtime, settings, total)
     trained, rest = lora.split(params)
     held, changed = (device_bytes(params), device_bytes(state)), device_bytes(trained)
     once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
     frozen = () if rest is None else (rest,)
-    offload = context.config.compute.offload_optimizer
-    fresh = context.programs.take(make_fresh_state, config, optimizer, mesh, offload)
+    offload = runtime.config.compute.offload_optimizer
+    fresh = runtime.programs.take(make_fresh_state, config, optimizer, mesh, offload)
     yield Program(name, "fresh state", fresh, fixed(trained), once, resident=frozen)
-    remat = 1.0 if context.config.compute.remat == "none" else 4 / 3
+    remat = 1.0 if runtime.config.compute.remat == "none" else 4 / 3
     count = packed.arrays["tokens"].shape[0]
     flops = remat * train_flops(config, packed.used, packed.attended) / mesh.size
-    weights = context.dtype.itemsize * matmul_params(config) / mesh.shape["tensor"]
+    weights = runtime.dtype.itemsize * matmul_params(config) / mesh.shape["tensor"]
     moved = 2 * held[1] + packed.count * 3 * weights
     parts = {"parameters": held[0], "optimiser": held[1] - changed, "gradients": changed}
-    parts["activations"] = activation_bytes(context, packed)
-    objective, programs = context.loss_of(name, objective)
+    parts["activations"] = activation_bytes(runtime, packed)
+    objective, programs = runtime.loss_of(name, objective)
     step = programs.take(make_train_step, objective, optimizer, config, mesh, offload)
     work = Work(calls, flops, moved, parts, trained=packed.used * calls)
-    inputs = abstract_batch(with_keys(packed, config, context.config.seed, name, 0), mesh)
+    inputs = abstract_batch(with_keys(packed, config, runtime.config.seed, name, 0), mesh)
     yield Program(name, "train step", step, fixed(state, *inputs, rest), work, {}, min(count, packed.count), resident)
 
 
 def logprobs(
-    context: Context,
+    runtime: Runtime,
     name: str,
     packed: Packed,
     calls: float,
@@ -107,21 +108,21 @@ def logprobs(
     reference: bool = False,
 ) -> Program:
     """Log-probabilities of a packed batch under a policy, or a fixed reference."""
-    params = (reference_shapes if reference else policy_shapes)(context)
-    flops = forward_flops(context.model_config, packed.used, packed.attended) / context.mesh.size
-    weights = context.dtype.itemsize * matmul_params(context.model_config) / context.mesh.shape["tensor"]
+    params = (reference_shapes if reference else policy_shapes)(runtime)
+    flops = forward_flops(runtime.model_config, packed.used, packed.attended) / runtime.mesh.size
+    weights = runtime.dtype.itemsize * matmul_params(runtime.model_config) / runtime.mesh.shape["tensor"]
     parts = {"parameters": device_bytes(params)}
     work = Work(calls, flops, packed.count * weights, parts, scored=packed.used * calls)
-    inputs = abstract_batch(packed, context.mesh)
-    program = context.programs.take(make_scorer, context.compute)
+    inputs = abstract_batch(packed, runtime.mesh)
+    program = runtime.programs.take(make_scorer, runtime.compute)
     kind, static = "reference log-probs" if reference else "log-probs", {"temperature": temperature}
     return Program(name, kind, program, fixed(params, *inputs), work, static, packed.count, resident)
 
 
-def gradient(context: Context, name: str, objective: Objective, packed: Packed, calls: float) -> Program:
+def gradient(runtime: Runtime, name: str, objective: Objective, packed: Packed, calls: float) -> Program:
     """The measure of a gradient's signal before offline training."""
-    config, mesh = context.model_config, context.mesh
-    trained, rest = lora.split(policy_shapes(context))
+    config, mesh = runtime.model_config, runtime.mesh
+    trained, rest = lora.split(policy_shapes(runtime))
     norm = jax.ShapeDtypeStruct((), jnp.float32, sharding=meshes.replicated(mesh))
     sums = signal.GradientSums(trained, norm)  # type: ignore[arg-type]  # shapes in place of arrays
     held, changed = device_bytes((trained, rest)), device_bytes(trained)
@@ -129,17 +130,17 @@ def gradient(context: Context, name: str, objective: Objective, packed: Packed, 
     parts = {"parameters": held, "gradients": 2 * changed}
     work = Work(calls, flops, held + 2 * changed, parts, trained=packed.used * calls)
     inputs = abstract_batch(packed, mesh)
-    objective, programs = context.loss_of(name, objective)
+    objective, programs = runtime.loss_of(name, objective)
     run = programs.take(signal.make_gradient_sums, objective, config, mesh)
     return Program(name, "gradient", run, fixed(sums, trained, *inputs, rest), work, {}, packed.count)
 
 
-def activation_bytes(context: Context, packed: Packed) -> int:
+def activation_bytes(runtime: Runtime, packed: Packed) -> int:
     """What a micro-batch's layers keep for the backward pass on one device, by formula: see `saved_per_token`."""
     _, rows, length = packed.arrays["tokens"].shape
-    tokens = rows * length // meshes.row_ways(context.mesh)
-    kept = saved_per_token(context.model_config, context.config.compute.remat, context.mesh.shape["tensor"])
-    return int(tokens * kept * context.dtype.itemsize)
+    tokens = rows * length // meshes.row_ways(runtime.mesh)
+    kept = saved_per_token(runtime.model_config, runtime.config.compute.remat, runtime.mesh.shape["tensor"])
+    return int(tokens * kept * runtime.dtype.itemsize)
 
 
 def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:

@@ -21,14 +21,16 @@ from g2d_jax.models import decoder, hf
 from g2d_jax.models.decoder import count_trained
 from g2d_jax.records import Verdict
 from g2d_jax.stages import sft
-from g2d_jax.stages.context import CPU_TOKENS, Tally
+from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.external import external_groups
+from g2d_jax.stages.policies import base_of, frozen_params, load_policy, load_reference
+from g2d_jax.stages.rows import CPU_TOKENS, choose_row_length, pack_rows
 
 
 def test_the_kernel_of_packed_rows_is_said_once(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:
     config.compute.row_length = 0
-    context = opened(config, tmp_path)
-    assert [context.row_length(longest) for longest in (100, 110, 600)] == [112, 112, 608]
+    runtime = opened(config, tmp_path)
+    assert [choose_row_length(runtime, longest) for longest in (100, 110, 600)] == [112, 112, 608]
     said = [line for line in capsys.readouterr().out.splitlines() if "attention" in line]
     assert said == ["attention over packed rows of 112 tokens: xla", "attention over packed rows of 608 tokens: xla"]
 
@@ -41,29 +43,29 @@ def group(prompt: int, *responses: int) -> Group:
 def test_rows_are_as_long_as_leaves_them_full(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
     """Pairs behind prompts of 64 tokens: all as long as the longest, and of 16 to 128 tokens a side."""
     config.compute.row_length, config.mesh.fsdp = 0, 1
-    context, draw = opened(config, tmp_path), np.random.default_rng(0).integers
+    runtime, draw = opened(config, tmp_path), np.random.default_rng(0).integers
     batches = [[group(64, *draw(16, 129, 2)) for _ in range(64)] for _ in range(8)]
-    varying = context.row_length(320, batches[:4])
+    varying = choose_row_length(runtime, 320, batches[:4])
     assert 320 <= varying <= CPU_TOKENS
-    filled = [context.pack(batch, varying, 64) for batch in batches[4:]]
+    filled = [pack_rows(runtime, batch, varying, 64) for batch in batches[4:]]
     assert min(packed.used / (packed.count * packed.arrays["tokens"][0].size) for packed in filled) > 0.9
     alike = [group(64, 128, 128)] * 8
-    packed = context.pack(alike, context.row_length(320, [alike]), 8)
+    packed = pack_rows(runtime, alike, choose_row_length(runtime, 320, [alike]), 8)
     assert packed.used == packed.count * packed.arrays["tokens"][0].size
     config.compute.row_length = 448
-    assert context.row_length(320, batches) == 448
+    assert choose_row_length(runtime, 320, batches) == 448
 
 
 def test_the_kernel_of_prompts_is_said_once(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:
-    context = opened(config, tmp_path)
-    assert context.sampler() is context.sampler()
+    runtime = opened(config, tmp_path)
+    assert runtime.sampler() is runtime.sampler()
     assert capsys.readouterr().out.count("attention over prompts: xla") == 1
 
 
 def test_a_kernel_of_another_platform_is_refused(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
     config.compute.attention, config.compute.row_length = "splash", 0
-    context = opened(config, tmp_path)
-    for begin in (context.sampler, lambda: context.row_length(100)):
+    runtime = opened(config, tmp_path)
+    for begin in (runtime.sampler, lambda: choose_row_length(runtime, 100)):
         with pytest.raises(ValueError, match="attention is 'splash', but that kernel needs a TPU"):
             begin()
 
@@ -74,10 +76,12 @@ def test_what_adapters_stand_beside(config: ConfigDict, tmp_path: Path, opened: 
     other = hf.save(decoder.init(shape, jax.random.key(9)), tmp_path / "model@main")
     config.lora.rank = 2
     config.stages.warmup.policy = f"hf:{other}"
-    context = opened(config, tmp_path / "first@here")
+    runtime = opened(config, tmp_path / "first@here")
     expected = hf.load(other).blocks.down[...]
-    np.testing.assert_array_equal(context.frozen(context.base("warmup")).blocks.down[...], expected)
-    assert context.base("dpo") == context.base("warmup@3") == f"hf:{other}" and context.base("sft") == "init"
+    np.testing.assert_array_equal(frozen_params(runtime, base_of(runtime, "warmup")).blocks.down[...], expected)
+    assert (
+        base_of(runtime, "dpo") == base_of(runtime, "warmup@3") == f"hf:{other}" and base_of(runtime, "sft") == "init"
+    )
     storage.write_json(tmp_path / "first@here" / "config.json", {"config": to_dict(config)})
 
     config.stages.warmup.policy = f"run:{tmp_path / 'first@here'}#dpo@2"
@@ -106,20 +110,20 @@ def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(
     config: ConfigDict, tmp_path: Path, opened: Any
 ) -> None:
     config.dtype, config.compute.row_length = "bfloat16", 32
-    context = opened(config, tmp_path)
-    policy, reference = context.policy("init"), context.reference("init")
+    runtime = opened(config, tmp_path)
+    policy, reference = load_policy(runtime, "init"), load_reference(runtime, "init")
     assert {leaf.dtype.name for leaf in jax.tree.leaves(reference)} == {"bfloat16"}
     assert {leaf.dtype.name for leaf in jax.tree.leaves(policy)} == {"float32"}
     draw = np.random.default_rng(0).integers
-    words = context.model_config.vocab_size
+    words = runtime.model_config.vocab_size
     some = [Group(draw(0, words, 9), [Response(draw(0, words, n)) for n in (5, 12)]) for _ in range(6)]
-    packed, tally = context.pack(some, 32, 6), Tally()
-    expected, scored = (context.score_logprobs(params, packed, tally) for params in (policy, reference))
+    packed, tally = pack_rows(runtime, some, 32, 6), Cost()
+    expected, scored = (runtime.score_logprobs(params, packed, tally) for params in (policy, reference))
     assert np.abs(expected).max() > 1
     np.testing.assert_array_equal(scored, expected)
     config.lora.update(rank=2, base_dtype="bfloat16")
-    context = opened(config, tmp_path)
-    bases = (params.blocks.q.get_value() for params in (context.policy("init"), context.reference("init")))
+    runtime = opened(config, tmp_path)
+    bases = (params.blocks.q.get_value() for params in (load_policy(runtime, "init"), load_reference(runtime, "init")))
     assert next(bases) is next(bases)  # what stands beside adapters is shared
 
 
@@ -148,15 +152,15 @@ def test_dev_goes_without_the_problems_of_test(config: ConfigDict, tmp_path: Pat
 
 def test_revisions_reach_the_loader(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
     config.stages.sft.data.revision = "v1"
-    context = opened(config, tmp_path)
+    runtime = opened(config, tmp_path)
     with pytest.raises(ValueError, match="revision is 'v1', but 'procedural:chains' does not come from the hub"):
-        sft.examples(context, "sft", config.stages.sft)
-    before = context.fingerprint
+        sft.examples(runtime, "sft", config.stages.sft)
+    before = runtime.fingerprint
     config.data.dev.revision = "v2"
-    context = opened(config, tmp_path)
+    runtime = opened(config, tmp_path)
     with pytest.raises(ValueError, match="revision is 'v2', but"):
-        context.problems  # noqa: B018
-    assert context.fingerprint != before
+        runtime.problems  # noqa: B018
+    assert runtime.fingerprint != before
 
 
 def test_a_stage_of_another_name_is_named(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
@@ -179,20 +183,20 @@ def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template
     config.reward.function = "verify"
     completions = (r"\boxed{2}", r"hm</think>\boxed{2}", r"\boxed{2}</think>\boxed{3}")
     rows = [{"prompt": "1+1=?", "completion": text, "answer": "2"} for text in completions]
-    context = opened(config, tmp_path / "work", None)
-    _, (group,) = external_groups(context, write(tmp_path / "rows.jsonl", *rows), context.workdir / "rollouts.parquet")
+    runtime = opened(config, tmp_path / "work", None)
+    _, (group,) = external_groups(runtime, write(tmp_path / "rows.jsonl", *rows), runtime.workdir / "rollouts.parquet")
     assert [row.score.verdict for row in group] == [Verdict.NO_ANSWER, Verdict.CORRECT, Verdict.INCORRECT]
     assert [row.text for row in group] == list(completions)
 
 
 def test_what_training_holds_while_it_samples(config, opened, tmp_path):
     """Parameters, two moments, and a reference where the loss of an online stage compares: 4 bytes each."""
-    context, stages = opened(config, tmp_path), config.stages
-    assert context.state_bytes(stages.warmup) == 0  # a CPU tells of no memory
-    context.device_memory, trained = 10**9, count_trained(context.model_config)
-    assert context.state_bytes(stages.warmup) == 12 * trained == context.state_bytes(stages.dpo)
+    runtime, stages = opened(config, tmp_path), config.stages
+    assert runtime.state_bytes(stages.warmup) == 0  # a CPU tells of no memory
+    runtime.device_memory, trained = 10**9, count_trained(runtime.model_config)
+    assert runtime.state_bytes(stages.warmup) == 12 * trained == runtime.state_bytes(stages.dpo)
     stages.warmup.loss = "dpo"
-    assert context.state_bytes(stages.warmup) == 16 * trained
+    assert runtime.state_bytes(stages.warmup) == 16 * trained
     stages.warmup.reference_sync, stages.warmup.optimizer.moment_dtype = True, "bfloat16"
-    assert context.state_bytes(stages.warmup) == 8 * trained
-    assert context.state_bytes(stages.collect) == 0
+    assert runtime.state_bytes(stages.warmup) == 8 * trained
+    assert runtime.state_bytes(stages.collect) == 0

@@ -1,0 +1,161 @@
+"""The policies of a run, by name: "init", "STAGE", "STAGE@K", "run:WORKDIR#STAGE[@K]" of another run, "hf:PATH"."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from etils import epath
+
+from g2d_jax import processes, storage
+from g2d_jax.accounting import POLICIES
+from g2d_jax.models import decoder, hf, lora
+from g2d_jax.models.decoder import Decoder
+from g2d_jax.stages import starting
+from g2d_jax.stages.runtime import Runtime
+from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.training.step import make_cast
+from g2d_jax.workdir import stage_folders
+
+
+def load_policy(runtime: Runtime, name: str) -> Decoder:
+    """Load the parameters of a policy, by name, on the mesh.
+
+    "init": the pretrained model, else random parameters. "STAGE": the stage's last checkpoint. "STAGE@K": that of
+    its step K. "run:WORKDIR#STAGE" and "run:WORKDIR#STAGE@K": of another run. "hf:PATH": a Hugging Face folder.
+    A STAGE that selects means the checkpoint that it chose. Raises ValueError when there is no such policy.
+    """
+    if name == "init" or name.startswith("hf:"):
+        if (rest := frozen_params(runtime, base_of(runtime, name))) is None:
+            return _load_base(runtime, name)
+        return starting.beside(rest, runtime.model_config, runtime.mesh, runtime.config.seed)
+    folder, step = checkpoint_of(runtime, name)
+    rest = frozen_params(runtime, base_of(runtime, name))
+    with Checkpoints(folder) as checkpoints:
+        there = processes.once(checkpoints.steps)
+        found = max(there, default=None) if step is None else step
+        if found is None or found not in there:
+            kept = ", ".join(map(str, there))
+            why = f"of that step in {folder} (there: {kept}); see stages.*.keep" if kept else f"in {folder} yet"
+            raise ValueError(f"policy {name!r}: no checkpoint {why}")
+        like, _ = lora.split(decoder.abstract_on(runtime.model_config, runtime.mesh))
+        return lora.join(checkpoints.restore_params(found, like), rest)
+
+
+def load_reference(runtime: Runtime, policy: str) -> Decoder:
+    """Load a policy as a fixed reference beside one that is trained, in `reference_dtype`."""
+    params = load_policy(runtime, policy)
+    if reference_dtype(runtime) == params.embed.dtype:
+        return params
+    return runtime.programs.take(make_cast, runtime.model_config, runtime.mesh, reference_dtype(runtime))(params)
+
+
+def reference_dtype(runtime: Runtime) -> jnp.dtype:
+    """Return the dtype of a reference's parameters: what a forward pass casts them to, so that it gives the same bits.
+
+    With adapters it is that of their base, which all policies share.
+    """
+    return starting.base_dtype(runtime.config) if runtime.model_config.lora else runtime.dtype
+
+
+def base_of(runtime: Runtime, policy: str) -> str:
+    """Follow a policy to the model that it was trained from: see `starting.base_policy`."""
+    return starting.base_policy(runtime.config, policy, runtime.folders)
+
+
+def frozen_params(runtime: Runtime, base: str) -> Decoder | None:
+    """Return the part of policies that no stage trains, on the mesh: the model `base` that their adapters stand beside.
+
+    None without adapters. Policies with one base share its arrays; the last base asked for is kept.
+    """
+    if runtime.model_config.lora is None:
+        return None
+    if base not in runtime.bases:
+        runtime.bases.clear()
+        runtime.bases[base] = _load_base(runtime, base)
+    return runtime.bases[base]
+
+
+def checkpoint_of(runtime: Runtime, name: str) -> tuple[epath.Path, int | None]:
+    """Return the checkpoint folder and step that a policy's name means."""
+    found = chosen_policy(runtime, name)
+    step = found.rpartition("#")[2].partition("@")[2]
+    return _stage_folder(runtime, found) / "checkpoints", int(step) if step else runtime.steps.get(found)
+
+
+def chosen_policy(runtime: Runtime, name: str) -> str:
+    """Return the policy that a name leads to: of a select stage the checkpoint it chose, "STAGE@K", else the name.
+
+    Raises ValueError for a stage that is not there, or has not chosen yet.
+    """
+    if name == "init" or name.startswith("hf:"):
+        return name
+    folder, stage = _stage_folder(runtime, name), name.partition("@")[0]
+    selects = stage in runtime.config.stages and runtime.config.stages[stage].kind == "select"
+    if selects and storage.finished(folder) is None:
+        raise ValueError(f"policy {name!r}: that stage has not chosen a checkpoint yet: let it finish first")
+    return followed(name, folder)
+
+
+def _stage_folder(runtime: Runtime, name: str) -> epath.Path:
+    stage, at, step = name.rpartition("#")[2].partition("@")
+    if at and not step.isdecimal():
+        raise ValueError(f"policy {name!r}: write the step after @ as a number, as in {stage}@20")
+    if name.startswith("run:"):
+        return stage_of_run(name)
+    stages = runtime.config.stages
+    trained = [known for known in runtime.folders if known in stages and stages[known].kind in POLICIES]
+    if stage not in trained:
+        why = f"a {stages[stage].kind} stage trains none" if stage in stages else "no such stage"
+        raise ValueError(f"policy {name!r}: {why}; this run has {', '.join(trained)}, and 'init'")
+    return runtime.folders[stage]
+
+
+def base_path(runtime: Runtime, policy: str) -> str:
+    """Name the pretrained model that a policy began with, a path or hub id; "" where that was random numbers."""
+    base = base_of(runtime, policy)
+    return runtime.config.model.path if base == "init" else base.removeprefix("hf:")
+
+
+def _load_base(runtime: Runtime, name: str) -> Decoder:
+    """Load "init" or "hf:PATH" without adapters: what stands beside them, if the run has some."""
+    folder = runtime.model_folder if name == "init" else hf.resolve(name.removeprefix("hf:"))
+    if name != "init" and hf.read_config(folder) != runtime.model_config.base:
+        raise ValueError(f"policy {name!r} has another shape than this run's model")
+    return starting.base(runtime.config, folder, runtime.model_config, runtime.mesh)
+
+
+def followed(policy: str, folder: epath.Path) -> str:
+    """Return the policy that a stage's name leads to, `folder` being the stage's: see `chosen_policy`."""
+    manifest = storage.finished(folder) or {}
+    if manifest.get("kind") != "select":
+        return policy
+    place, hash_sign, stage = policy.rpartition("#")
+    if "@" in stage:
+        raise ValueError(f"policy {policy!r}: a select stage has chosen its step: leave out what is behind @")
+    return f"{place}{hash_sign}{manifest['result']['policy']}"
+
+
+def check_elsewhere(policy: str) -> None:
+    """Raise ValueError if a policy outside this run ("run:…", "hf:…") is not there. A hub id is not looked up."""
+    if policy.startswith("run:"):
+        policy = followed(policy, stage_of_run(policy))
+        _, at, step = policy.rpartition("#")[2].partition("@")
+        steps = Checkpoints(stage_of_run(policy) / "checkpoints").steps()
+        if not steps or (at and step not in map(str, steps)):
+            raise ValueError(f"policy {policy!r}: there are checkpoints of {', '.join(map(str, steps)) or 'no step'}")
+    if policy.startswith(("hf:.", "hf:/", "hf:~", "hf:gs://", "hf:s3://")):
+        hf.read_config(hf.resolve(policy.removeprefix("hf:")))
+
+
+def stage_of_run(policy: str) -> epath.Path:
+    """Return the folder of another run's stage. Raises ValueError for "run:WORKDIR#STAGE[@STEP]" that leads nowhere."""
+    workdir, hash_sign, last = policy.removeprefix("run:").rpartition("#")
+    stage = last.partition("@")[0]
+    if not (workdir and hash_sign and stage):
+        raise ValueError(f"policy {policy!r}: write run:WORKDIR#STAGE or run:WORKDIR#STAGE@STEP")
+    other = epath.Path(workdir).expanduser()
+    if not (other / "config.json").exists():
+        raise ValueError(f"policy {policy!r}: {other} holds no run (no config.json)")
+    folders = stage_folders(other)
+    if stage not in folders:
+        raise ValueError(f"policy {policy!r}: {other} has no stage {stage!r}; it has {', '.join(folders) or 'none'}")
+    return folders[stage]

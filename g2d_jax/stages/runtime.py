@@ -1,0 +1,357 @@
+"""What every stage works with: settings, mesh, tokenizer, problems, rewards, and policies by name."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from g2d_jax import mesh as meshes
+from g2d_jax import processes, storage
+from g2d_jax.canonical import identity
+from g2d_jax.compilation import Ahead, Programs
+from g2d_jax.config import (
+    Config,
+    Online,
+    Sampling,
+    SamplingStage,
+    Stage,
+    Task,
+    TrainingStage,
+)
+from g2d_jax.data import arithmetic
+from g2d_jax.data.packing import Packed
+from g2d_jax.data.template import TemplateSettings
+from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
+from g2d_jax.models import decoder, hf, reward_model
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.flops import forward_flops
+from g2d_jax.records import Problem, SamplingParams
+from g2d_jax.rewards.functions import RewardFunction
+from g2d_jax.sampler import capacity
+from g2d_jax.sampler.engine import Sampler
+from g2d_jax.sampler.programs import Shapes
+from g2d_jax.stages import starting
+from g2d_jax.stages.clock import Clock
+from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.problems import Splits
+from g2d_jax.stages.problems import load as load_problems
+from g2d_jax.stages.programs.program import Program
+from g2d_jax.stages.scorers import Scorers, Usage
+from g2d_jax.stages.writer import Writer
+from g2d_jax.tracking import Tracker
+from g2d_jax.training import optimizer
+from g2d_jax.training.objectives import Compute, Objective
+from g2d_jax.training.step import make_scorer, put_batch
+
+
+class StopRun(ValueError):
+    """The run cannot go on usefully; the message says why and what to change. Nothing written is lost."""
+
+
+class _Results(Mapping[str, Any]):
+    """Programs' results by name, each waited for when it is asked for."""
+
+    def __init__(self, futures: Mapping[str, Future[Any]]) -> None:
+        self._futures = futures
+
+    def __getitem__(self, name: str) -> Any:
+        return self._futures[name].result()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._futures)
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+
+@dataclass
+class Runtime:
+    """One run under way.
+
+    config: the resolved settings. workdir: where artefacts go. folders: stage name -> its folder.
+    reward, objectives: a user's own reward function, and own losses by stage, in place of the configured ones.
+    evaluated: policy -> folder of another evaluate stage that has its completions already. steps: stage -> step that
+    its bare name means, where this is not the last one.
+    """
+
+    config: Config
+    workdir: epath.Path
+    tracker: Tracker
+    folders: Mapping[str, epath.Path]
+    reward: RewardFunction | None = None
+    objectives: Mapping[str, Callable[[Compute], Objective]] = field(default_factory=dict)
+    programs: Programs = field(default_factory=Programs)
+    bases: dict[str, Decoder] = field(default_factory=dict)  # the frozen part of policies, by `starting.base_policy`
+    said: set[str] = field(default_factory=set)  # which is said once
+    evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
+    ahead: Ahead = field(default_factory=Ahead)
+    writer: Writer = field(default_factory=Writer)
+    losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)  # a user's own, by stage
+
+    def at(self, config: Config, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Runtime:
+        """The same context for a config that differs in its stages only: what was loaded and compiled is shared."""
+        other = copy.copy(self)
+        other.config, other.folders, other.tracker = config, folders, tracker
+        for name, value in changes.items():
+            setattr(other, name, value)
+        return other
+
+    def say_once(self, text: str) -> None:
+        """Tell the user something that is told once a run."""
+        if text not in self.said:
+            self.said.add(text)
+            self.tracker.say(text)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The device mesh of mesh.*."""
+        mesh = meshes.make_mesh(**self.config.mesh.to_dict())
+        if self.config.compute.offload_optimizer:
+            meshes.check_host_memory(mesh)
+        return mesh
+
+    @cached_property
+    def dtype(self) -> jnp.dtype:
+        """Of activations and caches."""
+        return jnp.dtype(self.config.dtype)
+
+    @cached_property
+    def compute(self) -> Compute:
+        """How forward passes are carried out."""
+        return Compute(self.mesh, self.dtype, self.config.compute.remat, self.config.compute.attention)
+
+    @cached_property
+    def model_folder(self) -> Any:
+        """The folder of a pretrained model, local or on a store, or None when the run starts from random parameters."""
+        path = self.config.model.path
+        return hf.resolve(path, revision=self.config.model.revision) if path else None
+
+    @cached_property
+    def model_config(self) -> ModelConfig:
+        """The model's shape, with the adapters of lora.*: from its config.json, or from model.* with the tokenizer's
+        vocabulary."""
+        adapters = starting.adapters(self.config.lora)
+        if self.model_folder is not None:
+            return dataclasses.replace(hf.read_config(self.model_folder), **adapters)
+        return starting.shape(self.config.model, self.tokenizer.vocab_size, adapters)
+
+    @cached_property
+    def tokenizer(self) -> PromptTokenizer:
+        """The tokenizer with its templates."""
+        settings = self.config.tokenizer
+        source = settings.path or (self.model_folder if self.config.model.path else arithmetic.SLIPS.name)
+        names = ("chat", "prompt_template", "system", "date", "enable_thinking")
+        chosen = {name: value for name in names if (value := getattr(settings, name)) is not None}
+        return load_tokenizer(source, TemplateSettings(**chosen), revision=settings.revision)
+
+    @cached_property
+    def tasks(self) -> dict[str, Task]:
+        """The settings of each task by name."""
+        return self.config.all_tasks
+
+    @cached_property
+    def scalar(self) -> dict[str, bool]:
+        """Whether a task's reward knows better and worse but no right and wrong."""
+        return {name: task.reward.is_scalar for name, task in self.tasks.items()}
+
+    @cached_property
+    def problems(self) -> Splits:
+        """The problems by split."""
+        return load_problems(self.config, self.tokenizer, self.reward is not None, self.tracker.say)
+
+    @cached_property
+    def train(self) -> dict[str, Problem]:
+        """The training problems by id."""
+        return {problem.id: problem for problem in self.problems["train"]}
+
+    @cached_property
+    def scorer(self) -> Scorers:
+        """How responses are scored."""
+        rewards = {name: task.reward for name, task in self.tasks.items()}
+        return Scorers(rewards, lambda: self.mesh, self.workdir / "judged", self.reward)
+
+    @cached_property
+    def sampling_mesh(self) -> Mesh:
+        """The devices as sampling uses them. Raises ValueError for settings that do not fit them. All processes ask at
+        once, the first time."""
+        tensor, model = self.config.compute.sampling_tensor, self.model_config
+        if not tensor:
+            every = self.config.stages.values()
+            stages = [
+                stage for stage in every if isinstance(stage, SamplingStage) and getattr(stage, "steps", None) != 0
+            ]
+            longest = max((stage.sampling.max_new_tokens for stage in stages), default=1)
+            columns = self.config.data.max_prompt_length + longest
+            beside = max(map(self.state_bytes, self.config.stages.values()), default=0)
+            itemsize, devices = self.dtype.itemsize, self.mesh.size
+            samples = min(map(self._samples, stages), default=1)
+            room = columns, longest, self.device_memory, beside
+            tensor = capacity.best_ways(model.base, itemsize, devices, *room, samples)
+        return meshes.sampling(self.mesh, tensor, model.num_key_value_heads)
+
+    def _samples(self, stage: Stage) -> int:
+        """Responses that a stage draws in a call, at most: an online stage's are those until it synchronises."""
+        most = self.config.compute.responses_at_once
+        if not isinstance(stage, Online):
+            return most
+        updates = min(stage.sync_every or stage.steps, stage.steps)
+        return min(most, -(-updates // stage.num_iterations) * stage.prompts_per_step * stage.num_generations)
+
+    @cached_property
+    def device_memory(self) -> int | None:
+        """Bytes that programs are to use of the smallest device, None where none tells. All processes ask at once."""
+        told = (memory for memory in processes.gather(meshes.memory(self.mesh)) if memory is not None)
+        return min(told, default=None)
+
+    @cached_property
+    def reward_bytes(self) -> int:
+        """Bytes of a device that reward models take, which stay once they are loaded."""
+        rewards = [task.reward for task in self.tasks.values() if task.reward.function == "model"]
+        settings = {reward.model.path: reward.model for reward in rewards}
+        models = (
+            reward_model.abstract_on(hf.read_config(hf.resolve(path)), self.mesh, jnp.dtype(one.dtype))
+            for path, one in settings.items()
+        )
+        return sum(map(meshes.device_bytes, models))
+
+    def state_bytes(self, stage: Stage) -> int:
+        """Bytes of a device that a stage's training takes while it samples, by formula; 0 for one that trains nothing.
+
+        4 a trained parameter, its optimiser's, and a reference; what stands beside adapters; reward models.
+        """
+        model, compute = self.model_config, self.config.compute
+        if self.device_memory is None:
+            return 0
+        if not isinstance(stage, TrainingStage):
+            return self.reward_bytes
+        moments = optimizer.state_bytes(stage.optimizer.kind, stage.optimizer.moment_dtype)
+        reference = isinstance(stage, Online) and stage.compares and not stage.reference_sync
+        each = 4 + (0 if compute.offload_optimizer else moments) + self.dtype.itemsize * reference
+        size = each * decoder.count_trained(model) + starting.rest_bytes(self.config, model)
+        return size // (self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]) + self.reward_bytes
+
+    def sampler(self) -> Sampler:
+        """Give the sampler: one for the run."""
+        names = ("chunk", "prefill_rows", "attention", "decode_attention", "max_num_seqs")
+        chosen = {name: getattr(self.config.compute, name) for name in names}
+        settings = {name: value for name, value in chosen.items() if value is not None}
+        settings |= {"seed": self.config.seed, "dtype": self.dtype, "programs": self.programs}
+        sampler = self.programs.take(Sampler, self.model_config, self.sampling_mesh, **settings)
+        self.say_once(f"attention over prompts: {sampler.kernel}")
+        return sampler
+
+    @cached_property
+    def prompt_lengths(self) -> tuple[int, ...]:
+        """Tokens of the prompt of every problem."""
+        problems = [problem for split in self.problems.values() for problem in split]
+        return tuple(len(self.tokenizer.encode_prompt(problem)) for problem in problems)
+
+    @cached_property
+    def mean_prompt(self) -> float:
+        """Mean tokens of a prompt."""
+        return float(np.mean(self.prompt_lengths))
+
+    @cached_property
+    def problem_counts(self) -> dict[str, int]:
+        """How many problems each split has."""
+        return {split: len(problems) for split, problems in self.problems.items()}
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response."""
+        return self.tokenizer.eos_ids
+
+    def sampling_shapes(
+        self, stage: Stage, prompts: int, samples: int, *params: SamplingParams, weights: str = ""
+    ) -> Shapes:
+        """Choose what the sampler is compiled for, by a stage's largest call: so many prompts, and responses each.
+
+        Rows are compute.max_num_seqs, or the quickest of what memory allows beside what the stage holds there.
+        weights: as of `view`.
+        """
+        rows = self.config.compute.max_num_seqs
+        if not rows:
+            longest, mesh = max(some.max_new_tokens for some in params), self.sampling_mesh
+            columns, memory = max(self.prompt_lengths) + longest, self.device_memory
+            model, ways = self.model_config.base.held(weights), mesh.size // mesh.shape["data"]
+            how = model, self.dtype.itemsize, ways, mesh.size, columns
+            rows = max(capacity.rows_that_fit(*how, memory, self.state_bytes(stage)), 1)
+            if memory is not None:
+                rows = capacity.quickest_rows(*how, longest, rows, prompts * samples)
+        return self.sampler().shapes(prompts, prompts * samples, params, self.prompt_lengths, rows)
+
+    def compile_ahead(self, programs: Iterable[Program]) -> None:
+        """Let other threads compile programs of a stage, in their order, while this one goes on."""
+        futures: dict[str, Future[Any]] = {}
+        for program in programs:
+            made = _Results(dict(futures))
+            futures[program.name] = self.ahead.compile(program.run, partial(program.compile, made))
+
+    def view(self, params: Decoder, weights: str = "") -> Decoder:
+        """Give a policy as the sampler reads it: see `Sampler.view`. All processes make the call."""
+        return self.sampler().view(params, weights)
+
+    def sampling_params(self, sampling: Sampling, **changes: Any) -> SamplingParams:
+        """Settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""
+        return sampling.params(self.stop_ids, **changes)
+
+    @contextmanager
+    def track_cost(self, cost: Cost) -> Iterator[None]:
+        """Add the time of a block, and what scoring took in it, to a cost."""
+        before, clocked, started = self.scorer.usage(), self.clock.read(), time.perf_counter()
+        try:
+            yield
+        finally:
+            spent, after = time.perf_counter() - started, self.scorer.usage()
+            cost.seconds += spent
+            cost.device_seconds += spent * self.mesh.size
+            for name in Usage.__slots__:
+                setattr(cost, name, getattr(cost, name) + getattr(after, name) - getattr(before, name))
+            cost.add(self.clock.since(clocked))
+
+    def score_logprobs(self, params: Decoder, packed: Packed, cost: Cost, temperature: float = 1.0) -> np.ndarray:
+        """Log-probabilities of packed responses under a policy, float32 [N, R, T]; the cost goes to the cost."""
+        cost.scored += packed.used
+        cost.flops += forward_flops(self.model_config, packed.used, packed.attended)
+        with self.clock.doing("logprobs"):
+            score = self.programs.take(make_scorer, self.compute)
+            logprobs, _ = score(params, *put_batch(packed, self.mesh), temperature=float(temperature))
+            self.clock.settle()
+            return np.asarray(logprobs)
+
+    def loss_of(self, name: str, configured: Objective) -> tuple[Objective, Programs]:
+        """A stage's loss, and where its programs lie: those of a user's own, which may look like another, alone."""
+        own = self.objectives.get(name)
+        if own is None:
+            return configured, self.programs
+        if name not in self.losses:
+            self.losses[name] = own(self.compute), Programs()
+        return self.losses[name]
+
+    def close(self) -> None:
+        """End the verifiers' processes, and the threads that compile and write."""
+        self.ahead.close()
+        self.writer.close()
+        if "scorer" in self.__dict__:
+            self.scorer.close()
+
+    def fingerprint(self) -> str:
+        """Of everything outside the stages that decides a policy: model, tokenizer, data, seed."""
+        sections = ("seed", "dtype", "model", "lora", "data", "reward", "tasks")
+        shared = {name: value for name, value in identity(self.config).items() if name in sections}
+        return storage.fingerprint([shared, self.tokenizer.fingerprint])
