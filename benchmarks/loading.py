@@ -118,12 +118,12 @@ def measurements(folder: Path, output: Path, mesh: Mesh) -> dict[str, Any]:
 
     from g2d_jax.models import hf, lora
     from g2d_jax.models.config import Lora
-    from g2d_jax.stages import starting
+    from g2d_jax.stages import init_params
 
     model, loading = measured(lambda: jax.block_until_ready(hf.load(folder, mesh=mesh)))
     resident = sum(part.data.nbytes for leaf in jax.tree.leaves(model) for part in leaf.addressable_shards)
     config = dataclasses.replace(model.config, lora=Lora(32, 64.0))
-    policy = jax.block_until_ready(starting.beside(lora.frozen(model, config), config, mesh, 0))
+    policy = jax.block_until_ready(init_params.beside(lora.frozen(model, config), config, mesh, 0))
     found = {"resident": resident, "load": loading}
     for name, made in {"export": model, "merge": policy}.items():
         _, found[name] = measured(

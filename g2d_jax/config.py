@@ -458,7 +458,7 @@ class Online(Section):
     policy: str = "sft"
     steps: NotNegative = 20
     keep: tuple[int, ...] = ()
-    stop: Stop = "steps"  # "budget" or "adaptive" may end it earlier: see stages/ending.py and stopping.py
+    stop: Stop = "steps"  # "budget" or "adaptive" may end it earlier: see stages/early_stopping.py and stopping.py
     budget: Budget = field(default_factory=Budget)
     adaptive: Adaptive = field(default_factory=Adaptive)  # measures on probes: set probe.every too
     prompts_per_step: Positive = 32

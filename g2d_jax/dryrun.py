@@ -20,7 +20,7 @@ from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.records import Problem
 from g2d_jax.rewards.verify import reading
-from g2d_jax.stages import alerts, ending, external, offline, online, sft
+from g2d_jax.stages import alerts, early_stopping, external, offline, online, sft
 from g2d_jax.stages.problems import train_order
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker
@@ -81,7 +81,7 @@ def _check(runtime: Runtime) -> None:
         elif isinstance(stage, Online):
             online.row_length(runtime, stage)
             train_order(runtime.config, runtime.problems["train"], name)
-            ending.check_problems(runtime, stage)
+            early_stopping.check_problems(runtime, stage)
             count = len(runtime.problems["train"])
             alerts.say(runtime, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
         elif isinstance(stage, Collect) and stage.rollouts.endswith(".jsonl"):

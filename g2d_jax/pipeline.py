@@ -29,7 +29,7 @@ from g2d_jax.models import hf, quantise
 from g2d_jax.report import summary_table, write_all
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
-from g2d_jax.stages import collect, evaluate, held_out, offline, online, select, sft, starting
+from g2d_jax.stages import best_checkpoint, collect, evaluate, held_out, init_params, offline, online, sft
 from g2d_jax.stages.policies import check_elsewhere
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.runtime import Runtime
@@ -54,7 +54,7 @@ STAGES: Mapping[str, Callable[..., dict[str, Any]]] = {
     "online": online.run,
     "collect": collect.run,
     "offline": offline.run,
-    "select": select.run,
+    "select": best_checkpoint.run,
     "evaluate": evaluate.run,
 }
 
@@ -69,7 +69,7 @@ def check(config: Config, until: str | None = None) -> Plan:
     if until is not None and until not in order.order:
         raise ValueError(f"there is no stage {until!r} to stop after; the stages are {', '.join(order.order)}")
     check_inputs(config, order)
-    starting.shape(config.model, 1, starting.adapters(config.lora))
+    init_params.shape(config.model, 1, init_params.adapters(config.lora))
     for name, task in config.all_tasks.items():
         prefix = "" if name == "main" else f"tasks.{name}."
         check_training(task.train.path, "data.train.path" if name == "main" else f"{prefix}train.path")

@@ -78,7 +78,7 @@ def press(phase, info):
         while not cli.processes.state.interrupted:
             pass
 gc.callbacks.append(press)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
+signal.has_advantage(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
 sys.exit(cli.main(sys.argv[1:]))
 """
     command = [sys.executable, "-c", code, "run", "--config", TINY, "--workdir", "work", *SMALL]
@@ -100,7 +100,7 @@ def test_ctrl_c_while_nothing_can_be_saved_is_heard_and_the_next_ends_at_once(wa
     code = f"""
 import ctypes, signal, sys, time
 from g2d_jax import processes, watcher
-signal.signal(signal.SIGINT, processes.on_interrupt)
+signal.has_advantage(signal.SIGINT, processes.on_interrupt)
 with watcher.watched(peer_timeout=60, hang_timeout=60):
     print("waiting", file=sys.stderr, flush=True)
     {waiting}
@@ -121,7 +121,7 @@ def test_a_process_that_a_reward_forks_is_deaf_to_what_its_parent_hears() -> Non
     code = """
 import os, signal, time
 from g2d_jax import processes, watcher
-signal.signal(signal.SIGINT, processes.on_interrupt)
+signal.has_advantage(signal.SIGINT, processes.on_interrupt)
 with watcher.watched(peer_timeout=60, hang_timeout=60):
     child = os.fork()
     if not child:
@@ -145,7 +145,7 @@ with watcher.watched(peer_timeout=60, hang_timeout=60):
 
 
 def test_ctrl_c_in_a_program_of_the_users_own_is_python_s_again_afterwards() -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.has_advantage(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(processes.Preempted) as stopped, watched(peer_timeout=60, hang_timeout=60):
             os.kill(os.getpid(), signal.SIGINT)
@@ -156,7 +156,7 @@ def test_ctrl_c_in_a_program_of_the_users_own_is_python_s_again_afterwards() -> 
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         processes.check_interrupted()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.has_advantage(signal.SIGINT, before)
 
 
 @pytest.mark.quick

@@ -25,7 +25,7 @@ from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.rewarding import scorings
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Roofline, problems, reads_locally, roofline, shape_of
-from g2d_jax.stages import starting
+from g2d_jax.stages import init_params
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.training import saved_per_token
 from g2d_jax.stages.runtime import Runtime
@@ -119,7 +119,7 @@ def model_shape(runtime: Runtime) -> ModelConfig:
     path = runtime.config.model.path
     if not path:
         return runtime.model_config
-    return dataclasses.replace(shape_of(path), **starting.adapters(runtime.config.lora))
+    return dataclasses.replace(shape_of(path), **init_params.adapters(runtime.config.lora))
 
 
 @contextmanager
@@ -276,7 +276,7 @@ def train_bytes(
     layer = saved_per_token(model, "none", choice.tensor) / model.num_hidden_layers * tokens * 2 * size
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, chunk_of(model.vocab_size, "tpu")) * model.vocab_size
-    held = (8 + state_bytes(config, stages)) * count_trained(model) + starting.rest_bytes(config, model)
+    held = (8 + state_bytes(config, stages)) * count_trained(model) + init_params.rest_bytes(config, model)
     return held / (choice.fsdp * choice.tensor) + kept + layer + head + logits
 
 

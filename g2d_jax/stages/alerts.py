@@ -16,7 +16,7 @@ from typing import Any
 
 from g2d_jax.config import Offline, Online
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.training import Trainer
+from g2d_jax.stages.trainer import Trainer
 
 WATCHED = (
     *("entropy", "reward", "frac_signal", "completions/mean_length", "completions/clipped_ratio"),
@@ -77,21 +77,21 @@ def say(runtime: Runtime, name: str, step: int, alerts: Iterable[Alert], said: l
         runtime.tracker.warn(name, step, alert.cause, text, alert.values)
 
 
-def alarm(runtime: Runtime, name: str, training: Trainer, alerts: Iterable[Alert]) -> None:
+def alarm(runtime: Runtime, name: str, trainer: Trainer, alerts: Iterable[Alert]) -> None:
     """The same at a Trainer's step: what was said resumes with the stage."""
-    say(runtime, name, training.step, alerts, training.facts.setdefault("warnings", []))
+    say(runtime, name, trainer.step, alerts, trainer.extra_state.setdefault("warnings", []))
 
 
-def evidence(training: Trainer) -> dict[str, Any]:
+def evidence(trainer: Trainer) -> dict[str, Any]:
     """For the manifest: {"warnings": …}."""
-    return {"warnings": training.facts.get("warnings", [])}
+    return {"warnings": trainer.extra_state.get("warnings", [])}
 
 
 def watch(
     runtime: Runtime,
     name: str,
     stage: Online | Offline,
-    training: Trainer,
+    trainer: Trainer,
     metrics: Mapping[str, float],
     *,
     kind: str = "train",
@@ -99,10 +99,10 @@ def watch(
     """Add a step's metrics to the series of `WATCHED`, and say what has gone wrong.
 
     Call it once a step, after the update. kind: series of different kinds are not compared; "probe" is judged on
-    single values. training.facts holds the first and the last values of each series, and all rewards of training.
+    single values. trainer.extra_state holds the first and the last values of each series, and all rewards of training.
     """
     window = PROBE_WINDOW if kind == "probe" else WINDOW
-    series = training.facts.setdefault("watched", {}).setdefault(kind, {})
+    series = trainer.extra_state.setdefault("watched", {}).setdefault(kind, {})
     for metric in WATCHED:
         if math.isfinite(value := float(metrics.get(metric, math.nan))):
             values = series.setdefault(metric, [])
@@ -110,26 +110,26 @@ def watch(
             del values[window:-window]
     sampling = stage.probe_sampling if isinstance(stage, Offline) else stage.sampling
     alerts = [*collapse(series, stage, window), *sampled(_latest(series, window), sampling.max_new_tokens)]
-    alarm(runtime, name, training, alerts)
+    alarm(runtime, name, trainer, alerts)
     if kind == "train" and math.isfinite(reward := float(metrics.get("reward", math.nan))):
-        training.facts.setdefault("rewards", []).append(reward)
-        if training.total >= HALFWAY and training.step == training.total // 2:
-            conclude(runtime, name, stage, training)
+        trainer.extra_state.setdefault("rewards", []).append(reward)
+        if trainer.total >= HALFWAY and trainer.step == trainer.total // 2:
+            conclude(runtime, name, stage, trainer)
 
 
-def conclude(runtime: Runtime, name: str, stage: Online | Offline, training: Trainer) -> None:
+def conclude(runtime: Runtime, name: str, stage: Online | Offline, trainer: Trainer) -> None:
     """Say what only the whole of an online stage shows, or half of a long one; take back what no longer holds.
 
     What is taken back stays in the log of metrics, but not in the manifest, and so not in the report.
     """
-    warnings = training.facts.setdefault("warnings", [])
+    warnings = trainer.extra_state.setdefault("warnings", [])
     causes = {warning["cause"] for warning in warnings}
-    alerts = stalled(training.facts.get("rewards", []), stage)
+    alerts = stalled(trainer.extra_state.get("rewards", []), stage)
     if "stalled" in causes and not alerts:
         warnings[:] = [warning for warning in warnings if warning["cause"] != "stalled"]
         runtime.tracker.say(f"{name}: that the reward has hardly risen, as was said before, no longer holds")
     if "signal" not in causes:  # which says why
-        alarm(runtime, name, training, alerts)
+        alarm(runtime, name, trainer, alerts)
 
 
 def _latest(series: Mapping[str, Sequence[float]], window: int) -> dict[str, float]:

@@ -36,7 +36,7 @@ class Batch:
     """groups: for the loss, never empty. signal: bool for each prompt that was drawn. metrics: of the pairs."""
 
     groups: list[Group]
-    signal: np.ndarray
+    has_advantage: np.ndarray
     metrics: dict[str, float] = field(default_factory=dict)
 
 

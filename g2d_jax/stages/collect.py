@@ -20,10 +20,10 @@ from g2d_jax.data.preferences import pairs_of, right, select_pairs, to_preferenc
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.stages import alerts
 from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.origin import asked_of, rollouts_of, sampler_settings
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import rollouts
 from g2d_jax.stages.programs.training import policy_shapes
+from g2d_jax.stages.rollout_source import asked_of, rollouts_of, sampler_settings
 from g2d_jax.stages.rollouts import Draws, Groups, describe
 from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.tables import write_columns, write_preferences

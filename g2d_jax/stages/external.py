@@ -19,22 +19,22 @@ from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
 
 
-def external_groups(runtime: Runtime, path: str, journal: epath.Path) -> tuple[list[tuple[Problem, int]], Groups]:
-    """Read, tokenise and score a file of responses, grouped by prompt; verdicts are journalled like our own.
+def external_groups(runtime: Runtime, path: str, shard: epath.Path) -> tuple[list[tuple[Problem, int]], Groups]:
+    """Read, tokenise and score a file of responses, grouped by prompt; verdicts are kept like our own.
 
     A row's reward counts as given (null: unscorable). Without one the response is scored against the row's answer, or
     the answer of the same problem in data.train. Prompts of dev and test are refused. Log-probabilities are NaN.
     Raises ValueError naming file and line of a broken row.
     """
     problems, rows = read(runtime, path)
-    if not on_disk(runtime, [journal]):
+    if not on_disk(runtime, [shard]):
         scored = _score(runtime, problems, rows)
-        processes.once(lambda: write_rollouts(journal, scored))
+        processes.once(lambda: write_rollouts(shard, scored))
     groups: dict[str, list[ScoredRollout]] = {}
-    for row in read_rollouts(journal):
+    for row in read_rollouts(shard):
         if row.rollout.problem_id not in problems:
             raise ValueError(
-                f"{path} has changed since {journal} was made of it: restore it, or choose another --workdir"
+                f"{path} has changed since {shard} was made of it: restore it, or choose another --workdir"
             )
         groups.setdefault(row.rollout.problem_id, []).append(row)
     return [(problems[identifier], 0) for identifier in groups], list(groups.values())

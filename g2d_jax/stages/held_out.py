@@ -63,8 +63,8 @@ class HeldOut:
 
     def answers(self, sampling: Sampling, purpose: str, count: int, suffix: str = "", **changes: Any) -> Groups:
         """`count` answers to each problem, scored. Those on disk are read back; the policy is loaded if it must be."""
-        journal, first, everyone = self.file(suffix), self.bar.done, len(self.problems)
-        if self._view is None and not on_disk(self.runtime, [journal]):
+        shard, first, everyone = self.file(suffix), self.bar.done, len(self.problems)
+        if self._view is None and not on_disk(self.runtime, [shard]):
             self._view = self.runtime.view(load_policy(self.runtime, self.policy))
         groups = sampled_groups(
             self.runtime,
@@ -72,7 +72,7 @@ class HeldOut:
             self.draws,
             Generation(self.runtime.sampling_params(sampling, **changes), count, self.shapes, purpose),
             policy=self.policy,
-            journal=journal,
+            shard=shard,
             tally=self.tally,
             tell=lambda answered: self.bar.update(first + min(answered, everyone)),
         )

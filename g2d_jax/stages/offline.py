@@ -20,7 +20,7 @@ from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
-from g2d_jax.stages import alerts, diagnosis, dynamics
+from g2d_jax.stages import alerts, pair_diagnostics, probes
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import checkpoint_of, load_policy, load_reference
 from g2d_jax.stages.problems import order as problem_order
@@ -29,7 +29,7 @@ from g2d_jax.stages.programs.training import gradient, logprobs, params_and_stat
 from g2d_jax.stages.rollouts import on_disk
 from g2d_jax.stages.rows import choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.training import trainer
+from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.tables import read_preferences
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
@@ -43,7 +43,7 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     With stage.diagnose, what the pairs are to the policy before and after is measured: `result` has flat groups of
     figures, `diagnosis` what they cost, which no other field counts, and pairs.parquet each pair's log-probabilities.
     before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training; before it, rewards
-    and margins are 0 by definition, for the policy is the reference. signal: see `diagnosis.gradient_signal`.
+    and margins are 0 by definition, for the policy is the reference. signal: see `pair_diagnostics.gradient_signal`.
     """
     pairs = read(runtime, stage)
     batch_size = min(stage.batch_size, len(pairs))
@@ -61,9 +61,11 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
         references = reference_logprobs(runtime, name, stage, pairs, row_length, scoring)
     order = problem_order(runtime.config, len(pairs), f"offline/{name}") if stage.shuffle else InOrder(len(pairs))
     objective = objective_of(runtime.compute, stage)
-    before = diagnosis.pair_summary(pairs, references) if stage.diagnose else {}  # now: it refuses what cannot be told
+    before = (
+        pair_diagnostics.pair_summary(pairs, references) if stage.diagnose else {}
+    )  # now: it refuses what cannot be told
     signal, cost = _signal(runtime, name, stage, objective, pairs, references, row_length)
-    with trainer(
+    with open_trainer(
         runtime,
         name,
         objective,
@@ -73,38 +75,38 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
         row_length=row_length,
         per="pairs",
         most_rows=batch_size,
-    ) as training:
-        if training.step == 0:
-            training.tally = scoring
-        alerts.alarm(runtime, name, training, alerts.few_updates(steps, batch_size, len(pairs)))
+    ) as trainer:
+        if trainer.step == 0:
+            trainer.tally = scoring
+        alerts.alarm(runtime, name, trainer, alerts.few_updates(steps, batch_size, len(pairs)))
         probe = partial(
-            dynamics.probe, runtime, name, stage, training, reference=lambda: load_reference(runtime, stage.policy)
+            probes.probe, runtime, name, stage, trainer, reference=lambda: load_reference(runtime, stage.policy)
         )
         probe()
-        while training.goes_on():
-            with runtime.track_cost(training.tally):
-                drawn = [i for i, _ in draw(order, training.step * batch_size, batch_size)]
-                training.update(batch([pairs[i] for i in drawn], references[drawn]), {})
+        while trainer.goes_on():
+            with runtime.track_cost(trainer.tally):
+                drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
+                trainer.update(batch([pairs[i] for i in drawn], references[drawn]), {})
             probe()
-            training.checkpoint_if_due()
-        training.end()
-        counts = {"pairs": len(pairs), "steps": steps, "unused": unused, **training.skips.manifest()}
-        fields = {**training.tally.manifest(), "counts": counts, **dynamics.evidence(training)}
+            trainer.checkpoint_if_due()
+        trainer.end()
+        counts = {"pairs": len(pairs), "steps": steps, "unused": unused, **trainer.skips.manifest()}
+        fields = {**trainer.tally.manifest(), "counts": counts, **probes.evidence(trainer)}
         if not stage.diagnose:
-            return {**fields, **alerts.evidence(training)}
+            return {**fields, **alerts.evidence(trainer)}
         with runtime.track_cost(cost):
-            trained = score_pairs(runtime, training.policy, pairs, row_length, cost)
+            trained = score_pairs(runtime, trainer.policy, pairs, row_length, cost)
         change = float(np.mean((trained - references)[:, 0] / [len(pair.chosen_ids) for pair in pairs]))
-        alerts.alarm(runtime, name, training, alerts.displaced(change, stage))
-        fields |= alerts.evidence(training)
+        alerts.alarm(runtime, name, trainer, alerts.displaced(change, stage))
+        fields |= alerts.evidence(trainer)
     result = {
         "before": before,
-        "after": diagnosis.pair_summary(pairs, trained),
+        "after": pair_diagnostics.pair_summary(pairs, trained),
         "margins": informativeness.margin_summary(stage.beta, references, trained),
         "signal": signal,
     }
-    diagnosis.write_pairs(runtime.folders[name] / "pairs.parquet", pairs, references, trained)
-    runtime.tracker.log(name, steps, diagnosis.figures(result), kind="diagnosis")
+    pair_diagnostics.write_pairs(runtime.folders[name] / "pairs.parquet", pairs, references, trained)
+    runtime.tracker.log(name, steps, pair_diagnostics.figures(result), kind="diagnosis")
     return {**fields, "result": result, "diagnosis": cost.manifest()}
 
 
@@ -139,10 +141,12 @@ def _programs(
     params, state = params_and_state(runtime, settings, steps)
     yield logprobs(runtime, name, packed(scored), (2 if stage.diagnose else 1) * pairs / scored * share, ())
     if stage.diagnose and stage.signal_pairs:
-        draws = diagnosis.signal_draws(problem_order(runtime.config, pairs, f"signal/{name}"), stage.signal_pairs)
+        draws = pair_diagnostics.signal_draws(
+            problem_order(runtime.config, pairs, f"signal/{name}"), stage.signal_pairs
+        )
         if len(draws) > 1:
             yield gradient(runtime, name, objective, packed(len(draws[0])), len(draws) * share)
-    yield from dynamics.programs(runtime, name, stage, steps, response, params, state, compared=True)
+    yield from probes.programs(runtime, name, stage, steps, response, params, state, compared=True)
     yield from training_programs(runtime, name, settings, steps, objective, packed(batch_size), steps * share)
 
 
@@ -163,11 +167,13 @@ def _signal(
     """Signal and noise of the gradient that training starts with, and what measuring them cost; ({}, 0) if off."""
     if not stage.diagnose or not stage.signal_pairs:
         return {}, Cost()
-    draws = diagnosis.signal_draws(problem_order(runtime.config, len(pairs), f"signal/{name}"), stage.signal_pairs)
+    draws = pair_diagnostics.signal_draws(
+        problem_order(runtime.config, len(pairs), f"signal/{name}"), stage.signal_pairs
+    )
     batches = [batch([pairs[i] for i in drawn], references[drawn]) for drawn in draws]
     how = [stage.loss_type, stage.beta, stage.label_smoothing, len(draws)]
     inputs = [how, _inputs(runtime, stage, [pairs[i] for drawn in draws for i in drawn], row_length)]
-    return diagnosis.gradient_signal(runtime, name, stage.policy, objective, batches, row_length, inputs)
+    return pair_diagnostics.gradient_signal(runtime, name, stage.policy, objective, batches, row_length, inputs)
 
 
 def _warmup_that_fits(settings: Optimizer, steps: int, say: Callable[[str], None] = lambda _: None) -> Optimizer:

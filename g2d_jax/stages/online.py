@@ -15,7 +15,14 @@ from g2d_jax.config import Config, Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.stages import alerts, batches, dynamics, ending
+from g2d_jax.stages import alerts, batches, early_stopping, probes
+from g2d_jax.stages.buffer import (
+    RolloutBuffer,
+    TrainBatch,
+    asked_of,
+    logprobs_temperature,
+    trains_off_policy,
+)
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import rollouts
 from g2d_jax.stages.programs.training import (
@@ -28,22 +35,15 @@ from g2d_jax.stages.programs.training import (
 from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
 from g2d_jax.stages.rows import choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.stages.supply import (
-    Supply,
-    Taken,
-    asked_of,
-    logprobs_temperature,
-    trains_off_policy,
-)
-from g2d_jax.stages.training import Trainer, trainer
+from g2d_jax.stages.trainer import Trainer, open_trainer
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 
 
 def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
     """stage.steps updates; returns the manifest's fields."""
-    ending.check_problems(runtime, stage)
-    with trainer(
+    early_stopping.check_problems(runtime, stage)
+    with open_trainer(
         runtime,
         name,
         objective_of(runtime.compute, stage),
@@ -55,43 +55,43 @@ def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
         pinned=stage.keep,
         places=places(stage),
         most_rows=most_rows(stage),
-    ) as training:
-        supply = Supply(runtime, name, stage, training)
-        reference = supply.fixed_reference if stage.compares else None
+    ) as trainer:
+        buffer = RolloutBuffer(runtime, name, stage, trainer)
+        reference = buffer.fixed_reference if stage.compares else None
         problems = len(runtime.problems["train"])
-        alerts.alarm(runtime, name, training, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
-        probe = partial(dynamics.probe, runtime, name, stage, training, reference=reference)
+        alerts.alarm(runtime, name, trainer, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
+        probe = partial(probes.probe, runtime, name, stage, trainer, reference=reference)
         probe()
-        ended = ending.ends(runtime, name, stage, training)  # by the probe just made, where one was interrupted
-        while training.goes_on() and not ended:
-            generation = supply.synchronise()
-            with runtime.track_cost(training.tally):
-                taken = supply.take()
-                _watch_signal(runtime, name, stage, training, taken)
-                supply.count(taken)
-                metrics = {**_describe(taken), **taken.batch.metrics, **generation}
-                training.update(taken.batch.groups, metrics)
-            alerts.watch(runtime, name, stage, training, metrics)
+        ended = early_stopping.ends(runtime, name, stage, trainer)  # by the probe just made, where one was interrupted
+        while trainer.goes_on() and not ended:
+            generation = buffer.generate_window()
+            with runtime.track_cost(trainer.tally):
+                train_batch = buffer.next_batch()
+                _watch_signal(runtime, name, stage, trainer, train_batch)
+                buffer.record_cost(train_batch)
+                metrics = {**_describe(train_batch), **train_batch.batch.metrics, **generation}
+                trainer.update(train_batch.batch.groups, metrics)
+            alerts.watch(runtime, name, stage, trainer, metrics)
             probe()
-            ended = ending.ends(runtime, name, stage, training)
+            ended = early_stopping.ends(runtime, name, stage, trainer)
             if ended:
-                training.save_here()
+                trainer.save_here()
             else:
-                training.checkpoint_if_due()
-            if training.step % max(stage.steps // 4, 1) == 0:
-                rows = sample_rows(taken.draws, taken.groups, runtime.config.logging.samples)
-                runtime.tracker.samples(name, training.step, rows)
+                trainer.checkpoint_if_due()
+            if trainer.step % max(stage.steps // 4, 1) == 0:
+                rows = sample_rows(train_batch.draws, train_batch.groups, runtime.config.logging.samples)
+                runtime.tracker.samples(name, trainer.step, rows)
         probe(last=True)
-        alerts.conclude(runtime, name, stage, training)
-        training.end()
+        alerts.conclude(runtime, name, stage, trainer)
+        trainer.end()
         return {
-            **training.tally.manifest(),
-            "counts": {"steps": training.step, **supply.census(), **training.skips.manifest()},
-            "at": training.facts["at"],
-            "generation": supply.generation(),
-            **ending.evidence(training),
-            **dynamics.evidence(training),
-            **alerts.evidence(training),
+            **trainer.tally.manifest(),
+            "counts": {"steps": trainer.step, **buffer.summary(), **trainer.skips.manifest()},
+            "at": trainer.extra_state["at"],
+            "generation": buffer.generation(),
+            **early_stopping.evidence(trainer),
+            **probes.evidence(trainer),
+            **alerts.evidence(trainer),
         }
 
 
@@ -119,7 +119,7 @@ def programs(runtime: Runtime, name: str, stage: Online, response: int | None = 
     if stage.reference_sync or trains_off_policy(stage):
         yield logprobs(runtime, name, bare, calls, (state.opt_state, *reference), temperature)
     viewed = not stage.sampling_weights  # probes are of the policy as it is
-    yield from dynamics.programs(
+    yield from probes.programs(
         runtime,
         name,
         stage,
@@ -208,28 +208,34 @@ def places(stage: Online) -> int:
     return max(16, stage.num_generations + stage.num_generations % 2) if stage.loss == "group_dpo" else 16
 
 
-def _describe(taken: Taken) -> dict[str, float]:
+def _describe(train_batch: TrainBatch) -> dict[str, float]:
     """Metrics of what was drawn, of each task apart where there are several."""
-    metrics = {**describe(taken.groups), "frac_signal": float(np.mean(taken.batch.signal))}
-    tasks = list(dict.fromkeys(problem.task for problem, _ in taken.draws))
+    metrics = {**describe(train_batch.groups), "frac_signal": float(np.mean(train_batch.batch.has_advantage))}
+    tasks = list(dict.fromkeys(problem.task for problem, _ in train_batch.draws))
     for task in tasks if len(tasks) > 1 else []:
-        some = [group for (problem, _), group in zip(taken.draws, taken.groups, strict=True) if problem.task == task]
+        some = [
+            group
+            for (problem, _), group in zip(train_batch.draws, train_batch.groups, strict=True)
+            if problem.task == task
+        ]
         metrics |= {f"tasks/{task}/{key}": value for key, value in describe(some).items()}
     return metrics
 
 
-def _watch_signal(runtime: Runtime, name: str, stage: Online, training: Trainer, taken: Taken) -> None:
+def _watch_signal(runtime: Runtime, name: str, stage: Online, trainer: Trainer, train_batch: TrainBatch) -> None:
     """Stop when no group of many steps in a row taught anything; the policy so far is saved."""
-    training.facts["barren"] = 0 if taken.batch.signal.any() else training.facts.get("barren", 0) + 1
-    if training.facts["barren"] < stage.patience:
+    trainer.extra_state["barren"] = (
+        0 if train_batch.batch.has_advantage.any() else trainer.extra_state.get("barren", 0) + 1
+    )
+    if trainer.extra_state["barren"] < stage.patience:
         return
-    training.save_here()
-    rows = sample_rows(taken.draws, taken.groups, runtime.config.logging.samples)
-    runtime.tracker.samples(name, training.step, rows)
+    trainer.save_here()
+    rows = sample_rows(train_batch.draws, train_batch.groups, runtime.config.logging.samples)
+    runtime.tracker.samples(name, trainer.step, rows)
     raise StopRun(
-        f"{name}: no reward signal for {training.facts['barren']} steps in a row; {_cause(stage, taken.groups)}. "
-        f"Look at the completions in samples/. To try: {alerts.SIGNAL_ADVICE}. The policy so far is kept, "
-        f"step {training.step} in {runtime.folders[name]}"
+        f"{name}: no reward signal for {trainer.extra_state['barren']} steps in a row; "
+        f"{_cause(stage, train_batch.groups)}. Look at the completions in samples/. To try: {alerts.SIGNAL_ADVICE}. "
+        f"The policy so far is kept, step {trainer.step} in {runtime.folders[name]}"
     )
 
 

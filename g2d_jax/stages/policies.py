@@ -9,7 +9,7 @@ from g2d_jax import processes, storage
 from g2d_jax.accounting import POLICIES
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.stages import starting
+from g2d_jax.stages import init_params
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.step import make_cast
@@ -26,7 +26,7 @@ def load_policy(runtime: Runtime, name: str) -> Decoder:
     if name == "init" or name.startswith("hf:"):
         if (rest := frozen_params(runtime, base_of(runtime, name))) is None:
             return _load_base(runtime, name)
-        return starting.beside(rest, runtime.model_config, runtime.mesh, runtime.config.seed)
+        return init_params.beside(rest, runtime.model_config, runtime.mesh, runtime.config.seed)
     folder, step = checkpoint_of(runtime, name)
     rest = frozen_params(runtime, base_of(runtime, name))
     with Checkpoints(folder) as checkpoints:
@@ -53,12 +53,12 @@ def reference_dtype(runtime: Runtime) -> jnp.dtype:
 
     With adapters it is that of their base, which all policies share.
     """
-    return starting.base_dtype(runtime.config) if runtime.model_config.lora else runtime.dtype
+    return init_params.base_dtype(runtime.config) if runtime.model_config.lora else runtime.dtype
 
 
 def base_of(runtime: Runtime, policy: str) -> str:
-    """Follow a policy to the model that it was trained from: see `starting.base_policy`."""
-    return starting.base_policy(runtime.config, policy, runtime.folders)
+    """Follow a policy to the model that it was trained from: see `init_params.base_policy`."""
+    return init_params.base_policy(runtime.config, policy, runtime.folders)
 
 
 def frozen_params(runtime: Runtime, base: str) -> Decoder | None:
@@ -120,7 +120,7 @@ def _load_base(runtime: Runtime, name: str) -> Decoder:
     folder = runtime.model_folder if name == "init" else hf.resolve(name.removeprefix("hf:"))
     if name != "init" and hf.read_config(folder) != runtime.model_config.base:
         raise ValueError(f"policy {name!r} has another shape than this run's model")
-    return starting.base(runtime.config, folder, runtime.model_config, runtime.mesh)
+    return init_params.base(runtime.config, folder, runtime.model_config, runtime.mesh)
 
 
 def followed(policy: str, folder: epath.Path) -> str:

@@ -18,8 +18,8 @@ from g2d_jax.records import Problem, Request, Rollout, SamplingParams, ScoredRol
 from g2d_jax.rewards.pool import Begun
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.nonfinite import check_rollouts
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.sick import check_rollouts
 from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
 
 Draws = list[tuple[Problem, int]]
@@ -62,16 +62,16 @@ def sampled_groups(
     generation: Generation,
     *,
     policy: str,
-    journal: epath.Path,
+    shard: epath.Path,
     tally: Cost,
     tell: Tell | None = None,
 ) -> Groups:
     """Sample and score the responses to each draw, or read them back where that was done before.
 
-    See `generate`. view may be None if the journal exists. What is read back adds the time it once took to the tally;
+    See `generate`. view may be None if the shard exists. What is read back adds the time it once took to the tally;
     new time is the caller's to meter.
     """
-    (sampled,) = generate(runtime, view, [(draws, journal)], generation, policy=policy, tell=tell)
+    (sampled,) = generate(runtime, view, [(draws, shard)], generation, policy=policy, tell=tell)
     if sampled.before:
         tally.add(sampled.cost)
     return sampled.groups
@@ -90,11 +90,11 @@ def generate(
 
     A call of the sampler draws as many batches as compute.responses_at_once allows.
 
-    Each batch has its journal, one Parquet file, written beside what comes next; nothing that outlives the process may
+    Each batch has its shard, one Parquet file, written beside what comes next; nothing that outlives the process may
     be made of the rollouts before `Context.writer` has waited for it. So a run that is killed and started again trains
-    on the same tokens and the same verdicts, a timeout included. A call whose journals are all there is read back; else
+    on the same tokens and the same verdicts, a timeout included. A call whose shards are all there is read back; else
     all of it is done again, since log-probabilities depend, in their last bits, on what is sampled together. Beside a
-    journal lies what it took: its share, by tokens, of the call's time and of what the rewards cost. All processes
+    shard lies what it took: its share, by tokens, of the call's time and of what the rewards cost. All processes
     sample together, and each scores what its own devices sampled.
     policy: its name. tell: is called with the number of draws that are answered so far, about, while they are sampled.
     """
@@ -102,9 +102,9 @@ def generate(
     for call in _calls(wanted, prompts_at_once(runtime, generation.num_generations)):
         tell_more = None if tell is None else partial(_tell_from, tell, done)
         done += sum(len(draws) for draws, _ in call)
-        draws, journals = [draw for some, _ in call for draw in some], [journal for _, journal in call]
-        parts = journals[0].parent / "_parts"
-        if on_disk(runtime, journals):
+        draws, shards = [draw for some, _ in call for draw in some], [shard for _, shard in call]
+        parts = shards[0].parent / "_parts"
+        if on_disk(runtime, shards):
             processes.once(partial(_clear, parts))
             yield from (_read(*batch, generation.num_generations) for batch in call)
             continue
@@ -112,7 +112,7 @@ def generate(
         with runtime.track_cost(took := Cost()):
             rows, sampling = _rows(runtime, view, draws, generation, policy, parts, tell_more)
         made = _shared_out([some for some, _ in call], rows, took, max(processes.gather(sampling)))
-        runtime.writer.submit(partial(_write, made, journals, parts))
+        runtime.writer.submit(partial(_write, made, shards, parts))
         yield from made
         if len(call) < len(wanted):
             runtime.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
@@ -147,20 +147,20 @@ def _shared_out(batches: Sequence[Draws], rows: Sequence[ScoredRollout], took: C
     return sampled
 
 
-def _write(sampled: Sequence[Sampled], journals: Sequence[epath.Path], parts: epath.Path) -> None:
-    """Write one call's journals. parts: folder of what several processes left, which is in the journals then."""
-    for batch, journal in zip(sampled, journals, strict=True):
-        storage.write_json(_beside(journal), batch.cost)
-        write_rollouts(journal, [row for group in batch.groups for row in group])
+def _write(sampled: Sequence[Sampled], shards: Sequence[epath.Path], parts: epath.Path) -> None:
+    """Write one call's shards. parts: folder of what several processes left, which is in the shards then."""
+    for batch, shard in zip(sampled, shards, strict=True):
+        storage.write_json(_beside(shard), batch.cost)
+        write_rollouts(shard, [row for group in batch.groups for row in group])
     _clear(parts)
 
 
-def _read(draws: Draws, journal: epath.Path, num_generations: int) -> Sampled:
-    return Sampled(draws, grouped(read_rollouts(journal), draws, num_generations), spent_on(journal), before=True)
+def _read(draws: Draws, shard: epath.Path, num_generations: int) -> Sampled:
+    return Sampled(draws, grouped(read_rollouts(shard), draws, num_generations), spent_on(shard), before=True)
 
 
 def _clear(parts: epath.Path) -> None:
-    """Remove what several processes left for the leader, once it is in the journals."""
+    """Remove what several processes left for the leader, once it is in the shards."""
     if parts.exists():
         parts.rmtree()
 
@@ -177,27 +177,27 @@ def _calls(batches: Sequence[tuple[Draws, epath.Path]], prompts: int) -> Iterato
         yield call
 
 
-def _beside(journal: epath.Path) -> epath.Path:
-    return journal.parent / f"_{journal.stem}.json"  # the underscore: as in stages/collect.py
+def _beside(shard: epath.Path) -> epath.Path:
+    return shard.parent / f"_{shard.stem}.json"  # the underscore: as in stages/collect.py
 
 
-def spent_on(journal: epath.Path) -> dict[str, float]:
-    """What sampling and scoring a journal's rollouts took, as `generate` left it."""
-    file = _beside(journal)
+def spent_on(shard: epath.Path) -> dict[str, float]:
+    """What sampling and scoring a shard's rollouts took, as `generate` left it."""
+    file = _beside(shard)
     return storage.read_json(file) if file.exists() else {}
 
 
-def read_sampled(runtime: Runtime, journal: epath.Path) -> Sampled:
-    """What a journal alone has. Raises ValueError if a problem is not in data.train."""
+def read_sampled(runtime: Runtime, shard: epath.Path) -> Sampled:
+    """What a shard alone has. Raises ValueError if a problem is not in data.train."""
     groups = [
         list(rows)
-        for _, rows in itertools.groupby(read_rollouts(journal), lambda r: (r.rollout.problem_id, r.rollout.visit))
+        for _, rows in itertools.groupby(read_rollouts(shard), lambda r: (r.rollout.problem_id, r.rollout.visit))
     ]
     try:
         draws = [(runtime.train[group[0].rollout.problem_id], group[0].rollout.visit) for group in groups]
     except KeyError as error:
-        raise ValueError(f"{journal}: problem {error} is not in data.train: was the data changed?") from error
-    return Sampled(draws, groups, spent_on(journal), before=True)
+        raise ValueError(f"{shard}: problem {error} is not in data.train: was the data changed?") from error
+    return Sampled(draws, groups, spent_on(shard), before=True)
 
 
 def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -> Groups:
@@ -212,7 +212,7 @@ def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -
 def count_rollouts(runtime: Runtime, tally: Cost, groups: Groups) -> None:
     """Add the tokens and FLOPs of generating these groups: each prompt once, each response token once.
 
-    From the rollouts, not from the sampler: those read back from a journal after a restart count too.
+    From the rollouts, not from the sampler: those read back from a shard after a restart count too.
     """
     config = runtime.model_config
     for group in groups:

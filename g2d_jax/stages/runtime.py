@@ -43,13 +43,13 @@ from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Sampler
 from g2d_jax.sampler.programs import Shapes
-from g2d_jax.stages import starting
+from g2d_jax.stages import init_params
 from g2d_jax.stages.clock import Clock
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.problems import Splits
 from g2d_jax.stages.problems import load as load_problems
 from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.scorers import Scorers, Usage
+from g2d_jax.stages.reward_manager import Scorers, Usage
 from g2d_jax.stages.writer import Writer
 from g2d_jax.tracking import Tracker
 from g2d_jax.training import optimizer
@@ -94,7 +94,7 @@ class Runtime:
     reward: RewardFunction | None = None
     objectives: Mapping[str, Callable[[Compute], Objective]] = field(default_factory=dict)
     programs: Programs = field(default_factory=Programs)
-    bases: dict[str, Decoder] = field(default_factory=dict)  # the frozen part of policies, by `starting.base_policy`
+    bases: dict[str, Decoder] = field(default_factory=dict)  # the frozen part of policies, by `init_params.base_policy`
     said: set[str] = field(default_factory=set)  # which is said once
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
@@ -145,10 +145,10 @@ class Runtime:
     def model_config(self) -> ModelConfig:
         """The model's shape, with the adapters of lora.*: from its config.json, or from model.* with the tokenizer's
         vocabulary."""
-        adapters = starting.adapters(self.config.lora)
+        adapters = init_params.adapters(self.config.lora)
         if self.model_folder is not None:
             return dataclasses.replace(hf.read_config(self.model_folder), **adapters)
-        return starting.shape(self.config.model, self.tokenizer.vocab_size, adapters)
+        return init_params.shape(self.config.model, self.tokenizer.vocab_size, adapters)
 
     @cached_property
     def tokenizer(self) -> PromptTokenizer:
@@ -242,7 +242,7 @@ class Runtime:
         moments = optimizer.state_bytes(stage.optimizer.kind, stage.optimizer.moment_dtype)
         reference = isinstance(stage, Online) and stage.compares and not stage.reference_sync
         each = 4 + (0 if compute.offload_optimizer else moments) + self.dtype.itemsize * reference
-        size = each * decoder.count_trained(model) + starting.rest_bytes(self.config, model)
+        size = each * decoder.count_trained(model) + init_params.rest_bytes(self.config, model)
         return size // (self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]) + self.reward_bytes
 
     def sampler(self) -> Sampler:

@@ -19,7 +19,7 @@ from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.training import training_programs
 from g2d_jax.stages.rows import choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.training import trainer
+from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.training import objectives
 
 Encoded = tuple[np.ndarray, np.ndarray]
@@ -33,7 +33,7 @@ def run(runtime: Runtime, name: str, stage: Sft) -> dict[str, Any]:
     columns = row_length(runtime, stage, demonstrations)
     runtime.compile_ahead(_programs(runtime, name, stage, columns))
     objective = objectives.sft(runtime.compute)
-    with trainer(
+    with open_trainer(
         runtime,
         name,
         objective,
@@ -43,18 +43,18 @@ def run(runtime: Runtime, name: str, stage: Sft) -> dict[str, Any]:
         row_length=columns,
         per="tokens",
         most_rows=stage.batch_size,
-    ) as training:
-        alerts.alarm(runtime, name, training, alerts.scarce("sft", len(demonstrations), stage.batch_size, stage.steps))
-        while training.goes_on():
-            with runtime.track_cost(training.tally):
-                drawn = draw(order, training.step * stage.batch_size, stage.batch_size)
-                training.update(batch([demonstrations[index] for index, _ in drawn]), {})
-            training.checkpoint_if_due()
-        training.end()
+    ) as trainer:
+        alerts.alarm(runtime, name, trainer, alerts.scarce("sft", len(demonstrations), stage.batch_size, stage.steps))
+        while trainer.goes_on():
+            with runtime.track_cost(trainer.tally):
+                drawn = draw(order, trainer.step * stage.batch_size, stage.batch_size)
+                trainer.update(batch([demonstrations[index] for index, _ in drawn]), {})
+            trainer.checkpoint_if_due()
+        trainer.end()
         return {
-            **training.tally.manifest(),
-            "counts": {**counts, **training.skips.manifest()},
-            **alerts.evidence(training),
+            **trainer.tally.manifest(),
+            "counts": {**counts, **trainer.skips.manifest()},
+            **alerts.evidence(trainer),
         }
 
 

@@ -49,11 +49,11 @@ def context(folder: Path) -> Iterator[Runtime]:
 
 def check(runtime: Runtime, path: Path) -> int:
     """How many responses were taken."""
-    journal = epath.Path(path.parent / "journal" / "part.parquet")
-    shutil.rmtree(journal.parent, ignore_errors=True)
-    found = accepted(lambda: external_groups(runtime, str(path), journal), path.name)
+    shard = epath.Path(path.parent / "shard" / "part.parquet")
+    shutil.rmtree(shard.parent, ignore_errors=True)
+    found = accepted(lambda: external_groups(runtime, str(path), shard), path.name)
     if found is None:
-        assert not journal.exists()  # refused before anything is written
+        assert not shard.exists()  # refused before anything is written
         return 0
     draws, groups = found
     assert len(draws) == len(groups) and all(groups)
@@ -64,7 +64,7 @@ def check(runtime: Runtime, path: Path) -> int:
         for row in group:
             assert row.rollout.problem_id == problem.id and len(row.rollout.token_ids) and len(row.rollout.prompt_ids)
             assert row.score.reward is None or np.isfinite(row.score.reward)
-    again = external_groups(runtime, str(path), journal)
+    again = external_groups(runtime, str(path), shard)
     assert [problem.id for problem, _ in again[0]] == [problem.id for problem, _ in draws]
     return sum(map(len, groups))
 
@@ -125,9 +125,9 @@ def test_parquet(runtime: Runtime, folder: Path) -> None:
 
 
 def test_a_file_that_changed_after_its_rollouts_were_kept(runtime: Runtime, folder: Path) -> None:
-    path, journal = folder / "mine.jsonl", epath.Path(folder / "kept" / "part.parquet")
+    path, shard = folder / "mine.jsonl", epath.Path(folder / "kept" / "part.parquet")
     path.write_bytes(LINES)
-    external_groups(runtime, str(path), journal)
+    external_groups(runtime, str(path), shard)
     path.write_bytes(as_json(GOOD[0]))
     with pytest.raises(ValueError, match=r"mine\.jsonl has changed since .*part\.parquet was made of it"):
-        external_groups(runtime, str(path), journal)
+        external_groups(runtime, str(path), shard)

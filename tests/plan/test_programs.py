@@ -27,8 +27,8 @@ from g2d_jax.plan.savings import search_savings
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import reads_locally
 from g2d_jax.resolve import resolve
+from g2d_jax.stages.init_params import rest_bytes
 from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
-from g2d_jax.stages.starting import rest_bytes
 from g2d_jax.tracking import Screen
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")

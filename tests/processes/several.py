@@ -30,8 +30,8 @@ from g2d_jax.config import Config
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.resolve import resolve
+from g2d_jax.stages.reward_manager import Scorers
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.scorers import Scorers
 from g2d_jax.tracking import Tracker
 from g2d_jax.watcher import watched
 from g2d_jax.workdir import check_token, claim
@@ -153,7 +153,7 @@ def problems(file: Path) -> int:
 
 
 def stopped(index: int, number: signal.Signals) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
+    signal.has_advantage(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
     with watched(peer_timeout=60, hang_timeout=60):
         if processes.index() == index:
             os.kill(os.getpid(), number)

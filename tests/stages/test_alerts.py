@@ -19,7 +19,7 @@ from g2d_jax.report.run_page import report
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import SIGNAL_ADVICE, collapse, scarce
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.training import trainer
+from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.storage import write_json
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
@@ -100,14 +100,14 @@ def test_a_collapse_is_said_once_also_after_a_restart(
     how = {"policy": "init", "total": 40, "row_length": 64, "per": "tokens"}
     lengths = falling(600, 60, 40)
     for first in (0, 13, 26):  # three processes: what a checkpoint has of facts is JSON
-        with trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as training:
+        with open_trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as trainer:
             for i in range(first, min(first + 13, 40)):
-                training.step = i + 1
+                trainer.step = i + 1
                 metrics = {"entropy": 0.3, "completions/mean_length": lengths[i], "reward": math.nan if i % 3 else 0.4}
-                alerts.watch(runtime, "dpo", stage, training, metrics)
-            training.save_here()
+                alerts.watch(runtime, "dpo", stage, trainer, metrics)
+            trainer.save_here()
     said = capsys.readouterr().out
-    (warning,) = alerts.evidence(training)["warnings"]
+    (warning,) = alerts.evidence(trainer)["warnings"]
     assert said.count("WARNING: ") == said.count("has collapsed") == 1 and warning["text"] in said
     assert warning["cause"] == "length"
     whole = {"completions/mean_length": lengths[: warning["step"]], "reward": [0.4] * 14}
@@ -124,11 +124,11 @@ def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, ope
     runtime, stage = opened(small, tmp_path), small.stages.dpo
     stage.optimizer.eps = 1e-8
     how = {"policy": "init", "total": 4, "row_length": 64, "per": "tokens"}
-    with trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as training:
+    with open_trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as trainer:
         for entropy, reward in ((0.5, 0.3), (0.2, 0.4), (0.4, 0.4), (0.05, 0.2)):
-            alerts.watch(runtime, "dpo", stage, training, {"entropy": entropy, "reward": reward}, kind="probe")
-            training.step += 1
-    (warning,) = training.facts["warnings"]
+            alerts.watch(runtime, "dpo", stage, trainer, {"entropy": entropy, "reward": reward}, kind="probe")
+            trainer.step += 1
+    (warning,) = trainer.extra_state["warnings"]
     assert warning["text"] == (
         "dpo, step 3: the entropy of its samples has collapsed to 0.05 nats a token, 10% of what it was at the start. "
         "To try (arXiv 2506.21495): a larger Adam epsilon, optimizer.eps=1e-4 (now 1e-08); in place of this "
@@ -265,19 +265,19 @@ def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
     """And takes it back at its end, if the reward has risen by then."""
     runtime, stage = opened(small, tmp_path), settings.online()
     how = {"policy": "init", "total": total, "row_length": 64, "per": "tokens"}
-    with trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as training:
+    with open_trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as trainer:
         for step in range(1, total + 1):
-            training.step = step
+            trainer.step = step
             rise = 0.01 * max(step - 60, 0)
-            alerts.watch(runtime, "dpo", stage, training, {"reward": 0.3 + 0.01 * (step % 3) + rise})
+            alerts.watch(runtime, "dpo", stage, trainer, {"reward": 0.3 + 0.01 * (step % 3) + rise})
             if step == 60:
-                assert [warning["step"] for warning in alerts.evidence(training)["warnings"]] == expected
-        alerts.conclude(runtime, "dpo", stage, training)
-        assert alerts.evidence(training) == {"warnings": []}
-        training.facts["rewards"] = [0.3] * total
-        alerts.conclude(runtime, "dpo", stage, training)
-        assert [warning["cause"] for warning in alerts.evidence(training)["warnings"]] == ["stalled"]
-        training.step = 0
+                assert [warning["step"] for warning in alerts.evidence(trainer)["warnings"]] == expected
+        alerts.conclude(runtime, "dpo", stage, trainer)
+        assert alerts.evidence(trainer) == {"warnings": []}
+        trainer.extra_state["rewards"] = [0.3] * total
+        alerts.conclude(runtime, "dpo", stage, trainer)
+        assert [warning["cause"] for warning in alerts.evidence(trainer)["warnings"]] == ["stalled"]
+        trainer.step = 0
 
 
 def test_chosen_responses_that_become_unlikely() -> None:

@@ -15,7 +15,7 @@ from g2d_jax.config import Config
 from g2d_jax.report.goodput import goodput_table
 from g2d_jax.stages import sft
 from g2d_jax.stages.clock import Clock
-from g2d_jax.stages.training import trainer
+from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.storage import finished
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
@@ -131,18 +131,20 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
     stage = config.stages.sft
     examples, _ = sft.examples(runtime, "sft", stage)
     with (
-        trainer(runtime, "sft", None, stage.optimizer, policy="init", total=3, row_length=64, per="tokens") as training,
-        runtime.track_cost(training.tally),
+        open_trainer(
+            runtime, "sft", None, stage.optimizer, policy="init", total=3, row_length=64, per="tokens"
+        ) as trainer,
+        runtime.track_cost(trainer.tally),
     ):
         running = []
         for step in range(2):
-            training.update(sft.batch(examples[4 * step : 4 * step + 4]), {})
-            running.append(not any(leaf.is_ready() for leaf in jax.tree.leaves(training.state.params)))
-            assert training.bar.done == step  # the metrics of the update before, and no more
+            trainer.update(sft.batch(examples[4 * step : 4 * step + 4]), {})
+            running.append(not any(leaf.is_ready() for leaf in jax.tree.leaves(trainer.state.params)))
+            assert trainer.bar.done == step  # the metrics of the update before, and no more
         assert running == [True, True]
-        training.update(sft.batch(examples[8:12]), {})  # the last: its checkpoint is due, with all it took
-        assert training.bar.done == 3
-    found = shares(training.tally.manifest())
+        trainer.update(sft.batch(examples[8:12]), {})  # the last: its checkpoint is due, with all it took
+        assert trainer.bar.done == 3
+    found = shares(trainer.tally.manifest())
     assert found["training"] + found["compilation"] > 0.9, found
 
 

@@ -15,7 +15,7 @@ from g2d_jax.config import Config
 from g2d_jax.data.loader import Order
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
-from g2d_jax.stages import diagnosis, offline
+from g2d_jax.stages import offline, pair_diagnostics
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import Runtime
@@ -155,7 +155,7 @@ def test_diagnosis_is_paid_apart_and_changes_nothing(small: ConfigDict, tmp_path
     cost = one["diagnosis"]
     assert cost["tokens"]["scored"] == one["tokens"]["scored"] > 0  # all pairs once, as for the reference
     pairs = made(PAIRS)
-    used = [pairs[i] for (i,) in diagnosis.signal_draws(diagnosed.order(PAIRS, "signal/dpo"), 256)]
+    used = [pairs[i] for (i,) in pair_diagnostics.signal_draws(diagnosed.order(PAIRS, "signal/dpo"), 256)]
     assert cost["tokens"]["trained"] == sum(4 + len(p.chosen_ids) + len(p.rejected_ids) for p in used)
     assert cost["flops"] > 0 and cost["seconds"] > 0
     for ours, theirs in zip(*(jax.tree.leaves(c.policy("dpo")) for c in (diagnosed, plain)), strict=True):
@@ -223,7 +223,7 @@ def test_settings_that_cannot_work_are_refused(small: ConfigDict) -> None:
     [(1000, 256, 16, 16), (1000, 40, 16, 2), (40, 256, 16, 2), (5, 256, 5, 1), (100, 2, 2, 1), (100, 0, 0, 0)],
 )
 def test_batches_of_the_signal(pairs: int, wanted: int, batches: int, size: int) -> None:
-    draws = diagnosis.signal_draws(Order(pairs, 7), wanted)
+    draws = pair_diagnostics.signal_draws(Order(pairs, 7), wanted)
     assert [len(drawn) for drawn in draws] == [size] * batches
     flat = [index for drawn in draws for index in drawn]
     assert flat == [Order(pairs, 7)[position][0] for position in range(batches * size)]

@@ -22,8 +22,8 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.stages import batches
 from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.dynamics import reference_logprobs
 from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.probes import reference_logprobs
 from g2d_jax.stages.rollouts import (
     Draws,
     Generation,
@@ -66,7 +66,7 @@ def sampled(runtime: Runtime, tmp_path: Path) -> tuple[Draws, Groups]:
         draws,
         Generation(params, 4, runtime.sampling_shapes(stage, 6, 4, params), "test"),
         policy="init",
-        journal=tmp_path / "journal.parquet",
+        shard=tmp_path / "shard.parquet",
         tally=Cost(),
     )
 

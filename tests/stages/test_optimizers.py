@@ -12,7 +12,7 @@ from alike import arrays, contents
 from g2d_jax.resolve import resolve
 from g2d_jax.stages import sft
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.training import trainer
+from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.training import objectives
 
 FACTORED = ["model.hidden_size=128", "model.intermediate_size=128"]
@@ -39,13 +39,13 @@ def test_what_is_continued_ends_like_what_never_stopped(
         runtime = opened(config, tmp_path / name)
         settings, objective = config.stages.sft.optimizer, objectives.sft(runtime.compute)
         examples, _ = sft.examples(runtime, "sft", config.stages.sft)
-        with trainer(
+        with open_trainer(
             runtime, "sft", objective, settings, policy="init", total=4, row_length=64, per="tokens"
-        ) as training:
-            assert training.step == start
-            while training.goes_on() and training.step < stop:
-                training.update(sft.batch(examples[4 * training.step :][:4]), {})
-                training.checkpoint_if_due()
+        ) as trainer:
+            assert trainer.step == start
+            while trainer.goes_on() and trainer.step < stop:
+                trainer.update(sft.batch(examples[4 * trainer.step :][:4]), {})
+                trainer.checkpoint_if_due()
 
     train("whole", 0, 4)
     train("stopped", 0, 3)

@@ -16,8 +16,8 @@ from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import MEMBERS
 from g2d_jax.training import objectives
+from g2d_jax.training.gradient_noise import alike, fresh_sums, gradient_norms, make_gradient_sums
 from g2d_jax.training.objectives import Compute, Objective
-from g2d_jax.training.signal import alike, fresh_sums, gradient_norms, make_gradient_sums
 from g2d_jax.training.step import put_batch
 
 CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, qkv_bias=True)

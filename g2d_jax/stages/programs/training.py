@@ -13,11 +13,11 @@ from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Packed
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.flops import forward_flops, matmul_params, train_flops
-from g2d_jax.stages import starting
+from g2d_jax.stages import init_params
 from g2d_jax.stages.policies import reference_dtype
 from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.training import signal
+from g2d_jax.training import gradient_noise
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
 from g2d_jax.training.optimizer import make_optimizer
@@ -38,7 +38,7 @@ def optimizer_of(settings: Optimizer, total: int) -> tuple[Any, Any]:
 
 def policy_shapes(runtime: Runtime) -> Any:
     """A policy's parameters, adapters included."""
-    return decoder.abstract_on(runtime.model_config, runtime.mesh, starting.base_dtype(runtime.config))
+    return decoder.abstract_on(runtime.model_config, runtime.mesh, init_params.base_dtype(runtime.config))
 
 
 def reference_shapes(runtime: Runtime) -> Any:
@@ -124,14 +124,14 @@ def gradient(runtime: Runtime, name: str, objective: Objective, packed: Packed, 
     config, mesh = runtime.model_config, runtime.mesh
     trained, rest = lora.split(policy_shapes(runtime))
     norm = jax.ShapeDtypeStruct((), jnp.float32, sharding=meshes.replicated(mesh))
-    sums = signal.GradientSums(trained, norm)  # type: ignore[arg-type]  # shapes in place of arrays
+    sums = gradient_noise.GradientSums(trained, norm)  # type: ignore[arg-type]  # shapes in place of arrays
     held, changed = device_bytes((trained, rest)), device_bytes(trained)
     flops = 4 / 3 * train_flops(config, packed.used, packed.attended) / mesh.size
     parts = {"parameters": held, "gradients": 2 * changed}
     work = Work(calls, flops, held + 2 * changed, parts, trained=packed.used * calls)
     inputs = abstract_batch(packed, mesh)
     objective, programs = runtime.loss_of(name, objective)
-    run = programs.take(signal.make_gradient_sums, objective, config, mesh)
+    run = programs.take(gradient_noise.make_gradient_sums, objective, config, mesh)
     return Program(name, "gradient", run, fixed(sums, trained, *inputs, rest), work, {}, packed.count)
 
 

@@ -13,10 +13,10 @@ from ml_collections import ConfigDict
 from g2d_jax import config as settings
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Problem
-from g2d_jax.stages import dynamics
+from g2d_jax.stages import probes
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.training import Trainer, trainer
+from g2d_jax.stages.trainer import Trainer, open_trainer
 from g2d_jax.tables import read_rollouts
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
@@ -48,20 +48,20 @@ def trained(runtime: Runtime) -> tuple[Trainer, dict[str, Any]]:
     stage, name = runtime.config.stages["dpo"], "dpo"
     objective = objectives.sft(runtime.compute)
     how = {"policy": "init", "total": STEPS, "row_length": 64, "per": "tokens"}
-    with trainer(runtime, name, objective, stage.optimizer, **how) as training:
-        while training.step < STEPS:
-            dynamics.probe(runtime, name, stage, training, reference=lambda: load_policy(runtime, "init"))
-            with runtime.track_cost(training.tally):
-                training.update(groups(training.step), {})
-            training.checkpoint_if_due()
-        dynamics.probe(runtime, name, stage, training, last=True, reference=lambda: load_policy(runtime, "init"))
-        training.flush()
-        return training, dynamics.evidence(training)
+    with open_trainer(runtime, name, objective, stage.optimizer, **how) as trainer:
+        while trainer.step < STEPS:
+            probes.probe(runtime, name, stage, trainer, reference=lambda: load_policy(runtime, "init"))
+            with runtime.track_cost(trainer.tally):
+                trainer.update(groups(trainer.step), {})
+            trainer.checkpoint_if_due()
+        probes.probe(runtime, name, stage, trainer, last=True, reference=lambda: load_policy(runtime, "init"))
+        trainer.flush()
+        return trainer, probes.evidence(trainer)
 
 
 def test_what_a_probe_measures(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     runtime = opened(small, tmp_path)
-    training, manifest = trained(runtime)
+    trainer, manifest = trained(runtime)
     probes = manifest["dynamics"]["probes"]
     assert [one["step"] for one in probes] == [0, 2, 3]
     assert abs(probes[0]["kl"]) < 1e-5 < 1e-4 < abs(probes[2]["kl"])
@@ -85,9 +85,7 @@ def test_what_a_probe_measures(small: ConfigDict, tmp_path: Path, opened: Opened
     cost = manifest["dynamics"]["probe_cost"]
     assert (cost["tokens"]["generated"], cost["tokens"]["prefilled"]) == (generated, prefilled)
     assert cost["tokens"]["scored"] >= generated and cost["flops"] > 0 and cost["seconds"] > 0
-    assert (
-        cost["tokens"]["trained"] == training.tally.generated == training.tally.prefilled == training.tally.scored == 0
-    )
+    assert cost["tokens"]["trained"] == trainer.tally.generated == trainer.tally.prefilled == trainer.tally.scored == 0
     logged = [record for record in read_metrics(tmp_path) if record["kind"] == "probe"]
     assert [{"step": record["step"], **record["metrics"]} for record in logged] == probes
 
@@ -125,13 +123,13 @@ def test_a_restart_reads_the_probes_back(small: ConfigDict, tmp_path: Path, open
 def test_a_probe_is_made_once_a_step(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     runtime, stage = opened(small, tmp_path), small.stages.dpo
     how = {"policy": "init", "total": 5, "row_length": 64, "per": "tokens"}
-    with trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as training:
+    with open_trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as trainer:
         for step, last in ((0, False), (0, True), (1, False), (1, True), (2, False), (3, False), (5, False)):
-            training.step = step
-            dynamics.probe(runtime, "dpo", stage, training, last=last)
-        probes = training.facts["dynamics"]
-        assert [one["step"] for one in probes] == [0, 1, 2, 5] and "kl" not in probes[0]
-        assert {tuple(one.values())[1:] for one in probes} == {tuple(probes[0].values())[1:]}  # of one policy
+            trainer.step = step
+            probes.probe(runtime, "dpo", stage, trainer, last=last)
+        records = trainer.extra_state["dynamics"]
+        assert [record["step"] for record in records] == [0, 1, 2, 5] and "kl" not in records[0]
+        assert {tuple(record.values())[1:] for record in records} == {tuple(records[0].values())[1:]}  # of one policy
 
 
 @pytest.mark.parametrize(
@@ -139,14 +137,14 @@ def test_a_probe_is_made_once_a_step(small: ConfigDict, tmp_path: Path, opened: 
     [({"every": -1}, "probe.every"), ({"prompts": 0}, "at least 1"), ({"split": "all"}, "train, dev, test")],
 )
 def test_settings_that_cannot_work_are_refused(small: ConfigDict, change: dict[str, Any], message: str) -> None:
-    dynamics.check(small.stages.dpo)
+    probes.check(small.stages.dpo)
     small.stages.dpo.probe.update(change)
     with pytest.raises(ValueError, match=message):
-        dynamics.check(small.stages.dpo)
+        probes.check(small.stages.dpo)
 
 
 def test_probes_take_every_task_in_turn() -> None:
     made = [Problem(f"{task}{i}", "1", task=task) for task, count in (("a", 4), ("b", 2)) for i in range(count)]
-    assert [problem.id for problem in dynamics.probed(made, 5)] == ["a0", "b0", "a1", "b1", "a2"]
-    assert [problem.id for problem in dynamics.probed(made[:4], 3)] == ["a0", "a1", "a2"]
-    assert len(dynamics.probed(made, 99)) == 6
+    assert [problem.id for problem in probes.probed(made, 5)] == ["a0", "b0", "a1", "b1", "a2"]
+    assert [problem.id for problem in probes.probed(made[:4], 3)] == ["a0", "a1", "a2"]
+    assert len(probes.probed(made, 99)) == 6

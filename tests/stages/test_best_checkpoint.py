@@ -15,10 +15,10 @@ from g2d_jax import config as settings
 from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.config import Config
 from g2d_jax.records import ScoredRollout, Verdict
+from g2d_jax.stages.best_checkpoint import best_step
 from g2d_jax.stages.held_out import mean_quotient
 from g2d_jax.stages.policies import check_elsewhere, checkpoint_of, chosen_policy
 from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.stages.select import best_step
 from g2d_jax.sweep.graph import build
 from g2d_jax.sweep.points import points
 from g2d_jax.tables import read_rollouts
@@ -58,7 +58,7 @@ def run(runtime: Runtime, name: str) -> dict[str, Any]:
     return pipeline.run_stage(runtime, name, graph.plan(runtime.config))
 
 
-def journal(runtime: Runtime, step: int) -> list[ScoredRollout]:
+def shard(runtime: Runtime, step: int) -> list[ScoredRollout]:
     return read_rollouts(runtime.folders["best"] / "rollouts" / f"train@{step}.parquet")
 
 
@@ -76,11 +76,11 @@ def test_the_best_step_is_chosen_and_its_answers_are_read_back(
     run(runtime, "train")
     manifest = run(runtime, "best")
     result = manifest["result"]
-    expected = {step: per_token([[row] for row in journal(runtime, step)]) for step in (0, 1, 2)}
+    expected = {step: per_token([[row] for row in shard(runtime, step)]) for step in (0, 1, 2)}
     assert {int(step): found["score"] for step, found in result["steps"].items()} == pytest.approx(expected)
     assert result["policy"] == f"train@{max(expected, key=lambda step: expected[step])}" and manifest["warnings"] == []
     assert manifest["counts"] == {"checkpoints": 3, "problems": 8} and manifest["flops"] > 0
-    rows = journal(runtime, 1)
+    rows = shard(runtime, 1)
     assert {row.policy for row in rows} == {"train@1"} and len(rows) == 2 * 8
     assert {row.score.verdict for row in rows} == {Verdict.SCORED}
     one = result["steps"]["1"]["tasks"]["main"]
@@ -147,7 +147,7 @@ def test_a_mixed_run_averages_its_tasks(config: ConfigDict, tmp_path: Path, open
     result = manifest["result"]
     tasks = {problem.id: problem.task for problem in runtime.problems["dev"]}
     for step in (0, 1, 2):
-        found, rows = result["steps"][str(step)], journal(runtime, step)
+        found, rows = result["steps"][str(step)], shard(runtime, step)
         main, sums = ([row for row in rows if tasks[row.rollout.problem_id] == task] for task in ("main", "sums"))
         accuracy = np.mean([row.score.verdict == Verdict.CORRECT for row in sums])
         assert found["tasks"]["sums"]["score"] == found["tasks"]["sums"]["accuracy"] == pytest.approx(accuracy)

@@ -18,12 +18,12 @@ from g2d_jax import config as settings
 from g2d_jax.config import Config
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.resolve import resolve
-from g2d_jax.stages import ending
+from g2d_jax.stages import early_stopping
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.rollouts import correct
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.training import trainer
+from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.tables import read_rollouts
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
@@ -144,13 +144,13 @@ def test_a_probe_without_a_verdict_is_none_of_two_in_a_row(early: ConfigDict, tm
     how = {"policy": "init", "total": 8, "row_length": 64, "per": "tokens"}
     runtime = opened(early, tmp_path, None)
     objective = objectives.sft(runtime.compute)
-    with trainer(runtime, "warmup", objective, stage.optimizer, **how) as training:
-        training.step, training.facts["probed"] = 6, [{"step": step} for step in (0, 2, 4, 5, 6)]
-        training.facts["probes"] = [{"step": step, "mixed": 0.5, **forecast} for step in (4, 6)]
-        assert not ending.ends(runtime, "warmup", stage, training)
-        del training.facts["probed"][3]
-        assert ending.ends(runtime, "warmup", stage, training)
-        training.step = 0
+    with open_trainer(runtime, "warmup", objective, stage.optimizer, **how) as trainer:
+        trainer.step, trainer.extra_state["probed"] = 6, [{"step": step} for step in (0, 2, 4, 5, 6)]
+        trainer.extra_state["probes"] = [{"step": step, "mixed": 0.5, **forecast} for step in (4, 6)]
+        assert not early_stopping.ends(runtime, "warmup", stage, trainer)
+        del trainer.extra_state["probed"][3]
+        assert early_stopping.ends(runtime, "warmup", stage, trainer)
+        trainer.step = 0
 
 
 def test_offline_flops_are_those_counted_by_hand(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
@@ -165,7 +165,7 @@ def test_offline_flops_are_those_counted_by_hand(config: ConfigDict, tmp_path: P
         return sum(forward_flops(model, tokens, positions) for tokens, positions in parts)
 
     def found(**changes: Any) -> float:
-        return ending.offline_flops(model, collect, offline, {**seen, **changes}, prompts=40, responses=5)
+        return early_stopping.offline_flops(model, collect, offline, {**seen, **changes}, prompts=40, responses=5)
 
     scored_and_trained = flops(pair) * (1 + 3 * 3)
     assert found() == pytest.approx(40 * flops(generated) + 40 * 0.25 * 2 * scored_and_trained, rel=1e-12)
@@ -174,7 +174,7 @@ def test_offline_flops_are_those_counted_by_hand(config: ConfigDict, tmp_path: P
     assert found(chosen=float("nan")) == pytest.approx(40 * flops(generated) + 20 * only_wrong * (1 + 3 * 3), rel=1e-12)
     collect.max_pairs = 7
     assert found() == pytest.approx(40 * flops(generated) + 7 * scored_and_trained, rel=1e-12)
-    archived = ending.offline_flops(model, collect, offline, seen, prompts=40, responses=0)
+    archived = early_stopping.offline_flops(model, collect, offline, seen, prompts=40, responses=0)
     assert archived == pytest.approx(7 * scored_and_trained, rel=1e-12)
 
 
@@ -246,7 +246,7 @@ def estimated(runtime: Runtime, found: Manifests) -> float:
         "mixed": float(np.mean([0 < rate < 1 for rate in right.mean(axis=1)])),
     }
     stages = runtime.config.stages
-    return ending.offline_flops(runtime.model_config, stages.collect, stages.dpo, seen, prompts=8, responses=4)
+    return early_stopping.offline_flops(runtime.model_config, stages.collect, stages.dpo, seen, prompts=8, responses=4)
 
 
 def test_no_step_at_all_leaves_the_policy_it_starts_from(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:

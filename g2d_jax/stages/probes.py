@@ -3,7 +3,7 @@
 Offline data says nothing of the trained policy's own entropy and length (arXiv 2506.21495, section 4.2), and rollouts
 of a policy synchronised long ago say little: so every stage.probe.every updates the policy itself is sampled. Probes
 change no update, and what they cost is counted apart from the stage's cost, unless they decide where the stage ends
-(stop="adaptive", see ending.py): then it is part of that too.
+(stop="adaptive", see early_stopping.py): then it is part of that too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from g2d_jax.stages.programs.training import logprobs, reference_programs
 from g2d_jax.stages.rollouts import Generation, Groups, correct, count_rollouts, describe, on_disk, sampled_groups
 from g2d_jax.stages.rows import choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.training import Trainer
+from g2d_jax.stages.trainer import Trainer
 from g2d_jax.stats import row_means
 
 FIGURES = (
@@ -47,7 +47,7 @@ def probe(
     runtime: Runtime,
     name: str,
     stage: Online | Offline,
-    training: Trainer,
+    trainer: Trainer,
     *,
     last: bool = False,
     reference: Reference | None = None,
@@ -60,23 +60,23 @@ def probe(
     `figures`; with a reference "kl" too. A restart reads back what was measured, and what it cost, from the stage's
     folder probe/.
     """
-    every, step, seen = stage.probe.every, training.step, training.facts.setdefault("dynamics", [])
-    due = every and (step % every == 0 or step == training.total or last)
+    every, step, seen = stage.probe.every, trainer.step, trainer.extra_state.setdefault("dynamics", [])
+    due = every and (step % every == 0 or step == trainer.total or last)
     if not due or any(one["step"] == step for one in seen):
         return
-    measured = _measured(runtime, name, stage, training, reference)
+    measured = _measured(runtime, name, stage, trainer, reference)
     values, cost = {key: float(value) for key, value in measured["figures"].items()}, measured["cost"]
     seen.append({"step": step, **values})
-    total = Cost(**training.facts.get("probe_cost", {}))
+    total = Cost(**trainer.extra_state.get("probe_cost", {}))
     total.add(cost)
-    training.facts["probe_cost"] = dataclasses.asdict(total)
+    trainer.extra_state["probe_cost"] = dataclasses.asdict(total)
     if isinstance(stage, Online) and stage.stop == "adaptive":
-        training.tally.add(cost)
-        training.facts.setdefault("probed", []).append(
-            {"step": step, "flops": training.tally.flops, **measured["offline"]}
+        trainer.tally.add(cost)
+        trainer.extra_state.setdefault("probed", []).append(
+            {"step": step, "flops": trainer.tally.flops, **measured["offline"]}
         )
     runtime.tracker.log(name, step, values, kind="probe")
-    alerts.watch(runtime, name, stage, training, values, kind="probe")
+    alerts.watch(runtime, name, stage, trainer, values, kind="probe")
 
 
 def sampling_shapes(runtime: Runtime, stage: Online | Offline) -> Shapes:
@@ -132,41 +132,41 @@ def sampled(runtime: Runtime, stage: Online | Offline) -> int:
     return min(stage.probe.prompts, runtime.problem_counts[stage.probe.split])  # type: ignore[no-any-return]
 
 
-def evidence(training: Trainer) -> dict[str, Any]:
+def evidence(trainer: Trainer) -> dict[str, Any]:
     """For the manifest: {"dynamics": …} with all probes and what they cost; {} if there are none.
 
     The cost, in the fields of a manifest, is in no other field but with stop="adaptive": then the stage's has it too.
     """
-    facts = training.facts
-    if not facts.get("dynamics"):
+    extra_state = trainer.extra_state
+    if not extra_state.get("dynamics"):
         return {}
     return {
         "dynamics": {
-            "probes": facts.get("dynamics", []),
-            "probe_cost": Cost(**facts.get("probe_cost", {})).manifest(),
+            "probes": extra_state.get("dynamics", []),
+            "probe_cost": Cost(**extra_state.get("probe_cost", {})).manifest(),
         }
     }
 
 
 def _measured(
-    runtime: Runtime, name: str, stage: Online | Offline, training: Trainer, reference: Reference | None
+    runtime: Runtime, name: str, stage: Online | Offline, trainer: Trainer, reference: Reference | None
 ) -> dict[str, Any]:
     """Of the policy at this step: {"figures": …, "offline": see `prospects`, "cost": the fields of a Cost}."""
     folder = runtime.folders[name] / "probe"
-    file, journal = (folder / f"step-{training.step:06d}.{kind}" for kind in ("json", "parquet"))
+    file, shard = (folder / f"step-{trainer.step:06d}.{kind}" for kind in ("json", "parquet"))
     if on_disk(runtime, [file]):
         before: dict[str, Any] = storage.read_json(file)
         return before
-    params, cost, sampling = training.settled(), Cost(), sampling_of(stage)
+    params, cost, sampling = trainer.settled(), Cost(), sampling_of(stage)
     how, shapes = runtime.sampling_params(sampling), sampling_shapes(runtime, stage)
     with runtime.track_cost(cost):
         groups = sampled_groups(
             runtime,
-            None if on_disk(runtime, [journal]) else runtime.view(params),
+            None if on_disk(runtime, [shard]) else runtime.view(params),
             [(problem, 0) for problem in probed(runtime.problems[stage.probe.split], stage.probe.prompts)],
             Generation(how, stage.probe.num_generations, shapes, f"probe/{name}"),
-            policy=f"{name}@{training.step}",
-            journal=journal,
+            policy=f"{name}@{trainer.step}",
+            shard=shard,
             tally=cost,
         )
         count_rollouts(runtime, cost, groups)

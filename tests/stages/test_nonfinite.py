@@ -16,10 +16,10 @@ from g2d_jax import graph, pipeline, storage
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Request
 from g2d_jax.stages import sft
+from g2d_jax.stages.nonfinite import check_rollouts
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.stages.sick import check_rollouts
-from g2d_jax.stages.training import Trainer, trainer
+from g2d_jax.stages.trainer import Trainer, open_trainer
 from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
@@ -37,7 +37,7 @@ def only_sft(config: ConfigDict) -> ConfigDict:
 
 @contextmanager
 def training(runtime: Runtime) -> Iterator[Trainer]:
-    with trainer(
+    with open_trainer(
         runtime,
         "sft",
         objectives.sft(runtime.compute),

@@ -14,6 +14,7 @@ from g2d_jax import storage
 from g2d_jax.config import Collect, Online
 from g2d_jax.data.loader import draw
 from g2d_jax.graph import drawn_by
+from g2d_jax.stages.buffer import read_rounds, together, window_at
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.external import external_groups
 from g2d_jax.stages.policies import load_policy
@@ -31,7 +32,6 @@ from g2d_jax.stages.rollouts import (
     prompts_at_once,
 )
 from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.stages.supply import interval_at, read_rounds, together
 from g2d_jax.tables import read_rollouts
 
 
@@ -80,7 +80,7 @@ def _sample(runtime: Runtime, name: str, stage: Collect, tally: Cost) -> tuple[D
         (draws[first : first + stage.part], folder / f"part-{number:05d}.parquet")
         for number, first in enumerate(range(0, len(draws), stage.part))
     ]
-    there = on_disk(runtime, [journal for _, journal in parts])
+    there = on_disk(runtime, [shard for _, shard in parts])
     view = None if there else runtime.view(load_policy(runtime, stage.policy), stage.sampling_weights)
     params, shapes = runtime.sampling_params(stage.sampling), asked_of(runtime, stage).shapes
     generation = Generation(params, stage.num_generations, shapes, stage.stream or f"collect/{name}")
@@ -107,7 +107,7 @@ def _archive(runtime: Runtime, stage: Collect) -> tuple[Draws, Groups]:
     done = int(step) if step else _steps_done(runtime, source)
     draws: Draws = []
     groups: Groups = []
-    for number in sorted({interval_at(k, settings).number(k) for k in range(done)}):
+    for number in sorted({window_at(k, settings).number(k) for k in range(done)}):
         some, more = together(read_rounds(runtime, runtime.folders[source], number))
         draws += some
         groups += more

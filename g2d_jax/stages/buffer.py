@@ -1,4 +1,4 @@
-"""The batches of an online stage: at each synchronisation all rollouts up to the next one are drawn, and journalled.
+"""The batches of an online stage: at each synchronisation all rollouts up to the next one are drawn, and kept.
 
     synchronise:  prompts ─► rollouts of the policy as it is now ─► rewards ─► log-probs of the reference      in memory
     take:         one batch a step                                             └─► on disk, written beside ─┘
@@ -44,14 +44,14 @@ from g2d_jax.stages.rollouts import (
     rewards,
 )
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.training import Trainer
+from g2d_jax.stages.trainer import Trainer
 
 KEPT = 64  # batches of an interval that stay in memory; of a longer one the others are read back
-GENERATION = ("calls", "prompts", "sampled_tokens", "sampling_seconds")  # what a journal tells of its call
+GENERATION = ("calls", "prompts", "sampled_tokens", "sampling_seconds")  # what a shard tells of its call
 
 
 @dataclass(frozen=True)
-class Interval:
+class SyncWindow:
     """The updates between two synchronisations, `start` the first of them, and their batches, `first` the first.
 
     Each batch serves num_iterations updates: the interval goes over its batches so many times.
@@ -76,19 +76,19 @@ class Interval:
         return step - self.start < self.batches
 
 
-def interval_at(step: int, stage: Online) -> Interval:
+def window_at(step: int, stage: Online) -> SyncWindow:
     """The interval of update number `step` (from 0) of stage.steps."""
     every = stage.sync_every or max(stage.steps, 1)
     start = step - step % every
     updates = min(every, stage.steps - start)
-    return Interval(start, updates, start // stage.num_iterations, -(-updates // stage.num_iterations))
+    return SyncWindow(start, updates, start // stage.num_iterations, -(-updates // stage.num_iterations))
 
 
 def asked_of(runtime: Runtime, stage: Online, response: int | None = None) -> Asked:
     """What the stage asks the sampler for; a call draws as many batches of an interval as compute.responses_at_once
     allows. response: mean tokens of a response, None: the most."""
     together = max(prompts_at_once(runtime, stage.num_generations) // stage.prompts_per_step, 1)
-    together = min(together, interval_at(0, stage).batches)
+    together = min(together, window_at(0, stage).batches)
     batches, params = stage.steps / stage.num_iterations, runtime.sampling_params(stage.sampling)
     at_once, weights = together * stage.prompts_per_step, stage.sampling_weights
     shapes = runtime.sampling_shapes(stage, at_once, stage.num_generations, params, weights=weights)
@@ -113,26 +113,26 @@ def logprobs_temperature(stage: Online) -> float:
     return float(stage.sampling.temperature) if stage.loss == "grpo" else 1.0
 
 
-def journal_of(folder: epath.Path, number: int, extra: int = 0) -> epath.Path:
+def shard_path(folder: epath.Path, number: int, extra: int = 0) -> epath.Path:
     """Where the rollouts of a batch lie (counted from 0): of its first round, and of those that refilled it."""
     return folder / "rollouts" / f"step-{number:06d}{f'-{extra}' if extra else ''}.parquet"
 
 
-def journals(folder: epath.Path, number: int) -> list[epath.Path]:
-    """The journals of a batch that are there, its first round first. All processes make the call."""
+def shards(folder: epath.Path, number: int) -> list[epath.Path]:
+    """The shards of a batch that are there, its first round first. All processes make the call."""
 
     def rounds() -> int:
-        return next(extra for extra in itertools.count() if not journal_of(folder, number, extra).exists())
+        return next(extra for extra in itertools.count() if not shard_path(folder, number, extra).exists())
 
-    return [journal_of(folder, number, extra) for extra in range(processes.once(rounds))]
+    return [shard_path(folder, number, extra) for extra in range(processes.once(rounds))]
 
 
 def read_rounds(runtime: Runtime, folder: epath.Path, number: int) -> list[Sampled]:
     """All that was drawn for a batch, its first round first. Raises ValueError if it is not on disk."""
     runtime.writer.wait()
-    rounds = [read_sampled(runtime, journal) for journal in journals(folder, number)]
+    rounds = [read_sampled(runtime, shard) for shard in shards(folder, number)]
     if not rounds:
-        raise ValueError(f"{journal_of(folder, number)} is gone, and what sampled it too: start this stage anew")
+        raise ValueError(f"{shard_path(folder, number)} is gone, and what sampled it too: start this stage anew")
     return rounds
 
 
@@ -142,7 +142,7 @@ def together(rounds: Sequence[Sampled]) -> tuple[Draws, Groups]:
 
 
 @dataclass(frozen=True)
-class Others:
+class OtherLogprobs:
     """What other policies than the one that samples make of a batch: log-probabilities of all its responses, one after
     the other, float32 [tokens], None where the loss needs none; and what they took, for `Cost.add`."""
 
@@ -152,7 +152,7 @@ class Others:
 
 
 @dataclass(frozen=True)
-class Taken:
+class TrainBatch:
     """One batch. number: its own; draws, groups: all that was drawn; batch: what is trained on; new: not before.
 
     costs: what its rounds, and other policies' log-probabilities, took.
@@ -166,22 +166,22 @@ class Taken:
     costs: Sequence[Mapping[str, float]]
 
 
-class Supply:
+class RolloutBuffer:
     """Batches for a Trainer."""
 
-    def __init__(self, runtime: Runtime, name: str, stage: Online, training: Trainer) -> None:
-        self.runtime, self.name, self.stage, self.training = runtime, name, stage, training
+    def __init__(self, runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> None:
+        self.runtime, self.name, self.stage, self.trainer = runtime, name, stage, trainer
         self.reference: Decoder | None = None  # a fixed one, while it is in use
         self.folder = runtime.folders[name]
         self.purpose = stage.stream or f"online/{name}"
         self.order = train_order(runtime.config, runtime.problems["train"], self.purpose)
         self.places = {problem.id: place for place, problem in enumerate(runtime.problems["train"])}
         self.rounds: dict[int, list[Sampled]] = {}  # of the interval's first batches: what was drawn here
-        self.others: dict[int, Others] = {}
-        self.history = curriculum.History.from_state(training.facts.get("history", {}))
+        self.others: dict[int, OtherLogprobs] = {}
+        self.history = curriculum.History.from_state(trainer.extra_state.get("history", {}))
         self._mark = self._sampling = 0.0
         if self.targeted:
-            training.extra_facts = lambda: {"history": self.history.state()}
+            trainer.live_state = lambda: {"history": self.history.state()}
 
     def fixed_reference(self) -> Decoder:
         """The policy that the stage began with."""
@@ -193,10 +193,10 @@ class Supply:
         window = self.stage.difficulty
         return bool(self.stage.retire.after or window.min_pass_rate != 0 or window.max_pass_rate != 1)
 
-    def synchronise(self) -> dict[str, float]:
+    def generate_window(self) -> dict[str, float]:
         """At the first update of an interval, see to it that all it trains on is on disk; metrics of generating it."""
-        interval = interval_at(self.training.step, self.stage)
-        if self.training.step != interval.start:
+        interval = window_at(self.trainer.step, self.stage)
+        if self.trainer.step != interval.start:
             return {}
         now = time.perf_counter()
         share = {"generation/share": self._sampling / (now - self._mark)} if self._mark else {}
@@ -217,54 +217,54 @@ class Supply:
             "generation/tokens_per_second": spent["sampled_tokens"] / max(self._sampling, 1e-9),
         }
 
-    def take(self) -> Taken:
+    def next_batch(self) -> TrainBatch:
         """The batch of the next update."""
-        step, stage = self.training.step, self.stage
-        interval = interval_at(step, stage)
+        step, stage = self.trainer.step, self.stage
+        interval = window_at(step, stage)
         number = interval.number(step)
         rounds, others = self._rounds(number), self._others(number)
         draws, groups = together(rounds)
         batch = self._batch(draws, groups)
         filled = batches.fill(stage, batch.groups, others.reference, others.trainer)
         costs = [*(sampled.cost for sampled in rounds), others.cost]
-        return Taken(number, draws, groups, replace(batch, groups=filled), interval.is_new(step), costs)
+        return TrainBatch(number, draws, groups, replace(batch, groups=filled), interval.is_new(step), costs)
 
-    def count(self, taken: Taken) -> None:
+    def record_cost(self, train_batch: TrainBatch) -> None:
         """Add what a new batch once took to the tally, and what its groups got to the history."""
-        training = self.training
-        if not taken.new:
+        trainer = self.trainer
+        if not train_batch.new:
             return
-        total = training.facts.setdefault("generation", dict.fromkeys(GENERATION, 0.0))
-        for cost in taken.costs:
-            training.tally.add(cost)
+        total = trainer.extra_state.setdefault("generation", dict.fromkeys(GENERATION, 0.0))
+        for cost in train_batch.costs:
+            trainer.tally.add(cost)
             total |= {name: total[name] + cost.get(name, 0.0) for name in GENERATION}
-        count_rollouts(self.runtime, training.tally, taken.groups)
-        metrics = taken.batch.metrics
-        found = {"prompts": len(taken.groups), "pairs": metrics.get("pairs/prompts", 0)}
+        count_rollouts(self.runtime, trainer.tally, train_batch.groups)
+        metrics = train_batch.batch.metrics
+        found = {"prompts": len(train_batch.groups), "pairs": metrics.get("pairs/prompts", 0)}
         found |= {"skipped": metrics.get("pairs/skipped", 0)}
-        before = training.facts.get("counts", {})
-        training.facts["counts"] = {name: before.get(name, 0) + int(number) for name, number in found.items()}
+        before = trainer.extra_state.get("counts", {})
+        trainer.extra_state["counts"] = {name: before.get(name, 0) + int(number) for name, number in found.items()}
         if self.targeted:
             for (problem, _), values, known in zip(
-                taken.draws, rewards(taken.groups), correct(taken.groups), strict=True
+                train_batch.draws, rewards(train_batch.groups), correct(train_batch.groups), strict=True
             ):
-                self.history.update(self.places[problem.id], values, known, training.step)
+                self.history.update(self.places[problem.id], values, known, trainer.step)
 
-    def census(self) -> dict[str, int]:
+    def summary(self) -> dict[str, int]:
         """For the manifest: prompts drawn, and what became of them."""
-        facts, stage = self.training.facts, self.stage
-        found = dict(facts.get("counts", {"prompts": 0, "pairs": 0, "skipped": 0}))
+        extra_state, stage = self.trainer.extra_state, self.stage
+        found = dict(extra_state.get("counts", {"prompts": 0, "pairs": 0, "skipped": 0}))
         if stage.loss == "grpo":
             del found["pairs"], found["skipped"]
         if self.targeted:
-            at = facts.get("drawn", {}).get("after", {})
+            at = extra_state.get("drawn", {}).get("after", {})
             found["left_out"] = at.get("retired", 0) + at.get("outside", 0)
         return {"rollouts": found["prompts"] * stage.num_generations, **found, "train_problems": len(self.places)}
 
     def generation(self) -> dict[str, float]:
         """For the manifest: how the rollouts came about."""
-        spent = self.training.facts.get("generation", dict.fromkeys(GENERATION, 0.0))
-        seconds, total = spent["sampling_seconds"], self.training.tally.seconds
+        spent = self.trainer.extra_state.get("generation", dict.fromkeys(GENERATION, 0.0))
+        seconds, total = spent["sampling_seconds"], self.trainer.tally.seconds
         return {
             "calls": round(spent["calls"]),
             "prompts_per_call": spent["prompts"] / spent["calls"] if spent["calls"] else 0.0,
@@ -274,10 +274,10 @@ class Supply:
 
     # Making
 
-    def _draw(self, interval: Interval) -> dict[str, float]:
+    def _draw(self, interval: SyncWindow) -> dict[str, float]:
         """Choose and sample the prompts of an interval; with refill, more in place of those without a signal."""
-        stage, facts = self.stage, self.training.facts
-        drawn = facts.get("drawn", {"step": -1, "after": {"cursor": 0, "retired": 0, "outside": 0, "drawn": 0}})
+        stage, extra_state = self.stage, self.trainer.extra_state
+        drawn = extra_state.get("drawn", {"step": -1, "after": {"cursor": 0, "retired": 0, "outside": 0, "drawn": 0}})
         if drawn["step"] != interval.start:  # else the stage was stopped in this interval: draw the same again
             drawn = {"step": interval.start, "before": drawn["after"]}
         at = dict(drawn["before"])
@@ -289,7 +289,7 @@ class Supply:
                 wanted = {number: self._lacking(number, 1 + extra) for number in interval.numbers}
             if not sum(wanted.values()):
                 break
-        facts["drawn"] = {**drawn, "after": at}
+        extra_state["drawn"] = {**drawn, "after": at}
         if not self.targeted:
             return {}
         seen = at["drawn"] + at["retired"] + at["outside"]
@@ -326,11 +326,11 @@ class Supply:
         first, parts = 0, []
         for number, count in wanted.items():
             if count:
-                parts.append((found[first : first + count], journal_of(self.folder, number, extra)))
+                parts.append((found[first : first + count], shard_path(self.folder, number, extra)))
             first += count
         runtime, stage = self.runtime, self.stage
-        there = on_disk(runtime, [journal for _, journal in parts])
-        view = None if there else runtime.view(self.training.settled(), stage.sampling_weights)
+        there = on_disk(runtime, [shard for _, shard in parts])
+        view = None if there else runtime.view(self.trainer.settled(), stage.sampling_weights)
         params, shapes = runtime.sampling_params(stage.sampling), asked_of(runtime, stage).shapes
         generation = Generation(params, stage.num_generations, shapes, self.purpose)
         sampled = generate(runtime, view, parts, generation, policy=policy)
@@ -344,7 +344,7 @@ class Supply:
 
     def _lacking(self, number: int, rounds: int) -> int:
         """How many prompts with a signal a batch lacks after its first rounds, whatever else is on disk by now."""
-        signal = self._batch(*together(self._rounds(number)[:rounds])).signal
+        signal = self._batch(*together(self._rounds(number)[:rounds])).has_advantage
         return max(self.stage.prompts_per_step - int(signal.sum()), 0)
 
     def _batch(self, draws: Draws, groups: Groups) -> Batch:
@@ -366,16 +366,16 @@ class Supply:
             if self.reference is not None:
                 logprobs["reference"] = self._under(self.reference, groups, took)
             if "trainer" in wanted or stage.reference_sync:
-                now = self._under(self.training.policy, groups, took)
+                now = self._under(self.trainer.policy, groups, took)
                 logprobs |= {which: now for which in wanted if which not in logprobs}
         cost = took.parts(1.0)
-        self.others[number] = Others(**logprobs, cost=cost)
+        self.others[number] = OtherLogprobs(**logprobs, cost=cost)
         data = save(logprobs, {"cost": json.dumps(cost)})
         self.runtime.writer.submit(lambda: storage.write_bytes(file, data))
 
     def _under(self, params: Decoder, groups: Sequence[Group], tally: Cost) -> np.ndarray:
         """Log-probabilities of all responses, one after the other, float32 [tokens]."""
-        packed = self.training.pack(groups)
+        packed = self.trainer.pack(groups)
         found = packed.unpack(self.runtime.score_logprobs(params, packed, tally, logprobs_temperature(self.stage)))
         return np.concatenate([values for group in found for values in group])
 
@@ -384,17 +384,17 @@ class Supply:
         needs = {"reference": self.stage.compares, "trainer": trains_off_policy(self.stage)}
         return [which for which, needed in needs.items() if needed]
 
-    def _others(self, number: int) -> Others:
+    def _others(self, number: int) -> OtherLogprobs:
         """What other policies make of a batch, where the loss needs any."""
         if not self._wanted():
-            return Others()
+            return OtherLogprobs()
         if number not in self.others:
             file = self._file(number)
             if not on_disk(self.runtime, [file]):
                 raise ValueError(f"{file} is gone, and what computed it too: start this stage anew")
             data = storage.read_bytes(file)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # safetensors: its size, then JSON
-            self.others[number] = Others(**load(data), cost=json.loads(header["__metadata__"]["cost"]))
+            self.others[number] = OtherLogprobs(**load(data), cost=json.loads(header["__metadata__"]["cost"]))
         return self.others[number]
 
     def _file(self, number: int) -> epath.Path:

@@ -23,8 +23,8 @@ from g2d_jax.stages.rollouts import on_disk
 from g2d_jax.stages.rows import pack_rows
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tables import write_columns
+from g2d_jax.training.gradient_noise import gradient_norms
 from g2d_jax.training.objectives import Objective
-from g2d_jax.training.signal import gradient_norms
 
 SIGNAL_BATCHES = 16  # gradients whose mean and spread are measured
 

@@ -1,6 +1,6 @@
 """Where an online stage ends before its last step: at a budget, or where stopping.py finds that it has been enough.
 
-What stopping.py sees are the stage's probes (dynamics.py): the same prompts each time, drawn by no filter. They are
+What stopping.py sees are the stage's probes (probes.py): the same prompts each time, drawn by no filter. They are
 part of what the stage costs, and of what the rule reckons a step to cost.
 """
 
@@ -18,18 +18,18 @@ from g2d_jax.config import Collect, Offline, Online
 from g2d_jax.graph import followers
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import attended, forward_flops, train_flops
-from g2d_jax.stages import dynamics
+from g2d_jax.stages import probes
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.training import Trainer
+from g2d_jax.stages.trainer import Trainer
 
-MEASURED = ("mixed", "prompt", "length", "chosen", "rejected")  # of `dynamics.prospects`, what decides costs
+MEASURED = ("mixed", "prompt", "length", "chosen", "rejected")  # of `probes.prospects`, what decides costs
 
 
 def check_problems(runtime: Runtime, stage: Online) -> None:
     """Raise ValueError if the probes of an adaptive stage have too few problems for an error of their slope."""
     if stage.stop != "adaptive":
         return
-    problems = dynamics.probed(runtime.problems[stage.probe.split], stage.probe.prompts)
+    problems = probes.probed(runtime.problems[stage.probe.split], stage.probe.prompts)
     count = sum(not runtime.scalar[problem.task] for problem in problems)
     if count < 2:
         raise ValueError(
@@ -39,48 +39,53 @@ def check_problems(runtime: Runtime, stage: Online) -> None:
         )
 
 
-def evidence(training: Trainer) -> dict[str, Any]:
+def evidence(trainer: Trainer) -> dict[str, Any]:
     """For the manifest: the rule that ended the stage ("steps": it went on to its last), and every forecast."""
-    return {"stop": {"probes": training.facts.get("probes", []), **training.facts.get("ended", {"rule": "steps"})}}
+    return {
+        "stop": {
+            "probes": trainer.extra_state.get("probes", []),
+            **trainer.extra_state.get("ended", {"rule": "steps"}),
+        }
+    }
 
 
-def ends(runtime: Runtime, name: str, stage: Online, training: Trainer) -> bool:
+def ends(runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> bool:
     """Whether the stage ends with the step that was just done, or was ended before, by an earlier process perhaps.
 
-    Call it once this step's probe is made. Notes why in training.facts, and tells the user.
+    Call it once this step's probe is made. Notes why in trainer.extra_state, and tells the user.
     """
-    if "ended" in training.facts or stage.stop == "steps":
-        return "ended" in training.facts
+    if "ended" in trainer.extra_state or stage.stop == "steps":
+        return "ended" in trainer.extra_state
     reason = None
     if stage.stop == "budget":
-        spent = accounting.cost(training.tally.manifest())[stage.budget.measure]
-        if training.step and spent >= stage.budget.amount:
+        spent = accounting.cost(trainer.tally.manifest())[stage.budget.measure]
+        if trainer.step and spent >= stage.budget.amount:
             reason = {"rule": "budget", "measure": stage.budget.measure, "spent": spent}
-    elif _enough(runtime, name, stage, training):
+    elif _enough(runtime, name, stage, trainer):
         reason = {"rule": "adaptive"}
     reason = processes.once(lambda: reason)  # seconds differ from one process to the next
     if reason is None:
         return False
-    training.facts["ended"] = {**reason, "step": training.step}
+    trainer.extra_state["ended"] = {**reason, "step": trainer.step}
     # Kept, also where the step was saved before: by a process that was stopped during the probe.
-    training.facts.setdefault("at", {}).setdefault(str(training.step), training.tally.manifest())
-    runtime.tracker.say(f"{name}: ends after step {training.step} of at most {stage.steps} by {reason['rule']}")
+    trainer.extra_state.setdefault("at", {}).setdefault(str(trainer.step), trainer.tally.manifest())
+    runtime.tracker.say(f"{name}: ends after step {trainer.step} of at most {stage.steps} by {reason['rule']}")
     return True
 
 
-def _enough(runtime: Runtime, name: str, stage: Online, training: Trainer) -> bool:
+def _enough(runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> bool:
     """At a probe, log the forecast, and say whether the warm-up has been enough."""
-    probed, step = training.facts.get("probed", []), training.step
+    probed, step = trainer.extra_state.get("probed", []), trainer.step
     if step < stage.adaptive.min_steps or len(probed) < stopping.MIN_PROBES or probed[-1]["step"] != step:
         return False
-    forecasts = training.facts.setdefault("probes", [])
+    forecasts = trainer.extra_state.setdefault("probes", [])
     if not forecasts or forecasts[-1]["step"] != step:  # else a process before this one was stopped just then
         steps, rates, flops = ([probe[key] for probe in probed] for key in ("step", "rates", "flops"))
         judged = ~np.isnan(np.array(rates)[stopping.window(steps)]).any(axis=0)
         if judged.sum() < 2 or not np.nansum(rates):
             return False  # nothing known of either stage: no verdict, or no correct response and so no pair
         recent = {key: _mean([probe[key] for probe in probed[-stopping.PROBES_IN_A_ROW :]]) for key in MEASURED}
-        least = (flops[-1] - flops[0]) / step  # groups all alike cost no training, archived ones no sampling
+        least = (flops[-1] - flops[0]) / step  # groups all alike cost no trainer, archived ones no sampling
         cost = max(_offline_flops(runtime, name, stage, step, recent), least)
         forecast = stopping.forecast(steps, rates, flops, shift=stage.adaptive.shift, offline_flops=cost)
         values = {key: float(value) for key, value in dataclasses.asdict(forecast).items()}

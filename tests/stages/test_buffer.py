@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 from g2d_jax import config as settings
 from g2d_jax import graph, pipeline, storage
 from g2d_jax.config import Config
+from g2d_jax.stages.buffer import SyncWindow, window_at
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.supply import Interval, interval_at
 from g2d_jax.tables import read_preferences, read_rollouts
 from g2d_jax.tracking import read_metrics
 
@@ -56,13 +56,13 @@ def stage(**changes: int) -> ConfigDict:
 
 
 def test_intervals_of_literal_settings() -> None:
-    assert interval_at(7, stage()) == Interval(7, 1, 7, 1)
-    assert interval_at(7, stage(sync_every=4)) == Interval(4, 4, 4, 4)
-    assert interval_at(9, stage(sync_every=4)) == Interval(8, 2, 8, 2)  # the last one is cut short
-    assert interval_at(9, stage(sync_every=0)) == Interval(0, 10, 0, 10)
-    assert interval_at(0, stage(steps=0, sync_every=0)).updates == 0
-    twice = interval_at(5, stage(sync_every=4, num_iterations=2))
-    assert twice == Interval(4, 4, 2, 2)
+    assert window_at(7, stage()) == SyncWindow(7, 1, 7, 1)
+    assert window_at(7, stage(sync_every=4)) == SyncWindow(4, 4, 4, 4)
+    assert window_at(9, stage(sync_every=4)) == SyncWindow(8, 2, 8, 2)  # the last one is cut short
+    assert window_at(9, stage(sync_every=0)) == SyncWindow(0, 10, 0, 10)
+    assert window_at(0, stage(steps=0, sync_every=0)).updates == 0
+    twice = window_at(5, stage(sync_every=4, num_iterations=2))
+    assert twice == SyncWindow(4, 4, 2, 2)
     assert [twice.number(step) for step in range(4, 8)] == [2, 3, 2, 3]
     assert [twice.is_new(step) for step in range(4, 8)] == [True, True, False, False]
 

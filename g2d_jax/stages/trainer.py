@@ -21,14 +21,14 @@ from g2d_jax.losses import mean_metrics
 from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import train_flops
-from g2d_jax.stages import starting
+from g2d_jax.stages import init_params
 from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.nonfinite import Skips, format_loss, write_batch
 from g2d_jax.stages.policies import base_of, frozen_params, load_policy
 from g2d_jax.stages.profiles import Profiler
 from g2d_jax.stages.programs.training import optimizer_of
 from g2d_jax.stages.rows import pack_rows
 from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.stages.sick import Skips, told, write_batch
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
@@ -40,8 +40,9 @@ class Trainer:
     """The optimisation side of one stage.
 
     rest: what is not trained of the policy. step: updates done, those that were skipped included. tally: cost so far.
-    facts: further numbers of the stage that resume with it; "at" has the cost at every kept step, {"20": the fields of
-    `Cost.manifest`}, "skipped" see `Skips`. per: what the objective's metric sums are divided by, "tokens" or "pairs".
+    extra_state: further numbers of the stage that resume with it; "at" has the cost at every kept step, {"20": the
+    fields of `Cost.manifest`}, "skipped" see `Skips`. per: what the objective's metric sums are divided by, "tokens" or
+    "pairs".
     """
 
     runtime: Runtime
@@ -50,7 +51,7 @@ class Trainer:
     rest: Decoder | None
     step: int
     tally: Cost
-    facts: dict[str, Any]
+    extra_state: dict[str, Any]
     per: str
     total: int
     row_length: int
@@ -62,7 +63,7 @@ class Trainer:
     places: int
     most_rows: int
     profiler: Profiler
-    extra_facts: Callable[[], dict[str, Any]] = dict  # asked when a checkpoint is saved
+    live_state: Callable[[], dict[str, Any]] = dict  # asked when a checkpoint is saved
     _pending: tuple[int, dict[str, jax.Array], dict[str, float]] | None = None
     _mark: float = field(default_factory=time.perf_counter)
     _last: dict[str, float] = field(default_factory=dict)  # metrics of the last update that were fetched
@@ -131,7 +132,7 @@ class Trainer:
     @property
     def skips(self) -> Skips:
         """The updates that were skipped, as far as metrics were fetched: all but the last one perhaps."""
-        return Skips(self.facts)
+        return Skips(self.extra_state)
 
     def flush(self) -> None:
         """Fetch and log the metrics of the last update; count it if it was skipped."""
@@ -144,8 +145,8 @@ class Trainer:
         self._pending = None
         if self.skips.count(bool(values.pop("skipped"))):
             self.runtime.tracker.say(
-                f"{self.name}: update {step} is skipped, it is not finite ({told(**fixed)}): parameters stay as they "
-                f"are; {self.runtime.config.faults.max_skipped} in a row stop the run"
+                f"{self.name}: update {step} is skipped, it is not finite ({format_loss(**fixed)}): parameters stay as "
+                f"they are; {self.runtime.config.faults.max_skipped} in a row stop the run"
             )
         metrics = {**metrics, **fixed, **mean_metrics(values, self.per), "skipped_updates": float(self.skips.total)}
         self._last = metrics
@@ -165,9 +166,9 @@ class Trainer:
             where = f"Its batch could not be written: {error}"
         raise StopRun(
             f"{self.name}: {self.skips.row} updates in a row were not finite, the last of them number {self.step} "
-            f"({told(metrics['loss'], metrics['grad_norm'])}). {where}. Likely causes: a learning rate that is too "
-            "high, rewards or reference log-probabilities that are not finite, or a model that bfloat16 is too coarse "
-            "for"
+            f"({format_loss(metrics['loss'], metrics['grad_norm'])}). {where}. Likely causes: a learning rate that is "
+            "too high, rewards or reference log-probabilities that are not finite, or a model that bfloat16 is too "
+            "coarse for"
         )
 
     def checkpoint_if_due(self) -> None:
@@ -186,9 +187,9 @@ class Trainer:
         self.flush()
         self.runtime.tracker.flush()
         if self.step in self.pinned:
-            self.facts.setdefault("at", {})[str(self.step)] = self.tally.manifest()
+            self.extra_state.setdefault("at", {})[str(self.step)] = self.tally.manifest()
         self.runtime.writer.wait()  # a checkpoint says that what came before it is on disk
-        host = {"tally": dataclasses.asdict(self.tally), "facts": {**self.facts, **self.extra_facts()}}
+        host = {"tally": dataclasses.asdict(self.tally), "extra_state": {**self.extra_state, **self.live_state()}}
         with self._writing():
             self.checkpoints.save(self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host)
 
@@ -220,7 +221,7 @@ class Trainer:
 
 
 @contextmanager
-def trainer(
+def open_trainer(
     runtime: Runtime,
     name: str,
     objective: Objective,
@@ -245,7 +246,7 @@ def trainer(
     offload = runtime.config.compute.offload_optimizer
     run_step = programs.take(make_train_step, objective, optimizer, runtime.model_config, runtime.mesh, offload)
     pins, there = {total, *pinned}, Checkpoints(folder)
-    step, tally, facts = None, Cost(), {}
+    step, tally, extra_state = None, Cost(), {}
     like = abstract_state(runtime.model_config, optimizer, runtime.mesh, offload)
     found = newest(there, {"params": like.params, "opt_state": like.opt_state}, name, runtime.tracker.say)
     if found is None:
@@ -253,44 +254,44 @@ def trainer(
     else:
         step, trees, host = found
         state = TrainState(trees["params"], trees["opt_state"])
-        tally, facts = Cost(**host["tally"]), dict(host["facts"])
+        tally, extra_state = Cost(**host["tally"]), dict(host["extra_state"])
         if step in pins:  # it may have been no kept step when it was saved
-            facts.setdefault("at", {}).setdefault(str(step), tally.manifest())
-        pins |= {int(kept) for kept in facts.get("at", {})}  # what was kept once stays, for others may read it
+            extra_state.setdefault("at", {}).setdefault(str(step), tally.manifest())
+        pins |= {int(kept) for kept in extra_state.get("at", {})}  # what was kept once stays, for others may read it
         runtime.tracker.say(f"{name}: continuing after step {step} of {total}")
     base = base_of(runtime, policy if step is None else name)
-    processes.once(lambda: storage.write_json(folder.parent / starting.BASE, base))
+    processes.once(lambda: storage.write_json(folder.parent / init_params.BASE, base))
     with (
         Checkpoints(folder, keep=runtime.config.checkpoint.keep, pinned=pins) as checkpoints,
         runtime.tracker.progress(name, total, step or 0) as bar,
         closing(Profiler(runtime.config.logging.window, name, runtime.workdir)) as profiler,
     ):
         made = Trainer(
-            runtime,
-            name,
-            state,
-            frozen_params(runtime, base),
-            step or 0,
-            tally,
-            facts,
-            per,
-            total,
-            row_length,
-            checkpoints,
-            run_step,
-            rate,
-            pins,
-            bar,
-            places,
-            most_rows,
-            profiler,
+            runtime=runtime,
+            name=name,
+            state=state,
+            rest=frozen_params(runtime, base),
+            step=step or 0,
+            tally=tally,
+            extra_state=extra_state,
+            per=per,
+            total=total,
+            row_length=row_length,
+            checkpoints=checkpoints,
+            run_step=run_step,
+            rate=rate,
+            pinned=pins,
+            bar=bar,
+            places=places,
+            most_rows=most_rows,
+            profiler=profiler,
         )
         if step is None and 0 in pins:
             made.save()
         try:
             yield made
         except processes.Preempted:
-            save = made.save_here if "ended" in facts else made.save_if_new  # the step a stage ended at stays
+            save = made.save_here if "ended" in extra_state else made.save_if_new  # the step a stage ended at stays
             save()
             runtime.tracker.say(f"{name}: told to stop; saved at step {made.step} of {total}")
             raise

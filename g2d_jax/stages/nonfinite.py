@@ -36,14 +36,14 @@ def check_rollouts(rollouts: Sequence[Rollout], policy: str) -> None:
 
 
 class Skips:
-    """Updates that were skipped because their loss or gradient was not finite; kept in a stage's facts.
+    """Updates that were skipped because their loss or gradient was not finite; kept in a stage's extra state.
 
     total: of the whole stage. row: in a row, up to the last update.
     """
 
-    def __init__(self, facts: dict[str, object]) -> None:
-        """facts: of the Trainer; "skipped" is in it from the first skip on."""
-        self._facts = facts
+    def __init__(self, extra_state: dict[str, object]) -> None:
+        """extra_state: of the Trainer; "skipped" is in it from the first skip on."""
+        self._extra_state = extra_state
 
     @property
     def total(self) -> int:
@@ -56,7 +56,7 @@ class Skips:
         return self._counts()["row"]
 
     def _counts(self) -> dict[str, int]:
-        found = self._facts.get("skipped", {"total": 0, "row": 0})
+        found = self._extra_state.get("skipped", {"total": 0, "row": 0})
         assert isinstance(found, dict)
         return found
 
@@ -66,7 +66,7 @@ class Skips:
         if not skipped and not before["row"]:
             return False
         row = before["row"] + 1 if skipped else 0
-        self._facts["skipped"] = {"total": before["total"] + skipped, "row": row}
+        self._extra_state["skipped"] = {"total": before["total"] + skipped, "row": row}
         return row == 1
 
     def manifest(self) -> dict[str, int]:
@@ -86,7 +86,7 @@ def write_batch(folder: epath.Path, packed: Packed, record: Mapping[str, Any]) -
     storage.write_json(folder / "record.json", {**record, "nonfinite_values": wrong})
 
 
-def told(loss: float, grad_norm: float) -> str:
+def format_loss(loss: float, grad_norm: float) -> str:
     """The two numbers that decide whether an update is done, for a message."""
     return f"loss {_number(loss)}, gradient norm {_number(grad_norm)}"
 
