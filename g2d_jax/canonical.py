@@ -22,6 +22,13 @@ from g2d_jax.section import Section
 STAGES = {kind: getattr(schema, kind) for kind in ("sft", "online", "collect", "offline", "select", "evaluate")}
 """The kinds of stages and where their fields come from."""
 
+RENAMED = {
+    "responses_at_once": "generation_batch_size",
+    "refill": "dynamic_sampling",
+    "retire": "drop_solved",
+}
+"""What fields were called before -> what they are called now."""
+
 _MEANING = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list like 0,10,20"}
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as storage writes them
 _ABSENT = object()
@@ -131,6 +138,8 @@ def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
     if not isinstance(section, ConfigDict):
         raise ValueError(f"unknown field {path!r}{suggest(path, _paths(config))}")
     fields = dict(section.items(preserve_field_references=True))
+    if key not in fields and RENAMED.get(key) in fields:
+        raise ValueError(f"{path!r} is called {RENAMED[key]} now")
     if key not in fields:
         hint = suggest(path, _paths(config)) or f"; there are {listed(fields)}"
         raise ValueError(f"unknown field {path!r}{hint}")

@@ -245,7 +245,7 @@ class Compute(Section):
     chunk: Positive = 16  # decode steps between two looks at finished rows
     prefill_rows: Positive = 32  # prompts of one prefill
     sampling_tensor: NotNegative = 0  # devices that share one copy of the weights in sampling; 0: as few as hold it
-    responses_at_once: Positive = 16_384  # of one call of the sampler, which is written when it is done
+    generation_batch_size: Positive = 16_384  # of one call of the sampler, which is written when it is done
     flags: Flags = "none"  # "overlap": collectives beside products, by g2d_jax/flags.py; compiled only, not run
     compilation_cache: str | None = None  # a folder; "" is none; unset: JAX's own setting, else the user's
     price_per_device_hour: float | None = None  # in your money: reports then have a column of it
@@ -420,7 +420,7 @@ class OnlineDPO(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retire(Section):
+class DropSolved(Section):
     """Prompts with the same reward so many times running are left out for so many steps (0: for ever)."""
 
     after: NotNegative = 0
@@ -486,8 +486,8 @@ class Online(Section):
     entropy_coef: NotNegativeFloat = 0.0  # times the mean next-token entropy of the responses, which is rewarded
     mask_truncated: bool = False  # leave responses that reached max_new_tokens out of the loss
     overlong_buffer: NotNegative = 0  # tokens before max_new_tokens over which a reward falls linearly by 1 (DAPO)
-    refill: NotNegative = 0  # more rounds of prompts, at most, in place of those without a signal (dynamic sampling)
-    retire: Retire = field(default_factory=Retire)
+    dynamic_sampling: NotNegative = 0  # more rounds of prompts, at most, in place of those without a signal
+    drop_solved: DropSolved = field(default_factory=DropSolved)
     difficulty: Difficulty = field(default_factory=Difficulty)
     patience: Positive = 50  # stop after so many steps in a row without any reward signal
     probe: Probe = field(default_factory=Probe)
@@ -501,7 +501,7 @@ class Online(Section):
     @property
     def filters(self) -> bool:
         """Whether other prompts take the place of some that are skipped."""
-        return bool(self.refill or self.retire.after) or self.difficulty.window != (0, 1)
+        return bool(self.dynamic_sampling or self.drop_solved.after) or self.difficulty.window != (0, 1)
 
     def check(self) -> None:
         """Refuse settings that cannot work together, or that would change nothing."""
@@ -537,9 +537,9 @@ class Online(Section):
                 f"stop={self.stop!r} weighs step by step, and with sync_every={self.sync_every} the rollouts of later "
                 'steps are paid for already: use sync_every=1 or stop="steps"'
             )
-        if not self.sync_every and (self.retire.after or self.difficulty.window != (0, 1)):
+        if not self.sync_every and (self.drop_solved.after or self.difficulty.window != (0, 1)):
             raise ValueError(
-                "sync_every=0 chooses all prompts before any is seen: retire and difficulty need another one"
+                "sync_every=0 chooses all prompts before any is seen: drop_solved and difficulty need another one"
             )
 
     def _check_stop(self) -> None:
@@ -764,8 +764,8 @@ class Config(Section):
         for name, stage in self.stages.items():
             if isinstance(stage, Online) and self.tasks and stage.filters:
                 raise ValueError(
-                    f"stages.{name}: refill, retire and difficulty put other prompts, of whatever task, in place of "
-                    "those they skip, and so change the ratio of the tasks of a mixed run: leave them off"
+                    f"stages.{name}: dynamic_sampling, drop_solved and difficulty put other prompts, of whatever task, "
+                    "in place of those they skip, and so change the ratio of the tasks of a mixed run: leave them off"
                 )
 
     def _check_attention(self) -> None:

@@ -205,7 +205,7 @@ def sampled(shares: Mapping[str, float], limit: int | None, whose: str = "its re
         reward = shares.get("reward", math.nan)
         text = (
             f"{signal:.0%} of the prompts have responses that differ in reward, whose mean is {reward:.3f}: the rest "
-            f"teaches nothing. To try: {_level(reward)}, more num_generations, refill"
+            f"teaches nothing. To try: {_level(reward)}, more num_generations, dynamic_sampling"
         )
         alerts.append(Alert("signal", text, {"frac_signal": signal, "reward": reward}))
     return alerts

@@ -43,7 +43,7 @@ class Batch:
 def make(seed: int, stage: Online, draws: Draws, groups: Groups, scalar: Mapping[str, bool]) -> Batch:
     """One update's batch from all that was drawn for it. scalar: whether a task's reward knows no right and wrong.
 
-    A prompt has a signal if it has a pair or, with GRPO, two different rewards. With stage.refill the first
+    A prompt has a signal if it has a pair or, with GRPO, two different rewards. With stage.dynamic_sampling the first
     prompts_per_step prompts with a signal are kept, or as many as there are (without any the first ones); else all are.
     """
     signal, pairs = np.zeros(len(groups), bool), [NO_PAIR] * len(groups)
@@ -53,7 +53,7 @@ def make(seed: int, stage: Online, draws: Draws, groups: Groups, scalar: Mapping
         pairs = [_sides(seed, stage, *both, scalar) for both in zip(draws, groups, strict=True)]
         signal |= [bool(chosen) for chosen, _ in pairs]
     taught = [int(i) for i in np.flatnonzero(signal)]
-    some = (taught or range(len(groups)))[: stage.prompts_per_step] if stage.refill else range(len(groups))
+    some = (taught or range(len(groups)))[: stage.prompts_per_step] if stage.dynamic_sampling else range(len(groups))
     draws, kept, sides = [draws[i] for i in some], [groups[i] for i in some], [pairs[i] for i in some]
     if stage.loss == "grpo":
         return Batch(_grpo(stage, draws, kept), signal)

@@ -85,7 +85,7 @@ def window_at(step: int, stage: Online) -> SyncWindow:
 
 
 def asked_of(runtime: Runtime, stage: Online, response: int | None = None) -> Asked:
-    """What the stage asks the sampler for; a call draws as many batches of an interval as compute.responses_at_once
+    """What the stage asks the sampler for; a call draws as many batches of an interval as compute.generation_batch_size
     allows. response: mean tokens of a response, None: the most."""
     together = max(prompts_at_once(runtime, stage.num_generations) // stage.prompts_per_step, 1)
     together = min(together, window_at(0, stage).batches)
@@ -191,7 +191,7 @@ class RolloutBuffer:
     def targeted(self) -> bool:
         """Whether what was seen decides what is drawn."""
         window = self.stage.difficulty
-        return bool(self.stage.retire.after or window.min_pass_rate != 0 or window.max_pass_rate != 1)
+        return bool(self.stage.drop_solved.after or window.min_pass_rate != 0 or window.max_pass_rate != 1)
 
     def generate_window(self) -> dict[str, float]:
         """At the first update of an interval, see to it that all it trains on is on disk; metrics of generating it."""
@@ -282,10 +282,10 @@ class RolloutBuffer:
             drawn = {"step": interval.start, "before": drawn["after"]}
         at = dict(drawn["before"])
         wanted = dict.fromkeys(interval.numbers, stage.prompts_per_step)
-        for extra in range(1 + stage.refill):
+        for extra in range(1 + stage.dynamic_sampling):
             found = self._choose(at, interval.start, sum(wanted.values()))
             self._sample(found, wanted, extra, f"{self.name}@{interval.start}")
-            if extra < stage.refill:
+            if extra < stage.dynamic_sampling:
                 wanted = {number: self._lacking(number, 1 + extra) for number in interval.numbers}
             if not sum(wanted.values()):
                 break
@@ -294,7 +294,7 @@ class RolloutBuffer:
             return {}
         seen = at["drawn"] + at["retired"] + at["outside"]
         return {
-            "curriculum/retired": self.history.share_retired(interval.start, stage.retire, len(self.places)),
+            "curriculum/retired": self.history.share_retired(interval.start, stage.drop_solved, len(self.places)),
             "curriculum/skipped": float(at["retired"] + at["outside"]),
             "curriculum/saved": (at["retired"] + at["outside"]) / seen,
         }
@@ -308,8 +308,8 @@ class RolloutBuffer:
             wanted,
             self.history,
             step,
-            retire_after=self.stage.retire.after,
-            revisit=self.stage.retire.revisit,
+            retire_after=self.stage.drop_solved.after,
+            revisit=self.stage.drop_solved.revisit,
             window=(window.min_pass_rate, window.max_pass_rate),
             outside=window.outside,
             seed=self.runtime.config.seed,

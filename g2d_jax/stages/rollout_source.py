@@ -61,7 +61,7 @@ def _draws(runtime: Runtime, name: str, stage: Collect) -> Draws:
 
 
 def asked_of(runtime: Runtime, stage: Collect, response: int | None = None) -> Asked:
-    """What the stage asks the sampler for; a call draws as many parts as compute.responses_at_once allows.
+    """What the stage asks the sampler for; a call draws as many parts as compute.generation_batch_size allows.
 
     response: mean tokens of a response, None: the most.
     """

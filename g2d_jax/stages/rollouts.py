@@ -88,7 +88,7 @@ def generate(
 ) -> Iterator[Sampled]:
     """Sample and score responses for batches of draws; yield them batch by batch, in order.
 
-    A call of the sampler draws as many batches as compute.responses_at_once allows.
+    A call of the sampler draws as many batches as compute.generation_batch_size allows.
 
     Each batch has its shard, one Parquet file, written beside what comes next; nothing that outlives the process may
     be made of the rollouts before `Context.writer` has waited for it. So a run that is killed and started again trains
@@ -120,7 +120,7 @@ def generate(
 
 def prompts_at_once(runtime: Runtime, num_generations: int) -> int:
     """How many prompts several batches may have together to be sampled in one call."""
-    return max(runtime.config.compute.responses_at_once // num_generations, 1)
+    return max(runtime.config.compute.generation_batch_size // num_generations, 1)
 
 
 def _tell_from(tell: Tell, before: int, answered: int) -> None:

@@ -206,7 +206,7 @@ class Runtime:
 
     def _samples(self, stage: Stage) -> int:
         """Responses that a stage draws in a call, at most: an online stage's are those until it synchronises."""
-        most = self.config.compute.responses_at_once
+        most = self.config.compute.generation_batch_size
         if not isinstance(stage, Online):
             return most
         updates = min(stage.sync_every or stage.steps, stage.steps)

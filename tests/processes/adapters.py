@@ -10,6 +10,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.lora.update(rank=2, dropout=0.3, targets=("q_proj", "down_proj"))
     for name in ("sft", "collect", "dpo", "evaluate"):
         del config.stages[name]
-    config.stages.warmup.update(policy="init", steps=2, keep=(), refill=0, stop="steps")
+    config.stages.warmup.update(policy="init", steps=2, keep=(), dynamic_sampling=0, stop="steps")
     config.stages.warmup.probe.every = 0
     return config

@@ -27,7 +27,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = tiny.get_config()
     config.seed = int(os.environ.get("DIFFERS", "none") == os.environ.get("JAX_PROCESS_ID"))
     config.reward.function = "small:even"
-    config.stages.warmup.update(refill=1, stop="adaptive", adaptive={"min_steps": 1})
+    config.stages.warmup.update(dynamic_sampling=1, stop="adaptive", adaptive={"min_steps": 1})
     config.stages.warmup.probe.update(every=1, prompts=4, num_generations=2)
     config.stages.evaluate.update(policies=("warmup", "dpo"))
     return config

@@ -71,7 +71,7 @@ def trained(batch: batches.Batch) -> set[tuple[int, int]]:
 def test_refill_keeps_the_first_prompts_with_a_signal(how):
     groups = [group(i, rewards) for i, rewards in enumerate([[1, 1], [1, 0], [0, 0], [0, 1], [1, 0]])]
     for wanted, kept in ((2, [1, 3]), (3, [1, 3, 4]), (4, [1, 3, 4])):
-        batch = make(groups, **how, prompts_per_step=wanted, refill=1)
+        batch = make(groups, **how, prompts_per_step=wanted, dynamic_sampling=1)
         assert [named(some.responses[0])[0] for some in batch.groups] == kept
         assert batch.signal.tolist() == [False, True, False, True, True]
     assert len(make(groups, **how).groups) == (5 if how.get("beta") else 3)
@@ -150,7 +150,7 @@ def test_truncated_responses_teach_nothing_where_they_are_masked(how, entropy_co
 )
 def test_a_batch_left_short_by_refill_weighs_its_prompts_as_a_full_one(how, loss_type, expected):
     groups = [group(0, [1, 1]), group(1, [1, 0], [3, 5]), group(2, [0, 0]), group(3, [0, 0])]
-    full, short = (make(groups, **how, loss_type=loss_type, refill=refill) for refill in (0, 1))
+    full, short = (make(groups, **how, loss_type=loss_type, dynamic_sampling=refill) for refill in (0, 1))
     assert list(values(full, "weight").values()) == pytest.approx(expected)
     expected = [1 / 8, 1 / 8] if loss_type == "dapo" else expected  # it divides by the tokens that there are
     assert values(short, "weight") == pytest.approx({(1, 0): expected[0], (1, 1): expected[1]})
@@ -166,7 +166,7 @@ def test_a_batch_without_any_signal_has_no_weight_but_all_that_the_loss_reads(ho
     same = [group(0, [1, 1]), group(1, [0, None])]
     needs_none = "loss" not in how and (how or entropy_coef)  # GRPO's KL and entropy need no signal
     for groups in (cut,) if needs_none else (cut, same):
-        batch = make(groups, **how, refill=refill, entropy_coef=entropy_coef, mask_truncated=True)
+        batch = make(groups, **how, dynamic_sampling=refill, entropy_coef=entropy_coef, mask_truncated=True)
         arrays = pack(batch.groups, row_length=32, microbatch_rows=4).arrays
         assert arrays["tokens"].any() and not batch.signal.any()
         assert names <= set(arrays)
@@ -226,8 +226,10 @@ def test_group_dpo_is_the_mean_over_pairs_then_over_prompts():
 def test_dpo_is_divided_by_pairs_or_by_the_prompts_of_a_full_batch(normalizer, weight, refill):
     groups = [group(0, [1, 1]), group(1, [1, 0]), group(2, [0, 0]), group(3, [0, 1])]
     dpo = {**settings.online().dpo.to_dict(), "normalizer": normalizer}
-    assert set(values(make(groups, loss="dpo", dpo=dpo, refill=refill), "weight").values()) == {weight}
-    assert set(values(make(groups, loss="group_dpo", dpo=dpo, refill=refill), "pair_weight").values()) == {weight}
+    assert set(values(make(groups, loss="dpo", dpo=dpo, dynamic_sampling=refill), "weight").values()) == {weight}
+    assert set(values(make(groups, loss="group_dpo", dpo=dpo, dynamic_sampling=refill), "pair_weight").values()) == {
+        weight
+    }
 
 
 def test_unscorable_responses_leave_the_baseline_and_keep_kl_and_entropy():
@@ -255,7 +257,7 @@ def test_pair_metrics(loss):
     """Prompts without a pair are counted among all that were drawn, pairs among those that are kept."""
     groups = [group(0, [1, 1]), group(1, [1, 0], [2, 6]), group(2, [0, None]), group(3, [0, 1], [8, 4])]
     kept = {"pairs/skipped": 2, "pairs/prompts": 1, "pairs/chosen_length": 2, "pairs/rejected_length": 6}
-    assert make(groups, loss=loss, prompts_per_step=1, refill=1).metrics == kept
+    assert make(groups, loss=loss, prompts_per_step=1, dynamic_sampling=1).metrics == kept
     full = {"pairs/skipped": 2, "pairs/prompts": 2, "pairs/chosen_length": 3, "pairs/rejected_length": 7}
     assert make(groups, loss=loss).metrics == full
     assert make(groups[:1], loss=loss).metrics == {"pairs/skipped": 1, "pairs/prompts": 0}

@@ -150,16 +150,17 @@ def test_several_updates_on_a_batch(train: ConfigDict, tmp_path: Path, opened: O
 
 CASES = {
     "sync": {"sync_every": 3, "loss": "dpo", "reference_sync": True},
-    "refill": {"sync_every": 2, "refill": 2, "loss": "dpo"},
+    "dynamic_sampling": {"sync_every": 2, "dynamic_sampling": 2, "loss": "dpo"},
     "importance": {"importance_cap": 2.0, "beta": 0.01, "sync_every": 2, "sampling_weights": "int8"},
     "gspo": {"importance_sampling_level": "sequence", "loss_type": "grpo", "sync_every": 4, "num_iterations": 2},
-    "retire": {"retire": {"after": 1, "revisit": 2}},
+    "drop_solved": {"drop_solved": {"after": 1, "revisit": 2}},
     "combined": {"loss": "group_dpo", "grpo_coef": 0.01, "entropy_coef": 1e-3, "sync_every": 2},
 }
 
 
 @pytest.mark.parametrize(
-    "case", ["refill", *[pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "refill"]]
+    "case",
+    ["dynamic_sampling", *[pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "dynamic_sampling"]],
 )
 def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(
     train: ConfigDict, tmp_path: Path, opened: Opened, case: str
@@ -187,7 +188,7 @@ def test_refilled_batches_survive_a_kill_between_any_two_journals(
     train: ConfigDict, tmp_path: Path, opened: Opened
 ) -> None:
     """A batch of the last interval is gone, and what refilled the other one: all is drawn again, and the same."""
-    train.stages.train.update(sync_every=2, refill=2)
+    train.stages.train.update(sync_every=2, dynamic_sampling=2)
     train.checkpoint.update(every=1, keep=10)
     runtime = opened(train, tmp_path, first_letter)
     run(runtime)
@@ -222,7 +223,7 @@ def first_letter(prompts: list[str], completions: list[str], **columns: object) 
 def test_refilled_batches_train_on_prompts_with_a_signal_only(
     train: ConfigDict, tmp_path: Path, opened: Opened
 ) -> None:
-    train.stages.train.update(refill=3, steps=2, mask_truncated=False)
+    train.stages.train.update(dynamic_sampling=3, steps=2, mask_truncated=False)
     manifest = run(opened(train, tmp_path, first_letter))
     more = sorted(path.name for path in (tmp_path / "01-train" / "rollouts").glob("*-1.parquet"))
     assert more and manifest["counts"]["rollouts"] > 2 * 4 * 4
@@ -232,7 +233,7 @@ def test_refilled_batches_train_on_prompts_with_a_signal_only(
 
 def test_retired_prompts_are_not_drawn_again(train: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     train.data.train.limit = 24
-    train.stages.train.update(steps=8, retire={"after": 1, "revisit": 0})
+    train.stages.train.update(steps=8, drop_solved={"after": 1, "revisit": 0})
     runtime = opened(train, tmp_path, first_letter)
     run(runtime)
     count = len(runtime.problems["train"])
@@ -291,7 +292,7 @@ def test_two_tasks_with_rewards_of_their_own(train: ConfigDict, tmp_path: Path, 
         ({"importance_cap": 2.0, "loss": "dpo"}, "importance_cap is a setting of GRPO"),
         ({"beta": 0.1, "loss": "dpo"}, "did you mean dpo.beta"),
         ({"stop": "budget", "sync_every": 0, "budget": {"measure": "flops", "amount": 1.0}}, "paid for already"),
-        ({"retire": {"after": 2, "revisit": 0}, "sync_every": 0}, "before any is seen"),
+        ({"drop_solved": {"after": 2, "revisit": 0}, "sync_every": 0}, "before any is seen"),
         ({"dpo": {"loss_type": "ipo", "label_smoothing": 0.1}}, "set it to 0 with 'ipo'"),
         ({"epsilon": -1.0}, "epsilon and epsilon_high must not be negative"),
         ({"entropy_coef": float("nan")}, "entropy_coef must be at least 0, got nan"),

@@ -211,7 +211,7 @@ def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(
     small: ConfigDict, tmp_path: Path, opened: Opened
 ) -> None:
     config = sharing(small, few=dict(select="uncertain", max_pairs=5))
-    config.compute.responses_at_once = 16  # those of a part
+    config.compute.generation_batch_size = 16  # those of a part
     whole = opened(config, tmp_path)
     for name in ("collect", "few"):
         stage(whole, name)

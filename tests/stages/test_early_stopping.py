@@ -315,9 +315,9 @@ def test_a_frozen_policy_has_slope_0_whatever_chooses_its_prompts(
     frozen = changed(early, steps=8, prompts_per_step=10, adaptive={"min_steps": 6, "shift": 0.5})
     runtime, forecasts = opened(frozen, tmp_path, uneven), []
     for name, filters in (
-        ("retire", {"retire": {"after": 1}}),
+        ("drop_solved", {"drop_solved": {"after": 1}}),
         ("difficulty", {"difficulty": {"min_pass_rate": 0.2, "outside": 0.0}}),
-        ("refill", {"refill": 1}),
+        ("dynamic_sampling", {"dynamic_sampling": 1}),
     ):
         config = changed(frozen, **filters)
         pipeline.check(Config.of(config))
@@ -332,7 +332,7 @@ def test_a_frozen_policy_has_slope_0_whatever_chooses_its_prompts(
             read_rollouts(file) for file in sorted((tmp_path / name / "01-warmup/rollouts").glob("step-*.parquet"))
         ]
         rewards = [np.mean([row.score.reward for row in rows]) for rows in drawn]
-        if name == "refill":
+        if name == "dynamic_sampling":
             assert len(rewards) > 8
         else:  # what the filter does to the prompts that are trained on, once all were seen
             assert np.mean(rewards[4:]) > np.mean(rewards[:4]) + 0.05
