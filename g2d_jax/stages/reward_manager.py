@@ -30,7 +30,7 @@ class Usage:
 
 
 @dataclass
-class Scorers:
+class RewardManager:
     """rewards: task -> its reward section. own: a caller's function in place of the main task's reward.
 
     journal: folder for what judges answer; of several processes each has its own in it. Pools and reward models start

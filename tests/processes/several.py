@@ -30,7 +30,7 @@ from g2d_jax.config import Config
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.resolve import resolve
-from g2d_jax.stages.reward_manager import Scorers
+from g2d_jax.stages.reward_manager import RewardManager
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker
 from g2d_jax.watcher import watched
@@ -71,7 +71,7 @@ def stages(config_file: str, reference: str, workdir: str) -> int:
 def score(peer_timeout: str, hang_timeout: str) -> int:
     """What a stage does with its share of responses: score them, and wait for the others."""
     processes.initialise()
-    scorers = Scorers({"main": settings.reward(function="small:even")}, lambda: make_mesh(), epath.Path())
+    scorers = RewardManager({"main": settings.reward(function="small:even")}, lambda: make_mesh(), epath.Path())
     with watched(peer_timeout=float(peer_timeout), hang_timeout=float(hang_timeout)):
         processes.mark("scoring")
         print("scoring", flush=True)
