@@ -14,8 +14,6 @@ from glob import glob
 from pathlib import Path
 from typing import Literal
 
-from g2d_jax import private
-
 Setting = Literal["none", "overlap"]
 
 # compute.flags "overlap": collectives beside products. No device has run it: compiled only. Each variable is read where
@@ -56,11 +54,25 @@ def add(flag: str, value: str, variable: str = "XLA_FLAGS") -> None:
 def use(setting: Setting) -> None:
     """Set the flags of compute.flags. Raises ValueError if JAX has looked for devices without them."""
     wanted = OVERLAP if setting == "overlap" else {}
-    if private.backends_started() and not all(has(flag, name) for name, flags in wanted.items() for flag in flags):
+    missing = any(not has(flag, name) for name, flags in wanted.items() for flag in flags)
+    if missing and _backends_started():
         raise ValueError(f"compute.flags is {setting!r}, but JAX has devices already: begin this run in a new process")
     for name, flags in wanted.items():
         for flag, value in flags.items():
             add(flag, value, name)
+
+
+def _backends_started() -> bool:
+    """Return whether JAX has looked for devices: then it refuses to change their number."""
+    import jax
+
+    devices: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    try:
+        jax.config.update("jax_num_cpu_devices", devices + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", devices)
+    return False
 
 
 def simulated() -> int:
@@ -105,6 +117,13 @@ def take_memory() -> None:
         os.environ[named[0]] = "0.9"
 
 
+def in_tpu_cluster() -> bool:
+    """Return whether JAX may find the other hosts of a TPU slice. Call it with JAX imported."""
+    named = {"TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"} & os.environ.keys()
+    asks = "TPU_SKIP_MDS_QUERY" not in os.environ  # Google's metadata server; JAX sets it where it sees no chip
+    return importlib.util.find_spec("libtpu") is not None and bool(named or asks)
+
+
 def leave_tpu_out(root: str = "/") -> None:
     """Keep JAX from trying libtpu, which prints pages of errors, where it is installed for plans alone.
 
@@ -113,11 +132,12 @@ def leave_tpu_out(root: str = "/") -> None:
     root: of the file system, for tests.
     """
     signs = ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_", "LIBTPU_", "PJRT_", "CLOUD_TPU")
-    told = any(name.startswith(signs) and name != "TPU_SKIP_MDS_QUERY" for name in os.environ)  # which JAX sets itself
+    named = any(name.startswith(signs) and name != "TPU_SKIP_MDS_QUERY" for name in os.environ)  # which JAX sets itself
     others = importlib.util.find_spec("jax_plugins")
-    if told or others or "jax" in sys.modules or importlib.util.find_spec("libtpu") is None:
+    if named or others or "jax" in sys.modules or importlib.util.find_spec("libtpu") is None:
         return
     place = Path(root)
     vendors = (file.read_text().strip() for file in place.glob("sys/bus/pci/devices/*/vendor"))
-    if not any(place.glob("dev/accel*")) and not any(place.glob("dev/vfio/[0-9]*")) and "0x1ae0" not in vendors:
-        os.environ["JAX_PLATFORMS"] = "cpu"  # 0x1ae0 is Google
+    devices = [*place.glob("dev/accel*"), *place.glob("dev/vfio/[0-9]*")]
+    if not devices and "0x1ae0" not in vendors:  # Google's
+        os.environ["JAX_PLATFORMS"] = "cpu"

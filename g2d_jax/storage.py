@@ -43,6 +43,8 @@ for _scheme in _EXTRAS:  # else a listing made once hides what other processes, 
 class StoreUnavailable(OSError):
     """An object store did not do what it was asked: it may next time."""
 
+    exit_status = 75  # see processes.RESTART
+
 
 def is_local(path: PathLike) -> bool:
     """True for a path on this machine's file system, False for an object store's URL."""
