@@ -239,7 +239,8 @@ def _in_thread(call: Callable[[], None], place: str) -> None:
 
     def run() -> None:
         try:
-            future.set_result(call())
+            call()
+            future.set_result(None)
         except BaseException as error:
             future.set_exception(error)
 
@@ -329,18 +330,17 @@ def together() -> Iterator[None]:
 
 def _settle(value: Any, failure: Exception | Preempted | None) -> list[Any]:
     """Gather the values of all processes, or raise what any of them failed with: this one's own error first."""
-    stopped = isinstance(failure, Preempted)
-    report = failure.cause if isinstance(failure, Preempted) else failure and [described(failure), status_of(failure)]
-    outcomes = gather([value, report])
+    stopped = failure.cause if isinstance(failure, Preempted) else ""
+    error = None if failure is None or stopped else [described(failure), status_of(failure)]
+    outcomes = gather([value, stopped, error])
     if failure is not None and not stopped:
         raise failure
-    reports = [report for _, report in outcomes if report]
-    for report in reports:
-        if isinstance(report, list):
-            raise PeerFailed(*report)
-    if reports:
-        raise Preempted(max(reports))
-    return [value for value, _ in outcomes]
+    for *_, error in outcomes:
+        if error:
+            raise PeerFailed(*error)
+    if cause := max(cause for _, cause, _ in outcomes):
+        raise Preempted(cause)
+    return [value for value, _, _ in outcomes]
 
 
 def described(error: BaseException) -> str:

@@ -166,7 +166,8 @@ class _Watcher:
     def __init__(self, peer_timeout: float, hang_timeout: float) -> None:
         self._peer_timeout, self._hang_timeout = peer_timeout, hang_timeout
         self._closing = threading.Event()
-        self._beats, self._own_error = 0, ()
+        self._beats = 0
+        self._own_error: tuple[Any, ...] = ()  # its description and exit status
         now, self._prefix = time.monotonic(), f"{processes.PREFIX}/{processes.state.run}/beat/"
         unheard = {"host": "?", "place": "starting", "gathers": 0, "marks": -1}
         self._signs: list[dict[str, Any]] = [unheard] * processes.count()

@@ -1,4 +1,4 @@
-"""One process in a folder at a time: by `flock` on local disk, by leases on object stores. Timings are short here."""
+"""One process in a folder at a time: by a file lock on local disk, by leases on object stores. Timings are short."""
 
 from __future__ import annotations
 
@@ -15,16 +15,28 @@ import pytest
 from etils import epath
 from object_store import BUCKET, gs_server, s3_server
 
+from g2d_jax import locks
 from g2d_jax.locks import LOCK, locked, try_lock
 
 ROOT = Path(__file__).resolve().parents[1]
-QUICK = {"beat": 0.2, "lease": 2.0}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "BEAT", 0.2)
+    monkeypatch.setattr(locks, "LEASE", 1.0)
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a process that runs some code with the environment of a store; none outlives the test."""
-    prelude = "import os, sys, time\nfrom etils import epath\nfrom g2d_jax.locks import locked, try_lock\n"
+    prelude = """
+import sys, time
+from etils import epath
+from g2d_jax import locks
+from g2d_jax.locks import locked, try_lock
+locks.BEAT, locks.LEASE = 0.2, 4.0
+"""
     with contextlib.ExitStack() as stack:
 
         def begin(code: str, variables: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
@@ -55,7 +67,8 @@ def test_a_local_folder_is_one_process_s(tmp_path):
     with locked(folder):
         with try_lock(folder) as got:
             assert not got
-        with pytest.raises(ValueError, match="work is in use by another process: wait, or choose"), locked(folder):
+        named = rf"work is in use by another process: it is locked by process {os.getpid()} on '.*'. Wait, or choose"
+        with pytest.raises(ValueError, match=named), locked(folder):
             pass
     with locked(folder), try_lock(epath.Path(tmp_path) / "other") as got:
         assert got
@@ -66,7 +79,7 @@ def test_a_local_folder_is_one_process_s(tmp_path):
 
 def test_a_lease_is_numbered_released_and_never_deleted(bucket):
     for number in (1, 2, 3):
-        with locked(bucket / "run", **QUICK):
+        with locked(bucket / "run"):
             assert fields(bucket / "run", number)["state"] == "held"
             assert fields(bucket / "run", number)["pid"] == os.getpid()
         assert fields(bucket / "run", number)["state"] == "released"
@@ -74,22 +87,22 @@ def test_a_lease_is_numbered_released_and_never_deleted(bucket):
 
 
 def test_an_error_inside_releases_too(bucket):
-    with pytest.raises(KeyError), locked(bucket / "run", **QUICK):
+    with pytest.raises(KeyError), locked(bucket / "run"):
         raise KeyError
     assert fields(bucket / "run", 1)["state"] == "released"
 
 
 def test_a_living_owner_keeps_its_lock_and_is_named(bucket, capsys):
-    with locked(bucket / "run", **QUICK):
-        with try_lock(bucket / "run", **QUICK) as got:
+    with locked(bucket / "run"):
+        with try_lock(bucket / "run") as got:
             assert not got
         began = time.monotonic()
-        named = rf"run is in use by process {os.getpid()} on .*: wait, or choose another --workdir"
-        with pytest.raises(ValueError, match=named), locked(bucket / "run", **QUICK):
+        named = rf"run is in use by another process: it is locked by process {os.getpid()} on .*. Wait, or choose"
+        with pytest.raises(ValueError, match=named), locked(bucket / "run"):
             pass
-        assert time.monotonic() - began < QUICK["lease"]  # it is seen to live before the lease is over
+        assert time.monotonic() - began < locks.LEASE  # it is seen to live before the lease is over
     assert f"is locked by process {os.getpid()} on" in capsys.readouterr().err
-    with locked(bucket / "run", **QUICK):
+    with locked(bucket / "run"):
         assert fields(bucket / "run", 2)["state"] == "held"
 
 
@@ -97,12 +110,11 @@ def test_a_living_owner_keeps_its_lock_and_is_named(bucket, capsys):
 def test_what_a_dead_owner_left_is_taken_over_when_it_has_stood_still(bucket, capsys, left):
     (bucket / "run" / LOCK / "000041.json").write_bytes(left)
     began = time.monotonic()
-    with locked(bucket / "run", beat=0.1, lease=0.5):
-        assert time.monotonic() - began >= 0.5
+    with locked(bucket / "run"):
+        assert time.monotonic() - began >= locks.LEASE
         assert fields(bucket / "run", 42)["state"] == "held"
     said = capsys.readouterr().err
-    assert "waiting up to 0 s" in said or "waiting up to 1 s" in said
-    assert "its lock is taken over" in said and "\x1b" not in said
+    assert "waiting up to 1 s" in said and "its lock is taken over" in said and "\x1b" not in said
 
 
 def test_try_lock_watches_across_its_calls_and_never_waits(bucket):
@@ -111,16 +123,16 @@ def test_try_lock_watches_across_its_calls_and_never_waits(bucket):
     for content in (b'{"beat": 1}', b'{"beat": 2}', b'{"beat": 2}', b'{"beat": 2}'):
         (bucket / "run" / LOCK / "000001.json").write_bytes(content)
         began = time.monotonic()
-        with try_lock(bucket / "run", beat=0.1, lease=0.5) as got:
+        with try_lock(bucket / "run") as got:
             outcomes.append(got)
-        assert time.monotonic() - began < 0.4
-        time.sleep(0.3)
+        assert time.monotonic() - began < 0.5
+        time.sleep(0.6)
     assert outcomes == [False, False, False, True]  # the beat in between started the watch again
 
 
 # Against servers, with processes of their own
 
-HOLD = "with locked(epath.Path(sys.argv[1]), beat=0.2, lease=4.0):\n    print('in', flush=True)\n    time.sleep(60)\n"
+HOLD = "with locked(epath.Path(sys.argv[1])):\n    print('in', flush=True)\n    time.sleep(60)\n"
 
 
 @pytest.mark.parametrize("store", ["s3", pytest.param("gs", marks=pytest.mark.slow)])
@@ -129,7 +141,7 @@ def test_of_many_processes_one_gets_in(store, request, start):
     code = """
 print("ready", flush=True)
 sys.stdin.readline()
-with try_lock(epath.Path(sys.argv[1]), beat=0.5, lease=30.0) as got:
+with try_lock(epath.Path(sys.argv[1])) as got:
     print(got, flush=True)
     sys.stdin.readline()
 """
