@@ -19,8 +19,6 @@ import io
 import math
 import os
 import secrets
-import socket
-import struct
 import sys
 import threading
 import time
@@ -238,35 +236,37 @@ class Progress:
 class _TensorBoard:
     """Scalars in an event file of its own, so that one which a killed process left torn is never continued.
 
-    Written in this thread, not by tensorboardX's queue: there a full disk ends the writing thread unseen.
+    tensorboardX's EventsWriter, not its SummaryWriter: that writes in a thread, which a full disk ends unseen, and to
+    object stores by other drivers and credentials.
     """
 
     def __init__(self, folder: epath.Path, stack: contextlib.ExitStack) -> None:
-        from tensorboardX.proto.event_pb2 import Event  # here: it imports torch, if that is installed
-        from tensorboardX.record_writer import masked_crc32c
+        from tensorboardX import event_file_writer, record_writer  # here: it imports torch, if that is installed
+        from tensorboardX.proto.event_pb2 import Event
 
-        self._event, self._crc, self._folder = Event, masked_crc32c, folder
-        self.file = self._open()
-        stack.callback(lambda: self.file.close())
+        self._folder, self._event, self._events_writer = folder, Event, event_file_writer.EventsWriter
+        record_writer.register_writer_factory("g2d", self)
+        self._start()
+        stack.callback(lambda: self._writer.close())
 
-    def _open(self) -> Appender:
-        name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}"  # read in the order of names
-        file = Appender(self._folder / name, pause=10.0)
-        file.append(self._record(file_version="brain.Event:2"))
-        return file
+    def open(self, path: str) -> Appender:
+        """Open a file for tensorboardX, which calls this for paths that begin with "g2d:"."""
+        self._file = Appender(path.removeprefix("g2d:"), pause=10.0)
+        return self._file
+
+    def _start(self) -> None:
+        prefix = f"g2d:{os.fspath(self._folder / 'events')}"
+        self._writer = self._events_writer(prefix, f".{time.time_ns():020d}")  # read in the order of names
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        if self.file.size > 1 << 20:  # an object store rewrites the file whole each time
-            self.file.close()
-            self.file = self._open()
+        if self._file.size > 1 << 20:  # an object store rewrites the file whole each time
+            self._writer.close()
+            self._start()
         values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
-        self.file.append(self._record(step=step, summary={"value": values}))
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, summary={"value": values}))
 
-    def _record(self, **fields: Any) -> bytes:
-        """An event as a TFRecord: length, its checksum, event, its checksum."""
-        data = self._event(wall_time=time.time(), **fields).SerializeToString()
-        parts = [struct.pack("<Q", len(data)), data]
-        return b"".join(part + struct.pack("<I", self._crc(part)) for part in parts)
+    def flush(self) -> None:
+        self._writer.flush()
 
 
 def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack) -> Any:
@@ -365,7 +365,7 @@ class Tracker:
         for log in filter(None, (self._metrics, self._samples)):
             log.flush()
         if self._tensorboard is not None:
-            self._tensorboard.file.flush()
+            self._tensorboard.flush()
 
     def close(self) -> None:
         """Close all logs."""
