@@ -123,7 +123,7 @@ def write_preferences(path: PathLike, rows: Sequence[Preference]) -> None:
         texts = [safe_text(text) for text in columns[name]]
         columns[name] = [[{"role": "assistant", "content": text}] for text in texts] if any(chat) else texts
     columns["prompt"] = [
-        [_message(message) for message in row.prompt] if any(chat) else safe_text(str(row.prompt)) for row in rows
+        safe_text(row.prompt) if isinstance(row.prompt, str) else list(map(_message, row.prompt)) for row in rows
     ]
     _write(path, columns, CHAT_PREFERENCES if any(chat) else PREFERENCES)
 

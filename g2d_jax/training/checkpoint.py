@@ -31,8 +31,6 @@ Tree = TypeVar("Tree")
 HOST = "host"
 
 _FILES_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_MISREAD = (ValueError, LookupError, TypeError, AttributeError, NotImplementedError, EOFError, AssertionError)
-"""What parsing changed or cut files raises, in Orbax, TensorStore and json; Orbax also raises a bare Exception."""
 
 
 class DamagedCheckpoint(ValueError):
@@ -185,21 +183,25 @@ class Checkpoints:
         return str(target)
 
     def _reading(self, folder: epath.Path, read: Callable[[], T], *, alone: bool = False) -> T:
-        """What `read` gives of a step in this folder. alone: without other processes, which a second try would confuse.
+        """Return what `read` gives of a step in this folder. alone: without other processes; a second try would
+        confuse them.
 
-        Raises DamagedCheckpoint where it fails again though every file can be read, OSError where one cannot be read
-        now. Orbax and TensorStore raise ValueError and more for either, so the files themselves are asked.
+        Raises DamagedCheckpoint, from the error, where it fails again though every file can be read; OSError where one
+        cannot be read now; and as they are errors of the system, of memory and of the devices.
         """
         several = jax.process_count() > 1 and not alone
         for last in (several, True):
             try:
                 return read()
+            except _FILES_GONE as error:
+                raise self._damaged(folder, error) from error
+            except (OSError, MemoryError):
+                raise
             except Exception as error:
-                if not isinstance(error, (*_FILES_GONE, *_MISREAD)) and type(error) is not Exception:
+                if type(error) in (RuntimeError, jax.errors.JaxRuntimeError):
                     raise
-                if not isinstance(error, _FILES_GONE):
-                    _read_files(folder)
-                if last or isinstance(error, _FILES_GONE):
+                _read_files(folder)
+                if last:
                     raise self._damaged(folder, error) from error
         raise AssertionError
 
@@ -323,13 +325,12 @@ def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
 
 
 def host_checksum(array: np.ndarray) -> int:
-    """The number that `checksums` gives an array, of one in host memory."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    bits = flat.view(f"uint{8 * array.dtype.itemsize}")
+    """Return the number that `checksums` gives an array, of one in host memory."""
+    bits = np.ascontiguousarray(array).reshape(-1).view(f"uint{8 * array.dtype.itemsize}")
     total = 0
-    for first in range(0, bits.size, 1 << 22):
+    for first in range(0, bits.size, 1 << 22):  # in pieces: beside the array there is little memory
         part = bits[first : first + (1 << 22)].astype(np.uint32)
-        weights = np.arange(first, first + part.size).astype(np.uint32) * np.uint32(2) + np.uint32(1)
+        weights = 2 * np.arange(first, first + part.size).astype(np.uint32) + np.uint32(1)
         total += int(np.sum(part * weights, dtype=np.uint32))
     return total % (1 << 32)
 
