@@ -82,13 +82,7 @@ class Screen:
         self.console.print(Text(shown, style), soft_wrap=True)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Print a table. Cells are text or numbers; None is an empty cell; columns without text are right-aligned.
-
-        Raises ValueError if a row has not one cell for each column.
-        """
-        for number, row in enumerate(rows):
-            if len(row) != len(columns):
-                raise ValueError(f"table {title!r}: row {number} has {len(row)} cells for {len(columns)} columns")
+        """Print a table. Cells are text or numbers; None is an empty cell; columns without text are right-aligned."""
         table = Table(title=Text(clean(title)), box=box.ROUNDED if self.interactive else box.MARKDOWN)
         for i, column in enumerate(columns):
             is_text = not rows or any(isinstance(row[i], str) for row in rows)
@@ -335,8 +329,7 @@ class Tracker:
         """
         if self._metrics is None:
             return
-        values = {name: float(value) for name, value in metrics.items()}
-        self._metrics.append({"stage": stage, "step": int(step), "kind": kind, "time": time.time(), "metrics": values})
+        values = self._record(self._metrics, stage, step, kind, metrics=metrics)["metrics"]
         if (stage, step, kind) in self._seen:
             return
         scalars = {f"{stage}/{name}": value for name, value in values.items()}
@@ -349,16 +342,20 @@ class Tracker:
     def warn(self, stage: str, step: int, cause: str, text: str, values: Mapping[str, float]) -> None:
         """Print a warning in yellow, and log it with the kind "warning/CAUSE": its text, and numbers it rests on."""
         self.screen.say(f"WARNING: {text}", "yellow")
-        if self._metrics is not None:
-            metrics = {name: float(value) for name, value in values.items()}
-            record = {"stage": stage, "step": int(step), "kind": f"warning/{cause}", "time": time.time()}
-            self._metrics.append({**record, "metrics": metrics, "text": text})
+        self._record(self._metrics, stage, step, f"warning/{cause}", metrics=values, text=text)
 
     def samples(self, stage: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep a table of completions: rows with equal columns, such as prompt, completion, answer, reward, verdict."""
-        if self._samples is not None:
-            record = {"stage": stage, "step": int(step), "kind": "samples", "time": time.time(), "rows": [*rows]}
-            self._samples.append(record)
+        self._record(self._samples, stage, step, "samples", rows=rows)
+
+    def _record(self, log: Segments | None, stage: str, step: int, kind: str, **fields: Any) -> dict[str, Any]:
+        if log is None:
+            return {}
+        if "metrics" in fields:
+            fields["metrics"] = {name: float(value) for name, value in fields["metrics"].items()}
+        record = {"stage": stage, "step": int(step), "kind": kind, "time": time.time(), **fields}
+        log.append(record)
+        return record
 
     def flush(self) -> None:
         """Make all that was logged durable: before a checkpoint."""

@@ -166,7 +166,6 @@ class _Watcher:
     def __init__(self, peer_timeout: float, hang_timeout: float) -> None:
         self._peer_timeout, self._hang_timeout = peer_timeout, hang_timeout
         self._closing = threading.Event()
-        self._beats = 0
         self._own_error: tuple[Any, ...] = ()  # its description and exit status
         now, self._prefix = time.monotonic(), f"{processes.PREFIX}/{processes.state.run}/beat/"
         unheard = {"host": "?", "place": "starting", "gathers": 0, "marks": -1}
@@ -175,10 +174,7 @@ class _Watcher:
         self._moved = self._answered = now
         self._left_at: float | None = None
         self._said_silence = self.leaving = False
-        self._threads = [
-            threading.Thread(target=target, name=f"g2d-{name}", daemon=True)
-            for name, target in (("signs", self._run), ("watcher", self._watch))
-        ]
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._run, self._watch)]
         processes.state.left.clear()
         for thread in self._threads:
             thread.start()
@@ -218,11 +214,10 @@ class _Watcher:
                 self._judge(time.monotonic())
 
     def _beat(self) -> None:
-        state, self._beats = processes.state, self._beats + 1
+        state, here = processes.state, {"host": socket.gethostname(), "time": time.monotonic()}
         progress = {"place": state.place, "gathers": state.gathers, "marks": state.marks, "cause": state.cause}
-        sign = {"beat": self._beats, "host": socket.gethostname(), "error": self._own_error, **progress}
-        key = f"{self._prefix}{processes.index()}"
-        processes.store().key_value_set(key, json.dumps(sign), allow_overwrite=True)
+        sign = json.dumps({**here, **progress, "error": self._own_error})
+        processes.store().key_value_set(f"{self._prefix}{processes.index()}", sign, allow_overwrite=True)
 
     def _look(self) -> None:
         now = time.monotonic()

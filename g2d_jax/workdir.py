@@ -49,7 +49,9 @@ def stage_folders(workdir: epath.Path) -> dict[str, epath.Path]:
     links = workdir / LINKS
     if links.exists():
         return {row[0]: absolute(workdir / row[1]) for row in storage.read_json(links)}
-    numbered = sorted((int(match[1]), match[2], path) for match, path in _numbered(workdir) if match)
+    with storage.naming("list", workdir):
+        paths = list(workdir.iterdir())
+    numbered = sorted((int(m[1]), m[2], path) for path in paths if (m := _STAGE.fullmatch(path.name)))
     return {name: path for _, name, path in numbered}
 
 
@@ -70,11 +72,6 @@ def no_run(workdir: epath.Path) -> ValueError:
     else:
         reason = "no config.json"
     return ValueError(f"{workdir} holds no run ({reason}): give the work directory that g2d run printed when it began")
-
-
-def _numbered(workdir: epath.Path) -> list[tuple[re.Match[str] | None, epath.Path]]:
-    with storage.naming("list", workdir):
-        return [(_STAGE.fullmatch(path.name), path) for path in workdir.iterdir()]
 
 
 def claim(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Any, TypeVar
 
 import jax
@@ -37,7 +36,7 @@ class DamagedCheckpoint(ValueError):
     """A finished checkpoint whose files are missing, cut off or changed."""
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints of one stage, by step. Reading never writes: another stage may read a folder still in use.
 
     keep: how many of the newest stay; pinned: steps that stay for ever. Old ones go when a newer one is complete.
@@ -60,10 +59,6 @@ class Checkpoints:
         exactly. Waits for the save before this one. Raises ValueError if the step is there already, and whatever
         made the save before this one fail (OSError for a full disk).
         """
-        if wrong := [name for name in state if name == HOST or not name.isidentifier()]:
-            raise ValueError(
-                f"a tree in a checkpoint cannot be called {wrong[0]!r}: use an identifier other than {HOST!r}"
-            )
         trees = {name: flatten(tree) for name, tree in state.items()}
         record = {
             "content": storage.plain(host, spell=False),
@@ -113,12 +108,8 @@ class Checkpoints:
         if manager is not None:
             manager.close()
 
-    def __enter__(self) -> Checkpoints:
-        """Itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """`close`."""
+    def __exit__(self, *error: object) -> None:
+        """Close."""
         self.close()
 
     def restore(self, step: int, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -292,10 +283,6 @@ def _compare_array(folder: epath.Path, name: str, saved: Any, wanted: Any) -> No
     if saved is None or wanted is None:
         where = f"is in the model but not in {folder}" if saved is None else f"is in {folder} but not in the model"
         raise ValueError(f"{name} {where}: that checkpoint was saved with another model or optimizer")
-    if getattr(wanted, "sharding", None) is None:
-        raise ValueError(
-            f"cannot restore {name}: `like` does not say where it goes; use mesh.placed(shapes, shardings)"
-        )
     if tuple(saved.shape) != tuple(wanted.shape) or saved.dtype != wanted.dtype:
         raise ValueError(
             f"{name} is {saved.dtype}{list(saved.shape)} in checkpoint {folder}, but the model has "
