@@ -157,16 +157,11 @@ def initialise(coordinator: str | None = None, num_processes: int | None = None,
         if _in_cluster():
             _join(None, None, None)
         return
-    if address is None or total is None or mine is None:
-        given = f"coordinator {address}, number of processes {total}, process id {mine}"
+    if address is None or total is None or mine is None or not 0 <= mine < total or ":" not in address:
         raise ValueError(
-            f"several processes need all three, but there are: {given}. Give --coordinator HOST:PORT, --num-processes "
-            "and --process-id, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; for one process, none"
-        )
-    if not 0 <= mine < total or ":" not in address:
-        raise ValueError(
-            f"process {mine} of {total} at {address!r}: ids go from 0 to the number of processes less 1, and the "
-            "coordinator is HOST:PORT"
+            f"process {mine} of {total} at {address!r}: several processes need all three, ids go from 0 to the number "
+            "of processes less 1, and the coordinator is HOST:PORT. Give --coordinator, --num-processes and "
+            "--process-id, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; for one process, none"
         )
     if total > 1:
         _join(address, total, mine)
