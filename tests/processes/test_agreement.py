@@ -5,18 +5,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import pytest
-from launched import HERE, Launched, Told, by_jax, by_slurm, command, free_port
+from launched import HERE, Launch, Told, by_jax, by_slurm, command, free_port
 
 from g2d_jax import processes
 from g2d_jax.storage import StoreUnavailable
 from g2d_jax.watcher import watched
-
-Launch = Callable[..., Launched]
 
 pytestmark = pytest.mark.timeout(900)
 
