@@ -41,7 +41,7 @@ DRIVEN = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*", "/dev/dxg", "/
 
 
 def has(flag: str, variable: str = "XLA_FLAGS") -> bool:
-    """Whether the environment sets a flag."""
+    """Return whether the environment sets a flag."""
     return flag in re.findall(r"[^\s=]+", os.environ.get(variable, ""))
 
 
@@ -76,7 +76,7 @@ def _backends_started() -> bool:
 
 
 def simulated() -> int:
-    """How many CPU devices were asked for, by XLA's flag or JAX's setting; starts no backend."""
+    """Return how many CPU devices were asked for, by XLA's flag or JAX's setting; starts no backend."""
     import jax
 
     asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
@@ -105,12 +105,12 @@ def spare_threads() -> None:
 
 
 def accelerated() -> bool:
-    """Whether JAX may find an accelerator: a plugin is installed, and one of the devices that plugins drive is here."""
+    """Return whether JAX may find an accelerator: a plugin is installed, and a device that plugins drive is here."""
     return any(importlib.util.find_spec(plugin) for plugin in ("libtpu", "jax_plugins")) and any(map(glob, DRIVEN))
 
 
 def take_memory() -> None:
-    """Nine tenths of a GPU's memory, with which plans count, where JAX takes three quarters unless it is told. To be
+    """Take nine tenths of a GPU's memory, as plans count, where JAX takes three quarters unless it is told. To be
     called before JAX looks for devices, and without effect later."""
     named = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # both at once, and JAX leaves the GPU out
     if not any(os.environ.get(name) for name in named):

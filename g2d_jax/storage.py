@@ -122,7 +122,7 @@ def hub_reason(error: BaseException) -> str:
 
 
 def read_bytes(path: PathLike) -> bytes:
-    """The whole file. Raises FileNotFoundError, or another OSError, naming the path."""
+    """Read the whole file. Raises FileNotFoundError, or another OSError, naming the path."""
     with naming("read", path):
         return epath.Path(path).read_bytes()
 
@@ -203,7 +203,7 @@ def write_json(path: PathLike, value: Any) -> None:
 
 
 def read_json(path: PathLike) -> Any:
-    """The value in a JSON file. Raises FileNotFoundError, or ValueError naming file, line and column if damaged."""
+    """Read a JSON file. Raises FileNotFoundError, or ValueError naming file, line and column if damaged."""
     data = read_bytes(path)
     try:
         return json.loads(data)
@@ -222,7 +222,7 @@ def unfinish(stage_dir: PathLike) -> None:
 
 
 def finished(stage_dir: PathLike) -> dict[str, Any] | None:
-    """The manifest of a finished stage, None if the stage is not finished. Raises ValueError for a damaged manifest."""
+    """Return the manifest of a finished stage, None if it is not finished. Raises ValueError for a damaged manifest."""
     path = epath.Path(stage_dir) / MANIFEST
     try:
         manifest = read_json(path)  # not exists() first: an object store may list late
@@ -352,5 +352,5 @@ def read_segments(folder: PathLike) -> list[dict[str, Any]]:
 
 
 def latest(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The last record of each (stage, step, kind), in the first one's place: steps redone after a resume count once."""
+    """Keep the last record of each (stage, step, kind), in the first one's place: steps that are redone count once."""
     return list({tuple(map(record.get, ("stage", "step", "kind"))): dict(record) for record in records}.values())

@@ -71,7 +71,7 @@ CHAT_PREFERENCES = _preferences(_CHAT)
 
 
 def safe_text(text: str) -> str:
-    """The text with each lone surrogate, which UTF-8 cannot hold, replaced by U+FFFD. All else stays, NUL included."""
+    """Replace each lone surrogate, which UTF-8 cannot hold, by U+FFFD. All else stays, NUL included."""
     return _SURROGATE.sub("\ufffd", text)
 
 
@@ -92,7 +92,7 @@ def write_rollouts(path: PathLike, rows: Sequence[ScoredRollout]) -> None:
 
 
 def read_rollouts(path: PathLike) -> list[ScoredRollout]:
-    """The rows of a part, or of all parts of a folder in the order of their names.
+    """Read the rows of a part, or of all parts of a folder in the order of their names.
 
     Raises FileNotFoundError if there is no part, ValueError naming the file if one is damaged or has other columns.
     """
@@ -129,7 +129,7 @@ def write_preferences(path: PathLike, rows: Sequence[Preference]) -> None:
 
 
 def read_preferences(path: PathLike) -> list[Preference]:
-    """The rows of a part, or of all parts of a folder in the order of their names; raises as `read_rollouts`.
+    """Read the rows of a part, or of all parts of a folder in the order of their names; raises as `read_rollouts`.
 
     Raises ValueError too for a folder whose index, _manifest.json, lists other parts: its writing was interrupted.
     """
@@ -174,7 +174,7 @@ def write_columns(path: PathLike, columns: Mapping[str, np.ndarray | Sequence[An
 
 
 def read_columns(path: PathLike, names: Sequence[str] | None = None) -> dict[str, np.ndarray | list[str | None]]:
-    """The columns of one file, in order: numbers and booleans as arrays of the dtype written, texts as lists.
+    """Read the columns of one file, in order: numbers and booleans as arrays of the dtype written, texts as lists.
 
     names: which ones, None for all. Raises FileNotFoundError, and ValueError naming the file if it is damaged, lacks a
     column or has columns of another kind.

@@ -51,7 +51,7 @@ _UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format (text direction), su
 
 
 def clean(text: str, *, newlines: bool = True) -> str:
-    r"""The text with every character that could steer a terminal shown as its escape, such as \x1b."""
+    r"""Show every character that could steer a terminal as its escape, such as \x1b."""
     keep = "\n" if newlines else ""
     return "".join(
         char if char == keep or unicodedata.category(char) not in _UNSAFE else char.encode("unicode_escape").decode()
@@ -99,7 +99,7 @@ class Screen:
 
     @contextlib.contextmanager
     def progress(self, stage: str, total: int, start: int = 0) -> Iterator[Progress]:
-        """A bar for a stage of `total` steps, `start` of them done before. Raises ValueError inside another bar."""
+        """Open a bar for a stage of `total` steps, of which `start` are done. Raises ValueError inside another bar."""
         if self._bar is not None:
             raise ValueError(f"the progress bar of {self._bar.stage} is still open: one bar at a time")
         self._bar = Progress(self, stage, total, start)
@@ -158,7 +158,7 @@ class _Pace:
         self._clean, self._others = (deque[tuple[int, float]](maxlen=50) for _ in range(2))
 
     def passed(self, steps: int) -> None:
-        """So many steps were done since the last call."""
+        """Count the steps that were done since the last call."""
         now, compiled = time.monotonic(), compiling.seconds()
         spent, compilation = now - self._mark, compiled - self._compiled
         self._mark, self._compiled = now, compiled
@@ -166,7 +166,7 @@ class _Pace:
             (self._clean if compilation <= 0.05 * spent else self._others).append((steps, spent - compilation))
 
     def left(self, steps: int) -> str:
-        """The time that so many steps will take, "0:12:34 left"; "" if there are none or it is not known."""
+        """Estimate the time that so many steps will take, "0:12:34 left"; "" if there are none or it is not known."""
         seen = self._clean or (self._others if len(self._others) > 2 else ())
         if steps <= 0 or not seen:
             return ""
@@ -264,7 +264,7 @@ class _TensorBoard:
 
 
 def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack) -> Any:
-    """The W&B run of this work directory, resumed if it had one; leaving the stack by an error marks it as failed."""
+    """Start the W&B run of this work directory, or resume it; leaving the stack by an error marks it as failed."""
     try:
         import wandb
     except ImportError as error:
@@ -376,7 +376,7 @@ class Tracker:
 
 
 def read_metrics(workdir: PathLike) -> list[dict[str, Any]]:
-    """What a run logged, redone steps once: {stage, step, kind, time (Unix seconds), metrics {name: float}} each.
+    """Read what a run logged, redone steps once: {stage, step, kind, time (Unix seconds), metrics {name: float}} each.
 
     [] if nothing was logged. Raises ValueError naming file and line of a damaged log.
     """

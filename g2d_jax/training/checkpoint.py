@@ -82,7 +82,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return self._manager
 
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints on disk, ascending; a save still under way is not among them."""
+        """List the steps of all complete checkpoints on disk, ascending; a save still under way is not among them."""
         if self._staged is not None:
             return self._staged.steps()
         if not self.folder.exists():
@@ -90,7 +90,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return sorted(ocp.utils.checkpoint_steps(self.folder))
 
     def latest(self) -> int | None:
-        """The newest complete checkpoint's step, or None."""
+        """Return the newest complete checkpoint's step, or None."""
         return max(self.steps(), default=None)
 
     def wait(self) -> None:
@@ -113,7 +113,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self.close()
 
     def restore(self, step: int, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The trees named in `like`, and the host's JSON. Trees that are not named are not read.
+        """Read the trees named in `like`, and the host's JSON. Trees that are not named are not read.
 
         like: name -> tree with a jax.ShapeDtypeStruct that has a sharding (see `mesh.placed`), or an array, for every
         array; the mesh may differ from the one that saved. The result has the same tree types.
@@ -131,17 +131,17 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return trees, record["content"]
 
     def _readable(self, step: int, names: Collection[str] | None = None) -> AbstractContextManager[epath.Path]:
-        """Where Orbax can read a step, or only these items of it."""
+        """Open where Orbax can read a step, or only these items of it."""
         if self._staged is not None:
             return self._staged.fetched(step, names)
         return nullcontext(self.folder / str(step))
 
     def restore_params(self, step: int, like: Tree) -> Tree:
-        """The tree "params" alone, for the next stage; neither optimiser nor reference are read. See `restore`."""
+        """Read the tree "params" alone, for the next stage: neither optimiser nor reference. See `restore`."""
         return self.restore(step, {"params": like})[0]["params"]
 
     def damage(self, step: int, part: int = 0, parts: int = 1) -> str:
-        """What is wrong with the files of a checkpoint, "" if nothing: for a process on its own, without any device.
+        """Say what is wrong with the files of a checkpoint, "" if nothing: for a process alone, without any device.
 
         Arrays are read whole, one after the other, into host memory: of `parts` shares this process's. Raises OSError
         when files cannot be read now.
@@ -229,7 +229,7 @@ def _read_files(folder: epath.Path) -> None:
 
 
 def _listed(folder: epath.Path, saved: Mapping[str, int]) -> dict[str, Any]:
-    """Shape and dtype of a tree's arrays by name, those that were saved. Raises anything."""
+    """Read shape and dtype of a tree's arrays by name, those that were saved. Raises anything."""
     found: dict[str, Any] = ocp.StandardCheckpointHandler().metadata(folder).tree
     if found.keys() != saved.keys():
         raise ValueError(f"{folder.name} does not list the arrays it was saved with")
@@ -246,7 +246,7 @@ def _check_arrays(folder: epath.Path, part: int, parts: int) -> None:
 
 
 def _read_host(folder: epath.Path) -> dict[str, Any]:
-    """The host's JSON "content" and the "checksums" of the arrays by tree and name, checked. Raises anything."""
+    """Read the host's JSON "content" and the "checksums" of the arrays by tree and name, checked. Raises anything."""
     restored = ocp.JsonCheckpointHandler().restore(folder / HOST)
     record = {key: restored[key] for key in ("content", "checksums")}
     if storage.fingerprint(record) != restored["fingerprint"]:
@@ -257,7 +257,7 @@ def _read_host(folder: epath.Path) -> dict[str, Any]:
 def _read(
     folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, Any]]:
-    """Arrays by tree and name, checked against the checksums in `saved`. Raises anything."""
+    """Read arrays by tree and name, checked against the checksums in `saved`. Raises anything."""
     items: dict[str, Any] = {name: ocp.args.StandardRestore(arrays) for name, arrays in wanted.items()}
     if not items:
         return {}
@@ -272,7 +272,7 @@ def _read(
 
 
 def _read_alone(folder: epath.Path, key: str) -> np.ndarray:
-    """One array of a tree, whole, without the other processes. Raises anything."""
+    """Read one array of a tree, whole, without the other processes. Raises anything."""
     how = {key: ocp.RestoreArgs(restore_type=np.ndarray)}
     args = ocp.args.PyTreeRestore(item={key: 0}, restore_args=how, partial_restore=True)
     array: np.ndarray = ocp.PyTreeCheckpointHandler().restore(folder, args=args)[key]
@@ -291,7 +291,7 @@ def _compare_array(folder: epath.Path, name: str, saved: Any, wanted: Any) -> No
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """Leaves by path, in the tree's order: a Decoder's `blocks.q`, Adam's `1.mu.blocks.q`."""
+    """Map leaves by path, in the tree's order: a Decoder's `blocks.q`, Adam's `1.mu.blocks.q`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
         jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"): leaf for path, leaf in leaves
@@ -299,7 +299,7 @@ def flatten(tree: Any) -> dict[str, Any]:
 
 
 def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
-    """A 32-bit number from all bits of every array, equal on every mesh. Waits for the arrays.
+    """Compute a 32-bit number from all bits of every array, equal on every mesh. Waits for the arrays.
 
     sum of bits_i * (2 i + 1) mod 2**32 over the elements i: integer sums do not depend on their order, and the weight
     is odd, so that a change of one element is always seen.

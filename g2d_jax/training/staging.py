@@ -26,7 +26,7 @@ MARKER = "commit_success.txt"
 
 
 def is_staged(folder: storage.PathLike) -> bool:
-    """Whether checkpoints in this folder go by way of the local disk."""
+    """Return whether checkpoints in this folder go by way of the local disk."""
     return os.fspath(folder).startswith("s3://")
 
 
