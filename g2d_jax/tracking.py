@@ -25,6 +25,7 @@ import time
 import unicodedata
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Self, TextIO
 
 from etils import epath
@@ -122,15 +123,12 @@ class Screen:
             thread.join()
 
     def _watch(self, closing: threading.Event) -> None:
-        said: tuple[str, float] | None = None
+        said = "", 0.0  # the compilation that was told of: the program, and when it began
         while not closing.wait(self.long / 10):
-            if (busy := compiling.under_way()) is None:
-                continue
-            program, seconds = busy
+            program, seconds = compiling.under_way() or ("", 0.0)
             began = time.perf_counter() - seconds
             bar = self.interactive and self._bar is not None  # which tells it
-            again = said is not None and said[0] == program and began - said[1] < 1  # the same compilation
-            if seconds >= self.long and not bar and not again:
+            if seconds >= self.long and not bar and (program != said[0] or began - said[1] >= 1):
                 self.say(_compiling(program, seconds))
                 said = program, began
 
@@ -147,39 +145,14 @@ class _Note(bars.ProgressColumn):
         return Text(clean(_compiling(*busy)) if busy and busy[1] >= 1 else task.fields["note"])
 
 
-class _Pace:
-    """How long a step takes: of the last steps during which nothing was compiled.
-
-    Until there is one, the steps that compiled count less their compiling, from the third on.
-    """
-
-    def __init__(self) -> None:
-        self._mark, self._compiled = time.monotonic(), compiling.seconds()
-        self._clean, self._others = (deque[tuple[int, float]](maxlen=50) for _ in range(2))
-
-    def passed(self, steps: int) -> None:
-        """Count the steps that were done since the last call."""
-        now, compiled = time.monotonic(), compiling.seconds()
-        spent, compilation = now - self._mark, compiled - self._compiled
-        self._mark, self._compiled = now, compiled
-        if steps > 0:
-            (self._clean if compilation <= 0.05 * spent else self._others).append((steps, spent - compilation))
-
-    def left(self, steps: int) -> str:
-        """Estimate the time that so many steps will take, "0:12:34 left"; "" if there are none or it is not known."""
-        seen = self._clean or (self._others if len(self._others) > 2 else ())
-        if steps <= 0 or not seen:
-            return ""
-        left = round(steps * sum(seconds for _, seconds in seen) / sum(number for number, _ in seen))
-        return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
-
-
 class Progress:
     """The progress of one stage; made by `Screen.progress`."""
 
     def __init__(self, screen: Screen, stage: str, total: int, start: int) -> None:
         self.stage, self.total, self.done = stage, total, start
-        self._screen, self._pace, self._printed_at = screen, _Pace(), -math.inf
+        self._screen, self._printed_at = screen, -math.inf
+        self._mark, self._compiled = time.monotonic(), compiling.seconds()
+        self._steps: deque[tuple[int, float]] = deque(maxlen=50)  # how many, and their seconds without compiling
         self._note = self._line = ""  # the metrics; the line that is not printed yet
         self._tokens: tuple[float, float] | None = None  # num_tokens first seen, and when
         self._live: bars.Progress | None = None
@@ -197,8 +170,7 @@ class Progress:
 
     def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
         """Show that `done` of the steps are done, with the metrics of `SHOWN` that are there."""
-        self._pace.passed(done - self.done)
-        self.done, left = done, self._pace.left(self.total - done)
+        left = self._left(done)
         if metrics is not None:
             self._note = self._describe(metrics)
         if self._live is not None:
@@ -209,6 +181,22 @@ class Progress:
         if time.monotonic() - self._printed_at >= self._screen.every:
             self._screen.say(self._line)
             self._printed_at, self._line = time.monotonic(), ""
+
+    def _left(self, done: int) -> str:
+        """Estimate the time that the rest will take, "0:12:34 left"; "" if there is none or it is not known.
+
+        The last steps during which nothing was compiled count.
+        """
+        steps, self.done = done - self.done, done
+        now, compiled = time.monotonic(), compiling.seconds()
+        spent, compilation = now - self._mark, compiled - self._compiled
+        self._mark, self._compiled = now, compiled
+        if steps > 0 and compilation <= 0.05 * spent:
+            self._steps.append((steps, spent))
+        if done >= self.total or not self._steps:
+            return ""
+        pace = sum(seconds for _, seconds in self._steps) / sum(steps for steps, _ in self._steps)
+        return f"{timedelta(seconds=round((self.total - done) * pace))} left"
 
     def _describe(self, metrics: Mapping[str, float]) -> str:
         parts = [f"{label} {float(metrics[name]):{spec}}" for name, (label, spec) in SHOWN.items() if name in metrics]
