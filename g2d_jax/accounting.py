@@ -29,7 +29,7 @@ Manifests = Mapping[str, Mapping[str, Any]]
 
 
 def cost(record: Mapping[str, Any], price_per_device_hour: float | None = None) -> dict[str, float]:
-    """The cost in a manifest, or in an entry of a manifest's "at", by measure. Without a price there is none.
+    """Return the cost in a manifest, or in an entry of a manifest's "at", by measure. Without a price there is none.
 
     What a record lacks is NaN, not known: manifests of version 0.1 have no device_seconds.
     """
@@ -41,7 +41,7 @@ def cost(record: Mapping[str, Any], price_per_device_hour: float | None = None) 
 
 
 def shares(record: Mapping[str, Any]) -> dict[str, float]:
-    """Each activity's share of the wall time in a manifest or other record of costs, and "other", the rest.
+    """Compute each activity's share of the wall time in a manifest or other record of costs, and "other", the rest.
 
     The wall time is the record's `seconds`, in which writing checkpoints is not, and that. {} for a record without any
     time.
@@ -55,7 +55,7 @@ def shares(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def goodput(record: Mapping[str, Any]) -> dict[str, float]:
-    """`shares` as metrics, "goodput/generation" and so on."""
+    """Return `shares` as metrics, "goodput/generation" and so on."""
     return {f"goodput/{activity}": share for activity, share in shares(record).items()}
 
 
@@ -66,7 +66,7 @@ def cost_of(
     *,
     price_per_device_hour: float | None = None,
 ) -> dict[str, float]:
-    """All that was spent to make a policy, by measure: its own stage and all that stage was made from, each once.
+    """Add up what was spent to make a policy, by measure: its stage and all that stage was made from, each once.
 
     policy: "STAGE", "STAGE@K", "init", or a policy of elsewhere ("run:…", "hf:…"), which costs nothing here. stages:
     the config's, by name; sft stages do not count. A trajectory reached at two steps counts up to
@@ -84,7 +84,7 @@ def cost_of(
 
 
 def behind(policy: str, stages: Stages) -> dict[str, int | None]:
-    """The stages that a policy was made from, its own first, each with the step it was taken at; None is its end.
+    """List the stages that a policy was made from, its own first, each with the step it was taken at; None is its end.
 
     policy, stages: as in `cost_of`. A trajectory taken at two steps has the later one. Raises ValueError for a policy
     that no stage makes.
