@@ -47,44 +47,29 @@ def sets_equal(gold: Any, answer: Any) -> bool | None:
     """Whether two finite sets of plain numbers are equal, in n log n comparisons; None for anything else."""
     if not (isinstance(gold, FiniteSet) and isinstance(answer, FiniteSet)):
         return None
-    a, b = _distinct_numbers(gold), _distinct_numbers(answer)
-    if a is None or b is None:
+    sides = [[_number(element) for element in numbers.args] for numbers in (gold, answer)]
+    if any(value is None for values in sides for value in values):
         return None
+    a, b = (_distinct(sorted(values, key=_set_order)) for values in sides)
     return len(a) == len(b) and all(_is_zero(x - y) for x, y in zip(a, b, strict=True))
 
 
-def _distinct_numbers(numbers: FiniteSet) -> list[Expr] | None:
-    """The elements as exact numbers in order, each once, or None if one of them is no plain number."""
-    values = [_number(element) for element in numbers.args]
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    known.sort(key=_set_order)
-    return [value for i, value in enumerate(known) if i == 0 or not _is_zero(value - known[i - 1])]
+def _distinct(values: list[Any]) -> list[Any]:
+    return [value for i, value in enumerate(values) if i == 0 or not _is_zero(value - values[i - 1])]
 
 
-def is_rounding(exact: Any, decimal: Fraction, places: int) -> bool:
-    """Whether a decimal of so many places is a number's own rounding to them, at a half either way.
+def rounds_to(exact: Any, decimal: Fraction, places: int, *, cut: bool = False) -> bool:
+    """Whether a number rounded to so many places is the decimal, at a half either way.
 
-    exact: a parsed number or a Fraction.
+    exact: a parsed number or a Fraction. cut: it must be irrational, and may also be cut off in place of rounded.
     """
     number = Rational(exact.numerator, exact.denominator) if isinstance(exact, Fraction) else _number(exact)
-    if number is None:
-        return False
-    excess = abs(number - Rational(decimal.numerator, decimal.denominator)) - Rational(1, 2 * 10**places)
-    excess = excess if excess.is_Rational else excess.evalf(30, maxn=DIGITS)
-    return bool(excess.is_real and excess <= 0)
-
-
-def rounds_to(exact: Any, decimal: Fraction, places: int) -> bool:
-    """Whether an irrational number, cut or rounded to so many places, is the given decimal."""
-    number = _number(exact)
-    if number is None or number.is_Rational:
+    if number is None or (cut and number.is_Rational):
         return False
     value, unit = Rational(decimal.numerator, decimal.denominator), Rational(1, 10**places)
-    size = number if decimal > 0 else -number
-    excess = (size - abs(value)).evalf(30, maxn=DIGITS)
-    return bool(excess.is_real and -unit / 2 <= excess < unit)
+    excess = (number if decimal > 0 else -number) - abs(value)
+    excess = excess if excess.is_Rational else excess.evalf(30, maxn=DIGITS)
+    return bool(excess.is_real and -unit / 2 <= excess and (excess < unit if cut else excess <= unit / 2))
 
 
 def provably_different(gold: Any, answer: Any) -> bool:

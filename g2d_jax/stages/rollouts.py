@@ -256,8 +256,6 @@ def _rows(
         if processes.count() > 1:
             write_rollouts(parts / f"{processes.index()}.parquet", rows)
     context.scorer.share_usage()
-    for text in sorted({text for texts in processes.gather(context.scorer.news()) for text in texts}):
-        context.tracker.say(text)
     if processes.count() > 1:
         with processes.together():
             rows = _put_together(parts, draws)
