@@ -13,14 +13,7 @@ from fractions import Fraction
 from g2d_jax.records import Verdict
 from g2d_jax.rewards import expression, lists
 from g2d_jax.rewards.normalise import canonical, clean, plain_text, without_text
-from g2d_jax.rewards.quantity import (
-    APPROXIMATION_PLACES,
-    HEDGES,
-    Quantity,
-    based_number,
-    parse_quantity,
-    same_quantity,
-)
+from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, HEDGES, Quantity, based_number, parse_quantity, same_quantity
 
 MAX_QUICK_CHARS = 100_000
 """Longer texts are compared as they stand, without normalisation."""
@@ -244,14 +237,13 @@ def _parse(cleaned: str) -> list[object]:
 def _same_expression(gold: object, answer: object) -> bool:
     from math_verify import verify
 
-    from g2d_jax.rewards.exact import numbers_equal, provably_different, sets_equal
+    from g2d_jax.rewards.exact import DIGITS, numbers_equal, sets_equal
 
     for exactly in (numbers_equal, sets_equal):
         equal = exactly(gold, answer)
         if equal is not None:
             return equal
-    lenient = verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None)
-    return bool(lenient) and not provably_different(gold, answer)
+    return bool(verify(gold, answer, DIGITS, DIGITS, allow_set_relation_comp=True, timeout_seconds=None))
 
 
 def _approximates(gold: object, gold_text: str, answer: object, answer_text: str) -> bool:
