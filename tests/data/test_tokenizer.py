@@ -28,24 +28,19 @@ def test_at_most_one_bos(make, name, adds_bos):
 
 
 def test_prompts_agree_with_transformers(make):
+    chat = [{"role": "user", "content": "the answer"}]
     for template in (make.chatml_thinking, make.chatml_with_default):
         tokenizer = make(template)
         ours = PromptTokenizer(tokenizer, TemplateSettings(system="default")).encode_prompt("the answer")
-        theirs = tokenizer.apply_chat_template(
-            [{"role": "user", "content": "the answer"}], add_generation_prompt=True, return_dict=False
-        )
-        assert ours.tolist() == theirs
+        assert ours.tolist() == tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     plain = make(adds_bos=True, bos_token=BOS)
     assert PromptTokenizer(plain).encode_prompt("the answer").tolist() == plain("the answer")["input_ids"]
 
 
 def test_training_ids_agree_with_transformers_up_to_the_stop_token(make):
     tokenizer = make(make.chatml_with_default)
-    messages = [
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": "the question"},
-        {"role": "assistant", "content": "the answer"},
-    ]
+    turns = {"system": "S", "user": "the question", "assistant": "the answer"}
+    messages = [{"role": role, "content": content} for role, content in turns.items()]
     ours = PromptTokenizer(tokenizer)
     prompt, completion = ours.encode_prompt(tuple(messages[:-1])), ours.encode_completion(messages[-1]["content"])
     whole = tokenizer.apply_chat_template(messages, return_dict=False)
@@ -164,15 +159,16 @@ def test_calls_on_the_given_tokenizer_change_nothing(make):
 def test_fingerprint_names_everything_that_decides_ids(make):
     base = PromptTokenizer(make(make.chatml_with_default)).fingerprint
     assert base == PromptTokenizer(make(make.chatml_with_default)).fingerprint
-    others = [
-        PromptTokenizer(make(make.chatml_thinking)),
-        PromptTokenizer(make()),
-        PromptTokenizer(make(make.chatml_with_default), TemplateSettings(system="default")),
-        PromptTokenizer(make(make.chatml_with_default), TemplateSettings(date="2024-07-27")),
-        PromptTokenizer(make(make.chatml_with_default), eos_ids=[9]),
-        PromptTokenizer(make(make.chatml_with_default, pad_token=END)),
-        PromptTokenizer(make(make.chatml_with_default, adds_bos=True, bos_token=BOS)),
-    ]
+    variants = (
+        (make.chatml_thinking, {}, None, ()),
+        (None, {}, None, ()),
+        (make.chatml_with_default, {}, TemplateSettings(system="default"), ()),
+        (make.chatml_with_default, {}, TemplateSettings(date="2024-07-27"), ()),
+        (make.chatml_with_default, {}, None, [9]),
+        (make.chatml_with_default, {"pad_token": END}, None, ()),
+        (make.chatml_with_default, {"adds_bos": True, "bos_token": BOS}, None, ()),
+    )
+    others = [PromptTokenizer(make(t, **tokens), settings, eos_ids=stops) for t, tokens, settings, stops in variants]
     assert len({base, *(other.fingerprint for other in others)}) == len(others) + 1
 
 
@@ -203,17 +199,6 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="cannot be loaded"):
         load_tokenizer(tmp_path)
-
-
-def test_custom_code_is_not_run(make, tmp_path):
-    PromptTokenizer(make()).save(tmp_path)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    config |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    with pytest.raises(ValueError, match="cannot be loaded"):
-        load_tokenizer(tmp_path)
-    assert not (tmp_path / "ran").exists()
 
 
 def test_prompts_that_are_too_long_are_counted(make):
