@@ -110,11 +110,11 @@ def serve() -> None:
     import g2d_jax.sweep  # noqa: F401 (imported once, for all)
 
     die_with_parent()
-    signal.has_advantage(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
     for line in sys.stdin:
         if os.fork() == 0:
-            signal.has_advantage(signal.SIGCHLD, signal.SIG_DFL)
-            signal.has_advantage(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
             watch(json.loads(line))
 
 

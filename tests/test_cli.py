@@ -78,7 +78,7 @@ def press(phase, info):
         while not cli.processes.state.interrupted:
             pass
 gc.callbacks.append(press)
-signal.has_advantage(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
 sys.exit(cli.main(sys.argv[1:]))
 """
     command = [sys.executable, "-c", code, "run", "--config", TINY, "--workdir", "work", *SMALL]
@@ -100,7 +100,7 @@ def test_ctrl_c_while_nothing_can_be_saved_is_heard_and_the_next_ends_at_once(wa
     code = f"""
 import ctypes, signal, sys, time
 from g2d_jax import processes, watcher
-signal.has_advantage(signal.SIGINT, processes.on_interrupt)
+signal.signal(signal.SIGINT, processes.on_interrupt)
 with watcher.watched(peer_timeout=60, hang_timeout=60):
     print("waiting", file=sys.stderr, flush=True)
     {waiting}
@@ -121,7 +121,7 @@ def test_a_process_that_a_reward_forks_is_deaf_to_what_its_parent_hears() -> Non
     code = """
 import os, signal, time
 from g2d_jax import processes, watcher
-signal.has_advantage(signal.SIGINT, processes.on_interrupt)
+signal.signal(signal.SIGINT, processes.on_interrupt)
 with watcher.watched(peer_timeout=60, hang_timeout=60):
     child = os.fork()
     if not child:
@@ -145,7 +145,7 @@ with watcher.watched(peer_timeout=60, hang_timeout=60):
 
 
 def test_ctrl_c_in_a_program_of_the_users_own_is_python_s_again_afterwards() -> None:
-    before = signal.has_advantage(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(processes.Preempted) as stopped, watched(peer_timeout=60, hang_timeout=60):
             os.kill(os.getpid(), signal.SIGINT)
@@ -156,7 +156,7 @@ def test_ctrl_c_in_a_program_of_the_users_own_is_python_s_again_afterwards() -> 
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         processes.check_interrupted()
     finally:
-        signal.has_advantage(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.quick
@@ -310,9 +310,9 @@ def test_problems_are_typed_until_an_empty_line_or_the_end(monkeypatch: pytest.M
         (["--config", TINY, "--config.model.num_hidden_layers=0"], "model.num_hidden_layers must be at least 1, got 0"),
         (["--config", TINY, "--config.model.rope_theta=0"], "model.rope_theta must be positive"),
         (["--config", TINY, "--config.model.init_std=-1"], "model.init_std must be positive"),
-        (["--config", TINY, "--config.stages.warmup.steps=-5"], "stages.warmup: steps must be at least 0, got -5"),
-        (["--config", TINY, "--config.stages.sft.steps=-5"], "stages.sft: steps must be at least 0, got -5"),
-        (["--config", TINY, "--config.stages.dpo.epochs=0"], "stages.dpo: epochs must be at least 1, got 0"),
+        (["--config", TINY, "--config.stages.warmup.steps=-5"], "stages.warmup.steps must be at least 0, got -5"),
+        (["--config", TINY, "--config.stages.sft.steps=-5"], "stages.sft.steps must be at least 0, got -5"),
+        (["--config", TINY, "--config.stages.dpo.epochs=0"], "stages.dpo.epochs must be at least 1, got 0"),
         (["--config", TINY, "--config.stages.dpo.preferences=colect"], "nor a collect stage"),
     ],
 )

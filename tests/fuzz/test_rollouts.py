@@ -37,7 +37,7 @@ def even(completions: list[str], **columns: Any) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def context(folder: Path) -> Iterator[Runtime]:
+def runtime(folder: Path) -> Iterator[Runtime]:
     """Of the tiny config, with a reward of ours."""
     config = resolve(str(Path(__file__).parents[1] / "tiny.py"))
     with Tracker(folder / "work", tensorboard=False) as tracker:

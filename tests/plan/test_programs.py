@@ -41,7 +41,7 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
     said: list[str] = []
     compiler, machine = Compiler(jax.devices(), say=said.append), topology("v5e-8")
     found = search(Config.of(config), machine, compiler, stages=["sft"])
-    assert found == choices(config, machine)[0]
+    assert found == choices(Config.of(config), machine)[0]
     assert [text.partition(":")[0] for text in said] == [
         f"trying {found.overrides()}",
         "compiling sft, train step",
@@ -50,7 +50,7 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
         "sft, fresh state",
     ]
     monkeypatch.setitem(DEVICES, "v5e", dataclasses.replace(DEVICES["v5e"], hbm=1000))
-    made = make(found.apply(config), machine, compiler, stages=["sft"])
+    made = make(found.apply(Config.of(config)), machine, compiler, stages=["sft"])
     assert [(entry.program.name, entry.fits(machine.device)) for entry in made.misfits] == [
         ("fresh state", False),
         ("train step", False),
@@ -60,13 +60,15 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
     assert lines[0].startswith("fits: NO, sft, fresh state: needs 0.00 of 0.00 GiB; sft, train step: needs")
     assert re.search(r"^\| sft +\| (fresh state|train step) +\| .*\| NO ", "\n".join(lines), re.MULTILINE)
     monkeypatch.setitem(DEVICES, "v5e", dataclasses.replace(DEVICES["v5e"], hbm=10**9))
-    fitting = make(found.apply(config), machine, compiler, stages=["sft"])
+    fitting = make(found.apply(Config.of(config)), machine, compiler, stages=["sft"])
     lines = shown(fitting, price=2.0)
     assert re.fullmatch(r"fits: yes, \d+\.\d h on v5e-8, \d+\.\d\d at 2 a chip-hour \(8 chips\)", lines[0])
     lines = shown(fitting)
     assert len(lines) == 7 < 15 < len(shown(fitting, verbose=True)), lines
     overrides, found = search_savings(config, machine, compiler, stages=["sft"])
-    assert overrides == ["stages.sft.optimizer.moment_dtype=bfloat16"] and found == choices(config, machine)[0]
+    assert (
+        overrides == ["stages.sft.optimizer.moment_dtype=bfloat16"] and found == choices(Config.of(config), machine)[0]
+    )
 
 
 def shown(made, **options):
@@ -79,7 +81,9 @@ def shown(made, **options):
 def test_what_is_assumed_is_said():
     config = resolve(TINY, [*SMALL, "config.data.test.limit=none", "config.data.test.path=mine.jsonl"])
     entries = [Entry(Program("evaluate", "decode", None, fixed(), Work(0, 0, 0, {})), None, 0, "", None)]
-    said = show.assumptions(Plan(topology("v5e-4"), config, None, {}, 1, entries, config.data.max_prompt_length))
+    said = show.assumptions(
+        Plan(topology("v5e-4"), Config.of(config), None, {}, 1, entries, config.data.max_prompt_length)
+    )
     assert said == [
         f"prompts of data.max_prompt_length tokens, {config.data.max_prompt_length}, are assumed: tokenizer and "
         "problems are not all on this machine; --prompt N gives their mean",
@@ -87,10 +91,10 @@ def test_what_is_assumed_is_said():
         "--config.data.test.limit=N",
     ]
     config.data.test.limit = 86
-    assert show.assumptions(Plan(topology("v5e-4"), config, None, {}, 1, entries, 7)) == []
+    assert show.assumptions(Plan(topology("v5e-4"), Config.of(config), None, {}, 1, entries, 7)) == []
     config.data.test.path = "procedural:slips"
     config.data.test.limit = None
-    assert show.assumptions(Plan(topology("v5e-4"), config, None, {}, 1, entries, 7)) == []
+    assert show.assumptions(Plan(topology("v5e-4"), Config.of(config), None, {}, 1, entries, 7)) == []
 
 
 def test_the_work_is_of_the_prompts_that_are_here_or_of_a_mean_that_is_told(tmp_path):
@@ -107,15 +111,15 @@ def test_the_work_is_of_the_prompts_that_are_here_or_of_a_mean_that_is_told(tmp_
     assert len(set(lengths)) > 1 and counted == pytest.approx(np.mean(lengths))
     assert prefilled(config, 3)[0] == 3
     config.data.test.path = "math500"  # on the hub
-    assert not reads_locally(config)
+    assert not reads_locally(Config.of(config))
     config.data.test.path = f"math500:{tmp_path / 'here.jsonl'}"
-    assert not reads_locally(config)
+    assert not reads_locally(Config.of(config))
     (tmp_path / "here.jsonl").touch()
-    assert reads_locally(config)
+    assert reads_locally(Config.of(config))
     config.model.path = str(tmp_path)  # without a tokenizer
-    assert not reads_locally(config)
+    assert not reads_locally(Config.of(config))
     (tmp_path / "tokenizer.json").touch()
-    assert reads_locally(config)
+    assert reads_locally(Config.of(config))
     config.model.path = ""
     config.data.test.path = str(tmp_path / "elsewhere.jsonl")
     assert prefilled(config) == (config.data.max_prompt_length, (config.data.max_prompt_length,))
@@ -144,7 +148,7 @@ def test_every_program_of_every_kind_of_stage_is_compiled():
     for stage in (config.stages.warmup, config.stages.dpo):
         stage.probe.every = 2
     config.stages.dpo.probe_sampling.max_new_tokens = 8
-    made = make(config, topology("v5e-1"), Compiler(jax.devices()[:1]))
+    made = make(Config.of(config), topology("v5e-1"), Compiler(jax.devices()[:1]))
     assert {entry.program.stage for entry in made.entries} == set(config.stages)
     assert not [(entry.program.stage, entry.program.name, entry.why) for entry in made.entries if not entry.compiled]
 

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from g2d_jax import config as settings
-from g2d_jax.config import Config
+from g2d_jax.config import Config, Mesh
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import shapes
 from g2d_jax.plan.compiling import _needed
@@ -104,18 +104,18 @@ def test_choices_are_those_a_config_can_take_quickest_first():
     assert found[0] == Choice(16, 1, 65_536, "none")
     assert {choice.tensor for choice in found} == {1, 2, 4}  # within a host
     assert all(choice.fsdp * choice.tensor == 16 for choice in found)
-    changed = Choice(8, 2, 4096, "full").apply(config)
-    assert dict(changed.mesh) == {"data": 1, "fsdp": 8, "tensor": 2} and changed.compute.remat == "full"
+    changed = Choice(8, 2, 4096, "full").apply(Config.of(config))
+    assert changed.mesh == Mesh(data=1, fsdp=8, tensor=2) and changed.compute.remat == "full"
     assert config.compute.remat == "attention"
 
 
 def test_counts():
     config = settings.base()
-    assert problems(config, "test") == 1024
+    assert problems(Config.of(config), "test") == 1024
     config.data.test = settings.source("math500")
-    assert problems(config, "test") == 500
+    assert problems(Config.of(config), "test") == 500
     config.data.test = settings.source("mine.jsonl")
-    assert problems(config, "test") == ASSUMED
+    assert problems(Config.of(config), "test") == ASSUMED
 
 
 @pytest.mark.parametrize(

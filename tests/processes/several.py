@@ -165,7 +165,7 @@ def problems(file: Path) -> int:
 
 
 def stopped(index: int, number: signal.Signals) -> None:
-    signal.has_advantage(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
     with watched(peer_timeout=60, hang_timeout=60):
         if processes.index() == index:
             os.kill(os.getpid(), number)

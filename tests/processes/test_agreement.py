@@ -97,7 +97,7 @@ def test_who_waits_for_the_others_says_so_and_not_for_ever(index: int, one_devic
     """Neither the coordinator alone nor one that cannot reach it: and Ctrl-C is heard."""
     code = (
         "import signal, sys; from g2d_jax import cli, processes; processes.JOIN = int(sys.argv[1]); "
-        "signal.has_advantage(signal.SIGINT, signal.default_int_handler); "  # which a suite in the background ignores
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # which a suite in the background ignores
         f"sys.exit(cli.main(['run', '--config', 'demo', '--coordinator', 'localhost:{free_port()}', "
         f"'--num-processes', '2', '--process-id', '{index}']))"
     )

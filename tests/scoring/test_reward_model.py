@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from g2d_jax import config as settings
 from g2d_jax import mesh as meshes
+from g2d_jax.config import RewardModel as Settings
 from g2d_jax.records import Score, Verdict
 from g2d_jax.scoring.reward_model import RewardModel, load_reward_model
 from g2d_jax.section import record
@@ -72,11 +73,11 @@ def save_reward_model(folder: Path, family: str) -> None:
     make_tokenizer(SMALL).save_pretrained(folder)
 
 
-def section(folder: Path, **changes: Any) -> RewardModel:
+def section(folder: Path, **changes: Any) -> Settings:
     model = settings.reward(function="model").model
     model.update(path=str(folder), dtype="float32", max_length=512, batch_tokens=512)
     model.update(changes)
-    return record(RewardModel, model)
+    return record(Settings, model)
 
 
 @pytest.fixture(scope="module")
@@ -247,10 +248,9 @@ def test_athene_reads_the_appended_cls_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"path": ""}, r"reward\.model\.path is not set"),
         ({"dtype": "float16"}, r"dtype must be one of float32, bfloat16"),
         ({"max_length": 513}, r"max_length is 513, but the reward model has 512 positions"),
-        ({"batch_tokens": 0}, "batch_tokens must be positive"),
+        ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
         ({"tokenizer": "untemplated"}, r"has no chat template.*set reward\.model\.tokenizer"),
         ({"tokenizer": "larger"}, r"262 words, its tokenizer 128010"),
     ],

@@ -142,7 +142,7 @@ def run(job: dict[str, Any], server: socket.socket, stack: ExitStack) -> int:
     from g2d_jax import pipeline, processes
     from g2d_jax.resolve import resolve
 
-    signal.has_advantage(signal.SIGINT, processes.on_interrupt)  # as the g2d command does
+    signal.signal(signal.SIGINT, processes.on_interrupt)  # as the g2d command does
     processes.initialise()
     config = resolve(str(HERE.parent / "tiny.py"), job.get("overrides", ()))
     pipeline.run(config, workdir, until=job.get("until"))

@@ -120,8 +120,7 @@ def test_a_collapse_is_said_once_also_after_a_restart(
 
 
 def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    runtime, stage = opened(small, tmp_path), small.stages.dpo
-    stage.optimizer.eps = 1e-8
+    runtime, stage = opened(small, tmp_path), Offline(optimizer=Optimizer(eps=1e-8))
     how = {"policy": "init", "total": 4, "row_length": 64, "per": "tokens"}
     with open_trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as trainer:
         for entropy, reward in ((0.5, 0.3), (0.2, 0.4), (0.4, 0.4), (0.05, 0.2)):

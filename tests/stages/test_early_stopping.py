@@ -171,7 +171,7 @@ def test_offline_flops_are_those_counted_by_hand(config: ConfigDict, tmp_path: P
     assert found(mixed=0.0) == pytest.approx(40 * flops(generated), rel=1e-12)
     only_wrong = flops([prompt, (2, 9), (3, 15)])  # without a chosen one the mean response stands for it
     assert found(chosen=float("nan")) == pytest.approx(40 * flops(generated) + 20 * only_wrong * (1 + 3 * 3), rel=1e-12)
-    collect.max_pairs = 7
+    collect = Collect(pairs_per_prompt=2, max_pairs=7)
     assert found() == pytest.approx(40 * flops(generated) + 7 * scored_and_trained, rel=1e-12)
     archived = early_stopping.offline_flops(model, collect, offline, seen, prompts=40, responses=0)
     assert archived == pytest.approx(7 * scored_and_trained, rel=1e-12)

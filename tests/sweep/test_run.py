@@ -121,7 +121,7 @@ def test_steps_that_a_later_study_asks_for_are_kept_by_the_one_that_runs_them(tm
     with sweeps.Tracker(None, tensorboard=False) as tracker:
         worker = sweeps._Worker("tiny", first, graph, root, tracker)
         [before] = [node for node in graph.nodes.values() if node.name == "warmup"]
-        stage = worker._latest(before).config.stages.warmup
+        stage = worker._latest(before).config.stages["warmup"]
     assert before.config.stages["warmup"].steps == 3
     assert stage.steps == 5 and set(stage.keep) >= {1, 2, 3, 5}
 
