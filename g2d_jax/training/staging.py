@@ -1,7 +1,7 @@
 """Checkpoints on S3, which Orbax cannot write: on the local disk first, then uploaded, and a marker object last.
 
     s3://…/STEP/…                    what Orbax wrote
-    s3://…/STEP/commit_success.txt   written last, deleted first; a step without it is not there. Orbax's own name on gs
+    s3://…/STEP/commit_success.txt   written last, deleted first; a step without it is none. Orbax's own name on gs
 
 The local copy needs the room of one checkpoint in the folder for temporary files (TMPDIR).
 """
@@ -26,7 +26,7 @@ MARKER = "commit_success.txt"
 
 
 def is_staged(folder: storage.PathLike) -> bool:
-    """Whether checkpoints in this folder go by way of the local disk."""
+    """Return whether checkpoints in this folder go by way of the local disk."""
     return os.fspath(folder).startswith("s3://")
 
 
@@ -48,11 +48,11 @@ class Staged:
         self._upload: Future[None] | None = None
 
     def steps(self) -> list[int]:
-        """The steps that are complete, ascending."""
+        """List the steps that are complete, ascending."""
         return sorted(step for step in self._begun() if (self._folder / str(step) / MARKER).exists())
 
     def _begun(self) -> list[int]:
-        """The steps of which there is anything."""
+        """List the steps that have any files."""
         try:
             with storage.naming("list", self._folder):
                 names = [path.name for path in self._folder.iterdir()]
@@ -116,7 +116,7 @@ class Staged:
 
     @contextmanager
     def fetched(self, step: int, names: Collection[str] | None) -> Iterator[epath.Path]:
-        """A local copy of a step, or of these items and the files beside them, for the length of the block."""
+        """Download a local copy of a step, or of these items and the files beside them, for the length of the block."""
         remote = os.fspath(self._folder / str(step))
         with TemporaryDirectory(prefix="g2d-checkpoint-") as temporary:
             local = epath.Path(temporary) / str(step)
