@@ -125,12 +125,12 @@ def cached(setting: str | None, shared: epath.Path | None = None) -> Iterator[No
 
 
 def user_folder() -> str:
-    """Where programs are kept if nothing else is said: g2d_jax/compiled in XDG_CACHE_HOME, or in ~/.cache."""
+    """Name the folder of programs if nothing else is said: g2d_jax/compiled in XDG_CACHE_HOME, or in ~/.cache."""
     return str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "g2d_jax" / "compiled")
 
 
 def machine() -> str:
-    """The folder's part for this process: the platform, and the kind of processor where programs run on that.
+    """Name the folder's part for this process: the platform, and the kind of processor where programs run on that.
 
     Such as "gpu" or "cpu-1f0c9a42b7d5e683".
     """
@@ -141,7 +141,7 @@ def machine() -> str:
 
 
 def _cpu() -> list[str]:
-    """The processor's model and instruction sets, as the kernel lists them; elsewhere than on Linux its name."""
+    """List the processor's model and instruction sets, as the kernel lists them; elsewhere than on Linux its name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", maxsplit=1)[0].splitlines()
     except OSError:
@@ -150,7 +150,7 @@ def _cpu() -> list[str]:
 
 
 def _made(setting: str | None) -> str | None:
-    """The folder to use, there now; None for none."""
+    """Make the folder to use, and return it; None for none."""
     if setting == "":
         return None
     folder = epath.Path(setting or user_folder()).expanduser() / machine()

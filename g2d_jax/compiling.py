@@ -37,7 +37,7 @@ class Compiling:
         self._programs: dict[str, dict[str, float]] = {}
 
     def start(self, event: str, value: float, **fields: str | int) -> None:
-        """A listener of scalar events: a phase begins, of the function fields["fun_name"]."""
+        """Listen to scalar events: a phase begins, of the function fields["fun_name"]."""
         if not event.startswith(_EVENTS):
             return
         account, now = self._account(), time.perf_counter()
@@ -49,7 +49,7 @@ class Compiling:
         account.phases.append(now)
 
     def end(self, event: str, duration_secs: float, **fields: str | int) -> None:
-        """A listener of durations: the phase that began last is over."""
+        """Listen to durations: the phase that began last is over."""
         account = self._account()
         if not event.startswith(_EVENTS) or not account.phases:
             return
@@ -71,7 +71,7 @@ class Compiling:
             self.end(_WAITING, 0.0)
 
     def seconds(self) -> float:
-        """Seconds that this thread spent so far, of what is over; what lies inside another phase counts once."""
+        """Return the seconds of this thread so far, of what is over; what lies inside another phase counts once."""
         return self._account().seconds
 
     def take_programs(self) -> dict[str, dict[str, float]]:
@@ -81,7 +81,7 @@ class Compiling:
         return {name: program for name, program in taken.items() if program["compiled"]}
 
     def under_way(self) -> tuple[str, float] | None:
-        """The program that is compiled now, in whichever thread, and for how many seconds; None if there is none."""
+        """Return the program that is compiled now, in whichever thread, and for how many seconds; None if none is."""
         now = time.perf_counter()
         busy = [(account.program, now - account.began) for account in list(self._threads.values()) if account.phases]
         return max(busy, key=lambda program: program[1], default=None)

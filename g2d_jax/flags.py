@@ -13,7 +13,6 @@ import sys
 from glob import glob
 from pathlib import Path
 
-from g2d_jax import private
 from g2d_jax.config import Flags
 
 # compute.flags "overlap": collectives beside products. No device has run it: compiled only. Each variable is read where
@@ -41,7 +40,7 @@ DRIVEN = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*", "/dev/dxg", "/
 
 
 def has(flag: str, variable: str = "XLA_FLAGS") -> bool:
-    """Whether the environment sets a flag."""
+    """Return whether the environment sets a flag."""
     return flag in re.findall(r"[^\s=]+", os.environ.get(variable, ""))
 
 
@@ -54,15 +53,29 @@ def add(flag: str, value: str, variable: str = "XLA_FLAGS") -> None:
 def use(setting: Flags) -> None:
     """Set the flags of compute.flags. Raises ValueError if JAX has looked for devices without them."""
     wanted = OVERLAP if setting == "overlap" else {}
-    if private.backends_started() and not all(has(flag, name) for name, flags in wanted.items() for flag in flags):
+    missing = any(not has(flag, name) for name, flags in wanted.items() for flag in flags)
+    if missing and _backends_started():
         raise ValueError(f"compute.flags is {setting!r}, but JAX has devices already: begin this run in a new process")
     for name, flags in wanted.items():
         for flag, value in flags.items():
             add(flag, value, name)
 
 
+def _backends_started() -> bool:
+    """Return whether JAX has looked for devices: then it refuses to change their number."""
+    import jax
+
+    devices: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    try:
+        jax.config.update("jax_num_cpu_devices", devices + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", devices)
+    return False
+
+
 def simulated() -> int:
-    """How many CPU devices were asked for, by XLA's flag or JAX's setting; starts no backend."""
+    """Return how many CPU devices were asked for, by XLA's flag or JAX's setting; starts no backend."""
     import jax
 
     asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
@@ -91,16 +104,23 @@ def spare_threads() -> None:
 
 
 def accelerated() -> bool:
-    """Whether JAX may find an accelerator: a plugin is installed, and one of the devices that plugins drive is here."""
+    """Return whether JAX may find an accelerator: a plugin is installed, and a device that plugins drive is here."""
     return any(importlib.util.find_spec(plugin) for plugin in ("libtpu", "jax_plugins")) and any(map(glob, DRIVEN))
 
 
 def take_memory() -> None:
-    """Nine tenths of a GPU's memory, with which plans count, where JAX takes three quarters unless it is told. To be
+    """Take nine tenths of a GPU's memory, as plans count, where JAX takes three quarters unless it is told. To be
     called before JAX looks for devices, and without effect later."""
     named = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # both at once, and JAX leaves the GPU out
     if not any(os.environ.get(name) for name in named):
         os.environ[named[0]] = "0.9"
+
+
+def in_tpu_cluster() -> bool:
+    """Return whether JAX may find the other hosts of a TPU slice. Call it with JAX imported."""
+    named = {"TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"} & os.environ.keys()
+    asks = "TPU_SKIP_MDS_QUERY" not in os.environ  # Google's metadata server; JAX sets it where it sees no chip
+    return importlib.util.find_spec("libtpu") is not None and bool(named or asks)
 
 
 def leave_tpu_out(root: str = "/") -> None:
@@ -111,11 +131,12 @@ def leave_tpu_out(root: str = "/") -> None:
     root: of the file system, for tests.
     """
     signs = ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_", "LIBTPU_", "PJRT_", "CLOUD_TPU")
-    told = any(name.startswith(signs) and name != "TPU_SKIP_MDS_QUERY" for name in os.environ)  # which JAX sets itself
+    named = any(name.startswith(signs) and name != "TPU_SKIP_MDS_QUERY" for name in os.environ)  # which JAX sets itself
     others = importlib.util.find_spec("jax_plugins")
-    if told or others or "jax" in sys.modules or importlib.util.find_spec("libtpu") is None:
+    if named or others or "jax" in sys.modules or importlib.util.find_spec("libtpu") is None:
         return
     place = Path(root)
     vendors = (file.read_text().strip() for file in place.glob("sys/bus/pci/devices/*/vendor"))
-    if not any(place.glob("dev/accel*")) and not any(place.glob("dev/vfio/[0-9]*")) and "0x1ae0" not in vendors:
-        os.environ["JAX_PLATFORMS"] = "cpu"  # 0x1ae0 is Google
+    devices = [*place.glob("dev/accel*"), *place.glob("dev/vfio/[0-9]*")]
+    if not devices and "0x1ae0" not in vendors:  # Google's
+        os.environ["JAX_PLATFORMS"] = "cpu"

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import hashlib
 import json
 import math
 import os
 import re
 import secrets
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -42,6 +44,8 @@ for _scheme in _EXTRAS:  # else a listing made once hides what other processes, 
 
 class StoreUnavailable(OSError):
     """An object store did not do what it was asked: it may next time."""
+
+    exit_status = 75  # see processes.RESTART
 
 
 def is_local(path: PathLike) -> bool:
@@ -65,7 +69,7 @@ def check_driver(path: PathLike) -> None:
 
 @contextlib.contextmanager
 def naming(action: str, path: PathLike) -> Iterator[None]:
-    """Give an OSError the file it is about (that of a full disk names none); the kind of error stays the same.
+    """Add the path to an OSError (that of a full disk names none); the kind of error stays the same.
 
     Errors of an object store's driver that are none (no credentials, no connection) become OSErrors.
     """
@@ -78,10 +82,9 @@ def naming(action: str, path: PathLike) -> Iterator[None]:
         reason = error.strerror or str(error)
         if error.errno is not None:
             raise OSError(error.errno, f"cannot {action}: {reason}", os.fspath(path)) from error
-        kinds = (FileNotFoundError, PermissionError, FileExistsError)
         passing = OSError if is_local(path) else StoreUnavailable
-        kind = next((kind for kind in kinds if isinstance(error, kind)), passing)
-        raise kind(f"cannot {action} {os.fspath(path)}: {reason}") from error
+        named = isinstance(error, (FileNotFoundError, PermissionError, FileExistsError))
+        raise (type(error) if named else passing)(f"cannot {action} {os.fspath(path)}: {reason}") from error
     except Exception as error:
         if is_local(path) or type(error).__module__.partition(".")[0] not in _DRIVERS:
             raise
@@ -94,32 +97,32 @@ _HUB_ANSWERS = {
     403: "it is gated: accept its licence on its page of the hub and log in with `hf auth login`",
     404: "there is no such repository, revision or file: check the name",
 }
-_HUB_SILENT = re.compile("Connect|Timeout|Offline|LocalEntryNotFound|MaxRetry|NameResolution|Proxy")
 
 
 def hub_reason(error: BaseException) -> str:
-    """Why the Hugging Face hub did not give what it was asked for, and what to do, in a line.
+    """Say why the Hugging Face hub did not give what it was asked for, and what to do, in a line.
 
     error: whatever the hub's libraries raised; its causes are looked at too.
     """
+    from huggingface_hub import errors
+
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
-    answers = [getattr(getattr(one, "response", None), "status_code", None) for one in chain]
-    status = next((answer for answer in answers if answer is not None), None)
-    if status in _HUB_ANSWERS:
-        return _HUB_ANSWERS[status]
-    if status is None and any(_HUB_SILENT.search(type(one).__name__) for one in chain):
+    answers = [response.status_code for each in chain if (response := getattr(each, "response", None)) is not None]
+    if answers and answers[0] in _HUB_ANSWERS:
+        return _HUB_ANSWERS[answers[0]]
+    silent = (ConnectionError, TimeoutError, socket.gaierror, errors.LocalEntryNotFoundError)
+    if not answers and any(isinstance(each, silent) for each in chain):
         return (
             "the hub cannot be reached from here, and it was not downloaded before: check the network (HF_HUB_OFFLINE, "
             "HTTPS_PROXY), or download it on another machine and give the path"
         )
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]:.300}"
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]:.300}"
 
 
 def read_bytes(path: PathLike) -> bytes:
-    """The whole file. Raises FileNotFoundError, or another OSError, naming the path."""
+    """Read the whole file. Raises FileNotFoundError, or another OSError, naming the path."""
     with naming("read", path):
         return epath.Path(path).read_bytes()
 
@@ -150,43 +153,31 @@ def _replace(target: epath.Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: PathLike) -> None:
-    """Make a new name survive a power cut: on POSIX that takes a sync of the folder too."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    handle = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)  # else a power cut may take the new name
+    finally:
+        os.close(handle)
 
 
 def plain(value: Any, *, spell: bool = True) -> Any:
-    """The value in JSON's types: tuples and arrays (NumPy, JAX) become lists, dataclasses mappings.
+    """Convert a value to JSON's types: tuples and arrays (NumPy, JAX) become lists, dataclasses mappings.
 
     spell: write non-finite numbers as "NaN", "Infinity" and "-Infinity"; else leave them.
     Raises TypeError for a key that is not a string (JSON would change it) and for any other type.
     """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str.__str__(value)  # the bare text of an enum
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        if spell and not math.isfinite(value):
-            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        return float(value)
+    if isinstance(value, float) and spell and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, str | int | float):
+        return value.value if isinstance(value, enum.Enum) else value
     if isinstance(value, Mapping):
         if wrong := [key for key in value if not isinstance(key, str)]:
             raise TypeError(f"keys of JSON objects are strings, got {wrong[0]!r:.100}: write str(key)")
-        return {str.__str__(key): plain(item, spell=spell) for key, item in value.items()}
+        return {key: plain(item, spell=spell) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item, spell=spell) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name), spell=spell) for field in dataclasses.fields(value)}
+        return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, spell=spell)
     if hasattr(value, "tolist"):
         return plain(value.tolist(), spell=spell)
     raise TypeError(f"cannot write a {type(value).__name__} as JSON: {value!r:.100}")
@@ -212,7 +203,7 @@ def write_json(path: PathLike, value: Any) -> None:
 
 
 def read_json(path: PathLike) -> Any:
-    """The value in a JSON file. Raises FileNotFoundError, or ValueError naming file, line and column if damaged."""
+    """Read a JSON file. Raises FileNotFoundError, or ValueError naming file, line and column if damaged."""
     data = read_bytes(path)
     try:
         return json.loads(data)
@@ -231,7 +222,7 @@ def unfinish(stage_dir: PathLike) -> None:
 
 
 def finished(stage_dir: PathLike) -> dict[str, Any] | None:
-    """The manifest of a finished stage, None if the stage is not finished. Raises ValueError for a damaged manifest."""
+    """Return the manifest of a finished stage, None if it is not finished. Raises ValueError for a damaged manifest."""
     path = epath.Path(stage_dir) / MANIFEST
     try:
         manifest = read_json(path)  # not exists() first: an object store may list late
@@ -245,31 +236,27 @@ def finished(stage_dir: PathLike) -> dict[str, Any] | None:
 class Appender:
     """Grow one new file. For one thread.
 
-    Local: every append reaches the operating system at once, so it survives the death of the process. Elsewhere: the
+    Local: every write reaches the operating system at once, so it survives the death of the process. Elsewhere: the
     object is rewritten whole, at most once in `pause` seconds (stores take about one write of an object a second);
     `flush` and `close` write the rest.
     """
 
     def __init__(self, path: PathLike, *, pause: float = 1.0) -> None:
         """Raises FileExistsError if a local file is there already."""
-        self.path = epath.Path(path)
-        self.size = 0  # bytes
-        self._pause = pause
-        self._written_at = -math.inf
-        self._whole = bytearray()
-        self._unwritten = False
+        self.path, self.size = epath.Path(path), 0  # bytes
+        self._pause, self._written_at = pause, -math.inf
+        self._whole, self._written = bytearray(), 0
         self._file = None
         if is_local(self.path):
             with naming("create", self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115 (closed in close)
 
-    def append(self, data: bytes) -> None:
-        """Raises OSError naming the path; a part of the data may then be in the file."""
+    def write(self, data: bytes) -> None:
+        """Append data. Raises OSError naming the path; a part of the data may then be in the file."""
         self.size += len(data)
         if self._file is None:
             self._whole += data
-            self._unwritten = True
             if time.monotonic() - self._written_at >= self._pause:
                 self.flush()
             return
@@ -279,17 +266,17 @@ class Appender:
                 rest = rest[self._file.write(rest) :]
 
     def flush(self) -> None:
-        """Make all that was appended durable."""
+        """Make all that was written durable."""
         with naming("write", self.path):
             if self._file is not None:
                 os.fsync(self._file.fileno())
-            elif self._unwritten:
+            elif self._written < self.size:
                 self.path.write_bytes(bytes(self._whole))
-                self._written_at, self._unwritten = time.monotonic(), False
+                self._written_at, self._written = time.monotonic(), self.size
 
     def close(self) -> None:
-        """Flush and close; no append may follow."""
-        with contextlib.closing(self._file) if self._file is not None else contextlib.nullcontext():
+        """Flush and close; nothing may be written afterwards."""
+        with self._file or contextlib.nullcontext():
             self.flush()
 
 
@@ -314,7 +301,7 @@ class Segments:
             number = max((number for number, _ in _numbered(self.folder)), default=-1) + 1
             self._current = Appender(self.folder / f"{number:05d}.jsonl", pause=self._pause)
         try:
-            self._current.append(line)
+            self._current.write(line)
         except OSError:  # the line may be torn, which only the end of a segment may be
             with contextlib.suppress(OSError):
                 self.close()
@@ -333,39 +320,37 @@ class Segments:
 
 
 def _numbered(folder: epath.Path) -> list[tuple[int, epath.Path]]:
-    """The segments of a log by number; none if the folder is missing."""
+    """List the segments of a log by number; none if the folder is missing."""
     try:
         with naming("list", folder):
-            found = [(_SEGMENT.fullmatch(path.name), path) for path in folder.iterdir()]
+            paths = list(folder.iterdir())
     except FileNotFoundError:
         return []
-    return sorted((int(match[1]), path) for match, path in found if match)
+    return sorted((int(match[1]), path) for path in paths if (match := _SEGMENT.fullmatch(path.name)))
 
 
 def read_segments(folder: PathLike) -> list[dict[str, Any]]:
-    """All records of a log in the order written; [] if there are none.
+    """Read all records of a log in the order written; [] if there are none.
 
     A segment's last line may be torn (the process died while writing it) and is then left out. Raises ValueError naming
     file and line for any other damage.
     """
-    return [record for _, path in _numbered(epath.Path(folder)) for record in _read_segment(path)]
-
-
-def _read_segment(path: epath.Path) -> Iterator[dict[str, Any]]:
-    *lines, tail = read_bytes(path).split(b"\n")
-    for number, line in enumerate([*lines, tail], 1):
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            if number > len(lines):  # no newline after it: empty, or torn
-                return
-            raise ValueError(f"{path}, line {number}: not valid JSON, the log is damaged: {error}") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}: expected a JSON object, got {type(record).__name__}")
-        yield record
+    records = []
+    for _, path in _numbered(epath.Path(folder)):
+        *lines, tail = read_bytes(path).split(b"\n")
+        for number, line in enumerate([*lines, tail], 1):
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                if number > len(lines):  # no newline after it: empty, or torn
+                    break
+                raise ValueError(f"{path}, line {number}: not valid JSON, the log is damaged: {error}") from error
+            if not isinstance(record, dict):
+                raise ValueError(f"{path}, line {number}: expected a JSON object, got {type(record).__name__}")
+            records.append(record)
+    return records
 
 
 def latest(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The last record of each (stage, step, kind), in the first one's place: steps redone after a resume count once."""
-    last = {(record.get("stage"), record.get("step"), record.get("kind")): dict(record) for record in records}
-    return list(last.values())
+    """Keep the last record of each (stage, step, kind), in the first one's place: steps that are redone count once."""
+    return list({tuple(map(record.get, ("stage", "step", "kind"))): dict(record) for record in records}.values())

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from etils import epath
 
-from g2d_jax.records import Preference, Prompt, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.storage import PathLike, naming, read_bytes, read_json, write_bytes
+from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.storage import PathLike, naming, read_json, write_bytes
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _Row = TypeVar("_Row")
-_Parsed = TypeVar("_Parsed")
 
 
 def _required(**columns: pa.DataType) -> list[pa.Field]:
@@ -69,7 +71,7 @@ CHAT_PREFERENCES = _preferences(_CHAT)
 
 
 def safe_text(text: str) -> str:
-    """The text with each lone surrogate, which UTF-8 cannot hold, replaced by U+FFFD. All else stays, NUL included."""
+    """Replace each lone surrogate, which UTF-8 cannot hold, by U+FFFD. All else stays, NUL included."""
     return _SURROGATE.sub("\ufffd", text)
 
 
@@ -90,11 +92,11 @@ def write_rollouts(path: PathLike, rows: Sequence[ScoredRollout]) -> None:
 
 
 def read_rollouts(path: PathLike) -> list[ScoredRollout]:
-    """The rows of a part, or of all parts of a folder in the order of their names.
+    """Read the rows of a part, or of all parts of a folder in the order of their names.
 
     Raises FileNotFoundError if there is no part, ValueError naming the file if one is damaged or has other columns.
     """
-    return _read_parts(path, lambda table: [_rollout(row) for row in _rows(table)], ROLLOUTS)
+    return _read_parts(path, _rollout, ROLLOUTS)
 
 
 def _rollout(row: Mapping[str, Any]) -> ScoredRollout:
@@ -116,17 +118,18 @@ def write_preferences(path: PathLike, rows: Sequence[Preference]) -> None:
         counts = f"{sum(chat)} of {len(chat)} prompts are conversations"
         raise ValueError(f"{os.fspath(path)}: {counts}; a part has either strings or conversations: write two parts")
     columns = {name: [getattr(row, name) for row in rows] for name in PREFERENCES.names}
-    columns |= {
-        "prompt": [_prompt(row.prompt) for row in rows],
-        "chosen": [_completion(row.chosen, chat=is_chat) for row, is_chat in zip(rows, chat, strict=True)],
-        "rejected": [_completion(row.rejected, chat=is_chat) for row, is_chat in zip(rows, chat, strict=True)],
-        **{name: _ragged(name, columns[name], np.int32) for name in ("prompt_ids", "chosen_ids", "rejected_ids")},
-    }
+    columns |= {name: _ragged(name, columns[name], np.int32) for name in ("prompt_ids", "chosen_ids", "rejected_ids")}
+    for name in ("chosen", "rejected"):
+        texts = [safe_text(text) for text in columns[name]]
+        columns[name] = [[{"role": "assistant", "content": text}] for text in texts] if any(chat) else texts
+    columns["prompt"] = [
+        safe_text(row.prompt) if isinstance(row.prompt, str) else list(map(_message, row.prompt)) for row in rows
+    ]
     _write(path, columns, CHAT_PREFERENCES if any(chat) else PREFERENCES)
 
 
 def read_preferences(path: PathLike) -> list[Preference]:
-    """The rows of a part, or of all parts of a folder in the order of their names; raises as `read_rollouts`.
+    """Read the rows of a part, or of all parts of a folder in the order of their names; raises as `read_rollouts`.
 
     Raises ValueError too for a folder whose index, _manifest.json, lists other parts: its writing was interrupted.
     """
@@ -136,7 +139,7 @@ def read_preferences(path: PathLike) -> list[Preference]:
         if found != sorted(listed["parts"]):
             wanted = ", ".join(listed["parts"])
             raise ValueError(f"{path} holds {', '.join(found) or 'no part'}, but its index lists {wanted}")
-    return _read_parts(path, lambda table: [_preference(row) for row in _rows(table)], PREFERENCES, CHAT_PREFERENCES)
+    return _read_parts(path, _preference, PREFERENCES, CHAT_PREFERENCES)
 
 
 def _preference(row: dict[str, Any]) -> Preference:
@@ -148,19 +151,11 @@ def _preference(row: dict[str, Any]) -> Preference:
     return Preference(**{**row, "prompt": prompt, "chosen": _reply(row["chosen"]), "rejected": _reply(row["rejected"])})
 
 
-def _prompt(prompt: Prompt) -> str | list[dict[str, str]]:
-    return safe_text(prompt) if isinstance(prompt, str) else [_message(message) for message in prompt]
-
-
 def _message(message: Mapping[str, Any]) -> dict[str, str]:
     fields = message if isinstance(message, Mapping) else {}
     if set(fields) != {"role", "content"} or not all(isinstance(text, str) for text in fields.values()):
         raise ValueError(f"a chat message has the text fields role and content, got {message!r:.200}")
     return {"role": safe_text(message["role"]), "content": safe_text(message["content"])}
-
-
-def _completion(text: str, *, chat: bool) -> str | list[dict[str, str]]:
-    return [{"role": "assistant", "content": safe_text(text)}] if chat else safe_text(text)
 
 
 def _reply(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -173,72 +168,56 @@ def _reply(messages: Sequence[Mapping[str, Any]]) -> str:
 def write_columns(path: PathLike, columns: Mapping[str, np.ndarray | Sequence[Any]]) -> None:
     """Write a table of named columns [N]: numbers or booleans, or texts with None for no text.
 
-    Raises ValueError naming the column for anything else and for columns of different lengths; OSError.
+    Raises ValueError for what fits no column and for columns of different lengths; OSError.
     """
-    _write(path, {name: _column(f"{os.fspath(path)}: column {name}", values) for name, values in columns.items()}, None)
+    _write(path, columns, None)
 
 
 def read_columns(path: PathLike, names: Sequence[str] | None = None) -> dict[str, np.ndarray | list[str | None]]:
-    """The columns of one file, in order: numbers and booleans as arrays of the dtype written, texts as lists.
+    """Read the columns of one file, in order: numbers and booleans as arrays of the dtype written, texts as lists.
 
     names: which ones, None for all. Raises FileNotFoundError, and ValueError naming the file if it is damaged, lacks a
     column or has columns of another kind.
     """
-    return _read(epath.Path(path), _columns, names)
+    with _opened(path) as file:
+        if missing := set(names or ()) - set(file.schema_arrow.names):
+            raise ValueError(f"it has no column {', '.join(sorted(missing))}")
+        table = file.read(names and list(names))
+        table.validate(full=True)
+        return {name: _values(name, table[name]) for name in table.column_names}
 
 
-def _column(name: str, values: np.ndarray | Sequence[Any]) -> pa.Array:
-    try:
-        numbers = isinstance(values, np.ndarray) and values.dtype.kind not in "OU"
-        array = pa.array(values if numbers else [safe_text(v) if isinstance(v, str) else v for v in values])
-    except (pa.ArrowException, OverflowError) as error:
-        raise ValueError(f"{name} must have one axis and hold numbers, booleans or texts: {error}") from error
-    if pa.types.is_null(array.type):  # of an empty list, or of None only
-        array = array.cast(pa.string())
-    _check_kind(name, array)
-    return array
+def _plain(values: np.ndarray | Sequence[Any]) -> Any:
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "OU":
+        return values
+    texts = [safe_text(value) if isinstance(value, str) else value for value in values]
+    return pa.array(texts, pa.string() if all(text is None for text in texts) else None)
 
 
-def _columns(table: pa.Table) -> dict[str, np.ndarray | list[str | None]]:
-    table.validate(full=True)
-    columns: dict[str, np.ndarray | list[str | None]] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        _check_kind(f"column {name}", column)
-        columns[name] = column.to_pylist() if pa.types.is_string(column.type) else np.array(column.to_numpy())
-    return columns
-
-
-def _check_kind(name: str, column: pa.Array | pa.ChunkedArray) -> None:
+def _values(name: str, column: pa.ChunkedArray) -> np.ndarray | list[str | None]:
     kind = column.type
-    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    if not number and not pa.types.is_string(kind):
-        raise ValueError(f"{name} must hold numbers, booleans or texts, got {kind}")
-    if number and column.null_count:
-        raise ValueError(f"{name} has no value in {column.null_count} rows: only texts may be None; NaN is a number")
+    if pa.types.is_string(kind):
+        return column.to_pylist()  # type: ignore[no-any-return]
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise ValueError(f"column {name} must hold numbers, booleans or texts, got {kind}")
+    if column.null_count:
+        raise ValueError(f"column {name} has no value in {column.null_count} rows: only texts may be None")
+    return np.array(column.to_numpy())
 
 
 def _ragged(name: str, arrays: Sequence[np.ndarray], dtype: type[np.generic]) -> pa.Array:
-    """Arrays [T_i] as one Arrow list column, without a Python object per number."""
+    """Join arrays [T_i] into one Arrow list column. Arrow itself would cut floats to integers."""
     for array in arrays:
         if array.dtype != dtype or array.ndim != 1:
             raise ValueError(f"{name} must be one-dimensional {np.dtype(dtype)}, got {array.dtype} {list(array.shape)}")
-    offsets = np.cumsum([0, *(len(array) for array in arrays)])
-    flat = np.concatenate([np.empty(0, dtype), *arrays])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat))
-
-
-def _arrays(column: pa.ChunkedArray) -> Iterable[np.ndarray]:
-    """The arrays [T_i] of a list column; raises ArrowInvalid for nulls among the numbers."""
-    for chunk in column.chunks:
-        flat = chunk.flatten().to_numpy(zero_copy_only=True)
-        ends = np.cumsum(chunk.value_lengths().to_numpy())
-        for end, start in zip(ends, ends - np.diff(ends, prepend=0), strict=True):
-            yield flat[start:end].copy()  # its own, so that one kept row does not keep the part
+    offsets = np.cumsum([0, *map(len, arrays)])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), np.concatenate([np.empty(0, dtype), *arrays]))
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Make a dict of every row; arrays are its own, so that one row which stays does not keep the part."""
     columns = [
-        list(_arrays(column)) if field.type in (_IDS, _NATS) else column.to_pylist()
+        [array.copy() for array in column.to_numpy()] if field.type in (_IDS, _NATS) else column.to_pylist()
         for field, column in zip(table.schema, table.columns, strict=True)
     ]
     return [dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -247,38 +226,48 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
 def _write(path: PathLike, columns: Mapping[str, Any], schema: pa.Schema | None) -> None:
     sink = pa.BufferOutputStream()
     try:
-        pq.write_table(pa.table(dict(columns), schema=schema), sink, compression="zstd", write_page_checksum=True)
+        arrays = columns if schema else {name: _plain(values) for name, values in columns.items()}
+        pq.write_table(pa.table(dict(arrays), schema=schema), sink, compression="zstd", write_page_checksum=True)
     except (pa.ArrowException, OverflowError, UnicodeError) as error:
         raise ValueError(f"{os.fspath(path)}: cannot write these rows: {error}") from error
     write_bytes(path, sink.getvalue().to_pybytes())
 
 
-def _read_parts(path: PathLike, parse: Callable[[pa.Table], list[_Row]], *schemas: pa.Schema) -> list[_Row]:
+def _read_parts(path: PathLike, parse: Callable[[dict[str, Any]], _Row], *schemas: pa.Schema) -> list[_Row]:
     source = epath.Path(path)
     with naming("list", source):
         names = [part.name for part in source.iterdir()] if source.is_dir() else None
     parts = [source] if names is None else [source / name for name in sorted(names) if name.endswith(".parquet")]
     if not parts:
         raise FileNotFoundError(f"no *.parquet in {source}")
-    return [row for part in parts for row in _read(part, lambda table: parse(_conform(table, schemas)))]
+    rows: list[_Row] = []
+    for part in parts:
+        with _opened(part) as file:
+            rows += map(parse, _rows(_conform(file.read(), schemas)))
+    return rows
 
 
-def _read(path: epath.Path, parse: Callable[[pa.Table], _Parsed], names: Sequence[str] | None = None) -> _Parsed:
-    data = read_bytes(path)
-    try:
-        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
-            found = file.schema_arrow.names
-            if twice := sorted({name for name in found if found.count(name) > 1}):
-                raise ValueError(f"it has column {', '.join(twice)} twice")
-            if missing := [name for name in names or () if name not in found]:
-                raise ValueError(f"it has no column {', '.join(missing)}")
-            return parse(file.read(None if names is None else list(names)))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise ValueError(f"{path} is damaged or not a part written here: {error}") from error
+@contextmanager
+def _opened(path: PathLike) -> Iterator[pq.ParquetFile]:
+    """Open a part, of which only the columns asked for are fetched; what fails inside for its content is a ValueError.
+
+    Arrow raises a bare OSError for damage; those of the system and of object stores have a number or a kind.
+    """
+    files, name = fsspec.core.url_to_fs(os.fspath(path))
+    with naming("read", path), files.open(name, "rb", cache_type="none") as source:
+        try:
+            with pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True) as file:
+                if len(set(names := file.schema_arrow.names)) < len(names):
+                    raise ValueError(f"it has a column twice, of {', '.join(names)}")
+                yield file
+        except (pa.ArrowException, ValueError, OSError) as error:
+            if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+                raise
+            raise ValueError(f"{os.fspath(path)} is damaged or not a part written here: {error}") from error
 
 
 def _conform(table: pa.Table, schemas: Sequence[pa.Schema]) -> pa.Table:
-    """The table with the columns and types of one of the schemas (all have the same names); raises if it differs."""
+    """Give the table the columns and types of one of the schemas (all have the same names); raises if it differs."""
     names = schemas[0].names
     for name in _TRUNCATED:
         if name in names and name not in table.column_names:
@@ -288,8 +277,8 @@ def _conform(table: pa.Table, schemas: Sequence[pa.Schema]) -> pa.Table:
     table = table.select(names)
     table.validate(full=True)
     nested = pa.types.is_nested(table.schema.field(0).type)  # of a prompt: a conversation
-    schema = next((one for one in schemas if pa.types.is_nested(one.field(0).type) == nested), schemas[0])
-    for field in schema:
-        if not field.nullable and table[field.name].null_count:
+    table = table.cast(schemas[-1] if nested else schemas[0])
+    for field in table.schema:  # Arrow itself looks for missing lists, not for what is missing inside
+        if field.type in (_IDS, _NATS) and pc.list_flatten(table[field.name]).null_count:
             raise ValueError(f"column {field.name} has nulls")
-    return table.cast(schema)
+    return table

@@ -19,14 +19,13 @@ import io
 import math
 import os
 import secrets
-import socket
-import struct
 import sys
 import threading
 import time
 import unicodedata
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Self, TextIO
 
 from etils import epath
@@ -53,7 +52,7 @@ _UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format (text direction), su
 
 
 def clean(text: str, *, newlines: bool = True) -> str:
-    r"""The text with every character that could steer a terminal shown as its escape, such as \x1b."""
+    r"""Show every character that could steer a terminal as its escape, such as \x1b."""
     keep = "\n" if newlines else ""
     return "".join(
         char if char == keep or unicodedata.category(char) not in _UNSAFE else char.encode("unicode_escape").decode()
@@ -84,13 +83,7 @@ class Screen:
         self.console.print(Text(shown, style), soft_wrap=True)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Print a table. Cells are text or numbers; None is an empty cell; columns without text are right-aligned.
-
-        Raises ValueError if a row has not one cell for each column.
-        """
-        for number, row in enumerate(rows):
-            if len(row) != len(columns):
-                raise ValueError(f"table {title!r}: row {number} has {len(row)} cells for {len(columns)} columns")
+        """Print a table. Cells are text or numbers; None is an empty cell; columns without text are right-aligned."""
         table = Table(title=Text(clean(title)), box=box.ROUNDED if self.interactive else box.MARKDOWN)
         for i, column in enumerate(columns):
             is_text = not rows or any(isinstance(row[i], str) for row in rows)
@@ -107,7 +100,7 @@ class Screen:
 
     @contextlib.contextmanager
     def progress(self, stage: str, total: int, start: int = 0) -> Iterator[Progress]:
-        """A bar for a stage of `total` steps, `start` of them done before. Raises ValueError inside another bar."""
+        """Open a bar for a stage of `total` steps, of which `start` are done. Raises ValueError inside another bar."""
         if self._bar is not None:
             raise ValueError(f"the progress bar of {self._bar.stage} is still open: one bar at a time")
         self._bar = Progress(self, stage, total, start)
@@ -130,15 +123,12 @@ class Screen:
             thread.join()
 
     def _watch(self, closing: threading.Event) -> None:
-        said: tuple[str, float] | None = None
+        said = "", 0.0  # the compilation that was told of: the program, and when it began
         while not closing.wait(self.long / 10):
-            if (busy := compiling.under_way()) is None:
-                continue
-            program, seconds = busy
+            program, seconds = compiling.under_way() or ("", 0.0)
             began = time.perf_counter() - seconds
             bar = self.interactive and self._bar is not None  # which tells it
-            again = said is not None and said[0] == program and began - said[1] < 1  # the same compilation
-            if seconds >= self.long and not bar and not again:
+            if seconds >= self.long and not bar and (program != said[0] or began - said[1] >= 1):
                 self.say(_compiling(program, seconds))
                 said = program, began
 
@@ -155,39 +145,14 @@ class _Note(bars.ProgressColumn):
         return Text(clean(_compiling(*busy)) if busy and busy[1] >= 1 else task.fields["note"])
 
 
-class _Pace:
-    """How long a step takes: of the last steps during which nothing was compiled.
-
-    Until there is one, the steps that compiled count less their compiling, from the third on.
-    """
-
-    def __init__(self) -> None:
-        self._mark, self._compiled = time.monotonic(), compiling.seconds()
-        self._clean, self._others = (deque[tuple[int, float]](maxlen=50) for _ in range(2))
-
-    def passed(self, steps: int) -> None:
-        """So many steps were done since the last call."""
-        now, compiled = time.monotonic(), compiling.seconds()
-        spent, compilation = now - self._mark, compiled - self._compiled
-        self._mark, self._compiled = now, compiled
-        if steps > 0:
-            (self._clean if compilation <= 0.05 * spent else self._others).append((steps, spent - compilation))
-
-    def left(self, steps: int) -> str:
-        """The time that so many steps will take, "0:12:34 left"; "" if there are none or it is not known."""
-        seen = self._clean or (self._others if len(self._others) > 2 else ())
-        if steps <= 0 or not seen:
-            return ""
-        left = round(steps * sum(seconds for _, seconds in seen) / sum(number for number, _ in seen))
-        return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
-
-
 class Progress:
     """The progress of one stage; made by `Screen.progress`."""
 
     def __init__(self, screen: Screen, stage: str, total: int, start: int) -> None:
         self.stage, self.total, self.done = stage, total, start
-        self._screen, self._pace, self._printed_at = screen, _Pace(), -math.inf
+        self._screen, self._printed_at = screen, -math.inf
+        self._mark, self._compiled = time.monotonic(), compiling.seconds()
+        self._steps: deque[tuple[int, float]] = deque(maxlen=50)  # how many, and their seconds without compiling
         self._note = self._line = ""  # the metrics; the line that is not printed yet
         self._tokens: tuple[float, float] | None = None  # num_tokens first seen, and when
         self._live: bars.Progress | None = None
@@ -205,8 +170,7 @@ class Progress:
 
     def update(self, done: int, metrics: Mapping[str, float] | None = None) -> None:
         """Show that `done` of the steps are done, with the metrics of `SHOWN` that are there."""
-        self._pace.passed(done - self.done)
-        self.done, left = done, self._pace.left(self.total - done)
+        left = self._left(done)
         if metrics is not None:
             self._note = self._describe(metrics)
         if self._live is not None:
@@ -217,6 +181,22 @@ class Progress:
         if time.monotonic() - self._printed_at >= self._screen.every:
             self._screen.say(self._line)
             self._printed_at, self._line = time.monotonic(), ""
+
+    def _left(self, done: int) -> str:
+        """Estimate the time that the rest will take, "0:12:34 left"; "" if there is none or it is not known.
+
+        The last steps during which nothing was compiled count.
+        """
+        steps, self.done = done - self.done, done
+        now, compiled = time.monotonic(), compiling.seconds()
+        spent, compilation = now - self._mark, compiled - self._compiled
+        self._mark, self._compiled = now, compiled
+        if steps > 0 and compilation <= 0.05 * spent:
+            self._steps.append((steps, spent))
+        if done >= self.total or not self._steps:
+            return ""
+        pace = sum(seconds for _, seconds in self._steps) / sum(steps for steps, _ in self._steps)
+        return f"{timedelta(seconds=round((self.total - done) * pace))} left"
 
     def _describe(self, metrics: Mapping[str, float]) -> str:
         parts = [f"{label} {float(metrics[name]):{spec}}" for name, (label, spec) in SHOWN.items() if name in metrics]
@@ -238,39 +218,41 @@ class Progress:
 class _TensorBoard:
     """Scalars in an event file of its own, so that one which a killed process left torn is never continued.
 
-    Written in this thread, not by tensorboardX's queue: there a full disk ends the writing thread unseen.
+    tensorboardX's EventsWriter, not its SummaryWriter: that writes in a thread, which a full disk ends unseen, and to
+    object stores by other drivers and credentials.
     """
 
     def __init__(self, folder: epath.Path, stack: contextlib.ExitStack) -> None:
-        from tensorboardX.proto.event_pb2 import Event  # here: it imports torch, if that is installed
-        from tensorboardX.record_writer import masked_crc32c
+        from tensorboardX import event_file_writer, record_writer  # here: it imports torch, if that is installed
+        from tensorboardX.proto.event_pb2 import Event
 
-        self._event, self._crc, self._folder = Event, masked_crc32c, folder
-        self.file = self._open()
-        stack.callback(lambda: self.file.close())
+        self._folder, self._event, self._events_writer = folder, Event, event_file_writer.EventsWriter
+        record_writer.register_writer_factory("g2d", self)
+        self._start()
+        stack.callback(lambda: self._writer.close())
 
-    def _open(self) -> Appender:
-        name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}"  # read in the order of names
-        file = Appender(self._folder / name, pause=10.0)
-        file.append(self._record(file_version="brain.Event:2"))
-        return file
+    def open(self, path: str) -> Appender:
+        """Open a file for tensorboardX, which calls this for paths that begin with "g2d:"."""
+        self._file = Appender(path.removeprefix("g2d:"), pause=10.0)
+        return self._file
+
+    def _start(self) -> None:
+        prefix = f"g2d:{os.fspath(self._folder / 'events')}"
+        self._writer = self._events_writer(prefix, f".{time.time_ns():020d}")  # read in the order of names
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        if self.file.size > 1 << 20:  # an object store rewrites the file whole each time
-            self.file.close()
-            self.file = self._open()
+        if self._file.size > 1 << 20:  # an object store rewrites the file whole each time
+            self._writer.close()
+            self._start()
         values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
-        self.file.append(self._record(step=step, summary={"value": values}))
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, summary={"value": values}))
 
-    def _record(self, **fields: Any) -> bytes:
-        """An event as a TFRecord: length, its checksum, event, its checksum."""
-        data = self._event(wall_time=time.time(), **fields).SerializeToString()
-        parts = [struct.pack("<Q", len(data)), data]
-        return b"".join(part + struct.pack("<I", self._crc(part)) for part in parts)
+    def flush(self) -> None:
+        self._writer.flush()
 
 
 def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack) -> Any:
-    """The W&B run of this work directory, resumed if it had one; leaving the stack by an error marks it as failed."""
+    """Start the W&B run of this work directory, or resume it; leaving the stack by an error marks it as failed."""
     try:
         import wandb
     except ImportError as error:
@@ -335,8 +317,7 @@ class Tracker:
         """
         if self._metrics is None:
             return
-        values = {name: float(value) for name, value in metrics.items()}
-        self._metrics.append({"stage": stage, "step": int(step), "kind": kind, "time": time.time(), "metrics": values})
+        values = self._record(self._metrics, stage, step, kind, metrics=metrics)["metrics"]
         if (stage, step, kind) in self._seen:
             return
         scalars = {f"{stage}/{name}": value for name, value in values.items()}
@@ -349,23 +330,27 @@ class Tracker:
     def warn(self, stage: str, step: int, cause: str, text: str, values: Mapping[str, float]) -> None:
         """Print a warning in yellow, and log it with the kind "warning/CAUSE": its text, and numbers it rests on."""
         self.screen.say(f"WARNING: {text}", "yellow")
-        if self._metrics is not None:
-            metrics = {name: float(value) for name, value in values.items()}
-            record = {"stage": stage, "step": int(step), "kind": f"warning/{cause}", "time": time.time()}
-            self._metrics.append({**record, "metrics": metrics, "text": text})
+        self._record(self._metrics, stage, step, f"warning/{cause}", metrics=values, text=text)
 
     def samples(self, stage: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep a table of completions: rows with equal columns, such as prompt, completion, answer, reward, verdict."""
-        if self._samples is not None:
-            record = {"stage": stage, "step": int(step), "kind": "samples", "time": time.time(), "rows": [*rows]}
-            self._samples.append(record)
+        self._record(self._samples, stage, step, "samples", rows=rows)
+
+    def _record(self, log: Segments | None, stage: str, step: int, kind: str, **fields: Any) -> dict[str, Any]:
+        if log is None:
+            return {}
+        if "metrics" in fields:
+            fields["metrics"] = {name: float(value) for name, value in fields["metrics"].items()}
+        record = {"stage": stage, "step": int(step), "kind": kind, "time": time.time(), **fields}
+        log.append(record)
+        return record
 
     def flush(self) -> None:
         """Make all that was logged durable: before a checkpoint."""
         for log in filter(None, (self._metrics, self._samples)):
             log.flush()
         if self._tensorboard is not None:
-            self._tensorboard.file.flush()
+            self._tensorboard.flush()
 
     def close(self) -> None:
         """Close all logs."""
@@ -379,7 +364,7 @@ class Tracker:
 
 
 def read_metrics(workdir: PathLike) -> list[dict[str, Any]]:
-    """What a run logged, redone steps once: {stage, step, kind, time (Unix seconds), metrics {name: float}} each.
+    """Read what a run logged, redone steps once: {stage, step, kind, time (Unix seconds), metrics {name: float}} each.
 
     [] if nothing was logged. Raises ValueError naming file and line of a damaged log.
     """

@@ -1,12 +1,17 @@
-"""What keeps several processes from waiting for ever: signs of life, and one end for all.
+"""Heartbeats, hang detection, and one coordinated end of several processes.
 
 SIGTERM or Ctrl-C of one ─► told to all ─► Preempted where the run can be continued
 no sign of life, or no progress anywhere ─► every process ends by itself, with a message that names the host
+
+JAX's own heartbeats cannot do it: their timeout is set before the config is read, and after it JAX aborts the process
+(SIGABRT, which no launcher takes for "start again") with a message that knows the peer's number, not its host. A
+process that hangs gives JAX signs of life for ever.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -15,17 +20,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from g2d_jax import processes
 
 _PAUSE = 1.0  # seconds between two signs of life
 _HEED = 3.0  # seconds from another's leaving to this process's end, if it does not end by itself
-
-
-def _prefix() -> str:
-    return f"{processes.PREFIX}/{processes.state.run}"
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
                 return
             watcher = _Watcher(peer_timeout, hang_timeout)
             try:
-                with _told(watcher):
+                with _leaving_together(watcher):
                     yield
             finally:
                 watcher.close()
@@ -60,56 +60,50 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
         processes.forget()
 
 
+# Signals
+
+
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
     """Hear SIGTERM and Ctrl-C, the latter also while the main thread is inside foreign code: a program that compiles,
     say, where Python's own handlers wait for its end."""
     state, interrupt = processes.state, signal.getsignal(signal.SIGINT)
     command = interrupt is processes.on_interrupt  # of the g2d command, whose process may be ended
-    before = signal.signal(signal.SIGTERM, processes.on_terminate)
-    try:
-        if not command and interrupt is not signal.default_int_handler:  # ignored, in the background; a user's
-            yield
-            return
-        with _listening(command):
+    with contextlib.ExitStack() as stack:
+        before = signal.signal(signal.SIGTERM, processes.on_terminate)
+        stack.callback(signal.signal, signal.SIGTERM, before or signal.SIG_DFL)
+        if command or interrupt is signal.default_int_handler:  # else ignored, in the background; or a user's
+            stack.enter_context(_listening(command))
             state.savable = True
             signal.signal(signal.SIGINT, processes.on_interrupt)
-            try:
-                yield
-            finally:
-                signal.signal(signal.SIGINT, interrupt)
-                state.savable = False
-                if not command:
-                    state.interrupted = False
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+            stack.callback(signal.signal, signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            state.savable = False
+            state.interrupted = state.interrupted and command
 
 
 @contextlib.contextmanager
 def _listening(command: bool) -> Iterator[None]:
-    """A thread that reads the numbers of signals, which the interpreter writes into a socket as they come."""
+    """Run a thread that reads the numbers of signals, which the interpreter writes into a socket as they come."""
     ears, mouth = socket.socketpair()
     mouth.setblocking(False)
     thread = threading.Thread(target=_listen, args=(ears, command), name="g2d-signals", daemon=True)
     thread.start()
     before = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
-    _mouths.append(mouth)
-    try:
-        yield
-    finally:
-        _mouths.remove(mouth)
-        signal.set_wakeup_fd(before)
-        mouth.close()
-        thread.join()
-        ears.close()
-
-
-_mouths: list[socket.socket] = []  # what signals are written to while this process listens
+    with ears:
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            mouth.close()
+            thread.join()
 
 
 def _forget_signals() -> None:
     """Give a forked process, as of a reward function's own pool, the usual handlers: it shares its parent's socket."""
-    if _mouths:
+    if processes.state.savable:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -133,8 +127,11 @@ def _listen(ears: socket.socket, command: bool) -> None:
             os._exit(processes.INTERRUPTED)
 
 
+# Several processes
+
+
 @contextlib.contextmanager
-def _told(watcher: _Watcher) -> Iterator[None]:
+def _leaving_together(watcher: _Watcher) -> Iterator[None]:
     """Leave together, or tell the others that this process leaves, and why."""
     try:
         yield
@@ -144,44 +141,20 @@ def _told(watcher: _Watcher) -> Iterator[None]:
         _outlast(3 * _PAUSE)
         raise
     except BaseException as error:
-        if processes.transport_failed(processes.described(error)):
-            time.sleep(processes.state.patience)  # collectives fail first when a peer is gone: the watcher names it
-        with contextlib.suppress(Exception):
-            processes.store().key_value_set(
-                f"{_prefix()}/left/{processes.index()}", processes.described(error), allow_overwrite=True
-            )
-        watcher.leaving = True
+        watcher.leave(error)
         _outlast(_HEED + 5 * _PAUSE)
         raise
     processes.gather("done")  # none leaves while another still needs it
 
 
 def _outlast(seconds: float) -> None:
-    """The leader leaves last: its end is that of the store, from which the others read why."""
+    """Have the leader leave last: its end is that of the store, from which the others read why."""
     if processes.leader():
         time.sleep(seconds)
 
 
-@dataclass
-class _Peer:
-    """What was last heard of a process. heard: own clock, seconds."""
-
-    heard: float
-    text: str = ""
-    host: str = "?"
-    place: str = "starting"
-    gathers: int = 0
-    marks: int = -1
-
-    def read(self, text: str, now: float) -> bool:
-        """Take in its latest sign of life; True if it has got further."""
-        if text == self.text:
-            return False
-        self.heard, self.text = now, text
-        told = json.loads(text)
-        further = told["marks"] != self.marks
-        self.host, self.place, self.gathers, self.marks = told["host"], told["place"], told["gathers"], told["marks"]
-        return further
+def _print(message: str) -> None:
+    print(f"g2d: {processes.name()}: {message}", file=sys.stderr, flush=True)
 
 
 class _Watcher:
@@ -192,21 +165,17 @@ class _Watcher:
 
     def __init__(self, peer_timeout: float, hang_timeout: float) -> None:
         self._peer_timeout, self._hang_timeout = peer_timeout, hang_timeout
-        processes.state.patience = peer_timeout + 5
         self._closing = threading.Event()
-        self._told_stop = False
-        self._beats = 0
-        now = time.monotonic()
-        self._peers = [_Peer(now) for _ in range(processes.count())]
+        self._own_error: tuple[Any, ...] = ()  # its description and exit status
+        now, self._prefix = time.monotonic(), f"{processes.PREFIX}/{processes.state.run}/beat/"
+        unheard = {"host": "?", "place": "starting", "gathers": 0, "marks": -1}
+        self._signs: list[dict[str, Any]] = [unheard] * processes.count()
+        self._heard = [now] * processes.count()  # when the sign came
         self._moved = self._answered = now
-        self._left: dict[int, str] = {}
         self._left_at: float | None = None
-        self._said_silence = False
-        self.leaving = False
-        self._threads = [
-            threading.Thread(target=target, name=f"g2d-{name}", daemon=True)
-            for name, target in (("signs", self._run), ("watcher", self._watch))
-        ]
+        self._said_silence = self.leaving = False
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._run, self._watch)]
+        processes.state.left.clear()
         for thread in self._threads:
             thread.start()
 
@@ -216,6 +185,19 @@ class _Watcher:
         for thread in self._threads:
             thread.join(5 * _PAUSE)
 
+    def leave(self, error: BaseException) -> None:
+        """Tell the others of the error that ends this process, once all of them have given a sign of life.
+
+        Where one is gone, collectives fail before it is lost: then this process is ended with a message that names it.
+        """
+        now, others = time.monotonic(), {*range(processes.count())} - {processes.index()}
+        while any(self._heard[number] < now for number in others):
+            time.sleep(_PAUSE / 10)
+        self._own_error = (processes.described(error), processes.status_of(error))
+        with contextlib.suppress(Exception):
+            self._beat()
+        self.leaving = True
+
     def _run(self) -> None:
         while not self._closing.wait(_PAUSE):
             try:
@@ -224,7 +206,7 @@ class _Watcher:
             except Exception as error:  # the store is gone, and so is its leader; JAX may end this process any moment
                 if not self._said_silence:
                     self._said_silence = True
-                    self._print(f"{self._peer(0)}, which coordinates, does not answer, it is lost: {error!s:.200}")
+                    _print(f"{self._peer(0)}, which coordinates, does not answer, it is lost: {error!s:.200}")
 
     def _watch(self) -> None:
         while not self._closing.wait(_PAUSE):
@@ -232,62 +214,51 @@ class _Watcher:
                 self._judge(time.monotonic())
 
     def _beat(self) -> None:
-        client, self._beats = processes.store(), self._beats + 1
-        told = {
-            "beat": self._beats,
-            "host": socket.gethostname(),
-            "place": processes.state.place,
-            "gathers": processes.state.gathers,
-            "marks": processes.state.marks,
-        }
-        client.key_value_set(f"{_prefix()}/beat/{processes.index()}", json.dumps(told), allow_overwrite=True)
-        if processes.state.cause and not self._told_stop:
-            key, cause = f"{_prefix()}/stop/{processes.index()}", processes.state.cause
-            client.key_value_set(key, cause, allow_overwrite=True)
-            self._told_stop = True
+        state, here = processes.state, {"host": socket.gethostname(), "time": time.monotonic()}
+        progress = {"place": state.place, "gathers": state.gathers, "marks": state.marks, "cause": state.cause}
+        sign = json.dumps({**here, **progress, "error": self._own_error})
+        processes.store().key_value_set(f"{self._prefix}{processes.index()}", sign, allow_overwrite=True)
 
     def _look(self) -> None:
-        client, now = processes.store(), time.monotonic()
-        for key, text in client.key_value_dir_get(f"{_prefix()}/beat/"):
-            if self._peers[int(key.rsplit("/", 1)[1])].read(text, now):
+        now = time.monotonic()
+        for key, text in processes.store().key_value_dir_get(self._prefix):
+            number, sign = int(key.rsplit("/", 1)[1]), json.loads(text)
+            if sign["marks"] != self._signs[number]["marks"]:
                 self._moved = now
-        for _, cause in client.key_value_dir_get(f"{_prefix()}/stop/"):
-            processes.ask(cause)
-        self._left = {n: text for n, text in processes.left_behind().items() if n != processes.index()}
+            if sign != self._signs[number]:
+                self._heard[number], self._signs[number] = now, sign
+            if sign["cause"]:
+                processes.ask(sign["cause"])
+            if sign["error"] and number != processes.index():
+                processes.state.left[number] = tuple(sign["error"])
         self._answered = time.monotonic()
 
     def _judge(self, now: float) -> None:
         """End this process if a peer is lost, has left, or none gets on."""
         if now - self._answered > self._peer_timeout:
             self._end(f"{self._peer(0)} did not answer for {now - self._answered:.0f} s: it is lost")
-        for number, peer in enumerate(self._peers):
-            if number != processes.index() and self._answered - peer.heard > self._peer_timeout:
-                self._end(f"{self._peer(number)} was not heard of for {now - peer.heard:.0f} s: it is lost")
-        if left := self._left:
+        for number, heard in enumerate(self._heard):
+            if number != processes.index() and self._answered - heard > self._peer_timeout:
+                self._end(f"{self._peer(number)} was not heard of for {now - heard:.0f} s: it is lost")
+        if left := list(processes.state.left.values()):
             self._left_at = self._left_at or now
             if now - self._left_at > _HEED:  # enough to hear of it where it waits for the other
-                self._end(
-                    f"{next(iter(left.values()))}; it has left, so this process ends too",
-                    status=min(map(processes.status_of, left.values())),
-                )
+                self._end(f"{left[0][0]}; it has left, so this process ends too", min(status for _, status in left))
         if now - self._moved > self._hang_timeout:
-            last = min(range(processes.count()), key=lambda number: self._peers[number].gathers)
-            waited = f"no process got on for {now - self._moved:.0f} s"
-            self._end(f"{waited}; the others wait for {self._peer(last)}. {self._all()}")
+            last = min(range(processes.count()), key=lambda number: self._signs[number]["gathers"])
+            everyone = ", ".join(self._peer(number) for number in range(processes.count()))
+            faulthandler.dump_traceback()  # where this process's threads are
+            self._end(
+                f"no process got on for {now - self._moved:.0f} s; the others wait for {self._peer(last)}. "
+                f"Last heard of: {everyone}"
+            )
 
     def _end(self, message: str, status: int = processes.RESTART) -> NoReturn:
         """End this process at once: its main thread may be inside a collective that never returns."""
-        then = f"; {processes.AGAIN}" if status == processes.RESTART else ""
-        self._print(f"{message}{then}")
+        _print(f"{message}; {processes.AGAIN}" if status == processes.RESTART else message)
         _outlast(3 * _PAUSE)
         os._exit(status)
 
-    def _print(self, message: str) -> None:
-        print(f"g2d: {processes.name()}: {message}", file=sys.stderr, flush=True)
-
     def _peer(self, number: int) -> str:
-        peer = self._peers[number]
-        return f"process {number} on {peer.host} ({peer.place})"
-
-    def _all(self) -> str:
-        return "Last heard of: " + ", ".join(self._peer(number) for number in range(processes.count()))
+        sign = self._signs[number]
+        return f"process {number} on {sign['host']} ({sign['place']})"

@@ -33,7 +33,7 @@ LINKS = "stages.json"  # of a study's point: [[stage, folder relative to the poi
 
 
 def absolute(workdir: storage.PathLike) -> epath.Path:
-    """A local path made absolute, as Orbax wants it; in an object store's, ".." is taken out: keys know none.
+    """Make a local path absolute, as Orbax wants it; in an object store's, ".." is taken out: keys know none.
 
     Raises as `storage.check_driver` does.
     """
@@ -45,22 +45,24 @@ def absolute(workdir: storage.PathLike) -> epath.Path:
 
 
 def stage_folders(workdir: epath.Path) -> dict[str, epath.Path]:
-    """Stage -> folder, in order, of the stages that a run has begun, or of those a study's point is made of."""
+    """Map stage -> folder, in order, of the stages that a run has begun, or of those a study's point is made of."""
     links = workdir / LINKS
     if links.exists():
         return {row[0]: absolute(workdir / row[1]) for row in storage.read_json(links)}
-    numbered = sorted((int(match[1]), match[2], path) for match, path in _numbered(workdir) if match)
+    with storage.naming("list", workdir):
+        paths = list(workdir.iterdir())
+    numbered = sorted((int(m[1]), m[2], path) for path in paths if (m := _STAGE.fullmatch(path.name)))
     return {name: path for _, name, path in numbered}
 
 
 def stage_steps(workdir: epath.Path) -> dict[str, int]:
-    """Stage -> step at which a study's point takes a trajectory that goes on; {} for a run."""
+    """Map stage -> step at which a study's point takes a trajectory that goes on; {} for a run."""
     links = workdir / LINKS
     return {row[0]: row[2] for row in storage.read_json(links) if row[2] is not None} if links.exists() else {}
 
 
 def no_run(workdir: epath.Path) -> ValueError:
-    """What to raise for a folder that is not a run's work directory."""
+    """Return what to raise for a folder that is not a run's work directory."""
     if not workdir.exists():
         reason = "there is no such folder"
     elif not workdir.is_dir():
@@ -70,11 +72,6 @@ def no_run(workdir: epath.Path) -> ValueError:
     else:
         reason = "no config.json"
     return ValueError(f"{workdir} holds no run ({reason}): give the work directory that g2d run printed when it began")
-
-
-def _numbered(workdir: epath.Path) -> list[tuple[re.Match[str] | None, epath.Path]]:
-    with storage.naming("list", workdir):
-        return [(_STAGE.fullmatch(path.name), path) for path in workdir.iterdir()]
 
 
 def claim(
@@ -106,7 +103,7 @@ def check_claim(
     own: Mapping[str, str] = MappingProxyType({}),
     ends: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> list[epath.Path]:
-    """The folders of the begun stages that would go on past their old end. Raises as `claim` would; writes nothing."""
+    """Return the folders of the begun stages that would go on past their old end. Raises as `claim`; writes nothing."""
     file = workdir / "config.json"
     if file.exists():
         content = storage.read_json(file)
@@ -174,13 +171,13 @@ def check_token(workdir: epath.Path, token: str) -> None:
 
 
 def packages() -> dict[str, str]:
-    """The versions of the packages that decide results."""
+    """Return the versions of the packages that decide results."""
     names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "math-verify", "grain", "numpy")
     return {name: importlib.metadata.version(name) for name in names}
 
 
 def environment() -> dict[str, Any]:
-    """Versions, devices and the command (without secrets), for provenance."""
+    """Return versions, devices and the command (without secrets), for provenance."""
     import jax  # here: reports read work directories without it
 
     return {
@@ -195,7 +192,7 @@ def environment() -> dict[str, Any]:
 
 
 def without_secrets(text: str) -> str:
-    """The text with "***" for logins in URLs and for the values of environment variables named like a secret."""
+    """Put "***" for logins in URLs and for the values of environment variables named like a secret."""
     text = _LOGIN.sub(r"\1***@", text)
     for name, value in os.environ.items():
         if _SECRET.search(name) and len(value) >= 8:

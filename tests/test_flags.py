@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from forks import Forks
 
 from g2d_jax import flags, processes
 from g2d_jax import mesh as meshes
@@ -85,10 +86,8 @@ for setting in ("none", "overlap", "overlap"):
 """
 
 
-def test_what_the_user_set_stays_and_the_rest_is_added() -> None:
-    environment = {**os.environ, "XLA_FLAGS": "--other=1 --one_more=false", "ARGS": ""}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run([sys.executable, "-c", SET], capture_output=True, text=True, env=environment, timeout=60)
+def test_what_the_user_set_stays_and_the_rest_is_added(forks: Forks) -> None:
+    done = forks.run(code=SET, env={**os.environ, "XLA_FLAGS": "--other=1 --one_more=false", "ARGS": ""})
     before, *after = done.stdout.splitlines()
     assert before == "--other=1 --one_more=false|", done.stderr
     assert after == ["--other=1 --one_more=false --one=true|--two=2"] * 2

@@ -1,46 +1,56 @@
-"""One process in a folder at a time: by `flock` on local disk, by leases on object stores. Timings are short here."""
+"""One process in a folder at a time: by a file lock on local disk, by leases on object stores. Timings are short."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from etils import epath
+from forks import Forked, Forks
 from object_store import BUCKET, gs_server, s3_server
 
+from g2d_jax import locks
 from g2d_jax.locks import LOCK, locked, try_lock
 
-ROOT = Path(__file__).resolve().parents[1]
-QUICK = {"beat": 0.2, "lease": 2.0}
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "BEAT", 0.2)
+    monkeypatch.setattr(locks, "LEASE", 1.0)
+
+
+PRELUDE = """
+import os, sys, time
+from etils import epath
+from g2d_jax import locks
+from g2d_jax.locks import locked, try_lock
+locks.BEAT, locks.LEASE = 0.2, 4.0
+"""
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(forks: Forks) -> Iterator[Callable[..., Forked]]:
     """Starts a process that runs some code with the environment of a store; none outlives the test."""
-    prelude = "import os, sys, time\nfrom etils import epath\nfrom g2d_jax.locks import locked, try_lock\n"
     with contextlib.ExitStack() as stack:
 
-        def begin(code: str, variables: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-            process = subprocess.Popen(
-                [sys.executable, "-c", prelude + code, *arguments],
-                env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            return process
+        def begin(code: str, variables: dict[str, str], *arguments: object) -> Forked:
+            process = forks.start(*arguments, code=PRELUDE + code, env={**os.environ, **variables})
+            return stack.enter_context(process)
 
         yield begin
+
+
+def printed(process: Forked, line: str) -> bool:
+    """Wait until a process has printed this line; False if it ends before."""
+    while line not in process.stdout.splitlines():
+        if process.poll() is not None:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def fields(folder: epath.Path, number: int) -> dict:
@@ -55,7 +65,8 @@ def test_a_local_folder_is_one_process_s(tmp_path):
     with locked(folder):
         with try_lock(folder) as got:
             assert not got
-        with pytest.raises(ValueError, match="work is in use by another process: wait, or choose"), locked(folder):
+        named = rf"work is in use by another process: it is locked by process {os.getpid()} on '.*'. Wait, or choose"
+        with pytest.raises(ValueError, match=named), locked(folder):
             pass
     with locked(folder), try_lock(epath.Path(tmp_path) / "other") as got:
         assert got
@@ -66,7 +77,7 @@ def test_a_local_folder_is_one_process_s(tmp_path):
 
 def test_a_lease_is_numbered_released_and_never_deleted(bucket):
     for number in (1, 2, 3):
-        with locked(bucket / "run", **QUICK):
+        with locked(bucket / "run"):
             assert fields(bucket / "run", number)["state"] == "held"
             assert fields(bucket / "run", number)["pid"] == os.getpid()
         assert fields(bucket / "run", number)["state"] == "released"
@@ -74,22 +85,22 @@ def test_a_lease_is_numbered_released_and_never_deleted(bucket):
 
 
 def test_an_error_inside_releases_too(bucket):
-    with pytest.raises(KeyError), locked(bucket / "run", **QUICK):
+    with pytest.raises(KeyError), locked(bucket / "run"):
         raise KeyError
     assert fields(bucket / "run", 1)["state"] == "released"
 
 
 def test_a_living_owner_keeps_its_lock_and_is_named(bucket, capsys):
-    with locked(bucket / "run", **QUICK):
-        with try_lock(bucket / "run", **QUICK) as got:
+    with locked(bucket / "run"):
+        with try_lock(bucket / "run") as got:
             assert not got
         began = time.monotonic()
-        named = rf"run is in use by process {os.getpid()} on .*: wait, or choose another --workdir"
-        with pytest.raises(ValueError, match=named), locked(bucket / "run", **QUICK):
+        named = rf"run is in use by another process: it is locked by process {os.getpid()} on .*. Wait, or choose"
+        with pytest.raises(ValueError, match=named), locked(bucket / "run"):
             pass
-        assert time.monotonic() - began < QUICK["lease"]  # it is seen to live before the lease is over
+        assert time.monotonic() - began < locks.LEASE  # it is seen to live before the lease is over
     assert f"is locked by process {os.getpid()} on" in capsys.readouterr().err
-    with locked(bucket / "run", **QUICK):
+    with locked(bucket / "run"):
         assert fields(bucket / "run", 2)["state"] == "held"
 
 
@@ -97,12 +108,11 @@ def test_a_living_owner_keeps_its_lock_and_is_named(bucket, capsys):
 def test_what_a_dead_owner_left_is_taken_over_when_it_has_stood_still(bucket, capsys, left):
     (bucket / "run" / LOCK / "000041.json").write_bytes(left)
     began = time.monotonic()
-    with locked(bucket / "run", beat=0.1, lease=0.5):
-        assert time.monotonic() - began >= 0.5
+    with locked(bucket / "run"):
+        assert time.monotonic() - began >= locks.LEASE
         assert fields(bucket / "run", 42)["state"] == "held"
     said = capsys.readouterr().err
-    assert "waiting up to 0 s" in said or "waiting up to 1 s" in said
-    assert "its lock is taken over" in said and "\x1b" not in said
+    assert "waiting up to 1 s" in said and "its lock is taken over" in said and "\x1b" not in said
 
 
 def test_try_lock_watches_across_its_calls_and_never_waits(bucket):
@@ -111,74 +121,71 @@ def test_try_lock_watches_across_its_calls_and_never_waits(bucket):
     for content in (b'{"beat": 1}', b'{"beat": 2}', b'{"beat": 2}', b'{"beat": 2}'):
         (bucket / "run" / LOCK / "000001.json").write_bytes(content)
         began = time.monotonic()
-        with try_lock(bucket / "run", beat=0.1, lease=0.5) as got:
+        with try_lock(bucket / "run") as got:
             outcomes.append(got)
-        assert time.monotonic() - began < 0.4
-        time.sleep(0.3)
+        assert time.monotonic() - began < 0.5
+        time.sleep(0.6)
     assert outcomes == [False, False, False, True]  # the beat in between started the watch again
 
 
 # Against servers, with processes of their own
 
-HOLD = "with locked(epath.Path(sys.argv[1]), beat=0.2, lease=4.0):\n    print('in', flush=True)\n    time.sleep(60)\n"
+HOLD = "with locked(epath.Path(sys.argv[1])):\n    print('in', flush=True)\n    time.sleep(60)\n"
 
 
 @pytest.mark.parametrize("store", ["s3", pytest.param("gs", marks=pytest.mark.slow)])
-def test_of_many_processes_one_gets_in(store, request, start):
+def test_of_many_processes_one_gets_in(store, request, start, tmp_path):
     variables, folder = request.getfixturevalue(store), f"{store}://{BUCKET}/race"
     code = """
-print("ready", flush=True)
-sys.stdin.readline()
-with try_lock(epath.Path(sys.argv[1]), beat=0.5, lease=30.0) as got:
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.001)
+with try_lock(epath.Path(sys.argv[1])) as got:
     print(got, flush=True)
-    sys.stdin.readline()
+    time.sleep(60)
 """
-    racers = [start(code, variables, folder) for _ in range(4)]
-    assert [racer.stdout.readline() for racer in racers] == ["ready\n"] * 4
-    for racer in racers:
-        racer.stdin.write("go\n")
-        racer.stdin.flush()
-    assert sorted(racer.stdout.readline() for racer in racers) == ["False\n"] * 3 + ["True\n"]
+    racers = [start(code, variables, folder, tmp_path / "go") for _ in range(4)]
+    (tmp_path / "go").touch()
+    while not all(racer.stdout for racer in racers):
+        assert all(racer.poll() in (None, 0) for racer in racers), [racer.stderr for racer in racers]
+        time.sleep(0.01)
+    assert sorted(racer.stdout for racer in racers) == ["False\n"] * 3 + ["True\n"]
 
 
 @pytest.mark.parametrize("store", ["s3", pytest.param("gs", marks=pytest.mark.slow)])
 def test_a_killed_owner_is_followed_and_a_replaced_one_ends(store, request, start):
     variables, folder = request.getfixturevalue(store), f"{store}://{BUCKET}/killed"
     first = start(HOLD, variables, folder)
-    assert first.stdout.readline() == "in\n"
+    assert printed(first, "in")
     first.kill()
-    first.communicate()
     second = start(HOLD, variables, folder)
-    assert second.stdout.readline() == "in\n"
+    assert printed(second, "in")
     create = "import fsspec\nfsspec.filesystem(sys.argv[2]).pipe_file(sys.argv[1], b'{}', mode='create')\n"
     third = start(create, variables, f"{folder}/{LOCK}/000003.json", {"s3": "s3", "gs": "gcs"}[store])
-    assert third.communicate(timeout=60)[1] == ""
-    _, error = second.communicate(timeout=30)
-    assert second.returncode == 1
-    assert "its lock is taken over" in error
-    assert f"the lock of {folder} is lost: another process has taken it over" in error and "this process ends" in error
+    assert third.wait(60) == 0, third.stderr
+    assert second.wait(30) == 1
+    assert "its lock is taken over" in second.stderr and "this process ends" in second.stderr
+    assert f"the lock of {folder} is lost: another process has taken it over" in second.stderr
 
 
 def test_an_owner_that_cannot_reach_the_store_ends_before_another_may_begin(start):
     with s3_server() as variables:
         owner = start(HOLD, variables, f"s3://{BUCKET}/gone")
-        assert owner.stdout.readline() == "in\n"
+        assert printed(owner, "in")
     began = time.monotonic()
-    _, error = owner.communicate(timeout=30)
-    assert owner.returncode == 75 and time.monotonic() - began < 4.0  # the lease
-    assert "the store could not be written for 3 s" in error
+    assert owner.wait(30) == 75 and time.monotonic() - began < 4.0  # the lease
+    assert "the store could not be written for 3 s" in owner.stderr
 
 
 def test_a_store_that_ignores_the_condition_is_refused(start):
     with gs_server(conditional=False) as variables:
         done = start(HOLD, variables, f"gs://{BUCKET}/run")
-        out, error = done.communicate(timeout=60)
-    assert out == "" and done.returncode == 1
-    assert "ValueError: gs://g2d-bucket/run: this object store overwrites where it was asked to create only" in error
+        assert done.wait(60) == 1 and not done.stdout
+    refused = "ValueError: gs://g2d-bucket/run: this object store overwrites where it was asked to create only"
+    assert refused in done.stderr
 
 
 def test_no_store_there_is_one_clear_error(start):
     variables = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     done = start(HOLD, {**variables, "AWS_MAX_ATTEMPTS": "1"}, f"s3://{BUCKET}/run")
-    _, error = done.communicate(timeout=60)
-    assert error.splitlines()[-1].startswith(f"g2d_jax.storage.StoreUnavailable: cannot lock s3://{BUCKET}/run: ")
+    done.wait(60)
+    assert done.stderr.splitlines()[-1].startswith(f"g2d_jax.storage.StoreUnavailable: cannot lock s3://{BUCKET}/run: ")

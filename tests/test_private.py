@@ -22,12 +22,6 @@ def test_jax_has_a_record_of_its_processes_and_a_store() -> None:
     assert used <= set(dir(_jax.DistributedRuntimeClient))
 
 
-def test_jax_knows_clusters() -> None:
-    kinds = private.clusters()
-    assert {"SlurmCluster", "OmpiCluster", "GceTpuCluster", "K8sCluster"} <= kinds.keys()
-    assert not any(kind.is_env_present() for kind in kinds.values())
-
-
 def test_a_pod_of_its_own_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     processes.initialise()  # JAX would warn that it needs the package kubernetes

@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,7 +174,7 @@ def test_an_object_is_rewritten_at_a_bounded_rate(bucket):
     assert storage.read_segments(bucket / "log")[-1] == {"i": 2}
 
 
-def test_a_killed_process_loses_nothing_it_logged(tmp_path):
+def test_a_killed_process_loses_nothing_it_logged(tmp_path, forks):
     code = """
 import os, signal, sys
 from g2d_jax.storage import Segments
@@ -184,8 +183,7 @@ for i in range(100):
     log.append({"i": i})
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[1], timeout=60)
-    assert killed.returncode == -9
+    assert forks.run(tmp_path, code=code).returncode == -9
     assert [record["i"] for record in storage.read_segments(tmp_path)] == list(range(100))
 
 
@@ -220,25 +218,20 @@ def test_a_tail_of_zeros_after_a_power_cut_is_torn(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of a file, with SIGXFSZ ignored by Python")
 def test_a_torn_write_is_followed_by_a_new_segment(tmp_path):
-    code = """
-import resource, sys
-from g2d_jax.storage import Segments, read_segments
-log = Segments(sys.argv[1])
-log.append({"i": 0})
-resource.setrlimit(resource.RLIMIT_FSIZE, (20, resource.RLIM_INFINITY))
-try:
-    log.append({"i": 1, "long": "x" * 50})
-    sys.exit("no error")
-except OSError as error:
-    assert "00000.jsonl" in str(error), error
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-log.append({"i": 2})
-log.close()
-assert read_segments(sys.argv[1]) == [{"i": 0}, {"i": 2}], read_segments(sys.argv[1])
-"""
-    root = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root, capture_output=True, timeout=60)
-    assert done.returncode == 0, done.stderr.decode()
+    import resource
+
+    log = storage.Segments(tmp_path)
+    log.append({"i": 0})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"00000\.jsonl"):
+            log.append({"i": 1, "long": "x" * 50})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    log.append({"i": 2})
+    log.close()
+    assert storage.read_segments(tmp_path) == [{"i": 0}, {"i": 2}]
 
 
 def test_latest_keeps_the_last_record_in_the_place_of_the_first():

@@ -139,7 +139,7 @@ def test_any_flipped_or_missing_byte_names_the_file(tmp_path):
     ("change", "message"),
     [
         (lambda t: t.drop_columns(["logprobs"]), "no column logprobs"),
-        (lambda t: t.set_column(0, "problem_id", pa.array([None], pa.string())), "column problem_id has nulls"),
+        (lambda t: t.set_column(0, "problem_id", pa.array([None], pa.string())), "field 'problem_id' with null"),
         (lambda t: t.set_column(4, "prompt_ids", pa.array([[1, None]], pa.list_(pa.int32()))), "null"),
         (lambda t: t.set_column(10, "verdict", pa.array(["perhaps"])), "perhaps"),
         (lambda t: t.set_column(12, "stop_reason", pa.array(["tired"])), "tired"),
@@ -248,16 +248,14 @@ def test_pandas_reads_columns(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.zeros((2, 2)), "column x must have one axis"),
-        ([1, "a"], "column x must have one axis and hold numbers, booleans or texts"),
-        ([2**70, 1], "column x must have one axis"),
-        ([[1], [2]], "column x must hold numbers, booleans or texts, got list"),
-        ([1.0, None], "column x has no value in 1 rows"),
-        ([1.0], r"0\.parquet: cannot write these rows: .*length"),
+        (np.zeros((2, 2)), "1-dimensional"),
+        ([1, "a"], "Could not convert 'a'"),
+        ([2**70, 1], "too large"),
+        ([1.0], "length"),
     ],
 )
 def test_columns_that_fit_no_table_are_refused(values, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"0\.parquet: cannot write these rows: .*{message}"):
         tables.write_columns(tmp_path / "0.parquet", {"y": [1, 2], "x": values})
     assert not list(tmp_path.iterdir())
 

@@ -236,11 +236,6 @@ def test_a_table_on_a_terminal_shows_markup_literally():
     assert "[bold]a[/bold]\\x1b[2J" in out.getvalue() and "\x1b[2J" not in out.getvalue()
 
 
-def test_a_row_of_the_wrong_width_is_refused():
-    with pytest.raises(ValueError, match="row 1 has 1 cells for 2 columns"):
-        Screen(io.StringIO()).table("t", ["a", "b"], [[1, 2], [1]])
-
-
 def test_progress_in_a_file_is_plain_lines():
     screen = Screen(out := io.StringIO(), every=0.0)
     metrics = {"reward": 0.5, "entropy": 1.25, "completions/mean_length": 33.3, "kl": 9.0}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from g2d_jax.data.fields import BrokenRow, LeftOut
 from g2d_jax.data.rows import Row
+from g2d_jax.data.splits import HasId, Split, check_split, split_of
 
 OnError: TypeAlias = Literal["raise", "skip"]
-T = TypeVar("T")
+T = TypeVar("T", bound=HasId)
 _SHOWN_ERRORS = 20
 
 
@@ -36,24 +37,6 @@ class LoadReport:
     filtered: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which records to keep. Raises ValueError for a negative limit and an unknown on_error.
-
-    wanted: whether a record belongs to the split. limit: the first so many, None: all.
-    on_error: "raise" at a broken row or "skip" it.
-    """
-
-    wanted: Callable[[Any], bool] = lambda _: True
-    limit: int | None = None
-    on_error: OnError = "raise"
-
-    def __post_init__(self) -> None:
-        check_limit(self.limit)
-        if self.on_error not in ("raise", "skip"):
-            raise ValueError(f'on_error must be "raise" or "skip", got {self.on_error!r}')
-
-
 def check_limit(limit: int | None) -> None:
     """Raises ValueError for a limit below 1."""
     if limit is not None and limit < 1:
@@ -64,31 +47,56 @@ def collect(
     source: str,
     rows: Iterable[Row],
     convert: Callable[[dict[str, Any]], T],
-    selection: Selection,
     *,
+    split: Split | None,
+    limit: int | None,
+    on_error: OnError,
     key: Callable[[T], object],
     content: Callable[[T], object] = lambda _: None,
 ) -> tuple[list[T], LoadReport]:
     """Records made by `convert`, the first of each key, and what became of the rows, which are read up to the limit.
 
-    content: what records of one key should agree in.
-    Raises ValueError for a broken row unless they are skipped, and when no row at all made a record.
+    split: only records of this one; limit: the first so many; None: all. on_error: "raise" at a broken row or "skip"
+    it. content: what records of one key should agree in.
+    Raises ValueError for other values of these, for a broken row unless they are skipped, and when no row at all made a
+    record.
     """
+    check_split(split)
+    check_limit(limit)
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
     counts, filtered = Counter[str](), Counter[str]()
     errors: list[str] = []
     first: dict[object, object] = {}  # key -> content
     kept: list[T] = []
-    for record in _converted(rows, convert, selection.on_error, counts, filtered, errors):
+    for row in rows:
+        counts["rows"] += 1
+        try:
+            if row.error is not None:
+                raise BrokenRow(row.error)
+            record = convert(row.values)
+        except LeftOut as reason:
+            filtered[str(reason)] += 1
+            continue
+        except BrokenRow as error:
+            message = f"{row.where}: {error}"
+            if on_error == "raise":
+                raise ValueError(
+                    f'{message}. Mend it, map its fields, or leave broken rows out: on_error="skip"'
+                ) from error
+            counts["broken"] += 1
+            errors += [message] if len(errors) < _SHOWN_ERRORS else []
+            continue
         if key(record) in first:
             counts["duplicates"] += 1
             counts["conflicts"] += first[key(record)] != content(record)
             continue
         first[key(record)] = content(record)
-        if selection.wanted(record):
-            kept.append(record)
-        else:
+        if split not in (None, split_of(record.id)):
             counts["other_split"] += 1
-        if len(kept) == selection.limit:
+            continue
+        kept.append(record)
+        if len(kept) == limit:
             break
     if not first:
         shown = f"; the first: {errors[0]}" if errors else ""
@@ -98,31 +106,3 @@ def collect(
         )
     report = LoadReport(source, kept=len(kept), errors=tuple(errors), filtered=dict(filtered), **counts)
     return kept, report
-
-
-def _converted(
-    rows: Iterable[Row],
-    convert: Callable[[dict[str, Any]], T],
-    on_error: OnError,
-    counts: Counter[str],
-    filtered: Counter[str],
-    errors: list[str],
-) -> Iterator[T]:
-    """The records of all rows but broken and filtered ones, which are counted."""
-    for row in rows:
-        counts["rows"] += 1
-        try:
-            if row.error is not None:
-                raise BrokenRow(row.error)
-            yield convert(row.values)
-        except LeftOut as reason:
-            filtered[str(reason)] += 1
-        except BrokenRow as error:
-            message = f"{row.where}: {error}"
-            if on_error == "raise":
-                raise ValueError(
-                    f'{message}. Mend it, map its fields, or leave broken rows out: on_error="skip"'
-                ) from error
-            counts["broken"] += 1
-            if len(errors) < _SHOWN_ERRORS:
-                errors.append(message)

@@ -14,6 +14,7 @@ the cursor are for the caller to save.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,12 +74,10 @@ class History:
             mean = float(judged.mean())
             old = mean if seen.pass_rate is None else seen.pass_rate
             seen.pass_rate = (1 - _NEW_SHARE) * old + _NEW_SHARE * mean
-        if values.size < 2:
-            return
-        if np.all(values == values[0]):
-            reward = float(values[0])
-            seen.same, seen.times, seen.step = reward, seen.times + 1 if seen.same == reward else 1, step
-        else:
+        if values.size >= 2 and np.all(values == values[0]):
+            times = seen.times if seen.same == values[0] else 0
+            seen.same, seen.times, seen.step = float(values[0]), times + 1, step
+        elif values.size >= 2:
             seen.same, seen.times, seen.step = None, 0, 0
 
     def share_retired(self, step: int, retire: Any, records: int) -> float:
@@ -87,10 +86,7 @@ class History:
 
     def state(self) -> dict[str, list[Any]]:
         """For JSON: {index: [groups, pass rate, same, times, step]}."""
-        return {
-            str(index): [seen.groups, seen.pass_rate, seen.same, seen.times, seen.step]
-            for index, seen in self.seen.items()
-        }
+        return {str(index): list(dataclasses.astuple(seen)) for index, seen in self.seen.items()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Sequence[Any]]) -> History:
@@ -147,30 +143,20 @@ def draw(
     Raises ValueError for settings that `check` refuses.
     """
     check(retire_after, revisit, window, outside)
-    drawn: list[tuple[int, int]] = []
-    retired: list[tuple[int, int]] = []
-    beyond: list[tuple[int, int]] = []
+    drawn, retired, beyond = list[tuple[int, int]](), list[tuple[int, int]](), list[tuple[int, int]]()
     end = cursor + max(order.count, wanted)
     while len(drawn) < wanted and cursor < end:
         index, visit = order[cursor]
         cursor += 1
-        seen = history.seen.get(index)
-        if seen is not None and seen.retired(step, retire_after, revisit):
+        seen = history.seen.get(index, Seen())
+        if seen.retired(step, retire_after, revisit):
             retired.append((index, visit))
-        elif seen is not None and seen.outside(window) and not _chance(outside, seed, index, visit):
+        elif seen.outside(window) and keys.rng(seed, "difficulty", index, visit).random() >= outside:
             beyond.append((index, visit))
         else:
             drawn.append((index, visit))
     missing = wanted - len(drawn)
     from_beyond = min(missing, len(beyond))
     from_retired = missing - from_beyond
-    return Draws(
-        [*drawn, *beyond[:from_beyond], *retired[:from_retired]],
-        cursor,
-        len(retired) - from_retired,
-        len(beyond) - from_beyond,
-    )
-
-
-def _chance(probability: float, seed: int, index: int, visit: int) -> bool:
-    return bool(keys.rng(seed, "difficulty", index, visit).random() < probability)
+    drawn += [*beyond[:from_beyond], *retired[:from_retired]]
+    return Draws(drawn, cursor, len(retired) - from_retired, len(beyond) - from_beyond)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from g2d_jax.data import arithmetic
-from g2d_jax.data.collect import LoadReport, OnError, Selection, collect
+from g2d_jax.data.collect import LoadReport, OnError, collect
 from g2d_jax.data.fields import BrokenRow, Fields, as_messages, as_prompt, as_text, check_fields, find, named
 from g2d_jax.data.problems import check_revision, open_rows, procedural
-from g2d_jax.data.splits import Split, check_split, problem_id, split_of
+from g2d_jax.data.splits import Split, problem_id
 from g2d_jax.records import Example, Message
 
 _NAMES = ("messages", "prompt", "completion")
@@ -37,7 +37,6 @@ def load_examples(
     messages, or prompt and completion. "procedural:slips" gives demonstrations 0 … limit - 1 of its sequence
     `seed`, which are all from the train split and may recur.
     """
-    check_split(split)
     mapped = check_fields(fields, _NAMES)
     if source.startswith("procedural:"):
         if split not in (None, "train"):
@@ -51,14 +50,20 @@ def load_examples(
         source,
         rows,
         lambda values: to_example(values, mapped),
-        Selection(lambda example: split in (None, split_of(example.id)), limit, on_error),
+        split=split,
+        limit=limit,
+        on_error=on_error,
         key=lambda example: (example.id, example.completion),
     )
 
 
 def to_example(values: dict[str, Any], fields: Fields) -> Example:
     """One row as an Example. Raises BrokenRow."""
-    path, value = _field(values, "messages", fields) if "prompt" not in fields else (None, None)
+
+    def field(name: str) -> tuple[str | None, Any]:
+        return named(values, fields[name]) if name in fields else find(values, (name,))
+
+    path, value = field("messages") if "prompt" not in fields else (None, None)
     if path is not None:
         messages = as_messages(value, path)
         completion = _answer(messages, path)
@@ -66,18 +71,13 @@ def to_example(values: dict[str, Any], fields: Fields) -> Example:
             raise BrokenRow(f"{path!r} has no user message before the assistant's")
         prompt = as_prompt(messages[:-1], path)
         return Example(id=problem_id(prompt), prompt=prompt, completion=completion)
-    prompt_path, prompt_value = _field(values, "prompt", fields)
-    path, value = _field(values, "completion", fields)
+    (prompt_path, prompt_value), (path, value) = field("prompt"), field("completion")
     if prompt_path is None or path is None:
-        found = ", ".join(map(repr, values)) or "none"
-        raise BrokenRow(f"needs messages, or prompt and completion; the row has {found}"[:500])
+        names = ", ".join(map(repr, values)) or "none"
+        raise BrokenRow(f"needs messages, or prompt and completion; the row has {names}"[:500])
     prompt = as_prompt(prompt_value, prompt_path)
     completion = as_text(value, path) if isinstance(value, str) else _answer(as_messages(value, path), path, alone=True)
     return Example(id=problem_id(prompt), prompt=prompt, completion=completion)
-
-
-def _field(values: dict[str, Any], name: str, fields: Fields) -> tuple[str | None, Any]:
-    return named(values, fields[name]) if name in fields else find(values, (name,))
 
 
 def _answer(messages: tuple[Message, ...], path: str, *, alone: bool = False) -> str:

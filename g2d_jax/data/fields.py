@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import decimal
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -93,19 +92,14 @@ def as_answer(value: Any, path: str) -> str | None:
     """A reference answer as text, None when blank: 27.0 is "27", since data frames turn whole numbers into floats."""
     if isinstance(value, str):
         return _clean(value, path).strip() or None
-    if isinstance(value, int) and not isinstance(value, bool):
-        return as_number(decimal.Decimal(value))
-    if isinstance(value, float | decimal.Decimal) and math.isfinite(value):
-        return as_number(decimal.Decimal(repr(value)) if isinstance(value, float) else value)
+    if isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):
+        number = decimal.Decimal(repr(value) if isinstance(value, float) else value)
+        if number.is_finite():
+            text = format(number, "f")
+            text = text.rstrip("0").rstrip(".") if "." in text else text
+            return "0" if text in ("-0", "") else text
     shown = f"{value!r:.50}" if isinstance(value, bool | float) else type(value).__name__
     raise BrokenRow(f"{path!r} must be a text or a finite number, got {shown}")
-
-
-def as_number(value: decimal.Decimal) -> str:
-    """The number in plain digits, without exponent and without trailing zeros after the point."""
-    text = format(value, "f")
-    text = text.rstrip("0").rstrip(".") if "." in text else text
-    return "0" if text in ("-0", "") else text
 
 
 def _clean(value: str, path: str) -> str:

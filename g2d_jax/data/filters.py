@@ -96,14 +96,14 @@ def long_enough(text: str, path: str) -> str:
 
 def _plain(text: str) -> str:
     r"""Without font commands, braces, dollar signs and LaTeX spaces: "$\textbf{(A)}\ 5$" is "(A) 5"."""
-    return _FONT.sub(lambda found: "" if found[0] in "{}$*" else " ", text)
+    return _FONT.sub(lambda match: "" if match[0] in "{}$*" else " ", text)
 
 
 def _in_order(labels: list[re.Pattern[str]], text: str) -> bool:
     position = 0
     for label in labels:
-        found = label.search(text, position)
-        if found is None:
+        match = label.search(text, position)
+        if match is None:
             return False
-        position = found.end()
+        position = match.end()
     return True

@@ -33,15 +33,9 @@ def pairs_of(
 
 def right(group: Sequence[ScoredRollout]) -> np.ndarray:
     """[G]: 1 correct, 0 incorrect, NaN where there is no reward, no verdict on right and wrong, or a timeout."""
+    verdicts = [Verdict.SCORED if row.score.reward is None else row.score.verdict for row in group]
     unknown = (Verdict.SCORED, Verdict.TIMEOUT)
-    return np.array(
-        [
-            np.nan
-            if row.score.reward is None or row.score.verdict in unknown
-            else float(row.score.verdict is Verdict.CORRECT)
-            for row in group
-        ]
-    )
+    return np.array([np.nan if verdict in unknown else float(verdict is Verdict.CORRECT) for verdict in verdicts])
 
 
 def _reward(row: ScoredRollout) -> float:
@@ -120,26 +114,20 @@ def select_pairs(
     """
     if most is not None and most < 0:
         raise ValueError(f"the number of pairs to keep must not be negative, got {most}")
-    ranked: list[tuple[tuple[float, float, str, int, int], int]] = []
+    at_random = select in ("all", "random")
+    ranked: list[tuple[float, float, str, int, int, int]] = []  # those of a lower rank go first
     for place, ((problem_id, visit, uncertainty), count) in enumerate(zip(prompts, offered, strict=True)):
-        first = _rank(select, uncertainty, problem_id)
+        if math.isnan(uncertainty) and not at_random:
+            raise ValueError(
+                f"problem {problem_id} has no uncertainty to choose by: select all or random pairs instead"
+            )
+        rank = 0.0 if at_random else uncertainty if select == "confident" else -uncertainty
         tie, *draws = keys.rng(seed, "select", problem_id, visit).random(1 + count).tolist()
-        for index in range(count):
-            draw = draws[index] if select in ("all", "random") else tie
-            ranked.append(((first, draw, problem_id, visit, index), place))
+        ranked += [(rank, draws[i] if at_random else tie, problem_id, visit, i, place) for i in range(count)]
     kept: list[list[int]] = [[] for _ in prompts]
-    for (*_, index), place in sorted(ranked)[:most]:
+    for *_, index, place in sorted(ranked)[:most]:
         kept[place].append(index)
     return [sorted(indices) for indices in kept]
-
-
-def _rank(select: Select, uncertainty: float, problem_id: str) -> float:
-    """Prompts of a lower rank go first."""
-    if select in ("all", "random"):
-        return 0.0
-    if math.isnan(uncertainty):
-        raise ValueError(f"problem {problem_id} has no uncertainty to choose by: select all or random pairs instead")
-    return uncertainty if select == "confident" else -uncertainty
 
 
 def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: tuple[int, int]) -> Preference:

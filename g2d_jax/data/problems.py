@@ -24,10 +24,10 @@ from etils import epath
 
 from g2d_jax.canonical import suggest
 from g2d_jax.data import arithmetic, filters
-from g2d_jax.data.collect import LoadReport, OnError, Selection, check_limit, collect
+from g2d_jax.data.collect import LoadReport, OnError, check_limit, collect
 from g2d_jax.data.fields import BrokenRow, Fields, as_answer, as_prompt, check_fields, find, named
 from g2d_jax.data.rows import SUFFIXES, Row, file_rows, hub_rows
-from g2d_jax.data.splits import Split, check_split, problem_id, split_of
+from g2d_jax.data.splits import Split, problem_id
 from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import solution_answer
 
@@ -79,7 +79,6 @@ def load_problems(
     Raises ValueError naming file and line of the first broken row, for a source that is not known, cannot be read or
     holds no problem, and ImportError for a hub source without the extra.
     """
-    check_split(split)
     mapped = check_fields(fields, _CANDIDATES)
     if source.startswith("procedural:"):
         check_revision(source, revision)
@@ -88,12 +87,13 @@ def load_problems(
         return problems, LoadReport(source, rows=len(problems), kept=len(problems))
     label, rows = open_rows(source, revision)
     read = _READ.get(source.partition(":")[0], to_problem)
-    selection = Selection(lambda problem: split in (None, split_of(problem.id)), limit, on_error)
     problems, report = collect(
         source,
         rows,
         lambda values: read(values, label, mapped),
-        selection,
+        split=split,
+        limit=limit,
+        on_error=on_error,
         key=lambda problem: problem.id,
         content=lambda problem: problem.answer,
     )

@@ -11,13 +11,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 CPU_SECONDS = 5
 MEMORY_MB = 1024
 _TOO_MUCH = 3  # exit status; a signal is another way to end for it
-_INHERITED = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TMPDIR", "HOME")
 
 
 def rehearse(source: str, conversations: Sequence[Sequence[Mapping[str, str]]], variables: Mapping[str, Any]) -> None:
@@ -26,19 +26,11 @@ def rehearse(source: str, conversations: Sequence[Sequence[Mapping[str, str]]], 
     variables: what it is given beside the messages, such as the special tokens. What it raises is not told: the caller
     runs it next. Raises ValueError when it takes more than CPU_SECONDS or MEMORY_MB.
     """
-    job = json.dumps(
-        {
-            "source": source,
-            "conversations": conversations,
-            "variables": dict(variables),
-            "seconds": CPU_SECONDS,
-            "bytes": MEMORY_MB * 2**20,
-        },
-        default=str,
-    )
-    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | {"HF_HUB_OFFLINE": "1"}
+    limits = {"seconds": CPU_SECONDS, "bytes": MEMORY_MB * 2**20}
+    job = {"source": source, "conversations": conversations, "variables": dict(variables), **limits}
     command = [sys.executable, "-P", __file__]  # -P: this folder's names must not hide other packages
-    done = subprocess.run(command, input=job.encode(), capture_output=True, env=environment)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, input=json.dumps(job, default=str).encode(), capture_output=True, env=environment)
     if done.returncode == _TOO_MUCH or done.returncode < 0:
         raise ValueError(
             f"the chat template does not end within {CPU_SECONDS} seconds of processor time and {MEMORY_MB} MB: "
@@ -50,27 +42,21 @@ def rehearse(source: str, conversations: Sequence[Sequence[Mapping[str, str]]], 
 
 def _main() -> int:
     import resource
-    from pathlib import Path
 
     from transformers.utils.chat_template_utils import render_jinja_template
 
     job = json.loads(sys.stdin.buffer.read())
-    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    seconds = int(used) + 1 + job["seconds"]
+    seconds = int(time.process_time()) + 1 + job["seconds"]
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    status = Path("/proc/self/statm")
-    if status.exists():
-        pages = int(status.read_text().split()[0])
-        limit = pages * resource.getpagesize() + job["bytes"]
+    if os.path.exists("/proc/self/statm"):
+        with open("/proc/self/statm") as status:
+            limit = int(status.read().split()[0]) * resource.getpagesize() + job["bytes"]
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     for conversation in job["conversations"]:
         for generation in (False, True):
             try:
                 render_jinja_template(
-                    conversations=[conversation],
-                    chat_template=job["source"],
-                    add_generation_prompt=generation,
-                    **job["variables"],
+                    [conversation], chat_template=job["source"], add_generation_prompt=generation, **job["variables"]
                 )
             except MemoryError:
                 return _TOO_MUCH

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -74,18 +74,17 @@ def hub_rows(
 
 
 def _jsonl_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
-    number = 0
-    while line := handle.readline(MAX_LINE_BYTES + 1):
-        number += 1
+    for number, line in enumerate(iter(lambda: handle.readline(MAX_LINE_BYTES + 1), b""), 1):
         where = f"{path}, line {number}"
         if len(line) > MAX_LINE_BYTES:
+            yield Row(where, {}, f"the line is longer than {MAX_LINE_BYTES} bytes")
             while line and not line.endswith(b"\n"):
                 line = handle.readline(MAX_LINE_BYTES)
-            yield Row(where, {}, f"the line is longer than {MAX_LINE_BYTES} bytes")
-            continue
-        text = line.removeprefix(_BOM) if number == 1 else line
-        if text.strip():
-            yield _parsed(where, text)
+        elif line.removeprefix(_BOM).strip():
+            try:
+                yield _checked(where, _loads(line))
+            except ValueError as error:
+                yield Row(where, {}, f"not JSON: {error}")
 
 
 def _json_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
@@ -106,33 +105,19 @@ def _parquet_rows(handle: IO[bytes], path: str) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     try:
-        number = 0
-        for batch in pq.ParquetFile(handle).iter_batches(batch_size=1024):
-            for i in range(batch.num_rows):
-                number += 1
-                where = f"{path}, row {number}"
-                try:
-                    yield _checked(where, batch.slice(i, 1).to_pylist()[0])
-                except UnicodeDecodeError as error:
-                    yield Row(where, {}, f"not UTF-8: {error}")
-                except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a date in the year 10000 …
-                    yield Row(where, {}, f"it holds what Python cannot: {error}")
+        batches = pq.ParquetFile(handle).iter_batches(batch_size=1024)
+        rows = (batch.slice(i, 1) for batch in batches for i in range(batch.num_rows))
+        for number, row in enumerate(rows, 1):
+            where = f"{path}, row {number}"
+            try:
+                yield _checked(where, row.to_pylist()[0])
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a date in the year 10000 …
+                yield Row(where, {}, f"it holds what Python cannot: {error}")
     except pa.ArrowException as error:
         raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
 
 
-_READERS: dict[str, Callable[[IO[bytes], str], Iterator[Row]]] = {
-    ".jsonl": _jsonl_rows,
-    ".json": _json_rows,
-    ".parquet": _parquet_rows,
-}
-
-
-def _parsed(where: str, text: bytes) -> Row:
-    try:
-        return _checked(where, _loads(text))
-    except ValueError as error:
-        return Row(where, {}, f"not JSON: {error}")
+_READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}
 
 
 def _loads(text: bytes) -> Any:

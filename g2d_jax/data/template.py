@@ -30,15 +30,11 @@ PROMPT_TEMPLATES = {
     "where [answer] is the response to the problem.",
 }
 DEFAULT_SYSTEM = "default"
-# Spelled out, since the names that strftime writes depend on the machine's language.
-_MONTHS = (
-    "January", "February", "March", "April", "May", "June",
-    "July", "August", "September", "October", "November", "December",
-)  # fmt: skip
-_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_CLOCK = re.compile(r"""strftime_now\(\s*(["'])((?:(?!\1).)*)\1\s*\)""")
 _WORDS = re.compile(r"\w\s+\w")
 # Stand-ins whose place in a rendered conversation shows what the template put around them.
 _SYSTEM, _USER, _ANSWER, _NEXT = "zqSYSTEMqz", "zqUSERqz", "zqANSWERqz", "zqNEXTqz"
+_ANSWERED = {"role": "assistant", "content": _ANSWER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +91,21 @@ class Template:
             raise ValueError(f"a system prompt needs a chat template, which is not in use here: {settings.system!r}")
         self.settings = settings
         self._tokenizer = tokenizer
-        self.source: str = _chat_template(tokenizer) if self.is_chat else ""
+        self.source: str = _chat_template(tokenizer, settings) if self.is_chat else ""
         self._bos = str(tokenizer.bos_token or "")
         self._inserted = self._inserted_block() if self.is_chat and settings.system is None else ""
 
     def conversation(self, prompt: Prompt) -> tuple[Message, ...]:
         """The messages of a prompt: with the prompt template and the system message of the settings, if any."""
-        messages = self._bare_messages(prompt)
+        if isinstance(prompt, str):  # braces in it stay as they are
+            messages: tuple[Message, ...] = (_user(prompt.join(self.settings.pattern.split(PLACEHOLDER))),)
+        elif prompt and prompt[-1]["role"] == "user":
+            messages = tuple(prompt)
+        else:
+            raise ValueError("a prompt of messages must end with a user message")
         system = self.settings.system
-        if messages[0]["role"] != "system" and system is not None and system != DEFAULT_SYSTEM:
-            messages = ({"role": "system", "content": system}, *messages)
+        if messages[0]["role"] != "system" and system not in (None, DEFAULT_SYSTEM):
+            messages = ({"role": "system", "content": str(system)}, *messages)
         return messages
 
     def render(self, prompt: Prompt) -> str:
@@ -125,20 +126,8 @@ class Template:
         """What the chat template writes after an assistant's message; "" without chat."""
         if not self.is_chat:
             return ""
-        question, answer = self._turn(_USER), {"role": "assistant", "content": _ANSWER}
-        _, found, end = self.apply((question, answer), generation=False).rpartition(_ANSWER)
-        return end if found else ""
-
-    def _bare_messages(self, prompt: Prompt) -> tuple[Message, ...]:
-        if isinstance(prompt, str):
-            return (self._turn(prompt.join(self.settings.pattern.split(PLACEHOLDER))),)  # braces in it stay as they are
-        if not prompt or prompt[-1]["role"] != "user":
-            raise ValueError("a prompt of messages must end with a user message")
-        return tuple(prompt)
-
-    @staticmethod
-    def _turn(content: str) -> Message:
-        return {"role": "user", "content": content}
+        _, answer, end = self.apply((_user(_USER), _ANSWERED), generation=False).rpartition(_ANSWER)
+        return end if answer else ""
 
     def apply(self, messages: tuple[Message, ...], *, generation: bool) -> str:
         """Run the chat template on messages as they are, up to where a response begins if `generation`.
@@ -149,7 +138,7 @@ class Template:
         try:
             text = self._tokenizer.apply_chat_template(
                 conversation,
-                chat_template=_with_fixed_clock(self.source, datetime.date.fromisoformat(self.settings.date)),
+                chat_template=self.source,
                 tokenize=False,
                 add_generation_prompt=generation,
                 **_variables(self.settings),
@@ -177,7 +166,7 @@ class Template:
 
         The turn's own header is what the template adds before one more user message.
         """
-        text = self.apply((self._turn(_USER),), generation=False)
+        text = self.apply((_user(_USER),), generation=False)
         header = self._user_header()
         known = header is not None and header + _USER in text
         before = text.partition(f"{header}{_USER}" if known else _USER)[0].removeprefix(self._bos)
@@ -190,7 +179,7 @@ class Template:
 
     def _user_header(self) -> str | None:
         """The text with which a later user turn begins, None where that cannot be told."""
-        messages = (self._turn(_USER), {"role": "assistant", "content": _ANSWER}, self._turn(_NEXT))
+        messages = (_user(_USER), _ANSWERED, _user(_NEXT))
         try:
             shorter, longer = (self.apply(messages[:n], generation=False) for n in (2, 3))
         except ValueError:  # a template for one turn only
@@ -200,13 +189,11 @@ class Template:
     def _fills_system_block(self, text: str) -> bool:
         """Whether `text`, rendered without a system message, has the block that a given one would be put in."""
         try:
-            given = self.apply(({"role": "system", "content": _SYSTEM}, self._turn(_USER)), generation=False)
+            given = self.apply(({"role": "system", "content": _SYSTEM}, _user(_USER)), generation=False)
         except ValueError:  # no system messages at all
             return False
-        before, found, after = given.partition(_SYSTEM)
-        return (
-            bool(found) and len(text) >= len(before) + len(after) and text.startswith(before) and text.endswith(after)
-        )
+        before, system, after = given.partition(_SYSTEM)
+        return bool(system and re.fullmatch(f"{re.escape(before)}.*{re.escape(after)}", text, re.DOTALL))
 
 
 def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> None:
@@ -216,43 +203,36 @@ def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> N
     """
     if not tokenizer.chat_template or settings.chat is False:
         return
-    source = _with_fixed_clock(_chat_template(tokenizer), datetime.date.fromisoformat(settings.date))
-    system, user = {"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}
-    answer, more = {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _NEXT}
-    conversations = ([user], [system, user], [user, answer], [user, answer, more])
-    rehearse(source, conversations, {**tokenizer.special_tokens_map, **_variables(settings)})
+    system, user = {"role": "system", "content": _SYSTEM}, _user(_USER)
+    conversations = ([user], [system, user], [user, _ANSWERED], [user, _ANSWERED, _user(_NEXT)])
+    rehearse(
+        _chat_template(tokenizer, settings), conversations, {**tokenizer.special_tokens_map, **_variables(settings)}
+    )
 
 
-def _chat_template(tokenizer: PreTrainedTokenizerFast) -> str:
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def _chat_template(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> str:
+    """The chat template, with the date of the settings at midnight written where it asks for the time.
+
+    Raises ValueError for a template that is no text, or that asks for the time in a format that it computes.
+    """
     source = tokenizer.get_chat_template()
     if not isinstance(source, str):
         raise ValueError(f"the tokenizer's chat template must be a text, got {type(source).__name__}")
+    midnight = datetime.datetime.fromisoformat(settings.date)
+    source = _CLOCK.sub(lambda call: repr(midnight.strftime(call[2])), source)
+    if re.search(r"strftime_now\s*\(", source):
+        raise ValueError("the chat template asks for the time in a format that it computes: set chat=False")
     return source
 
 
 def _variables(settings: TemplateSettings) -> dict[str, Any]:
     """What chat templates are given beside the messages."""
-    date = datetime.date.fromisoformat(settings.date)
-    variables: dict[str, Any] = {"date_string": f"{date.day:02d} {_MONTHS[date.month - 1][:3]} {date.year}"}
+    variables: dict[str, Any] = {"date_string": datetime.date.fromisoformat(settings.date).strftime("%d %b %Y")}
     return variables if settings.enable_thinking is None else {**variables, "enable_thinking": settings.enable_thinking}
-
-
-def _with_fixed_clock(source: str, date: datetime.date) -> str:
-    """The template with a `strftime_now` of its own, which formats `date` (at midnight) instead of today.
-
-    A macro, because transformers hands templates plain data only. The newline after it is trimmed by Jinja's
-    trim_blocks, so the rest starts at the start of a line, as before.
-    """
-    if "strftime_now" not in source:
-        return source
-    month, weekday = _MONTHS[date.month - 1], _WEEKDAYS[date.weekday()]
-    directives = {
-        "%Y": f"{date.year:04d}", "%y": f"{date.year % 100:02d}", "%m": f"{date.month:02d}", "%-m": f"{date.month}",
-        "%d": f"{date.day:02d}", "%-d": f"{date.day}", "%B": month, "%b": month[:3], "%A": weekday, "%a": weekday[:3],
-        "%H": "00", "%I": "12", "%M": "00", "%S": "00", "%p": "AM",
-    }  # fmt: skip
-    filters = "".join(f" | replace('{name}', '{value}')" for name, value in directives.items())
-    return f"{{%- macro strftime_now(format) %}}{{{{ format{filters} }}}}{{% endmacro %}}\n{source}"
 
 
 _UNREMOVABLE = 'give the system message yourself (system="…"), or accept the template\'s own with system="default"'

@@ -236,10 +236,8 @@ def _fetch(name: str, folder: Path) -> None:
         (folder / file.name).write_bytes(storage.read_bytes(file))
 
 
-_GENERIC = (
-    "PreTrainedTokenizerFast",
-    "TokenizersBackend",
-)  # tokenizer.json is all there is; names of transformers 4, 5
+# tokenizer.json is all there is; names of transformers 4, 5
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def _load_hugging_face(

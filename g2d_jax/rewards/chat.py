@@ -18,15 +18,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from g2d_jax import processes, storage
 from g2d_jax.records import Message
 from g2d_jax.tables import safe_text
-
-if TYPE_CHECKING:
-    import openai
 
 Failure: TypeAlias = Literal["unreachable", "timeout", "unavailable", "rejected", "refused", "malformed"]
 """No connection; no answer in time; 408, 409, 429 or 5xx; 401 or 404, which every request will get; any other status;
@@ -154,14 +151,10 @@ class Chat:
         messages = [{"role": m["role"], "content": safe_text(m["content"])} for m in conversation]
         return storage.fingerprint([self.endpoint.model, messages, self.endpoint.max_tokens]), messages
 
-    def _send(
-        self, requests: dict[str, list[dict[str, str]]], progress: Callable[[int], None] | None
-    ) -> dict[str, Reply]:
+    def _send(self, requests: dict[str, Any], progress: Callable[[int], None] | None) -> dict[str, Reply]:
         """Ask and journal; the requests that failed."""
         failed: dict[str, Reply] = {}
-        if not requests:
-            return failed
-        pool = ThreadPoolExecutor(min(self.endpoint.concurrency, len(requests)))
+        pool = ThreadPoolExecutor(self.endpoint.concurrency)
         waiting = {pool.submit(self._request, messages): name for name, messages in requests.items()}
         try:
             for done, future in enumerate(processes.patiently_completed(waiting), 1):
@@ -173,9 +166,7 @@ class Chat:
                 if progress is not None:
                     progress(done)
         finally:
-            pool.shutdown(
-                wait=False, cancel_futures=True
-            )  # after an error what is under way ends, the rest is not sent
+            pool.shutdown(wait=False, cancel_futures=True)  # after an error what is under way ends, no more is sent
         return failed
 
     def _record(self, name: str, reply: Reply, usage: dict[str, int]) -> None:
@@ -212,22 +203,22 @@ class Chat:
         import openai
 
         asked: Any = {"model": self.endpoint.model, "messages": messages, "max_tokens": self.endpoint.max_tokens}
+        kind: Failure
         try:
             answer = self._client.chat.completions.with_raw_response.create(**asked, temperature=0.0)
             return parse_completion(answer.text)
         except openai.APITimeoutError:
-            return self._failure("timeout", f"no answer in {self.endpoint.timeout:g} s"), {}
+            kind, detail = "timeout", f"no answer in {self.endpoint.timeout:g} s"
         except openai.APIConnectionError as error:
-            return self._failure("unreachable", f"{error} {error.__cause__ or ''}"), {}
+            kind, detail = "unreachable", f"{error} {error.__cause__ or ''}"
         except openai.APIStatusError as error:
-            return self._failure(*_status(error)), {}
+            code, detail = error.status_code, f"status {error.status_code}: {error}"
+            kind = "rejected" if code in (401, 404) else "refused"
+            kind = "unavailable" if code >= 500 or code in (408, 409, 429) else kind
         except (openai.OpenAIError, ValueError) as error:
-            return self._failure("malformed", str(error)), {}
-
-    def _failure(self, kind: Failure, detail: str) -> Reply:
-        """Some servers repeat the key in their errors."""
-        shown = detail.replace(self._key, "***") if self._key else detail
-        return Reply(failure=kind, detail=shown[:_ERROR_CHARACTERS].encode("unicode_escape").decode("ascii"))
+            kind, detail = "malformed", str(error)
+        shown = detail.replace(self._key, "***") if self._key else detail  # some servers repeat the key
+        return Reply(failure=kind, detail=shown[:_ERROR_CHARACTERS].encode("unicode_escape").decode("ascii")), {}
 
 
 def parse_completion(body: str) -> tuple[Reply, dict[str, int]]:
@@ -243,17 +234,9 @@ def parse_completion(body: str) -> tuple[Reply, dict[str, int]]:
         raise ValueError(f"the answer is no chat completion: {body[:100]!r}") from error
     if not isinstance(text, str | None) or not isinstance(finish, str | None):
         raise ValueError(f"the answer's content is no text: {body[:100]!r}")
-    usage = content.get("usage")
-    counts = (
-        {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")} if isinstance(usage, dict) else {}
-    )
+    usage = content.get("usage") if isinstance(content.get("usage"), dict) else {}
+    counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
     return Reply(text or "", finish or ""), {name: n for name, n in counts.items() if type(n) is int}
-
-
-def _status(error: openai.APIStatusError) -> tuple[Failure, str]:
-    code = error.status_code
-    kind: Failure = "rejected" if code in (401, 404) else "refused"
-    return "unavailable" if code >= 500 or code in (408, 409, 429) else kind, f"status {code}: {error}"
 
 
 def _check_url(url: str) -> None:

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from g2d_jax.rewards.lists import form
 from g2d_jax.rewards.normalise import clean
 
-_THINK_TAG = re.compile(r"</?think>")
 # One token per match, so that `\{` and `\\` are never mistaken for a brace or for the start of a command.
 _BRACE_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|(?P<open>\{)|(?P<close>\})|\\.", re.DOTALL)
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)[ \t]*([-+]?\d[\d,.]*(?<![,.])|[A-Za-z](?![A-Za-z]))")
@@ -63,10 +62,8 @@ def answer_text(text: str) -> str | None:
     Text without think tags counts whole. None when a `<think>` was opened and never closed: the response was cut before
     it answered. Where the template itself ends with `<think>`, hand in `"<think>" + text`.
     """
-    last = _last(_THINK_TAG, text)
-    if last is None:
-        return text
-    return text[last.end() :] if last.group() == "</think>" else None
+    after = text.rpartition("</think>")[2]
+    return None if "<think>" in after else after
 
 
 def final_answer(text: str) -> str | None:
@@ -74,10 +71,11 @@ def final_answer(text: str) -> str | None:
     counted = answer_text(text)
     if counted is None:
         return None
-    boxed = _last_box(counted)
-    if boxed is not None:
-        return boxed
-    return max(_last_final_answer(counted), _last_hashes(counted))[1] or None
+    for rules in RULES:
+        _, answer = max(rule(counted) for rule in rules)
+        if answer:
+            return answer
+    return None
 
 
 def solution_answer(solution: str) -> str | None:
@@ -89,7 +87,7 @@ def solution_answer(solution: str) -> str | None:
     _, mark, tail = solution.rpartition("####")
     if mark:
         return tail.split("\n", 1)[0].strip() or None
-    return _last_box(solution)
+    return _last_box(solution)[1] or _last_bare_box(solution)[1] or None
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -97,50 +95,57 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return matches[0] if matches else None
 
 
-def _boxes(text: str) -> list[str]:
-    """Contents of the balanced boxes that are not inside another balanced box, in order."""
+def _last_box(text: str) -> tuple[int, str]:
+    """The last balanced box that is not empty nor inside another balanced one."""
+    if "\\boxed" not in text and "\\fbox" not in text:
+        return _NOTHING
     open_braces: list[tuple[int, bool]] = []  # (where its content starts, whether it opens a box)
-    spans: list[tuple[int, int]] = []
+    boxes: list[tuple[int, str]] = []
     for token in _BRACE_TOKEN.finditer(text):
-        if token["close"] is None:
-            if token["box"] or token["open"]:
-                open_braces.append((token.end(), token["box"] is not None))
-        elif open_braces:
+        if token["box"] or token["open"]:
+            open_braces.append((token.end(), token["box"] is not None))
+        elif token["close"] and open_braces:
             start, is_box = open_braces.pop()
             if is_box:
-                while spans and spans[-1][0] > start:  # boxes inside this one
-                    spans.pop()
-                spans.append((start, token.start()))
-    return [text[start:end] for start, end in spans]
+                while boxes and boxes[-1][0] > start:  # boxes inside this one
+                    boxes.pop()
+                boxes.append((start, text[start : token.start()].strip()))
+    return next((box for box in reversed(boxes) if box[1]), _NOTHING)
 
 
-def _last_box(text: str) -> str | None:
-    if "\\boxed" not in text and "\\fbox" not in text:
-        return None
-    contents = [content for content in (box.strip() for box in _boxes(text)) if content]
-    if contents:
-        return contents[-1]
+def _last_bare_box(text: str) -> tuple[int, str]:
+    r"""The last `\boxed 5`, unless it goes on as a list of values."""
     bare = _last(_BARE_BOX, text)
-    return bare[1] if bare and not _goes_on(text[bare.end() : bare.end() + _FINAL_WINDOW]) else None
-
-
-def _goes_on(tail: str) -> bool:
-    """Whether what follows a value lists another one."""
-    separator = _SEPARATOR.match(tail)
-    return separator is not None and _FINAL_VALUE.match(tail, separator.end()) is not None
+    if bare is None or len(_listed("0" + text[bare.end() : bare.end() + _FINAL_WINDOW])) > 1:
+        return _NOTHING
+    return bare.start(), bare[1]
 
 
 def _last_final_answer(text: str) -> tuple[int, str]:
-    """(where it stands, answer), or (-1, "")."""
+    """What the last "final answer is" is followed by, unless the sentence or the next line gives another value."""
     last = _last(_FINAL_ANSWER, text)
     if last is None:
-        return -1, ""
+        return _NOTHING
     tail = text[last.end() : last.end() + _FINAL_WINDOW]
     values = _listed(tail)
     if not values or _ambiguous(tail[values[-1].end() :], values):
-        return -1, ""
+        return _NOTHING
     answer = tail[: values[-1].end()] if len(values) > 1 else _content(values[0])
     return last.start(), _EMPTY_BOX.sub("", answer).strip()
+
+
+def _last_hashes(text: str) -> tuple[int, str]:
+    last = _last(_HASHES, text)
+    return (last.start(), last[1].strip()) if last else _NOTHING
+
+
+_NOTHING = (-1, "")
+RULES: tuple[tuple[Callable[[str], tuple[int, str]], ...], ...] = (
+    (_last_box,),
+    (_last_bare_box,),
+    (_last_final_answer, _last_hashes),
+)
+"""Rules by precedence: (where an answer stands, answer) of a text, (-1, "") for none. In a row the last answer wins."""
 
 
 def _listed(tail: str) -> list[re.Match[str]]:
@@ -162,10 +167,10 @@ def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
 
     The same value once more, as in "18 dollars ($18)", is no other.
     """
+    forms = {form(clean(content)) for content in map(_content, values)}
     sentence = _SENTENCE.match(rest)
-    said = _MEASURE.sub(" ", _EXPLANATION.split(sentence.group() if sentence else "", maxsplit=1)[0])
+    said = _MEASURE.sub(" ", _EXPLANATION.split(sentence[0] if sentence else "", maxsplit=1)[0])
     pattern = _OTHER_CHOICE if values[-1]["letter"] else _OTHER_VALUE  # "(A) 12" is one answer
-    forms = {form(clean(content)) for content in set(map(_content, values))}
     other = pattern.search(said)
     while other is not None:
         value = _FINAL_VALUE.match(said, other.start())
@@ -177,9 +182,3 @@ def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
     if value is None or not _LINE_END.match(rest, value.end()):
         return False
     return form(clean(_content(value))) not in forms
-
-
-def _last_hashes(text: str) -> tuple[int, str]:
-    """(where it stands, number), or (-1, "")."""
-    last = _last(_HASHES, text)
-    return (-1, "") if last is None else (last.start(), last.group(1).strip())

@@ -39,8 +39,6 @@ RewardFunction: TypeAlias = Callable[..., Sequence[float | None] | np.ndarray]
 Scorer: TypeAlias = Callable[[Sequence[Problem], Sequence[str], Sequence[np.ndarray]], list[Score]]
 """`scorer(problems, texts, token_ids)`: one Score per response, in order. token_ids: [T] int32 each."""
 
-_RESERVED = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
-
 
 class RewardFailed(ValueError):
     """A reward function raised, or gave what is no reward; the message names its place and the exception."""
@@ -93,20 +91,15 @@ def _import_file(name: str, file: Path) -> ModuleType:
 
 def _origin(error: BaseException) -> str:
     """Where the code raised that this file called, and what: " at FILE, line N, in FUNCTION: KeyError: 'label'"."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    frames = [frame for frame in frames if not frame.filename.startswith("<frozen")]  # of the import system
     what = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return f" at {error.filename}, line {error.lineno}: {what}"
-    own = [frame for frame in frames if frame.filename == frames[0].filename]  # not of a library that it calls
-    return f" at {own[-1].filename}, line {own[-1].lineno}, in {own[-1].name}: {what}" if own else f": {what}"
-
-
-def _named(function: RewardFunction) -> str:
-    """The function's name and place, for messages."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    place = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
-    return f"{getattr(function, '__qualname__', repr(function))}{place}"
+    frames = [*traceback.extract_tb(error.__traceback__)]
+    frames = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith("<frozen")]
+    if not frames:
+        return f": {what}"
+    last = [frame for frame in frames if frame.filename == frames[0].filename][-1]  # not of a library that it calls
+    return f" at {last.filename}, line {last.lineno}, in {last.name}: {what}"
 
 
 def call_reward(
@@ -122,44 +115,53 @@ def call_reward(
         raise ValueError(
             f"rewards need as many problems as responses, got {len(problems)}, {len(texts)}, {len(token_ids)}"
         )
-    arguments: dict[str, list[Any]] = {
-        "prompts": [_plain_prompt(problem) for problem in problems],
-        "completions": [_completion(problem, text) for problem, text in zip(problems, texts, strict=True)],
-        "completion_ids": [np.asarray(ids).tolist() for ids in token_ids],
-        **_columns(problems),
-    }
-    arguments = _accepted(function, arguments)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    place = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+    name = f"reward {getattr(function, '__qualname__', repr(function))}{place}"
+    arguments = _arguments(function, problems, texts, token_ids)
     try:
         result = function(**arguments)
     except Exception as error:
-        place = _culprit(function, arguments, len(texts))
-        of = "" if place is None else f"; it does so for {_shown(problems[place])}, response {texts[place]!r:.200}"
-        raise RewardFailed(f"reward {_named(function)} failed{_origin(error)}{of}") from error
-    return _checked(_named(function), result, len(texts))
+        culprit = next((i for i in range(len(texts)) if _raises_for(function, arguments, i)), None)
+        of = ""
+        if culprit is not None:
+            problem = problems[culprit]
+            of = f"; it does so for problem {problem.id} ({problem.prompt!r:.80}), response {texts[culprit]!r:.200}"
+        raise RewardFailed(f"{name} failed{_origin(error)}{of}") from error
+    return _checked(name, result, len(texts))
 
 
-def _culprit(function: RewardFunction, arguments: Mapping[str, list[Any]], count: int) -> int | None:
-    """A response that the function raises for by itself, None if it does for several together only.
+def _arguments(
+    function: RewardFunction, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
+) -> dict[str, list[Any]]:
+    """What TRL hands to a reward: a list each, of the data's columns too (None where a problem lacks it)."""
+    names = sorted({name for problem in problems for name in problem.columns} - {"prompt", "completion"})
+    arguments: dict[str, list[Any]] = {
+        **{name: [problem.columns.get(name) for problem in problems] for name in names},
+        "answer": [problem.answer for problem in problems],
+        "solution": [problem.solution for problem in problems],
+        "prompts": [
+            p.prompt if isinstance(p.prompt, str) else [dict(message) for message in p.prompt] for p in problems
+        ],
+        "completions": [
+            text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
+            for problem, text in zip(problems, texts, strict=True)
+        ],
+        "completion_ids": [np.asarray(ids).tolist() for ids in token_ids],
+    }
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return arguments
+    return {name: values for name, values in arguments.items() if name in parameters}
 
-    By halves, so that no response is scored more than once at each length.
-    """
 
-    def raises(low: int, high: int) -> bool:
-        try:
-            function(**{name: values[low:high] for name, values in arguments.items()})
-        except Exception:
-            return True
-        return False
-
-    low, high = 0, count
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if raises(low, middle) else (middle, high)
-    return low if count and raises(low, high) else None
-
-
-def _shown(problem: Problem) -> str:
-    return f"problem {problem.id} ({problem.prompt!r:.80})"
+def _raises_for(function: RewardFunction, arguments: Mapping[str, list[Any]], index: int) -> bool:
+    """Whether the function raises for a response by itself."""
+    try:
+        function(**{name: values[index : index + 1] for name, values in arguments.items()})
+    except Exception:
+        return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -188,67 +190,34 @@ def function_scorer(function: RewardFunction, correct_above: float | None = 0.5)
     if correct_above is not None and not math.isfinite(correct_above):
         raise ValueError(f"correct_above must be a finite number, got {correct_above}")
 
+    def verdict(reward: float | None) -> Verdict:
+        if reward is None:
+            return Verdict.UNSCORABLE
+        if correct_above is None:
+            return Verdict.SCORED
+        return Verdict.CORRECT if reward > correct_above else Verdict.INCORRECT
+
     def scorer(problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]) -> list[Score]:
         rewards = call_reward(function, problems, texts, token_ids)
         return [
-            Score(reward=reward, verdict=_verdict(reward, correct_above), answer=final_answer(text))
+            Score(reward=reward, verdict=verdict(reward), answer=final_answer(text))
             for reward, text in zip(rewards, texts, strict=True)
         ]
 
     return scorer
 
 
-def _verdict(reward: float | None, correct_above: float | None) -> Verdict:
-    if reward is None:
-        return Verdict.UNSCORABLE
-    if correct_above is None:
-        return Verdict.SCORED
-    return Verdict.CORRECT if reward > correct_above else Verdict.INCORRECT
-
-
-def _plain_prompt(problem: Problem) -> str | list[dict[str, str]]:
-    if isinstance(problem.prompt, str):
-        return problem.prompt
-    return [dict(message) for message in problem.prompt]
-
-
-def _completion(problem: Problem, text: str) -> str | list[dict[str, str]]:
-    return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
-
-
-def _columns(problems: Sequence[Problem]) -> dict[str, list[Any]]:
-    """One list per field of the data; None where a problem lacks it."""
-    names = sorted({name for problem in problems for name in problem.columns} - _RESERVED)
-    columns: dict[str, list[Any]] = {name: [problem.columns.get(name) for problem in problems] for name in names}
-    return columns | {
-        "answer": [problem.answer for problem in problems],
-        "solution": [problem.solution for problem in problems],
-    }
-
-
-def _accepted(function: RewardFunction, arguments: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return arguments
-    return {name: value for name, value in arguments.items() if name in parameters}
-
-
 def _checked(name: str, result: Any, expected: int) -> list[float | None]:
     if inspect.iscoroutine(result):
         result.close()
-        raise RewardFailed(f"reward {name} is an async function; make it a plain one that returns a list")
+        raise RewardFailed(f"{name} is an async function; make it a plain one that returns a list")
     if not isinstance(result, Sequence | np.ndarray) or isinstance(result, str) or len(result) != expected:
         size = f"{len(result)} values" if hasattr(result, "__len__") else type(result).__name__
-        raise RewardFailed(f"reward {name} must return a list of {expected} numbers, one per completion, got {size}")
-    return [_number(name, index, value) for index, value in enumerate(result)]
-
-
-def _number(name: str, index: int, value: Any) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
-        raise RewardFailed(
-            f"reward {name} returned {value!r} for completion {index}; "
-            "return a finite number, or None for one that cannot be scored"
-        )
-    return float(value)
+        raise RewardFailed(f"{name} must return a list of {expected} numbers, one per completion, got {size}")
+    for index, value in enumerate(result):
+        if value is not None and not (isinstance(value, numbers.Real | np.bool_) and math.isfinite(value)):
+            raise RewardFailed(
+                f"{name} returned {value!r} for completion {index}; "
+                "return a finite number, or None for one that cannot be scored"
+            )
+    return [None if value is None else float(value) for value in result]

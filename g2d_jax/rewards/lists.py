@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
+from g2d_jax.rewards.expression import NAME
 from g2d_jax.rewards.normalise import canonical
 from g2d_jax.rewards.quantity import Quantity, parse_quantity, same_quantity
 
@@ -18,9 +19,6 @@ _TOKEN = re.compile(r"\\[{}]|\\.|[(\[{)\]},;]", re.DOTALL)
 OPENING, CLOSING = frozenset(("\\{", "{", "(", "[")), frozenset(("\\}", "}", ")", "]"))
 _THOUSANDS = re.compile(r"\d,\d{3}(?!\d)")
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
-NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?"
-"""`x`, `x_1`, `f(x)`: what an answer gives a value to, as a pattern."""
-
 ASSIGNMENT = re.compile(rf"({NAME})\s*=\s*([^=<>]+)")
 """`x = 5`: the name and the value."""
 
@@ -105,23 +103,6 @@ def says_only(value: str, elements: Sequence[str]) -> bool | None:
         return None
     others = [other for other in map(_plain_number, elements) if other is not None]
     return None if all(same_quantity(number, other) for other in others) else False
-
-
-def without_common(gold: str, answer: str) -> tuple[str, str]:
-    """Two lists without the elements that they share, so that only what differs in form needs computer algebra.
-
-    Other answers, lists in which an element occurs twice, and those that would be empty stay as they are.
-    """
-    expected, given = elements(gold), elements(answer)
-    if expected is None or given is None:
-        return gold, answer
-    a, b = [form(element) for element in expected], [form(element) for element in given]
-    if len(set(a)) < len(a) or len(set(b)) < len(b) or not (set(a) - set(b) and set(b) - set(a)):
-        return gold, answer
-    common = set(a) & set(b)
-    left = [element for element, form in zip(expected, a, strict=True) if form not in common]
-    right = [element for element, form in zip(given, b, strict=True) if form not in common]
-    return ", ".join(left), ", ".join(right)
 
 
 def form(element: str) -> Fraction | str:

@@ -85,18 +85,21 @@ def clean(latex: str) -> str:
     return _trim(text)
 
 
+def without_text(cleaned: str) -> str:
+    r"""A cleaned answer without its `\text{ }` marks."""
+    return _TEXT.sub(r"\1", cleaned).strip()
+
+
 def canonical(cleaned: str) -> str:
     r"""The key under which two cleaned answers are the same string: no spaces, `\text`, degree or currency signs."""
-    text = _TEXT.sub(r"\1", cleaned)
-    text = text.replace(r"^\circ", "").replace(r"\$", "").replace(r"\%", "%")
+    text = without_text(cleaned).replace(r"^\circ", "").replace(r"\$", "").replace(r"\%", "%")
     text = _DIGIT_GAP.sub("\x1f", text.strip())  # "1 2" is not "12"
     return _SHORT_SCRIPT.sub(r"\1\2", text.replace(" ", "")).rstrip(".")
 
 
 def plain_text(cleaned: str) -> str | None:
     r"""The words of an answer that is text, casefolded: `\text{Evelyn}` gives "evelyn". None for mathematics."""
-    text = _TEXT.sub(r"\1", cleaned).strip(" .,;:!?")
-    words = text.replace("-", " ").replace("'", "").split()
+    words = without_text(cleaned).strip(" .,;:!?").replace("-", " ").replace("'", "").split()
     if not words or not all(word.isalpha() for word in words):
         return None
     return " ".join(words).casefold()

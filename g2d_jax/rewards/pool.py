@@ -10,15 +10,24 @@ itself.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
-from collections import Counter, OrderedDict
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from g2d_jax import processes
 from g2d_jax.records import Score, Verdict
-from g2d_jax.rewards.child import Child, WorkerDied, WorkerOverdue
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.rewards.verify import quick_verdict
 
@@ -26,10 +35,85 @@ REWARDS: Mapping[Verdict, float | None] = {
     **{Verdict.CORRECT: 1.0, Verdict.INCORRECT: 0.0, Verdict.NO_ANSWER: 0.0, Verdict.TIMEOUT: 0.0},
     Verdict.UNSCORABLE: None,
 }
-
+START_SECONDS = 300.0
+"""How long a worker may take to import math-verify on a machine that is busy compiling."""
 
 Begun = tuple[str | None, Verdict | Future[Verdict]]
 """A response's final answer, and its verdict or where that will be."""
+
+
+class WorkerDied(Exception):
+    """The worker process ended, or was ended since it did not reply in time ("wall")."""
+
+
+class Worker:
+    """A running worker process, for one thread at a time. Raises RuntimeError if it cannot start."""
+
+    def __init__(self, cpu_seconds: float, memory_mb: int) -> None:
+        command = [sys.executable, "-P", "-m", "g2d_jax.rewards.worker", repr(cpu_seconds), str(memory_mb)]
+        with tempfile.TemporaryFile() as errors:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=_environment(),
+                cwd=os.sep,
+                start_new_session=True,  # Ctrl-C is the parent's business, and one kill ends worker and grader
+            )
+            try:
+                self._request(b"", START_SECONDS)
+            except WorkerDied as error:
+                errors.seek(0)
+                raise RuntimeError(
+                    "a verifier worker did not start; is math-verify installed (pip install math-verify)?\n"
+                    + errors.read()[-2000:].decode(errors="replace").strip()
+                ) from error
+
+    def ask(self, gold: str, answer: str, wall_seconds: float) -> dict[str, Any]:
+        """The reply to one request, see worker.py. Raises WorkerDied, after which the worker is of no more use."""
+        return self._request(json.dumps({"gold": gold, "answer": answer}).encode() + b"\n", wall_seconds)
+
+    def _request(self, line: bytes, wall_seconds: float) -> dict[str, Any]:
+        requests, replies = self.process.stdin, self.process.stdout
+        assert requests is not None and replies is not None
+        overdue, started, reply = threading.Timer(wall_seconds, self.kill), time.monotonic(), b""
+        overdue.start()
+        with contextlib.suppress(OSError):
+            requests.write(line)
+            requests.flush()
+            reply = replies.readline()
+        overdue.cancel()
+        if not reply:
+            self.stop()
+            raise WorkerDied("crash" if time.monotonic() < started + wall_seconds else "wall")
+        return dict(json.loads(reply))
+
+    def kill(self) -> None:
+        """End the worker and what it is grading at once, from any thread; its owner then sees WorkerDied."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or on macOS a zombie
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Kill the worker and reap it. Safe to call twice."""
+        self.kill()
+        self.process.communicate()
+
+
+def _environment() -> dict[str, str]:
+    """What a worker needs and no more: no credentials, no JAX or TPU settings, one thread."""
+    root = str(Path(__file__).resolve().parents[2])
+    inherited = [os.path.abspath(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    is_site = any(part in root for part in ("site-packages", "dist-packages"))  # found without help
+    return {
+        "PATH": os.defpath,
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",  # sympy's order of terms, and so its CPU time, must not vary
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": os.pathsep.join(inherited + ([] if is_site else [root])),
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 class VerifierPool:
@@ -38,10 +122,8 @@ class VerifierPool:
     workers: processes, at most so many answers are graded at a time. cpu_seconds, memory_mb: limits per answer.
     wall_seconds: backstop for a worker that neither works nor answers, far above cpu_seconds since the machine may be
     busy. max_answer_chars: longer answers are INCORRECT unless short against four times the gold.
-    Counts since it was made: verdicts given; answers `graded` by a worker (the others were decided or known here);
-    `stopped`, why workers gave up, by "cpu", "memory", "crash", "wall"; `cpu_seconds` of workers on answers; `peak_mb`,
-    the most memory (resident, MiB) of a process that graded. unconfined: why workers run without a sandbox
-    (sandbox.py), "" where they have one, and before the first has started.
+    Counts since it was made: answers `graded` by a worker (the others were decided or known here); `stopped`, why
+    workers gave up, by "cpu", "memory", "crash", "wall"; `cpu_seconds` of workers on answers.
     Verdicts are a function of (gold, answer) but for answers near the CPU limit: journal them before use.
     """
 
@@ -64,19 +146,16 @@ class VerifierPool:
         self._wall_seconds = max(60.0, 20.0 * cpu_seconds) if wall_seconds is None else wall_seconds
         self._max_answer_chars = max_answer_chars
         self._cache_size = cache_size
-        self._lock = threading.Lock()
-        self._workers = workers
+        self._count = workers
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="verifier")
-        self._idle: list[Child] = []
-        self._running: set[Child] = set()
+        self._thread = threading.local()  # .worker: that of each thread of the executor
+        self._lock = threading.Lock()
+        self.workers: set[Worker] = set()
         self._closed = False
-        self._verdicts: OrderedDict[tuple[str, str], Future[Verdict]] = OrderedDict()
-        self.verdicts: Counter[Verdict] = Counter()
+        self._verdicts: dict[tuple[str, str], Future[Verdict]] = {}
         self.stopped: Counter[str] = Counter()
         self.graded = 0
         self.cpu_seconds = 0.0
-        self.peak_mb = 0.0
-        self.unconfined = ""
 
     def __enter__(self) -> VerifierPool:
         return self
@@ -103,35 +182,30 @@ class VerifierPool:
 
     def finish(self, begun: Sequence[Begun]) -> list[Score]:
         """Give the scores of what was begun, in order; blocks until all are there, and raises as `score`."""
-        answers, decided = [answer for answer, _ in begun], [verdict for _, verdict in begun]
-        try:
-            verdicts = [processes.patiently(item) if isinstance(item, Future) else item for item in decided]
-        except CancelledError as error:
-            raise RuntimeError("the verifier pool was closed while it was scoring") from error
-        with self._lock:
-            self.verdicts.update(verdicts)
-        return [
-            Score(reward=REWARDS[verdict], verdict=verdict, answer=answer)
-            for verdict, answer in zip(verdicts, answers, strict=True)
-        ]
+        scores = []
+        for answer, item in begun:
+            try:
+                verdict = processes.patiently(item) if isinstance(item, Future) else item
+            except CancelledError as error:
+                raise RuntimeError("the verifier pool was closed while it was scoring") from error
+            scores.append(Score(reward=REWARDS[verdict], verdict=verdict, answer=answer))
+        return scores
 
     def start(self) -> None:
         """Let the workers start in the background, which takes them seconds, before the first answer needs one."""
-        for _ in range(self._workers):
-            self._executor.submit(self._start)
+        for _ in range(self._count):
+            self._executor.submit(self._worker)
 
     def close(self) -> None:
         """End all workers, also those at work. Waits until they are gone; safe to call twice."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
-            running = list(self._running)
         self._executor.shutdown(wait=False, cancel_futures=True)
-        for child in running:
-            child.kill()
-        for child in idle:
-            child.stop()
+        for worker in set(self.workers):
+            worker.kill()
         self._executor.shutdown(wait=True)
+        for worker in self.workers:
+            worker.stop()
 
     def _decide(self, gold: str | None, answer: str | None) -> Verdict | Future[Verdict]:
         """A verdict where none needs a worker, otherwise the (shared) future of one."""
@@ -139,88 +213,50 @@ class VerifierPool:
             return Verdict.UNSCORABLE
         if answer is None:
             return Verdict.NO_ANSWER
-        if len(answer) > max(self._max_answer_chars, 4 * len(gold)):
-            return Verdict.CORRECT if answer == gold else Verdict.INCORRECT
-        quick = quick_verdict(gold, answer)
-        if quick is not None:
-            return Verdict.CORRECT if quick else Verdict.INCORRECT
-        return self._submit((gold, answer))
-
-    def _submit(self, key: tuple[str, str]) -> Future[Verdict]:
+        is_overlong = len(answer) > max(self._max_answer_chars, 4 * len(gold))
+        is_correct = answer == gold if is_overlong else quick_verdict(gold, answer)
+        if is_correct is not None:
+            return Verdict.CORRECT if is_correct else Verdict.INCORRECT
         with self._lock:
             if self._closed:
                 raise RuntimeError("the verifier pool is closed; make a new one")
-            future = self._verdicts.get(key)
-            if future is not None and not (future.done() and (future.cancelled() or future.exception())):
-                self._verdicts.move_to_end(key)
-                return future
-            future = self._verdicts[key] = self._executor.submit(self._grade, *key)
-            self.graded += 1
-            while len(self._verdicts) > self._cache_size:
-                self._verdicts.popitem(last=False)
+            if (gold, answer) not in self._verdicts:
+                self.graded += 1
+                self._verdicts[gold, answer] = self._executor.submit(self._grade, gold, answer)
+            future = self._verdicts[gold, answer]
+            if len(self._verdicts) > self._cache_size:
+                del self._verdicts[next(iter(self._verdicts))]
             return future
 
     def _grade(self, gold: str, answer: str) -> Verdict:
         """Ask a worker, in a thread of the executor. A worker that is found dead is replaced and asked once more."""
+        reply: dict[str, Any] = {}
         for _ in range(2):
-            child = self._take()
+            worker = self._worker()
             try:
-                reply = child.ask(gold, answer, self._wall_seconds)
-            except WorkerDied:
-                self._discard(child)
-            except WorkerOverdue:
-                self._discard(child)
-                with self._lock:  # the machine's doing: not to be remembered
-                    self._verdicts.pop((gold, answer), None)
-                return self._stop_reason("wall", 0.0)
-            else:
-                self._give_back(child)
+                reply = worker.ask(gold, answer, self._wall_seconds)
+                break
+            except WorkerDied as error:
+                reply = {"verdict": Verdict.TIMEOUT, "stopped": str(error), "cpu_seconds": 0.0}
                 with self._lock:
-                    self.peak_mb = max(self.peak_mb, reply["peak_mb"])
-                if reply["stopped"] is None:
-                    with self._lock:
-                        self.cpu_seconds += reply["cpu_seconds"]
-                    return Verdict(reply["verdict"])
-                return self._stop_reason(reply["stopped"], reply["cpu_seconds"])
-        return self._stop_reason("crash", 0.0)
-
-    def _stop_reason(self, reason: str, cpu_seconds: float) -> Verdict:
+                    self.workers.discard(worker)
+                    if str(error) == "wall":  # the machine's doing: not to be remembered
+                        self._verdicts.pop((gold, answer), None)
+                        break
         with self._lock:
-            self.stopped[reason] += 1
-            self.cpu_seconds += cpu_seconds
-        return Verdict.TIMEOUT
+            self.cpu_seconds += reply["cpu_seconds"]
+            if reply["stopped"] is not None:
+                self.stopped[reply["stopped"]] += 1
+        return Verdict(reply["verdict"])
 
-    def _take(self) -> Child:
-        with self._lock:
-            if self._closed:
-                raise CancelledError
-            child = self._idle.pop() if self._idle else None
-            if child is not None:
-                self._running.add(child)
-        return child or self._start_child()
-
-    def _start_child(self) -> Child:
-        child = Child(*self._limits)  # seconds: not under the lock
-        with self._lock:
-            self.unconfined = child.unconfined
-            if not self._closed:
-                self._running.add(child)
-                return child
-        child.stop()
-        raise CancelledError
-
-    def _start(self) -> None:
-        self._give_back(self._start_child())
-
-    def _give_back(self, child: Child) -> None:
-        with self._lock:
-            self._running.discard(child)
-            if not self._closed:
-                self._idle.append(child)
-                return
-        child.stop()
-
-    def _discard(self, child: Child) -> None:
-        with self._lock:
-            self._running.discard(child)
-        child.stop(grace=0.5)
+    def _worker(self) -> Worker:
+        """This thread's worker, which is started if there is none. Raises CancelledError once the pool is closed."""
+        worker: Worker | None = getattr(self._thread, "worker", None)
+        if not self._closed and (worker is None or worker not in self.workers):
+            worker = Worker(*self._limits)  # seconds: not under the lock
+            with self._lock:
+                self._thread.worker = worker
+                self.workers.add(worker)
+        if self._closed or worker is None:
+            raise CancelledError
+        return worker

@@ -9,23 +9,21 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-MAX_DIGITS = 300
-"""Longer numbers, and powers of ten beyond 10^300, are left to the worker."""
+from g2d_jax.rewards.expression import evaluate
+
+MAX_CHARS = 700
+"""Longer numbers are left to the worker."""
 
 APPROXIMATION_PLACES = 6
 """A decimal of at least so many places may stand for a number that has no finite decimal, such as 1/3 or sqrt(2)."""
 
-_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?"
 _NUMBER = re.compile(
-    rf"(?P<sign>[-+]?)\s*(?P<dollar>\\?\$)?\s*(?P<sign2>[-+]?)\s*(?:"
-    rf"(?P<whole>\d+)?\s*\\frac\s*\{{\s*(?P<above>-?{_DECIMAL})\s*\}}\s*\{{\s*(?P<below>-?{_DECIMAL})\s*\}}"
-    rf"|(?P<mixed>\d+) (?P<mixed_above>\d+)\s*/\s*(?P<mixed_below>\d+)"
-    rf"|(?P<spaced>\d{{1,3}}(?: \d{{3}})+)(?![\d.,/])"
-    rf"|(?P<scale>{_DECIMAL})?\s*(?P<times>\\times|\\cdot|\*)?\s*10\s*\^\s*(?:\{{\s*(?P<power>-?\d+)\s*\}}|(?P<digit>\d)(?!\d))"
-    rf"|(?P<mantissa>{_DECIMAL})[eE](?P<exponent>[-+]?\d+)"
-    rf"|(?P<decimal>{_DECIMAL})(?:\s*/\s*(?P<over>{_DECIMAL}))?"
-    rf")\s*"
+    r"(?P<sign>[-+]?)\s*(?P<dollar>\\?\$)?\s*(?P<number>[-+]?\s*(?:\\frac(?![A-Za-z])|\\times(?![A-Za-z])|\\cdot(?![A-Za-z])"
+    r"|\*|10\s*\^\s*\{?\s*-?(?=\d)|\d[eE][-+]?(?=\d)|\{\s*-|[\d.,/{}]|\s)+)"
 )
+_DECIMAL = re.compile(r"[-+]?\d+(?:\.(\d*))?\s*")
+_COMMAS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
+_SPACES = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d.,/])")
 _UNIT = re.compile(
     r"(?:\\text\s*\{(?P<text>[^{}]*)\}|(?P<bare>[A-Za-z][A-Za-z ]*))\s*(?:\^\s*\{?\s*(?P<power>[23])\s*\}?)?"
 )
@@ -40,7 +38,7 @@ _UNIT_NAMES = {
     "ml": "ml milliliter millilitre", "l": "l liter litre", "gal": "gal gallon", "mph": "mph", "degree": "deg degree",
     "radian": "rad radian", "dollar": "dollar usd", "cent": "cent", "euro": "euro", "unit": "unit",
 }  # fmt: skip
-_KNOWN_UNITS = {name: unit for unit, names in _UNIT_NAMES.items() for name in names.split()}
+_UNITS = {name + plural: unit for unit, names in _UNIT_NAMES.items() for name in names.split() for plural in ("", "s")}
 _POWER_WORDS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
 # Words after a number that change it or add another, and words that are mathematics where they stand bare.
 HEDGES = frozenset({"and", "or", "not"})
@@ -66,19 +64,23 @@ class Quantity:
 
 def parse_quantity(cleaned: str) -> Quantity | None:
     """Read a cleaned answer (see normalise.clean) that is one number with at most a harmless unit, or None."""
-    if len(cleaned) > 2 * MAX_DIGITS + 100:
+    match = _NUMBER.match(cleaned) if len(cleaned) <= MAX_CHARS else None
+    tail = _tail(cleaned[match.end() :].strip(), spaced=match[0][-1:].isspace()) if match else None
+    if match is None or tail is None:
         return None
-    found = _NUMBER.match(cleaned)
-    if found is None or (found["times"] and not found["scale"]):
+    number = _SPACES.sub(lambda m: m[0].replace(" ", ""), _COMMAS.sub(lambda m: m[0].replace(",", ""), match["number"]))
+    number = match["sign"] + number
+    decimal = _DECIMAL.fullmatch(number)
+    try:
+        (value,) = [Fraction(number)] if decimal else evaluate(number)
+    except (ValueError, ArithmeticError):
         return None
-    value = _value(found)
-    tail = _tail(cleaned[found.end() :], bool(found["dollar"]), spaced=found.group().endswith(" "))
-    if value is None or tail is None:
+    if not isinstance(value, Fraction):
         return None
     scale, unit, percent = tail
-    decimal = found["decimal"] if not found["over"] else None
-    places = len(decimal.partition(".")[2]) if decimal else 0
-    return Quantity(value * scale, unit, percent, places)
+    if match["dollar"] and not percent:
+        unit = unit or "dollar"
+    return Quantity(value * scale, unit, percent, len(decimal[1] or "") if decimal else 0)
 
 
 def same_quantity(gold: Quantity, answer: Quantity) -> bool:
@@ -89,35 +91,10 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
     """
     if gold.unit and answer.unit and gold.unit != answer.unit:
         return False
-    if gold.percent == answer.percent:
-        return _same_value(gold, answer)
-    with_sign, without = (gold, answer) if gold.percent else (answer, gold)
-    if with_sign.value == without.value and abs(with_sign.value) > 1:
-        return True
-    return with_sign.value / 100 == without.value
-
-
-def based_number(cleaned: str) -> tuple[str, int] | None:
-    r"""The digits (sign kept, leading zeros dropped) and base of `1011_2` or `52_{8}`, or None."""
-    found = _BASED.fullmatch(cleaned)
-    if found is None or not 2 <= int(found[3]) <= 36:
-        return None
-    digits = found[2].upper().lstrip("0") or "0"
-    if any(int(digit, 36) >= int(found[3]) for digit in digits):
-        return None
-    return found[1] + digits, int(found[3])
-
-
-def terminates(value: Fraction) -> bool:
-    """Whether a fraction has a finite decimal expansion."""
-    below = value.denominator
-    for prime in (2, 5):
-        while below % prime == 0:
-            below //= prime
-    return below == 1
-
-
-def _same_value(gold: Quantity, answer: Quantity) -> bool:
+    if gold.percent != answer.percent:
+        with_sign, without = (gold, answer) if gold.percent else (answer, gold)
+        is_same_number = with_sign.value == without.value and abs(with_sign.value) > 1
+        return is_same_number or with_sign.value / 100 == without.value
     if gold.value == answer.value:
         return True
     for exact, decimal in ((gold.value, answer), (answer.value, gold)):
@@ -128,87 +105,39 @@ def _same_value(gold: Quantity, answer: Quantity) -> bool:
     return False
 
 
-def _value(found: re.Match[str]) -> Fraction | None:
-    if found["above"]:
-        value = _ratio(found["above"], found["below"])
-        whole = int(found["whole"] or 0) if len(found["whole"] or "") <= MAX_DIGITS else None
-        value = None if value is None or whole is None else value + whole
-    elif found["mixed"]:
-        part = _ratio(found["mixed_above"], found["mixed_below"])
-        value = None if part is None or len(found["mixed"]) > MAX_DIGITS else part + int(found["mixed"])
-    elif found["power"] or found["digit"]:
-        value = _scientific(found["scale"] or "1", found["power"] or found["digit"])
-        if found["scale"] and not found["times"]:  # "2 10^3" is not a number we know how to read
-            value = None
-    elif found["mantissa"]:
-        value = _scientific(found["mantissa"], found["exponent"])
-    elif found["spaced"]:
-        value = _decimal(found["spaced"].replace(" ", ""))
-    else:
-        value = _ratio(found["decimal"], found["over"] or "1")
-    negative = (found["sign"] == "-") != (found["sign2"] == "-")
-    return -value if value is not None and negative else value
-
-
-def _decimal(digits: str) -> Fraction | None:
-    return Fraction(digits.replace(",", "").removesuffix(".")) if len(digits) <= MAX_DIGITS else None
-
-
-def _ratio(above: str, below: str) -> Fraction | None:
-    top, bottom = _decimal(above), _decimal(below)
-    return top / bottom if top is not None and bottom else None
-
-
-def _scientific(scale: str, power: str) -> Fraction | None:
-    value = _decimal(scale)
-    if value is None or len(power) > 4 or abs(int(power)) > MAX_DIGITS:
+def based_number(cleaned: str) -> tuple[str, int] | None:
+    r"""The digits (sign kept, leading zeros dropped) and base of `1011_2` or `52_{8}`, or None."""
+    match = _BASED.fullmatch(cleaned)
+    if match is None or not 2 <= int(match[3]) <= 36:
         return None
-    return value * Fraction(10) ** int(power)
+    digits = match[2].upper().lstrip("0") or "0"
+    if any(int(digit, 36) >= int(match[3]) for digit in digits):
+        return None
+    return match[1] + digits, int(match[3])
 
 
-def _tail(tail: str, dollar: bool, *, spaced: bool) -> tuple[int, str, bool] | None:
+def terminates(value: Fraction) -> bool:
+    """Whether a fraction has a finite decimal expansion."""
+    return pow(10, value.denominator.bit_length(), value.denominator) == 0
+
+
+def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
     """What follows the number: (scale, canonical unit, percent), or None when it is no harmless unit."""
-    tail = tail.strip()
-    if not tail:
-        return 1, "dollar" if dollar else "", False
-    if tail in ("%", "\\%"):
-        return 1, "", True
-    if tail == "^\\circ":
-        return 1, "degree", False
-    found = _UNIT.fullmatch(tail)
-    if found is None:
-        return None
-    words = [word.strip(".,()").lower() for word in (found["text"] or found["bare"] or "").split()]
-    if words and words[0] in ("percent", "percentage"):
+    if tail in ("", "^\\circ"):
+        return 1, "degree" if tail else "", False
+    match = _UNIT.fullmatch(tail)
+    words = [word.strip(".,()").lower() for word in (match["text"] or match["bare"] or "").split()] if match else []
+    if tail in ("%", "\\%") or words[:1] in (["percent"], ["percentage"]):
         return 1, "", True
     scale = _SCALES.get(words[0], 1) if words else 1
     words = words[1:] if scale != 1 else words
-    in_text = found["text"] is not None
-    if any(not word.isalpha() or word in _SCALES or word in HEDGES for word in words):
+    if match is None or any(not word.isalpha() or word in _SCALES or word in HEDGES for word in words):
         return None
-    if not in_text and not _NOT_UNITS.isdisjoint(words):
-        return None
-    unit = _unit(words, found["power"] or "")
-    if not in_text and not _harmless_word(words, unit, spaced):
-        return None  # "3ab" and "5m" are products, "5 m" and "18 eggs" are not
-    return scale, unit or ("dollar" if dollar else ""), False
-
-
-def _unit(words: list[str], power: str) -> str:
-    """The canonical name of a known unit with its power, "" for any other words ("apples")."""
-    names = []
-    for word in words:
-        if word in _POWER_WORDS:
-            power = _POWER_WORDS[word]
-        else:
-            names.append(word)
-    if len(names) != 1:
-        return ""
-    unit = _KNOWN_UNITS.get(names[0]) or _KNOWN_UNITS.get(names[0].removesuffix("s"), "")
-    return unit + power if unit else ""
-
-
-def _harmless_word(words: list[str], unit: str, spaced: bool) -> bool:
-    if unit:
-        return spaced or len(words[0]) > 1
-    return spaced and all(len(word) > 3 for word in words)
+    names = [word for word in words if word not in _POWER_WORDS]
+    unit = _UNITS.get(names[0], "") if len(names) == 1 else ""
+    if match["bare"]:  # "3ab" and "5m" are products, "5 m" and "18 eggs" are not
+        is_word = (spaced or len(words[0]) > 1) if unit else spaced and all(len(word) > 3 for word in words)
+        if not is_word or not _NOT_UNITS.isdisjoint(words):
+            return None
+    power = next((_POWER_WORDS[word] for word in reversed(words) if word in _POWER_WORDS), match["power"] or "")
+    return scale, unit and unit + power, False

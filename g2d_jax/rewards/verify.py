@@ -11,22 +11,13 @@ import re
 from fractions import Fraction
 
 from g2d_jax.records import Verdict
-from g2d_jax.rewards import leaves, lists
-from g2d_jax.rewards.normalise import canonical, clean, plain_text
-from g2d_jax.rewards.quantity import (
-    APPROXIMATION_PLACES,
-    HEDGES,
-    Quantity,
-    based_number,
-    parse_quantity,
-    same_quantity,
-)
+from g2d_jax.rewards import expression, lists
+from g2d_jax.rewards.normalise import canonical, clean, plain_text, without_text
+from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, HEDGES, Quantity, based_number, parse_quantity, same_quantity
 
 MAX_QUICK_CHARS = 100_000
 """Longer texts are compared as they stand, without normalisation."""
 
-_NAME = re.compile(f"(?:{lists.NAME})?")
-_CONSTANTS = ("e", "\\pi")
 _INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
 _EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
 _VALUE_OR_LIST = re.compile(r"[\d,;]")
@@ -51,11 +42,8 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
         return False
     if a == b or canonical(a) == canonical(b):
         return True
-    for rule in (_same_choice, _same_based, _same_number, _same_list, _same_words):
-        verdict = rule(a, b)
-        if verdict is not None:
-            return verdict
-    return False if _differ(a, b) else None
+    verdicts = (rule(a, b) for rule in (_same_choice, _same_based, _same_number, _same_list, _same_words, _far_apart))
+    return next((verdict for verdict in verdicts if verdict is not None), None)
 
 
 def reading(gold: str) -> str:
@@ -63,7 +51,7 @@ def reading(gold: str) -> str:
     text = clean(gold)
     if not text:
         return "nothing: no answer can match it"
-    if choice := _CHOICE.fullmatch(_unwrap_text(text)):
+    if choice := _CHOICE.fullmatch(without_text(text)):
         return f"the choice {choice[1]}"
     if numeral := based_number(text):
         return f"the numeral {numeral[0]} in base {numeral[1]}"
@@ -72,9 +60,8 @@ def reading(gold: str) -> str:
         return f"the number {number.value}{' %' * number.percent}{f' ({number.unit})' if number.unit else ''}"
     if values := lists.elements(text):
         return f"{len(values)} values: {', '.join(values)}"
-    if words := plain_text(text) if len(text) > 1 else None:
-        return f"the words {words}"
-    return f"the expression {text}"
+    words = plain_text(text) if len(text) > 1 else None
+    return f"the words {words}" if words else f"the expression {text}"
 
 
 def grade(gold: str, answer: str) -> Verdict:
@@ -87,7 +74,7 @@ def grade(gold: str, answer: str) -> Verdict:
     quick = quick_verdict(gold, answer)
     if quick is not None:
         return Verdict.CORRECT if quick else Verdict.INCORRECT
-    a, b = lists.without_common(*_pair(gold, answer))
+    a, b = _pair(gold, answer)
     if "\\approx" in b and "\\approx" not in a:
         return _approximation(a, b)
     a, b = _keep_case(_without_unit(a), _without_unit(b))
@@ -111,12 +98,11 @@ def _approximation(gold: str, answer: str) -> Verdict:
         return grade(gold, right)
     left, right = left.rpartition("=")[2].strip(), right.strip()
     decimal = parse_quantity(right)
-    if decimal is None or not _rounds(left, decimal):
-        return Verdict.NO_ANSWER
-    for side in (left, right) if "." not in left else (left,):
-        verdict = grade(gold, side)
-        if verdict in (Verdict.CORRECT, Verdict.UNSCORABLE):
-            return verdict
+    if decimal is not None and _rounds(left, decimal):
+        for side in (left, right) if "." not in left else (left,):
+            verdict = grade(gold, side)
+            if verdict in (Verdict.CORRECT, Verdict.UNSCORABLE):
+                return verdict
     return Verdict.NO_ANSWER
 
 
@@ -124,22 +110,19 @@ def _is_name(text: str) -> bool:
     r"""Whether a text names a quantity, as `AB`, `\text{Area}` and `P(X>3)` do, and says no value: `12`, `e^\pi`."""
     from g2d_jax.rewards.exact import is_real
 
-    if _NAME.fullmatch(text):
-        return text not in _CONSTANTS
-    bare = _INDEX_OR_ARGUMENT.sub("", text)
-    return not _VALUE_OR_LIST.search(bare) and not any(map(is_real, _parse(text)))
+    return not _VALUE_OR_LIST.search(_INDEX_OR_ARGUMENT.sub("", text)) and not any(map(is_real, _parse(text)))
 
 
 def _rounds(exact: str, decimal: Quantity) -> bool:
     """Whether a decimal is the rounding of what stands before it. Both have the same unit, or one has none."""
-    from g2d_jax.rewards.exact import is_rounding
+    from g2d_jax.rewards.exact import rounds_to
 
     quantity = parse_quantity(exact)
     if quantity is not None and quantity.unit and decimal.unit and quantity.unit != decimal.unit:
         return False
     value, places = _share(decimal), decimal.places + 2 * decimal.percent
     numbers = _parse(_without_unit(exact)) if quantity is None else [_share(quantity)]
-    return (value * 10**places).denominator == 1 and any(is_rounding(number, value, places) for number in numbers)
+    return (value * 10**places).denominator == 1 and any(rounds_to(number, value, places) for number in numbers)
 
 
 def _share(quantity: Quantity) -> Fraction:
@@ -161,12 +144,11 @@ def _pair(gold: str, answer: str) -> tuple[str, str]:
 
 def _same_choice(gold: str, answer: str) -> bool | None:
     """Multiple choice: `C`, `(C)`, `\\text{(C)}` and `(C) 12` name the same letter."""
-    letter = _CHOICE.fullmatch(_unwrap_text(gold))
+    letter, text = _CHOICE.fullmatch(without_text(gold)), without_text(answer)
     if letter is None:
         return None
-    text = _unwrap_text(answer)
     given = _CHOICE.fullmatch(text.upper()) or _CHOICE_WITH_TEXT.fullmatch(text)
-    return None if given is None else letter[1] == (given[1] or given[given.lastindex or 1])
+    return None if given is None else letter[1] == given[given.lastindex or 1]
 
 
 def _same_based(gold: str, answer: str) -> bool | None:
@@ -174,9 +156,7 @@ def _same_based(gold: str, answer: str) -> bool | None:
     a, b = based_number(gold), based_number(answer)
     if a is not None and b is not None:
         return int(*a) == int(*b)
-    if a is not None and answer.lstrip("-").isdigit():
-        return a[0] == answer
-    return None
+    return a[0] == answer if a is not None and answer.lstrip("-").isdigit() else None
 
 
 def _same_number(gold: str, answer: str) -> bool | None:
@@ -206,31 +186,26 @@ def _same_words(gold: str, answer: str) -> bool | None:
         return None
     if a == b:
         return True
-    if gold.startswith("\\text") and (b is not None or parse_quantity(answer) is not None):
-        return False
-    return None
+    is_wrong = gold.startswith("\\text") and (b is not None or parse_quantity(answer) is not None)
+    return False if is_wrong else None
 
 
-def _differ(gold: str, answer: str) -> bool:
-    """Whether two answers differ for certain: far apart in value, or words beside a number."""
-    a, b = (_unwrap_text(text) if _CHOICE.fullmatch(_unwrap_text(text)) else text for text in (gold, answer))
+def _far_apart(gold: str, answer: str) -> bool | None:
+    """False for two answers that differ for certain: far apart in value, or words beside a number."""
+    a, b = (without_text(text) if _CHOICE.fullmatch(without_text(text)) else text for text in (gold, answer))
     a, b = _without_unit(a), _without_unit(b)
     for words, number in ((a, b), (b, a)):
-        if words.startswith("\\text") and plain_text(words) and any(map(str.isdigit, number)) and leaves.values(number):
-            return True
-    return leaves.far_apart(a, b)
-
-
-def _unwrap_text(cleaned: str) -> str:
-    return re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", cleaned).strip()
+        if words.startswith("\\text") and plain_text(words) and re.search(r"\d", number) and expression.values(number):
+            return False
+    return False if expression.far_apart(a, b) else None
 
 
 def _without_unit(cleaned: str) -> str:
     """Drop a `\\text{...}` at the end, unless it is all there is or says more than a unit does ("or", "not")."""
-    found = _TEXT_UNIT.search(cleaned)
-    if found is None or not HEDGES.isdisjoint(found[1].lower().split()):
+    match = _TEXT_UNIT.search(cleaned)
+    if match is None or not HEDGES.isdisjoint(match[1].lower().split()):
         return cleaned
-    return cleaned[: found.start()] or cleaned
+    return cleaned[: match.start()] or cleaned
 
 
 def _keep_case(gold: str, answer: str) -> tuple[str, str]:
@@ -240,8 +215,8 @@ def _keep_case(gold: str, answer: str) -> tuple[str, str]:
     if not clashes:
         return gold, answer
     variable = re.compile(rf"(?P<command>\\text\s*\{{[^{{}}]*\}}|\\[A-Za-z]+)|(?P<letter>[{clashes}])(?!\s*_)")
-    renamed = [variable.sub(lambda m: m["command"] or f"{m['letter']}_{{99}}", text) for text in (gold, answer)]
-    return renamed[0], renamed[1]
+    a, b = (variable.sub(lambda m: m["command"] or f"{m['letter']}_{{99}}", text) for text in (gold, answer))
+    return a, b
 
 
 def _parse(cleaned: str) -> list[object]:
@@ -262,14 +237,13 @@ def _parse(cleaned: str) -> list[object]:
 def _same_expression(gold: object, answer: object) -> bool:
     from math_verify import verify
 
-    from g2d_jax.rewards.exact import numbers_equal, provably_different, sets_equal
+    from g2d_jax.rewards.exact import DIGITS, numbers_equal, sets_equal
 
     for exactly in (numbers_equal, sets_equal):
         equal = exactly(gold, answer)
         if equal is not None:
             return equal
-    lenient = verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None)
-    return bool(lenient) and not provably_different(gold, answer)
+    return bool(verify(gold, answer, DIGITS, DIGITS, allow_set_relation_comp=True, timeout_seconds=None))
 
 
 def _approximates(gold: object, gold_text: str, answer: object, answer_text: str) -> bool:
@@ -279,5 +253,5 @@ def _approximates(gold: object, gold_text: str, answer: object, answer_text: str
     for exact, text in ((gold, answer_text), (answer, gold_text)):
         decimal = parse_quantity(text)
         if decimal is not None and decimal.places >= APPROXIMATION_PLACES:
-            return rounds_to(exact, decimal.value, decimal.places)
+            return rounds_to(exact, decimal.value, decimal.places, cut=True)
     return False

@@ -30,7 +30,7 @@ class Usage:
 
 
 @dataclass
-class Scorers:
+class RewardManager:
     """rewards: task -> its reward section. own: a caller's function in place of the main task's reward.
 
     journal: folder for what judges answer; of several processes each has its own in it. Pools and reward models start
@@ -46,7 +46,6 @@ class Scorers:
     _pools: list[VerifierPool] = field(default_factory=list)
     _models: list[RewardModel] = field(default_factory=list)
     _judges: list[JudgeScorer] = field(default_factory=list)
-    _told: set[str] = field(default_factory=set)
     _elsewhere: float = 0.0  # CPU seconds of other processes' verifiers
 
     def __call__(
@@ -145,12 +144,6 @@ class Scorers:
             sum(model.usage.tokens for model in self._models),
             sum(model.usage.flops for model in self._models),
         )
-
-    def news(self) -> list[str]:
-        """What the user should know of this process's verifiers and was not told yet."""
-        found = {pool.unconfined for pool in self._pools} - {"", *self._told}
-        self._told |= found
-        return [f"warning: verifiers run without a sandbox here ({why}); see SECURITY.md" for why in sorted(found)]
 
     def share_usage(self) -> None:
         """Tell the other processes what this one's verifiers took. All processes make the call."""

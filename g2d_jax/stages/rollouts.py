@@ -257,8 +257,6 @@ def _rows(
         if processes.count() > 1:
             write_rollouts(parts / f"{processes.index()}.parquet", rows)
     runtime.scorer.share_usage()
-    for text in sorted({text for texts in processes.gather(runtime.scorer.news()) for text in texts}):
-        runtime.tracker.say(text)
     if processes.count() > 1:
         with processes.together():
             rows = _put_together(parts, draws)

@@ -49,7 +49,7 @@ from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.problems import Splits
 from g2d_jax.stages.problems import load as load_problems
 from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.reward_manager import Scorers, Usage
+from g2d_jax.stages.reward_manager import RewardManager, Usage
 from g2d_jax.stages.writer import Writer
 from g2d_jax.tracking import Tracker
 from g2d_jax.training import optimizer
@@ -180,10 +180,10 @@ class Runtime:
         return {problem.id: problem for problem in self.problems["train"]}
 
     @cached_property
-    def scorer(self) -> Scorers:
+    def scorer(self) -> RewardManager:
         """How responses are scored."""
         rewards = {name: task.reward for name, task in self.tasks.items()}
-        return Scorers(rewards, lambda: self.mesh, self.workdir / "judged", self.reward)
+        return RewardManager(rewards, lambda: self.mesh, self.workdir / "judged", self.reward)
 
     @cached_property
     def sampling_mesh(self) -> Mesh:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Any, TypeVar
 
 import jax
@@ -31,15 +30,13 @@ Tree = TypeVar("Tree")
 HOST = "host"
 
 _FILES_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_MISREAD = (ValueError, LookupError, TypeError, AttributeError, NotImplementedError, EOFError, AssertionError)
-"""What parsing changed or cut files raises, in Orbax, TensorStore and json; Orbax also raises a bare Exception."""
 
 
 class DamagedCheckpoint(ValueError):
     """A finished checkpoint whose files are missing, cut off or changed."""
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints of one stage, by step. Reading never writes: another stage may read a folder still in use.
 
     keep: how many of the newest stay; pinned: steps that stay for ever. Old ones go when a newer one is complete.
@@ -62,10 +59,6 @@ class Checkpoints:
         exactly. Waits for the save before this one. Raises ValueError if the step is there already, and whatever
         made the save before this one fail (OSError for a full disk).
         """
-        if wrong := [name for name in state if name == HOST or not name.isidentifier()]:
-            raise ValueError(
-                f"a tree in a checkpoint cannot be called {wrong[0]!r}: use an identifier other than {HOST!r}"
-            )
         trees = {name: flatten(tree) for name, tree in state.items()}
         record = {
             "content": storage.plain(host, spell=False),
@@ -89,7 +82,7 @@ class Checkpoints:
         return self._manager
 
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints on disk, ascending; a save still under way is not among them."""
+        """List the steps of all complete checkpoints on disk, ascending; a save still under way is not among them."""
         if self._staged is not None:
             return self._staged.steps()
         if not self.folder.exists():
@@ -97,7 +90,7 @@ class Checkpoints:
         return sorted(ocp.utils.checkpoint_steps(self.folder))
 
     def latest(self) -> int | None:
-        """The newest complete checkpoint's step, or None."""
+        """Return the newest complete checkpoint's step, or None."""
         return max(self.steps(), default=None)
 
     def wait(self) -> None:
@@ -115,16 +108,12 @@ class Checkpoints:
         if manager is not None:
             manager.close()
 
-    def __enter__(self) -> Checkpoints:
-        """Itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """`close`."""
+    def __exit__(self, *error: object) -> None:
+        """Close."""
         self.close()
 
     def restore(self, step: int, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The trees named in `like`, and the host's JSON. Trees that are not named are not read.
+        """Read the trees named in `like`, and the host's JSON. Trees that are not named are not read.
 
         like: name -> tree with a jax.ShapeDtypeStruct that has a sharding (see `mesh.placed`), or an array, for every
         array; the mesh may differ from the one that saved. The result has the same tree types.
@@ -142,17 +131,17 @@ class Checkpoints:
         return trees, record["content"]
 
     def _readable(self, step: int, names: Collection[str] | None = None) -> AbstractContextManager[epath.Path]:
-        """Where Orbax can read a step, or only these items of it."""
+        """Open where Orbax can read a step, or only these items of it."""
         if self._staged is not None:
             return self._staged.fetched(step, names)
         return nullcontext(self.folder / str(step))
 
     def restore_params(self, step: int, like: Tree) -> Tree:
-        """The tree "params" alone, for the next stage; neither optimiser nor reference are read. See `restore`."""
+        """Read the tree "params" alone, for the next stage: neither optimiser nor reference. See `restore`."""
         return self.restore(step, {"params": like})[0]["params"]
 
     def damage(self, step: int, part: int = 0, parts: int = 1) -> str:
-        """What is wrong with the files of a checkpoint, "" if nothing: for a process on its own, without any device.
+        """Say what is wrong with the files of a checkpoint, "" if nothing: for a process alone, without any device.
 
         Arrays are read whole, one after the other, into host memory: of `parts` shares this process's. Raises OSError
         when files cannot be read now.
@@ -185,21 +174,25 @@ class Checkpoints:
         return str(target)
 
     def _reading(self, folder: epath.Path, read: Callable[[], T], *, alone: bool = False) -> T:
-        """What `read` gives of a step in this folder. alone: without other processes, which a second try would confuse.
+        """Return what `read` gives of a step in this folder. alone: without other processes; a second try would
+        confuse them.
 
-        Raises DamagedCheckpoint where it fails again though every file can be read, OSError where one cannot be read
-        now. Orbax and TensorStore raise ValueError and more for either, so the files themselves are asked.
+        Raises DamagedCheckpoint, from the error, where it fails again though every file can be read; OSError where one
+        cannot be read now; and as they are errors of the system, of memory and of the devices.
         """
         several = jax.process_count() > 1 and not alone
         for last in (several, True):
             try:
                 return read()
+            except _FILES_GONE as error:
+                raise self._damaged(folder, error) from error
+            except (OSError, MemoryError):
+                raise
             except Exception as error:
-                if not isinstance(error, (*_FILES_GONE, *_MISREAD)) and type(error) is not Exception:
+                if type(error) in (RuntimeError, jax.errors.JaxRuntimeError):
                     raise
-                if not isinstance(error, _FILES_GONE):
-                    _read_files(folder)
-                if last or isinstance(error, _FILES_GONE):
+                _read_files(folder)
+                if last:
                     raise self._damaged(folder, error) from error
         raise AssertionError
 
@@ -236,7 +229,7 @@ def _read_files(folder: epath.Path) -> None:
 
 
 def _listed(folder: epath.Path, saved: Mapping[str, int]) -> dict[str, Any]:
-    """Shape and dtype of a tree's arrays by name, those that were saved. Raises anything."""
+    """Read shape and dtype of a tree's arrays by name, those that were saved. Raises anything."""
     found: dict[str, Any] = ocp.StandardCheckpointHandler().metadata(folder).tree
     if found.keys() != saved.keys():
         raise ValueError(f"{folder.name} does not list the arrays it was saved with")
@@ -253,7 +246,7 @@ def _check_arrays(folder: epath.Path, part: int, parts: int) -> None:
 
 
 def _read_host(folder: epath.Path) -> dict[str, Any]:
-    """The host's JSON "content" and the "checksums" of the arrays by tree and name, checked. Raises anything."""
+    """Read the host's JSON "content" and the "checksums" of the arrays by tree and name, checked. Raises anything."""
     restored = ocp.JsonCheckpointHandler().restore(folder / HOST)
     record = {key: restored[key] for key in ("content", "checksums")}
     if storage.fingerprint(record) != restored["fingerprint"]:
@@ -264,7 +257,7 @@ def _read_host(folder: epath.Path) -> dict[str, Any]:
 def _read(
     folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, Any]]:
-    """Arrays by tree and name, checked against the checksums in `saved`. Raises anything."""
+    """Read arrays by tree and name, checked against the checksums in `saved`. Raises anything."""
     items: dict[str, Any] = {name: ocp.args.StandardRestore(arrays) for name, arrays in wanted.items()}
     if not items:
         return {}
@@ -279,7 +272,7 @@ def _read(
 
 
 def _read_alone(folder: epath.Path, key: str) -> np.ndarray:
-    """One array of a tree, whole, without the other processes. Raises anything."""
+    """Read one array of a tree, whole, without the other processes. Raises anything."""
     how = {key: ocp.RestoreArgs(restore_type=np.ndarray)}
     args = ocp.args.PyTreeRestore(item={key: 0}, restore_args=how, partial_restore=True)
     array: np.ndarray = ocp.PyTreeCheckpointHandler().restore(folder, args=args)[key]
@@ -290,10 +283,6 @@ def _compare_array(folder: epath.Path, name: str, saved: Any, wanted: Any) -> No
     if saved is None or wanted is None:
         where = f"is in the model but not in {folder}" if saved is None else f"is in {folder} but not in the model"
         raise ValueError(f"{name} {where}: that checkpoint was saved with another model or optimizer")
-    if getattr(wanted, "sharding", None) is None:
-        raise ValueError(
-            f"cannot restore {name}: `like` does not say where it goes; use mesh.placed(shapes, shardings)"
-        )
     if tuple(saved.shape) != tuple(wanted.shape) or saved.dtype != wanted.dtype:
         raise ValueError(
             f"{name} is {saved.dtype}{list(saved.shape)} in checkpoint {folder}, but the model has "
@@ -302,7 +291,7 @@ def _compare_array(folder: epath.Path, name: str, saved: Any, wanted: Any) -> No
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """Leaves by path, in the tree's order: a Decoder's `blocks.q`, Adam's `1.mu.blocks.q`."""
+    """Map leaves by path, in the tree's order: a Decoder's `blocks.q`, Adam's `1.mu.blocks.q`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
         jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"): leaf for path, leaf in leaves
@@ -310,7 +299,7 @@ def flatten(tree: Any) -> dict[str, Any]:
 
 
 def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
-    """A 32-bit number from all bits of every array, equal on every mesh. Waits for the arrays.
+    """Compute a 32-bit number from all bits of every array, equal on every mesh. Waits for the arrays.
 
     sum of bits_i * (2 i + 1) mod 2**32 over the elements i: integer sums do not depend on their order, and the weight
     is odd, so that a change of one element is always seen.
@@ -323,13 +312,12 @@ def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
 
 
 def host_checksum(array: np.ndarray) -> int:
-    """The number that `checksums` gives an array, of one in host memory."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    bits = flat.view(f"uint{8 * array.dtype.itemsize}")
+    """Return the number that `checksums` gives an array, of one in host memory."""
+    bits = np.ascontiguousarray(array).reshape(-1).view(f"uint{8 * array.dtype.itemsize}")
     total = 0
-    for first in range(0, bits.size, 1 << 22):
+    for first in range(0, bits.size, 1 << 22):  # in pieces: beside the array there is little memory
         part = bits[first : first + (1 << 22)].astype(np.uint32)
-        weights = np.arange(first, first + part.size).astype(np.uint32) * np.uint32(2) + np.uint32(1)
+        weights = 2 * np.arange(first, first + part.size).astype(np.uint32) + np.uint32(1)
         total += int(np.sum(part * weights, dtype=np.uint32))
     return total % (1 << 32)
 

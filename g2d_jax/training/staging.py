@@ -1,4 +1,4 @@
-"""Checkpoints on S3, which Orbax cannot write: on the local disk first, then uploaded, and a marker object last.
+"""Checkpoints on S3: on the local disk first, then uploaded, and a marker object last. By hand: Orbax writes to no S3.
 
     s3://…/STEP/…                    what Orbax wrote
     s3://…/STEP/commit_success.txt   written last, deleted first; a step without it is none. Orbax's own name on gs
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -44,7 +44,7 @@ class Staged:
 
     def __init__(self, folder: epath.Path, keep: int, pinned: Collection[int]) -> None:
         self._folder, self._keep, self._pinned = folder, keep, frozenset(pinned)
-        self._pool: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="g2d-upload")
         self._upload: Future[None] | None = None
 
     def steps(self) -> list[int]:
@@ -55,10 +55,9 @@ class Staged:
         """List the steps that have any files."""
         try:
             with storage.naming("list", self._folder):
-                names = [path.name for path in self._folder.iterdir()]
+                return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
         except FileNotFoundError:
             return []
-        return [int(name) for name in names if name.isdecimal()]
 
     def save(self, step: int, args: ocp.args.Composite) -> None:
         """Write to the local disk, and begin to upload. Waits for the upload before this one.
@@ -69,24 +68,18 @@ class Staged:
         self.wait()
         if step in self.steps():
             raise ValueError(f"there is a checkpoint of step {step} in {self._folder} already")
-        local = TemporaryDirectory(prefix="g2d-checkpoint-")
-        try:
+        with ExitStack() as stack:
+            local = stack.enter_context(TemporaryDirectory(prefix="g2d-checkpoint-"))
             with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as writer:
-                writer.save(epath.Path(local.name) / str(step), args=args)
-        except BaseException:
-            local.cleanup()
-            raise
-        self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="g2d-upload")
-        self._upload = self._pool.submit(self._send, step, local)
+                writer.save(epath.Path(local) / str(step), args=args)
+            self._upload = self._thread.submit(self._send, step, local, stack.pop_all())
 
-    def _send(self, step: int, local: TemporaryDirectory[str]) -> None:
-        with local, storage.naming("write", self._folder / str(step)):
+    def _send(self, step: int, local: str, stack: ExitStack) -> None:
+        with stack, storage.naming("write", self._folder / str(step)):
             for left in sorted(set(self._begun()) - set(self.steps())):  # half uploaded by a run that was killed
                 self._delete(left)
             files, target = _files(), os.fspath(self._folder / str(step))
-            source = os.path.join(local.name, str(step))
-            for path in sorted(_walk(source)):
-                files.put_file(path, f"{target}/{os.path.relpath(path, source)}")
+            files.put(f"{local}/{step}/", f"{target}/", recursive=True)
             files.pipe_file(f"{target}/{MARKER}", b"")
             for old in self.steps()[: -self._keep]:
                 if old not in self._pinned:
@@ -94,9 +87,9 @@ class Staged:
 
     def _delete(self, step: int) -> None:
         folder = os.fspath(self._folder / str(step))
-        if _files().exists(f"{folder}/{MARKER}"):
+        with suppress(FileNotFoundError):
             _files().rm_file(f"{folder}/{MARKER}")
-        if _files().find(folder):
+        with suppress(FileNotFoundError):
             _files().rm(folder, recursive=True)
 
     def wait(self) -> None:
@@ -107,32 +100,21 @@ class Staged:
 
     def close(self) -> None:
         """Wait, and end the thread. Raises as `wait` does."""
-        pool, self._pool = self._pool, None
-        try:
-            self.wait()
-        finally:
-            if pool is not None:
-                pool.shutdown()
+        self._thread.shutdown()
+        self.wait()
 
     @contextmanager
     def fetched(self, step: int, names: Collection[str] | None) -> Iterator[epath.Path]:
-        """Download a local copy of a step, or of these items and the files beside them, for the length of the block."""
-        remote = os.fspath(self._folder / str(step))
-        with TemporaryDirectory(prefix="g2d-checkpoint-") as temporary:
-            local = epath.Path(temporary) / str(step)
+        """Make a local copy of a step, or of these items and the files beside them, for the length of the block."""
+        remote, files = os.fspath(self._folder / str(step)), _files()
+        with TemporaryDirectory(prefix="g2d-checkpoint-") as local:
             with storage.naming("read", remote):
-                for path in _files().find(remote):
-                    relative = path.split(remote.removeprefix("s3://") + "/", 1)[1]
-                    if "/" not in relative or names is None or relative.partition("/")[0] in names:
-                        (local / relative).parent.mkdir(parents=True, exist_ok=True)
-                        _files().get_file(path, os.fspath(local / relative))
-            yield local
+                for entry in files.ls(remote, detail=True):
+                    name = entry["name"].rpartition("/")[2]
+                    if entry["type"] != "directory" or names is None or name in names:
+                        files.get(entry["name"], f"{local}/{step}/{name}", recursive=True)
+            yield epath.Path(local) / str(step)
 
 
 def _files() -> Any:
     return fsspec.filesystem("s3", use_listings_cache=False)
-
-
-def _walk(folder: str) -> Iterator[str]:
-    for place, _, names in os.walk(folder):
-        yield from (os.path.join(place, name) for name in names)

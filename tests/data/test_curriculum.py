@@ -53,14 +53,6 @@ def test_a_group_with_one_reward_counts_up_and_any_other_starts_anew():
     ]
 
 
-def test_without_filters_it_is_the_order():
-    history = history_of(*((index, [0, 0]) for index in range(8)))
-    for cursor, wanted in [(0, 3), (5, 8), (2, 20), (4, 0)]:
-        found = draw(ORDER, cursor, wanted, history, 9)
-        assert found.draws == plain(ORDER, cursor, wanted)
-        assert (found.cursor, found.skipped_retired, found.skipped_outside) == (cursor + wanted, 0, 0)
-
-
 def test_prompts_retire_are_revisited_and_retire_again():
     history = history_of((0, [0, 0], 1), (4, [1, 1], 1), (4, [1, 1], 2), (0, [1, 1], 2))
     options = {"retire_after": 2, "revisit": 10}
@@ -79,10 +71,8 @@ def test_prompts_retire_are_revisited_and_retire_again():
 
 def test_share_retired_is_of_all_records():
     history = history_of((0, [0, 0], 1), (4, [1, 1], 2), (5, [1, 0], 2))
-    assert history.share_retired(3, SimpleNamespace(after=1, revisit=2), 8) == 0.125
-    assert history.share_retired(2, SimpleNamespace(after=1, revisit=2), 8) == 0.25
-    assert history.share_retired(9, SimpleNamespace(after=1, revisit=0), 8) == 0.25
-    assert history.share_retired(9, SimpleNamespace(after=0, revisit=0), 8) == 0.0
+    for step, after, revisit, share in ((3, 1, 2, 0.125), (2, 1, 2, 0.25), (9, 1, 0, 0.25), (9, 0, 0, 0.0)):
+        assert history.share_retired(step, SimpleNamespace(after=after, revisit=revisit), 8) == share
 
 
 def test_prompts_outside_the_window():
@@ -93,6 +83,8 @@ def test_prompts_outside_the_window():
     assert indices(draw(ORDER, 0, 4, history, 1, window=(0.25, 0.75), outside=1.0)) == [3, 0, 4, 2]
     scalar = history_of((3, [-5, -3]), (0, [7, 8]))  # the whole window bounds no scalar reward
     assert indices(draw(ORDER, 0, 2, scalar, 1, outside=0.0)) == [3, 0]
+    scalar.update(4, np.array([4.0, 7.0]), np.array([NAN, NAN]), 0)
+    assert scalar.seen[4].pass_rate is None
 
 
 def test_prompts_outside_are_drawn_at_the_rate_asked_for_and_by_visit():
@@ -116,7 +108,8 @@ def test_skipped_prompts_make_up_for_missing_ones():
     found = draw(ORDER, 0, 3, history_of(*groups), 1, **options)
     assert (indices(found), found.skipped_retired, found.skipped_outside) == ([5, 1, 0], 4, 1)
     every = history_of(*((index, [0, 0]) for index in range(8)))
-    assert draw(ORDER, 3, 20, every, 1, retire_after=1).draws == plain(ORDER, 3, 20)
+    for options in ({"retire_after": 1}, {}):
+        assert draw(ORDER, 3, 20, every, 1, **options).draws == plain(ORDER, 3, 20)
 
 
 @pytest.mark.parametrize(
@@ -175,12 +168,3 @@ def test_a_stage_draws_what_it_wants_never_twice_and_goes_on_alike(order, option
     assert resumed == (rest, end)
     everything = [pair for step in first + rest for pair in step]
     assert len(everything) == len(set(everything)) == 8 * wanted
-
-
-def test_scalar_rewards_have_no_pass_rate():
-    history = History()
-    history.update(3, np.array([4.0, 7.0]), np.array([NAN, NAN]), 0)
-    assert history.seen[3].pass_rate is None
-    order = Order(4, 0)
-    found = draw(order, 0, 4, history, 1, window=(0.4, 0.6), outside=0.0)
-    assert sorted(indices(found)) == [0, 1, 2, 3]

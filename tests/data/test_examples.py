@@ -7,6 +7,7 @@ from g2d_jax.data.examples import load_examples
 from g2d_jax.data.splits import drop_overlap, problem_id
 from g2d_jax.records import Problem
 
+SYSTEM = {"role": "system", "content": "s"}
 USER = {"role": "user", "content": "1+1?"}
 ASSISTANT = {"role": "assistant", "content": "2"}
 
@@ -27,10 +28,7 @@ def jsonl(tmp_path):
     ("row", "prompt"),
     [
         ({"messages": [USER, ASSISTANT]}, (USER,)),
-        (
-            {"messages": [{"role": "system", "content": "s"}, USER, ASSISTANT]},
-            ({"role": "system", "content": "s"}, USER),
-        ),
+        ({"messages": [SYSTEM, USER, ASSISTANT]}, (SYSTEM, USER)),
         ({"messages": [USER, ASSISTANT, USER, ASSISTANT]}, (USER, ASSISTANT, USER)),
         ({"prompt": "1+1?", "completion": "2"}, "1+1?"),
         ({"prompt": [USER], "completion": [ASSISTANT]}, (USER,)),

@@ -74,60 +74,62 @@ def test_reasons_are_counted(load):
         load("numinamath", *({**GOOD, "source": "orca_math", "problem": f"no. {n}"} for n in range(3)))
 
 
-@pytest.mark.parametrize(
-    "problem",
-    [
-        "Improve this: how many ways?",
-        "It can be shown that $x = m/n$. Find $m + n$.",
-        "For events with P(A) = 0.1, P(B) = 0.2 and P(C) = 0.3, find P(A)P(B)P(C).",
-        "Let $f(A) + f(B) = f(C)$ for sets. How many $f$?",
-        "A circle passes through A. Its tangent meets BC at B. Let C. be D. and so on. How long is AB?",
-        "Points (A) and (B) are 3 apart. How far is their middle from each?",
-        "In triangle ABC, A:B:C = 1:2:3. What is the angle at D?",
-        "A team has 3 players. B has 4. How many together?",
-    ],
-)
-def test_problems_that_only_look_filtered_are_kept(load, problem):
-    problems, report = load("numinamath", {**GOOD, "problem": problem})
-    assert (len(problems), report.filtered) == (1, {})
-
-
-@pytest.mark.parametrize("answer", ["AB", "A:B=1:2", "(A, B)", r"\frac{A}{2}", "C_n", "D(x)", "x"])
-def test_answers_that_only_look_like_options_are_kept(load, answer):
-    (problem,), _ = load("numinamath", {**GOOD, "solution": rf"So $\boxed{{{answer}}}$."})
-    assert problem.answer == answer
-
-
-def test_numinamath_with_an_answer_of_its_own(load):
-    (problem,), _ = load("numinamath", {**GOOD, "solution": "Because.", "answer": 2})
-    assert (problem.answer, problem.solution) == ("2", "Because.")
-    row = {"question": "What is 1 + 1?", "gold": "2", "from": "olympiads"}
-    (problem,), _ = load("numinamath", row, fields={"answer": "gold", "subset": "from"})
-    assert (problem.answer, problem.subset) == ("2", "olympiads")
+OWN = {"question": "What is 1 + 1?", "gold": "2", "from": "olympiads"}
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("row", "answer", "fields"),
     [
-        ({"problem": "What is 1 + 1?", "solution": r"\boxed{2}"}, "no field 'source'"),
-        ({**GOOD, "problem": "  "}, "blank"),
-        ({**GOOD, "problem": " 7 "}, "'problem' is too short for a prompt: '7'"),
+        *(({**GOOD, "problem": problem}, "2", {}) for problem in (
+            "Improve this: how many ways?",
+            "It can be shown that $x = m/n$. Find $m + n$.",
+            "For events with P(A) = 0.1, P(B) = 0.2 and P(C) = 0.3, find P(A)P(B)P(C).",
+            "Let $f(A) + f(B) = f(C)$ for sets. How many $f$?",
+            "A circle passes through A. Its tangent meets BC at B. Let C. be D. and so on. How long is AB?",
+            "Points (A) and (B) are 3 apart. How far is their middle from each?",
+            "In triangle ABC, A:B:C = 1:2:3. What is the angle at D?",
+            "A team has 3 players. B has 4. How many together?",
+        )),
+        *(({**GOOD, "solution": rf"So $\boxed{{{answer}}}$."}, answer, {})
+          for answer in ("AB", "A:B=1:2", "(A, B)", r"\frac{A}{2}", "C_n", "D(x)", "x")),
+        ({**GOOD, "solution": "Because.", "answer": 2}, "2", {}),
+        (OWN, "2", {"answer": "gold", "subset": "from"}),
     ],
-)
-def test_broken_numinamath_rows(load, row, message):
-    with pytest.raises(ValueError, match=f"line 1: .*{message}"):
-        load("numinamath", row)
-
-
-@pytest.mark.parametrize("text", ["(" * 100_000, "A " * 100_000, "\n" * 100_000, "A" + " " * 100_000, "(A)" * 50_000])
-def test_hostile_problems_take_no_time(text):
-    assert has_options(text) is False
+)  # fmt: skip
+def test_rows_that_only_look_filtered_are_kept(load, row, answer, fields):
+    (problem,), report = load("numinamath", row, fields=fields)
+    assert (problem.answer, report.filtered) == (answer, {})
 
 
 def talk(*contents, **flags):
     roles = ("user", "assistant")
     turns = [{"role": roles[i % 2], "content": text, "toxic": False, **flags} for i, text in enumerate(contents)]
     return {"conversation": turns, "model": "gpt-4", "language": "English", "toxic": False, "redacted": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("numinamath", {"problem": "What is 1 + 1?", "solution": r"\boxed{2}"}, "no field 'source'"),
+        ("numinamath", {**GOOD, "problem": "  "}, "blank"),
+        ("numinamath", {**GOOD, "problem": " 7 "}, "'problem' is too short for a prompt: '7'"),
+        ("wildchat", talk(" "), "blank"),
+        ("wildchat", talk("?"), "too short"),
+        ("wildchat", talk(5), "must be a text, got int"),
+        ("wildchat", {"conversation": []}, "no message of the user"),
+        ("wildchat", {"conversation": [{"role": "assistant", "content": "Hi"}, "x"]}, "no message of the user"),
+        ("wildchat", {"conversation": "Hi"}, "must be a list of messages, got str"),
+        ("wildchat", {"prompt": "Hi"}, "must be a list of messages, got NoneType"),
+    ],
+)
+def test_broken_rows(load, name, row, message):
+    with pytest.raises(ValueError, match=f"line 1: .*{message}"):
+        load(name, row)
+
+
+@pytest.mark.parametrize("text", ["(" * 100_000, "A " * 100_000, "\n" * 100_000, "A" + " " * 100_000, "(A)" * 50_000])
+def test_hostile_problems_take_no_time(text):
+    assert has_options(text) is False
 
 
 def test_wildchat_row(load):
@@ -149,22 +151,3 @@ def test_wildchat_keeps_every_language_and_drops_flagged_rows(load):
     )
     assert [problem.prompt[0]["content"] for problem in problems] == ["写一首诗"]
     assert (report.filtered, report.duplicates) == ({"toxic": 2, "redacted": 1}, 1)
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (talk(" "), "blank"),
-        (talk("?"), "too short"),
-        (talk(5), "must be a text, got int"),
-        ({"conversation": []}, "no message of the user"),
-        ({"conversation": [{"role": "assistant", "content": "Hi"}, "x"]}, "no message of the user"),
-        ({"conversation": "Hi"}, "must be a list of messages, got str"),
-        ({"prompt": "Hi"}, "must be a list of messages, got NoneType"),
-    ],
-)
-def test_broken_wildchat_rows(load, row, message):
-    with pytest.raises(ValueError, match=f"line 1: .*{message}"):
-        load("wildchat", row)
-    problems, report = load("wildchat", row, talk("Hello"), on_error="skip")
-    assert (len(problems), report.broken) == (1, 1)

@@ -41,22 +41,8 @@ def test_the_order_is_fixed():
 
 
 def test_epochs_and_neighbouring_seeds_differ():
-    epochs = [
-        tuple(index for index, _ in draw(Order(50, seed), 50 * epoch, 50)) for seed in range(3) for epoch in range(3)
-    ]
-    assert len(set(epochs)) == 9
-
-
-def test_far_positions_cost_nothing():
-    index, visit = Order(7_473, 1)[10**12]
-    assert 0 <= index < 7_473 and visit == 10**12 // 7_473
-
-
-def test_bad_requests():
-    with pytest.raises(ValueError, match="empty"):
-        Order(0, 0)
-    with pytest.raises(ValueError, match="from 0"):
-        Order(3, 0)[-1]
+    epochs = {(seed, epoch): draw(Order(50, seed), 50 * epoch, 50) for seed in range(3) for epoch in range(3)}
+    assert len({tuple(index for index, _ in draws) for draws in epochs.values()}) == 9
 
 
 def tasks(mixture, start, count):
@@ -115,6 +101,8 @@ def test_every_task_of_a_mixture_runs_through_its_own_epochs():
 
 
 def test_far_positions_of_a_mixture_cost_nothing():
+    index, visit = Order(7_473, 1)[10**12]
+    assert 0 <= index < 7_473 and visit == 10**12 // 7_473
     index, visit = Mixture((7_473, 100), (1, 1), 1)[10**12 + 1]
     assert 7_473 <= index < 7_573 and visit == 10**12 // 200
 
@@ -134,8 +122,14 @@ def test_far_positions_of_a_mixture_cost_nothing():
 def test_mixtures_that_cannot_be(counts, weights, message):
     with pytest.raises(ValueError, match=message):
         Mixture(counts, weights, 0)
-    with pytest.raises(ValueError, match="from 0"):
-        Mixture((3,), (1,), 0)[-1]
+
+
+def test_what_is_no_order_or_position():
+    with pytest.raises(ValueError, match="empty"):
+        Order(0, 0)
+    for order in (Order(3, 0), Mixture((3,), (1,), 0)):
+        with pytest.raises(ValueError, match="from 0"):
+            order[-1]
 
 
 def test_importing_the_loader_does_not_import_grain():

@@ -79,7 +79,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
         second = forks.run(*RUN, workdir, timeout=120)
         first.send_signal(signal.SIGCONT)
         assert second.returncode == 1
-        assert f"g2d: {workdir} is in use by another process" in second.stderr
+        assert f"g2d: {workdir} is in use by another process: it is locked by process {first.pid} on" in second.stderr
         assert first.wait() == 0, first.stderr
     return workdir
 

@@ -120,3 +120,7 @@ class Launched:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(30)
+
+
+Launch = Callable[..., Launched]
+"""The fixture `launch`: from count, devices and arguments to the processes."""

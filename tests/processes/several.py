@@ -5,22 +5,21 @@ python several.py export ARGUMENTS                   the command `g2d export`; F
 python several.py stages CONFIG REFERENCE WORKDIR    each stage by itself, on what REFERENCE has of those before it
 python several.py score PEER_TIMEOUT HANG_TIMEOUT    some responses, with the reward of small.py
 python several.py agreement FOLDER                   every way to agree
-python several.py alone FOLDER                       what a single process starts
 """
 
 import contextlib
-import json
 import os
+import re
 import resource
 import signal
+import socket
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from etils import epath
 from unofficial import let_every_process_write_programs
 
@@ -30,7 +29,7 @@ from g2d_jax.config import Config
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.resolve import resolve
-from g2d_jax.stages.reward_manager import Scorers
+from g2d_jax.stages.reward_manager import RewardManager
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker
 from g2d_jax.watcher import watched
@@ -71,7 +70,7 @@ def stages(config_file: str, reference: str, workdir: str) -> int:
 def score(peer_timeout: str, hang_timeout: str) -> int:
     """What a stage does with its share of responses: score them, and wait for the others."""
     processes.initialise()
-    scorers = Scorers({"main": settings.reward(function="small:even")}, lambda: make_mesh(), epath.Path())
+    scorers = RewardManager({"main": settings.reward(function="small:even")}, lambda: make_mesh(), epath.Path())
     with watched(peer_timeout=float(peer_timeout), hang_timeout=float(hang_timeout)):
         processes.mark("scoring")
         print("scoring", flush=True)
@@ -80,46 +79,59 @@ def score(peer_timeout: str, hang_timeout: str) -> int:
 
 
 def agreement(folder: str) -> int:
-    """What becomes of each way to agree, as JSON."""
+    """Every way to agree, and what each process gets; an assertion that fails ends it with another status."""
     processes.initialise()
     jax.devices()
-    found = {name: outcome(make) for name, make in ways(Path(folder)).items()}
-    print(json.dumps({**found, "index": processes.index(), "count": processes.count()}))
+    mine, last = processes.index(), processes.count() - 1
+    everyone = set(range(processes.count()))
+    assert processes.gather({"from": mine}) == [{"from": i} for i in sorted(everyone)]
+    assert processes.once(lambda: mine) == 0
+    with failure_of(0, "the leader's"):
+        processes.once(lambda: fail("the leader's"))
+    with pytest.raises(processes.Preempted, match="75"):
+        processes.once(preempted)
+    together(set(), set())
+    for failing, first in (({last}, last), ({0}, 0), (everyone, mine)):
+        with failure_of(first, f"{first}'s"):
+            together(failing, set())
+    with pytest.raises(processes.Preempted, match="75"):
+        together(set(), {last})
+    with failure_of(0, "0's"):  # one is stopped, and one fails
+        together({0}, {last})
+    processes.agreed("sizes", [1, 2])
+    host = socket.gethostname()
+    differ = f"differ between processes, there process 1 on {host} and here process 0 on {host}: "
+    for what, value, named in (
+        ("sizes", [1, mine], "it is [1, 1] there and [1, 0] here. All hosts need"),
+        ("settings", {"a": {"b": 1, "c": mine}, **({} if mine else {"d": 5})}, "a.c is 1 there and 0 here; d is None"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"{what} {differ}{named}")):
+            processes.agreed(what, value)
+    with pytest.raises(ValueError, match=re.escape(f"problems {differ}")):
+        problems(Path(folder) / f"{mine}.jsonl")
+    with pytest.raises(
+        (ValueError, processes.PeerFailed), match=f"is not the same folder on {host} as for process 0"
+    ) as error:
+        same_folder(Path(folder) / str(mine))
+    assert error.type is (ValueError if mine else processes.PeerFailed)
+    processes.check_stop_together()
+    for number, status in ((signal.SIGTERM, "75"), (signal.SIGINT, "130")):
+        with pytest.raises(processes.Preempted, match=status):
+            stopped(last, number)
+    with failure_of(0, "the leader's"), watched(peer_timeout=60, hang_timeout=60):
+        if processes.leader():  # it leaves with an error while the others wait for it
+            fail("the leader's")
+        processes.gather(0)
     return processes.leave(0)
 
 
-def ways(folder: Path) -> dict[str, Callable[[], Any]]:
-    mine, everyone = processes.index(), set(range(processes.count()))
-    return {
-        "gather": lambda: processes.gather({"from": mine}),
-        "once": lambda: processes.once(lambda: mine),
-        "once, it fails": lambda: processes.once(lambda: fail("the leader's")),
-        "once, it is stopped": lambda: processes.once(preempted),
-        "together": lambda: together(set(), set()),
-        "together, the last fails": lambda: together({max(everyone)}, set()),
-        "together, the leader fails": lambda: together({0}, set()),
-        "together, all fail": lambda: together(everyone, set()),
-        "together, the last is stopped": lambda: together(set(), {max(everyone)}),
-        "together, one is stopped and one fails": lambda: together({0}, {max(everyone)}),
-        "agreed": lambda: processes.agreed("sizes", [1, 2]),
-        "not agreed": lambda: processes.agreed("sizes", [1, mine]),
-        "differing fields": lambda: processes.agreed(
-            "settings", {"a": {"b": 1, "c": mine}, **({} if mine else {"d": 5})}
-        ),
-        "another folder": lambda: same_folder(folder / str(mine)),
-        "other problems": lambda: problems(folder / f"{mine}.jsonl"),
-        "not stopped": processes.check_stop_together,
-        "SIGTERM of the last": lambda: stopped(max(everyone), signal.SIGTERM),
-        "Ctrl-C of the last": lambda: stopped(max(everyone), signal.SIGINT),
-        "an error in a run": watched_error,
-    }
-
-
-def outcome(make: Callable[[], Any]) -> list[Any]:
-    try:
-        return ["returned", make()]
-    except (Exception, processes.Preempted) as error:
-        return [type(error).__name__, str(error)]
+@contextlib.contextmanager
+def failure_of(index: int, whose: str) -> Iterator[None]:
+    """One process has an error of its own, the others are told whose it is."""
+    own = processes.index() == index
+    text = "" if own else f"process {index} on {socket.gethostname()}: OSError: "
+    with pytest.raises(OSError if own else processes.PeerFailed, match=f"^{text}{whose} disk is full$"):
+        yield
 
 
 def fail(what: str) -> None:
@@ -161,26 +173,6 @@ def stopped(index: int, number: signal.Signals) -> None:
             processes.check_stop_together()
 
 
-def watched_error() -> None:
-    """One leaves with an error while the others wait for it."""
-    with watched(peer_timeout=60, hang_timeout=60):
-        if processes.leader():
-            fail("the leader's")
-        processes.gather(0)
-
-
-def alone(folder: str) -> int:
-    """A single process starts nothing: what there is while it is watched, as JSON."""
-    processes.initialise()
-    with watched(peer_timeout=60, hang_timeout=60), processes.together():
-        threads = [thread.name for thread in threading.enumerate()]
-        children = [Path(f"/proc/self/task/{task}/children").read_text() for task in os.listdir("/proc/self/task")]
-        told = processes.once(lambda: [processes.count(), processes.index(), processes.leader(), processes.gather(7)])
-    print(json.dumps({"threads": threads, "children": "".join(children), "told": told}))
-    return 0
-
-
 if __name__ == "__main__":
-    known = (run, export, stages, score, agreement, alone)
-    commands = {command.__name__: command for command in known}
+    commands = {command.__name__: command for command in (run, export, stages, score, agreement)}
     sys.exit(commands[sys.argv[1]](*sys.argv[2:]))

@@ -1,13 +1,12 @@
 """`g2d export` started on several hosts alike: one model, as from one process; and what becomes of errors."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import adapters
 import jax
 import pytest
 from etils import epath
-from launched import HERE, Launched
+from launched import HERE, Launch
 
 from g2d_jax import policies
 from g2d_jax.config import Config
@@ -15,8 +14,6 @@ from g2d_jax.models import lora
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import claim
-
-Launch = Callable[..., Launched]
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -3,14 +3,11 @@
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import same
-from launched import HERE, Launched, command
-
-Launch = Callable[..., Launched]
+from launched import HERE, Launch, command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

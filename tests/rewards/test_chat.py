@@ -146,15 +146,11 @@ def test_a_wrong_key_or_model_stops_at_once_and_the_key_is_told_to_nobody(tmp_pa
     assert "\x1b" not in str(caught.value)
     written = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert b"***" in written and KEY.encode() not in written
-
-
-def test_settings_that_every_request_is_refused_for_are_an_error(tmp_path: Path) -> None:
-    error = (400, '{"error": {"message": "max_tokens is not supported"}}')
     with (
-        serving(lambda content, number: error) as judge,
+        serving(lambda content, number: (400, '{"error": {"message": "max_tokens is not supported"}}')) as judge,
         pytest.raises(ValueError, match=r"answers no request.*max_tokens is not supported"),
     ):
-        ask(judge.url, tmp_path, "a", "b")
+        ask(judge.url, tmp_path / "new", "a", "b")
 
 
 def test_a_key_is_needed_away_from_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,20 +165,19 @@ def test_a_key_is_needed_away_from_this_machine_only(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost:8000/v1", "ftp://a/v1", "http://", "http://a/v1/chat/completions", "http://[a"]
-)
-def test_urls_that_are_no_endpoint(url: str) -> None:
-    with pytest.raises(ValueError, match="give the base, as in"):
-        Endpoint(url, "m")
-
-
-def test_other_settings_that_cannot_work() -> None:
-    with pytest.raises(ValueError, match="put the key in") as caught:
-        Endpoint(f"https://user:{KEY}@host/v1", "m")
+    ("wrong", "message"),
+    [
+        *(({"url": url}, "give the base, as in") for url in
+          ("", "localhost:8000/v1", "ftp://a/v1", "http://", "http://a/v1/chat/completions", "http://[a")),
+        *(({name: value}, name) for name, value in
+          (("model", ""), ("timeout", 0.0), ("timeout", float("inf")), ("retries", -1), ("concurrency", 0))),
+        ({"url": f"https://user:{KEY}@host/v1"}, "put the key in"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        Endpoint(**{"url": "http://a/v1", "model": "m", **wrong})
     assert KEY not in str(caught.value)
-    for wrong in ({"model": ""}, {"timeout": 0.0}, {"timeout": float("inf")}, {"retries": -1}, {"concurrency": 0}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            Endpoint(**{"url": "http://a/v1", "model": "m", **wrong})
 
 
 def test_a_reply_without_text_or_cut_short() -> None:

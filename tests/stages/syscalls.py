@@ -16,9 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from g2d_jax.rewards.sandbox import numbers
-
-# call, number on x86_64, number on aarch64: as in g2d_jax/rewards/sandbox.py
+# call, number on x86_64, number on aarch64, - where it has none
 _BY_PATH = """
 creat 85 -, truncate 76 45, unlink 87 -, rename 82 -, mkdir 83 -, rmdir 84 -, link 86 -, symlink 88 -
 """
@@ -46,10 +44,16 @@ def available() -> bool:
     return subprocess.run([sys.executable, __file__], check=False, capture_output=True).returncode == 0
 
 
+def _numbers(table: str) -> dict[str, int]:
+    """Call -> number, of those that this machine has."""
+    rows = [row.split() for row in table.split(",")]
+    column = 1 + _COLUMN[platform.machine()]
+    return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
+
+
 def _calls() -> dict[int, str]:
-    column = _COLUMN[platform.machine()]
     tables = (_BY_PATH, _BY_FOLDER, _BY_DESCRIPTOR, _OPEN)
-    return {number: name for table in tables for name, number in numbers(table, column).items()}
+    return {number: name for table in tables for name, number in _numbers(table).items()}
 
 
 def _line(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -112,12 +116,11 @@ def changes(listener: int, seconds: float) -> Iterator[tuple[str, str]]:
 
 
 def _path(thread: int, call: str, arguments: tuple[int, ...]) -> str:
-    column = _COLUMN[platform.machine()]
     try:
-        if call in numbers(_BY_DESCRIPTOR, column):
+        if call in _numbers(_BY_DESCRIPTOR):
             which = 2 if call == "copy_file_range" else 0
             return os.readlink(f"/proc/{thread}/fd/{arguments[which] & 0xFFFFFFFF}")
-        if call in numbers(_BY_FOLDER, column):
+        if call in _numbers(_BY_FOLDER):
             first = 2 if call in ("renameat", "renameat2", "linkat") else 1 if call == "symlinkat" else 0
             folder = ctypes.c_int(arguments[first] & 0xFFFFFFFF).value
             start = os.readlink(f"/proc/{thread}/{'cwd' if folder == _HERE else f'fd/{folder}'}")

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from g2d_jax import config as settings
 from g2d_jax import graph, pipeline
 from g2d_jax.canonical import to_dict
-from g2d_jax.config import Config
+from g2d_jax.config import Config, Offline, Online, Optimizer
 from g2d_jax.report.page import markdown
 from g2d_jax.report.run import read_run
 from g2d_jax.report.run_page import report
@@ -25,7 +24,7 @@ from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 
 Opened = Callable[..., Runtime]
-ONLINE = settings.online()
+ONLINE = Online()
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def test_short_runs_say_nothing() -> None:
 def test_a_collapse_is_said_once_also_after_a_restart(
     small: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runtime, stage = opened(small, tmp_path), settings.online(loss="dpo", sync_every=10)
+    runtime, stage = opened(small, tmp_path), Online(loss="dpo", sync_every=10)
     how = {"policy": "init", "total": 40, "row_length": 64, "per": "tokens"}
     lengths = falling(600, 60, 40)
     for first in (0, 13, 26):  # three processes: what a checkpoint has of facts is JSON
@@ -142,12 +141,12 @@ def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, ope
         ({}, "entropy", ["entropy_coef=1e-4 (now 0)"]),
         ({"loss": "dpo", "sync_every": 0}, "length", ["a smaller sync_every (now never)"]),
         ({"loss": "dpo", "reference_sync": True, "entropy_coef": 1e-4}, "entropy", ["a smaller optimizer"]),
-        ({"optimizer": settings.optimizer(1e-6)}, "limit", ["a larger Adam epsilon"]),
+        ({"optimizer": Optimizer()}, "limit", ["a larger Adam epsilon"]),
         ({"loss": "group_dpo", "sync_every": 5}, "limit", ["reference_sync=True", "a smaller sync_every (now 5)"]),
     ],
 )
 def test_remedies_are_those_not_taken_yet(changes: dict[str, Any], cause: str, expected: list[str]) -> None:
-    found = alerts.remedies(cause, settings.online(**changes))
+    found = alerts.remedies(cause, Online(**changes))
     assert len(found) == len(expected) and all(map(str.startswith, found, expected))
 
 
@@ -263,7 +262,7 @@ def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
     small: ConfigDict, tmp_path: Path, opened: Opened, total: int, expected: list[int]
 ) -> None:
     """And takes it back at its end, if the reward has risen by then."""
-    runtime, stage = opened(small, tmp_path), settings.online()
+    runtime, stage = opened(small, tmp_path), Online()
     how = {"policy": "init", "total": total, "row_length": 64, "per": "tokens"}
     with open_trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as trainer:
         for step in range(1, total + 1):
@@ -281,7 +280,7 @@ def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
 
 
 def test_chosen_responses_that_become_unlikely() -> None:
-    dpo = settings.offline()
+    dpo = Offline()
     assert alerts.displaced(-0.1, dpo) == alerts.displaced(0.5, dpo) == alerts.displaced(math.nan, dpo) == []
     (alert,) = alerts.displaced(-0.31, dpo)
     assert "have lost 0.31 nats a token" in alert.text and "a larger beta (now 0.1)" in alert.text

@@ -17,7 +17,7 @@ from g2d_jax.config import Config
 from g2d_jax.records import ScoredRollout, Verdict
 from g2d_jax.stages.best_checkpoint import best_step
 from g2d_jax.stages.held_out import mean_quotient
-from g2d_jax.stages.policies import check_elsewhere, checkpoint_of, chosen_policy
+from g2d_jax.stages.policies import check_elsewhere, checkpoint_of, chosen_policy, load_policy
 from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.sweep.graph import build
 from g2d_jax.sweep.points import points
@@ -96,7 +96,7 @@ def test_the_best_step_is_chosen_and_its_answers_are_read_back(
     (tmp_path / "02-best" / "manifest.json").unlink()
     again = opened(config, tmp_path, None)
     with pytest.raises(ValueError, match="'best': that stage has not chosen a checkpoint yet"):
-        again.policy("best")
+        load_policy(again, "best")
     assert run(again, "best")["result"] == result
     assert again.sampler().usage.generated == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")} == before
@@ -117,7 +117,7 @@ def test_the_choice_is_a_policy_like_any_other(config: ConfigDict, tmp_path: Pat
     entry = manifests["evaluate"]["result"]["policies"][1]
     assert (entry["name"], entry["label"], entry["mean"]) == ("best", chosen, None)
     assert checkpoint_of(runtime, "best") == checkpoint_of(runtime, chosen)
-    assert policies.last_policy(config) == "best"
+    assert policies.last_policy(Config.of(config)) == "best"
     folders = [policies.export(tmp_path, tmp_path / name, policy=name) for name in ("best", chosen)]
     one, other = (load_file(folder / "model.safetensors") for folder in folders)
     assert all(np.array_equal(one[name], other[name]) for name in one.keys() | other.keys())
@@ -223,7 +223,7 @@ def test_points_of_a_study_choose_among_their_own_steps(config: ConfigDict) -> N
     assert [tuple(node.config.stages["train"].keep) for node in selections] == [(0, 1, 2)] * 2
     train = next(node.id for node in made.nodes.values() if node.name == "train")
     assert all(node.inputs == [train] for node in selections)
-    assert [config.stages.evaluate.policies for _, config, _ in made.points] == [("train@0", "best")] * 2
+    assert [config.stages["evaluate"].policies for _, config, _ in made.points] == [("train@0", "best")] * 2
     assert len([node for node in made.nodes.values() if node.name == "evaluate"]) == 1 + 2 + 2
     stages = [to_dict(config)["stages"] for _, config, _ in made.points]
     assert [accounting.behind("best", some) for some in stages] == [

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
 from g2d_jax import graph, pipeline, storage
-from g2d_jax.config import Config
+from g2d_jax.config import Config, Online
 from g2d_jax.stages.buffer import SyncWindow, window_at
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import Runtime
@@ -51,8 +51,8 @@ def bits(params: object) -> list[bytes]:
     return [np.asarray(x).tobytes() for x in jax.tree.leaves(params)]
 
 
-def stage(**changes: int) -> ConfigDict:
-    return settings.online(**{"steps": 10, **changes})
+def stage(**changes: int) -> Online:
+    return Online(**{"steps": 10, **changes})
 
 
 def test_intervals_of_literal_settings() -> None:
@@ -204,7 +204,7 @@ def test_refilled_batches_survive_a_kill_between_any_two_journals(
     again = opened(train, tmp_path, first_letter)
     run(again)
     assert {file.name: file.read_bytes() for file in (folder / "rollouts").glob("*.parquet")} == files
-    assert bits(again.policy("train")) == ended
+    assert bits(load_policy(again, "train")) == ended
 
 
 def timeless(metrics: dict[str, float]) -> str:
@@ -286,7 +286,7 @@ def test_two_tasks_with_rewards_of_their_own(train: ConfigDict, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": "dpa"}, "loss is 'dpa'; choose one of grpo, dpo, group_dpo"),
+        ({"loss": "dpa"}, "loss must be one of grpo, dpo, group_dpo, got 'dpa'"),
         ({"num_iterations": 2}, "make sync_every a multiple of num_iterations"),
         ({"grpo_coef": 0.1, "loss": "dpo"}, 'grpo_coef needs "group_dpo"'),
         ({"importance_cap": 2.0, "loss": "dpo"}, "importance_cap is a setting of GRPO"),
@@ -294,13 +294,13 @@ def test_two_tasks_with_rewards_of_their_own(train: ConfigDict, tmp_path: Path, 
         ({"stop": "budget", "sync_every": 0, "budget": {"measure": "flops", "amount": 1.0}}, "paid for already"),
         ({"drop_solved": {"after": 2, "revisit": 0}, "sync_every": 0}, "before any is seen"),
         ({"dpo": {"loss_type": "ipo", "label_smoothing": 0.1}}, "set it to 0 with 'ipo'"),
-        ({"epsilon": -1.0}, "epsilon and epsilon_high must not be negative"),
-        ({"entropy_coef": float("nan")}, "entropy_coef must be at least 0, got nan"),
+        ({"epsilon": -1.0}, "epsilon must be at least 0"),
+        ({"entropy_coef": float("nan")}, "entropy_coef must be at least 0 .*, got nan"),
         ({"overlong_buffer": 9}, "cannot be larger"),
         ({"difficulty": {"min_pass_rate": 0.6, "max_pass_rate": 0.4, "outside": 0.1}}, "from low to high"),
         ({"sampling_weights": "int8"}, "slightly other policy than GRPO trains: set importance_cap too"),
         ({"sampling_weights": "int8", "loss": "group_dpo", "grpo_coef": 0.1}, "set importance_cap too"),
-        ({"sampling_weights": "nf4", "importance_cap": 2.0}, "sampling_weights is int8, or empty, got 'nf4'"),
+        ({"sampling_weights": "nf4", "importance_cap": 2.0}, "sampling_weights must be one of '', int8, got 'nf4'"),
         ({"sync_every": -1}, "sync_every must be at least 0"),
     ],
 )

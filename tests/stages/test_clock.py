@@ -11,7 +11,7 @@ import pytest
 from g2d_jax import graph, pipeline
 from g2d_jax.accounting import ACTIVITIES, goodput, shares
 from g2d_jax.compiling import Compiling, compiling
-from g2d_jax.config import Config
+from g2d_jax.config import Config, Sft
 from g2d_jax.report.goodput import goodput_table
 from g2d_jax.stages import sft
 from g2d_jax.stages.clock import Clock
@@ -128,7 +128,7 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
     config.checkpoint.every = 3
     runtime = opened(config, tmp_path)
     runtime.objectives = {"sft": slow}
-    stage = config.stages.sft
+    stage = runtime.config.stage("sft", Sft)
     examples, _ = sft.examples(runtime, "sft", stage)
     with (
         open_trainer(

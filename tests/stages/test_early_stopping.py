@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import accounting, dryrun, graph, pipeline, storage
 from g2d_jax import config as settings
-from g2d_jax.config import Config
+from g2d_jax.config import Collect, Config, Offline, Online
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.resolve import resolve
 from g2d_jax.stages import early_stopping
@@ -139,11 +139,10 @@ def test_an_adaptive_stage_needs_verdicts_on_two_problems(early: ConfigDict, tmp
 
 
 def test_a_probe_without_a_verdict_is_none_of_two_in_a_row(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    stage = early.stages.warmup
     forecast = {"accuracy": 0.5, "gain": 0.1, "slope": 0.0, "slope_error": 0.0, "step_flops": 1.0, "offline_flops": 1.0}
     how = {"policy": "init", "total": 8, "row_length": 64, "per": "tokens"}
     runtime = opened(early, tmp_path, None)
-    objective = objectives.sft(runtime.compute)
+    stage, objective = runtime.config.stage("warmup", Online), objectives.sft(runtime.compute)
     with open_trainer(runtime, "warmup", objective, stage.optimizer, **how) as trainer:
         trainer.step, trainer.extra_state["probed"] = 6, [{"step": step} for step in (0, 2, 4, 5, 6)]
         trainer.extra_state["probes"] = [{"step": step, "mixed": 0.5, **forecast} for step in (4, 6)]
@@ -156,7 +155,7 @@ def test_a_probe_without_a_verdict_is_none_of_two_in_a_row(early: ConfigDict, tm
 def test_offline_flops_are_those_counted_by_hand(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     model = opened(config, tmp_path).model_config
     seen = {"prompt": 3.0, "length": 2.0, "chosen": 2.2, "rejected": 3.0, "mixed": 0.25}
-    collect, offline = settings.collect(pairs_per_prompt=2), settings.offline(epochs=3)
+    collect, offline = Collect(pairs_per_prompt=2), Offline(epochs=3)
     prompt = (3, 1 + 2 + 3)  # tokens, and the positions they read
     generated = [(3, 6), *[(2, 4 + 5)] * 5]
     pair = [prompt, (2, 4 + 5), (3, 4 + 5 + 6)]
@@ -246,7 +245,9 @@ def estimated(runtime: Runtime, found: Manifests) -> float:
         "mixed": float(np.mean([0 < rate < 1 for rate in right.mean(axis=1)])),
     }
     stages = runtime.config.stages
-    return early_stopping.offline_flops(runtime.model_config, stages.collect, stages.dpo, seen, prompts=8, responses=4)
+    return early_stopping.offline_flops(
+        runtime.model_config, stages["collect"], stages["dpo"], seen, prompts=8, responses=4
+    )
 
 
 def test_no_step_at_all_leaves_the_policy_it_starts_from(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:

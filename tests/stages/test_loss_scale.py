@@ -17,12 +17,13 @@ import pytest
 
 from g2d_jax import config as settings
 from g2d_jax import mesh as meshes
-from g2d_jax.config import Optimizer
+from g2d_jax.config import Online, Optimizer
 from g2d_jax.data.packing import Packed, pack
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import MEMBERS, Problem, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.section import record
 from g2d_jax.stages import batches, online
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.optimizer import make_optimizer
@@ -132,8 +133,7 @@ def stage_of(**changes: Any) -> Any:
         prompts_per_step=PROMPTS, num_generations=GROUP, sampling=settings.sampling(LONGEST), **changes
     )
     stage.dpo.update(beta=BETA, **dpo)
-    online.check(stage)
-    return stage
+    return record(Online, stage)
 
 
 def make(stage: Any) -> batches.Batch:

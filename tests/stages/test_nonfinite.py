@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
 from g2d_jax import graph, pipeline, storage
+from g2d_jax.config import Sampling
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Request
 from g2d_jax.stages import sft
@@ -137,7 +138,7 @@ def test_a_sick_policy_is_not_sampled_from(only_sft: ConfigDict, tmp_path: Path,
     runtime = opened(only_sft, tmp_path)
     params = load_policy(runtime, "init")
     sampler, problem = runtime.sampler(), runtime.problems["train"][0]
-    how = runtime.sampling_params(only_sft.stages.sft.get("sampling") or ConfigDict({"max_new_tokens": 4}))
+    how = runtime.sampling_params(Sampling(max_new_tokens=4))
     requests = [Request(problem.id, runtime.tokenizer.encode_prompt(problem), how, num_samples=3)]
     well = list(sampler.generate(sampler.view(params), requests, "test"))
     check_rollouts(well, "init")
@@ -169,7 +170,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     """And ends like a run that was never disturbed; with none before it, it starts the stage again."""
     whole = opened(only_sft, tmp_path / "whole")
     run(whole)
-    expected = leaves(whole.policy("sft"))
+    expected = leaves(load_policy(whole, "sft"))
     (tmp_path / "whole" / "01-sft" / "manifest.json").unlink()  # as if killed before the stage was finished
     for name, alone in (("flipped", False), ("cut", True)):
         workdir = tmp_path / name

@@ -18,6 +18,7 @@ from g2d_jax.records import Preference
 from g2d_jax.stages import offline, pair_diagnostics
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.problems import order as problem_order
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tables import read_columns, read_preferences, write_preferences
 from g2d_jax.tracking import read_metrics
@@ -155,10 +156,12 @@ def test_diagnosis_is_paid_apart_and_changes_nothing(small: ConfigDict, tmp_path
     cost = one["diagnosis"]
     assert cost["tokens"]["scored"] == one["tokens"]["scored"] > 0  # all pairs once, as for the reference
     pairs = made(PAIRS)
-    used = [pairs[i] for (i,) in pair_diagnostics.signal_draws(diagnosed.order(PAIRS, "signal/dpo"), 256)]
+    used = [
+        pairs[i] for (i,) in pair_diagnostics.signal_draws(problem_order(diagnosed.config, PAIRS, "signal/dpo"), 256)
+    ]
     assert cost["tokens"]["trained"] == sum(4 + len(p.chosen_ids) + len(p.rejected_ids) for p in used)
     assert cost["flops"] > 0 and cost["seconds"] > 0
-    for ours, theirs in zip(*(jax.tree.leaves(c.policy("dpo")) for c in (diagnosed, plain)), strict=True):
+    for ours, theirs in zip(*(jax.tree.leaves(load_policy(c, "dpo")) for c in (diagnosed, plain)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -212,10 +215,9 @@ def test_one_pair_has_no_noise_to_see(
 
 def test_settings_that_cannot_work_are_refused(small: ConfigDict) -> None:
     pipeline.check(Config.of(small))
-    for wrong in (-1, 1):
-        small.stages.dpo.signal_pairs = wrong
-        with pytest.raises(ValueError, match=f"stages.dpo: signal_pairs must be at least 2, or 0 .* got {wrong}"):
-            pipeline.check(Config.of(small))
+    small.stages.dpo.signal_pairs = 1
+    with pytest.raises(ValueError, match=r"stages\.dpo\.signal_pairs must be at least 2, or 0 .* got 1"):
+        pipeline.check(Config.of(small))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from alike import arrays, contents
 
+from g2d_jax.config import Sft
 from g2d_jax.resolve import resolve
 from g2d_jax.stages import sft
 from g2d_jax.stages.runtime import Runtime
@@ -37,10 +38,10 @@ def test_what_is_continued_ends_like_what_never_stopped(
 
     def train(name: str, start: int, stop: int) -> None:
         runtime = opened(config, tmp_path / name)
-        settings, objective = config.stages.sft.optimizer, objectives.sft(runtime.compute)
-        examples, _ = sft.examples(runtime, "sft", config.stages.sft)
+        stage, objective = runtime.config.stage("sft", Sft), objectives.sft(runtime.compute)
+        examples, _ = sft.examples(runtime, "sft", stage)
         with open_trainer(
-            runtime, "sft", objective, settings, policy="init", total=4, row_length=64, per="tokens"
+            runtime, "sft", objective, stage.optimizer, policy="init", total=4, row_length=64, per="tokens"
         ) as trainer:
             assert trainer.step == start
             while trainer.goes_on() and trainer.step < stop:

@@ -11,6 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
+from g2d_jax.config import Config, Offline
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Problem
 from g2d_jax.stages import probes
@@ -121,7 +122,8 @@ def test_a_restart_reads_the_probes_back(small: ConfigDict, tmp_path: Path, open
 
 
 def test_a_probe_is_made_once_a_step(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    runtime, stage = opened(small, tmp_path), small.stages.dpo
+    runtime = opened(small, tmp_path)
+    stage = runtime.config.stage("dpo", Offline)
     how = {"policy": "init", "total": 5, "row_length": 64, "per": "tokens"}
     with open_trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as trainer:
         for step, last in ((0, False), (0, True), (1, False), (1, True), (2, False), (3, False), (5, False)):
@@ -137,10 +139,9 @@ def test_a_probe_is_made_once_a_step(small: ConfigDict, tmp_path: Path, opened: 
     [({"every": -1}, "probe.every"), ({"prompts": 0}, "at least 1"), ({"split": "all"}, "train, dev, test")],
 )
 def test_settings_that_cannot_work_are_refused(small: ConfigDict, change: dict[str, Any], message: str) -> None:
-    probes.check(small.stages.dpo)
     small.stages.dpo.probe.update(change)
     with pytest.raises(ValueError, match=message):
-        probes.check(small.stages.dpo)
+        Config.of(small)
 
 
 def test_probes_take_every_task_in_turn() -> None:

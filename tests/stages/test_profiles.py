@@ -8,8 +8,7 @@ import json
 import pytest
 
 from g2d_jax import cli, pipeline
-from g2d_jax.config import Config
-from g2d_jax.stages.profiles import parse
+from g2d_jax.config import Config, Logging
 
 
 def traced(workdir) -> dict[str, bytes]:
@@ -41,7 +40,7 @@ def test_a_window_up_to_the_last_update(config, opened, tmp_path):
 @pytest.mark.parametrize("text", ["", "sft", "sft:3", "sft:3-2", "sft:0-1", "sft:1-x", "sft:-1-1", "a b:1-2"])
 def test_what_is_no_window(text: str):
     with pytest.raises(ValueError, match="write STAGE:START-STOP"):
-        parse(text)
+        _ = Logging(profile=text)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ from judge_server import serving
 
 from g2d_jax import config as settings
 from g2d_jax import graph, pipeline
-from g2d_jax.config import Config
+from g2d_jax.config import Config, Reward
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
-from g2d_jax.stages.reward_manager import Scorers
+from g2d_jax.section import record
+from g2d_jax.stages.reward_manager import RewardManager
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tables import read_preferences, read_rollouts
 
@@ -27,13 +28,13 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def scorers(tmp_path: Path) -> Iterator[Callable[..., Scorers]]:
-    made: list[Scorers] = []
+def scorers(tmp_path: Path) -> Iterator[Callable[..., RewardManager]]:
+    made: list[RewardManager] = []
 
-    def make(**rewards: dict[str, object]) -> Scorers:
-        sections = {task: settings.reward(**changes) for task, changes in rewards.items()}
+    def make(**rewards: dict[str, object]) -> RewardManager:
+        sections = {task: record(Reward, settings.reward(**changes)) for task, changes in rewards.items()}
         mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
-        made.append(Scorers(sections, lambda: mesh, epath.Path(tmp_path)))
+        made.append(RewardManager(sections, lambda: mesh, epath.Path(tmp_path)))
         return made[-1]
 
     yield make
@@ -41,7 +42,7 @@ def scorers(tmp_path: Path) -> Iterator[Callable[..., Scorers]]:
         one.close()
 
 
-def test_the_problem_carries_its_reward(scorers: Callable[..., Scorers]) -> None:
+def test_the_problem_carries_its_reward(scorers: Callable[..., RewardManager]) -> None:
     score = scorers(
         main={}, even={"function": "tiny:even"}, long={"function": "tiny:longest", "scalar": True, "correct_above": 0.5}
     )
@@ -51,7 +52,7 @@ def test_the_problem_carries_its_reward(scorers: Callable[..., Scorers]) -> None
     assert [one.verdict.value for one in found] == ["correct", "scored", "incorrect", "incorrect"]
 
 
-def test_verifiers_start_early_where_answers_are_more_than_numbers(scorers: Callable[..., Scorers]) -> None:
+def test_verifiers_start_early_where_answers_are_more_than_numbers(scorers: Callable[..., RewardManager]) -> None:
     numbers = [Problem("a", "1+1", "2"), Problem("b", "1/2", r"\\frac{1}{2}")]
     for problems, started in ((numbers, 0), ([*numbers, Problem("c", "x", "x+1")], 1)):
         verifiers = scorers(main={"workers": 1})

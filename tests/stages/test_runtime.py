@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from g2d_jax import config as settings
 from g2d_jax import storage
 from g2d_jax.canonical import to_dict
+from g2d_jax.config import Collect, Offline, Online, Optimizer
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.decoder import count_trained
@@ -23,7 +24,7 @@ from g2d_jax.records import Verdict
 from g2d_jax.stages import sft
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.external import external_groups
-from g2d_jax.stages.policies import base_of, frozen_params, load_policy, load_reference
+from g2d_jax.stages.policies import base_of, base_path, frozen_params, load_policy, load_reference
 from g2d_jax.stages.rows import CPU_TOKENS, choose_row_length, pack_rows
 
 
@@ -53,7 +54,7 @@ def test_rows_are_as_long_as_leaves_them_full(config: ConfigDict, tmp_path: Path
     packed = pack_rows(runtime, alike, choose_row_length(runtime, 320, [alike]), 8)
     assert packed.used == packed.count * packed.arrays["tokens"][0].size
     config.compute.row_length = 448
-    assert choose_row_length(runtime, 320, batches) == 448
+    assert choose_row_length(opened(config, tmp_path), 320, batches) == 448
 
 
 def test_the_kernel_of_prompts_is_said_once(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:
@@ -86,12 +87,12 @@ def test_what_adapters_stand_beside(config: ConfigDict, tmp_path: Path, opened: 
 
     config.stages.warmup.policy = f"run:{tmp_path / 'first@here'}#dpo@2"
     second = opened(config, tmp_path / "second")
-    assert second.base("dpo") == f"hf:{other}"
-    storage.write_json(second.folders["warmup"] / "base.json", second.base("warmup"))
+    assert base_of(second, "dpo") == f"hf:{other}"
+    storage.write_json(second.folders["warmup"] / "base.json", base_of(second, "warmup"))
     (tmp_path / "first@here" / "config.json").unlink()
-    assert second.base("dpo") == f"hf:{other}"
+    assert base_of(second, "dpo") == f"hf:{other}"
     with pytest.raises(ValueError, match="holds no run any more"):
-        opened(config, tmp_path / "third").base("dpo")
+        base_of(opened(config, tmp_path / "third"), "dpo")
 
 
 def test_the_model_behind_another_run_s_policy(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
@@ -100,10 +101,10 @@ def test_the_model_behind_another_run_s_policy(config: ConfigDict, tmp_path: Pat
     theirs["model"]["path"] = "org/instruct"
     storage.write_json(tmp_path / "theirs" / "config.json", {"config": theirs})
     config.stages.warmup.policy = f"run:{tmp_path / 'theirs'}#warmup"
-    assert opened(config, tmp_path / "ours").base_path("dpo") == "org/instruct"
+    assert base_path(opened(config, tmp_path / "ours"), "dpo") == "org/instruct"
     config.lora.rank = 2
     with pytest.raises(ValueError, match="its adapters are not beside this run's model"):
-        opened(config, tmp_path / "ours").base_path("dpo")
+        base_path(opened(config, tmp_path / "ours"), "dpo")
 
 
 def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(
@@ -191,12 +192,11 @@ def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template
 
 def test_what_training_holds_while_it_samples(config, opened, tmp_path):
     """Parameters, two moments, and a reference where the loss of an online stage compares: 4 bytes each."""
-    runtime, stages = opened(config, tmp_path), config.stages
-    assert runtime.state_bytes(stages.warmup) == 0  # a CPU tells of no memory
+    runtime = opened(config, tmp_path)
+    assert runtime.state_bytes(Online()) == 0  # a CPU tells of no memory
     runtime.device_memory, trained = 10**9, count_trained(runtime.model_config)
-    assert runtime.state_bytes(stages.warmup) == 12 * trained == runtime.state_bytes(stages.dpo)
-    stages.warmup.loss = "dpo"
-    assert runtime.state_bytes(stages.warmup) == 16 * trained
-    stages.warmup.reference_sync, stages.warmup.optimizer.moment_dtype = True, "bfloat16"
-    assert runtime.state_bytes(stages.warmup) == 8 * trained
-    assert runtime.state_bytes(stages.collect) == 0
+    assert runtime.state_bytes(Online()) == 12 * trained == runtime.state_bytes(Offline())
+    assert runtime.state_bytes(Online(loss="dpo")) == 16 * trained
+    small = Online(loss="dpo", reference_sync=True, optimizer=Optimizer(moment_dtype="bfloat16"))
+    assert runtime.state_bytes(small) == 8 * trained
+    assert runtime.state_bytes(Collect()) == 0

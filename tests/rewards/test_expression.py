@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.records import Verdict
-from g2d_jax.rewards.leaves import far_apart, values
+from g2d_jax.rewards.expression import far_apart, values
 from g2d_jax.rewards.normalise import clean
 from g2d_jax.rewards.verify import grade, quick_verdict
 
 VALUES = [
+    (r"3\frac{1}{2}", [3.5]),
+    ("(" * 40 + "1" + ")" * 40, [1]),
     (r"\frac{14}{3}", [14 / 3]),
     (r"-2\sqrt{5}", [-2 * math.sqrt(5)]),
     (r"\sqrt[3]{8} \cdot 10^{2}", [200]),
@@ -27,22 +29,9 @@ VALUES = [
     (r"\{6+9i, -i^{2}\}", [6 + 9j, 1]),
     (r"2(3+4)(1-2)", [-14]),
 ]
-UNREAD = [
-    r"3\frac{1}{2}",
-    "1/2x",
-    r"50\%",
-    "12,102",
-    r"\sin x",
-    "x<3",
-    "52_8",
-    "cents",
-    "a:b",
-    "2+",
-    "x=y=2",
-    "1 2",
-    "",
-]
-UNREAD += ["(" * 40 + "1" + ")" * 40, "9^{99}", r"\frac{1}{0}", "1+" * 200 + "1", r"\sqrt", "3!", "|x|", "y = 2x = 3"]
+UNREAD = ["1/2x", r"50\%", "12,102", r"\sin x", "x<3", "52_8", "cents", "a:b", "2+", "x=y=2", "1 2", "", "9^{9999}",
+          r"\frac{1}{0}", "1+" * 200 + "1", r"\sqrt", "3!", "|x|", "y = 2x = 3", "9^{9^{9}}", "ab.c", "f(x)(2,3)",
+          "lambda: 0", "__import__(0)"]  # fmt: skip
 EQUAL = [
     (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}"),
     ("2(x+1)", "2x+2"),
@@ -57,7 +46,6 @@ EQUAL = [
 ]
 FAR = [
     ("17", "15x - 80"),
-    (r"\frac{4}{3}", r"2\sqrt{5}"),
     ("(2,4)", "120"),
     ("120", "(2,4)"),
     ("x^2+1", "x^3+1"),
@@ -89,11 +77,11 @@ def test_one_value_in_two_notations_is_never_far_apart(gold: str, answer: str) -
 @pytest.mark.parametrize(("gold", "answer"), FAR)
 def test_what_is_far_apart_is_wrong_by_computer_algebra_too(monkeypatch, gold: str, answer: str) -> None:
     assert quick_verdict(gold, answer) is False
-    monkeypatch.setattr("g2d_jax.rewards.verify._differ", lambda *_: False)
+    monkeypatch.setattr("g2d_jax.rewards.verify._far_apart", lambda *_: None)
     assert grade(gold, answer) is Verdict.INCORRECT
 
 
-@examples(100)
+@examples(60)
 @given(st.text(alphabet=r"0123456789xyi+-*/^(){}[],.\ fracsqrtpm_=", max_size=40))
 def test_hostile_text_is_read_or_not_and_never_far_from_itself(text: str) -> None:
     assert not far_apart(text, text)

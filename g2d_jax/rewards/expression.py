@@ -1,0 +1,151 @@
+r"""Evaluate plain LaTeX arithmetic, exactly where it is rational, and tell answers that are far apart.
+
+Most wrong answers are: `15x - 80` beside 17, `2\sqrt{5}` beside `\frac{4}{3}`, `(2,4)` beside 120. An expression is
+rewritten as Python's, whose parser gives the tree; nothing but arithmetic in it is computed. Bounded in length and in
+the size of numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+import zlib
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?|\([a-z]\))?"
+"""`x`, `x_1`, `f(x)`: what an answer gives a value to, as a pattern."""
+
+MAX_CHARS = 300
+_LARGEST_POWER = 3000  # bits
+_FAR = 0.1
+"""Relative difference beyond which no rounding makes one number of two."""
+
+_NAMED = re.compile(rf"{NAME}\s*(?:=|\\in(?![A-Za-z]))")
+_THOUSANDS = re.compile(r"\d,\s*\d{3}(?!\d)")
+_SEPARATOR = re.compile(r"\\(?:begin|end)\s*\{[bpvBV]?matrix\}|\\\\|\\cup(?![A-Za-z])|[;&]")
+_UNREAD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}|\d_|\d\s*!")  # words, numerals with a base
+_INNERMOST = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"([\^_])\s*\{([^{}]*)\}", r"\1(\2)"),
+        (r"(\d+)\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}", r"(\1+\2//\3)"),
+        (r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)//(\2))"),
+        (r"\\sqrt\s*\[([^][{}]*)\]\s*\{([^{}]*)\}", r"((\2)^(1//(\1)))"),
+        (r"\\sqrt\s*\{([^{}]*)\}", r"((\1)^(1//2))"),
+    )
+]
+_TO_PYTHON = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\?[{[]", "("),
+        (r"\\?[]}]", ")"),
+        (r"_\((\w+)\)", r"_\1"),
+        (r"\\(?:cdot|times)(?![A-Za-z])", "*"),
+        (r"\\infty(?![A-Za-z])", "10^30"),
+        (r"\\pi(?![A-Za-z])", "\u03c0"),
+        (r"(\d+) (\d+)\s*/\s*(\d+)", r"(\1+\2//\3)"),
+        (r"(\d)[eE]([-+]?\d+)", r"\1*10^(\2)"),
+        (r"(?<=[0-9A-Za-z\u03c0)])\s*(?=[(A-Za-z\u03c0])", "@"),  # what stands side by side is multiplied
+        (r"\^", "**"),
+        (r",(?:\s*,)+", ","),
+    )
+]
+_DIGITS = re.compile(r"\d+(?:\.\d*)?")
+_PYTHON = re.compile("[\\w\u03c0\\s+*/@().,-]*", re.ASCII)
+_CONSTANTS = {"\u03c0": math.pi, "e": math.e, "i": 1j}
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.MatMult: operator.mul}
+_OPERATORS |= {ast.Div: operator.truediv, ast.FloorDiv: operator.truediv}  # a/b and \frac{a}{b}
+
+
+def far_apart(gold: str, answer: str) -> bool:
+    """Whether two cleaned answers differ for certain: one has a number that is far from all of the other's."""
+    a, b = values(gold), values(answer)
+    return bool(a and b) and (_some_alone(a, b) or _some_alone(b, a))
+
+
+def _some_alone(numbers: list[complex], others: list[complex]) -> bool:
+    return any(all(abs(x - y) > _FAR * max(abs(x), abs(y)) for y in others) for x in numbers)
+
+
+def values(cleaned: str) -> list[complex]:
+    r"""The numbers of a cleaned answer: elements of a list, a tuple or a matrix, ends of intervals, both of `\pm`.
+
+    [] for anything that is not read. Variables have the same value in every answer; i is the imaginary unit.
+    """
+    if len(cleaned) > MAX_CHARS or _THOUSANDS.search(cleaned):
+        return []
+    named = _NAMED.match(cleaned)
+    text = cleaned[named.end() :] if named else cleaned
+    try:
+        return [
+            complex(value)
+            for sign in ("+-" if "\\pm" in text else "+")
+            for value in evaluate(text.replace("\\pm", sign).replace("^\\circ", ""))
+        ]
+    except (ValueError, ArithmeticError):
+        return []
+
+
+def evaluate(latex: str) -> list[Any]:
+    """The numbers that a text consists of, a Fraction each that is rational, otherwise a float or a complex number.
+
+    Raises ValueError or ArithmeticError for anything but plain arithmetic of them.
+    """
+    text, before = _SEPARATOR.sub(",", latex), ""
+    if _UNREAD.search(text):
+        raise ValueError(latex)
+    while text != before:
+        before = text
+        for pattern, replacement in _INNERMOST:
+            text = pattern.sub(replacement, text)
+    for pattern, replacement in _TO_PYTHON:
+        text = pattern.sub(replacement, text)
+    text = _DIGITS.sub(_exact, text).strip(" ,")
+    if not _PYTHON.fullmatch(text):
+        raise ValueError(latex)
+    try:
+        return list(_elements(ast.parse(text, mode="eval").body))
+    except (SyntaxError, MemoryError, RecursionError, LookupError, TypeError) as error:
+        raise ValueError(latex) from error
+
+
+def _exact(number: re.Match[str]) -> str:
+    """A number as Python writes it: without leading zeros, decimals as fractions."""
+    value = str(Fraction(number[0]))
+    return f"({value.replace('/', '//')})" if "." in number[0] else value
+
+
+def _elements(node: ast.expr) -> Iterator[Any]:
+    if isinstance(node, ast.Tuple):
+        for element in node.elts:
+            yield from _elements(element)
+    else:
+        yield _number(node)
+
+
+def _number(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=int(value)):
+            return Fraction(value)
+        case ast.Name(id=name):
+            return _CONSTANTS.get(name, 1.1 + zlib.crc32(name.encode()) % 10_007 / 5_000)
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+            return -_number(operand) if isinstance(sign, ast.USub) else _number(operand)
+        case ast.BinOp(left=ast.BinOp(op=ast.Div()), op=ast.MatMult()):
+            raise ValueError("1/2x is two things")
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(_number(left), _number(right))
+        case ast.BinOp(left=left, op=sign, right=right):
+            return _OPERATORS[type(sign)](_number(left), _number(right))
+    raise ValueError("no arithmetic")
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length()) if isinstance(base, Fraction) else 0
+    if bits * abs(exponent) > _LARGEST_POWER:
+        raise ValueError("a large number")
+    return base**exponent
