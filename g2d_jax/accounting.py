@@ -1,4 +1,4 @@
-"""What a policy cost (tokens, FLOPs, device time, verifier time, money), from the manifests of what made it."""
+"""The cost of a policy (tokens, FLOPs, device time, verifier time, money), from its stages' manifests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 TOKENS = ("generated", "prefilled", "scored", "trained")
 TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
 MEASURES = (*TOKENS, "tokens", "flops", *TIMES, "price")
-"""tokens: of the four kinds together. seconds: on the clock. price: in the unit of price_per_device_hour."""
+"""The measures of a cost. tokens: of the four kinds together. seconds: on the clock. price: in the unit of
+price_per_device_hour."""
 
 ACTIVITIES = ("generation", "verification", "logprobs", "training", "checkpointing", "compilation")
-"""What a stage's time is spent on; a record has the seconds of each, "generation_seconds" and so on.
+"""The activities of a stage; a record has the seconds of each, "generation_seconds" and so on.
 
 generation: sampling. verification: rewards. logprobs: log-probabilities outside updates, of a reference for one.
 training: updates. checkpointing: waiting for checkpoints to be written. compilation: of programs, wherever it happens.
@@ -31,10 +32,10 @@ Manifests = Mapping[str, Mapping[str, Any]]
 def cost(record: Mapping[str, Any], price_per_device_hour: float | None = None) -> dict[str, float]:
     """Return the cost in a manifest, or in an entry of a manifest's "at", by measure. Without a price there is none.
 
-    What a record lacks is NaN, not known: manifests of version 0.1 have no device_seconds.
+    Measures that a record lacks are NaN: manifests of version 0.1 have no device_seconds.
     """
-    known = record.get("tokens", {})
-    tokens = {name: float(known.get(name, math.nan)) for name in TOKENS}
+    counts = record.get("tokens", {})
+    tokens = {name: float(counts.get(name, math.nan)) for name in TOKENS}
     times = {name: float(record.get(name, math.nan)) for name in TIMES}
     priced = {} if price_per_device_hour is None else {"price": times["device_seconds"] / 3600 * price_per_device_hour}
     return {**tokens, "tokens": sum(tokens.values()), "flops": float(record.get("flops", math.nan)), **times, **priced}
@@ -43,15 +44,15 @@ def cost(record: Mapping[str, Any], price_per_device_hour: float | None = None) 
 def shares(record: Mapping[str, Any]) -> dict[str, float]:
     """Compute each activity's share of the wall time in a manifest or other record of costs, and "other", the rest.
 
-    The wall time is the record's `seconds`, in which writing checkpoints is not, and that. {} for a record without any
+    The wall time is the record's `seconds`, which leave out writing checkpoints, plus that. {} for a record without any
     time.
     """
     spent = {activity: float(record.get(f"{activity}_seconds", 0.0)) for activity in ACTIVITIES}
     whole = float(record.get("seconds", 0.0)) + spent["checkpointing"]
     if not whole > 0:
         return {}
-    found = {activity: seconds / whole for activity, seconds in spent.items()}
-    return {**found, "other": max(0.0, 1 - sum(found.values()))}
+    fractions = {activity: seconds / whole for activity, seconds in spent.items()}
+    return {**fractions, "other": max(0.0, 1 - sum(fractions.values()))}
 
 
 def goodput(record: Mapping[str, Any]) -> dict[str, float]:
@@ -66,13 +67,13 @@ def cost_of(
     *,
     price_per_device_hour: float | None = None,
 ) -> dict[str, float]:
-    """Add up what was spent to make a policy, by measure: its stage and all that stage was made from, each once.
+    """Sum all that was spent to make a policy, by measure: its own stage and all behind it, each once.
 
-    policy: "STAGE", "STAGE@K", "init", or a policy of elsewhere ("run:…", "hf:…"), which costs nothing here. stages:
-    the config's, by name; sft stages do not count. A trajectory reached at two steps counts up to
-    the later one. A select stage's policy costs all that was spent to choose it: the trajectory up to the last step
-    that was looked at, whichever was chosen, and the answers that were drawn. Raises ValueError for a policy that no
-    stage makes, and naming a stage without a manifest, or a step whose cost was not kept.
+    policy: "STAGE", "STAGE@K", "init", or a policy from outside the run ("run:…", "hf:…"), which costs nothing here.
+    stages: the config's, by name; sft stages do not count. A trajectory reached at two steps counts up to the later
+    one. A select stage's policy costs all that was spent to choose it: the trajectory up to the last step that was
+    looked at, whichever was chosen, and the answers that were drawn. Raises ValueError for a policy that no stage
+    makes, and naming a stage without a manifest, or a step whose cost was not kept.
     """
     total = dict.fromkeys(cost(_nothing(), price_per_device_hour), 0.0)
     for name, step in behind(policy, stages).items():
@@ -84,7 +85,7 @@ def cost_of(
 
 
 def behind(policy: str, stages: Stages) -> dict[str, int | None]:
-    """List the stages that a policy was made from, its own first, each with the step it was taken at; None is its end.
+    """Map the stages that a policy was made from, its own first, to the step each was taken at; None is its end.
 
     policy, stages: as in `cost_of`. A trajectory taken at two steps has the later one. Raises ValueError for a policy
     that no stage makes.
@@ -95,7 +96,7 @@ def behind(policy: str, stages: Stages) -> dict[str, int | None]:
 
 
 def _reach_policy(policy: str, stages: Stages, reached: dict[str, int | None]) -> None:
-    """Note the stages behind a policy, with the step they were taken at; None is the end."""
+    """Record the stages behind a policy, with the step they were taken at; None is the end."""
     if policy == "init" or policy.startswith(("run:", "hf:")):
         return
     name, at, step = policy.partition("@")

@@ -1,4 +1,4 @@
-"""A config as a plain dictionary and back, with every name and type checked; what of it decides the result.
+"""Configs as plain dictionaries and back, with every name and type checked; and the part that decides the result.
 
     config ─► to_dict ─► config.json ─► from_dict ─► the same config
     config ─► identity ─► fingerprint, differences
@@ -27,16 +27,16 @@ RENAMED = {
     "refill": "dynamic_sampling",
     "retire": "drop_solved",
 }
-"""What fields were called before -> what they are called now."""
+"""Former name of a field -> its present name."""
 
 _MEANING = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list like 0,10,20"}
-_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as storage writes them
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as written by storage
 _ABSENT = object()
 _LOGIN = re.compile(r"[A-Za-z][\w+.-]*://[^/?#\s@]*@")
 
 
 def to_dict(config: ConfigDict | Section) -> dict[str, Any]:
-    """The config in JSON's types, keys sorted; unset fields are None. `from_dict` gives the config back.
+    """Return the config in JSON's types, keys sorted; unset fields are None. `from_dict` gives the config back.
 
     Raises ValueError naming a field with a URL that holds a login.
     """
@@ -46,7 +46,7 @@ def to_dict(config: ConfigDict | Section) -> dict[str, Any]:
 
 
 def _refuse_logins(value: Any, path: str) -> None:
-    """Settings are printed and written to the run's files: none may hold a password. It is not repeated here."""
+    """Raise ValueError for a password: settings are printed and written to the run's files. It is not repeated here."""
     if isinstance(value, str) and _LOGIN.search(value):
         raise ValueError(
             f"{path} holds a URL with a user name or password, which would be written to the run's files: take it out. "
@@ -59,7 +59,7 @@ def _refuse_logins(value: Any, path: str) -> None:
 
 
 def from_dict(values: Mapping[str, Any]) -> ConfigDict:
-    """The locked config with these values; fields not named have their defaults.
+    """Return the locked config with these values; fields not named have their defaults.
 
     Raises ValueError naming the full path of a field that is unknown or has the wrong type.
     """
@@ -85,7 +85,7 @@ def from_dict(values: Mapping[str, Any]) -> ConfigDict:
 
 
 def _add_sweep(config: ConfigDict, values: Any) -> None:
-    """The fields of a study with these arms, which only configs of studies have."""
+    """Add the fields of a study with these arms, which only configs of studies have."""
     config.sweep = schema.sweep()
     arms = values.get("arms", {}) if isinstance(values, Mapping) else {}
     for name in arms if isinstance(arms, Mapping) else ():
@@ -131,7 +131,7 @@ def assign(section: ConfigDict, key: str, value: Any, path: str) -> None:
 
 
 def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
-    """What a section holds under a name: a value, a section, or a FieldReference, which is a field that may be None.
+    """Look up a name in a section: a value, a section, or a FieldReference, which is a field that may be None.
 
     Raises ValueError if there is no such field, with the nearest path of the config or the section's fields.
     """
@@ -147,7 +147,7 @@ def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
 
 
 def _paths(section: ConfigDict, prefix: str = "") -> Iterator[str]:
-    """All dotted paths of a config, sections before their fields."""
+    """Yield all dotted paths of a config, sections before their fields."""
     for key, value in section.items():
         yield f"{prefix}{key}"
         if isinstance(value, ConfigDict):
@@ -155,13 +155,13 @@ def _paths(section: ConfigDict, prefix: str = "") -> Iterator[str]:
 
 
 def kind_of(field: Any) -> tuple[type, bool]:
-    """The type of a field, and whether it may be None."""
+    """Return the type of a field, and whether it may be None."""
     optional = isinstance(field, FieldReference)
     return (field.get_type() if optional else type(field)), optional
 
 
 def typed(value: Any, field: Any, path: str) -> Any:
-    """The value if it has the field's type: None only where optional, integers for floats, lists for tuples.
+    """Return the value if it has the field's type: None only where optional, integers for floats, lists for tuples.
 
     Raises ValueError naming the path and the type expected, and for a URL with a login.
     """
@@ -175,40 +175,40 @@ def typed(value: Any, field: Any, path: str) -> Any:
         except OverflowError as error:
             raise wrong_type(path, field, value) from error
     if kind is tuple and isinstance(value, list | tuple):
-        known = None if optional or not field else field[0]
-        return tuple(item if known is None else typed(item, known, f"{path}[{i}]") for i, item in enumerate(value))
+        example = None if optional or not field else field[0]
+        return tuple(item if example is None else typed(item, example, f"{path}[{i}]") for i, item in enumerate(value))
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise wrong_type(path, field, value)
     return value
 
 
 def wrong_type(path: str, field: Any, value: Any) -> ValueError:
-    """The error that says what the field at this path takes."""
+    """Return the error that states what the field at this path takes."""
     kind, optional = kind_of(field)
     expected = f"{_MEANING.get(kind, 'a value')} ({kind.__name__})" + (" or none" if optional else "")
     return ValueError(f"{path} must be {expected}, got {value!r:.500}")
 
 
 def identity(config: ConfigDict | Section | Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that decide the result, in JSON's types: all but `name` and those in `config.RUNTIME`."""
+    """Return the fields that decide the result, in JSON's types: all but `name` and those in `config.RUNTIME`."""
     values = storage.plain(config) if isinstance(config, Mapping) else to_dict(config)
     return _without(values, "")
 
 
 def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    # What is said of the main task's reward holds for those of further tasks, tasks.NAME.reward.
+    # The rules for the main task's reward hold for those of further tasks, tasks.NAME.reward.
     base = re.sub(r"^tasks\.[^.]+\.", "", prefix)
-    kept = {key: value for key, value in values.items() if f"{base}{key}" not in (*schema.RUNTIME, "name")}
-    return {key: _without(item, f"{prefix}{key}.") if isinstance(item, dict) else item for key, item in kept.items()}
+    rest = {key: value for key, value in values.items() if f"{base}{key}" not in (*schema.RUNTIME, "name")}
+    return {key: _without(item, f"{prefix}{key}.") if isinstance(item, dict) else item for key, item in rest.items()}
 
 
 def differences(old: Mapping[str, Any], new: Section | Mapping[str, Any]) -> list[str]:
-    """What differs between two configs' identities, one line a field: "stages.warmup.steps: 20 -> 40"."""
+    """List the differences between two configs' identities, one line a field: "stages.warmup.steps: 20 -> 40"."""
     return list(_differences(identity(old), identity(new), ""))
 
 
 def own_differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """What differs between the functions that two runs were given from Python, one line a function."""
+    """List the differences between the functions that two runs were given from Python, one line a function."""
     return [
         f"{name} from Python: {old.get(name, 'none')} -> {new.get(name, 'none')}"
         for name in sorted({*old, *new})
@@ -217,7 +217,7 @@ def own_differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]
 
 
 def begins_more(stage: Mapping[str, Any]) -> bool:
-    """Whether fewer steps of this stage are the beginning of more: an online stage whose schedule has no end.
+    """Return whether fewer steps of this stage are the beginning of more: an online stage whose schedule has no end.
 
     One that samples ahead is none: to go on in the middle of an interval takes the policy that the interval began with.
     """
@@ -227,25 +227,26 @@ def begins_more(stage: Mapping[str, Any]) -> bool:
 
 
 def with_longer(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """An identity with the steps that stages have more of in another one, where fewer are the beginning of more; and
-    the names of these stages. They may keep further steps too, from their old end on: earlier ones are gone."""
-    found, longer = storage.plain(old), []
-    for name, stage in found["stages"].items():
+    """Return an identity with the further steps of another one, and the names of the stages that have more. Only stages
+    are taken whose fewer steps are the beginning of more. They may keep further steps too, from their old end on:
+    earlier ones are gone."""
+    extended, longer = storage.plain(old), []
+    for name, stage in extended["stages"].items():
         other = new["stages"].get(name, {})
         if other.get("kind") == stage["kind"] and begins_more(stage) and other["steps"] > stage["steps"]:
             further = [step for step in other["keep"] if step >= stage["steps"] and step not in stage["keep"]]
             stage |= {"steps": other["steps"], "keep": [*stage["keep"], *further]}
             longer.append(name)
-    return found, longer
+    return extended, longer
 
 
 def changes(old: ConfigDict | Section, new: ConfigDict | Section) -> list[str]:
-    """What differs between two configs, with what decides no result, in lines like those of `differences`."""
+    """List all differences between two configs, also those that decide no result, in lines like `differences`."""
     return list(_differences(to_dict(old), to_dict(new), ""))
 
 
 def defaults(config: ConfigDict) -> ConfigDict:
-    """A config with stages and tasks of these names and kinds, and every other setting at its default."""
+    """Return a config with stages and tasks of these names and kinds, and every other setting at its default."""
     stages = {name: {"kind": stage.kind} for name, stage in config.stages.items()}
     return from_dict({"stages": stages, "tasks": {name: {} for name in config.tasks}})
 
@@ -265,15 +266,15 @@ def _shown(value: Any) -> str:
     return f"{{{', '.join(value)}}}" if isinstance(value, dict) else "none" if value is None else repr(value)
 
 
-def check_choice(name: str, value: Any, known: Iterable[Any]) -> None:
-    """Raise ValueError for a setting that is none of those known."""
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
+def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Raise ValueError for a setting that is none of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
 
 
-def suggest(given: Any, known: Iterable[str]) -> str:
-    """ ", did you mean …?" with the names that end alike, else the nearest one; "" if there are none."""
-    names, text = list(known), str(given)
+def suggest(given: Any, candidates: Iterable[str]) -> str:
+    """Return ", did you mean …?" with the names that end alike, else the nearest one; "" if there are none."""
+    names, text = list(candidates), str(given)
     last = text.rsplit(".", 1)[-1]
     alike = [name for name in names if name.rsplit(".", 1)[-1] == last]
     count = 1 if "." in text else 3
@@ -282,5 +283,5 @@ def suggest(given: Any, known: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[Any]) -> str:
-    """The names in one line, for a message."""
+    """Join the names in one line, for a message."""
     return ", ".join(map(str, names)) or "none"

@@ -1,4 +1,4 @@
-"""The model card of an exported policy: what it was made from, by which stages, on which data, and what it reaches."""
+"""The model card of an exported policy: its base model, its stages, its data and its results."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
-    """README.md of a policy, from the run's settings and the manifests of its finished stages. adapters: of PEFT."""
+    """Write a policy's README.md from the run's settings and its finished stages' manifests. adapters: of PEFT."""
     config = runtime.config
-    manifests = {name: found for name, folder in runtime.folders.items() if (found := storage.finished(folder))}
+    manifests = {name: manifest for name, folder in runtime.folders.items() if (manifest := storage.finished(folder))}
     parts = [
         _front_matter(config, policy, adapters),
         f"# {config.name}: policy {policy}\n",
         *_made(runtime, policy, manifests),
         _quantised(config, adapters),
         _data(config),
-        *(_results(found, manifests) for found in manifests.values() if found["kind"] == "evaluate"),
+        *(_results(manifest, manifests) for manifest in manifests.values() if manifest["kind"] == "evaluate"),
         _use(runtime),
         "## Licence\n\nNone is stated here. Those of the base model and of the data say what may be done with it.\n",
         f"## Settings\n\n```json\n{json.dumps(storage.plain(to_dict(config)), indent=2, sort_keys=True)}\n```\n",
@@ -40,7 +40,8 @@ def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
 
 
 def _front_matter(config: Config, policy: str, adapters: bool) -> str:
-    """What hubs read. A base model is named by its id there only, not by a folder, and where all began with it."""
+    """Write the metadata for hubs. The base model is named only by a hub id, not by a folder, and only where all began
+    with it."""
     stages = to_dict(config)["stages"]
     begins = [policy, *(stages[name].get("policy", "init") for name in accounting.behind(policy, stages))]
     lines = [f"library_name: {'peft' if adapters else 'transformers'}", "pipeline_tag: text-generation"]
@@ -51,7 +52,7 @@ def _front_matter(config: Config, policy: str, adapters: bool) -> str:
 
 
 def _made(runtime: Runtime, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What the policy was made from, and a row for each stage behind it, in the order of the run."""
+    """Describe the policy's base, and tabulate each stage behind it, in the order of the run."""
     written, stages = f"Written by g2d_jax {__version__}.", runtime.config.stages
     if policy != "init" and policy.partition("@")[0] not in stages:  # run:…, hf:…
         return [f"{written} It was not trained by this run.\n"]
@@ -74,16 +75,16 @@ def _origin(runtime: Runtime, policy: str) -> str:
 
 
 def _quantised(config: Config, adapters: bool) -> str:
-    """That the base was quantised in training, and what that means for these files; "" where it was not."""
+    """State that the base was quantised in training, and what that means for these files; "" where it was not."""
     if not config.lora.quantise:
         return ""
-    told = f"In training, the base's linear layers were held as {config.lora.quantise} codes (`lora.quantise`). "
+    sentence = f"In training, the base's linear layers were held as {config.lora.quantise} codes (`lora.quantise`). "
     if adapters:
-        return told + (
+        return sentence + (
             "Beside the base as it was before, these adapters compute something slightly different; `g2d export "
             "--policy init` writes the base that they were trained beside.\n"
         )
-    return told + "The weights here are what the codes stand for, with the adapters added.\n"
+    return sentence + "The weights here are what the codes stand for, with the adapters added.\n"
 
 
 def _row(stage: Stage, name: str, step: int | None, manifest: Mapping[str, Any]) -> list[str]:
@@ -94,7 +95,7 @@ def _row(stage: Stage, name: str, step: int | None, manifest: Mapping[str, Any])
 
 
 def _did(stage: Stage, manifest: Mapping[str, Any]) -> str:
-    """A stage in one line: what it is, the policy it begins with, what its manifest counts, its learning rate."""
+    """Describe a stage in one line: its kind, the policy it begins with, its manifest's counts, its learning rate."""
     counts = {"steps": getattr(stage, "steps", None), **manifest.get("counts", {})}
     counted = [f"{name.replace('_', ' ')} {number}" for name, number in counts.items() if number]
     rate = [f"learning rate {stage.optimizer.learning_rate:g}"] if isinstance(stage, TrainingStage) else []
@@ -103,7 +104,7 @@ def _did(stage: Stage, manifest: Mapping[str, Any]) -> str:
 
 
 def _data(config: Config) -> str:
-    """Where problems came from and what was rewarded, by task."""
+    """Tabulate the sources of problems and the rewards, by task."""
     rows = [
         [name, _source(task.train), _source(task.dev), _source(task.test), task.reward.function]
         for name, task in config.all_tasks.items()
@@ -133,10 +134,10 @@ def _table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 def _use(runtime: Runtime) -> str:
     tokenizer = runtime.tokenizer
-    how = "its chat template" if tokenizer.template.is_chat else "the template in `tokenizer.prompt_template` below"
+    form = "its chat template" if tokenizer.template.is_chat else "the template in `tokenizer.prompt_template` below"
     stops = ", ".join(f"`{tokenizer.backend.id_to_token(i)}`" for i in tokenizer.eos_ids)
     return (
-        f"## Use\n\nPrompts were made with {how}; responses end at {stops}. How the figures were sampled stands in "
+        f"## Use\n\nPrompts were made with {form}; responses end at {stops}. How the figures were sampled stands in "
         "the settings of the stages; generation_config.json has the base model's own sampling settings, where it has "
         "any.\n"
     )

@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0 done, 1 stopped with a message, 130 interrupted.
+    """Run a command; return the exit status: 0 done, 1 stopped with a message, 130 interrupted.
 
     A run that got SIGTERM, or lost another of its processes, exits with `processes.RESTART`.
     """
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is not there
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # a warning that PyTorch is not installed
     flags.take_memory()
     flags.leave_tpu_out()
     processes.state.interrupted = False
-    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in the background, nor in a notebook
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # false in the background and in a notebook
     if heard:
         signal.signal(signal.SIGINT, processes.on_interrupt)
     continues = arguments.command in (_run, _sweep) and not arguments.dry_run
     if continues:
         processes.forget()
-        before = signal.signal(signal.SIGTERM, processes.on_terminate)  # now: importing JAX takes seconds
+        before = signal.signal(signal.SIGTERM, processes.on_terminate)  # before JAX is imported, which takes seconds
     try:
         return int(arguments.command(arguments, overrides) or 0)
     except (ValueError, ImportError, OSError, processes.PeerFailed) as error:
@@ -81,14 +81,14 @@ _ADVICE = {
 
 
 def _plain(error: Exception) -> str:
-    """What it says; of a system's error that names a file also what to do, and no number."""
+    """Return the error's message; for a system error that names a file also what to do, and no number."""
     if not isinstance(error, OSError) or error.filename is None or error.errno not in _ADVICE:
         return str(error)
     return f"{error.strerror}: {error.filename!r}; {_ADVICE[error.errno]}"
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Arguments, and the --config.field=value overrides among them. Exits with usage for anything else unknown."""
+    """Parse arguments, and the --config.field=value overrides among them. Exits with usage for any other unknown."""
     parser = argparse.ArgumentParser(prog="g2d", description="How much online RL is enough?")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -116,15 +116,15 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _workdir(parser: argparse.ArgumentParser, help: str, *, required: bool = True) -> None:
-    """A work directory, as an argument of its own or behind --workdir: `_take_workdir` makes one of both."""
+    """Add a work directory, as an argument of its own or behind --workdir: `_take_workdir` makes one of both."""
     parser.add_argument("place", nargs="?", metavar="WORKDIR", help=f"work directory: {help}")
     parser.add_argument("--workdir", metavar="WORKDIR", help="the same")
     parser.set_defaults(usage=parser, required=required)
 
 
 def _take_workdir(arguments: argparse.Namespace, unknown: list[str]) -> list[str]:
-    """Set arguments.workdir; returns what is still unknown. Exits with usage if there is none, and for two of them."""
-    # argparse takes an optional argument that stands behind options for none, and leaves it over.
+    """Set arguments.workdir; return what is still unknown. Exits with usage if there is none, and for two of them."""
+    # argparse does not bind an optional argument that stands behind options: it is among the unknown ones.
     loose = [item for item in unknown if not item.startswith("-")] if arguments.place is None else []
     given = [item for item in (arguments.workdir, arguments.place, *loose) if item is not None]
     if len(given) > 1:
@@ -153,7 +153,7 @@ _SWEEP_EXAMPLES = """examples:
 
 
 def _explained(parser: argparse.ArgumentParser, examples: str) -> None:
-    """Settings and examples behind a command's options."""
+    """Append settings and examples to a command's help."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = f"{parser.prog} --config NAME_OR_FILE [--config.FIELD=VALUE …] [options]"
     parser.epilog = f"{_SETTINGS}\n\n{examples}"
@@ -297,12 +297,12 @@ def _judge_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _options(arguments: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
-    """Give the arguments that a function has parameters of, by name."""
+    """Return the arguments that a function has parameters for, by name."""
     return {name: value for name, value in vars(arguments).items() if name in signature(function).parameters}
 
 
 def _of_a_run(arguments: argparse.Namespace, overrides: list[str], instead: str) -> ConfigDict:
-    """The config. Raises ValueError for a study's, with what to do instead."""
+    """Return the config of a run. Raises ValueError for a study's, with what to do instead."""
     config = resolve(arguments.config, overrides)
     if "sweep" in config:
         raise ValueError(f"{arguments.config} describes a study: {instead}")
@@ -329,7 +329,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    """Exit status 0 if everything fits, 1 if not."""
+    """Print a plan; return exit status 0 if everything fits, 1 if not."""
     config = _of_a_run(arguments, overrides, "plan the runs it is made of, as qwen2.5-7b:k=50")
     from g2d_jax.plan import plan, ready
 
@@ -358,7 +358,7 @@ def _evaluate(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def _report(arguments: argparse.Namespace, _: list[str]) -> None:
-    """Needs neither the model nor a device."""
+    """Write the report of a run or of studies; needs neither the model nor a device."""
     from g2d_jax import report
     from g2d_jax.report.study import studies
     from g2d_jax.tracking import Screen
@@ -374,7 +374,7 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
-    """Needs neither the model nor a device."""
+    """Write the comparison of runs and show it; needs neither the model nor a device."""
     from g2d_jax.report import compare_page
     from g2d_jax.report.compare_read import read_comparison
     from g2d_jax.report.page import Note
@@ -382,15 +382,15 @@ def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
 
     compare_page.check_output(arguments.output)
     comparison = read_comparison(arguments.runs, policies=arguments.policies)
-    screen, made = Screen(), compare_page.report(comparison)
-    for line in made.warnings:
+    screen, report = Screen(), compare_page.report(comparison)
+    for line in report.warnings:
         screen.say(line)
-    for part in (part for section in made.sections for part in section.parts if not isinstance(part, str)):
+    for part in (part for section in report.sections for part in section.parts if not isinstance(part, str)):
         if isinstance(part, Note):
             screen.say(part.text)
         elif part[2]:
             screen.table(*part)
-    for line in (made.verdict, *compare_page.write_comparison(comparison, made, arguments.output)):
+    for line in (report.verdict, *compare_page.write_comparison(comparison, report, arguments.output)):
         screen.say(line)
 
 
@@ -411,7 +411,7 @@ def _sample(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def _typed() -> Iterator[str]:
-    """Problems as they are typed, until an empty line or the end of the input."""
+    """Yield problems as they are typed, until an empty line or the end of the input."""
     with contextlib.suppress(EOFError):
         while problem := input("problem (an empty line ends): ").strip():
             yield problem
@@ -424,7 +424,7 @@ def _outputs(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def _judge(arguments: argparse.Namespace, _: list[str]) -> None:
-    """Needs neither a run nor a device."""
+    """Judge files of answers; needs neither a run nor a device."""
     from g2d_jax.judging import pairwise
     from g2d_jax.rewards.chat import Endpoint
     from g2d_jax.tracking import Screen
@@ -434,7 +434,7 @@ def _judge(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:
-    """Stages with what is done, or points with what is left; needs neither the model nor a device."""
+    """Show stages with what is done, or points with what is left; needs neither the model nor a device."""
     from g2d_jax.report.study import studies
     from g2d_jax.workdir import absolute
 
@@ -447,7 +447,7 @@ def _status(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def _study_status(workdir: epath.Path, name: str) -> None:
-    """A row for each point. Stages that points share are counted once."""
+    """Show a row for each point. Stages that points share are counted once."""
     from g2d_jax.tracking import Screen
     from g2d_jax.workdir import PLANS, stage_folders
 
@@ -472,7 +472,7 @@ def _run_status(workdir: epath.Path) -> None:
     from g2d_jax.workdir import LINKS, stage_folders
 
     config = policies.read_config(workdir)
-    is_point = (workdir / LINKS).exists()  # of a study: its stages lie elsewhere, each with its own metrics
+    is_point = (workdir / LINKS).exists()  # a study's point: its stages lie elsewhere, each with its own metrics
     rows: list[list[str]] = []
     for name, folder in (stage_folders(workdir) if is_point else plan(config).folders(workdir)).items():
         manifest = storage.finished(folder)
@@ -483,7 +483,7 @@ def _run_status(workdir: epath.Path) -> None:
 
 
 def _state(name: str, folder: epath.Path, logged: epath.Path) -> str:
-    """done; how far, by the steps logged in `logged` or by the rollouts that are written; or waiting."""
+    """Describe a stage: done; how far, by the steps logged in `logged` or by the rollouts written; or waiting."""
     from g2d_jax.tracking import read_metrics
 
     if storage.finished(folder):

@@ -1,5 +1,4 @@
-"""Every setting there is, with its default, its choices and its bounds. A config file starts from `base()` and adds
-stages.
+"""All settings, with their defaults, choices and bounds. A config file starts from `base()` and adds stages.
 
     base(), online(…), … ─► ConfigDict, the user's side: names and types are fixed, values change
     Config.of(config)    ─► frozen records, checked: what the library works with
@@ -68,7 +67,7 @@ MOST_SHIFT = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Section):
-    """Where problems come from. path: a file, "hub:owner/name", "math500" …, or "procedural:slips".
+    """A source of problems. path: a file, "hub:owner/name", "math500" …, or "procedural:slips".
 
     split: "train", "dev" or "test" by id hash, "" for all. fields: our field name -> the file's.
     """
@@ -106,7 +105,7 @@ class Model(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Lora(Section):
-    """Low-rank adapters beside the model's linear layers; what is trained is they alone."""
+    """Low-rank adapters beside the model's linear layers; only they are trained."""
 
     rank: NotNegative = 0  # 0: none, all parameters are trained
     alpha: float = 16.0  # their product is scaled by alpha / rank
@@ -178,7 +177,7 @@ class Judge(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Reward(Section):
-    """How responses are scored. function: "verify" (math-verify against the reference answer), "model" (a reward
+    """The scoring of responses. function: "verify" (math-verify against the reference answer), "model" (a reward
     model), "judge" (a language model behind an OpenAI-style endpoint), or "package.module:function" (TRL's signature),
     also of a file module.py in `folder`, which is the config file's where nothing else is said.
 
@@ -198,7 +197,7 @@ class Reward(Section):
 
     @property
     def is_scalar(self) -> bool:
-        """Whether its rewards know better and worse only."""
+        """True if its rewards know better and worse only."""
         return self.function in ("model", "judge") if self.scalar is None else self.scalar
 
     def check(self) -> None:
@@ -224,7 +223,7 @@ class Task(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh(Section):
-    """The device mesh; -1 is what the others leave."""
+    """The device mesh; -1 stands for the remaining devices."""
 
     data: int = 1
     fsdp: int = -1
@@ -233,7 +232,7 @@ class Mesh(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Compute(Section):
-    """How programs are carried out; nothing here changes a result beyond rounding."""
+    """Settings of the programs; nothing here changes a result beyond rounding."""
 
     row_length: NotNegative = 0  # tokens of a packed training row; 0 fits the stage's longest group
     microbatch_tokens: Positive = 16_384  # tokens of one forward and backward pass, over all devices
@@ -242,7 +241,7 @@ class Compute(Section):
     decode_attention: DecodeKernel = "xla"  # "pallas": models/ring.py, for TPU; compiled only, not run
     offload_optimizer: bool = False  # its state lies in the host's memory but for the update itself
     max_num_seqs: Positive | None = None  # rows decoded together; unset: what memory allows
-    chunk: Positive = 16  # decode steps between two looks at finished rows
+    chunk: Positive = 16  # decode steps between two checks for finished rows
     prefill_rows: Positive = 32  # prompts of one prefill
     sampling_tensor: NotNegative = 0  # devices that share one copy of the weights in sampling; 0: as few as hold it
     generation_batch_size: Positive = 16_384  # of one call of the sampler, which is written when it is done
@@ -253,7 +252,7 @@ class Compute(Section):
 
 @dataclass(frozen=True)
 class Window:
-    """Updates `first` to `last` of a stage, numbered from 1 as in its metrics."""
+    """A range of updates of a stage, `first` to `last`, numbered from 1 as in its metrics."""
 
     stage: str
     first: int
@@ -266,7 +265,7 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Logging(Section):
-    """What is logged where."""
+    """Settings of logging."""
 
     tensorboard: bool = True
     wandb: str | None = None
@@ -303,7 +302,7 @@ class Checkpoint(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Faults(Section):
-    """When a run gives up."""
+    """Limits at which a run gives up."""
 
     max_skipped: Positive = 5  # updates in a row skipped for a loss or gradient that is not finite: then stop
     # Seconds without a sign of life after which another process counts as lost. JAX itself ends all after 100 seconds
@@ -317,7 +316,8 @@ class Faults(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Section):
-    """AdamW or Adafactor. schedule: "constant", or "linear" or "cosine" decay over the updates after warmup_steps."""
+    """The optimiser, AdamW or Adafactor. schedule: "constant", or "linear" or "cosine" decay over the updates after
+    warmup_steps."""
 
     kind: OptimizerKind = "adamw"  # "adafactor" has no use for moment_dtype, b1, b2 and eps
     moment_dtype: Dtype = "float32"  # of AdamW's moments
@@ -346,7 +346,7 @@ class Optimizer(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Section):
-    """How responses are drawn: temperature 0 is greedy, top_p 1 and top_k 0 are off."""
+    """Settings of sampling: temperature 0 is greedy, top_p 1 and top_k 0 are off."""
 
     max_new_tokens: Positive = 256
     temperature: NotNegativeFloat = 1.0
@@ -354,7 +354,7 @@ class Sampling(Section):
     top_k: NotNegative = 0
 
     def params(self, stop_ids: tuple[int, ...] = (), **changes: Any) -> SamplingParams:
-        """Return what the sampler takes. stop_ids: tokens that end a response. changes: of the section's fields."""
+        """Return the sampler's parameters. stop_ids: tokens that end a response. changes: of the section's fields."""
         return SamplingParams(**{**self.to_dict(), "stop_ids": stop_ids, **changes})
 
 
@@ -389,7 +389,7 @@ class Sft(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(Section):
-    """What an online stage with stop="budget" may cost."""
+    """The cost limit of an online stage with stop="budget"."""
 
     measure: Measure = "flops"
     amount: float = 0.0
@@ -397,7 +397,7 @@ class Budget(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Section):
-    """When an online stage with stop="adaptive" may end: see stopping.py."""
+    """The end of an online stage with stop="adaptive": see stopping.py."""
 
     min_steps: Positive = 20
     shift: Annotated[float, Bounds(least=0, most=MOST_SHIFT)] = 0.5
@@ -421,7 +421,8 @@ class OnlineDPO(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class DropSolved(Section):
-    """Prompts with the same reward so many times running are left out for so many steps (0: for ever)."""
+    """A filter of solved prompts. After so many equal rewards in a row a prompt is left out for so many steps (0: for
+    ever)."""
 
     after: NotNegative = 0
     revisit: NotNegative = 0
@@ -429,7 +430,7 @@ class DropSolved(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Difficulty(Section):
-    """Prompts whose running pass rate lies outside this window are drawn with the chance `outside` only."""
+    """A filter by difficulty: prompts with a running pass rate outside the window are drawn with chance `outside`."""
 
     min_pass_rate: float = 0.0
     max_pass_rate: float = 1.0
@@ -495,12 +496,12 @@ class Online(Section):
 
     @property
     def compares(self) -> bool:
-        """Whether the loss compares the policy with a reference."""
+        """True if the loss compares the policy with a reference."""
         return bool(self.loss != "grpo" or self.beta)
 
     @property
     def filters(self) -> bool:
-        """Whether other prompts take the place of some that are skipped."""
+        """True if other prompts take the place of some that are skipped."""
         return bool(self.dynamic_sampling or self.drop_solved.after) or self.difficulty.window != (0, 1)
 
     def check(self) -> None:
@@ -526,7 +527,7 @@ class Online(Section):
                 raise FieldError(name, f"is a setting of GRPO, and loss={self.loss!r} has none: leave it at 0{meant}")
 
     def _check_windows(self) -> None:
-        """Refuse what cannot be between two synchronisations."""
+        """Refuse settings that do not fit between two synchronisations."""
         if self.sync_every % self.num_iterations:
             raise ValueError(
                 f"sync_every is {self.sync_every} updates, so a batch cannot serve num_iterations="
@@ -618,8 +619,8 @@ class Collect(Section):
 class Offline(Section):
     """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from.
 
-    diagnose: measure what the pairs are to the policy, before and after; its cost is counted apart. The trained policy
-    is the same without.
+    diagnose: measure the pairs under the policy, before and after; its cost is counted apart. The trained policy is the
+    same without.
     """
 
     kind: Literal["offline"] = "offline"
@@ -815,12 +816,12 @@ def base() -> ConfigDict:
 def source(
     path: str, split: Literal["", "train", "dev", "test"] = "", limit: int | None = None, **fields: str
 ) -> ConfigDict:
-    """Return where problems come from: see `Source`."""
+    """Return a source of problems: see `Source`."""
     return editable(Source(path=path, split=split, limit=limit, fields=fields))
 
 
 def reward(**changes: Any) -> ConfigDict:
-    """Return how responses are scored: see `Reward`."""
+    """Return the scoring of responses: see `Reward`."""
     return _changed(Reward(), changes)
 
 
@@ -835,12 +836,12 @@ def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
 
 
 def sampling(max_new_tokens: int, **changes: Any) -> ConfigDict:
-    """Return how responses are drawn: see `Sampling`."""
+    """Return settings of sampling: see `Sampling`."""
     return _changed(Sampling(), {"max_new_tokens": max_new_tokens, **changes})
 
 
 def probe(**changes: Any) -> ConfigDict:
-    """Return when and how a stage probes its policy: see `Probe`."""
+    """Return the settings of a stage's probes: see `Probe`."""
     return _changed(Probe(), changes)
 
 

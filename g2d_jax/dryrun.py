@@ -1,4 +1,4 @@
-"""What a run would do, without doing it: what decides is shown, and what the run would refuse is refused."""
+"""The dry run: it shows the settings, stages and problems of a run, and refuses what the run would refuse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from g2d_jax.tracking import Tracker
 from g2d_jax.training.staging import check_processes
 from g2d_jax.workdir import absolute, check_claim
 
-SHOWN = 2  # problems that are written out
+SHOWN = 2  # problems that are shown in full
 _NOT_TRIED = {"model": "a reward model is loaded by the run alone", "judge": "a judge is asked by the run alone"}
 
 
@@ -66,7 +66,7 @@ def _show_settings(runtime: Runtime, config: ConfigDict, named: ConfigDict) -> N
 
 
 def _check(runtime: Runtime) -> None:
-    """Raise ValueError for what the run would find wrong after its settings: devices, weights, data, lengths."""
+    """Raise ValueError for errors that the run would find after its settings: devices, weights, data, lengths."""
     _ = runtime.sampling_mesh
     if runtime.model_folder is not None:
         find_weights(runtime.model_folder, runtime.model_config.base)
@@ -97,22 +97,22 @@ def _show_stages(runtime: Runtime, order: Plan, place: epath.Path) -> None:
     rows = [[name, stages[name].kind, ", ".join(order.inputs[name]) or "init"] for name in order.order]
     runtime.tracker.table("stages", ["stage", "kind", "reads"], rows)
     if storage.is_local(place):
-        there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
-        if not os.access(there, os.W_OK):
-            raise PermissionError(errno.EACCES, "cannot write in it", os.fspath(there))
+        parent = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
+        if not os.access(parent, os.W_OK):
+            raise PermissionError(errno.EACCES, "cannot write in it", os.fspath(parent))
     trained, total = count_trained(runtime.model_config), count_params(runtime.model_config)
     parts = f", {trained:,} of them trained" if trained < total else ""
     runtime.tracker.say(f"model: {total:,} parameters{parts}; devices: {runtime.mesh.size}")
 
 
 def _shown(runtime: Runtime) -> Iterator[Problem]:
-    """The first training problems of each task."""
+    """Yield the first training problems of each task."""
     for task in runtime.tasks:
         yield from [problem for problem in runtime.problems["train"] if problem.task == task][:SHOWN]
 
 
 def _show_problem(runtime: Runtime, problem: Problem) -> None:
-    """The prompt as the model reads it, and the reference answer as it was parsed."""
+    """Print the prompt as the model reads it, and the reference answer as it was parsed."""
     prompt = runtime.tokenizer.encode_prompt(problem)
     answer = "there is no reference answer" if problem.answer is None else f"reference answer: {problem.answer}"
     if problem.answer is not None and runtime.tasks[problem.task].reward.function == "verify":

@@ -80,14 +80,14 @@ def elo(names: Sequence[str], points: Array, *, samples: int = 500, seed: int = 
 
 
 def _replicates(outcomes: Array, samples: int, seed: int) -> Array:
-    """[samples, P, P]: wins on problems drawn with replacement."""
+    """Count the wins [samples, P, P] on problems drawn with replacement."""
     players, _, problems = outcomes.shape
     drawn = np.random.default_rng(seed).multinomial(problems, np.full(problems, 1 / problems), size=samples)
     return (drawn.astype(np.float64) @ outcomes.reshape(-1, problems).T).reshape(samples, players, players)
 
 
 def _log_strengths(wins: Array) -> Array:
-    """[B, P] log-strengths of mean 0 at the maximum of each of B likelihoods, by Newton's method.
+    """Fit log-strengths [B, P] of mean 0 at the maximum of each of B likelihoods, by Newton's method.
 
     Differences of log-strengths change by at most 1 a step. On a log-likelihood of log-sigmoids whose arguments change
     by m, the curvature grows by at most e^m, so a step of m <= 1 gains at least 1 - (e - 2) of what its slope promises:
@@ -113,7 +113,7 @@ def _log_strengths(wins: Array) -> Array:
 
 
 def _require_linked(wins: Array, names: Sequence[str]) -> None:
-    """Raises ValueError unless games lead, through others perhaps, from each player to each other."""
+    """Raise ValueError unless games lead, through others perhaps, from each player to each other."""
     linked = (wins + wins.T > 0) | np.eye(len(wins), dtype=bool)
     for _ in range(len(wins).bit_length()):  # doubles the length of the paths each time
         linked = linked @ linked

@@ -1,4 +1,4 @@
-"""Accuracy against compute: what a point adds over a baseline that has spent as much, and how far to trust it.
+"""Accuracy against compute: what a point adds over a baseline that has spent as much, with its interval.
 
 R runs (one a seed, or the differences of R pairs of runs) on the same N problems, in an array `values` [R, N]: each
 problem's mean accuracy in each run, or the difference of two. NaN is "not scored" and left out of every figure. The
@@ -47,7 +47,7 @@ class Interval:
 
 
 def bootstrap(values: ArrayLike, *, samples: int = 2000, level: float = 0.95, seed: int = 0) -> Interval:
-    """The mean of [R, N] values and its interval over another draw of runs and of problems.
+    """Compute the mean of [R, N] values and its interval over another draw of runs and of problems.
 
     The interval runs from the (1 - level) / 2 to the (1 + level) / 2 quantile of `samples` replicates. It is too narrow
     for fewer than five runs, and with R = 1 only problems are drawn (see the module's docstring). The same arguments
@@ -92,22 +92,26 @@ def interpolate(costs: Array, values: Array, cost: float) -> Array | None:
 
 
 def pareto(costs: ArrayLike, means: ArrayLike) -> list[int]:
-    """The points [K] that no other beats, cheapest first: none costs at most as much and is at least as good.
+    """Select the points [K] that no other beats, cheapest first: none costs at most as much and is at least as good.
 
     Of equal cost and mean all are kept, in the order given. Points with NaN for the cost or the mean are left out.
     """
     price, mean = np.asarray(costs, dtype=np.float64), np.asarray(means, dtype=np.float64)
-    # One on the frontier is followed by those of its cost with a lower mean, then by dearer ones up to the next better.
+    # A point on the frontier is followed by those of its cost with a lower mean, then by dearer ones up to the next.
     order = [int(k) for k in np.lexsort((-mean, price)) if not math.isnan(price[k] + mean[k])]
-    kept: list[int] = []
+    frontier: list[int] = []
     for k in order:
-        if not kept or mean[k] > mean[kept[-1]] or (mean[k], price[k]) == (mean[kept[-1]], price[kept[-1]]):
-            kept.append(k)
-    return kept
+        if (
+            not frontier
+            or mean[k] > mean[frontier[-1]]
+            or (mean[k], price[k]) == (mean[frontier[-1]], price[frontier[-1]])
+        ):
+            frontier.append(k)
+    return frontier
 
 
 def _replicates(table: Array, samples: int, seed: int) -> Array:
-    """The statistic of up to `samples` crossed resamples of a table without empty rows and columns."""
+    """Compute the statistic of up to `samples` crossed resamples of a table without empty rows and columns."""
     scored = ~np.isnan(table)
     chosen, drawn = _draws(*table.shape, samples, seed)
     counts = drawn @ scored.T.astype(np.float64)  # [samples, R]: how many scored problems each run has
@@ -119,7 +123,7 @@ def _replicates(table: Array, samples: int, seed: int) -> Array:
 
 @functools.lru_cache(maxsize=4)  # a report has many tables of few shapes, and drawing takes longest
 def _draws(runs: int, problems: int, samples: int, seed: int) -> tuple[NDArray[np.int64], Array]:
-    """How often each run [samples, R] and each problem [samples, N] is in a replicate."""
+    """Draw how often each run [samples, R] and each problem [samples, N] is in a replicate."""
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(problems, np.full(problems, 1 / problems), size=samples).astype(np.float64)
     chosen = rng.multinomial(runs, np.full(runs, 1 / runs), size=samples)

@@ -1,4 +1,4 @@
-"""The stages of a run as a graph: what reads what, in which order they run, and what has to fit between them.
+"""The stages of a run as a graph: their inputs, their order, and the checks between them.
 
 problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO ─► evaluate ─► report
                          └─► select (the best of its checkpoints)
@@ -41,7 +41,7 @@ def plan(config: Config) -> Plan:
         ready = [name for name in inputs if name not in order and all(needed in order for needed in inputs[name])]
         if not ready:
             raise ValueError(f"stages read each other in a circle: {', '.join(n for n in inputs if n not in order)}")
-        # Evaluations last: what they compare should be there before the first minute is spent on it.
+        # Evaluations last: the policies they compare should exist before any time is spent on them.
         order.append(min(ready, key=lambda name: (isinstance(stages[name], Evaluate), name)))
     return Plan(tuple(order), inputs)
 
@@ -58,8 +58,8 @@ def _inputs(name: str, stage: Stage, stages: Stages) -> list[str]:
         if base == "init" or policy.startswith(("run:", "hf:")):
             continue
         if base not in stages:
-            known = ", ".join(["init", *(s for s in stages if stages[s].kind in POLICIES and s != name)])
-            raise ValueError(f"stages.{name} reads policy {policy!r}; there are: {known}")
+            names = ", ".join(["init", *(s for s in stages if stages[s].kind in POLICIES and s != name)])
+            raise ValueError(f"stages.{name} reads policy {policy!r}; there are: {names}")
         if stages[base].kind not in POLICIES:
             raise ValueError(f"stages.{name} reads policy {policy!r}, but a {stages[base].kind} stage trains none")
         _check_step(name, policy, stages[base])
@@ -93,12 +93,12 @@ def kept_steps(stage: Stage) -> list[int]:
 
 def made_from_ends(config: Config, order: Plan) -> dict[str, list[str]]:
     """Return of each stage the stages made from the policy it ends with, or from what was made from it, in order."""
-    made: dict[str, list[str]] = {name: [] for name in order.order}
-    for name, others in made.items():
+    dependents: dict[str, list[str]] = {name: [] for name in order.order}
+    for name, others in dependents.items():
         for other in order.order:
             if name in policies_read(config.stages[other]) or set(order.inputs[other]) & set(others):
                 others.append(other)
-    return made
+    return dependents
 
 
 def rollout_source(stage: Stage, stages: Stages) -> str | None:
@@ -209,8 +209,8 @@ def _check_preferences(stage: Offline, stages: Stages) -> None:
         if not isinstance(stages[stage.preferences], Collect):
             raise ValueError(f"preferences is {stage.preferences!r}, a stage that collects none")
     elif not epath.Path(stage.preferences).exists():
-        known = ", ".join(name for name, other in stages.items() if isinstance(other, Collect)) or "none"
-        raise ValueError(f"preferences is {stage.preferences!r}: no path that exists, nor a collect stage ({known})")
+        names = ", ".join(name for name, other in stages.items() if isinstance(other, Collect)) or "none"
+        raise ValueError(f"preferences is {stage.preferences!r}: no path that exists, nor a collect stage ({names})")
 
 
 def _check_selection(stage: Select, stages: Stages) -> None:

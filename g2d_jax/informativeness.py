@@ -1,4 +1,4 @@
-"""How much a policy's rollouts can teach: by prompt, by policy, by preference pair and by gradient.
+"""Informativeness of a policy's rollouts: by prompt, by policy, by preference pair and by gradient.
 
 A group is the responses of one policy to one draw of a prompt. A response is scored if its reward is a finite number:
 what cannot be scored has none and is left out. Correct means scored with the verdict CORRECT; incorrect is every other
@@ -22,12 +22,12 @@ from numpy.typing import ArrayLike, NDArray
 from g2d_jax.records import ScoredRollout, Verdict
 
 BINS = 10
-"""Of confidences, in the calibration error."""
+"""Bins of confidence in the calibration error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Responses:
-    """G responses as arrays [G]; wrong: judged and not correct; rejectable: wrong, and known to be (no timeout).
+    """Arrays [G] of G responses; wrong: judged and not correct; rejectable: wrong, and known to be (no timeout).
 
     logprob and entropy: sums over tokens, float64.
     """
@@ -56,12 +56,12 @@ class _Responses:
 
     @property
     def token_logprob(self) -> NDArray[np.float64]:
-        """Mean log-prob of a token, the length-normalised log-prob; NaN for an empty response."""
+        """The mean log-prob of a token, the length-normalised log-prob; NaN for an empty response."""
         return np.where(self.length > 0, self.logprob / np.maximum(self.length, 1), math.nan)
 
     @property
     def confidence(self) -> NDArray[np.float64]:
-        """Geometric mean of the tokens' probabilities, in [0, 1]: rounding may leave a log-prob just above 0."""
+        """The geometric mean of the tokens' probabilities, in [0, 1]: rounding may leave a log-prob just above 0."""
         return np.exp(np.minimum(self.token_logprob, 0.0))
 
     @property
@@ -91,7 +91,7 @@ def _responses(rows: Sequence[ScoredRollout]) -> _Responses:
 
 
 def prompts(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, list[str] | np.ndarray]:
-    """Columns of one row per group, in their order: texts in lists, numbers in arrays [len(groups)].
+    """Tabulate one row per group, in their order: texts in lists, numbers in arrays [len(groups)].
 
       problem_id, visit, policy   what was drawn and who answered
       samples, scored             responses, and those with a reward
@@ -129,7 +129,7 @@ def prompts(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, list[str] | 
 
 
 def summary(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, float]:
-    """One policy in numbers, NaN where nothing has the value.
+    """Summarise one policy in numbers, NaN where nothing has the value.
 
       prompts, responses, scored   counts
       pass_rate, reward_variance, frac_mixed, distinct_answers, confidence, logprob_gap
@@ -145,7 +145,7 @@ def summary(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, float]:
     """
     table = prompts(groups)
     every = _responses([row for group in groups for row in group])
-    known = every.judged & ~np.isnan(every.token_logprob)
+    rated = every.judged & ~np.isnan(every.token_logprob)
     by_prompt = ("pass_rate", "reward_variance", "distinct_answers", "confidence", "logprob_gap")
     return {
         "prompts": float(len(groups)),
@@ -158,13 +158,13 @@ def summary(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, float]:
         "mean_length_correct": _mean(every.length[every.correct]),
         "mean_length_incorrect": _mean(every.length[every.wrong]),
         "frac_truncated": _mean(every.truncated),
-        "ece": expected_calibration_error(every.confidence[known], every.correct[known]),
-        "auroc": auroc(every.token_logprob[known], every.correct[known]),
+        "ece": expected_calibration_error(every.confidence[rated], every.correct[rated]),
+        "auroc": auroc(every.token_logprob[rated], every.correct[rated]),
     }
 
 
 def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike) -> float:
-    """Mean over answers of |accuracy - mean confidence| of their bin, in [0, 1]; NaN for no answers.
+    """Compute the mean over answers of |accuracy - mean confidence| of their bin, in [0, 1]; NaN for no answers.
 
     Guo et al. 2017 ("On Calibration of Modern Neural Networks", arXiv 1706.04599, eq. 3). Bins of equal width over
     [0, 1] have their upper ends. confidence [N] in [0, 1]; correct [N], 0 or 1.
@@ -178,7 +178,7 @@ def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike) -> flo
 
 
 def auroc(score: ArrayLike, label: ArrayLike) -> float:
-    """Chance that a random answer of label 1 has a higher score than a random one of label 0, ties counting half.
+    """Compute the chance that a random answer of label 1 has a higher score than one of label 0, ties counting half.
 
     The area under the ROC curve, from the ranks (Mann and Whitney), exact. NaN if either label is missing.
     score [N], any numbers but NaN; label [N], 0 or 1.
@@ -196,7 +196,7 @@ def auroc(score: ArrayLike, label: ArrayLike) -> float:
 def pair_summary(
     chosen: ArrayLike, rejected: ArrayLike, chosen_lengths: ArrayLike, rejected_lengths: ArrayLike
 ) -> dict[str, float]:
-    """What one policy thinks of N preference pairs.
+    """Summarise the log-probs that one policy gives to N preference pairs.
 
     chosen, rejected [N]: its summed log-probs of the responses, nats. chosen_lengths, rejected_lengths [N]: tokens.
 
@@ -223,7 +223,8 @@ def pair_summary(
 
 
 def margin_summary(beta: float, ref: ArrayLike, policy: ArrayLike) -> dict[str, float]:
-    """DPO's implicit rewards of N pairs: beta * (policy - ref), after Rafailov et al. (arXiv 2305.18290, section 4).
+    """Summarise DPO's implicit rewards of N pairs: beta * (policy - ref). After Rafailov et al. (arXiv 2305.18290,
+    section 4).
 
     ref, policy [N, 2]: summed log-probs (chosen, rejected), nats. beta: that of the loss, positive.
 
@@ -249,7 +250,7 @@ def margin_summary(beta: float, ref: ArrayLike, policy: ArrayLike) -> dict[str, 
 def gradient_signal(
     mean_gradient_norm: float, mean_square_norm: float, batches: int, pairs_per_batch: int
 ) -> dict[str, float]:
-    """The expected gradient G of a pair against its noise, from the norms at two batch sizes, B and M * B.
+    """Estimate the expected gradient G of a pair against its noise, from the norms at two batch sizes, B and M * B.
 
     The gradients g_1 … g_M are means over B pairs each, of independent pairs and at the same parameters.
     mean_gradient_norm: the squared norm of their mean, |mean g|^2. mean_square_norm: the mean of |g|^2.
@@ -277,8 +278,10 @@ def gradient_signal(
 def _owner(group: Sequence[ScoredRollout]) -> tuple[str, int, str]:
     owners = {(row.rollout.problem_id, row.rollout.visit, row.policy) for row in group}
     if len(owners) != 1:
-        found = f"{len(group)} responses of {sorted(owners)[:3]}"
-        raise ValueError(f"a group is what one policy answered to one draw of a prompt, got {found}: group them first")
+        description = f"{len(group)} responses of {sorted(owners)[:3]}"
+        raise ValueError(
+            f"a group is what one policy answered to one draw of a prompt, got {description}: group them first"
+        )
     return owners.pop()
 
 
@@ -303,7 +306,7 @@ def _mean_known(values: NDArray[np.float64]) -> float:
 
 
 def _share_positive(values: NDArray[np.float64]) -> float:
-    """The share above 0; NaN if any is NaN, which is neither above nor below."""
+    """Compute the share above 0; NaN if any is NaN, which is neither above nor below."""
     return math.nan if np.isnan(values).any() else _mean(values > 0.0)
 
 
@@ -315,7 +318,7 @@ def _variance(values: NDArray[np.float64]) -> float:
 
 
 def _ratio(above: float, below: float) -> float:
-    """above / below of numbers that are not negative: infinite for x / 0, NaN for 0 / 0."""
+    """Divide numbers that are not negative: infinite for x / 0, NaN for 0 / 0."""
     if below:
         return above / below
     return math.inf if above > 0.0 else math.nan

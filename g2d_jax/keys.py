@@ -24,11 +24,11 @@ def key_data(seed: int, purpose: str, *names: Name) -> np.ndarray:
 
 
 def key(seed: int, purpose: str, *names: Name) -> jax.Array:
-    """A typed threefry key for device code, e.g. key(seed, "init")."""
+    """Return a typed threefry key for device code, e.g. key(seed, "init")."""
     return jax.random.wrap_key_data(jnp.asarray(key_data(seed, purpose, *names)), impl="threefry2x32")
 
 
 def rng(seed: int, purpose: str, *names: Name) -> np.random.Generator:
-    """A host generator (Philox, counter based) for the same names."""
+    """Return a host generator (Philox, counter based) for the same names."""
     low, high = (int(x) for x in key_data(seed, purpose, *names))
     return np.random.Generator(np.random.Philox(key=low | high << 32))

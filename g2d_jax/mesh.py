@@ -57,13 +57,13 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[
     sizes = [data, fsdp, tensor]
     if any(size != -1 and size < 1 for size in sizes) or sizes.count(-1) > 1:
         raise ValueError(f"mesh sizes must be positive, one of them may be -1; got {_named(sizes)}")
-    known = math.prod(size for size in sizes if size != -1)
-    if len(devices) % known if -1 in sizes else len(devices) != known:
+    fixed = math.prod(size for size in sizes if size != -1)
+    if len(devices) % fixed if -1 in sizes else len(devices) != fixed:
         raise ValueError(
-            f"mesh {_named(sizes)} needs {'a multiple of ' if -1 in sizes else ''}{known} devices but {len(devices)} "
+            f"mesh {_named(sizes)} needs {'a multiple of ' if -1 in sizes else ''}{fixed} devices but {len(devices)} "
             "are present; set mesh.data=1, mesh.fsdp=-1 and mesh.tensor=1 to use them all"
         )
-    sizes = [len(devices) // known if size == -1 else size for size in sizes]
+    sizes = [len(devices) // fixed if size == -1 else size for size in sizes]
     return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
@@ -85,7 +85,7 @@ def spec(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Ru
 
 
 def sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
-    """NamedSharding of `spec`."""
+    """Return the NamedSharding of `spec`."""
     return NamedSharding(mesh, spec(mesh, axes, shape))
 
 
@@ -101,19 +101,19 @@ def check_host_memory(mesh: Mesh) -> None:
 
 
 def fetched(array: jax.Array) -> jax.Array:
-    """The array on its devices: a copy of one that is offloaded, else itself."""
+    """Return the array on its devices: a copy of one that is offloaded, else itself."""
     if array.sharding.memory_kind != HOST:
         return array
     return jax.device_put(array, array.sharding.with_memory_kind("device"))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Every device holds the whole array."""
+    """Return the sharding under which every device holds the whole array."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def row_ways(mesh: Mesh) -> int:
-    """Into how many parts batch rows are split."""
+    """Count the parts into which batch rows are split."""
     return int(mesh.shape["data"] * mesh.shape["fsdp"])
 
 
@@ -123,7 +123,7 @@ def put_rows(mesh: Mesh, array: np.ndarray, axis: int = 0) -> jax.Array:
 
 
 def rows_sharding(mesh: Mesh, shape: Sequence[int], axis: int = 0) -> NamedSharding:
-    """Where an array lies whose `axis` is split over the row axes."""
+    """Return the sharding of an array whose `axis` is split over the row axes."""
     axes: list[str | None] = [None] * len(shape)
     axes[axis] = "rows"
     return sharding(mesh, axes, shape)
@@ -135,12 +135,12 @@ def put(array: np.ndarray, where: NamedSharding) -> jax.Array:
 
 
 def placed(shapes: Tree, shardings: Any) -> Tree:
-    """The tree of shapes with shardings put in: what programs are compiled for, and checkpoints restored as."""
+    """Put shardings into a tree of shapes, for which programs are compiled and as which checkpoints are restored."""
     return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings)
 
 
 def sampling(mesh: Mesh, tensor: int, kv_heads: int) -> Mesh:
-    """All devices of a mesh as sampling uses them: weights are split over `tensor` of them, and copied to the rest.
+    """Arrange all devices of a mesh for sampling: weights are split over `tensor` of them, and copied to the rest.
 
     Split like the optimiser's, over all of fsdp, they would be gathered anew for every token. Of these the tensor axis
     has as many as divide the key heads, so that a cache is split by heads, and fsdp the others: see decoder.decode.
@@ -163,17 +163,20 @@ def device_bytes(tree: Any) -> int:
 
 
 USABLE = 0.92
-"""Share of a TPU's memory that programs are to use: code, fragments and the runtime take the rest. Of a GPU's JAX
-leaves a tenth of its own accord."""
+"""Share of a TPU's memory that programs are to use: code, fragments and the runtime take the rest. Of a GPU's memory
+JAX itself leaves a tenth."""
 
 
 def memory(mesh: Mesh) -> int | None:
-    """Bytes that programs are to use of each of this process's devices, None where the platform does not tell."""
+    """Return the bytes that programs may use of each local device, None where the platform does not say."""
     stats = [device.memory_stats() for device in mesh.local_devices]
-    limit = min((one["bytes_limit"] for one in stats if one and "bytes_limit" in one), default=None)
+    limit = min(
+        (device_stats["bytes_limit"] for device_stats in stats if device_stats and "bytes_limit" in device_stats),
+        default=None,
+    )
     return int(USABLE * limit) if limit and mesh.devices.flat[0].platform == "tpu" else limit
 
 
 def processes(mesh: Mesh) -> int:
-    """How many processes the devices of a mesh belong to."""
+    """Count the processes that the devices of a mesh belong to."""
     return len({device.process_index for device in mesh.devices.flat})

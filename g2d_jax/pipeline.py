@@ -60,10 +60,10 @@ STAGES: Mapping[str, Callable[..., dict[str, Any]]] = {
 
 
 def check(config: Config, until: str | None = None) -> Plan:
-    """Return the plan, when all settings can work: what is wrong should show now, not after hours of warm-up.
+    """Return the plan if all settings can work: errors should show now, not after hours of warm-up.
 
     until: the stage to stop after, None for all. Raises ValueError naming the field or the stage. Looks at settings and
-    at whether files are there; loads nothing.
+    at whether files exist; loads nothing.
     """
     order = plan(config)
     if until is not None and until not in order.order:
@@ -89,7 +89,7 @@ def check(config: Config, until: str | None = None) -> Plan:
 
 
 def _check_reward(reward: Reward) -> None:
-    """Raise ValueError for a reward whose files are not there; reward models and judges are not asked for anything."""
+    """Raise ValueError for a reward whose files do not exist; reward models and judges are sent nothing."""
     if reward.function == "model" and reward.model.path.startswith((".", "/", "~")):
         hf.resolve(reward.model.path)
     if reward.function == "judge":
@@ -106,12 +106,12 @@ def run(
     objectives: Mapping[str, Callable[[Compute], Objective]] | None = None,
     until: str | None = None,
 ) -> dict[str, Any]:
-    """Run, or continue, every stage of a config in a work directory; returns the manifests by stage.
+    """Run, or continue, every stage of a config in a work directory; return the manifests by stage.
 
-    reward: a function with TRL's signature in place of reward.function. objectives: for a stage's name, what makes its
-    loss (see training/objectives.py; its sums must count "tokens", or "pairs" in an offline stage). until: stop after
-    this stage. Raises ValueError when the work directory was made with other identity settings, reward or losses, or is
-    in use, and StopRun when a stage finds that going on is useless.
+    reward: a function with TRL's signature in place of reward.function. objectives: for a stage's name, the function
+    that makes its loss (see training/objectives.py; its sums must count "tokens", or "pairs" in an offline stage).
+    until: stop after this stage. Raises ValueError when the work directory was made with other identity settings,
+    reward or losses, or is in use, and StopRun when a stage finds that going on is useless.
     """
     settings = Config.of(config)
     order = check(settings, until)
@@ -143,7 +143,7 @@ def check_joined() -> None:
 
 @contextlib.contextmanager
 def _locked(folder: epath.Path) -> Iterator[None]:
-    """The work directory kept to this run, by its leader. Raises Preempted for a run told to stop before it began."""
+    """Lock the work directory for this run, by its leader. Raises Preempted for a run told to stop before it began."""
     processes.check_stop_together()
     with contextlib.ExitStack() as stack:
         processes.once(lambda: stack.enter_context(locked(folder)))
@@ -161,8 +161,8 @@ def _run_stages(
     shown = folder if processes.leader() else None
     with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
         runtime = Runtime(config, folder, tracker, order.folders(folder), reward, objectives or {})
-        _ = runtime.sampling_mesh  # raises for one that cannot be, before any work
-        compiling.take_programs()  # of a run before, in this process
+        _ = runtime.sampling_mesh  # raises for an impossible mesh, before any work
+        compiling.take_programs()  # those of an earlier run in this process
         try:
             manifests = {}
             problems = runtime.problems["train"]
@@ -180,9 +180,9 @@ def _run_stages(
 
 
 def compile_ahead(runtime: Runtime, names: Sequence[str]) -> None:
-    """Let other threads compile what stages will run, in order.
+    """Let other threads compile the programs of stages, in order.
 
-    But for those whose shapes their examples or pairs decide: they begin with it.
+    Stages whose shapes depend on their examples or pairs are left out: they compile at their own start.
     """
     for name in names:
         stage = runtime.config.stages[name]
@@ -191,7 +191,7 @@ def compile_ahead(runtime: Runtime, names: Sequence[str]) -> None:
 
 
 def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) -> dict[str, Any]:
-    """Run one stage unless its manifest is there; returns the manifest.
+    """Run one stage unless its manifest exists; return the manifest.
 
     again: go on with a stage that is finished already, and replace its manifest at the end.
     """
@@ -223,7 +223,7 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
         "programs": compiling.take_programs(),
         **fields,
     }
-    if stage.kind not in TRAINING:  # these log it with every update
+    if stage.kind not in TRAINING:  # training stages log it with every update
         runtime.tracker.log(name, 0, goodput(fields), kind="goodput")
     runtime.tracker.flush()
     processes.once(lambda: storage.finish(folder, manifest))
@@ -234,11 +234,11 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
 def _own(
     reward: RewardFunction | None, objectives: Mapping[str, Callable[[Compute], Objective]] | None
 ) -> dict[str, str]:
-    """Names of a caller's own functions: part of what a run is."""
+    """Return the names of a caller's own functions, which are part of the run's identity."""
     functions = {**({"reward": reward} if reward else {}), **(objectives or {})}
     return {
-        name: f"{getattr(made, '__module__', '')}:{getattr(made, '__qualname__', type(made).__name__)}"
-        for name, made in functions.items()
+        name: f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
+        for name, function in functions.items()
     }
 
 
@@ -249,7 +249,7 @@ def _wandb(config: Config) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def only_warned(tracker: Tracker, workdir: epath.Path) -> Iterator[None]:
-    """A block that reports on what is finished: an error in it is a warning, for all results are on disk."""
+    """Run a block that reports on finished stages: an error in it is a warning, for all results are on disk."""
     try:
         yield
     except Exception as error:
@@ -262,7 +262,7 @@ def only_warned(tracker: Tracker, workdir: epath.Path) -> Iterator[None]:
 
 
 def conclude(workdir: epath.Path, tracker: Tracker, manifests: Mapping[str, Mapping[str, Any]]) -> None:
-    """Show the final table and write report.html, report.md and report.csv. What fails is a warning."""
+    """Show the final table and write report.html, report.md and report.csv. An error is a warning."""
     with only_warned(tracker, workdir):
         for manifest in manifests.values():
             if manifest["kind"] == "evaluate":

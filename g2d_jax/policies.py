@@ -1,4 +1,4 @@
-"""What can be done with the policies of a run: evaluate them elsewhere, export them, look at their answers."""
+"""Commands on the policies of a run: evaluate them on other problems, export them, show their answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from g2d_jax.workdir import absolute, no_run, packages, stage_folders, stage_ste
 
 
 def read_config(workdir: epath.Path) -> Config:
-    """The config a work directory was started with. Raises ValueError if it holds no run."""
+    """Read the config a work directory was started with. Raises ValueError if it holds no run."""
     file = workdir / "config.json"
     if not file.exists():
         raise no_run(workdir)
@@ -47,13 +47,13 @@ def read_config(workdir: epath.Path) -> Config:
     except ValueError as error:
         raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
     for section in (config, *config.tasks.values()):
-        section.reward.folder = None  # what lies in work directories names no code to run
+        section.reward.folder = None  # a work directory must not name code to run
     return Config.of(config)
 
 
 @contextmanager
 def opened(workdir: storage.PathLike, config: Config | None = None) -> Iterator[Runtime]:
-    """A run's context for looking at it, on whatever devices there are: logs nothing to TensorBoard or W&B."""
+    """Yield a run's runtime for reading, on whatever devices there are: logs nothing to TensorBoard or W&B."""
     folder = absolute(workdir)
     config = _on_this_machine(config or read_config(folder))
     shown = folder if processes.leader() else None
@@ -78,7 +78,7 @@ def _on_this_machine(config: Config) -> Config:
 
 
 def last_policy(config: Config) -> str:
-    """The last stage that trains, or the selection among its checkpoints: what a run is for."""
+    """Return the last stage that trains, or the selection among its checkpoints: the run's result."""
     order = pipeline.plan(config).order
     trained = [name for name in order if config.stages[name].kind in TRAINING]
     if not trained:
@@ -103,7 +103,7 @@ def evaluate(
     problems: a source as in data.*.path, scored by the reward of `task`; split: its part by id hash, limit: the first
     so many of that; None: all. Without problems, those of the stage.
     sampling: num_generations, temperature, top_p, max_new_tokens; None keeps the stage's. Results and completions go to
-    WORKDIR/evaluations/NAME, named by what was asked, and are reused when asked again. Returns the manifest.
+    WORKDIR/evaluations/NAME, named by settings and problems, and are reused by the same call. Returns the manifest.
     """
     folder = absolute(workdir)
     config = read_config(folder)
@@ -123,19 +123,19 @@ def evaluate(
         if task not in config.all_tasks:
             raise ValueError(f"there is no task {task!r}; the run has {', '.join(config.all_tasks)}")
         source = Source(path=problems, split=split or "", limit=limit)
-        config = _asking(config, task, stage.split, source)
+        config = _with_problems(config, task, stage.split, source)
     elif split or limit or task != "main":
         raise ValueError("split, limit and task say how to take other problems: name these too")
     with opened(folder, config) as runtime:
         held_out = [[problem.id, problem.answer] for problem in runtime.problems[stage.split]]
-        asked = storage.fingerprint([stage.to_dict(), held_out, version(runtime, policy)])
-        name = f"evaluation-{asked}"
+        fingerprint = storage.fingerprint([stage.to_dict(), held_out, version(runtime, policy)])
+        name = f"evaluation-{fingerprint}"
         place = folder / "evaluations" / name
         runtime.folders = {**runtime.folders, name: place}
         manifest = storage.finished(place)
         if manifest is None:
-            found = evaluation.run(runtime, name, stage)
-            storage.finish(place, {"kind": "evaluate", "name": name, "problems": problems or "test", **found})
+            results = evaluation.run(runtime, name, stage)
+            storage.finish(place, {"kind": "evaluate", "name": name, "problems": problems or "test", **results})
             manifest = storage.finished(place)
             assert manifest is not None
         runtime.tracker.table(*summary_table(manifest, []))
@@ -143,7 +143,7 @@ def evaluate(
     return manifest
 
 
-def _asking(config: Config, task: str, split: Split, source: Source) -> Config:
+def _with_problems(config: Config, task: str, split: Split, source: Source) -> Config:
     """Return the config with these problems in place of a task's held-out split, and none in that of the others."""
 
     sources: dict[str, Any] = {name: {split: source if name == task else Source()} for name in config.all_tasks}
@@ -152,7 +152,7 @@ def _asking(config: Config, task: str, split: Split, source: Source) -> Config:
 
 
 def version(runtime: Runtime, policy: str) -> Any:
-    """Which weights a policy's name means now: its step, and the stage's fingerprint once that is finished."""
+    """Identify the weights that a policy's name means now: its step, and the stage's fingerprint once finished."""
     if policy == "init" or policy.startswith("hf:"):
         return policy
     folder, step = checkpoint_of(runtime, policy)
@@ -175,16 +175,16 @@ def export(
     Raises ValueError if the folder holds a model already, there is no such policy, it has no adapters to write, or the
     processes see different runs.
     """
-    target, asked = epath.Path(output), {"policy": policy, "dtype": dtype, "adapters": adapters}
-    limits = settings.base().faults  # the run's own are known when all have read them
+    target, request = epath.Path(output), {"policy": policy, "dtype": dtype, "adapters": adapters}
+    limits = settings.base().faults  # the run's own limits are known only once all processes have read them
     pipeline.check_joined()
-    alone = processes.count() == 1  # then SIGTERM ends it at once: there is nothing to save, or to agree on
+    alone = processes.count() == 1  # SIGTERM then ends it at once: there is nothing to save or to agree on
     with nullcontext() if alone else watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout):
         processes.mark("export")
         processes.once(lambda: _check_free(target))
         with processes.together():
             config = read_config(absolute(workdir))
-        processes.agreed("settings or packages", {"config": to_dict(config), "packages": packages(), **asked})
+        processes.agreed("settings or packages", {"config": to_dict(config), "packages": packages(), **request})
         with opened(workdir, config) as runtime:
             _export(runtime, policy or last_policy(config), target, dtype, adapters)
     return target
@@ -200,7 +200,7 @@ def _check_free(folder: epath.Path) -> None:
 
 
 def _export(runtime: Runtime, policy: str, folder: epath.Path, dtype: str, adapters: bool) -> None:
-    """What `export` writes, config.json or PEFT's last but for the card's note."""
+    """Write the files of `export`, config.json or PEFT's last but for the card's note."""
     if adapters and not runtime.config.lora.rank:
         raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
     params = load_policy(runtime, policy)
@@ -215,7 +215,7 @@ def _export(runtime: Runtime, policy: str, folder: epath.Path, dtype: str, adapt
 
 
 def _write_texts(runtime: Runtime, policy: str, folder: epath.Path, adapters: bool) -> str:
-    """Write the tokenizer and the model card; returns the latter."""
+    """Write the tokenizer and the model card; return the card."""
     text = card(runtime, policy, adapters=adapters)
     runtime.tokenizer.save(folder)
     storage.write_bytes(folder / "README.md", text.encode())
@@ -223,14 +223,14 @@ def _write_texts(runtime: Runtime, policy: str, folder: epath.Path, adapters: bo
 
 
 def _add_note(runtime: Runtime, folder: epath.Path, text: str) -> None:
-    """Add to the model card, and say, what there is to say of the tokenizer."""
+    """Add the note on the tokenizer, if there is one, to the model card, and show it."""
     if note := _tokenizer_note(folder):
         storage.write_bytes(folder / "README.md", (text + note).encode())
         runtime.tracker.say(note.strip())
 
 
 def _save_model(runtime: Runtime, policy: str, params: Decoder, folder: epath.Path, dtype: str) -> None:
-    """The weights with adapters merged; sampling settings as the model has them that the run started from."""
+    """Save the weights with adapters merged, with the sampling settings of the model that the run started from."""
     tokenizer = runtime.tokenizer
     base = base_path(runtime, policy)
     try:
@@ -250,7 +250,7 @@ def _save_model(runtime: Runtime, policy: str, params: Decoder, folder: epath.Pa
 
 
 def _tokenizer_note(folder: epath.Path) -> str:
-    """What to say where AutoTokenizer, which goes by the kind of model, would read the exported tokenizer wrongly."""
+    """Return a note where AutoTokenizer, which goes by the kind of model, would misread the exported tokenizer."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if not storage.is_local(folder):
@@ -296,7 +296,7 @@ def sample(
             except ValueError as error:
                 if isinstance(prompts, str):
                     raise
-                runtime.tracker.say(str(error))  # of one that was typed; the next may do
+                runtime.tracker.say(str(error))  # a typed prompt was refused; the next may be accepted
         return texts
 
 
@@ -308,15 +308,15 @@ def _answers(
     rollouts = list(runtime.sampler().generate(view, requests, "sample"))
     place = {problem.id: i for i, problem in enumerate(problems)}
     rollouts.sort(key=lambda r: (place[r.problem_id], r.sample))
-    asked = [problems[place[rollout.problem_id]] for rollout in rollouts]
+    repeated = [problems[place[rollout.problem_id]] for rollout in rollouts]
     texts = [runtime.tokenizer.decode(rollout.token_ids) for rollout in rollouts]
-    rewards = _rewards(runtime, asked, texts, [rollout.token_ids for rollout in rollouts])
+    rewards = _rewards(runtime, repeated, texts, [rollout.token_ids for rollout in rollouts])
     rows = [
         [
             *(runtime.tokenizer.render(problem), text, problem.answer or "", reward),
             *(rollout.stop_reason, f"{float(np.mean(rollout.logprobs)):.2f}"),
         ]
-        for problem, rollout, text, reward in zip(asked, rollouts, texts, rewards, strict=True)
+        for problem, rollout, text, reward in zip(repeated, rollouts, texts, rewards, strict=True)
     ]
     names = ["prompt", "response", "answer", "reward", "stop", "mean log-prob"]
     runtime.tracker.table(f"policy {policy}", names, rows)
@@ -326,7 +326,7 @@ def _answers(
 def _rewards(
     runtime: Runtime, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
 ) -> list[str]:
-    """Reward and verdict of each response; "" without an answer, and of rewards that take a model or an endpoint."""
+    """Score each response: reward and verdict; "" without an answer, and for rewards of a model or an endpoint."""
     cheap = {name for name, task in runtime.tasks.items() if task.reward.function not in ("model", "judge")}
     places = [i for i, problem in enumerate(problems) if problem.answer is not None and problem.task in cheap]
     shown = [""] * len(problems)
@@ -334,7 +334,7 @@ def _rewards(
         scores = runtime.scorer(
             [problems[i] for i in places], [texts[i] for i in places], [token_ids[i] for i in places]
         )
-    except ValueError as error:  # the user's own function: the answers are there to be looked at
+    except ValueError as error:  # raised by the user's own function: the answers can still be shown
         runtime.tracker.say(f"no rewards: {error}")
         return shown
     for i, score in zip(places, scores, strict=True):

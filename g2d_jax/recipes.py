@@ -1,4 +1,4 @@
-"""Every hyper-parameter of the recipes for real models, in one place, with where it comes from.
+"""All hyper-parameters of the recipes for real models, in one place, with their sources.
 
     configs/qwen2.5-7b.py … ─► recipe(name, arg) ─► a run of G2D, or of GRPO alone
     configs/sweep-k.py       ─► the same over K
@@ -87,7 +87,7 @@ TRAIN = {"gsm8k": "gsm8k:train"}
 
 
 def recipe(name: str, arg: str) -> ConfigDict:
-    """The run of a model in MODELS that a config's argument asks for.
+    """Build the run of a model in MODELS that a config's argument asks for.
 
     method=g2d|grpo; k=K of the warm-up; steps=N of method=grpo, GRPO_STEPS * k if 0; variant of the model, or
     path=FOLDER_OR_HUB_ID in its place; lora=RANK, 0 trains all parameters; train=math|gsm8k|numinamath and
@@ -114,7 +114,7 @@ def recipe(name: str, arg: str) -> ConfigDict:
     config.name = "-".join([name, chosen.variant, chosen.method, *([f"lora{chosen.lora}"] if chosen.lora else [])])
     config.tokenizer.update(model.tokenizer)
     if chosen.lora:
-        # What is not trained is only read: in bfloat16, as the published weights are.
+        # Frozen parameters are only read: in bfloat16, as the published weights are.
         config.lora.update(rank=chosen.lora, alpha=LORA_ALPHA, base_dtype="bfloat16")
     (_g2d if chosen.method == "g2d" else _grpo)(config, chosen)
     return config
@@ -131,7 +131,7 @@ def _check(chosen: SimpleNamespace) -> None:
 
 
 def _g2d(config: ConfigDict, chosen: SimpleNamespace) -> None:
-    """Warm-up, pairs, offline DPO (G2D, section 3); every stage under its usual name."""
+    """Add the stages of G2D (section 3): warm-up, pairs, offline DPO, each under its usual name."""
     config.stages.warmup = _online(chosen, chosen.k)
     config.stages.collect = settings.collect(
         prompts=COLLECTED,
@@ -170,11 +170,11 @@ def _rate(chosen: SimpleNamespace) -> float:
     return LORA_LEARNING_RATE if chosen.lora else LEARNING_RATE
 
 
-# What the recipes share with the configs of the other paper's rows
+# Shared with the configs of the other paper's rows
 
 
 def real(path: str) -> ConfigDict:
-    """A run of a published model, without problems and stages."""
+    """Return a run of a published model, without problems and stages."""
     config = settings.base()
     config.model.path = path
     config.dtype = "bfloat16"
@@ -183,7 +183,7 @@ def real(path: str) -> ConfigDict:
 
 
 def maths(path: str, train: str, test: str, *, dev: int = DEV) -> ConfigDict:
-    """The same on maths problems with Bridging's prompt; dev: how many training problems are held out as data.dev."""
+    """Return a `real` run on maths problems with Bridging's prompt; dev: training problems held out as data.dev."""
     config = real(path)
     config.tokenizer.prompt_template = "paper"
     source = TRAIN.get(train, train)
@@ -199,16 +199,16 @@ def maths(path: str, train: str, test: str, *, dev: int = DEV) -> ConfigDict:
 
 
 def adam(learning_rate: float = LEARNING_RATE, **changes: str) -> ConfigDict:
-    """AdamW for verifiable rewards: a constant rate, no weight decay (chosen)."""
+    """Return AdamW's settings for verifiable rewards: a constant rate, no weight decay (chosen)."""
     return settings.optimizer(learning_rate, eps=ADAM_EPS, max_grad_norm=MAX_GRAD_NORM, **changes)
 
 
 AUTHORS = ("code", "paper")
-"""What `as_published` knows; the first is the default."""
+"""The sources that `as_published` accepts; the first is the default."""
 
 
 def as_published(stage: ConfigDict, source: str) -> None:
-    """Give an online stage what Bridging's tables leave open: normalisers of the losses, and the rest of the optimiser.
+    """Set what Bridging's tables leave open for an online stage: the losses' normalisers, the rest of the optimiser.
 
     source: "code" takes its authors' recipe: sums of pair losses over all prompts of a batch, GRPO's as the mean over
     the group, with advantages over their standard deviation + 1e-6; Adam's betas 0.9 and 0.95, weight decay 0.1, a
@@ -223,6 +223,6 @@ def as_published(stage: ConfigDict, source: str) -> None:
 
 
 def deciding(length: int = RESPONSE) -> ConfigDict:
-    """How responses are drawn to choose and to compare policies."""
+    """Return the sampling settings for choosing and comparing policies."""
     temperature, top_p = DECIDING
     return settings.sampling(length, temperature=temperature, top_p=top_p)

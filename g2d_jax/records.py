@@ -63,7 +63,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. temperature 0 is greedy; top_p 1 and top_k 0 switch the filters off.
+    """Settings of sampling. temperature 0 is greedy; top_p 1 and top_k 0 switch the filters off.
 
     max_new_tokens counts the stop token. stop_ids: any of them ends the response (and stays in it).
     """
@@ -87,7 +87,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Ask the sampler for samples 0 … num_samples - 1 of one prompt.
+    """A request to the sampler for samples 0 … num_samples - 1 of one prompt.
 
     problem_id and visit (how often the prompt was drawn before) name the randomness, with the sample index.
     """
@@ -118,7 +118,7 @@ class Rollout:
 
 
 class Verdict(enum.StrEnum):
-    """What a verifier says.
+    """A verifier's verdict on a response.
 
     TIMEOUT: the verifier gave up. It counts as wrong wherever wrong answers count, or a policy would be paid for
     answers that hang the verifier; but nothing is known of it, so no preference pair has it on either side.
@@ -135,7 +135,7 @@ class Verdict(enum.StrEnum):
 
     @property
     def accuracy(self) -> float:
-        """What it counts as in an accuracy: 1 for CORRECT, NaN (left out) for UNSCORABLE and SCORED, else 0."""
+        """The verdict's value in an accuracy: 1 for CORRECT, NaN (left out) for UNSCORABLE and SCORED, else 0."""
         if self in (Verdict.UNSCORABLE, Verdict.SCORED):
             return math.nan
         return 1.0 if self is Verdict.CORRECT else 0.0
@@ -143,7 +143,8 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """reward None means unscorable: left out of means, baselines and pairs, and counted.
+    """A response's reward and verdict. reward None means unscorable: left out of means, baselines and pairs, and
+    counted.
 
     answer: the final answer as extracted from the response, None when there is none.
     """

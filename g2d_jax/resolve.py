@@ -42,11 +42,11 @@ _UNSET = ("none", "null")
 
 
 def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """The locked config of a file ("my/cfg.py") or a shipped name ("demo"), with "NAME:key=value,…" for its choices.
+    """Return the locked config of a file ("my/cfg.py") or shipped name ("demo"), with "NAME:key=value,…" for choices.
 
     overrides: "config.stages.warmup.steps=40", or without "config."; typed by the field. Later ones win.
     A reward function in a file beside the config's is noted as such, in reward.folder.
-    Raises ValueError for an unknown config, choice, field or a wrong type, with what is known and a suggestion.
+    Raises ValueError for an unknown config, choice, field or a wrong type, with the valid names and a suggestion.
     """
     path, arg = locate(spec)
     values = _call(path, arg)
@@ -64,7 +64,7 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
 
 def beside(function: str, folder: Path) -> Path | None:
-    """The file of a folder that a reward "module:function" lies in, None without one."""
+    """Return the file in a folder that holds a reward "module:function", None without one."""
     module = function.partition(":")[0]
     file = folder / f"{module}.py"
     return file if module.isidentifier() and file.is_file() else None
@@ -97,7 +97,7 @@ def choices(arg: str, **defaults: Any) -> SimpleNamespace:
 
 
 def shipped() -> dict[str, Path]:
-    """The configs that come with the package, by name: those of the installed package, or of the source checkout."""
+    """Map names to the configs that come with the package: of the installed package, or of the source checkout."""
     package = Path(__file__).resolve().parent
     folder = package / "configs"
     if not folder.is_dir() and (package.parent / "pyproject.toml").is_file():
@@ -107,22 +107,22 @@ def shipped() -> dict[str, Path]:
 
 
 def locate(spec: str) -> tuple[Path, str]:
-    """The config file that a spec means, and the text after its colon ("" if none). Raises ValueError if unknown."""
+    """Return a spec's config file, and the text after its colon ("" if none). Raises ValueError if unknown."""
     if match := re.fullmatch(r"(.+?\.py)(?::(.*))?", spec):
         path, arg = Path(match[1]), match[2] or ""
         if not path.is_file():
             raise ValueError(f"no config file {path}; shipped configs are {listed(shipped())}")
         return path.resolve(), arg
     name, _, arg = spec.partition(":")
-    known = shipped()
-    if name not in known:
-        hint = suggest(name, known) or "; a config file's name ends in .py"
-        raise ValueError(f"unknown config {name!r}{hint}; shipped configs are {listed(known)}")
-    return known[name], arg
+    configs = shipped()
+    if name not in configs:
+        hint = suggest(name, configs) or "; a config file's name ends in .py"
+        raise ValueError(f"unknown config {name!r}{hint}; shipped configs are {listed(configs)}")
+    return configs[name], arg
 
 
 class _Uncached(importlib.machinery.SourceFileLoader):
-    """Reads the source each time: bytecode beside a config goes stale when it is edited twice within a second."""
+    """A loader that reads the source each time: bytecode of a config edited twice within a second would be stale."""
 
     def path_stats(self, path: Any) -> NoReturn:
         raise OSError(f"{path}: bytecode is not cached")
@@ -151,7 +151,7 @@ def _call(path: Path, arg: str) -> dict[str, Any]:
 
 
 def _text(error: BaseException) -> str:
-    """What the error says in a line: str() of a KeyError is a repr, and ml_collections nests and lengthens it."""
+    """Return the error's message in a line: str() of a KeyError is a repr, and ml_collections nests and extends it."""
     while error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]
     text = str(error.args[0]) if error.args else type(error).__name__
@@ -179,13 +179,13 @@ def apply(config: ConfigDict, override: str) -> None:
     if isinstance(field, ConfigDict):
         raise ValueError(f"{path} is a section; set one of its fields: {listed(field.keys())}")
     value = typed(_parse(text.strip(), field, path), field, path)
-    if key == "kind" and len(parents) == 2 and value != field:  # of a stage: an optimiser's may be changed
+    if key == "kind" and len(parents) == 2 and value != field:  # a stage's kind; an optimiser's may be changed
         raise ValueError(f"{path} decides which fields the stage has: change it in the config file")
     assign(section, key, value, path)
 
 
 def _parse(text: str, field: Any, path: str) -> Any:
-    """The value that a text means for a field."""
+    """Parse the value that a text means for a field."""
     kind, optional = kind_of(field)
     if optional and text.lower() in _UNSET:
         return None
@@ -195,8 +195,8 @@ def _parse(text: str, field: Any, path: str) -> Any:
     items = [item.strip() for item in inner.split(",")]
     if items[-1] == "":  # "", and a trailing comma as in (10,)
         items.pop()
-    known = field.get() if optional else field
-    return tuple(_parse_scalar(item, known[0], path) if known else _literal(item, path) for item in items)
+    default = field.get() if optional else field
+    return tuple(_parse_scalar(item, default[0], path) if default else _literal(item, path) for item in items)
 
 
 def _parse_scalar(text: str, field: Any, path: str) -> Scalar:
@@ -214,7 +214,7 @@ def _parse_scalar(text: str, field: Any, path: str) -> Scalar:
 
 
 def _literal(text: str, path: str) -> Scalar:
-    """An item of a list that has no items to type it by: a number, true or false, or quoted text."""
+    """Parse an item of a list that has no items to type it by: a number, true or false, or quoted text."""
     if text.lower() in _BOOLS:
         return _BOOLS[text.lower()]
     try:

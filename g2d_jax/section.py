@@ -24,7 +24,7 @@ S = TypeVar("S", bound="Section")
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a number must keep to: at least, more than, at most, less than these."""
+    """The bounds of a number: at least, more than, at most, less than these."""
 
     least: float | None = None
     above: float | None = None
@@ -42,7 +42,7 @@ class Bounds:
         return " and ".join(f"{words} {limit:g}" for words, limit in limits if limit is not None)
 
     def hold(self, value: float) -> bool:
-        """Say whether a value keeps to them; NaN keeps to none."""
+        """Return whether a value keeps to the bounds; NaN keeps to none."""
         limits = (
             (self.least, operator.ge),
             (self.above, operator.gt),
@@ -58,7 +58,7 @@ Share = Annotated[float, Bounds(least=0, most=1)]
 
 
 class FieldError(ValueError):
-    """A field's value cannot be used. path: of the field, dotted; what: "must be …"."""
+    """The error that a field's value cannot be used. path: of the field, dotted; what: "must be …"."""
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(f"{path} {what}")
@@ -84,8 +84,8 @@ class Section:
 
 def hints(section: type[Section]) -> dict[str, Any]:
     """Return the annotation of every field, with its bounds."""
-    found = get_type_hints(section, include_extras=True)
-    return {field.name: found[field.name] for field in dataclasses.fields(section)}
+    annotations = get_type_hints(section, include_extras=True)
+    return {field.name: annotations[field.name] for field in dataclasses.fields(section)}
 
 
 def _check(name: str, value: Any, hint: Any) -> None:
@@ -104,7 +104,7 @@ def _check(name: str, value: Any, hint: Any) -> None:
 
 
 def _present(hint: Any) -> Any:
-    """Return what an optional field holds when it is set: `int` of `int | None`."""
+    """Return the type of an optional field when it is set: `int` of `int | None`."""
     return next(kind for kind in get_args(hint) if kind is not type(None))
 
 

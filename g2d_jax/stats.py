@@ -1,4 +1,4 @@
-"""Accuracy of sampled answers, and how far to trust it.
+"""Accuracy of sampled answers, with its standard errors.
 
 N problems, S answers each, in an array `correct` [N, S]: 1 right, 0 not right, NaN where the problem cannot be scored.
 NaN are left out of every figure, not counted as wrong. All means weigh problems equally, however many of their answers
@@ -42,7 +42,8 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """after - before in mean pass@1 over the problems scored in both; sem: its standard error clustered by problem."""
+    """A paired difference in mean pass@1, after - before, over the problems scored in both. sem: its standard error
+    clustered by problem."""
 
     difference: float
     sem: float
@@ -50,7 +51,7 @@ class Paired:
 
 
 def accuracy(correct: ArrayLike) -> Accuracy:
-    """Mean pass@1 of [N, S] answers; NaN for the mean of no answers and the spread of fewer than two."""
+    """Compute the mean pass@1 of [N, S] answers; NaN for the mean of no answers and the spread of fewer than two."""
     values = np.asarray(correct, dtype=np.float64)
     scored = values[~np.isnan(values)]
     problems = row_means(values)
@@ -68,13 +69,14 @@ def accuracy(correct: ArrayLike) -> Accuracy:
 
 
 def by_subset(correct: ArrayLike, subsets: Sequence[str]) -> dict[str, Accuracy]:
-    """The accuracy of each subset, by name in sorted order. subsets: the name of each of the N problems' subset."""
+    """Compute the accuracy of each subset, by name in sorted order. subsets: the name of each of the N problems'
+    subset."""
     values, names = np.asarray(correct, dtype=np.float64), np.asarray(subsets, dtype=object)
     return {name: accuracy(values[names == name]) for name in sorted(set(subsets))}
 
 
 def paired(before: ArrayLike, after: ArrayLike) -> Paired:
-    """Difference in mean pass@1 of two policies on the same problems, row i being the same problem in both.
+    """Compute the difference in mean pass@1 of two policies on the same problems, row i being the same problem in both.
 
     before [N, S1], after [N, S2]. With d_i the difference of problem i's means, the standard error is
     sqrt(sum_i (d_i - d)^2 / (N * (N - 1))): what makes a problem hard for both cancels.
@@ -85,7 +87,7 @@ def paired(before: ArrayLike, after: ArrayLike) -> Paired:
 
 
 def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Chance that of k answers drawn without replacement from n, c of them right, at least one is right.
+    """Compute the chance that of k answers drawn without replacement from n, c of them right, at least one is right.
 
     1 - C(n - c, k) / C(n, k): the unbiased estimator of pass@k (Chen et al. 2021, "Codex", arXiv 2107.03374, eq. 1).
     n, c: integers or arrays of them that broadcast, 0 <= c <= n and 1 <= k <= n everywhere; the result has their shape.
@@ -99,20 +101,20 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> NDArray[np.float64]:
 
 
 def pass_at(correct: ArrayLike, k: int) -> float:
-    """Mean pass@k of [N, S] answers over the problems with at least k scored ones, NaN if there is none.
+    """Compute the mean pass@k of [N, S] answers over the problems with at least k scored ones, NaN if there is none.
 
     pass_at(correct, 1) is `accuracy(correct).mean`.
     """
     values = np.asarray(correct, dtype=np.float64)
-    known = ~np.isnan(values)
-    n, c = known.sum(axis=1), np.nansum(values, axis=1).astype(int)
+    scored = ~np.isnan(values)
+    n, c = scored.sum(axis=1), np.nansum(values, axis=1).astype(int)
     return _mean(pass_at_k(n[n >= k], c[n >= k], k))
 
 
 def row_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean of each row over what is not NaN; NaN for a row without any."""
-    known = (~np.isnan(values)).sum(axis=1)
-    return np.where(known > 0, np.nansum(values, axis=1) / np.maximum(known, 1), np.nan)
+    """Compute the mean of each row over its entries other than NaN; NaN for a row without any."""
+    counts = (~np.isnan(values)).sum(axis=1)
+    return np.where(counts > 0, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
 
 
 def _mean(values: NDArray[np.float64]) -> float:

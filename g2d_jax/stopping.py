@@ -1,4 +1,4 @@
-r"""When the warm-up has been enough: when an online step buys less accuracy per FLOP than offline training would.
+r"""The adaptive end of the warm-up: when an online step buys less accuracy per FLOP than offline training would.
 
 Before every step there are two ways to spend compute: one more online step, or the offline stages, which come once, at
 the end, from wherever the warm-up has got to. What counts is the accuracy after them, the value
@@ -33,13 +33,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-PROBES_IN_A_ROW = 2  # probes in a row that end the warm-up; as many tell what offline training would add
+PROBES_IN_A_ROW = 2  # probes in a row that end the warm-up; as many estimate the gain of offline training
 MIN_PROBES = 3  # probes that a slope is taken over
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a probe sees after `step` steps. Accuracies are fractions of 1, costs FLOPs.
+    """The measurements of a probe after `step` steps. Accuracies are fractions of 1, costs FLOPs.
 
     accuracy, gain: mean over the last PROBES_IN_A_ROW probes, and what offline training is predicted to add. slope,
     slope_error: what one step adds to both together, and its standard error. step_flops, offline_flops: of one step, of
@@ -56,27 +56,27 @@ class Forecast:
 
     @property
     def enough(self) -> bool:
-        """Whether a step buys no more than offline training does for its price, and this is known well enough."""
+        """True if a step buys no more than offline training does for its price, and the error is small enough."""
         return max(self.slope, self.slope_error) <= self.gain * self.step_flops / self.offline_flops
 
 
 def ends(forecasts: Sequence[Forecast], steps: Sequence[int]) -> bool:
-    """Whether the warm-up ends with the last probe. steps: of all probes; one without a verdict has no forecast, and so
-    is not enough."""
+    """Decide whether the warm-up ends with the last probe. steps: of all probes; one without a verdict has no forecast,
+    and so is not enough."""
     last = steps[-PROBES_IN_A_ROW:]
     enough = {forecast.step for forecast in forecasts if forecast.enough}
     return len(last) == PROBES_IN_A_ROW and enough.issuperset(last)
 
 
 def tilted(rates: ArrayLike, shift: float) -> np.ndarray:
-    """Rates of correct responses when their odds are e^shift times as high. rates: in [0, 1]; NaN stays."""
+    """Return the rates of correct responses when their odds are e^shift times as high. rates: in [0, 1]; NaN stays."""
     p = np.asarray(rates, np.float64)
     odds = math.exp(shift)
     return p * odds / (p * odds + 1 - p)
 
 
 def trend(steps: ArrayLike, values: ArrayLike) -> tuple[float, float]:
-    """Mean over prompts of the slope a step, by least squares, and its standard error from how the prompts differ.
+    """Compute the mean over prompts of the slope a step, by least squares, and its standard error over the prompts.
 
     steps: [T], at least MIN_PROBES; values: [T, P], of at least two prompts without a NaN; others are left out.
     """
@@ -88,8 +88,8 @@ def trend(steps: ArrayLike, values: ArrayLike) -> tuple[float, float]:
 
 
 def window(steps: Sequence[int]) -> slice:
-    """Which of the probes at these steps, in order, the slope is taken over: the later half of the steps, but no
-    fewer than MIN_PROBES if there are as many."""
+    """Select the probes that the slope is taken over, from their steps in order. It is the later half of the steps, but
+    no fewer than MIN_PROBES if there are as many."""
     first = int(np.searchsorted(steps, steps[-1] / 2))
     return slice(max(min(first, len(steps) - MIN_PROBES), 0), len(steps))
 
@@ -97,7 +97,7 @@ def window(steps: Sequence[int]) -> slice:
 def forecast(
     steps: Sequence[int], rates: ArrayLike, flops: ArrayLike, *, shift: float, offline_flops: float
 ) -> Forecast:
-    """What the last of T probes sees.
+    """Compute the forecast of the last of T probes.
 
     steps: [T], ascending. rates: [T, P], of the same P prompts each time, NaN without a verdict. flops: [T], spent on
     the stage up to each probe; a step costs what it did over the window.

@@ -23,7 +23,7 @@ from g2d_jax.data.rows import Row, file_rows
 Format: TypeAlias = Literal["alpaca_eval", "arena_hard"]
 
 ENDINGS: dict[Format, str] = {"alpaca_eval": ".json", "arena_hard": ".jsonl"}
-"""Of an answers file; the tools go by it."""
+"""The ending of an answers file, by which the tools know its format."""
 
 _CODE = re.compile(r"```([^`]*)```")
 _HEADERS = {f"h{level}": re.compile(rf"^#{{{level}}}\s", re.MULTILINE) for level in range(1, 7)}
@@ -52,27 +52,27 @@ class Answers:
 
 
 def read_questions(path: str, form: Format) -> list[Question]:
-    """The questions of a prompts file in order. Raises ValueError naming file and line for anything else."""
+    """Read the questions of a prompts file in order. Raises ValueError naming file and line for anything else."""
     parse = {"alpaca_eval": _alpaca_question, "arena_hard": _arena_question}[form]
-    found = [_parsed(row, parse) for row in file_rows(path)]
-    if not found:
+    questions = [_parsed(row, parse) for row in file_rows(path)]
+    if not questions:
         raise ValueError(f"{path} holds no prompt")
-    twice = [uid for uid, count in Counter(question.id for question in found if question.id).items() if count > 1]
+    twice = [uid for uid, count in Counter(question.id for question in questions if question.id).items() if count > 1]
     if twice:
         raise ValueError(f"{path}: uid {twice[0]!r} stands there twice")
-    return found
+    return questions
 
 
 def read_answers(path: str) -> Answers:
-    """One model's answers, of either format, told apart by their fields. Raises ValueError naming file and line."""
+    """Read one model's answers, in either format, known by its fields. Raises ValueError naming file and line."""
     texts: dict[tuple[str, int], str] = {}
     names: dict[str, None] = {}
-    seen: Counter[str] = Counter()
+    repeats: Counter[str] = Counter()
     for row in file_rows(path):
         name, question, text = _parsed(row, _answer)
         names[name] = None
-        texts[question, seen[question]] = text
-        seen[question] += 1
+        texts[question, repeats[question]] = text
+        repeats[question] += 1
     if len(names) != 1:
         listed = ", ".join(map(repr, names))
         raise ValueError(f"{path} holds answers of {listed or 'no model'}; give one file for each model"[:500])
@@ -80,7 +80,7 @@ def read_answers(path: str) -> Answers:
 
 
 def alpaca_json(name: str, questions: Sequence[Question], texts: Sequence[str]) -> bytes:
-    """AlpacaEval's model_outputs."""
+    """Write AlpacaEval's model_outputs."""
     rows = [
         {"dataset": question.dataset, "instruction": question.text, "output": text, "generator": name}
         for question, text in zip(questions, texts, strict=True)
@@ -89,7 +89,7 @@ def alpaca_json(name: str, questions: Sequence[Question], texts: Sequence[str]) 
 
 
 def arena_jsonl(name: str, questions: Sequence[Question], texts: Sequence[str], lengths: Sequence[int]) -> bytes:
-    """Arena-Hard's model_answer, one line a question; the file must be called NAME.jsonl.
+    """Write Arena-Hard's model_answer, one line a question; the file must be called NAME.jsonl.
 
     lengths: tokens of each text. Arena-Hard counts those of gpt-4o's tokenizer, for its style control; its
     utils/add_markdown_info.py counts them anew in files that have others.
@@ -111,9 +111,9 @@ def arena_jsonl(name: str, questions: Sequence[Question], texts: Sequence[str], 
 
 
 def markdown_counts(text: str) -> dict[str, dict[str, int]]:
-    """Headers, list items and bold passages, as Arena-Hard's style control counts them.
+    """Count headers, list items and bold passages as Arena-Hard's style control counts them.
 
-    As there, what stands in a code block is taken out wherever it stands.
+    As there, the text of a code block is removed wherever it occurs.
     """
     prose = text
     for code in filter(None, _CODE.findall(text)):
@@ -162,7 +162,7 @@ def _arena_question(values: Mapping[str, Any]) -> Question:
 
 
 def _answer(values: Mapping[str, Any]) -> tuple[str, str, str]:
-    """(model, question, answer) of a row of either format."""
+    """Return (model, question, answer) of a row of either format."""
     if "messages" in values:
         name, messages = _field(values, "model")[1], values["messages"]
         if not isinstance(messages, list) or len(messages) < 2 or not all(isinstance(m, Mapping) for m in messages):

@@ -49,21 +49,21 @@ class Standing(elo.Rating):
 
 
 def match(first: str, second: str, verdicts: Array) -> Match:
-    """The games of two models from verdicts [N, 2]; see `outcomes`."""
+    """Summarise the games of two models from verdicts [N, 2]; see `outcomes`."""
     points = outcomes(verdicts)
-    known = points[~np.isnan(points)]
+    played = points[~np.isnan(points)]
     read = verdicts[~np.isnan(points)]
-    sem = float(np.std(known, ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
+    sem = float(np.std(played, ddof=1) / math.sqrt(len(played))) if len(played) > 1 else math.nan
     placed = np.stack([read[:, 0], 1 - read[:, 1]], axis=1)  # points of the answer in the first place
     decided = placed[placed != 0.5]
     return Match(
         first,
         second,
-        wins=int((known == 1).sum()),
-        draws=int((known == 0.5).sum()),
-        losses=int((known == 0).sum()),
-        unread=len(points) - len(known),
-        win_rate=_mean(known),
+        wins=int((played == 1).sum()),
+        draws=int((played == 0.5).sum()),
+        losses=int((played == 0).sum()),
+        unread=len(points) - len(played),
+        win_rate=_mean(played),
         sem=sem,
         agreed=_mean(read[:, 0] == read[:, 1]),
         first_place=_mean(decided),
@@ -71,7 +71,7 @@ def match(first: str, second: str, verdicts: Array) -> Match:
 
 
 def outcomes(verdicts: Array) -> Array:
-    """Points of the first model in each game [N]: 1 won, 0 lost, 1/2 a draw, NaN left out.
+    """Return the points of the first model in each game [N]: 1 won, 0 lost, 1/2 a draw, NaN left out.
 
     verdicts [N, 2]: its points by the judge when its answer stands first and when it stands second, NaN unreadable.
     """
@@ -95,7 +95,7 @@ def rank(names: Sequence[str], verdicts: Array, lengths: Sequence[float]) -> lis
 
 
 def _won(verdicts: Array) -> Array:
-    """[M, M, N]: points of the row's model against the column's, 0 where there was no game."""
+    """Tabulate [M, M, N]: points of the row's model against the column's, 0 where there was no game."""
     models, _, questions, _ = verdicts.shape
     won = np.zeros((models, models, questions))
     for i, j in itertools.combinations(range(models), 2):

@@ -1,6 +1,6 @@
 """A policy's answers to a file of prompts, in the form that AlpacaEval or Arena-Hard reads.
 
-Answers are drawn in parts, kept in WORKDIR/outputs as Parquet, like all rollouts: asked again, the command goes
+Answers are drawn in parts, kept in WORKDIR/outputs as Parquet, like all rollouts: run again, the command goes
 on where it was stopped. The randomness is named by prompt, so that parts and other prompts do not change an answer.
 """
 
@@ -37,11 +37,10 @@ def write_outputs(
     top_p: float = 0.9,
     max_new_tokens: int = 2048,
 ) -> epath.Path:
-    """One answer of a run's policy to each prompt; returns the file written.
+    """Write one answer of a run's policy to each prompt; return the file.
 
-    name: what the model is called in it; default: the file's own name. policy: default: see
-    `policies.last_policy`.
-    Raises ValueError for prompts that cannot be read or encoded, and for an output that is there already.
+    name: the model's name in it; default: the file's own name. policy: default: see `policies.last_policy`.
+    Raises ValueError for prompts that cannot be read or encoded, and for an output that exists already.
     """
     target, name = _target(form, output, name)
     questions = read_questions(prompts, form)
@@ -63,7 +62,7 @@ def write_outputs(
 
 
 def _target(form: Format, output: str, name: str | None) -> tuple[epath.Path, str]:
-    """The file to write and the model's name. Raises ValueError where the tool would not read it."""
+    """Return the file to write and the model's name. Raises ValueError where the tool would not read it."""
     target = epath.Path(output)
     if form not in ENDINGS:
         raise ValueError(f"unknown format {form!r}: choose {' or '.join(ENDINGS)}")
@@ -80,11 +79,11 @@ def _target(form: Format, output: str, name: str | None) -> tuple[epath.Path, st
 def _answers(
     runtime: Runtime, policy: str, questions: Sequence[Question], params: SamplingParams, prompts: str
 ) -> list[ScoredRollout]:
-    """In the order of the questions, read back or drawn."""
+    """Return the answers in the order of the questions, read back or drawn."""
     requests = _requests(runtime, questions, params, prompts)
-    asked = [[policies.version(runtime, policy), runtime.tokenizer.fingerprint, asdict(params)]]
-    asked += [[r.problem_id, r.visit, r.prompt_ids] for r in requests]
-    folder = runtime.workdir / "outputs" / f"answers-{storage.fingerprint(asked)}"
+    identity = [[policies.version(runtime, policy), runtime.tokenizer.fingerprint, asdict(params)]]
+    identity += [[r.problem_id, r.visit, r.prompt_ids] for r in requests]
+    folder = runtime.workdir / "outputs" / f"answers-{storage.fingerprint(identity)}"
     rows: list[ScoredRollout] = []
     view: Decoder | None = None
     with runtime.tracker.progress(f"answers of {policy}", len(requests)) as bar:
@@ -99,7 +98,7 @@ def _answers(
 
 
 def _drawn(runtime: Runtime, policy: str, view: Decoder, requests: Sequence[Request]) -> list[ScoredRollout]:
-    """In the order of the requests. Nothing scores them: that is the judge's part."""
+    """Draw responses in the order of the requests. They stay unscored: scoring is the judge's part."""
     place = {(request.problem_id, request.visit): i for i, request in enumerate(requests)}
     drawn: list[Rollout] = sorted(
         runtime.sampler().generate(view, requests, "outputs"), key=lambda r: place[r.problem_id, r.visit]
@@ -110,8 +109,8 @@ def _drawn(runtime: Runtime, policy: str, view: Decoder, requests: Sequence[Requ
 
 
 def _requests(runtime: Runtime, questions: Sequence[Question], params: SamplingParams, prompts: str) -> list[Request]:
-    """A prompt that stands there twice is drawn twice, with other randomness: as its next visit."""
-    seen: dict[str, int] = {}
+    """Build a request for each question; a repeated prompt is drawn with other randomness, as its next visit."""
+    visits: dict[str, int] = {}
     requests = []
     for number, question in enumerate(questions, 1):
         message = {"role": "user", "content": question.text}  # a chat: the run's own prompt template has no part in it
@@ -120,6 +119,6 @@ def _requests(runtime: Runtime, questions: Sequence[Question], params: SamplingP
             ids = runtime.tokenizer.encode_prompt(problem)
         except ValueError as error:
             raise ValueError(f"{prompts}, prompt {number}: {error}") from error
-        visit = seen[problem.id] = seen.get(problem.id, -1) + 1
+        visit = visits[problem.id] = visits.get(problem.id, -1) + 1
         requests.append(Request(problem.id, ids, params, visit=visit))
     return requests

@@ -1,4 +1,4 @@
-"""Models against each other, by a judge that reads two answers to the same question and names the better one.
+"""Comparison of models by a judge that reads two answers to the same question and names the better one.
 
     answers files ─► requests, two for every two answers ─► Chat (journal) ─► verdicts ─► games.py ─► tables, JSON
 
@@ -60,8 +60,8 @@ def judge_files(
 ) -> tuple[list[Standing], list[Match]]:
     """Judge two answers files or more, show the tables, and write them to OUTPUT/judgments.json.
 
-    The judge's replies are kept in OUTPUT/journal: started again, only what is missing is asked. Raises ValueError for
-    files that cannot be read or compared, and as `Chat.ask`.
+    The judge's replies are kept in OUTPUT/journal: a second start sends only the missing requests. Raises ValueError
+    for files that cannot be read or compared, and as `Chat.ask`.
     """
     answers = comparable(files)
     names = [answer.name for answer in answers]
@@ -85,14 +85,14 @@ def judge_files(
 
 
 def comparable(files: Sequence[str]) -> list[Answers]:
-    """The files' answers under names of their own. Raises ValueError unless all answer the same questions."""
+    """Read the files' answers under distinct names. Raises ValueError unless all answer the same questions."""
     if len(files) < 2:
         raise ValueError(f"a judge compares two answers files or more, got {len(files)}")
-    found = [read_answers(file) for file in files]
-    names = [answers.name for answers in found]
+    models = [read_answers(file) for file in files]
+    names = [answers.name for answers in models]
     renamed = [
         Answers(name if names.count(name) == 1 else f"{name} ({epath.Path(file).stem})", answers.texts)
-        for file, name, answers in zip(files, names, found, strict=True)
+        for file, name, answers in zip(files, names, models, strict=True)
     ]
     if len({answers.name for answers in renamed}) < len(files):
         raise ValueError(f"{', '.join(files)}: two files name the same model; give each a file name of its own")
@@ -107,7 +107,7 @@ def comparable(files: Sequence[str]) -> list[Answers]:
 
 
 def tables(standings: Sequence[Standing], matches: Sequence[Match]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """What the screen shows: a table of models and one of pairs."""
+    """Build the tables of the screen: one of models and one of pairs."""
     models = [
         [
             *(s.name, f"{s.rating:.0f}", f"{s.low:.0f} to {s.high:.0f}"),
@@ -133,7 +133,7 @@ def tables(standings: Sequence[Standing], matches: Sequence[Match]) -> list[tupl
 
 
 def _games(first: Answers, second: Answers) -> list[list[dict[str, str]]]:
-    """The conversations of two models: for each question in the first one's order, then the places swapped."""
+    """List the conversations of two models: for each question in the first one's order, then the places swapped."""
     return [
         _question(key[0], *texts)
         for key in first.texts
@@ -146,13 +146,13 @@ def _question(question: str, first: str, second: str) -> list[dict[str, str]]:
 
 
 def points(reply: Reply) -> float:
-    """Of the answer in the first place, by the reply's last verdict: 1, 1/2 or 0; NaN if there is none."""
-    found = _VERDICT.findall(reply.text) if reply.complete else []
-    return _POINTS[found[-1]] if found else math.nan
+    """Return the points of the answer in the first place, by the reply's last verdict: 1, 1/2 or 0; NaN without one."""
+    verdicts = _VERDICT.findall(reply.text) if reply.complete else []
+    return _POINTS[verdicts[-1]] if verdicts else math.nan
 
 
 def _table(replies: Sequence[Reply], models: int, questions: int) -> Array:
-    """Verdicts [M, M, N, 2] from the replies in the order of `_games`, pair after pair; NaN below the diagonal."""
+    """Tabulate verdicts [M, M, N, 2] from the replies in the order of `_games`; NaN below the diagonal."""
     verdicts = np.full((models, models, questions, 2), np.nan)
     given = np.array([points(reply) for reply in replies]).reshape(-1, questions, 2)
     given[:, :, 1] = 1 - given[:, :, 1]  # there the first model's answer stood second
@@ -162,7 +162,7 @@ def _table(replies: Sequence[Reply], models: int, questions: int) -> Array:
 
 
 def _requests(counts: Mapping[str, int]) -> str:
-    """One line on what was sent, and how much of it failed in which way."""
+    """Summarise in one line the requests sent, and how many failed in which way."""
     kinds = ", ".join(f"{counts[kind]} {kind}" for kind in get_args(Failure) if counts[kind])
     return (
         f"{counts['sent']} requests sent, {counts['journal']} answered from the journal, {counts['cut']} cut at "
@@ -180,7 +180,7 @@ def _write(
     answers: Sequence[Answers],
     verdicts: Array,
 ) -> None:
-    """All of it, with every game: points of the first model by the judge in both orders."""
+    """Write everything, with every game: points of the first model by the judge in both orders."""
     games = {
         f"{first.name} against {second.name}": verdicts[i, j]
         for (i, first), (j, second) in itertools.combinations(enumerate(answers), 2)

@@ -23,7 +23,8 @@ from g2d_jax.losses.reduction import Sums, active_count, active_sum, check_same_
 
 
 def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
-    """Weight of each pair, [num_pairs] float32: 1 / (pairs in the global batch), as in TRL. Padding pairs take 0.
+    """Return the weight of each pair, [num_pairs] float32: 1 / (pairs in the global batch), as in TRL. Padding pairs
+    take 0.
 
     num_prompts: of the global batch, those without a pair included, to divide by in place of the pairs: a prompt
     without a pair then counts as a loss of 0, as in the paper's published recipe (fairseq2), and the more prompts are
@@ -33,16 +34,16 @@ def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
 
 
 def sigmoid_loss(margins: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
-    """Equation 3 per pair, -log sigmoid(margin), with a share label_smoothing of the labels taken as flipped.
+    """Compute equation 3 per pair, -log sigmoid(margin), with a share label_smoothing of the labels taken as flipped.
 
     margins: any shape, beta * (log-ratio of chosen - log-ratio of rejected). Same shape, float32.
     """
-    kept, flipped = jax.nn.log_sigmoid(margins), jax.nn.log_sigmoid(-margins)
-    return -(1.0 - label_smoothing) * kept - label_smoothing * flipped
+    as_labelled, flipped = jax.nn.log_sigmoid(margins), jax.nn.log_sigmoid(-margins)
+    return -(1.0 - label_smoothing) * as_labelled - label_smoothing * flipped
 
 
 def ipo_loss(gaps: jax.Array, beta: float) -> jax.Array:
-    """IPO per pair, (gap - 1 / (2 beta))^2: a target for the gap where the sigmoid only ever asks for more.
+    """Compute IPO per pair, (gap - 1 / (2 beta))^2: a target for the gap where the sigmoid always asks for more.
 
     gaps: any shape, log-ratio per token of chosen minus that of rejected. Same shape, float32.
     """
@@ -64,7 +65,7 @@ def dpo_loss(
     chosen_lengths: jax.Array | None = None,
     rejected_lengths: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
-    """sum((pair loss - nll_coef * policy_chosen / chosen_lengths) * weight) over N pairs.
+    """Compute sum((pair loss - nll_coef * policy_chosen / chosen_lengths) * weight) over N pairs.
 
     policy_*, ref_*: [N] summed log-probability of each response under the policy and the reference; no gradient
     flows into the reference. weights: [N], see `dpo_weights`; 0 marks a padding pair, whose values do not matter.

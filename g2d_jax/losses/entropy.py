@@ -13,7 +13,7 @@ from g2d_jax.losses.reduction import Sums, active_count, active_sum, check_same_
 
 
 def entropy_loss(entropies: jax.Array, weights: jax.Array, coef: float) -> tuple[jax.Array, Sums]:
-    """-coef * sum(entropy * weight), to be added to another loss.
+    """Compute -coef * sum(entropy * weight), to be added to another loss.
 
     entropies: of the distribution that each token was drawn from, in nats, differentiable (`token_logprobs`); any
     shape. weights: same shape, see `sft_weights`; 0 on prompt and padding. coef: at least 0.

@@ -20,7 +20,7 @@ from g2d_jax.losses.reduction import Sums, check_same_shape
 
 
 def group_dpo_weights(num_correct: ArrayLike, num_incorrect: ArrayLike, num_prompts: int | None = None) -> np.ndarray:
-    """Weight of every pair of each prompt: 1 / (prompts with a pair * correct * incorrect), 0 for one without a pair.
+    """Weigh every pair of each prompt: 1 / (prompts with a pair * correct * incorrect), 0 for a prompt without a pair.
 
     num_correct, num_incorrect: [N] responses that take part, of every prompt in the global batch of one optimiser step.
     num_prompts: to divide by in place of the prompts with a pair, as in `dpo_weights`.
@@ -35,7 +35,7 @@ def group_dpo_weights(num_correct: ArrayLike, num_incorrect: ArrayLike, num_prom
 
 
 def pair_weights(sides: jax.Array, groups: jax.Array, weights: jax.Array) -> jax.Array:
-    """[R, M] to [R, M, M] float32: the weight of chosen place i with rejected place j, 0 where they are no pair.
+    """Spread weights [R, M] to [R, M, M] float32: of chosen place i with rejected place j, 0 where they are no pair.
 
     See `group_dpo_loss` for the arguments.
     """
@@ -57,7 +57,7 @@ def group_dpo_loss(
     nll_length_normalization: bool = True,
     lengths: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
-    """sum(pair loss * weight) over all pairs of a chosen and a rejected place of one row and one group.
+    """Compute sum(pair loss * weight) over all pairs of a chosen and a rejected place of one row and one group.
 
     All arrays are [R, M]. policy, reference: summed log-probability of each response; no gradient flows into the
     reference. sides: 1 chosen, -1 rejected, 0 takes no part (its values do not matter). groups: the prompt of each

@@ -40,7 +40,7 @@ no gradient. From below nothing needs a bound."""
 
 
 def group_advantages(rewards: ArrayLike, scale_rewards: ScaleRewards = "none", eps: float = 1e-4) -> np.ndarray:
-    """Advantage of each response: its reward minus the mean of its group, optionally over a standard deviation.
+    """Compute each response's advantage: its reward minus its group's mean, optionally over a standard deviation.
 
     rewards: [N, G], NaN for an unscorable response. Such a response is left out of mean and standard deviation and
     gets advantage 0: it neither helps nor hurts. A group of equal rewards, or with fewer than two scorable
@@ -71,7 +71,7 @@ def group_advantages(rewards: ArrayLike, scale_rewards: ScaleRewards = "none", e
 
 
 def _reward_scale(rewards: np.ndarray, centred: np.ndarray, scale_rewards: str, eps: float) -> np.ndarray:
-    """What to divide centred rewards by: broadcasts against [N, G]."""
+    """Return the divisor of centred rewards, which broadcasts against [N, G]."""
     scorable = ~np.isnan(rewards)
     if scale_rewards == "none":
         return np.ones((1, 1))
@@ -79,8 +79,8 @@ def _reward_scale(rewards: np.ndarray, centred: np.ndarray, scale_rewards: str, 
         freedom = np.maximum(scorable.sum(1, keepdims=True) - 1, 1)
         return np.sqrt(np.square(centred).sum(1, keepdims=True) / freedom) + eps
     if scale_rewards == "batch":
-        known = rewards[scorable]
-        return np.full((1, 1), known.std(ddof=1) if known.size > 1 else 0.0) + eps
+        scored = rewards[scorable]
+        return np.full((1, 1), scored.std(ddof=1) if scored.size > 1 else 0.0) + eps
     raise ValueError(f"unknown scale_rewards {scale_rewards!r}; choose 'none', 'group' or 'batch'")
 
 
@@ -92,7 +92,7 @@ def token_weights(
     max_completion_length: int,
     mask: ArrayLike | None = None,
 ) -> np.ndarray:
-    """Weight of every token of each sequence, with the normaliser of the whole global batch inside.
+    """Weigh every token of each sequence, with the normaliser of the whole global batch inside.
 
     loss_type, normaliser:
       "sum"      prompts: sum over tokens and over the group, mean over prompts (equation 1)
@@ -110,12 +110,12 @@ def token_weights(
     Returns [S] float32. Host side. Raises ValueError for an unknown loss_type or a number out of range.
     """
     lengths = np.asarray(lengths, np.int64)
-    kept = np.ones(lengths.shape, bool) if mask is None else np.asarray(mask, bool)
-    if lengths.ndim != 1 or kept.shape != lengths.shape or (lengths < 0).any():
-        raise ValueError(f"lengths and mask must be [S], lengths >= 0; got shapes {lengths.shape} and {kept.shape}")
+    included = np.ones(lengths.shape, bool) if mask is None else np.asarray(mask, bool)
+    if lengths.ndim != 1 or included.shape != lengths.shape or (lengths < 0).any():
+        raise ValueError(f"lengths and mask must be [S], lengths >= 0; got shapes {lengths.shape} and {included.shape}")
     if num_prompts < 1 or max_completion_length < 1:
         raise ValueError(f"num_prompts {num_prompts} and max_completion_length {max_completion_length} must be >= 1")
-    step_tokens = max(int(lengths[kept].sum()), 1)
+    step_tokens = max(int(lengths[included].sum()), 1)
     normalizers: dict[str, float | np.ndarray] = {
         "sum": num_prompts,
         "seq-mean-token-sum": max(lengths.size, 1),
@@ -126,11 +126,11 @@ def token_weights(
     }
     if loss_type not in normalizers:
         raise ValueError(f"unknown GRPO loss_type {loss_type!r}; choose one of {', '.join(normalizers)}")
-    return np.asarray(np.where(kept, 1.0 / np.asarray(normalizers[loss_type], np.float64), 0.0), np.float32)
+    return np.asarray(np.where(included, 1.0 / np.asarray(normalizers[loss_type], np.float64), 0.0), np.float32)
 
 
 def overlong_penalty(lengths: ArrayLike, max_new_tokens: int, buffer: int) -> np.ndarray:
-    """Soft overlong punishment of DAPO (arXiv 2503.14476, equation 13), to be added to each response's reward.
+    """Compute DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), to be added to each response's reward.
 
     0 for at most max_new_tokens - buffer tokens, from there down in a straight line to -1 at max_new_tokens.
     lengths: any shape, tokens of each response. Returns the same shape, float32. Host side.
@@ -144,7 +144,7 @@ def overlong_penalty(lengths: ArrayLike, max_new_tokens: int, buffer: int) -> np
 
 
 def k3(logprobs: jax.Array, ref_logprobs: jax.Array) -> jax.Array:
-    """k3 estimate of KL(policy || reference) per sampled token: r - 1 - log r with r = reference / policy.
+    """Compute the k3 estimate of KL(policy || reference) per sampled token: r - 1 - log r with r = reference / policy.
 
     Any equal shapes, float32 nats, never negative. Log r is bounded above by MAX_LOG_RATIO.
     """
@@ -166,7 +166,7 @@ def grpo_loss(
     importance_cap: float = 0.0,
     sequence_ids: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
-    """sum(weight * (-min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon_high) * A) * importance + beta * k3)).
+    """Compute sum(weight * (-min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon_high) * A) * importance + beta * k3)).
 
     The sum is over tokens. All arrays have one shape, any.
     logprobs: of the sampled tokens under the policy being trained, the only input that takes a gradient.

@@ -38,7 +38,7 @@ def chunk_of(words: int, platform: str) -> int:
 
 
 def transform_logits(logits: jax.Array, temperature: float | jax.Array = 1.0) -> jax.Array:
-    """Logits in float32 divided by the temperature: the one transform that sampler and trainer share.
+    """Divide logits by the temperature, in float32: the one transform that sampler and trainer share.
 
     logits: [..., V], any float type. temperature: positive; a number, or an array that broadcasts against logits.
     Returns [..., V] float32. Raises ValueError for a number that is not positive: greedy decoding has no log-probs of
@@ -76,7 +76,7 @@ def token_logprobs(
     chunk: int = CHUNK,
     with_entropy: bool = True,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Log-probability of each target, and entropy of each next-token distribution, in nats.
+    """Compute the log-probability of each target, and the entropy of each next-token distribution, in nats.
 
     hidden: [N, D], the decoder's output after its final norm, at the position that predicts the target.
     head: [D, V]; it is multiplied in hidden's type, with float32 accumulation. targets: [N] int32. A target outside
@@ -109,8 +109,8 @@ def _check(hidden: jax.Array, head: jax.Array, targets: jax.Array, chunk: int) -
 
 @dataclass(frozen=True)
 class _Settings:
-    """What is known when the program is made. parts: the mesh axes that the head given is a part over, inside
-    `shard_map`, each with the head's dimension that it splits."""
+    """The static settings of a program. parts: the mesh axes that the given head is a part over, inside `shard_map`,
+    each with the head's dimension that it splits."""
 
     temperature: float
     chunk: int
@@ -128,7 +128,7 @@ def _chunked(
 def _forward(
     hidden: jax.Array, head: jax.Array, targets: jax.Array, counted: jax.Array, settings: _Settings
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    """((logprobs, entropies), what the backward pass keeps: the inputs, the whole head and two numbers per token)."""
+    """Return ((logprobs, entropies), residuals): the inputs, the whole head and two numbers per token."""
     cast_head = head.astype(hidden.dtype)
     for axis, dimension in settings.parts:
         cast_head = jax.lax.all_gather(cast_head, axis, axis=dimension, tiled=True)
@@ -146,8 +146,8 @@ def _forward(
         entropies = jnp.zeros_like(log_z)
         if settings.with_entropy:
             entropies = jnp.log(total) - jnp.sum(exponentials * shifted, axis=-1) / total
-        found = (target_logits - log_z, log_z, entropies)
-        return tuple(x.at[at].set(y, mode="drop") for x, y in zip(carry, found, strict=True))
+        results = (target_logits - log_z, log_z, entropies)
+        return tuple(x.at[at].set(y, mode="drop") for x, y in zip(carry, results, strict=True))
 
     blank = jnp.zeros(targets.shape, jnp.float32)
     logprobs, log_z, entropies = jax.lax.fori_loop(0, count, add, (blank, blank, blank))
@@ -157,10 +157,11 @@ def _forward(
 
 
 def _backward(
-    settings: _Settings, kept: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
+    settings: _Settings, residuals: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, None, None]:
-    """With p the softmax: d logprob / d logit = one_hot - p and d entropy / d logit = -p * (log p + entropy)."""
-    hidden, head, cast_head, targets, counted, log_z, entropies = kept
+    """Return the gradients. With p the softmax: d logprob / d logit = one_hot - p and d entropy / d logit = -p * (log p
+    + entropy)."""
+    hidden, head, cast_head, targets, counted, log_z, entropies = residuals
     chunks, count = _chunks(counted, settings.chunk)
 
     def add(number: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -212,17 +213,18 @@ _chunked.defvjp(_forward, _backward)
 
 
 def _logits(hidden: jax.Array, head: jax.Array, temperature: float) -> jax.Array:
-    """[C, D] x [D, V] -> [C, V] float32, divided by the temperature."""
+    """Multiply [C, D] x [D, V] -> [C, V] float32, and divide by the temperature."""
     return transform_logits(jnp.matmul(hidden, head, preferred_element_type=jnp.float32), temperature)
 
 
 def _one_hot(targets: jax.Array, logits: jax.Array) -> jax.Array:
-    """[C], [C, V] -> [C, V] bool. Compared, not gathered: it fuses with its neighbours and needs no scatter."""
+    """Compare targets [C] with the columns of logits [C, V]: [C, V] bool. No gather: it fuses with its neighbours and
+    needs no scatter."""
     return targets[:, None] == jax.lax.broadcasted_iota(targets.dtype, logits.shape, 1)
 
 
 def _chunks(counted: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
-    """Where the tokens that count are, int32 [K, C] with N after their end, and how many chunks hold any."""
+    """Locate the tokens that count, int32 [K, C] with N after their end, and count the chunks that hold any."""
     size = counted.shape[0]
     columns = min(chunk, size)
     most = -(-size // columns)
@@ -231,7 +233,7 @@ def _chunks(counted: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _taken(x: jax.Array, at: jax.Array) -> jax.Array:
-    """Rows of x [N, ...], zeros for the row N."""
+    """Take rows of x [N, ...], zeros for the row N."""
     return x.at[at].get(mode="fill", fill_value=0)
 
 
@@ -246,7 +248,7 @@ def sharded_token_logprobs(
     chunk: int = CHUNK,
     with_entropy: bool = True,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`token_logprobs` over a mesh: every device takes its own tokens, and the head is gathered once.
+    """Compute `token_logprobs` over a mesh: every device takes its own tokens, and the head is gathered once.
 
     Left to the compiler, a head or tokens that are sharded would be gathered and reduced anew for every chunk. Here
     rows are split over data and fsdp and the tokens of a row over tensor (an axis that does not divide is left out),
@@ -297,7 +299,7 @@ def sequence_sums(values: jax.Array, sequence_ids: jax.Array, num_sequences: int
 
 
 def sequence_means(values: jax.Array, sequence_ids: jax.Array) -> jax.Array:
-    """Each token's value replaced by the mean over its sequence's tokens; 0 where sequence_ids is negative.
+    """Replace each token's value by the mean over its sequence's tokens; 0 where sequence_ids is negative.
 
     values: any shape, float. sequence_ids: same shape, int32, as for `sequence_sums` with at most as many sequences as
     there are tokens. Returns the same shape, float32, differentiable. Raises ValueError if the shapes differ.

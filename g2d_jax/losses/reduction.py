@@ -29,12 +29,12 @@ def fill_inactive(values: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Scalar float32 sum of values * weights; positions of weight 0 contribute exactly 0, whatever their value."""
+    """Sum values * weights to a float32 scalar; positions of weight 0 contribute exactly 0, whatever their value."""
     return jnp.sum(fill_inactive(values, weights) * weights.astype(jnp.float32))
 
 
 def active_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Scalar float32 sum of values over active positions, each counted once, without gradient: for metrics.
+    """Sum values over active positions, each counted once, without gradient, to a float32 scalar: for metrics.
 
     Divided by `active_count` of the same weights this is TRL's mean over the tokens (or pairs) that carry loss.
     """
@@ -42,39 +42,39 @@ def active_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def active_max(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Scalar float32 maximum of values over active positions, without gradient; -inf if there are none."""
+    """Return the maximum of values over active positions, a float32 scalar without gradient; -inf if there are none."""
     return jax.lax.stop_gradient(jnp.max(jnp.where(weights != 0, values.astype(jnp.float32), -jnp.inf)))
 
 
 def active_min(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Scalar float32 minimum of values over active positions, without gradient; +inf if there are none."""
+    """Return the minimum of values over active positions, a float32 scalar without gradient; +inf if there are none."""
     return -active_max(-values, weights)
 
 
 def empty_sums(like: Mapping[str, jax.ShapeDtypeStruct]) -> Sums:
-    """Sums of these names, shapes and dtypes over nothing: what `add_sums` starts from."""
+    """Return sums of these names, shapes and dtypes over nothing, from which `add_sums` starts."""
     start = {"max": -jnp.inf, "min": jnp.inf}
     return {name: jnp.full(x.shape, start.get(_extreme(name), 0), x.dtype) for name, x in like.items()}
 
 
 def add_sums(a: Sums, b: Sums) -> Sums:
-    """Sums of two disjoint sets of positions together: added up, extremes compared."""
+    """Combine the sums of two disjoint sets of positions: sums are added up, extremes compared."""
     combine = {"max": jnp.maximum, "min": jnp.minimum}
     return {name: combine.get(_extreme(name), jnp.add)(a[name], b[name]) for name in a}
 
 
 def _extreme(name: str) -> str:
-    """Which extreme a metric is: "max" or "min", anything else for a sum."""
+    """Return which extreme a metric is: "max" or "min", anything else for a sum."""
     return name.partition("|")[0].rpartition("/")[2]
 
 
 def active_count(weights: jax.Array) -> jax.Array:
-    """Number of active positions, scalar float32."""
+    """Count the active positions, as a float32 scalar."""
     return jnp.sum((weights != 0).astype(jnp.float32))
 
 
 def mean_metrics(sums: Mapping[str, float | jax.Array], per: str) -> dict[str, float]:
-    """Means from sums that were added over all micro-batches (and devices) of one step.
+    """Compute means from sums that were added over all micro-batches (and devices) of one step.
 
     sums: what a loss returned, added up. per: the key that counts, "tokens" or "pairs". A sum whose name carries a
     count of its own, "kl|tokens", is divided by that one and reported as "kl". Every count is kept undivided.
@@ -96,7 +96,7 @@ def mean_metrics(sums: Mapping[str, float | jax.Array], per: str) -> dict[str, f
 
 
 def check_same_shape(**arrays: jax.Array | None) -> None:
-    """Raises ValueError that names the arrays if their shapes differ (None is skipped)."""
+    """Raise ValueError that names the arrays if their shapes differ (None is skipped)."""
     shapes = {name: tuple(array.shape) for name, array in arrays.items() if array is not None}
     if len(set(shapes.values())) > 1:
         listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())

@@ -14,7 +14,7 @@ from g2d_jax.losses.reduction import Sums, active_count, active_sum, check_same_
 
 
 def sft_weights(lengths: ArrayLike) -> np.ndarray:
-    """Weight of each token of each sequence: 1 / (completion tokens in the global batch).
+    """Weigh each token of each sequence: 1 / (completion tokens in the global batch).
 
     lengths: [S] completion tokens of every sequence in the global batch. Returns [S] float32. Host side.
     """
@@ -23,7 +23,7 @@ def sft_weights(lengths: ArrayLike) -> np.ndarray:
 
 
 def sft_loss(logprobs: jax.Array, weights: jax.Array) -> tuple[jax.Array, Sums]:
-    """-sum(logprobs * weights).
+    """Compute -sum(logprobs * weights).
 
     logprobs: log-probability of each target token, any shape. weights: same shape, see `sft_weights`; 0 on prompt
     and padding. Returns (loss, sums), scalars in float32. Sums, each over active tokens:

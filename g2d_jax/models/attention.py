@@ -29,7 +29,7 @@ COLUMN_BLOCK = 256
 
 
 def inverse_frequencies(config: ModelConfig) -> jax.Array:
-    """Rotary inverse frequencies, float32 [D/2], with Llama 3.1's scaling of long wavelengths where configured.
+    """Compute rotary inverse frequencies, float32 [D/2], with Llama 3.1's scaling of long wavelengths if configured.
 
     Computed on the host from the config, rounded as PyTorch rounds: under jit XLA would fold the power in another
     precision, and at position 100,000 one unit in the last place of a frequency turns the angle by 0.006 rad.
@@ -49,7 +49,7 @@ def inverse_frequencies(config: ModelConfig) -> jax.Array:
 
 
 def rotary_table(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, float32 [B, T, D/2], for positions int32 [B, T]."""
+    """Return cos and sin, float32 [B, T, D/2], for positions int32 [B, T]."""
     angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(config)[None, None]
     return jnp.cos(angles), jnp.sin(angles)
 
@@ -62,7 +62,7 @@ def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 def visible(query_ids: jax.Array, key_ids: jax.Array, offset: jax.Array | int = 0) -> jax.Array:
-    """Causal visibility inside packed segments, bool [B, T, S].
+    """Return the causal visibility inside packed segments, bool [B, T, S].
 
     query_ids int32 [B, T], key_ids int32 [B, S]; query t sits in column offset + t. A token sees earlier columns (and
     itself) of its own segment and of its group's prefix. Padding sees padding, so no row of the softmax is empty.
@@ -105,7 +105,7 @@ def attend_blocks(
 
     q [B, 1, H, D]; keys [L, B, K, D, W], values [L, B, K, W, D] of all layers, of which `layer` is read where it lies.
     column: of the newest token. earlier: int32 [B], tokens of the row before it, at most `most`. Blocks that no row
-    reaches back to are not read: one program serves every length, at the cost of the longest row there is.
+    reaches back to are not read: one program serves every length, at the cost of the longest row.
     """
     batch, _, heads, dim = q.shape
     kv_heads, width = values.shape[2:4]
@@ -120,12 +120,12 @@ def attend_blocks(
         k = jax.lax.dynamic_slice(keys, (layer, 0, 0, 0, first), (1, *keys.shape[1:4], block))[0]
         v = jax.lax.dynamic_slice(values, (layer, 0, 0, first, 0), (1, *values.shape[1:3], block, dim))[0]
         scores = jnp.einsum("bkrd,bkds->bkrs", grouped, k, preferred_element_type=jnp.float32) * dim**-0.5
-        seen = ((column - first - jnp.arange(block)) % width)[None] <= earlier[:, None]  # [B, block]
-        scores = jnp.where(seen[:, None, None], scores, jnp.finfo(jnp.float32).min)
+        mask = ((column - first - jnp.arange(block)) % width)[None] <= earlier[:, None]  # [B, block]
+        scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
         now = jnp.maximum(largest, scores.max(axis=-1))
-        weights, kept = jnp.exp(scores - now[..., None]), jnp.exp(largest - now)
+        weights, decay = jnp.exp(scores - now[..., None]), jnp.exp(largest - now)
         product = jnp.einsum("bkrs,bksd->bkrd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-        return now, mass * kept + weights.sum(axis=-1), mixed * kept[..., None] + product
+        return now, mass * decay + weights.sum(axis=-1), mixed * decay[..., None] + product
 
     shape = grouped.shape[:3]
     start = (jnp.full(shape, jnp.finfo(jnp.float32).min), jnp.zeros(shape), jnp.zeros(grouped.shape, jnp.float32))
@@ -134,7 +134,7 @@ def attend_blocks(
 
 
 def blocks_back(earlier: jax.Array, column: jax.Array, block: int, total: int) -> jax.Array:
-    """How many blocks of a ring of `total` hold a row's tokens, the newest in `column` and so many before it."""
+    """Count the blocks of a ring of `total` that hold a row: its newest token in `column`, and `earlier` before it."""
     return jnp.minimum((earlier + block - 1 - column % block) // block + 1, total)
 
 
@@ -155,7 +155,7 @@ def packed_attention(
 def _attended(
     q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, block: int
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """The output, and what the backward pass reads: the inputs, the output and its log-sum-exp."""
+    """Return the output, and what the backward pass reads: the inputs, the output and its log-sum-exp."""
     ids = _in_blocks(segment_ids[..., None, None], block, 1)
     queries, keys, values = (_in_blocks(x, block, k.shape[2]) for x in (q, k, v))
     pairs, count = _visible_pairs(ids)
@@ -164,14 +164,14 @@ def _attended(
         largest, mass, mixed = carry
         i, j = pairs[number]
         scores = _scores(queries[i], keys[j], ids, i, j)
-        # Where a query sees none of these keys its weights are 1, until a pair that it sees takes them off by `kept`.
+        # Where a query sees none of these keys its weights are 1, until a pair that it sees takes them off by `decay`.
         now = jnp.maximum(largest[i], scores.max(axis=-1))
-        weights, kept = jnp.exp(scores - now[..., None]), jnp.exp(largest[i] - now)
+        weights, decay = jnp.exp(scores - now[..., None]), jnp.exp(largest[i] - now)
         more = _product("bkqs,bksd->bkqd", weights.astype(v.dtype), values[j])
         return (
             largest.at[i].set(now),
-            mass.at[i].set(mass[i] * kept + weights.sum(axis=-1)),
-            mixed.at[i].set(mixed[i] * kept[..., None] + more),
+            mass.at[i].set(mass[i] * decay + weights.sum(axis=-1)),
+            mixed.at[i].set(mixed[i] * decay[..., None] + more),
         )
 
     shape = queries.shape[:-1]
@@ -181,9 +181,9 @@ def _attended(
     return out, (q, k, v, segment_ids, out, checkpoint_name(largest + jnp.log(mass), SAVED))
 
 
-def _attended_backward(block: int, kept: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[Any, ...]:
-    """With p the weights and g the gradient of the output: d score = p * (g . v - g . output)."""
-    q, k, v, segment_ids, out, log_mass = kept
+def _attended_backward(block: int, residuals: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[Any, ...]:
+    """Return the gradients. With p the weights and g the gradient of the output: d score = p * (g . v - g . output)."""
+    q, k, v, segment_ids, out, log_mass = residuals
     ids = _in_blocks(segment_ids[..., None, None], block, 1)
     queries, keys, values, gradients, outs = (_in_blocks(x, block, k.shape[2]) for x in (q, k, v, gradient, out))
     pairs, count = _visible_pairs(ids)
@@ -210,7 +210,7 @@ packed_attention.defvjp(_attended, _attended_backward)
 
 
 def _in_blocks(x: jax.Array, block: int, kv_heads: int) -> jax.Array:
-    """[B, T, heads, D] -> [blocks, B, K, R * columns, D], zeros after the end.
+    """Reshape [B, T, heads, D] to [blocks, B, K, R * columns, D], with zeros after the end.
 
     The R query heads of a key head become further queries: plain batched products, which a CPU needs to be quick.
     """
@@ -230,19 +230,19 @@ def _in_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _visible_pairs(ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The pairs of blocks (i, j) of which some row's queries in i see keys in j: int32 [P, 2], and their number.
+    """List the pairs of blocks (i, j) where some row's queries in i see keys in j: int32 [P, 2], and their number.
 
     ids [blocks, B, 1, columns, 1].
     """
     blocks, batch, _, columns, _ = ids.shape
     rows = ids.reshape(blocks, batch, columns).swapaxes(0, 1).reshape(batch, -1)
-    seen = visible(rows, rows).reshape(batch, blocks, columns, blocks, columns).any(axis=(0, 2, 4))
-    return jnp.stack(jnp.nonzero(seen, size=blocks * (blocks + 1) // 2), axis=1), seen.sum()
+    sees = visible(rows, rows).reshape(batch, blocks, columns, blocks, columns).any(axis=(0, 2, 4))
+    return jnp.stack(jnp.nonzero(sees, size=blocks * (blocks + 1) // 2), axis=1), sees.sum()
 
 
 def _scores(queries: jax.Array, keys: jax.Array, ids: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
-    """Scores of block i of the queries and block j of the keys, float32 [B, K, R * columns, columns], LOWEST where a
-    query does not see the key."""
+    """Compute the scores of block i of the queries and block j of the keys. float32 [B, K, R * columns, columns],
+    LOWEST where a query does not see the key."""
     scores = _product("bkqd,bksd->bkqs", queries, keys) * queries.shape[-1] ** -0.5
     batch, kv_heads, _, columns = scores.shape
     mask = visible(ids[i, :, 0, :, 0], ids[j, :, 0, :, 0], (i - j) * columns)

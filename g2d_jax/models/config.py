@@ -63,7 +63,7 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """What the adapters' product is multiplied with."""
+        """The factor of the adapters' product."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
@@ -97,15 +97,15 @@ class ModelConfig:
 
     @property
     def base(self) -> ModelConfig:
-        """The same without adapters, and with weights in place of codes."""
+        """The same config without adapters, and with weights in place of codes."""
         return dataclasses.replace(self, lora=None, quantise="")
 
     def held(self, quantise: str) -> ModelConfig:
-        """The same with the linear layers as codes of this kind; empty: with weights."""
+        """Return the same config with the linear layers as codes of this kind; empty: with weights."""
         return dataclasses.replace(self, quantise=quantise)
 
     def adapted(self, name: str) -> bool:
-        """Whether a parameter of the layers, a value of LINEAR or another, has an adapter beside it."""
+        """Tell whether a parameter of the layers, a value of LINEAR or another, has an adapter beside it."""
         return self.lora is not None and name in (LINEAR[target] for target in self.lora.targets)
 
     def __post_init__(self) -> None:

@@ -76,12 +76,12 @@ def build(config: ModelConfig, make: Callable[[str, Param, bool], jax.Array]) ->
 
 
 def init(config: ModelConfig, key: jax.Array, std: float = 0.02) -> Decoder:
-    """Random float32 parameters: see `fresh`."""
+    """Draw random float32 parameters: see `fresh`."""
     return build(config, lambda name, row, stacked: fresh(config, name, row, stacked, key, std))
 
 
 def fresh(config: ModelConfig, name: str, row: Param, stacked: bool, key: jax.Array, std: float) -> jax.Array:
-    """One random array, float32: normal(0, std), norms one, biases and adapters' B zero, their A as PEFT has it,
+    """Draw one random array, float32. normal(0, std), norms one, biases and adapters' B zero, their A as PEFT has it,
     uniform within 1 / sqrt(inputs). Each array's key is its name's."""
     shape, own = full_shape(config, row, stacked), jax.random.fold_in(key, zlib.crc32(name.encode()))
     if row.init == "normal":
@@ -93,7 +93,7 @@ def fresh(config: ModelConfig, name: str, row: Param, stacked: bool, key: jax.Ar
 
 
 def shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
-    """The Decoder tree with a NamedSharding in place of every array."""
+    """Return the Decoder tree with a NamedSharding in place of every array."""
 
     return build(config, lambda _, row, stacked: _sharding(config, mesh, row, stacked))
 
@@ -107,7 +107,7 @@ def _sharding(config: ModelConfig, mesh: Mesh, row: Param, stacked: bool) -> Any
 
 
 def unstacked_shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
-    """`shardings` of what `unstack` gives."""
+    """Return the `shardings` of the tree that `unstack` gives."""
 
     def make(rows: Mapping[str, Param]) -> Any:
         return {name: _sharding(config, mesh, row, False) for name, row in rows.items()}
@@ -117,7 +117,7 @@ def unstacked_shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
 
 
 def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
-    """The Decoder tree with a ShapeDtypeStruct in place of every array; adapters are float32 always."""
+    """Return the Decoder tree with a ShapeDtypeStruct in place of every array; adapters are always float32."""
 
     def make(_: str, row: Param, stacked: bool) -> Any:
         def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -129,29 +129,29 @@ def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  #
 
 
 def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
-    """`abstract`, every array with its sharding."""
+    """Return the `abstract` tree, every array with its sharding."""
     return meshes.placed(abstract(config, dtype), shardings(config, mesh))
 
 
 def cast(model: Decoder, dtype: jnp.dtype) -> Decoder:
-    """The same parameters in another type."""
+    """Cast the parameters to another dtype."""
     return jax.tree.map(lambda x: x.astype(dtype), model)
 
 
 def count_params(config: ModelConfig) -> int:
-    """Number of parameters, a tied head counted once, quantised ones as what they stand for."""
+    """Count the parameters, a tied head once, quantised ones as the weights they stand for."""
     rows = block_params(config).values()
     layer = sum(math.prod(row.shape) for row in rows)
     return sum(math.prod(row.shape) for row in outer_params(config).values()) + config.num_hidden_layers * layer
 
 
 def count_trained(config: ModelConfig) -> int:
-    """Number of parameters that are trained: all, or those of the adapters."""
+    """Count the parameters that are trained: all, or those of the adapters."""
     return count_params(config) - (count_params(config.base) if config.lora else 0)
 
 
 def unstack(model: Decoder) -> Decoder:
-    """The same parameters with one Block a layer: decode then reads each layer's arrays where they lie."""
+    """Return the same parameters with one Block a layer: decode then reads each layer's arrays where they lie."""
     layers = [jax.tree.map(lambda x, i=i: x[i], model.blocks) for i in range(model.config.num_hidden_layers)]
     outer = {name: getattr(model, name)[...] for name in outer_params(model.config)}
     return Decoder(model.config, outer, nnx.List(layers))
@@ -160,7 +160,7 @@ def unstack(model: Decoder) -> Decoder:
 @partial(jax.tree_util.register_dataclass, data_fields=("keys", "values", "column", "width"), meta_fields=())
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of earlier tokens in a ring of columns, which all rows share: a step writes one column, and the
+    """Keys and values of earlier tokens in a ring of columns, which all rows share. A step writes one column, and the
     token that a row read n steps ago lies n columns before it. Rows never move.
 
     keys: [B, K, D, W] and values: [B, K, W, D] of each layer; of a stacked model one array of all, which begins with L.
@@ -175,14 +175,14 @@ class Cache:
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """RMSNorm over the last axis, in float32, returned in x's dtype."""
+    """Apply RMSNorm over the last axis, in float32, returned in x's dtype."""
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (wide * scale).astype(x.dtype) * jnp.expand_dims(weight, range(x.ndim - 1))
 
 
 def linear(x: jax.Array, weight: jax.Array, inputs: int = 1, dtype: Any = None) -> jax.Array:
-    """x [B, T, *in] times weight [*in, *out] -> [B, T, *out], with `inputs` input dimensions, in dtype, or x's.
+    """Multiply x [B, T, *in] with weight [*in, *out] to [B, T, *out]; `inputs` input dimensions, in dtype, or x's.
 
     Written as one product of two matrices: XLA's CPU compiler runs the gradient of the same product on
     three-dimensional arrays 3 times slower; on other devices it makes no difference.
@@ -202,9 +202,11 @@ def _wide_forward(x: jax.Array, weight: jax.Array, inputs: int) -> tuple[jax.Arr
     return wide_linear(x, weight, inputs), (x, weight)
 
 
-def _wide_backward(inputs: int, kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    _, pull = jax.vjp(lambda x, weight: linear(x, weight, inputs), *kept)
-    return pull(gradient.astype(kept[0].dtype))  # type: ignore[return-value]
+def _wide_backward(
+    inputs: int, residuals: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    _, pull = jax.vjp(lambda x, weight: linear(x, weight, inputs), *residuals)
+    return pull(gradient.astype(residuals[0].dtype))  # type: ignore[return-value]
 
 
 wide_linear.defvjp(_wide_forward, _wide_backward)
@@ -245,7 +247,7 @@ def project(
 def project_qkv(
     c: ModelConfig, block: Block, x: jax.Array, rope: tuple[jax.Array, jax.Array], dropout: Dropout | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E], rotated."""
+    """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E], rotated."""
     q, k, v = (project(c, block, name, x, dropout=dropout) for name in ("q", "k", "v"))
     if c.qkv_bias:
         q, k, v = (
@@ -257,7 +259,7 @@ def project_qkv(
 
 
 def mlp(c: ModelConfig, block: Block, x: jax.Array, dropout: Dropout | None = None) -> jax.Array:
-    """Residual SwiGLU feed-forward."""
+    """Apply the SwiGLU feed-forward layer and add its residual."""
     y = rms_norm(x, block.mlp_norm[...], c.rms_norm_eps)
     gate = jax.nn.silu(project(c, block, "gate", y, dropout=dropout))
     return x + project(c, block, "down", gate * project(c, block, "up", y, dropout=dropout), dropout=dropout)
@@ -271,7 +273,7 @@ def apply_block(
     attention: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     dropout: Dropout | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """One layer; returns x and this layer's new (keys, values)."""
+    """Apply one layer; return x and this layer's new (keys, values)."""
     block = jax.tree.map(lambda p: p if quantise.held(p) else p.astype(x.dtype), block, is_leaf=quantise.held)
     q, k, v = project_qkv(c, block, rms_norm(x, block.attn_norm[...], c.rms_norm_eps), rope, dropout)
     x = x + project(c, block, "o", attention(q, k, v), inputs=2, dropout=dropout)
@@ -383,7 +385,7 @@ def decode(
     by_sums = mesh is None or platform_of(mesh) == "cpu"
 
     def stored(keys: jax.Array, values: jax.Array, layer: tuple[Any, ...], k: jax.Array, v: jax.Array) -> Any:
-        """The cache of a layer with its new column; k, v [B, 1, K, D]."""
+        """Return the cache of a layer with its new column; k, v [B, 1, K, D]."""
         k, v = (laid_out(x[:, 0], "rows", "kv_heads", None).astype(keys.dtype) for x in (k, v))
         k, v = (x.reshape((1,) * len(layer) + x.shape) for x in (k[..., None], v[..., None, :]))
         keys = jax.lax.dynamic_update_slice(keys, k, (*layer, 0, 0, 0, cache.column))
@@ -441,6 +443,6 @@ def decode(
 
 
 def head_matrix(model: Decoder, dtype: jnp.dtype = jnp.float32) -> jax.Array:  # type: ignore[assignment]
-    """The output projection [E, V]."""
+    """Return the output projection [E, V]."""
     weight = model.embed[...].T if model.config.tie_word_embeddings else model.head[...]
     return weight.astype(dtype)

@@ -17,16 +17,16 @@ Dropout = Callable[[str, jax.Array], jax.Array]
 
 
 def token_keys(keys: jax.Array, positions: jax.Array) -> jax.Array:
-    """Typed keys [B, T]. keys: uint32 [B, T, 2], of each token's sequence; positions: int32 [B, T]."""
+    """Return typed keys [B, T]. keys: uint32 [B, T, 2], of each token's sequence; positions: int32 [B, T]."""
 
-    def one(data: jax.Array, position: jax.Array) -> jax.Array:
+    def token_key(data: jax.Array, position: jax.Array) -> jax.Array:
         return jax.random.fold_in(jax.random.wrap_key_data(data, impl="threefry2x32"), position)
 
-    return jax.vmap(jax.vmap(one))(keys, positions)
+    return jax.vmap(jax.vmap(token_key))(keys, positions)
 
 
 def of_layer(rate: float, keys: jax.Array, layer: jax.Array | int) -> Dropout:
-    """Dropout of one layer. rate: share of the inputs that is set to 0; the others are divided by 1 - rate.
+    """Return the dropout of one layer. rate: share of the inputs that is set to 0; the others are divided by 1 - rate.
 
     keys: of `token_keys`. layer: its number, an int32 scalar.
     """

@@ -12,24 +12,25 @@ from g2d_jax.models.decoder import count_params
 
 
 def matmul_params(config: ModelConfig) -> int:
-    """P_mm: parameters used in matrix products, a tied head counted as the head."""
+    """Count P_mm, the parameters used in matrix products, a tied head counted as the head."""
     embedding = config.vocab_size * config.hidden_size
     return count_params(config) - (0 if config.tie_word_embeddings else embedding)
 
 
 def attended(length: int, before: int = 0) -> int:
-    """Positions that `length` tokens read together, each itself and what precedes it, behind `before` more."""
+    """Count the positions that `length` tokens read together, each itself and those before it, after `before` more."""
     return length * before + length * (length + 1) // 2
 
 
 def forward_flops(config: ModelConfig, tokens: float, positions: float) -> float:
-    """Forward pass of `tokens` tokens that together read `positions` positions: 2 P_mm a token, 4 L H d a position."""
+    """Count a forward pass of `tokens` tokens that read `positions` positions in all: 2 P_mm a token, 4 L H d a
+    position."""
     width = config.num_attention_heads * config.head_dim
     return 2.0 * matmul_params(config) * tokens + 4.0 * config.num_hidden_layers * width * positions
 
 
 def train_flops(config: ModelConfig, tokens: float, positions: float) -> float:
-    """Forward and backward: three times the forward pass; with adapters less the gradients of what is not trained.
+    """Count both passes: three times the forward pass; with adapters less the gradients of what is not trained.
 
     The optimiser's few operations a parameter are not counted, nor what the backward pass computes again: with remat,
     the layers; in batches of more than one chunk of losses/logprobs.py, the logits.

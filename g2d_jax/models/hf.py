@@ -71,60 +71,60 @@ def load(
     held as, a parameter being encoded as soon as it is on the devices; no more than one of them is there as it was.
     """
     config = read_config(folder)
-    found = find_weights(epath.Path(folder), config)
-    if config.tie_word_embeddings and "lm_head.weight" in found:
-        _check_tied(found)
-    return load_decoder(dataclasses.replace(config, lora=lora, quantise=quantised), found, mesh=mesh, dtype=dtype)
+    headers = find_weights(epath.Path(folder), config)
+    if config.tie_word_embeddings and "lm_head.weight" in headers:
+        _check_tied(headers)
+    return load_decoder(dataclasses.replace(config, lora=lora, quantise=quantised), headers, mesh=mesh, dtype=dtype)
 
 
 def load_decoder(
     config: ModelConfig,
-    found: Mapping[str, Stored],
+    headers: Mapping[str, Stored],
     *,
     mesh: Mesh | None = None,
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
 ) -> Decoder:
-    """The Decoder of config read from tensors whose headers have been checked; mesh and dtype as in `load`."""
-    wanted = None if mesh is None else decoder.shardings(config, mesh)
+    """Read the Decoder of config from tensors whose headers have been checked; mesh and dtype as in `load`."""
+    placements = None if mesh is None else decoder.shardings(config, mesh)
 
     def make(name: str, row: Param, stacked: bool) -> Any:
         if row.adapter:
             return None
-        target = None if wanted is None else getattr(wanted.blocks if stacked else wanted, name).get_value()
+        target = None if placements is None else getattr(placements.blocks if stacked else placements, name).get_value()
         if stacked:
             names = [row.hf.format(layer=layer) for layer in range(config.num_hidden_layers)]
-            return _load_stack(row, names, found, target, jnp.dtype(dtype))
-        return load_array(row, found, target, jnp.dtype(dtype))
+            return _load_stack(row, names, headers, target, jnp.dtype(dtype))
+        return load_array(row, headers, target, jnp.dtype(dtype))
 
     return decoder.build(config, make)
 
 
-def load_array(row: Param, found: Mapping[str, Stored], target: NamedSharding | None, dtype: jnp.dtype) -> jax.Array:
-    """One parameter that is not in a layer, in our layout and dtype, placed by target."""
-    kept = target and _stored_sharding(row, target)
-    return _converter(row.shape, row.flat, jnp.dtype(dtype), target, kept)(_read(found[row.hf], kept))
+def load_array(row: Param, headers: Mapping[str, Stored], target: NamedSharding | None, dtype: jnp.dtype) -> jax.Array:
+    """Read one parameter that is not in a layer, in our layout and dtype, placed by target."""
+    staged = target and _stored_sharding(row, target)
+    return _converter(row.shape, row.flat, jnp.dtype(dtype), target, staged)(_read(headers[row.hf], staged))
 
 
-def _load_stack(row: Param, names: Sequence[str], found: Mapping[str, Stored], target: Any, dtype: jnp.dtype) -> Any:
-    """[L, …]: allocated once on the devices and filled in place, so that the host never holds more than a layer.
+def _load_stack(row: Param, names: Sequence[str], headers: Mapping[str, Stored], target: Any, dtype: jnp.dtype) -> Any:
+    """Read a stack [L, …], allocated once on the devices and filled in place: the host never holds more than a layer.
 
     target: a sharding; of a quantised parameter, whose dtype is that of its codes, a QArray of them.
     """
     where = target and (target.qvalue if row.quantised else target)
-    kept = where and _stored_sharding(row, NamedSharding(where.mesh, PartitionSpec(*where.spec[1:])))
-    make_zeros, fill = _stack_programs(len(names), dataclasses.replace(row, hf=""), dtype, target, kept)
+    staged = where and _stored_sharding(row, NamedSharding(where.mesh, PartitionSpec(*where.spec[1:])))
+    make_zeros, fill = _stack_programs(len(names), dataclasses.replace(row, hf=""), dtype, target, staged)
     stack = make_zeros()
     for layer, name in enumerate(names):
-        stack = fill(stack, _read(found[name], kept), layer)
+        stack = fill(stack, _read(headers[name], staged), layer)
         jax.block_until_ready(stack)  # or the host would read ahead and queue up layers
     return stack
 
 
 @functools.cache  # jit compiles once for each function object: parameters of one shape share theirs
 def _stack_programs(
-    layers: int, row: Param, dtype: jnp.dtype, target: Any, kept: NamedSharding | None
+    layers: int, row: Param, dtype: jnp.dtype, target: Any, staged: NamedSharding | None
 ) -> tuple[Callable[[], Any], Callable[[Any, jax.Array, int], Any]]:
-    """Jitted: make an empty stack; write one stored layer into a (donated) stack."""
+    """Return two jitted programs: make an empty stack; write one stored layer into a (donated) stack."""
 
     def zeros() -> Any:
         def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
@@ -133,9 +133,9 @@ def _stack_programs(
         return quantise.tree(row, empty) if row.quantised else empty(row.shape, dtype)
 
     def fill(stack: Any, theirs: jax.Array, layer: int) -> Any:
-        one = _ours(row.shape, row.flat, jnp.dtype(jnp.float32) if row.quantised else dtype, kept, theirs)
-        made = quantise.encode(row, one) if row.quantised else one
-        return jax.tree.map(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, layer, 0), stack, made)
+        weight = _ours(row.shape, row.flat, jnp.dtype(jnp.float32) if row.quantised else dtype, staged, theirs)
+        layer_value = quantise.encode(row, weight) if row.quantised else weight
+        return jax.tree.map(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, layer, 0), stack, layer_value)
 
     return jax.jit(zeros, out_shardings=target), jax.jit(fill, donate_argnums=0, out_shardings=target)
 
@@ -146,33 +146,33 @@ def _converter(
     flat: tuple[int, ...] | None,
     dtype: jnp.dtype,
     target: NamedSharding | None,
-    kept: NamedSharding | None,
+    staged: NamedSharding | None,
 ) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(functools.partial(_ours, shape, flat, dtype, kept), out_shardings=target)
+    return jax.jit(functools.partial(_ours, shape, flat, dtype, staged), out_shardings=target)
 
 
 def _ours(
     shape: tuple[int, ...],
     flat: tuple[int, ...] | None,
     dtype: jnp.dtype,
-    kept: NamedSharding | None,
+    staged: NamedSharding | None,
     theirs: jax.Array,
 ) -> jax.Array:
-    """A stored tensor in our layout. kept: `_stored_sharding`, into which the parts that processes read are brought
-    first, in the stored dtype: what the devices then do, each does with its own part."""
-    if kept is not None:
-        theirs = jax.lax.with_sharding_constraint(theirs, kept)
+    """Convert a stored tensor to our layout. staged: `_stored_sharding`, into which the parts that processes read are
+    brought first, in the stored dtype: what the devices then do, each does with its own part."""
+    if staged is not None:
+        theirs = jax.lax.with_sharding_constraint(theirs, staged)
     return (theirs if flat is None else theirs.T).reshape(shape).astype(dtype)
 
 
 def _theirs(row: Param, ours: jax.Array) -> jax.Array:
-    """One layer's parameter in the stored layout."""
+    """Convert one layer's parameter to the stored layout."""
     return ours if row.flat is None else ours.reshape(row.flat).T
 
 
-def _read(stored: Stored, kept: NamedSharding | None) -> jax.Array:
-    """A tensor in its stored layout and dtype, each device given its part."""
-    if kept is None:
+def _read(stored: Stored, staged: NamedSharding | None) -> jax.Array:
+    """Read a tensor in its stored layout and dtype, each device given its part."""
+    if staged is None:
         return jnp.asarray(shard.read_rows(stored))
 
     rows = functools.cache(functools.partial(shard.read_rows, stored))  # devices that hold parts of them share one read
@@ -182,37 +182,37 @@ def _read(stored: Stored, kept: NamedSharding | None) -> jax.Array:
         start, stop, _ = index[0].indices(stored.shape[0])
         return rows(start, stop)[(slice(None), *index[1:])]
 
-    return jax.make_array_from_callback(stored.shape, _reading(stored.shape, kept), piece)
+    return jax.make_array_from_callback(stored.shape, _reading(stored.shape, staged), piece)
 
 
-def _reading(shape: tuple[int, ...], kept: NamedSharding) -> NamedSharding:
-    """How a stored tensor is split for reading.
+def _reading(shape: tuple[int, ...], staged: NamedSharding) -> NamedSharding:
+    """Return how a stored tensor is split for reading.
 
     One process reads all of it once and gives every device its part. Of several, each reads the rows of its devices,
     every device having as many: together they read the file once, in ranges without gaps, however the parameters are
     sharded and replicated. Where the rows cannot be shared out evenly, a process reads all those of which its devices
     hold parts.
     """
-    mesh = kept.mesh
+    mesh = staged.mesh
     assert isinstance(mesh, Mesh)  # of devices, not an abstract one
     if meshes.processes(mesh) == 1 or shape[0] % mesh.size:
-        return kept
+        return staged
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
 
 def _stored_sharding(row: Param, target: NamedSharding) -> NamedSharding:
-    """The sharding of our array carried over to the stored layout, where head_dim is folded into the axis before it."""
+    """Carry the sharding of our array over to the stored layout, where head_dim is folded into the axis before it."""
     spec = (*target.spec, *(None,) * (len(row.axes) - len(target.spec)))
     parts = [part for axis, part in zip(row.axes, spec, strict=True) if axis != "head_dim"]
     return NamedSharding(target.mesh, PartitionSpec(*(parts if row.flat is None else parts[::-1])))
 
 
-def _check_tied(found: Mapping[str, Stored]) -> None:
-    """A tied model's file may repeat the embedding as lm_head.weight; another head would silently be dropped.
+def _check_tied(headers: Mapping[str, Stored]) -> None:
+    """Raise ValueError if a tied model's lm_head.weight is not the embedding: it would silently be dropped.
 
     The leader compares them.
     """
-    embed, head = found["model.embed_tokens.weight"], found["lm_head.weight"]
+    embed, head = headers["model.embed_tokens.weight"], headers["lm_head.weight"]
 
     def same() -> bool:
         edges = [*range(0, embed.shape[0], _COMPARE_ROWS), embed.shape[0]]
@@ -284,14 +284,14 @@ def _save_shards(model: Decoder, folder: epath.Path, dtype: jnp.dtype, max_bytes
 
 
 def tensors(config: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
-    """Hugging Face's name -> (our name, row, layer), in file order."""
-    found: dict[str, tuple[str, Param, int | None]] = {
+    """Map Hugging Face's name to (our name, row, layer), in file order."""
+    table: dict[str, tuple[str, Param, int | None]] = {
         row.hf: (name, row, None) for name, row in outer_params(config).items()
     }
     rows = block_params(config).items()
     for layer in range(config.num_hidden_layers):
-        found |= {row.hf.format(layer=layer): (name, row, layer) for name, row in rows}
-    return found
+        table |= {row.hf.format(layer=layer): (name, row, layer) for name, row in rows}
+    return table
 
 
 def plan_shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes: float) -> StateDictSplit:
@@ -308,9 +308,9 @@ def plan_shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes:
 
 
 def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
-    """A function from Hugging Face's name to the host array in the stored layout. Every process calls it.
+    """Return a function from Hugging Face's name to the host array in the stored layout. Every process calls it.
 
-    What adapters stand beside comes merged with them, and what is quantised as what its codes stand for.
+    A layer with adapters comes merged with them, and a quantised one as the weights that its codes stand for.
     """
     table = tensors(model.config)
 
@@ -326,7 +326,7 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
 
 
 def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
-    """One parameter, of one layer if it is in these, in our layout."""
+    """Return one parameter in our layout, of one layer if it belongs to the layers."""
     if layer is None:
         return getattr(model, name)[...]  # type: ignore[no-any-return]
     if isinstance(model.blocks, nnx.List):
@@ -341,35 +341,36 @@ def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames="scale")
 def _merged_layer(stack: Any, adapter: tuple[jax.Array, ...], layer: int, scale: float) -> jax.Array:
-    """`lora.merged` of one layer of a parameter, so that no more is decoded or multiplied."""
-    one, its = jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, layer, 1), (stack, adapter))
-    return lora.merged(one, its, scale)[0]
+    """Apply `lora.merged` to one layer of a parameter, so that no more is decoded or multiplied."""
+    value, own_adapter = jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, layer, 1), (stack, adapter))
+    return lora.merged(value, own_adapter, scale)[0]
 
 
 def _gathered(array: jax.Array, mesh: Mesh) -> np.ndarray:
-    """The array of several processes on each of them. Devices hold a block of a large one at a time, beside their part.
+    """Gather an array of several processes on each of them. Devices hold a block of a large one at a time, beside their
+    part.
 
     Every device has as many rows; a block is some of each. Rows that cannot be shared out so are gathered whole.
     """
     if array.nbytes <= _BLOCK or array.shape[0] % mesh.size:
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
     spread = _spreader(mesh)(array)
-    found = np.empty(spread.shape, array.dtype)
+    gathered = np.empty(spread.shape, array.dtype)
     step = max(_BLOCK * spread.shape[1] // array.nbytes, 1)
     for start in range(0, spread.shape[1], step):
         size = min(step, spread.shape[1] - start)
         block = jax.lax.dynamic_slice_in_dim(spread, start, size, 1)
-        found[:, start : start + size] = multihost_utils.process_allgather(block, tiled=True)
-    return found.reshape(array.shape)
+        gathered[:, start : start + size] = multihost_utils.process_allgather(block, tiled=True)
+    return gathered.reshape(array.shape)
 
 
 @functools.cache
 def _spreader(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
-    """Jitted: [rows, …] -> [devices, rows / devices, …], each device with its own."""
+    """Return a jitted program from [rows, …] to [devices, rows / devices, …], each device with its own part."""
     rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jax.jit(lambda array: array.reshape(mesh.size, -1, *array.shape[1:]), out_shardings=rows)
 
 
 def write_json(path: epath.Path, content: Mapping[str, Any]) -> None:
-    """Written at once, so that the file is whole or absent; keys stay in their order."""
+    """Write a JSON file at once, so that it is whole or absent; keys stay in their order."""
     storage.write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())

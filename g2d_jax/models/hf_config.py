@@ -73,7 +73,7 @@ def config_to_hf(
     pad_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """The config.json of this shape, in the transformers 4 form that versions 4 and 5 both read.
+    """Return the config.json of this shape, in the transformers 4 form that versions 4 and 5 both read.
 
     Raises ValueError when the family's Hugging Face class cannot express the config's flags.
     """
@@ -108,7 +108,7 @@ def config_to_hf(
 
 
 def one_or_list(ids: Sequence[int]) -> int | list[int] | None:
-    """Token ids as Hugging Face writes them: none, one, or a list."""
+    """Return token ids as Hugging Face writes them: none, one, or a list."""
     return list(ids) if len(ids) > 1 else (ids[0] if ids else None)
 
 
@@ -123,14 +123,14 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         windowed = not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types)
     else:  # as in transformers: layers from max_window_layers on have the window
         full = raw.get("max_window_layers", 28)
-        some = not isinstance(full, int) or full < _integer(raw, "num_hidden_layers")
-        windowed = bool(raw.get("use_sliding_window")) and raw.get("sliding_window") is not None and some
+        has_windowed_layers = not isinstance(full, int) or full < _integer(raw, "num_hidden_layers")
+        windowed = bool(raw.get("use_sliding_window")) and raw.get("sliding_window") is not None and has_windowed_layers
     if windowed:
         raise ValueError("config.json: sliding-window attention is in use and is not supported")
 
 
 def _rope(raw: Mapping[str, Any]) -> tuple[float, Llama3Rope | None]:
-    """rope_theta and llama3 scaling, from rope_parameters (transformers 5) or rope_theta and rope_scaling (4)."""
+    """Read rope_theta and llama3 scaling, from rope_parameters (transformers 5) or rope_theta and rope_scaling (4)."""
     field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(field) or {}
     if not isinstance(rope, Mapping):

@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: found or downloaded, its config read, its weight files checked by their headers.
+"""A Hugging Face model folder: located or downloaded, its config read, its weight files checked by their headers.
 
 A folder is local, or on an object store (gs://, s3://), where it stays: only what is asked for is fetched.
 Weights are read from safetensors only, never from pickles (pytorch_model.bin), and no code of the folder is run.
@@ -32,12 +32,12 @@ _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p",
 
 
 def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epath.Path:
-    """The folder of a model: an existing local one, or one on an object store, as it is; a hub id ("org/name") is
-    downloaded.
+    """Return the folder of a model, which is downloaded if it is a hub id ("org/name"). An existing local folder, or
+    one on an object store, is taken as it is.
 
     Only JSON, safetensors and tokenizer files of the repository's top folder are fetched, into Hugging Face's cache.
     Raises ValueError when neither a folder nor a readable hub repository, ImportError when huggingface_hub or an object
-    store's driver is absent. Whether a folder on an object store is there, `read_config` says.
+    store's driver is absent. `read_config` checks that a folder on an object store exists.
     """
     if not storage.is_local(path_or_id):
         storage.check_driver(path_or_id)
@@ -60,16 +60,17 @@ def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epa
         ) from error
     try:
         # The second pattern keeps out subfolders: copies in other formats, the original checkpoint.
-        found = snapshot_download(name, revision=revision, allow_patterns=_DOWNLOAD, ignore_patterns=["*/*"])
+        downloaded = snapshot_download(name, revision=revision, allow_patterns=_DOWNLOAD, ignore_patterns=["*/*"])
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
             f"model {name!r} is not a local folder and could not be downloaded: {storage.hub_reason(error)}"
         ) from error
-    return epath.Path(found)
+    return epath.Path(downloaded)
 
 
 def read_config(folder: storage.PathLike) -> ModelConfig:
-    """The ModelConfig of a model folder. Raises ValueError (see config_from_hf), also when there is no config.json."""
+    """Read the ModelConfig of a model folder. Raises ValueError (see config_from_hf), also when there is no
+    config.json."""
     path = epath.Path(folder) / CONFIG
     if not _is_file(path):
         raise ValueError(f"{folder} holds no {CONFIG}: not a Hugging Face model folder, or an unfinished export")
@@ -81,7 +82,7 @@ def read_config(folder: storage.PathLike) -> ModelConfig:
 
 
 def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:
-    """How a model folder's generation_config.json says to sample: temperature, top_p and the like, {} without one.
+    """Read the sampling settings of a folder's generation_config.json: temperature, top_p and the like, {} without one.
 
     These are what transformers and vLLM take as defaults. Only numbers and truth values under known names are read.
     Raises ValueError naming the file if it is damaged.
@@ -92,13 +93,13 @@ def read_sampling(folder: storage.PathLike) -> dict[str, bool | int | float]:
 
 
 def _is_file(path: epath.Path) -> bool:
-    """Raises OSError naming the path when an object store does not answer."""
+    """Return whether the path is a file. Raises OSError naming the path when an object store does not answer."""
     with storage.naming("read", path):
         return bool(path.is_file())
 
 
 def read_json(path: epath.Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises ValueError naming the file."""
+    """Read a JSON object from a file. Raises ValueError naming the file."""
     try:
         content = json.loads(storage.read_bytes(path).decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -109,12 +110,12 @@ def read_json(path: epath.Path) -> dict[str, Any]:
 
 
 def stored_shape(row: Param) -> tuple[int, ...]:
-    """The shape in which Hugging Face stores a parameter."""
+    """Return the shape in which Hugging Face stores a parameter."""
     return row.shape if row.flat is None else row.flat[::-1]
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor name of the architecture with its stored shape, in Hugging Face's order."""
+    """Map every tensor name of the architecture to its stored shape, in Hugging Face's order."""
     shapes = {row.hf: stored_shape(row) for row in outer_params(config).values()}
     rows = block_params(config).values()
     for layer in range(config.num_hidden_layers):
@@ -123,54 +124,55 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def find_weights(folder: epath.Path, config: ModelConfig) -> dict[str, Stored]:
-    """Every tensor of the folder by name, from the file headers alone, checked as `check_headers` says."""
+    """Read every tensor's header in the folder, by name, checked as `check_headers` says."""
     return check_headers(folder, read_headers(folder), config)
 
 
 def read_headers(folder: epath.Path) -> dict[str, Stored]:
-    """Every tensor of the folder by name, unchecked. Raises ValueError naming a file that is missing or unreadable."""
-    found: dict[str, Stored] = {}
+    """Read every tensor's header in the folder, by name, unchecked. Raises ValueError naming a missing or unreadable
+    file."""
+    headers: dict[str, Stored] = {}
     for header in _headers(folder):
         for name, stored in header.items():
-            if name in found:
-                raise ValueError(f"tensor {name} is in both {found[name].file} and {stored.file}")
-            found[name] = stored
-    return found
+            if name in headers:
+                raise ValueError(f"tensor {name} is in both {headers[name].file} and {stored.file}")
+            headers[name] = stored
+    return headers
 
 
 def check_headers(
     folder: epath.Path,
-    found: Mapping[str, Stored],
+    headers: Mapping[str, Stored],
     config: ModelConfig,
     extra: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, Stored]:
-    """The tensors of `found` that belong to the architecture, checked against it by name, shape and dtype.
+    """Return the tensors of `headers` that belong to the architecture, checked against it by name, shape and dtype.
 
-    extra: names and stored shapes of tensors that must be there beside the decoder's own, as a reward model's head.
+    extra: names and stored shapes of tensors required beside the decoder's own, such as a reward model's head.
     Raises ValueError naming the tensor (and file) that is missing, unexpected, misshapen, truncated or of a dtype
     other than float32, float16 and bfloat16. Of what the architecture does not know only rotary inverse frequencies
     and a tied model's lm_head.weight (the caller compares it with the embedding) are accepted.
     """
-    if config.num_hidden_layers > len(found):  # before the names of a billion layers are made up
+    if config.num_hidden_layers > len(headers):  # before the names of a billion layers are made up
         raise ValueError(
-            f"{folder}: {CONFIG} says {config.num_hidden_layers} layers, the files hold {len(found)} tensors"
+            f"{folder}: {CONFIG} says {config.num_hidden_layers} layers, the files hold {len(headers)} tensors"
         )
     expected = expected_shapes(config) | dict(extra or {})
     allowed = dict(expected)
     if config.tie_word_embeddings:
         allowed["lm_head.weight"] = (config.vocab_size, config.hidden_size)
-    found = {name: stored for name, stored in found.items() if not _HARMLESS.search(name)}
-    _refuse(folder, "missing", [name for name in expected if name not in found])
-    _refuse(folder, "not part of the architecture", [name for name in found if name not in allowed])
+    headers = {name: stored for name, stored in headers.items() if not _HARMLESS.search(name)}
+    _refuse(folder, "missing", [name for name in expected if name not in headers])
+    _refuse(folder, "not part of the architecture", [name for name in headers if name not in allowed])
     wrong = [
         f"{name} in {epath.Path(stored.file).name}: {list(stored.shape)}, expected {list(allowed[name])}"
-        for name, stored in found.items()
+        for name, stored in headers.items()
         if stored.shape != allowed[name]
     ]
     _refuse(folder, "of another shape than config.json says", wrong)
-    wrong = [f"{name}: {stored.dtype}" for name, stored in found.items() if stored.dtype not in DTYPES]
+    wrong = [f"{name}: {stored.dtype}" for name, stored in headers.items() if stored.dtype not in DTYPES]
     _refuse(folder, f"of an unsupported dtype ({', '.join(DTYPES)} are read; quantised weights are not)", wrong)
-    return found
+    return headers
 
 
 def _refuse(folder: epath.Path, what: str, names: list[str]) -> None:
@@ -180,7 +182,7 @@ def _refuse(folder: epath.Path, what: str, names: list[str]) -> None:
 
 
 def _headers(folder: epath.Path) -> list[dict[str, Stored]]:
-    """That of each weight file."""
+    """Read the header of each weight file."""
     if _is_file(folder / WEIGHTS):
         return [read_header(folder / WEIGHTS)]
     if _is_file(folder / INDEX):
@@ -197,7 +199,7 @@ def _headers(folder: epath.Path) -> list[dict[str, Stored]]:
 
 
 def _indexed_headers(folder: epath.Path) -> list[dict[str, Stored]]:
-    """Of the shards the index names; every tensor it promises must be in the header of its shard."""
+    """Read the headers of the shards the index names; every tensor it promises must be in the header of its shard."""
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, Mapping) or not all(
         isinstance(file, str) and Path(file).name == file for file in weight_map.values()
@@ -206,7 +208,7 @@ def _indexed_headers(folder: epath.Path) -> list[dict[str, Stored]]:
     headers = {}
     for file in sorted(set(weight_map.values())):
         if not _is_file(folder / file):
-            name = next(name for name, there in weight_map.items() if there == file)
+            name = next(name for name, shard_file in weight_map.items() if shard_file == file)
             raise ValueError(f"{folder}: file {file} is missing; {INDEX} says that it holds {name}")
         headers[file] = read_header(folder / file)
     absent = [f"{name} (by {INDEX} in {file})" for name, file in weight_map.items() if name not in headers[file]]

@@ -53,23 +53,23 @@ _OF_PLATFORM: dict[str, Kernel] = {"tpu": "splash", "gpu": "cudnn", "cuda": "cud
 def choose(
     setting: AttentionSetting, *, platform: str, dtype: jnp.dtype, head_dim: int, length: int, layout: Layout
 ) -> Kernel:
-    """The kernel for rows of `length` columns.
+    """Choose the kernel for rows of `length` columns.
 
     setting: compute.attention. platform: of the mesh's devices, as JAX names it. dtype: of activations. "auto" takes
     the platform's kernel where it can serve and XLA elsewhere. Raises ValueError, which says what to change, where a
     kernel is asked for that cannot serve.
     """
-    wanted = _OF_PLATFORM.get(platform, "xla") if setting == "auto" else setting
-    if wanted == "xla":
-        return wanted
-    obstacle = _obstacle(wanted, platform, jnp.dtype(dtype), head_dim, length, layout)
+    kernel = _OF_PLATFORM.get(platform, "xla") if setting == "auto" else setting
+    if kernel == "xla":
+        return kernel
+    obstacle = _obstacle(kernel, platform, jnp.dtype(dtype), head_dim, length, layout)
     if obstacle and setting != "auto":
         raise ValueError(f"compute.attention is {setting!r}, but {obstacle} set compute.attention to auto")
-    return "xla" if obstacle else wanted
+    return "xla" if obstacle else kernel
 
 
 def _obstacle(kernel: Kernel, platform: str, dtype: jnp.dtype, head_dim: int, length: int, layout: Layout) -> str:
-    """Why the kernel cannot serve, up to what would change that besides "auto"; "" if it can."""
+    """Explain why the kernel cannot serve, up to what would change that besides "auto"; "" if it can."""
     if _OF_PLATFORM.get(platform) != kernel:
         machine = "a TPU" if kernel == "splash" else "an NVIDIA GPU"
         return f"that kernel needs {machine} and these devices are {platform!r}: run there, or"
@@ -98,12 +98,12 @@ def check_decode(kernel: DecodeKernel, platform: str) -> None:
 
 
 def platform_of(mesh: Mesh) -> str:
-    """The platform of the mesh's devices, present or of a topology that is compiled for."""
+    """Return the platform of the mesh's devices, present or of a topology that is compiled for."""
     return str(mesh.devices.flat[0].platform)
 
 
 def attention_for(setting: AttentionSetting, mesh: Mesh, layout: Layout) -> Attention:
-    """The attention of `decoder.forward`; which kernel it is, is decided by the shapes it is traced with."""
+    """Return the attention of `decoder.forward`; the shapes it is traced with decide which kernel it is."""
 
     def attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
         kernel = choose(
@@ -134,7 +134,7 @@ def splash_attention(
     layout: Layout,
     interpret: bool = False,
 ) -> jax.Array:
-    """Attention by jax.experimental.pallas.ops.tpu.splash_attention, each device with its rows and heads.
+    """Attend by jax.experimental.pallas.ops.tpu.splash_attention, each device with its rows and heads.
 
     interpret: run the kernel's program step by step on any platform, for tests. Its output and log-sum-exp carry the
     name SAVED, so that remat "attention" does not run the forward kernel again.
@@ -144,7 +144,8 @@ def splash_attention(
 
 
 def block_size(device_kind: str, length: int, layout: Layout) -> int:
-    """Columns of a block, a divisor of `length`: up to 512 on v5e, and for masks (1 MiB a block), else up to 1024."""
+    """Return the columns of a block, a divisor of `length`. Up to 512 on v5e, and for masks (1 MiB a block), else up to
+    1024."""
     small = layout == "packed" or "v5 lite" in device_kind.lower() or "v5e" in device_kind.lower()
     sizes = (512, 256, LANES) if small else (1024, 512, 256, LANES)
     return next(size for size in sizes if length % size == 0)
@@ -153,7 +154,7 @@ def block_size(device_kind: str, length: int, layout: Layout) -> int:
 def _splash(
     q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, *, layout: Layout, block: int, interpret: bool
 ) -> jax.Array:
-    """One device's rows and heads."""
+    """Attend on one device's rows and heads."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -169,15 +170,15 @@ def _splash(
     )
 
     def row(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
-        """q [K, R, T, D], k and v [K, T, D], ids [T]."""
+        """Attend in one row: q [K, R, T, D], k and v [K, T, D], ids [T]."""
         if layout == "sequence":
             kernel = make(masks.MultiHeadMask([masks.CausalMask((length, length))] * repeats))
             return jax.vmap(kernel, in_axes=(0, 0, 0, None))(q, k, v, splash.SegmentIds(ids, ids))
         kernel = make(visible(ids[None], ids[None]))
         # Made while tracing, this flag is an array, which the kernel could not branch on.
         infos = (kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info)
-        known = (info._replace(is_dynamic_mask=True) for info in infos)
-        masked: Any = splash.SplashAttentionKernel(*known, **kernel.kwargs)
+        dynamic_infos = (info._replace(is_dynamic_mask=True) for info in infos)
+        masked: Any = splash.SplashAttentionKernel(*dynamic_infos, **kernel.kwargs)
         return jax.vmap(masked)(q, k, v)
 
     scaled = (q.astype(jnp.float32) * dim**-0.5).astype(q.dtype)  # the kernel has no scale of its own
@@ -195,7 +196,7 @@ def cudnn_attention(
     mesh: Mesh,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> jax.Array:
-    """Attention of rows of one sequence by jax.nn.dot_product_attention: bfloat16, layout "sequence" only.
+    """Attend in rows of one sequence by jax.nn.dot_product_attention: bfloat16, layout "sequence" only.
 
     Rows are rolled to the left until they begin in column 0. All padding then lies behind the sequence, where causality
     hides it, so that no lengths are needed; what padding itself sees differs from `visible`, and nobody reads it.
@@ -208,7 +209,7 @@ def cudnn_attention(
 def _causal(
     q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, *, implementation: Literal["cudnn", "xla"]
 ) -> jax.Array:
-    """One device's rows and heads."""
+    """Attend on one device's rows and heads."""
     first = jnp.argmax(segment_ids != 0, axis=1)  # [B]
     roll = jax.vmap(lambda x, by: jnp.roll(x, by, axis=0))
     q, k, v = (roll(x, -first) for x in (q, k, v))

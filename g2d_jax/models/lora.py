@@ -27,7 +27,7 @@ from g2d_jax.models.table import Param, block_params, outer_params
 
 
 def adapters(config: ModelConfig, key: jax.Array) -> Decoder:
-    """Fresh adapters, float32, A random and B zero; None in place of the rest. Each array's key is its name's."""
+    """Draw fresh adapters, float32, A random and B zero; None in place of the rest. Each array's key is its name's."""
 
     def make(name: str, row: Param, stacked: bool) -> Any:
         return fresh(config, name, row, stacked, key, 0.0) if row.adapter else None
@@ -36,7 +36,7 @@ def adapters(config: ModelConfig, key: jax.Array) -> Decoder:
 
 
 def frozen(base: Decoder, config: ModelConfig) -> Decoder:
-    """The part of a policy that adapters in `config` stand beside: the base's own arrays, None for adapters.
+    """Return the frozen part of a policy with adapters: the base's own arrays, None for adapters.
 
     With `quantise` in the config its linear layers are quantised, one after the other; the base's stay as they are.
     """
@@ -51,7 +51,7 @@ def frozen(base: Decoder, config: ModelConfig) -> Decoder:
 
 
 def split(model: Decoder) -> tuple[Decoder, Decoder | None]:
-    """(trained, rest): the tree twice, each with None for what the other has. Leaves may be shapes or shardings."""
+    """Split the tree into (trained, rest), each with None for what the other has. Leaves may be shapes or shardings."""
 
     def part(adapters: bool) -> Decoder:
         def make(name: str, row: Param, stacked: bool) -> Any:
@@ -63,7 +63,7 @@ def split(model: Decoder) -> tuple[Decoder, Decoder | None]:
 
 
 def join(trained: Decoder, rest: Decoder | None) -> Decoder:
-    """What `split` took apart."""
+    """Join the two trees that `split` gives."""
     if rest is None:
         return trained
 
@@ -74,7 +74,7 @@ def join(trained: Decoder, rest: Decoder | None) -> Decoder:
 
 
 def merge(model: Decoder) -> Decoder:
-    """W + scale * A B in place of each adapted layer, float32; the rest as it is. To be traced under jit.
+    """Put W + scale * A B in place of each adapted layer, float32; the rest stays. To be traced under jit.
 
     Of a quantised layer, W is what its codes stand for, float32 too where it has no adapter.
     """
@@ -98,7 +98,7 @@ def viewed(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
 def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
     """Give `viewed` with one Block a layer. To be traced under jit.
 
-    Layer after layer where there are codes, so that beside the result no more than one is there in float32.
+    Layer after layer where there are codes, so that beside the result no more than one layer exists in float32.
     """
     config = model.config.held(weights)
     if not (model.config.quantise or weights):
@@ -117,7 +117,7 @@ def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
 
 
 def _viewed(row: Param, value: Any, dtype: jnp.dtype) -> Any:
-    """A parameter in dtype, or as the codes that its row asks for: from float32, unless it is those already."""
+    """Cast a parameter to dtype, or to the codes that its row asks for: from float32, unless it is those already."""
     if quantise.held(value):
         if value.qtype == row.quantised:
             return value
@@ -126,13 +126,13 @@ def _viewed(row: Param, value: Any, dtype: jnp.dtype) -> Any:
 
 
 def parts(model: Decoder, name: str) -> tuple[Any, tuple[jax.Array, ...]]:
-    """A parameter of the layers, all of them: W, or its codes; and its adapter, A and B, or () if it has none."""
+    """Return a parameter of all layers, W or its codes; and its adapter, A and B, or () if it has none."""
     sides = "ab" if model.config.adapted(name) else ""
     return _value(model, name, True), tuple(_value(model, f"{name}_{side}", True) for side in sides)
 
 
 def merged(value: Any, adapter: tuple[jax.Array, ...], scale: float) -> jax.Array:
-    """W + scale * A B, float32, of the layers of one parameter: [L, *in, *out], [L, *in, rank], [L, rank, *out].
+    """Compute W + scale * A B, float32, of the layers of a parameter: [L, *in, *out], [L, *in, rank], [L, rank, *out].
 
     value: W, or its codes. adapter: A and B; () for a parameter that has none, which stays as it is, codes decoded.
     """

@@ -1,5 +1,5 @@
-"""Linear weights as codes with scales, in arrays of Google's qwix (extra `quant`): the frozen base of QLoRA, and what
-sampling reads if it is to (`sampling_weights`).
+"""Linear weights as codes with scales, in arrays of Google's qwix (extra `quant`): the frozen base of QLoRA, and the
+sampler's weights under `sampling_weights`.
 
     int8    a byte a number; one scale for each output (Dettmers et al. 2022, arXiv:2208.07339, section 2.1)
     nf4     half a byte; one scale for every TILE inputs of an output, 4.5 bits in all (Dettmers et al. 2023,
@@ -28,22 +28,22 @@ import numpy as np
 from g2d_jax.models.table import Param
 
 CODES = {"int8": jnp.int8, "nf4": jnp.uint4}
-"""What the codes are stored as."""
+"""Dtypes of the codes."""
 
 SCALES = {"int8": jnp.float32, "nf4": jnp.bfloat16}
-"""And the scales."""
+"""Dtypes of the scales."""
 
 TILE = 32
 """Inputs that share a scale of NF4; where the inputs are no multiple of it, their greatest common divisor. With 64 the
 scales of 3,584 inputs could not be split over 16 devices, and each would hold them all."""
 
 
-def check(setting: str, kind: str, *known: str) -> None:
+def check(setting: str, kind: str, *kinds: str) -> None:
     """Raise ValueError where a setting asks for a kind that it cannot have, ImportError where qwix is not installed."""
     if not kind:
         return
-    if kind not in known:
-        raise ValueError(f"{setting} is {' or '.join(known)}, or empty, got {kind!r}")
+    if kind not in kinds:
+        raise ValueError(f"{setting} is {' or '.join(kinds)}, or empty, got {kind!r}")
     try:
         import qwix  # noqa: F401
     except ImportError as error:
@@ -53,13 +53,13 @@ def check(setting: str, kind: str, *known: str) -> None:
 
 
 def held(value: Any) -> TypeGuard[Any]:
-    """Whether it is a quantised weight: a qwix.QArray, of arrays, shapes or shardings."""
+    """Return whether the value is a quantised weight: a qwix.QArray, of arrays, shapes or shardings."""
     qwix = sys.modules.get("qwix")
     return qwix is not None and isinstance(value, qwix.QArray)
 
 
 def scale_shape(row: Param) -> tuple[int, ...]:
-    """Of one layer's scales: as the weight, with fewer inputs."""
+    """Return the shape of one layer's scales: as the weight, with fewer inputs."""
     last = row.inputs - 1
     if row.quantised == "int8":
         return (1,) * row.inputs + row.shape[row.inputs :]
@@ -68,7 +68,7 @@ def scale_shape(row: Param) -> tuple[int, ...]:
 
 
 def tree(row: Param, make: Callable[[tuple[int, ...], Any], Any]) -> Any:
-    """One layer's weight as a QArray of whatever make(shape, dtype) gives for its codes and for its scales."""
+    """Build one layer's weight as a QArray of whatever make(shape, dtype) gives for its codes and for its scales."""
     import qwix
 
     codes, scales = make(row.shape, CODES[row.quantised]), make(scale_shape(row), SCALES[row.quantised])
@@ -95,7 +95,7 @@ def encode(row: Param, weight: jax.Array) -> Any:
 
 
 def decode(weight: Any, dtype: jnp.dtype) -> jax.Array:
-    """The weight that a QArray stands for; code times scale in float32, then in dtype. To be traced."""
+    """Compute the weight that a QArray stands for; code times scale in float32, then in dtype. To be traced."""
     codes, scales = weight.qvalue, weight.scale.astype(jnp.float32)
     values = codes.astype(jnp.float32) if weight.qtype == "int8" else jnp.asarray(_nf4())[codes]
     whole, tiled, spread = codes.shape, [], []
@@ -108,7 +108,7 @@ def decode(weight: Any, dtype: jnp.dtype) -> jax.Array:
 
 @functools.cache
 def _nf4() -> np.ndarray:
-    """The sixteen values of NF4 by code, float32 [16], as qwix has them."""
+    """Return the sixteen values of NF4 by code, float32 [16], as qwix has them."""
     import qwix
 
     with jax.ensure_compile_time_eval():

@@ -45,7 +45,7 @@ _ARCHITECTURES = tuple(f"{family}ForSequenceClassification" for family in ("Llam
 
 @dataclass(frozen=True)
 class ReadOut:
-    """Which token of a conversation the score is read at.
+    """The token of a conversation at which the score is read.
 
     cls_id: the last token of this id, which is appended to the conversation; None: the last token that is not pad_id.
     pad_id: config.json's padding token, None where it has none: then the last token.
@@ -55,14 +55,14 @@ class ReadOut:
     pad_id: int | None = None
 
     def complete(self, ids: np.ndarray) -> np.ndarray:
-        """A conversation's ids, int32 [T], with the CLS token where there is one."""
+        """Append the CLS token, if there is one, to a conversation's ids, int32 [T]."""
         return ids if self.cls_id is None else np.append(ids, np.int32(self.cls_id))
 
     def scored_part(self, ids: np.ndarray) -> np.ndarray:
-        """ids, int32 [T], up to the token that is read (later ones cannot reach it); empty if there is none."""
+        """Cut ids, int32 [T], behind the token that is read (later ones cannot reach it); empty if there is none."""
         matches = ids == self.cls_id if self.cls_id is not None else ids != self.pad_id
-        found = np.flatnonzero(np.broadcast_to(matches, ids.shape))
-        return ids[: found[-1] + 1 if len(found) else 0]
+        places = np.flatnonzero(np.broadcast_to(matches, ids.shape))
+        return ids[: places[-1] + 1 if len(places) else 0]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("trunk", "head"), meta_fields=("read_out",))
@@ -88,43 +88,43 @@ def load(folder: storage.PathLike, *, mesh: Mesh | None = None, dtype: jnp.dtype
     heads, and for an architecture whose read-out is not known. A language model's lm_head.weight in the file is not
     read, as in transformers.
     """
-    config, found, head, read_out = check(folder)
-    trunk = hf.load_decoder(config, found, mesh=mesh, dtype=dtype)
+    config, headers, head, read_out = check(folder)
+    trunk = hf.load_decoder(config, headers, mesh=mesh, dtype=dtype)
     everywhere = None if mesh is None else meshes.replicated(mesh)
-    return ScalarModel(trunk, hf.load_array(head, found, everywhere, jnp.dtype(jnp.float32)), read_out)
+    return ScalarModel(trunk, hf.load_array(head, headers, everywhere, jnp.dtype(jnp.float32)), read_out)
 
 
 def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Param, ReadOut]:
-    """The trunk's shape, all tensors by name, the head's row and where it is read, from the headers alone.
+    """Return the trunk's shape, all tensors by name, the head's row and where it is read, from the headers alone.
 
     Raises ValueError as `load` does.
     """
     place = epath.Path(folder)
     config = dataclasses.replace(read_config(place), tie_word_embeddings=True)
-    found = read_headers(place)
-    name = _head_name(place, found)
+    headers = read_headers(place)
+    name = _head_name(place, headers)
     try:
         read_out = _read_out(read_json(place / CONFIG), name, config)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     head = _head_row(config, name)
-    return config, check_headers(place, found, config, {name: stored_shape(head)}), head, read_out
+    return config, check_headers(place, headers, config, {name: stored_shape(head)}), head, read_out
 
 
 def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> ScalarModel:
-    """A reward model of this trunk with a ShapeDtypeStruct and its sharding in place of every array."""
+    """Return a reward model of this trunk with a ShapeDtypeStruct and its sharding in place of every array."""
     head = jax.ShapeDtypeStruct((config.hidden_size,), jnp.float32, sharding=meshes.replicated(mesh))
     trunk = decoder.abstract_on(dataclasses.replace(config, tie_word_embeddings=True), mesh, dtype)
     return ScalarModel(trunk, head, ReadOut())  # type: ignore[arg-type]  # shapes in place of arrays
 
 
 def _head_row(config: ModelConfig, name: str) -> Param:
-    """The head's row of the table: stored [1, E], held [E]."""
+    """Return the head's row of the table: stored [1, E], loaded [E]."""
     return Param((config.hidden_size,), ("norm",), "normal", name, (config.hidden_size, 1))
 
 
-def _head_name(folder: epath.Path, found: Collection[str]) -> str:
-    heads = [name for name in (SCORE, V_HEAD) if name in found]
+def _head_name(folder: epath.Path, headers: Collection[str]) -> str:
+    heads = [name for name in (SCORE, V_HEAD) if name in headers]
     if len(heads) != 1:
         what = f"both {SCORE} and {V_HEAD}" if heads else f"neither {SCORE} nor {V_HEAD}"
         raise ValueError(f"{folder} holds {what}: a reward model has one scalar head, under one of these names")
@@ -132,7 +132,7 @@ def _head_name(folder: epath.Path, found: Collection[str]) -> str:
 
 
 def _read_out(raw: Mapping[str, Any], name: str, config: ModelConfig) -> ReadOut:
-    """Where config.json's model reads its score. Raises ValueError naming the field that stands against it."""
+    """Return where config.json's model reads its score. Raises ValueError naming the field that contradicts it."""
     if name == V_HEAD:
         if config.family != "llama" or config.vocab_size <= CLS_ID:
             raise ValueError(
@@ -162,7 +162,7 @@ def read_scores(
     mesh: Mesh,
     dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
 ) -> jax.Array:
-    """Scores, float32 [B], read at the last of each row's tokens, by the platform's attention where it can serve.
+    """Compute scores, float32 [B], read at the last of each row's tokens, by the platform's attention if it can serve.
 
     tokens: int32 [B, T], filled up on the right with any ids: no earlier token sees them. lengths: int32 [B], at
     least 1. dtype: of activations. The product with the head is a sum in float32, which no device shortens.
@@ -175,7 +175,7 @@ def read_scores(
 
 
 def score_flops(config: ModelConfig, lengths: Sequence[int]) -> float:
-    """Floating-point operations of scoring conversations of these lengths, counted as in models/flops.py.
+    """Count floating-point operations of scoring conversations of these lengths, as in models/flops.py.
 
     config: of `ScalarModel`. No product with an output matrix; 2 E for the head, once a conversation.
     """

@@ -1,4 +1,4 @@
-"""Attention of a decode step by a kernel for TPU that reads of a ring of columns what each row needs: compiled only.
+"""Attention of a decode step by a TPU kernel that reads from a ring of columns only what each row needs.
 
 `attention.attend_blocks` reads of every row as many blocks as the longest one reaches back; here a row has blocks of
 its own. One grid step is one block of one row: the steps are those blocks alone, counted on the device, and the next
@@ -53,7 +53,7 @@ def attend_ring(
 
 
 def block_columns(width: int, column_bytes: int) -> int:
-    """Columns of a block, a divisor of the width. column_bytes: of a column of a device's keys in one layer."""
+    """Return a block's columns, a divisor of the width. column_bytes: of a column of a device's keys in a layer."""
     sizes = (size for size in (1024, 512) if width % size == 0 and size * column_bytes <= BLOCK_BYTES)
     return next(sizes, min(COLUMN_BLOCK, width))
 
@@ -66,7 +66,7 @@ def _attend(
     column: jax.Array,
     earlier: jax.Array,
 ) -> jax.Array:
-    """One device's rows and heads."""
+    """Attend on one device's rows and heads."""
     batch, _, heads, dim = q.shape
     kv_heads, width = values.shape[2:4]
     block = block_columns(width, kv_heads * dim * values.dtype.itemsize)
@@ -77,7 +77,7 @@ def _attend(
     place = jnp.stack([layer, column])
 
     def nth(step: Any, place: Any, _: Any, starts: Any, rows: Any) -> Any:
-        """The block of columns that a step reads."""
+        """Return the block of columns that a step reads."""
         return (place[1] // block + total - (step - starts[rows[step]])) % total
 
     def of_row(step: Any, *scalars: Any) -> Any:
@@ -109,13 +109,13 @@ def _attend(
 
         scores = jnp.einsum("krd,kds->krs", q[...], k[...], preferred_element_type=jnp.float32) * dim**-0.5
         back = place[1] - nth(step, *refs[:4]) * block - jax.lax.broadcasted_iota(jnp.int32, (1, 1, block), 2)
-        seen = jnp.where(back < 0, back + width, back) <= earlier[row]
-        scores = jnp.where(seen, scores, LOWEST)
+        mask = jnp.where(back < 0, back + width, back) <= earlier[row]
+        scores = jnp.where(mask, scores, LOWEST)
         now = jnp.maximum(largest[...], scores.max(axis=-1, keepdims=True))
-        weights, kept = jnp.exp(scores - now), jnp.exp(largest[...] - now)
+        weights, decay = jnp.exp(scores - now), jnp.exp(largest[...] - now)
         product = jnp.einsum(mixing, weights.astype(v.dtype), v[...], preferred_element_type=jnp.float32)
-        largest[...], mass[...] = now, mass[...] * kept + weights.sum(axis=-1, keepdims=True)
-        mixed[...] = mixed[...] * kept + product
+        largest[...], mass[...] = now, mass[...] * decay + weights.sum(axis=-1, keepdims=True)
+        mixed[...] = mixed[...] * decay + product
 
         @pl.when(step == starts[row + 1] - 1)
         def _() -> None:

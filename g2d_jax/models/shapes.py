@@ -22,7 +22,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 def _shape(
     family: str, hidden: int, mlp: int, layers: int, heads: int, kv: int, positions: int, **more: Any
 ) -> ModelConfig:
-    """A shape of a family. positions: max_position_embeddings; more: other fields, in place of the family's own."""
+    """Build a shape of a family. positions: max_position_embeddings; more: other fields, over the family's own."""
     sizes = {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
     sizes |= {"num_key_value_heads": kv, "head_dim": hidden // heads, "max_position_embeddings": positions}
     return ModelConfig(**{**_FAMILIES[family], **sizes, "tie_word_embeddings": False, **more})
@@ -62,7 +62,7 @@ _OTHER_NAMES = {
 
 
 def shape(name: str) -> ModelConfig:
-    """The shape by model name: "Qwen2.5-7B", "Qwen2.5-7B-Instruct" or "Qwen/Qwen2.5-7B-Instruct".
+    """Return the shape by model name: "Qwen2.5-7B", "Qwen2.5-7B-Instruct" or "Qwen/Qwen2.5-7B-Instruct".
 
     Raises ValueError with the nearest names when the table has no such model.
     """

@@ -23,7 +23,7 @@ from etils import epath
 from g2d_jax import ranges, storage
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
-"""What weights may be stored as, by safetensors' code."""
+"""Dtypes that weights may be stored in, by safetensors' code."""
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _ALIGN = 8  # the rest begins at a multiple of this
@@ -31,8 +31,8 @@ _ALIGN = 8  # the rest begins at a multiple of this
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies: file, the header's shape (Hugging Face's layout), safetensors' dtype code ("BF16"), and the
-    byte of the file at which it begins."""
+    """A tensor's place in a file. file, the header's shape (Hugging Face's layout), safetensors' dtype code ("BF16"),
+    and the byte of the file at which it begins."""
 
     file: storage.PathLike
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Stored:
 
 
 def read_header(file: storage.PathLike) -> dict[str, Stored]:
-    """Every tensor of a file by name, nothing but the header being read.
+    """Read every tensor's place in a file, by name; nothing but the header is read.
 
     Raises ValueError naming the file, and the tensor if there is one to name, for a header that is longer than the
     file, no JSON, or describes anything but tensors that fill the file without gaps: a truncated file names the first
@@ -84,7 +84,7 @@ def _parse(file: storage.PathLike, size: int) -> dict[str, Stored]:
 
 
 def _place(name: str, entry: Any) -> tuple[int, int]:
-    """A tensor's [begin, end) in the data. Raises ValueError for an entry that cannot be true."""
+    """Return a tensor's [begin, end) in the data. Raises ValueError for an entry that cannot be true."""
     wrong = ValueError(f"tensor {name:.200}: its entry in the header is {entry!r:.200}")
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         raise wrong
@@ -98,12 +98,12 @@ def _place(name: str, entry: Any) -> tuple[int, int]:
 
 
 def _sizes(value: Any) -> TypeGuard[list[int]]:
-    """Whether it is a list of integers from 0 on."""
-    return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
+    """Return whether the value is a list of integers from 0 on."""
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
 
 
 def read_rows(stored: Stored, start: int = 0, stop: int | None = None) -> np.ndarray:
-    """Rows [start, stop) of a tensor, all by default, in the stored layout and dtype: one range of its file."""
+    """Read rows [start, stop) of a tensor, all by default, in the stored layout and dtype: one range of its file."""
     dtype, (rows, *rest) = DTYPES[stored.dtype], stored.shape or (1,)
     stop, row = rows if stop is None else stop, math.prod(rest) * DTYPES[stored.dtype].itemsize
     data = ranges.read(stored.file, stored.start + start * row, (stop - start) * row).view(dtype)
@@ -138,7 +138,7 @@ def write(
 
 
 def _header(shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype) -> bytes:
-    code = next(code for code, known in DTYPES.items() if known == dtype)
+    code = next(code for code, stored_dtype in DTYPES.items() if stored_dtype == dtype)
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, shape in shapes.items():

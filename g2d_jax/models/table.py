@@ -31,13 +31,13 @@ class Param:
 
     @property
     def inputs(self) -> int:
-        """How many of a linear layer's dimensions, the first ones, are its inputs."""
+        """The number of a linear layer's dimensions, the first ones, that are its inputs."""
         assert self.flat is not None
         return next(n for n in range(1, len(self.shape)) if math.prod(self.shape[:n]) == self.flat[0])
 
 
 def block_params(c: ModelConfig) -> dict[str, Param]:
-    """The table of one layer, adapters last."""
+    """Return the table of one layer, adapters last."""
     e, h, k, d, m = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.intermediate_size
     attn, mlp = "model.layers.{layer}.self_attn", "model.layers.{layer}.mlp"
     table = {
@@ -71,7 +71,7 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
 
 
 def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
-    """NAME_a [*in, rank] and NAME_b [rank, *out], beside a linear layer [*in, *out]."""
+    """Return NAME_a [*in, rank] and NAME_b [rank, *out], beside a linear layer [*in, *out]."""
     assert row.flat is not None
     inputs = row.inputs
     stem = _PEFT + row.hf.removesuffix(".weight")
@@ -82,7 +82,7 @@ def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
 
 
 def outer_params(c: ModelConfig) -> dict[str, Param]:
-    """The table of what is not in a layer. A tied model has no "head": it reads the embedding transposed."""
+    """Return the table of what is not in a layer. A tied model has no "head": it reads the embedding transposed."""
     v, e = c.vocab_size, c.hidden_size
     table = {
         "embed": Param((v, e), ("vocab", "embed"), "normal", "model.embed_tokens.weight"),
@@ -94,5 +94,5 @@ def outer_params(c: ModelConfig) -> dict[str, Param]:
 
 
 def full_shape(config: ModelConfig, row: Param, stacked: bool) -> tuple[int, ...]:
-    """The array's shape with the layer dimension."""
+    """Return the array's shape with the layer dimension."""
     return (config.num_hidden_layers, *row.shape) if stacked else row.shape

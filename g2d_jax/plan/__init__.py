@@ -1,4 +1,4 @@
-"""What a run would need and cost on a machine that is not here: its programs, compiled ahead of time.
+"""The needs and the cost of a run on a target machine: its programs are compiled for it ahead of time.
 
 name ─► topologies ─► compiling: devices        config ─► programs: jitted functions, abstract inputs
                 └──────────────┬──────────────────────────────┘
@@ -19,7 +19,7 @@ from g2d_jax.resolve import locate, shipped
 
 
 def ready(spec: str, name: str) -> list[str]:
-    """What the docstring of a shipped config tells of its plans on this machine, compiled before; [] for nothing."""
+    """Read the plans for this machine, compiled before, from the docstring of a shipped config; [] for none."""
     if spec.partition(":")[0] not in shipped():
         return []
     text = ast.get_docstring(ast.parse(locate(spec)[0].read_text("utf-8"))) or ""
@@ -40,7 +40,7 @@ def plan(
     auto: bool = False,
     verbose: bool = False,
 ) -> bool:
-    """Print the plan of a run on the machine of this name; returns whether it fits.
+    """Print the plan of a run on the machine of this name; return whether it fits.
 
     price: of one chip for an hour. prompt, response: their mean tokens. stages: those to plan, () for all. auto: choose
     mesh, micro-batch and remat. verbose: show every program, too. Call it in a process that has not used JAX:
@@ -68,26 +68,26 @@ def plan(
     screen = Screen()
     compiler = planning.Compiler.of(machine, screen.say)
     if auto:
-        found = planning.search(settings, machine, compiler, stages=stages)
-        if found is None:
+        choice = planning.search(settings, machine, compiler, stages=stages)
+        if choice is None:
             tried = f"none of the {planning.MOST_TRIED} settings tried fits {name}"
             screen.say(f"{tried}; without --auto, bfloat16 moments and LoRA are tried too")
             return False
-        screen.say(f"chosen: {found.overrides()}")
-        settings = found.apply(settings)
-    made = planning.make(settings, machine, compiler, stages=stages, prompt=prompt, response=response)
-    show.show(made, screen, price=price, response=response, verbose=verbose)
-    if made.misfits and not auto:
-        found = planning.search(settings, machine, compiler, stages=stages)
-        if found is not None:
-            screen.say(f"what would fit: {found.overrides()}")
+        screen.say(f"chosen: {choice.overrides()}")
+        settings = choice.apply(settings)
+    run_plan = planning.make(settings, machine, compiler, stages=stages, prompt=prompt, response=response)
+    show.show(run_plan, screen, price=price, response=response, verbose=verbose)
+    if run_plan.misfits and not auto:
+        choice = planning.search(settings, machine, compiler, stages=stages)
+        if choice is not None:
+            screen.say(f"what would fit: {choice.overrides()}")
         elif changed := savings.search_savings(config, machine, compiler, stages=stages):
-            overrides, found = changed
-            arguments = f"{savings.as_arguments(overrides)} {found.overrides()}"
+            overrides, choice = changed
+            arguments = f"{savings.as_arguments(overrides)} {choice.overrides()}"
             screen.say(f"what would fit, with another result: {arguments}")
         else:
             screen.say(
                 "what would fit: none of the settings tried, neither with bfloat16 moments nor with LoRA, also beside "
                 "an int8 base if the extra quant is installed; take a larger machine"
             )
-    return not made.misfits
+    return not run_plan.misfits

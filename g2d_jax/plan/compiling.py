@@ -1,4 +1,4 @@
-"""Devices of a machine that is not here, and programs compiled for them.
+"""Devices of a target machine, and programs compiled for them.
 
 TPUs are compiled for by libtpu, GPUs by JAX's CUDA plugin; neither needs the hardware. What both read from the
 environment is set here, before JAX starts a backend.
@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # libtpu wants one; the topology's own name decides
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-# What XLA's GPU compiler asks about a device: openxla/xla, xla/backends/gpu/target_config/specs.
+# XLA's description of a GPU: openxla/xla, xla/backends/gpu/target_config/specs.
 _GPU_CONFIG = """gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
   threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
@@ -42,12 +42,12 @@ device_description_str: "{name}"
 
 
 class DoesNotFit(ValueError):
-    """A program needs more memory than a device has; the message is the compiler's."""
+    """The error that a program needs more memory than a device has; the message is the compiler's."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of one program.
+    """The compiler's report on one program.
 
     peak: bytes a device, arguments and results included. sent: bytes each device sends in one call, by kind of
     collective; unknown: collectives of which that is not known. seconds: of compiling. outputs: the results' tree with
@@ -77,22 +77,26 @@ def prepare(topology: Topology) -> None:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """The devices of a machine, for a mesh. Raises ValueError if the compiler makes another number of them."""
+    """Return the devices of a machine, for a mesh. Raises ValueError if the compiler makes another number of them."""
     from jax.experimental import topologies
 
-    one = topology.device
-    if one.platform == "cuda":
-        memory = int(one.hbm / 0.9)
-        config = _GPU_CONFIG.format(bandwidth=one.bandwidth, memory=memory, name=f"NVIDIA {topology.kind.upper()}")
-        made = topologies.get_topology_desc(platform="cuda", target_config=config, topology=topology.grid).devices
+    device = topology.device
+    if device.platform == "cuda":
+        memory = int(device.hbm / 0.9)
+        config = _GPU_CONFIG.format(bandwidth=device.bandwidth, memory=memory, name=f"NVIDIA {topology.kind.upper()}")
+        described = topologies.get_topology_desc(platform="cuda", target_config=config, topology=topology.grid).devices
     else:
         # One host for all chips, where that is how it is sold: the compiler's own default is hosts of four.
         bounds = tuple(map(int, f"{topology.grid}x1x1".split("x")))[:3] if topology.hosts == 1 else ()
         options: dict[str, Any] = {"chips_per_host_bounds": bounds} if bounds else {}
-        made = topologies.get_topology_desc(platform="tpu", topology_name=topology.compiler_name, **options).devices
-    if len(made) != topology.devices:
-        raise ValueError(f"{topology.compiler_name} has {len(made)} devices here, {topology.devices} were expected")
-    return list(made)
+        described = topologies.get_topology_desc(
+            platform="tpu", topology_name=topology.compiler_name, **options
+        ).devices
+    if len(described) != topology.devices:
+        raise ValueError(
+            f"{topology.compiler_name} has {len(described)} devices here, {topology.devices} were expected"
+        )
+    return list(described)
 
 
 def compile_program(lowered: Any, dynamic: int = 1) -> Compiled:
@@ -116,21 +120,21 @@ def compile_program(lowered: Any, dynamic: int = 1) -> Compiled:
     return Compiled(
         peak=_peak(compiled.memory_analysis()),
         sent=bytes_sent(sending),
-        unknown=sum(one.sent is None for one in sending),
+        unknown=sum(collective.sent is None for collective in sending),
         seconds=time.perf_counter() - started,
         outputs=outputs,
     )
 
 
 def _peak(memory: Any) -> int:
-    """Bytes on a device: the compiler's own peak counts arguments and results in the host's memory too."""
+    """Count the bytes on a device: the compiler's own peak counts arguments and results in the host's memory too."""
     host = memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes - memory.host_alias_size_in_bytes
     return int(memory.peak_memory_in_bytes - host)
 
 
 def _needed(message: str) -> str:
-    """The compiler's refusal in one line."""
+    """Shorten the compiler's refusal to one line."""
     sizes = re.search(r"\(([\d.]+[KMG])\) exceeds available HBM \(([\d.]+[KMG])\)", message)
     used = re.search(r"Used ([\d.]+[KMG]) of ([\d.]+[KMG]) hbm", message)
-    found = used or sizes
-    return f"needs {found[1]} of {found[2]}" if found else message.splitlines()[0][:200]
+    match = used or sizes
+    return f"needs {match[1]} of {match[2]}" if match else message.splitlines()[0][:200]

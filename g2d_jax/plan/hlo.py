@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, read from its HLO text, loops multiplied by their trip counts.
+"""Collectives of a compiled program, read from its HLO text, loops multiplied by their trip counts.
 
 XLA's own cost analysis counts a loop's body once. Here every computation is walked from the entry with the number of
 times it runs: a `while` multiplies by its trip count, which the text states, or which its condition compares with.
@@ -28,7 +28,7 @@ _OPCODE = re.compile(r"[)\]}] ([a-z][\w-]*)\(")
 @dataclass(frozen=True)
 class Collective:
     """One collective instruction. size: bytes of its full array on a device; group: devices that take part, both None
-    where the text has a form that is not known here.
+    where the text has an unknown form.
 
     times: how often it runs in one call of the program.
     """
@@ -40,8 +40,8 @@ class Collective:
 
     @property
     def sent(self) -> float | None:
-        """Bytes that a device sends in one call, by a ring: (n-1)/n of the array, twice that for an all-reduce; None
-        where that is not known."""
+        """The bytes that a device sends in one call; None where not known. By a ring: (n-1)/n of the array, twice that
+        for an all-reduce."""
         if self.size is None or self.group is None:
             return None
         share = (self.group - 1) / self.group
@@ -56,7 +56,7 @@ class _Computation:
 
 
 def collectives(text: str, dynamic: int = 1) -> list[Collective]:
-    """All collectives of a module that move anything. text: `compiled.as_text()`.
+    """List all collectives of a module that move anything. text: `compiled.as_text()`.
 
     dynamic: trips of a loop whose count is no constant, the outermost such loop on every path; inside it further ones
     count once. A compiler may cut an asynchronous collective into pieces, each fused with other work: they have channel
@@ -65,17 +65,17 @@ def collectives(text: str, dynamic: int = 1) -> list[Collective]:
     """
     computations = _parse(text)
     entry = next(name for name, computation in computations.items() if computation.entry)
-    found: dict[tuple[str, ...], tuple[bool, Collective]] = {}
-    for place, starts, one in _walk(computations, entry, 1, dynamic):
-        known = found.get(place)
-        if known is None or (starts, one.times) > (known[0], known[1].times):
-            found[place] = starts, one
-    return [one for _, one in found.values() if one.group != 1 and one.size != 0]
+    by_place: dict[tuple[str, ...], tuple[bool, Collective]] = {}
+    for place, starts, collective in _walk(computations, entry, 1, dynamic):
+        previous = by_place.get(place)
+        if previous is None or (starts, collective.times) > (previous[0], previous[1].times):
+            by_place[place] = starts, collective
+    return [collective for _, collective in by_place.values() if collective.group != 1 and collective.size != 0]
 
 
-def bytes_sent(found: list[Collective]) -> dict[str, float]:
-    """Bytes that each device sends in one call of the program, by kind of collective, as far as they are known."""
-    return {kind: sum(one.sent or 0.0 for one in found if one.kind == kind) for kind in KINDS}
+def bytes_sent(sending: list[Collective]) -> dict[str, float]:
+    """Sum the bytes that each device sends in one call of the program, by kind of collective, as far as known."""
+    return {kind: sum(collective.sent or 0.0 for collective in sending if collective.kind == kind) for kind in KINDS}
 
 
 def _parse(text: str) -> dict[str, _Computation]:
@@ -95,7 +95,7 @@ def _parse(text: str) -> dict[str, _Computation]:
 def _walk(
     computations: Mapping[str, _Computation], name: str, times: int, dynamic: int, path: str = "", fused: bool = False
 ) -> Iterator[tuple[tuple[str, ...], bool, Collective]]:
-    """Every collective that a computation runs, with what tells it from others (of a fused one what its pieces share,
+    """Yield every collective that a computation runs. With it come its identity (of a fused one what its pieces share,
     else the way to it) and whether the computation is the one that starts it asynchronously."""
     starts = any('"AsyncCollectiveStart"' in rest for rest in computations[name].lines.values())
     for instruction, rest in computations[name].lines.items():
@@ -114,7 +114,7 @@ def _walk(
         if opcode.endswith(("-done", "-update")):
             continue
         called = _CALLS.findall(rest) + [
-            callee.strip().lstrip("%") for some in _LISTS.findall(rest) for callee in some.split(",")
+            callee.strip().lstrip("%") for names in _LISTS.findall(rest) for callee in names.split(",")
         ]
         for callee in called:
             if callee in computations and kind not in KINDS:
@@ -123,15 +123,15 @@ def _walk(
 
 
 def _opcode(rest: str) -> str:
-    """The operation's name: the first word before "(" behind the result's shape."""
-    found = _OPCODE.search(rest)
-    return found[1] if found else ""
+    """Return the operation's name: the first word before "(" behind the result's shape."""
+    match = _OPCODE.search(rest)
+    return match[1] if match else ""
 
 
 def _trips(computations: Mapping[str, _Computation], rest: str, condition: str, body: str) -> int | None:
-    """How often a loop runs, or None if that is known at run time only."""
-    if known := re.search(r'known_trip_count"?[=:]\{"?n"?:"?(\d+)', rest):
-        return int(known[1])
+    """Count how often a loop runs; None if that is known at run time only."""
+    if stated := re.search(r'known_trip_count"?[=:]\{"?n"?:"?(\d+)', rest):
+        return int(stated[1])
     lines = computations[condition].lines
     constants = _constants(lines)
     compares = [line for line in lines.values() if _opcode(line) in ("compare", "fusion")]
@@ -145,13 +145,13 @@ def _trips(computations: Mapping[str, _Computation], rest: str, condition: str, 
 
 
 def _constants(lines: Mapping[str, str]) -> dict[str, int]:
-    return {name: int(found[1]) for name, line in lines.items() if (found := _CONSTANT.search(line))}
+    return {name: int(match[1]) for name, line in lines.items() if (match := _CONSTANT.search(line))}
 
 
 def _stride(condition: Mapping[str, str], compare: str, body: Mapping[str, str]) -> int:
-    """By how much a loop's counter moves: 1, or what XLA made of it when it put several trips into one body."""
+    """Return the step of a loop's counter: 1, or what XLA made of it when it put several trips into one body."""
     counters = [re.search(r"index=(\d+)", condition.get(name, "")) for name in _operands(compare)]
-    place = next((int(found[1]) for found in counters if found), None)
+    place = next((int(match[1]) for match in counters if match), None)
     result = next((line for line in reversed([*body.values()]) if _opcode(line) == "tuple"), None)
     if place is None or result is None:
         return 1
@@ -162,13 +162,13 @@ def _stride(condition: Mapping[str, str], compare: str, body: Mapping[str, str])
 
 
 def _operands(rest: str) -> list[str]:
-    """Names of an instruction's operands."""
-    found = _OPCODE.search(rest)
-    return re.findall(r"%([\w.-]+)", rest[found.end() :].split(")", 1)[0]) if found else []
+    """List the names of an instruction's operands."""
+    match = _OPCODE.search(rest)
+    return re.findall(r"%([\w.-]+)", rest[match.end() :].split(")", 1)[0]) if match else []
 
 
 def _size_and_group(rest: str, kind: str, start: bool) -> tuple[int | None, int | None]:
-    """Bytes of the full array and devices of one group, None and None in a form that is not known."""
+    """Return bytes of the full array and devices of one group; None and None for an unknown form."""
     try:
         return _size(rest, kind, start), _group(rest)
     except (KeyError, ValueError, IndexError):
@@ -176,7 +176,7 @@ def _size_and_group(rest: str, kind: str, start: bool) -> tuple[int | None, int 
 
 
 def _size(rest: str, kind: str, start: bool) -> int:
-    """Bytes of the full array: what is gathered, or what is scattered or added up."""
+    """Count the bytes of the full array: what is gathered, or what is scattered or added up."""
     shapes, operands = rest.split(f" {kind}{'-start' if start else ''}(", 1)
     sizes = [_bytes(match[1], match[2]) for match in _SHAPE.finditer(shapes)]
     if not sizes:
@@ -194,7 +194,7 @@ def _bytes(kind: str, dimensions: str) -> int:
 
 
 def _group(rest: str) -> int:
-    """Devices of one group, in any of the forms in which XLA writes them. Raises ValueError for another one."""
+    """Count the devices of one group, in any of XLA's forms. Raises ValueError for another one."""
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", rest):
         return 1 if all(len(set(pair.split(","))) == 1 for pair in re.findall(r"\d+,\d+", pairs[1])) else 2
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):

@@ -1,4 +1,4 @@
-"""A run's programs compiled for another machine: what each needs, how long it takes at least, and what would fit."""
+"""A run's programs compiled for another machine: memory, least time, and the settings that would fit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker
 from g2d_jax.training import optimizer
 
-STOPS = 2  # tokens that end a response: no tokenizer is asked
+STOPS = 2  # tokens that end a response, assumed without a tokenizer
 MOST_TRIED = 5  # compilations that --auto, or the search for what fits, may cost
 Say = Callable[[str], None]
 
@@ -49,11 +49,11 @@ class Entry:
 
     @property
     def total(self) -> int:
-        """Bytes a device at the program's peak, with what lies beside it."""
+        """The bytes a device at the program's peak, with what lies beside it."""
         return (self.compiled.peak if self.compiled else 0) + self.beside
 
     def fits(self, device: Device) -> bool:
-        """Whether it runs."""
+        """Return whether the program fits in the device's memory."""
         return self.compiled is not None and self.total <= device.usable
 
 
@@ -72,12 +72,12 @@ class Plan:
 
     @property
     def misfits(self) -> list[Entry]:
-        """Programs that need more memory than there is."""
+        """The programs that need more memory than the device has."""
         return [entry for entry in self.entries if not entry.fits(self.topology.device)]
 
 
 class Compiler:
-    """Compiles for the devices of a machine; the same program twice costs nothing."""
+    """A compiler for the devices of a machine; the same program is compiled once."""
 
     def __init__(self, devices: Sequence[Any], say: Say = lambda _: None) -> None:
         self.devices, self.say = list(devices), say
@@ -85,16 +85,16 @@ class Compiler:
         self._begun = self._expected = 0
 
     def expect(self, count: int) -> None:
-        """So many programs come next: what is said of each tells how far it is."""
+        """Announce the number of programs to come, so that each report shows the progress."""
         self._begun, self._expected = 0, count
 
     @classmethod
     def of(cls, topology: Topology, say: Say = lambda _: None) -> Compiler:
-        """For a machine, after `compiling.prepare`."""
+        """Return the compiler for a machine, after `compiling.prepare`."""
         return cls(devices(topology), say)
 
     def compile(self, program: Program, outputs: Mapping[str, Any]) -> Compiled:
-        """Raises DoesNotFit."""
+        """Compile a program. Raises DoesNotFit."""
         lowered = program.lower(outputs)
         key = hashlib.sha256(f"{program.dynamic} {lowered.as_text()}".encode()).hexdigest()
         self._begun += 1
@@ -102,20 +102,20 @@ class Compiler:
             far = f" ({self._begun} of {self._expected})" if self._begun <= self._expected else ""
             self.say(f"compiling {program.stage}, {program.name}{far}")
             try:
-                self._known[key] = made = compile_program(lowered, program.dynamic)
-                peak = f"{made.peak / GIB:.2f} GiB, compiled in {made.seconds:.0f} s"
+                self._known[key] = compiled = compile_program(lowered, program.dynamic)
+                peak = f"{compiled.peak / GIB:.2f} GiB, compiled in {compiled.seconds:.0f} s"
             except DoesNotFit as error:
                 self._known[key] = error
                 peak = str(error)
             self.say(f"{program.stage}, {program.name}: {peak}")
-        found = self._known[key]
-        if isinstance(found, DoesNotFit):
-            raise found
-        return found
+        result = self._known[key]
+        if isinstance(result, DoesNotFit):
+            raise result
+        return result
 
 
 def model_shape(runtime: Runtime) -> ModelConfig:
-    """The run's model without a download: a local folder's config.json, the tables of models/shapes.py, or its own."""
+    """Return the run's model shape without a download: a local folder's config.json, models/shapes.py, or its own."""
     path = runtime.config.model.path
     if not path:
         return runtime.model_config
@@ -126,11 +126,12 @@ def model_shape(runtime: Runtime) -> ModelConfig:
 def planned(
     config: Config, compiler: Compiler, memory: int | None = None, prompt: int | None = None
 ) -> Iterator[Runtime]:
-    """The run's context on the compiler's machine. memory: bytes of a device, which those devices do not tell. prompt:
-    mean tokens of a prompt, None: of the problems where tokenizer and problems are on this machine, else the most.
+    """Yield the run's runtime on the compiler's machine. memory: bytes of a device, which those devices do not report.
+    prompt: mean tokens of a prompt, None: of the problems where tokenizer and problems are on this machine, else the
+    most.
 
-    Raises ValueError for a mesh that does not fit the machine, and for offloading where its devices tell of no memory
-    to offload to, as GPUs do that are not here.
+    Raises ValueError for a mesh that does not fit the machine, and for offloading where its devices report no memory
+    to offload to, such as compiled-for GPUs.
     """
     order = plan(config)
     with tempfile.TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
@@ -139,7 +140,7 @@ def planned(
         if config.compute.offload_optimizer:
             meshes.check_host_memory(mesh)
         model = model_shape(runtime)
-        known = {
+        attributes = {
             "mesh": mesh,
             "model_config": model,
             "stop_ids": tuple(range(STOPS)),
@@ -148,11 +149,11 @@ def planned(
         }
         if not reads_locally(config):
             held_out = {split: problems(config, split) for split in ("dev", "test")}
-            known["prompt_lengths"] = (config.data.max_prompt_length,)
-            known["problem_counts"] = {"train": sys.maxsize, **held_out}
+            attributes["prompt_lengths"] = (config.data.max_prompt_length,)
+            attributes["problem_counts"] = {"train": sys.maxsize, **held_out}
         if prompt is not None:
-            known["mean_prompt"] = float(min(prompt, config.data.max_prompt_length))
-        yield runtime.at(config, runtime.folders, tracker, **known)
+            attributes["mean_prompt"] = float(min(prompt, config.data.max_prompt_length))
+        yield runtime.at(config, runtime.folders, tracker, **attributes)
 
 
 def make(
@@ -167,21 +168,21 @@ def make(
     """Compile every program of the stages (default: all). prompt: see `planned`. response: mean tokens of a response,
     None: the longest."""
     with planned(config, compiler, topology.device.usable, prompt) as runtime:
-        wanted = stages or plan(config).order
-        programs = [programs_of(runtime, name, response) for name in wanted]
+        names = stages or plan(config).order
+        programs = [programs_of(runtime, name, response) for name in names]
         compiler.expect(sum(map(len, programs)))
-        entries = [entry for some in programs for entry in _stage(compiler, topology, some)]
+        entries = [entry for stage_programs in programs for entry in _stage(compiler, topology, stage_programs)]
         ways = runtime.sampling_mesh.size // runtime.sampling_mesh.shape["data"]
         mesh, mean = dict(runtime.mesh.shape), runtime.mean_prompt
         return Plan(topology, runtime.config, runtime.model_config, mesh, ways, entries, mean)
 
 
 class _NotCompiled(LookupError):
-    """The name of a program whose results are asked for, and which did not fit."""
+    """The error that a program's results are needed, and it did not fit; it carries the program's name."""
 
 
 class _Outputs(dict[str, Any]):
-    """Program -> its results."""
+    """The results of programs by name."""
 
     def __missing__(self, name: str) -> Any:
         raise _NotCompiled(name)
@@ -216,12 +217,12 @@ class Choice:
     remat: Remat
 
     def apply(self, config: Config) -> Config:
-        """A copy of the config with them."""
+        """Return a copy of the config with these settings."""
         compute = replace(config.compute, microbatch_tokens=self.microbatch_tokens, remat=self.remat)
         return replace(config, mesh=replace(config.mesh, data=1, fsdp=self.fsdp, tensor=self.tensor), compute=compute)
 
     def overrides(self) -> str:
-        """As a user writes them."""
+        """Write the settings as command-line overrides."""
         values = {
             "mesh.data": 1,
             "mesh.fsdp": self.fsdp,
@@ -233,7 +234,7 @@ class Choice:
 
 
 def choice_of(config: Config, devices: int) -> Choice:
-    """The config's own settings as a choice."""
+    """Return the config's own settings as a choice."""
     mesh = config.mesh
     tensor = mesh.tensor if mesh.tensor > 0 else devices // (mesh.data * mesh.fsdp)
     compute = config.compute
@@ -241,12 +242,12 @@ def choice_of(config: Config, devices: int) -> Choice:
 
 
 def choices(config: Config, topology: Topology) -> list[Choice]:
-    """All that may be tried, quickest first by formula: little computed again, few micro-batches, no tensor split."""
+    """List all choices to try, quickest first by formula: little computed again, few micro-batches, no tensor split."""
     own, devices = choice_of(config, topology.devices), topology.devices
     host = devices // topology.hosts
     tensors = [ways for ways in (1, 2, 4, 8) if ways <= host]
     tokens = [own.microbatch_tokens * 2**power // 16 for power in range(7)]
-    made = [
+    candidates = [
         Choice(devices // tensor, tensor, count, remat)
         for tensor, count, remat in itertools.product(tensors, tokens, get_args(Remat))
         if count >= devices // tensor
@@ -256,33 +257,33 @@ def choices(config: Config, topology: Topology) -> list[Choice]:
         again = {"none": 3.0, "attention": 3.9, "full": 4.0}[choice.remat]
         return again * (1 + 0.15 * (choice.tensor > 1) * choice.tensor), -choice.microbatch_tokens
 
-    return sorted(made, key=cost)
+    return sorted(candidates, key=cost)
 
 
 def train_bytes(
     model: ModelConfig, config: Config, choice: Choice, row_length: int, stages: Sequence[str] = ()
 ) -> float:
-    """A train step's bytes a device by formula, the largest among these stages (default: all).
+    """Count a train step's bytes a device by formula, the largest among these stages (default: all).
 
     8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's (`state_bytes`), split over fsdp
-    and tensor; what stands beside adapters as it is held. What the layers keep; one layer's own work without remat's
+    and tensor; the frozen parameters as they are stored. What the layers save; one layer's own work without remat's
     savings; the head gathered, with its gradient in float32; logits of a chunk of tokens and two more arrays of
     their size.
     """
     size = 2 if config.dtype == "bfloat16" else 4
     rows = max(choice.microbatch_tokens // row_length // choice.fsdp, 1)
     tokens = rows * row_length
-    kept = saved_per_token(model, choice.remat, choice.tensor) * tokens * size
+    saved = saved_per_token(model, choice.remat, choice.tensor) * tokens * size
     layer = saved_per_token(model, "none", choice.tensor) / model.num_hidden_layers * tokens * 2 * size
     head = model.vocab_size * model.hidden_size * (size + 4)
     logits = 3 * 4 * min(tokens, chunk_of(model.vocab_size, "tpu")) * model.vocab_size
-    held = (8 + state_bytes(config, stages)) * count_trained(model) + init_params.rest_bytes(config, model)
-    return held / (choice.fsdp * choice.tensor) + kept + layer + head + logits
+    parameters = (8 + state_bytes(config, stages)) * count_trained(model) + init_params.rest_bytes(config, model)
+    return parameters / (choice.fsdp * choice.tensor) + saved + layer + head + logits
 
 
 def state_bytes(config: Config, stages: Sequence[str] = ()) -> int:
-    """Bytes a trained parameter of the largest optimiser state of these stages (default: all), but for what is
-    offloaded, which is not on the devices."""
+    """Count bytes a trained parameter of the largest optimiser state of these stages (default: all). Offloaded state is
+    not on the devices and counts 0."""
     if config.compute.offload_optimizer:
         return 0
     named = [config.stages[name] for name in stages or config.stages]
@@ -298,7 +299,7 @@ def search(
     stages: Sequence[str] = (),
     most: int = MOST_TRIED,
 ) -> Choice | None:
-    """The quickest choice by formula whose programs all compile and fit; at most `most` are tried.
+    """Find the quickest choice by formula whose programs all compile and fit; at most `most` are tried.
 
     None if none of those tried fits.
     """
@@ -321,7 +322,7 @@ def search(
 
 
 def _spread(likely: Sequence[Choice], most: int) -> list[Choice]:
-    """The first, and from the rest ever more frugal ones, the last of them the last."""
+    """Pick the first choice, and ever more frugal ones up to the last."""
     if len(likely) <= most:
         return list(likely)
     return [likely[round(i * (len(likely) - 1) / (most - 1))] for i in range(most)]

@@ -1,4 +1,4 @@
-"""Every program that a run compiles: those that its stages give, and reward models beside them."""
+"""All programs that a run compiles: those of its stages, and reward models beside them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from g2d_jax.stages.runtime import Runtime
 
 
 def programs_of(runtime: Runtime, name: str, response: int | None = None) -> list[Program]:
-    """The programs of a stage, in the order in which they run.
+    """List the programs of a stage, in the order in which they run.
 
     runtime: with the planned machine's mesh, and the model's shape. response: mean tokens of a response for the work
     to be done, max_new_tokens if None; shapes are those of the longest.
@@ -20,7 +20,7 @@ def programs_of(runtime: Runtime, name: str, response: int | None = None) -> lis
     models = tuple(scoring.model for scoring in scorings(runtime.config, runtime.mesh))
     programs = []
     for program in STAGE_PROGRAMS[stage.kind](runtime, name, stage, response):
-        # Reward models are loaded when they are first needed, and stay.
+        # Reward models are loaded on first use, and stay.
         programs.append(dataclasses.replace(program, resident=(*program.resident, *models)))
         if program.work.responses:
             programs += rewards(runtime, program)

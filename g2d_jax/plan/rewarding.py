@@ -1,4 +1,4 @@
-"""Reward models in a plan: what lies on the devices for the whole run, and the program that scores."""
+"""Reward models in a plan: their arrays, resident for the whole run, and the program that scores."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class Scoring:
     lengths: jax.ShapeDtypeStruct
 
     def flops(self) -> float:
-        """Of the batch on all devices."""
+        """Count the floating-point operations of the batch on all devices."""
         rows, columns = self.tokens.shape
         return reward_model.score_flops(self.config, [columns] * rows)
 
     def weights(self) -> float:
-        """Bytes of the matrices that a batch reads."""
+        """Count the bytes of the matrices that a batch reads."""
         (embed,) = jax.tree.leaves(self.model.trunk.embed)
         return embed.dtype.itemsize * matmul_params(self.config)
 
 
 def scorings(config: Config, mesh: Mesh) -> Iterator[Scoring]:
-    """A full batch of the longest conversations for every reward model of a run.
+    """Yield a full batch of the longest conversations for every reward model of a run.
 
     Raises ValueError for a name that models/shapes.py does not know and that is no local folder.
     """
@@ -70,16 +70,18 @@ def scorings(config: Config, mesh: Mesh) -> Iterator[Scoring]:
 
 
 def rewards(runtime: Runtime, decode: Program) -> Iterator[Program]:
-    """Reward models over the responses that a program decodes, with their prompts."""
+    """Yield the programs of reward models over the responses that a program decodes, with their prompts."""
     work, prompt = decode.work, runtime.mean_prompt
-    found = list(scorings(runtime.config, runtime.mesh))
-    for scoring in found:
-        others = tuple(other.model for other in found if other is not scoring)
+    batches = list(scorings(runtime.config, runtime.mesh))
+    for scoring in batches:
+        others = tuple(other.model for other in batches if other is not scoring)
         arguments = scoring.model, scoring.tokens, scoring.lengths
         scored = scoring.share * (work.generated + work.responses * prompt)
         calls = scored / math.prod(scoring.tokens.shape)
         weights = scoring.weights() / runtime.mesh.shape["tensor"]
         parts = {"parameters": device_bytes(scoring.model)}
-        once = Work(calls, scoring.flops() / runtime.mesh.size, weights, parts, scored=scored)
+        scoring_work = Work(calls, scoring.flops() / runtime.mesh.size, weights, parts, scored=scored)
         name = decode.name.replace("decode", "reward")
-        yield Program(decode.stage, name, scoring.run, fixed(*arguments), once, resident=(*decode.resident, *others))
+        yield Program(
+            decode.stage, name, scoring.run, fixed(*arguments), scoring_work, resident=(*decode.resident, *others)
+        )

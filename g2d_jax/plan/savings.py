@@ -1,4 +1,4 @@
-"""What would fit if the run's result may change: moments in bfloat16, adapters in place of all parameters, codes."""
+"""Settings that would fit if the run's result may change: bfloat16 moments, adapters, quantised weights."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ RANK = 16
 
 
 def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
-    """Lists of overrides that make training need less memory, the one that changes least first.
+    """List overrides that make training need less memory, the one that changes least first.
 
     Full training: AdamW's moments in bfloat16; adapters beside a base in bfloat16; with qwix, its layers as int8 codes.
-    With adapters: the base so.
+    With adapters: the base the same way.
     """
     codes = ["lora.quantise=int8"] if importlib.util.find_spec("qwix") else []
     if config.lora.rank:
         base = ["lora.base_dtype=bfloat16"] if config.lora.base_dtype == "float32" else []
         beside = [base, [*base, *codes]] if codes and not config.lora.quantise else [base]
-        return [found for found in beside if found]
+        return [overrides for overrides in beside if overrides]
     trained = {
         name: stage.optimizer
         for name, stage in config.stages.items()
@@ -40,24 +40,24 @@ def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
     ]
     adapters = [f"lora.rank={RANK}", "lora.base_dtype=bfloat16"]
     beside = ([adapters, [*adapters, *codes]] if codes else [adapters]) if trained else []
-    return [found for found in (moments, *beside) if found]
+    return [overrides for overrides in (moments, *beside) if overrides]
 
 
 def search_savings(
     config: ConfigDict, topology: Topology, compiler: Compiler, *, stages: Sequence[str] = ()
 ) -> tuple[list[str], Choice] | None:
-    """The first of `savings` with which something fits, and the choice that does, by compiling; None if none does."""
+    """Find the first of `savings` with which something fits, and the choice that does; None if none does."""
     for overrides in savings(Config.of(config), stages):
         changed = copy.deepcopy(config)
         for override in overrides:
             resolve.apply(changed, override)
         compiler.say(f"with {as_arguments(overrides)}")
-        found = search(Config.of(changed), topology, compiler, stages=stages, most=MOST_TRIED)
-        if found is not None:
-            return overrides, found
+        choice = search(Config.of(changed), topology, compiler, stages=stages, most=MOST_TRIED)
+        if choice is not None:
+            return overrides, choice
     return None
 
 
 def as_arguments(overrides: Sequence[str]) -> str:
-    """As a user writes them."""
+    """Write the overrides as command-line arguments."""
     return " ".join(f"--config.{override}" for override in overrides)

@@ -1,4 +1,4 @@
-"""A plan for reading: the verdict, a row for each stage; if wanted, memory and roofline of every program."""
+"""A plan on the screen: the verdict, a row for each stage; on request, memory and roofline of every program."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from g2d_jax.sampler.capacity import kv_bytes
 from g2d_jax.tracking import Screen
 
 EFFICIENCY = 0.5
-"""Of the roofline: published runs reach 40 to 65 % of the peak in training, 40 to 85 % of the bandwidth in decoding."""
+"""Assumed share of the roofline: published runs reach 40 to 65 % of the peak in training, and in decoding 40 to 85 % of
+the bandwidth."""
 
 
 DECODING, FLOOR_ROWS, FLOOR_CONTEXT = 0.55, 256, 1024
-"""What decoding is shown at, of its roofline, and the floor that it is shown beside."""
+"""Assumed share of its roofline for decoding, and rows and context of the floor beside which it is shown."""
 
 
 def show(
@@ -31,7 +32,7 @@ def show(
     response: int | None = None,
     verbose: bool = False,
 ) -> None:
-    """Print whether it fits, how long it takes and what it costs; then a row for each stage.
+    """Print whether the run fits, how long it takes and what it costs; then a row for each stage.
 
     price: of one chip for an hour. response: mean tokens of a response that the work was counted for. verbose: every
     program's memory and time, too.
@@ -52,7 +53,7 @@ def show(
 
 
 def verdict(plan: Plan, price: float | None) -> str:
-    """In a line whether it fits, with hours and cost, or else what does not."""
+    """Say in one line whether the run fits, with hours and cost, or else what does not fit."""
     if plan.misfits:
         return f"fits: NO, {'; '.join(_need(plan, entry) for entry in plan.misfits)}"
     spent = hours(plan.entries) / EFFICIENCY
@@ -67,7 +68,7 @@ def _need(plan: Plan, entry: Entry) -> str:
 
 
 def short_rows(plan: Plan, price: float | None) -> list[list[str]]:
-    """A row for each stage, and one for the run: its fullest program, its memory, tokens, hours and cost."""
+    """Build a row for each stage, and one for the run: fullest program, its memory, tokens, hours and cost."""
     rows = []
     for name, generated, _, _, trained, _, spent, cost in stage_rows(plan, price):
         entries = [entry for entry in plan.entries if name in (entry.program.stage, "all")]
@@ -79,7 +80,7 @@ def short_rows(plan: Plan, price: float | None) -> list[list[str]]:
 
 
 def assumptions(plan: Plan) -> list[str]:
-    """List what the work was counted for where neither settings nor problems tell: a line for each."""
+    """List a line for each assumption of the work that neither settings nor problems decide."""
     config, planned = plan.config, {entry.program.stage for entry in plan.entries}
     if reads_locally(config):
         return []
@@ -127,7 +128,7 @@ def _show_programs(plan: Plan, screen: Screen, price: float | None) -> None:
 
 
 def memory_row(plan: Plan, entry: Entry) -> list[str]:
-    """Stage, program, peak, peak with what is resident beside it, memory of a device, whether it fits, parts."""
+    """Build a row: stage, program, peak, peak with residents beside it, a device's memory, whether it fits, parts."""
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in entry.program.work.parts.items())
     peak = f"{entry.compiled.peak / GIB:.2f}" if entry.compiled else "?"
     total = f"{entry.total / GIB:.2f}" if entry.compiled else "?"
@@ -144,7 +145,7 @@ def memory_row(plan: Plan, entry: Entry) -> list[str]:
 
 
 def time_row(entry: Entry) -> list[str]:
-    """Stage, program, TFLOP and GB sent in one call, least milliseconds, what bounds it, calls in the stage."""
+    """Build a row: stage, program, TFLOP and GB sent in one call, least milliseconds, bound, calls in the stage."""
     assert entry.compiled is not None and entry.time is not None
     sent = f"{sum(entry.compiled.sent.values()) / 1e9:.3g}"
     if entry.compiled.unknown:
@@ -162,12 +163,12 @@ def time_row(entry: Entry) -> list[str]:
 
 
 def is_decode(entry: Entry) -> bool:
-    """Whether a program generates tokens, and fits."""
+    """Return whether a program generates tokens, and fits."""
     return bool(entry.time and entry.program.work.generated)
 
 
 def decode_row(plan: Plan, entry: Entry) -> list[str]:
-    """Stage, program, rows decoded together, tokens/s of a device, and those as a share of the floor."""
+    """Build a row: stage, program, rows decoded together, tokens/s of a device, and those as a share of the floor."""
     assert entry.time is not None
     work, device = entry.program.work, plan.topology.device
     rate = DECODING * work.generated / (work.calls * entry.time.seconds) / plan.topology.devices
@@ -178,14 +179,14 @@ def decode_row(plan: Plan, entry: Entry) -> list[str]:
 
 
 def stage_rows(plan: Plan, price: float | None) -> list[list[str]]:
-    """Tokens, hours and cost of every stage, and of the run."""
+    """Build rows of tokens, hours and cost: of every stage, and of the run."""
     names = list(dict.fromkeys(entry.program.stage for entry in plan.entries))
     rows = [_stage_row(plan, name, [e for e in plan.entries if e.program.stage == name], price) for name in names]
     return [*rows, _stage_row(plan, "all", plan.entries, price)]
 
 
 def hours(entries: Sequence[Entry]) -> float:
-    """At the roofline; programs that do not fit count as nothing."""
+    """Sum the hours at the roofline; programs that do not fit count as nothing."""
     return sum(entry.program.work.calls * entry.time.seconds for entry in entries if entry.time) / 3600
 
 

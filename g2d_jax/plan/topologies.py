@@ -1,7 +1,7 @@
-"""The machines that a plan can be made for: their names, the compiler's names for them, and what their chips can do.
+"""The machines that a plan can be made for: their names, the compiler's names for them, and their chips' rates.
 
 Names count as Google's do. v5e-16 and v6e-16 are 16 chips; v5p is named by TensorCores, two to a chip, so that v5p-16
-is 8 chips; tpu7x-8 is 8 chips, each of them two devices to JAX. h100x8 and h200x1 are GPUs of one host. v4 is not here:
+is 8 chips; tpu7x-8 is 8 chips, each of them two devices to JAX. h100x8 and h200x1 are GPUs of one host. v4 is left out:
 ahead of time its compiler makes two devices of a chip, where a run has one.
 
 Sources: TPUs: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e and tpu7x, "Key specifications". A chip's inter-chip
@@ -41,7 +41,7 @@ class Device:
 
     @property
     def usable(self) -> int:
-        """Bytes that a plan may use: what runs do."""
+        """The bytes that a plan may use: the same that runs use."""
         return int(USABLE * self.hbm) if self.platform == "tpu" else self.hbm
 
 
@@ -88,32 +88,33 @@ class Topology:
 
     @property
     def device(self) -> Device:
-        """What each of its devices can do."""
+        """The properties of each of its devices."""
         return DEVICES[self.kind]
 
     @property
     def devices(self) -> int:
-        """How many devices JAX sees."""
+        """The number of devices that JAX sees."""
         return self.chips * self.device.per_chip
 
     @property
     def compiler_name(self) -> str:
-        """What libtpu calls it, "v5e:4x4"; for GPUs XLA's "partitions x hosts x devices", "1x1x8"."""
+        """The name in libtpu, "v5e:4x4"; for GPUs XLA's "partitions x hosts x devices", "1x1x8"."""
         return self.grid if self.device.platform == "cuda" else f"{self.kind}:{self.grid}"
 
     def describe(self) -> str:
-        """The name's meaning in words."""
-        one = self.device
-        several = f" ({self.devices} devices)" if one.per_chip > 1 else ""
+        """Spell the name's meaning out in words."""
+        device = self.device
+        several = f" ({self.devices} devices)" if device.per_chip > 1 else ""
         return (
             f"{self.name}: {self.chips} chip{'s' * (self.chips > 1)}{several} on {self.hosts} "
-            f"host{'s' * (self.hosts > 1)}; each device {one.hbm / GIB:.2f} GiB, {one.flops / 1e12:,.0f} TFLOP/s bf16, "
-            f"{one.bandwidth / 1e9:,.0f} GB/s memory, {one.link / 1e9:,.0f} GB/s to others"
+            f"host{'s' * (self.hosts > 1)}; each device {device.hbm / GIB:.2f} GiB, "
+            f"{device.flops / 1e12:,.0f} TFLOP/s bf16, {device.bandwidth / 1e9:,.0f} GB/s memory, "
+            f"{device.link / 1e9:,.0f} GB/s to others"
         )
 
 
 def topology(name: str) -> Topology:
-    """The machine of a name such as v5e-16, v5p-16 or h100x8. Raises ValueError with the names there are."""
+    """Return the machine of a name such as v5e-16, v5p-16 or h100x8. Raises ValueError with the valid names."""
     match = re.fullmatch(r"(v5e|v5p|v6e|tpu7x)-(\d+)|(h100|h200)x(\d+)", name)
     if match:
         kind, number = (match[1] or match[3]), int(match[2] or match[4])
@@ -126,7 +127,7 @@ def topology(name: str) -> Topology:
 
 
 def names() -> list[str]:
-    """All names, by kind and size."""
+    """List all names, by kind and size."""
     return [
         f"{kind}x{chips}" if DEVICES[kind].platform == "cuda" else f"{kind}-{chips * DEVICES[kind].name_counts}"
         for kind, grids in GRIDS.items()
@@ -135,5 +136,5 @@ def names() -> list[str]:
 
 
 def _host(kind: str, chips: int) -> int:
-    """Chips of one host. A v5e-8 or v6e-8 is one host of eight; larger slices are made of hosts of four."""
+    """Count the chips of one host. A v5e-8 or v6e-8 is one host of eight; larger slices are made of hosts of four."""
     return 8 if kind in ("v5e", "v6e") and chips == 8 else DEVICES[kind].host

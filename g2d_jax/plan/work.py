@@ -1,4 +1,4 @@
-"""What a program does, counted by formula, and how long that takes at least: the roofline of its device."""
+"""A program's work, counted by formula, and its least time: the roofline of its device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from g2d_jax.plan.topologies import Device
 from g2d_jax.stages.programs.program import Work
 
 SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
-ASSUMED = 1000  # held-out problems of a file whose length no setting tells
+ASSUMED = 1000  # held-out problems of a file whose length no setting gives
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Least seconds of one call by what it waits for."""
+    """The least seconds of one call, by resource."""
 
     compute: float
     memory: float
@@ -30,24 +30,24 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """The longest of them: all three go on at once."""
+        """The longest of the three times: all three resources work at once."""
         return max(self.compute, self.memory, self.links)
 
     @property
     def bound(self) -> str:
-        """The one that decides."""
+        """The name of the resource with the longest time."""
         return max(("compute", "memory", "links"), key=lambda name: getattr(self, name))
 
 
 def roofline(work: Work, sent: Mapping[str, float], device: Device) -> Roofline:
-    """sent: bytes a device sends in one call, by kind of collective."""
+    """Compute the roofline of one call. sent: bytes a device sends in it, by kind of collective."""
     return Roofline(work.flops / device.flops, work.moved / device.bandwidth, sum(sent.values()) / device.link)
 
 
 def shape_of(path: str) -> ModelConfig:
-    """A model's shape without a download: a folder's config.json, else the tables of models/shapes.py by its name.
+    """Return a model's shape without a download: a folder's config.json, else the tables of models/shapes.py by name.
 
-    Raises ValueError for a folder that is not there, and for a name that is not in the tables.
+    Raises ValueError for a folder that does not exist, and for a name that is not in the tables.
     """
     if epath.Path(path).expanduser().exists():
         return hf.read_config(hf.resolve(path))
@@ -73,6 +73,6 @@ def _is_local_file(source: str) -> bool:
 
 
 def problems(config: Config, split: str) -> int:
-    """Problems of a held-out split over all tasks: its limit, the suite's size, or an assumed number."""
+    """Count the problems of a held-out split over all tasks: its limit, the suite's size, or an assumed number."""
     sources: list[Source] = [getattr(task, split) for task in config.all_tasks.values()]
     return sum(source.limit or SUITES.get(source.path.partition(":")[0], ASSUMED) for source in sources)

@@ -1,1 +1,1 @@
-"""Sample responses: a schedule of rows, three jitted programs over the whole mesh, and what drives them."""
+"""Sampling of responses: a schedule of rows, jitted programs over the whole mesh, and the engine that drives them."""

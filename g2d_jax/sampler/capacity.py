@@ -1,4 +1,4 @@
-"""Choose over how many devices the sampler's weights lie and how many rows decode together, by formula.
+"""Choices by formula: over how many devices the sampler's weights are split, and how many rows decode together.
 
 Reading the weights is shared by all rows of a decode step, so tokens a second grow with the rows, until memory is full.
 Bytes are of one device unless said otherwise. Rows are split over devices, and where weights are split over `ways` of
@@ -16,19 +16,19 @@ from g2d_jax.models.flops import matmul_params
 from g2d_jax.models.table import block_params
 
 UNKNOWN = 256
-"""Rows where a platform tells no memory, as CPUs do not."""
+"""Rows where a platform reports no memory, as on CPUs."""
 
 SPARE = 0.05
-"""Share of the memory left for what decode and prefill work with beside weights and cache."""
+"""Share of the memory left for the workspace of decode and prefill beside weights and cache."""
 
 LINK = 5.0
 """Bytes read from memory while one is sent: 4.1 on v5e and v6e, 4.6 on v5p, 7.4 on an H100 (plan/topologies.py)."""
 
 MEAN = 0.25
-"""Share of max_new_tokens that a mean response takes, where rows are chosen before any is seen: assumed."""
+"""Share of max_new_tokens that a mean response takes, assumed because rows are chosen before any response exists."""
 
 ENOUGH = 0.9
-"""Of the best rate by formula: fewer ways wait less often for each other, which it does not count."""
+"""Share of the best rate by formula that suffices: fewer ways wait less for each other, which it does not count."""
 
 
 def kv_bytes(config: ModelConfig, itemsize: int) -> int:
@@ -48,8 +48,8 @@ def rows_that_fit(
 ) -> int:
     """Choose the most rows of `columns` tokens that decode together, over all devices; 0 where none fits.
 
-    config: with what the weights are held as. memory: bytes that a device's programs may use, None where that is not
-    known; beside: of them, taken meanwhile.
+    config: with the kind of codes that the weights are stored as. memory: bytes that a device's programs may use, None
+    where that is not known; beside: bytes of these that other data takes meanwhile.
     """
     if memory is None:
         return UNKNOWN
@@ -79,9 +79,9 @@ def best_ways(
     ways = [2**power for power in range(devices.bit_length()) if devices % 2**power == 0]
 
     def rate(ways: int) -> float:
-        how = config, itemsize, ways, devices, columns
-        rows = quickest_rows(*how, longest, rows_that_fit(*how, memory, beside), samples)
-        return 1 / _call(*how, longest, rows, samples) if rows else 0.0
+        settings = config, itemsize, ways, devices, columns
+        rows = quickest_rows(*settings, longest, rows_that_fit(*settings, memory, beside), samples)
+        return 1 / _call(*settings, longest, rows, samples) if rows else 0.0
 
     rates = {ways: rate(ways) for ways in ways}
     return next(ways for ways, rate in rates.items() if rate >= ENOUGH * max(rates.values()))
@@ -98,8 +98,8 @@ def quickest_rows(
     parts = devices // ways * 8
     most = min(most, -(-samples // parts) * parts)
     rows = [halved // parts * parts for power in range(most.bit_length()) if (halved := most >> power) >= parts]
-    how = config, itemsize, ways, devices, columns, longest
-    return min(rows, key=lambda rows: _call(*how, rows, samples), default=most)
+    settings = config, itemsize, ways, devices, columns, longest
+    return min(rows, key=lambda rows: _call(*settings, rows, samples), default=most)
 
 
 def _call(

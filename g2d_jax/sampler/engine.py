@@ -1,4 +1,4 @@
-"""Sample responses in batches: requests go in, finished rollouts come out as they finish.
+"""The sampler of responses in batches: requests go in, finished rollouts come out as they finish.
 
 One program runs over the whole mesh, of however many processes. Every process follows the same schedule (schedule.py);
 it hands out the rollouts of the rows that lie on its own devices. A prompt is prefilled once; its samples begin in rows
@@ -33,17 +33,17 @@ from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
 from g2d_jax.sampler.schedule import Sample, Schedule
 
 FEWEST = 32
-"""Rows that a CPU needs to make the most of its arithmetic."""
+"""Fewest rows that keep a CPU's arithmetic busy."""
 
 NARROWEST = 64
-"""Cache columns that are worth a width of their own."""
+"""Fewest cache columns that are worth a width of their own."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """What generation cost so far. slot_steps: decode steps times rows; generated / slot_steps is slot efficiency.
+    """The cost of generation so far. slot_steps: decode steps times rows; generated / slot_steps is slot efficiency.
 
-    Of all processes together but for seconds, which are this one's.
+    Counts are of all processes together, seconds of this one.
     """
 
     prefilled: int = 0
@@ -53,7 +53,7 @@ class Usage:
 
 
 class Sampler:
-    """Samples from a model over all devices of a `meshes.sampling` mesh.
+    """A sampler of one model's shape over all devices of a `meshes.sampling` mesh.
 
     max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows. prefill_rows:
     prompts of one prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py;
@@ -94,14 +94,14 @@ class Sampler:
         self.programs = self._made.take(_jitted, *settings)
 
     def view(self, model: Decoder, weights: str = "") -> Decoder:
-        """Give the model as decode reads it: in dtype, split over the sampling mesh. Once per policy.
+        """Convert the model to the form that decode reads: in dtype, split over the sampling mesh. Once per policy.
 
         weights: the kind of codes that the layers' linear weights become, see models/quantise.py; empty: in dtype.
         """
         return self.viewing(weights)(model)
 
     def viewing(self, weights: str = "") -> Jitted:
-        """Give the program of `view`."""
+        """Return the program of `view`."""
         return self._made.take(_viewing, self.config.held(weights), self.mesh, jnp.dtype(self.dtype))
 
     def shapes(
@@ -112,9 +112,9 @@ class Sampler:
         lengths: Sequence[int],
         most_rows: int | None = None,
     ) -> Shapes:
-        """What a call is compiled for: so many requests and samples, with these SamplingParams and prompt lengths.
+        """Choose the shapes to compile for: so many requests and samples, with these SamplingParams and prompt lengths.
 
-        most_rows: that decode together in this call, None: max_num_seqs.
+        most_rows: rows that decode together in this call at most; None: max_num_seqs.
         On a CPU a quarter of the samples decode at once: rows that are full cost what they generate, and the rest wait
         to take the place of those that are done. Elsewhere a step costs the same with few rows as with many.
         """
@@ -140,7 +140,7 @@ class Sampler:
         )
 
     def abstract(self, shapes: Shapes) -> tuple[State, Prompts]:
-        """Give what the programs keep on the devices, with a ShapeDtypeStruct and its sharding for every array."""
+        """Return the programs' device state and prompts with a ShapeDtypeStruct and its sharding for every array."""
 
         def place(x: jax.ShapeDtypeStruct, *axes: str | None) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=meshes.sharding(self.mesh, axes, x.shape))
@@ -150,7 +150,7 @@ class Sampler:
         return programs.lay_out_state(state, place), programs.lay_out_prompts(prompts, place)
 
     def decoded_widths(self, shapes: Shapes) -> list[tuple[int, ...]]:
-        """Give the cache's widths in use that each decode program is compiled for: on a CPU all are in one."""
+        """List the cache's widths in use that each decode program is compiled for: on a CPU all are in one."""
         return [shapes.widths] if self.platform == "cpu" else [(width,) for width in shapes.widths]
 
     def generate(
@@ -164,8 +164,8 @@ class Sampler:
         Raises ValueError, before anything is sampled, for an empty prompt, no samples, ids out of the vocabulary, or
         what the shapes are too small for; Preempted if any process was told to stop.
         """
-        asked = list(requests)
-        for request in asked:
+        pending = list(requests)
+        for request in pending:
             if len(request.prompt_ids) == 0 or request.num_samples < 1:
                 raise ValueError(f"problem {request.problem_id}: a request needs a prompt and at least one sample")
             if not 0 <= request.prompt_ids.min() <= request.prompt_ids.max() < self.config.vocab_size:
@@ -173,8 +173,8 @@ class Sampler:
             needed = len(request.prompt_ids), len(request.prompt_ids) + request.params.max_new_tokens
             if shapes and (needed[0] > shapes.columns[-1] or needed[1] > shapes.widths[-1]):
                 raise ValueError(f"problem {request.problem_id} needs more columns than the sampler is compiled for")
-        if asked:
-            yield from _Session(self, view, asked, purpose, shapes or self._shapes_of(asked)).run()
+        if pending:
+            yield from _Session(self, view, pending, purpose, shapes or self._shapes_of(pending)).run()
 
     def _shapes_of(self, requests: Sequence[Request]) -> Shapes:
         params = [request.params for request in requests]
@@ -183,7 +183,7 @@ class Sampler:
 
 
 class _Session:
-    """One call of generate: its schedule, the device state, and the tokens of this process's rows."""
+    """One call of `generate`: its schedule, the device state, and the tokens of this process's rows."""
 
     def __init__(
         self, sampler: Sampler, view: Decoder, requests: Sequence[Request], purpose: str, shapes: Shapes
@@ -202,7 +202,7 @@ class _Session:
     def run(self) -> Iterator[Rollout]:
         """Prefill, insert, decode a chunk, collect, until nothing is left.
 
-        What finished is handed out while the next chunk is under way.
+        Finished rollouts are handed out while the next chunk is under way.
         """
         finished: list[Rollout] = []
         while True:
@@ -228,7 +228,7 @@ class _Session:
         yield from finished
 
     def _refill(self) -> None:
-        """Give the rows at rest to waiting samples."""
+        """Move waiting samples into the rows at rest."""
         while True:
             if placed := self.schedule.prefill():
                 self._prefill(placed)
@@ -268,7 +268,7 @@ class _Session:
         )
 
     def _describe(self, fresh: Rows[np.ndarray], row: int, sample: Sample) -> None:
-        """Write a new sample's facts into the host arrays."""
+        """Write a new sample's settings into the host arrays."""
         request, params = sample.request, sample.request.params
         values = {
             "keys": named_keys.key_data(
@@ -285,7 +285,7 @@ class _Session:
         fresh.stop_ids[row, : len(params.stop_ids)] = params.stop_ids
 
     def _widen(self, longest: int) -> None:
-        """Use as many columns of the cache as its longest row needs in the next chunk, where that is compiled in."""
+        """Use as many cache columns as the longest row needs in the next chunk, where that width is compiled in."""
         width = next(size for size in self.shapes.widths if size >= longest)
         if width != self.width:
             self.width = width
@@ -293,7 +293,7 @@ class _Session:
             self.state = State(self.state.rows, cache, self.state.hidden)
 
     def _notices(self) -> jax.Array:
-        """What this process was told, on its devices: see `processes.notice`."""
+        """Put this process's notice on its devices: see `processes.notice`."""
         where = meshes.sharding(self.mesh, ("devices",), (self.mesh.size,))
         mine = np.full(self.mesh.size, processes.notice(), np.int32)
         return meshes.put(mine, where)
@@ -330,9 +330,9 @@ class _Session:
 
 
 def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """The parts of arrays [S, C] that this process answers for: first row, and each array's rows from there on.
+    """Yield the parts of arrays [S, C] that this process answers for: first row, and each array's rows from there on.
 
-    Of devices with the same rows the first one's process does.
+    Of devices with the same rows, the first one's process answers for them.
     """
     for shards in zip(*(array.addressable_shards for array in arrays), strict=True):
         if shards[0].replica_id == 0:
@@ -340,7 +340,7 @@ def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
 
 
 def _viewing(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
-    """The program of a sampler's view, of this config."""
+    """Return the program of a sampler's `view`, of this config."""
     stacked = platform_of(mesh) == "tpu"
     layout = decoder.shardings if stacked else decoder.unstacked_shardings
 
@@ -353,7 +353,7 @@ def _viewing(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
 def _jitted(
     config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: AttentionSetting, decode_kernel: DecodeKernel
 ) -> dict[str, Jitted]:
-    """A sampler's programs."""
+    """Return a sampler's programs by name."""
     stacked = platform_of(mesh) == "tpu"
     return {
         "empty": Jitted(
@@ -371,13 +371,13 @@ def _jitted(
 
 
 def _columns(lengths: Sequence[int], step: int) -> tuple[int, ...]:
-    """Columns of prefills for prompts of these lengths: what holds the longest, and where most are far shorter a second
-    one for those."""
+    """Choose the columns of prefills for prompts of these lengths. One size holds the longest; where most are far
+    shorter a second one is for those."""
     longest = round_up(max(lengths), step)
     most = round_up(int(np.quantile(lengths, 0.9)), step)
     return (most, longest) if 2 * most <= longest else (longest,)
 
 
 def _power(size: int) -> int:
-    """The next power of two."""
+    """Return the next power of two."""
     return 1 << max(size - 1, 0).bit_length()

@@ -29,7 +29,7 @@ from g2d_jax.records import MEMBERS
 from g2d_jax.sampler.sampling import draw
 
 Array = TypeVar("Array", jax.Array, np.ndarray)
-"""Where a record lies: on the device or on the host."""
+"""The arrays of a record: on the device or on the host."""
 
 
 @partial(
@@ -39,7 +39,7 @@ Array = TypeVar("Array", jax.Array, np.ndarray)
 )
 @dataclass(frozen=True)
 class Rows(Generic[Array]):
-    """What the sampler knows of each row, besides its cache: numpy arrays where the host fills them in.
+    """The sampler's record of each row, besides its cache: numpy arrays where the host fills them in.
 
     keys: uint32 [S, 2] key data of the sample. position: int32 [S], of the next token in the whole sequence.
     generated: int32 [S], tokens so far; remaining: int32 [S], how many more may come, 0 for a row at rest.
@@ -57,7 +57,7 @@ class Rows(Generic[Array]):
 
     @classmethod
     def at_rest(cls, rows: int, stops: int) -> Rows[np.ndarray]:
-        """Rows without a sample."""
+        """Return rows without a sample."""
         zeros = np.zeros(rows, np.int32)
         return Rows(
             keys=np.zeros((rows, 2), np.uint32),
@@ -95,7 +95,7 @@ class Prompts:
 
 
 class Emitted(NamedTuple, Generic[Array]):
-    """What a chunk produced. tokens, logprobs, entropies: [S, C], of which the first counts [S] are the row's.
+    """The output of a chunk. tokens, logprobs, entropies: [S, C], of which the first counts [S] are the row's.
 
     stopped: bool [S], a stop token was drawn. notice: int32 scalar, the largest of the processes' notices. The last
     three are on every device.
@@ -111,7 +111,7 @@ class Emitted(NamedTuple, Generic[Array]):
 
 @dataclass(frozen=True)
 class Shapes:
-    """What the programs are compiled for.
+    """The shapes that the programs are compiled for.
 
     rows: S. prompts: N. columns: of a prefill, ascending; the last is P. widths: of the cache in use, ascending; the
     last is W. stops: K. filtered: whether any row uses top_k or top_p.
@@ -130,7 +130,7 @@ ROWS, KEY_COLUMNS, VALUE_COLUMNS = -4, -1, -2
 
 
 def cache_axes(array: Any) -> tuple[str | None, ...]:
-    """The logical axes of an array of keys or values."""
+    """Return the logical axes of an array of keys or values."""
     return (*(None,) * (array.ndim - 4), "rows", "kv_heads", None, None)
 
 
@@ -237,9 +237,9 @@ def insert(
     """Begin samples in some rows behind prefilled prompts; the other rows are not touched, and nothing is sent.
 
     order: int32 [S], in every device's part the rows of it that begin, the first counts [ways] of them; places: int32
-    [S], the prompt of each, also within the part. fresh: facts of the rows that begin, at their place.
+    [S], the prompt of each, also within the part. fresh: settings of the rows that begin, at their place.
     """
-    rows, one = meshes.spec(mesh, ("rows",), order.shape), PartitionSpec()
+    rows, replicated = meshes.spec(mesh, ("rows",), order.shape), PartitionSpec()
     specs = jax.tree.map(lambda x: meshes.spec(mesh, cache_axes(x), x.shape), (state.cache.keys, state.cache.values))
     sources = jax.tree.map(lambda x: meshes.spec(mesh, cache_axes(x), x.shape), (prompts.keys, prompts.values))
     split = PartitionSpec(*rows, None)
@@ -261,7 +261,7 @@ def insert(
     (keys, values), hidden, begun = jax.shard_map(
         begin,
         mesh=mesh,
-        in_specs=(specs, split, sources, split, rows, rows, rows, one, one),
+        in_specs=(specs, split, sources, split, rows, rows, rows, replicated, replicated),
         out_specs=(specs, split, rows),
         check_vma=False,
     )(
@@ -335,7 +335,7 @@ def decode_chunk(
 ) -> tuple[State, Emitted[jax.Array]]:
     """Take up to `chunk` steps with every row that has tokens left; end early when none has.
 
-    notices: int32 [devices], 0 or a reason to stop, which all processes learn of so.
+    notices: int32 [devices], 0 or a reason to stop, which reaches all processes this way.
     """
     batch, place = state.hidden.shape[0], partial(lay_out, mesh)
     head = head_matrix(params, dtype)
@@ -356,7 +356,7 @@ def decode_chunk(
         logits = place(place(logits, "rows", "vocab"), "all_rows", None)
         drawn = draw(logits, rows.keys, rows.generated, rows.temperature, rows.top_k, rows.top_p, filtered=filtered)
         stopped = active & jnp.any(drawn.token[:, None] == rows.stop_ids, axis=-1)
-        one = active.astype(jnp.int32)
+        increment = active.astype(jnp.int32)
 
         def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice_in_dim(buffer, place(value[:, None], "rows", None), step, axis=1)
@@ -365,7 +365,7 @@ def decode_chunk(
             tokens=write(emitted.tokens, drawn.token),
             logprobs=write(emitted.logprobs, drawn.logprob),
             entropies=write(emitted.entropies, drawn.entropy),
-            counts=emitted.counts + one,
+            counts=emitted.counts + increment,
             stopped=emitted.stopped | stopped,
         )
         # A row at rest reads its own token alone, so that it does not count as a long one.
@@ -375,9 +375,9 @@ def decode_chunk(
         )
         rows = dataclasses.replace(
             rows,
-            position=rows.position + one,
-            generated=rows.generated + one,
-            remaining=jnp.where(stopped, 0, rows.remaining - one),
+            position=rows.position + increment,
+            generated=rows.generated + increment,
+            remaining=jnp.where(stopped, 0, rows.remaining - increment),
         )
         return step + 1, lay_out_state(State(rows, cache, hidden), place), emitted
 

@@ -36,12 +36,12 @@ def filter_logits(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.
         chosen = _highest(logits, jax.nn.softmax(logits, axis=-1), top_p)
         return jnp.where(chosen | (top_p >= 1.0)[:, None], logits, -jnp.inf)
 
-    kept = jax.lax.cond(jnp.any(top_k > 0), largest, lambda logits: logits, logits)
-    return jax.lax.cond(jnp.any(top_p < 1.0), nucleus, lambda logits: logits, kept)
+    top_logits = jax.lax.cond(jnp.any(top_k > 0), largest, lambda logits: logits, logits)
+    return jax.lax.cond(jnp.any(top_p < 1.0), nucleus, lambda logits: logits, top_logits)
 
 
 def _highest(values: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
-    """The highest values, equal ones by index, as many as their weights need to reach the target: bool [B, V].
+    """Mark the highest values, equal ones by index, as many as their weights need to reach the target: bool [B, V].
 
     values, weights float32 [B, V], weights not negative; target float32 [B]. All where the weights do not reach it.
     """
@@ -60,13 +60,13 @@ def _highest(values: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Ar
 
 
 def _ordered(x: jax.Array) -> jax.Array:
-    """float32 as uint32 of the same order, both zeros alike."""
+    """Map float32 to uint32 of the same order, both zeros alike."""
     bits, sign = jax.lax.bitcast_convert_type(x, jnp.uint32), jnp.uint32(1 << 31)
     return jnp.where(bits > sign, ~bits, bits | sign)  # the sign alone is -0.0
 
 
 def _threshold(ranks: jax.Array, weights: jax.Array, target: jax.Array, bits: int) -> jax.Array:
-    """The greatest t at which the weights of ranks >= t still sum to the target, uint32 [B, 1]; 0 if none does.
+    """Find the greatest t at which the weights of ranks >= t still sum to the target, uint32 [B, 1]; 0 if none does.
 
     ranks uint32 [B, V] below 2^bits. Found two bits at a time, from the highest: bits / 2 readings of the vocabulary,
     where an accelerator's sort makes hundreds.
@@ -74,34 +74,34 @@ def _threshold(ranks: jax.Array, weights: jax.Array, target: jax.Array, bits: in
     steps = -(-bits // 2)
 
     def narrow(step: jax.Array, least: jax.Array) -> jax.Array:
-        shift, found = 2 * (steps - 1 - step), least
+        shift, greatest = 2 * (steps - 1 - step), least
         for digit in (1, 2, 3):  # sums fall as t grows: the last that reaches the target is the greatest
             tried = least | (jnp.uint32(digit) << shift.astype(jnp.uint32))
             mass = jnp.sum(jnp.where(ranks >= tried, weights, 0.0), axis=-1, keepdims=True)
-            found = jnp.where(mass >= target[:, None], tried, found)
-        return found
+            greatest = jnp.where(mass >= target[:, None], tried, greatest)
+        return greatest
 
     return jax.lax.fori_loop(0, steps, narrow, jnp.zeros((ranks.shape[0], 1), jnp.uint32))
 
 
 def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
-    """Two uniforms in [0, 1) a row: float32 [B, 2] from key data uint32 [B, 2] and response positions int32 [B]."""
+    """Draw two uniforms in [0, 1) a row, float32 [B, 2] from key data uint32 [B, 2] and positions int32 [B]."""
 
-    def one(data: jax.Array, position: jax.Array) -> jax.Array:
+    def row_uniforms(data: jax.Array, position: jax.Array) -> jax.Array:
         key = jax.random.wrap_key_data(data, impl="threefry2x32")
         return jax.random.uniform(jax.random.fold_in(key, position), (2,))
 
-    return jax.vmap(one)(keys, positions)
+    return jax.vmap(row_uniforms)(keys, positions)
 
 
 def running_sum(x: jax.Array) -> jax.Array:
-    """Inclusive cumulative sum of [..., N] as a product with a triangle: one fast exact-float32 operation."""
+    """Compute the inclusive running sum of [..., N] as a product with a triangle: one fast exact-float32 operation."""
     triangle = jnp.triu(jnp.ones((x.shape[-1],) * 2, x.dtype))
     return jnp.matmul(x, triangle, precision=jax.lax.Precision.HIGHEST)
 
 
 def first_above(masses: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Index [B] of the first of masses [B, N], not negative, with a running sum above uniform [B] * total.
+    """Return the index [B] of the first of masses [B, N], not negative, with a running sum above uniform [B] * total.
 
     An entry of mass 0 is never chosen, even where rounding makes the running sum rise there: the order in which a
     matrix product adds may differ between its columns.

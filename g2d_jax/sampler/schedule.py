@@ -1,4 +1,4 @@
-"""Decide which prompt is prefilled where and which sample decodes in which row; knows nothing of devices.
+"""The schedule: which prompt is prefilled where and which sample decodes in which row; it knows nothing of devices.
 
     requests ─► waiting ─► prompts of a shard (prefilled) ─► rows of that shard (decoded) ─► finished
 
@@ -27,17 +27,17 @@ class Sample:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and response so far."""
+        """The number of tokens of prompt and response so far."""
         return len(self.request.prompt_ids) + self.generated
 
     @property
     def remaining(self) -> int:
-        """The most tokens that may follow."""
+        """The greatest number of tokens that may follow."""
         return self.request.params.max_new_tokens - self.generated
 
 
 class _Piece(NamedTuple):
-    """Samples of one request that one shard draws."""
+    """Some samples of one request, drawn by one shard."""
 
     request: Request
     samples: range
@@ -45,8 +45,8 @@ class _Piece(NamedTuple):
 
 @dataclass(slots=True)
 class _Shard:
-    """rows: the sample of each row, None for one at rest. pending: the samples that wait behind each prefilled prompt;
-    order: the prompts that any wait behind, first come first served."""
+    """The rows and prompts of one shard. rows: the sample of each row, None for one at rest. pending: the samples that
+    wait behind each prefilled prompt; order: the prompts that any wait behind, first come first served."""
 
     rows: list[Sample | None]
     pending: list[deque[Sample]]
@@ -54,7 +54,7 @@ class _Shard:
 
     @property
     def load(self) -> int:
-        """Samples that run or wait here."""
+        """The number of samples that run or wait here."""
         return len(self.rows) - self.rows.count(None) + sum(map(len, self.pending))
 
 
@@ -87,7 +87,7 @@ class Schedule:
         return [sample for sample in self.rows if sample is not None]
 
     def prefill(self) -> dict[int, Request]:
-        """Choose prompts to run through the model, by the place where each is to lie; {} while no row waits for one.
+        """Choose prompts to run through the model, by the place of each; {} while no row waits for one.
 
         Then every free place gets one, in the shard with the least to do first.
         """
@@ -120,7 +120,7 @@ class Schedule:
         return inserted
 
     def collect_finished(self, counts: Sequence[int], stopped: Sequence[bool]) -> list[int]:
-        """Count each row's new tokens; free the rows whose samples are complete, and give their numbers."""
+        """Count each row's new tokens; free the rows whose samples are complete, and return their numbers."""
         finished = []
         for number, shard in enumerate(self._shards):
             for row, sample in enumerate(shard.rows):

@@ -1,4 +1,4 @@
-"""Ragged conversations through a reward model: batches of few shapes, rows split over the mesh, one jitted program."""
+"""Scoring of ragged conversations by a reward model: batches of few shapes, rows split over the mesh, one program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = 64
 
 
 def columns(length: int) -> int:
-    """Columns of a row for so many tokens: few sizes to compile, at most half of each unused."""
+    """Return the columns of a row for so many tokens: few sizes to compile, at most half of each unused."""
     step = COLUMNS
     while step < length:
         if step + step // 2 >= length:
@@ -34,7 +34,7 @@ def columns(length: int) -> int:
 
 @dataclass(slots=True)
 class Usage:
-    """What scoring cost so far, padding left out. conversations and tokens: those that were run through the model."""
+    """The cost of scoring so far, padding left out. conversations and tokens: those that were run through the model."""
 
     conversations: int = 0
     tokens: int = 0
@@ -42,18 +42,18 @@ class Usage:
 
 
 def make_program(mesh: Mesh, dtype: jnp.dtype) -> Callable[[ScalarModel, jax.Array, jax.Array], jax.Array]:
-    """The jitted `read_scores`."""
+    """Return the jitted `read_scores`."""
     return Jitted(partial(read_scores, mesh=mesh, dtype=dtype), out_shardings=meshes.replicated(mesh))
 
 
 def full_rows(mesh: Mesh, length: int, batch_tokens: int) -> int:
-    """Rows of a full batch, each of `length` columns."""
+    """Return the rows of a full batch, each of `length` columns."""
     ways = meshes.row_ways(mesh)
     return max(batch_tokens // length // ways, 1) * ways
 
 
 class BatchScorer:
-    """Scores token ids.
+    """A scorer of token ids in batches.
 
     batch_tokens: of one forward pass over all devices, padding included, but at least one row for every part of the
     mesh. dtype: of activations. Compiled shapes: columns by `columns`; rows a full batch, or a power of two for each
@@ -68,7 +68,7 @@ class BatchScorer:
         self._run = make_program(mesh, dtype)
 
     def score(self, sequences: Sequence[Ids]) -> np.ndarray:
-        """Scores, float32 [N], each read at the last token of its sequence, int32 [T], T at least 1."""
+        """Compute scores, float32 [N], each read at the last token of its sequence, int32 [T], T at least 1."""
         scores = np.zeros(len(sequences), np.float32)
         waiting = [(rows, self._dispatch([sequences[row] for row in rows])) for rows in self._batches(sequences)]
         for rows, result in waiting:
@@ -78,7 +78,7 @@ class BatchScorer:
         return scores
 
     def _batches(self, sequences: Sequence[Ids]) -> Iterator[list[int]]:
-        """The numbers of sequences that go together: of one size class, and no more than a batch holds."""
+        """Yield the numbers of sequences that go together: of one size class, and no more than a batch holds."""
         classes: defaultdict[int, list[int]] = defaultdict(list)
         for row, ids in enumerate(sequences):
             classes[columns(len(ids))].append(row)

@@ -44,7 +44,7 @@ class Conversations:
         self._plain.encode_special_tokens = True  # their names are text like any other
 
     def encode(self, prompt: Prompt, response: str) -> Ids | None:
-        """[T] int32 ids of the conversation, beginning with one BOS where the tokenizer has one.
+        """Return the conversation's ids, [T] int32, beginning with one BOS where the tokenizer has one.
 
         None when the text cannot be encoded, or not without a special token that the template did not write. Raises
         ValueError when the chat template fails, which is a matter of settings.
@@ -64,14 +64,14 @@ class Conversations:
         return np.asarray(self._with_one_bos(ids), np.int32)
 
     def _hide(self, messages: tuple[Message, ...]) -> dict[str, str]:
-        """Names of special tokens in the messages -> characters that stand nowhere in them."""
+        """Map names of special tokens in the messages to characters that occur nowhere in them."""
         text = "\n".join(message["content"] for message in messages)
         names = sorted(set(self._names.findall(text)), key=len, reverse=True)
         free = (chr(code) for code in _PRIVATE if chr(code) not in text)
         return dict(zip(names, free, strict=False))
 
     def _encode_apart(self, text: str, hidden: Mapping[str, str]) -> list[int]:
-        """The template's special tokens as such, the text between them without any."""
+        """Encode the template's special tokens as such, and the text between them without any."""
         ids: list[int] = []
         start = 0
         for match in [*self._names.finditer(text), None]:
@@ -91,13 +91,13 @@ class Conversations:
             raise ValueError(f"the tokenizer cannot encode {text!r:.200}: {error}") from error
 
     def _checked(self, ids: list[int], frame: list[int]) -> list[int] | None:
-        """ids, if its special tokens are those of the frame, else None."""
+        """Return ids if its special tokens are those of the frame, else None."""
         array = np.asarray(ids, np.int64)
-        wanted = [i for i in frame if i != self._unknown]
-        return ids if array[np.isin(array, self._special_ids)].tolist() == wanted else None
+        expected = [i for i in frame if i != self._unknown]
+        return ids if array[np.isin(array, self._special_ids)].tolist() == expected else None
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:
-        """The beginning once: as the template wrote it, or else by the tokenizer's own rule."""
+        """Begin with one BOS: as the template wrote it, or else by the tokenizer's own rule."""
         bos = self.tokenizer.bos_id
         while len(ids) > 1 and ids[0] == ids[1] == bos:
             ids = ids[1:]

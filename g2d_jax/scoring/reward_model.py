@@ -1,4 +1,4 @@
-"""Responses scored by a reward model, with its own tokenizer and template.
+"""Scores of responses by a reward model, with its own tokenizer and template.
 
 scores = load_reward_model(config.reward.model, mesh).score(prompts, responses)
 """
@@ -24,10 +24,10 @@ _UNSCORABLE = Score(None, Verdict.UNSCORABLE)
 
 
 class RewardModel:
-    """Scores of responses to prompts.
+    """A reward model that scores responses to prompts.
 
     conversations: with the reward model's own tokenizer. max_length: most tokens of a conversation; a longer one has
-    no score, for what would be cut is what the score is read at. batch_tokens, dtype: see BatchScorer. Raises
+    no score, since the token at which the score is read would be cut. batch_tokens, dtype: see BatchScorer. Raises
     ValueError for the tokenizer of another model, and for a max_length beyond the model's positions.
     """
 
@@ -47,11 +47,11 @@ class RewardModel:
 
     @property
     def usage(self) -> Usage:
-        """What has been run through the model so far: read it before and after a call."""
+        """The work of the model so far: read it before and after a call."""
         return self.scorer.usage
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
-        """The score of every response to its prompt: SCORED, or UNSCORABLE with reward None.
+        """Score every response to its prompt: SCORED, or UNSCORABLE with reward None.
 
         Unscorable are conversations of more than max_length tokens, those that cannot be encoded or have no token to
         read at, and scores that are not finite. Raises ValueError when the numbers of prompts and responses differ, and
@@ -68,7 +68,7 @@ class RewardModel:
         return scores
 
     def _encode(self, prompt: Prompt, response: str) -> Ids | None:
-        """The tokens to run, the last of which is read; None where there is no score."""
+        """Return the tokens to run, the last of which is read; None where there is no score."""
         ids = self.conversations.encode(prompt, response)
         if ids is None:
             return None
@@ -78,12 +78,12 @@ class RewardModel:
 
 
 def load_reward_model(settings: Settings, mesh: Mesh) -> RewardModel:
-    """The reward model of a config's reward.model section, on the mesh.
+    """Load the reward model of a config's reward.model section, on the mesh.
 
     Raises ValueError for what is wrong with the settings or the folder: see models/reward_model.py, RewardModel.
     """
     folder, dtype = hf.resolve(settings.path, revision=settings.revision), jnp.dtype(settings.dtype)
-    # The template is taken as it is, its own system block included: so the model was trained.
+    # The template is taken as it is, its own system block included: the model was trained with it.
     tokenizer = load_tokenizer(settings.tokenizer or folder, TemplateSettings(system=DEFAULT_SYSTEM))
     conversations = Conversations(tokenizer)
     return RewardModel(

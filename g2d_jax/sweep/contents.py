@@ -1,4 +1,4 @@
-"""What a stage reads that lies outside the study, by content: a file that changed makes another node."""
+"""A stage's inputs from outside the study, by content: a file that changed makes another node."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from g2d_jax.stages.policies import stage_of_run
 
 
 def contents(config: Config, name: str) -> dict[str, str]:
-    """Path or policy -> digest, of the local files and the other runs' stages that a stage of the config reads."""
+    """Map path or policy to digest, for the local files and the other runs' stages that a stage of the config reads."""
     stage = config.stages[name]
     named = [source.path for source in (config.data.train, config.data.dev, config.data.test)]
     named += [stage.data.path] if isinstance(stage, Sft) else []
     inside = {"sample", "archive", *config.stages}
     read = [getattr(stage, field, "sample") for field in ("rollouts", "preferences")]
     named += [path for path in read if path not in inside]
-    found = {path: digest for path in named if (digest := _file(path))}
+    digests = {path: digest for path in named if (digest := _file(path))}
     policies = [policy for policy in policies_read(stage) if policy.startswith("run:")]
-    return found | {policy: _run(policy) for policy in policies}
+    return digests | {policy: _run(policy) for policy in policies}
 
 
 def _file(path: str) -> str:
-    """The digest of a local file, or of all files of a folder; "" if there is none. "math500:FILE" is the file."""
-    for one in (path, path.partition(":")[2]):
-        if one and storage.is_local(one) and epath.Path(one).expanduser().exists():
-            place = epath.Path(one).expanduser()
+    """Return the digest of a local file, or of a folder's files; "" if there is none. "math500:FILE" is the file."""
+    for candidate in (path, path.partition(":")[2]):
+        if candidate and storage.is_local(candidate) and epath.Path(candidate).expanduser().exists():
+            place = epath.Path(candidate).expanduser()
             files = sorted(child for child in place.iterdir() if child.is_file()) if place.is_dir() else [place]
             return "-".join(_digest(os.fspath(file), file.stat().mtime, file.stat().length) for file in files)
     return ""
@@ -39,11 +39,11 @@ def _file(path: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _digest(path: str, changed: float, size: int) -> str:
-    """Of a file's bytes; read again only when its time or size has changed."""
+    """Return the digest of a file's bytes; they are read again only when its time or size has changed."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
 
 
 def _run(policy: str) -> str:
-    """What made a policy of another run, "" as long as its stage is not finished."""
+    """Return the fingerprint of the stage that made a policy of another run, "" as long as it is not finished."""
     return str((storage.finished(stage_of_run(policy)) or {}).get("fingerprint", ""))

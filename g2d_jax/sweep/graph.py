@@ -48,13 +48,14 @@ class Node:
     inputs: Sequence[str]
 
     def folder(self, root: epath.Path) -> epath.Path:
-        """Where the node's files lie."""
+        """Return the folder of the node's files."""
         return node_folder(root, self.id)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """nodes: by id, each after those it reads. points: for each point its config and its stages' nodes.
+    """The stages of a study. nodes: by id, each after those it reads. points: for each point its config and its stages'
+    nodes.
 
     trajectories: node -> the most steps of it, and the steps to keep.
     """
@@ -65,26 +66,26 @@ class Graph:
 
 
 def node_folder(root: epath.Path, name: str) -> epath.Path:
-    """The folder of a node by id, "dpo-0123456789abcdef"."""
+    """Return the folder of a node by id, "dpo-0123456789abcdef"."""
     return root / "stages" / name
 
 
 @dataclass
 class _Steps:
-    """What all points together ask of one online trajectory."""
+    """The steps of one online trajectory that all points together need."""
 
     most: int = 0
-    kept: set[int] = field(default_factory=set)
+    pinned: set[int] = field(default_factory=set)
 
 
-def build(found: Sequence[Point], asked: Mapping[str, tuple[int, Sequence[int]]] = MappingProxyType({})) -> Graph:
-    """The graph of these points. Raises ValueError, naming the point, for a config that cannot work.
+def build(studied: Sequence[Point], requested: Mapping[str, tuple[int, Sequence[int]]] = MappingProxyType({})) -> Graph:
+    """Build the graph of these points. Raises ValueError, naming the point, for a config that cannot work.
 
-    asked: what others want of trajectories, as in `Graph.trajectories`.
+    requested: steps that other studies need of trajectories, as in `Graph.trajectories`.
     """
     trajectories: dict[str, _Steps] = {}
     explicit = []
-    for point in found:
+    for point in studied:
         try:
             pipeline.check(Config.of(point.config))
         except ValueError as error:
@@ -93,28 +94,28 @@ def build(found: Sequence[Point], asked: Mapping[str, tuple[int, Sequence[int]]]
         explicit.append(values)
         for name, key in _ids(values).items():
             if begins_more(values["stages"][name]):
-                most, kept = asked.get(key, (0, ()))
-                steps, stage = trajectories.setdefault(key, _Steps(most, set(kept))), values["stages"][name]
+                most, pinned = requested.get(key, (0, ()))
+                steps, stage = trajectories.setdefault(key, _Steps(most, set(pinned))), values["stages"][name]
                 steps.most = max(steps.most, stage["steps"])
-                steps.kept |= {stage["steps"], *(k for k in stage["keep"] if k <= stage["steps"])}
+                steps.pinned |= {stage["steps"], *(k for k in stage["keep"] if k <= stage["steps"])}
     nodes: dict[str, Node] = {}
     points = []
-    for point, values in zip(found, explicit, strict=True):
+    for point, values in zip(studied, explicit, strict=True):
         ids = _ids(values)
         for name, key in ids.items():
             if key in trajectories:
                 steps = trajectories[key]
-                values["stages"][name] |= {"steps": steps.most, "keep": tuple(sorted(steps.kept))}
+                values["stages"][name] |= {"steps": steps.most, "keep": tuple(sorted(steps.pinned))}
         config = Config.of(from_dict(values))
         for name in plan(config).order:
             for node in _nodes(config, ids, name):
                 nodes.setdefault(node.id, node)
         points.append((point, config, ids))
-    return Graph(nodes, points, {key: (steps.most, sorted(steps.kept)) for key, steps in trajectories.items()})
+    return Graph(nodes, points, {key: (steps.most, sorted(steps.pinned)) for key, steps in trajectories.items()})
 
 
 def _explicit(config: ConfigDict) -> dict[str, Any]:
-    """The config as a dictionary in which policies of shared trajectories are named with their step."""
+    """Return the config as a dictionary in which policies of shared trajectories are named with their step."""
     values = to_dict(config)
     stages = values["stages"]
 
@@ -127,17 +128,17 @@ def _explicit(config: ConfigDict) -> dict[str, Any]:
     for stage in stages.values():
         if "policies" in stage:
             stage["policies"] = list(dict.fromkeys(named(policy) for policy in stage["policies"]))
-        elif stage["kind"] == "select":  # which of the steps that a trajectory keeps for all points are this one's
+        elif stage["kind"] == "select":  # a trajectory keeps steps for all points; these are this point's
             source = stages[stage["policy"]]
-            kept = sorted({*(k for k in source.get("keep", ()) if k <= source["steps"]), source["steps"]})
-            stage["steps"] = stage["steps"] or (kept if begins_more(source) else [])
+            saved_steps = sorted({*(k for k in source.get("keep", ()) if k <= source["steps"]), source["steps"]})
+            stage["steps"] = stage["steps"] or (saved_steps if begins_more(source) else [])
         else:
             stage["policy"] = named(stage["policy"])
     return values
 
 
 def _ids(values: Mapping[str, Any]) -> dict[str, str]:
-    """Stage -> node id, for a config made explicit."""
+    """Map stage to node id, for a config made explicit."""
     config = Config.of(from_dict(values))
     shared = {key: value for key, value in identity(config).items() if key != "stages"}
     order = plan(config)
@@ -153,14 +154,14 @@ def _ids(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _weighed(config: Config, name: str) -> tuple[str, ...]:
-    """The stages whose settings decide where an adaptive stage ends."""
+    """Return the stages whose settings decide where an adaptive stage ends."""
     stage = config.stages[name]
     adaptive = isinstance(stage, Online) and stage.stop == "adaptive"
     return (followers(name, config.stages) or ()) if adaptive else ()
 
 
 def _nodes(config: Config, ids: Mapping[str, str], name: str) -> list[Node]:
-    """The node of a stage; before that of an evaluation of several policies, one for each policy."""
+    """Return the node of a stage; before that of an evaluation of several policies, one for each policy."""
     stage = config.stages[name]
     if not isinstance(stage, Evaluate) or len(stage.policies) < 2:
         return [_node(config, ids, name, {})]
@@ -180,7 +181,7 @@ def _node(config: Config, ids: Mapping[str, str], name: str, evaluated: Mapping[
 
 
 def _restricted(config: Config, name: str) -> Config:
-    """The config with this stage and those it is made from, or weighed against, only."""
+    """Restrict the config to this stage and those it is made from, or weighed against."""
     inputs = plan(config).inputs
     needed: set[str] = set()
     waiting = [name]

@@ -37,51 +37,51 @@ class Point:
 
 
 def with_axes(config: ConfigDict, product: Sequence[str], zipped: Sequence[str], seeds: Sequence[int]) -> ConfigDict:
-    """The config with a study given by overrides instead of by its own section; seeds replace those of the config.
+    """Return the config with a study given by overrides in place of its own section; seeds replace the config's.
 
     Raises ValueError if both give arms, or neither does.
     """
-    made: ConfigDict = config.copy_and_resolve_references()
-    made.unlock()
-    if "sweep" not in made:
-        made.sweep = schema.sweep()
-    made.sweep.unlock()
-    made.sweep.arms.unlock()
+    study: ConfigDict = config.copy_and_resolve_references()
+    study.unlock()
+    if "sweep" not in study:
+        study.sweep = schema.sweep()
+    study.sweep.unlock()
+    study.sweep.arms.unlock()
     if product or zipped:
-        if len(made.sweep.arms):
+        if len(study.sweep.arms):
             raise ValueError(
-                f"this config has arms of its own ({listed(made.sweep.arms)}): change them there, --product and --zip "
+                f"this config has arms of its own ({listed(study.sweep.arms)}): change them there, --product and --zip "
                 "are for configs without"
             )
-        made.sweep.arms[MAIN] = schema.arm(product=tuple(product), zip=tuple(zipped))
+        study.sweep.arms[MAIN] = schema.arm(product=tuple(product), zip=tuple(zipped))
     if seeds:
-        made.sweep.seeds = tuple(seeds)
-    if not len(made.sweep.arms):
-        if not made.sweep.seeds:
+        study.sweep.seeds = tuple(seeds)
+    if not len(study.sweep.arms):
+        if not study.sweep.seeds:
             raise ValueError("nothing varies: give --product FIELD=VALUE,VALUE or --seeds, or a config with sweep.arms")
-        made.sweep.arms[MAIN] = schema.arm()
-    return made.lock()
+        study.sweep.arms[MAIN] = schema.arm()
+    return study.lock()
 
 
 def points(config: ConfigDict) -> list[Point]:
-    """All points of a config with a sweep section: seed by seed, arm by arm (by name), combination by combination.
+    """List all points of a config with a sweep section: by seed, then arm (by name), then combination.
 
     Raises ValueError, naming arm and override, for overrides that do not fit the config and for equal points.
     """
     seeds = tuple(config.sweep.seeds) or (config.seed,)
-    found = [
+    all_points = [
         _point(config, name, int(seed), values)
         for seed in seeds
         for name, arm in config.sweep.arms.items()
         for values in _combinations(name, arm)
     ]
-    if double := [label for label, count in Counter(point.label for point in found).items() if count > 1]:
+    if double := [label for label, count in Counter(point.label for point in all_points).items() if count > 1]:
         raise ValueError(f"the study has the point {double[0]!r} twice: leave one out")
-    return found
+    return all_points
 
 
 def _combinations(name: str, arm: ConfigDict) -> list[dict[str, str]]:
-    """What varies within an arm: the product's last field fastest, fields of zip as one axis after it."""
+    """List the combinations of values within an arm: product's last field fastest, zip as one axis after it."""
     axes: list[list[dict[str, str]]] = []
     for entry in arm.product:
         field, values = _values(name, entry)
@@ -96,7 +96,7 @@ def _combinations(name: str, arm: ConfigDict) -> list[dict[str, str]]:
 
 
 def _values(name: str, entry: str) -> tuple[str, list[str]]:
-    """ "a.b=1,2,(3,4)" -> ("a.b", ["1", "2", "(3,4)"])."""
+    """Split "a.b=1,2,(3,4)" into ("a.b", ["1", "2", "(3,4)"])."""
     field, equals, text = entry.partition("=")
     if field.strip().removeprefix("config.") in ("seed", "name"):
         raise ValueError(
@@ -110,30 +110,30 @@ def _values(name: str, entry: str) -> tuple[str, list[str]]:
 
 def _point(config: ConfigDict, name: str, seed: int, values: Mapping[str, str]) -> Point:
     arm = config.sweep.arms[name]
-    made = from_dict({key: value for key, value in to_dict(config).items() if key != "sweep"})
-    made.unlock()
-    made.seed = seed
+    changed = from_dict({key: value for key, value in to_dict(config).items() if key != "sweep"})
+    changed.unlock()
+    changed.seed = seed
     if arm.stages:
-        if unknown := [stage for stage in arm.stages if stage not in made.stages]:
-            raise ValueError(f"sweep.arms.{name}.stages: no stage {unknown[0]!r}{suggest(unknown[0], made.stages)}")
-        for stage in list(made.stages):
+        if unknown := [stage for stage in arm.stages if stage not in changed.stages]:
+            raise ValueError(f"sweep.arms.{name}.stages: no stage {unknown[0]!r}{suggest(unknown[0], changed.stages)}")
+        for stage in list(changed.stages):
             if stage not in arm.stages:
-                del made.stages[stage]
-    made.lock()
+                del changed.stages[stage]
+    changed.lock()
     try:
         for entry in arm.fixed:
             _values(name, entry)
         for override in (*arm.fixed, *(f"{field}={value}" for field, value in values.items())):
-            apply(made, override)
+            apply(changed, override)
     except ValueError as error:
         raise ValueError(f"sweep.arms.{name}: {error}") from error
     label = _label(name if len(config.sweep.arms) > 1 else "", values, seed)
-    made.name = label
-    return Point(name, seed, dict(values), made, label)
+    changed.name = label
+    return Point(name, seed, dict(values), changed, label)
 
 
 def short(field: str) -> str:
-    """A field's name for readers: without "stages." and "optimizer."."""
+    """Shorten a field's name for readers: without "stages." and "optimizer."."""
     return field.removeprefix("stages.").replace(".optimizer.", ".")
 
 

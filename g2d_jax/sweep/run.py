@@ -1,4 +1,4 @@
-"""Run a study: every node of the graph that is not finished and not being run elsewhere, in an order that fits.
+"""The run of a study: every node of the graph that is not finished and not being run elsewhere, inputs first.
 
     DIR/
       sweeps/NAME.json               a study of that name: its config, and its points by label
@@ -9,7 +9,7 @@
 Several processes, on one machine or on several that share the directory, may run the same command: each takes the next
 node that is free. Nodes are locked as `locks.py` says: by the file system (`flock`, which network file systems pass on
 or not: see theirs), on an object store by leases.
-The command may be given again with more points, and other studies may use the directory: what is there is used.
+The command may be given again with more points, and other studies may use the directory: finished nodes are reused.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from g2d_jax.watcher import watched
 from g2d_jax.workdir import LINKS, LOCK, PLANS, absolute, awaited, environment, try_lock
 
 DONE, OPEN = "done", "open"
-PAUSE = 2.0  # seconds between two looks at nodes that others run
+PAUSE = 2.0  # seconds between two checks of nodes that other processes run
 
 
 def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
-    """Run, or continue, all points of a config with a sweep section; returns the nodes that failed with the reason.
+    """Run, or continue, all points of a config with a sweep section; return the nodes that failed with the reason.
 
     A stage that cannot go on fails with all that is made from it; the rest of the study goes on. Raises ValueError for
-    a config that cannot work, and for a directory of something else; OSError for a full disk.
+    a config that cannot work, and for a directory that holds something else; OSError for a full disk.
     """
     flags.use(config.compute.flags)
     if jax.process_count() > 1:
         raise ValueError("a study of several processes: start each by itself, they share the work by the directory")
     root = absolute(workdir)
     studied = points(config)
-    build(studied, _asked(root))  # raises for what cannot work before anything is written
+    build(studied, _requested_steps(root))  # raises for what cannot work before anything is written
     _check_free(root)
     limits = config.faults
     with (
@@ -72,9 +72,9 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
 
 
 def show(config: ConfigDict, workdir: storage.PathLike) -> None:
-    """Print the points, and which stages are there already. Raises as `run` does."""
+    """Print the points, and which of their stages are finished. Raises as `run` does."""
     root = absolute(workdir)
-    graph = build(points(config), _asked(root))
+    graph = build(points(config), _requested_steps(root))
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         rows = []
         for point, settings, ids in graph.points:
@@ -85,14 +85,14 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
         tracker.say(f"{len(graph.nodes)} stages after sharing, {done} of them done")
 
 
-def _asked(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
-    """Trajectory -> the most steps, and the steps to keep, that any study of the directory asks of it."""
-    asked: dict[str, tuple[int, list[int]]] = {}
+def _requested_steps(root: epath.Path) -> dict[str, tuple[int, list[int]]]:
+    """Map trajectory to the most steps, and the steps to keep, that any study of the directory needs of it."""
+    requested: dict[str, tuple[int, list[int]]] = {}
     for path in (root / PLANS).glob("*.json") if (root / PLANS).exists() else ():
-        for name, (most, kept) in storage.read_json(path)["trajectories"].items():
-            before, others = asked.get(name, (0, []))
-            asked[name] = max(before, most), sorted({*others, *kept})
-    return asked
+        for name, (most, pinned) in storage.read_json(path)["trajectories"].items():
+            before, others = requested.get(name, (0, []))
+            requested[name] = max(before, most), sorted({*others, *pinned})
+    return requested
 
 
 def _check_free(root: epath.Path) -> None:
@@ -103,12 +103,12 @@ def _check_free(root: epath.Path) -> None:
 
 
 def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Graph:
-    """Write what this study consists of, beside what others wrote; returns its graph.
+    """Write this study's plan beside those of others; return its graph.
 
-    One process at a time: each reads what the others ask for, and adds its own points to those of the same name.
+    One process at a time: each reads the others' requests, and adds its own points to those of the same name.
     """
     with awaited(root / PLANS):
-        graph = build(studied, _asked(root))
+        graph = build(studied, _requested_steps(root))
         _write_plan(config, graph, root)
     return graph
 
@@ -142,7 +142,7 @@ def _write_plan(config: ConfigDict, graph: Graph, root: epath.Path) -> None:
 
 
 class _Worker:
-    """One process's part in a study. failed: node -> why, for nodes that stopped and all that read them."""
+    """One process's part in a study. failed: node -> reason, for nodes that stopped and all that read them."""
 
     def __init__(self, name: str, studied: Sequence[Point], graph: Graph, root: epath.Path, tracker: Tracker) -> None:
         self.name, self.studied, self.graph, self.root, self.tracker = name, studied, graph, root, tracker
@@ -172,7 +172,7 @@ class _Worker:
             self._close()
 
     def _blame(self, nodes: list[Node]) -> None:
-        """What reads a failed node fails too."""
+        """Mark the nodes that read a failed node as failed."""
         for node in nodes:
             if bad := next((needed for needed in node.inputs if needed in self.failed), None):
                 self.failed[node.id] = f"it reads {bad}"
@@ -194,14 +194,14 @@ class _Worker:
         return True
 
     def _latest(self, node: Node) -> Node:
-        """The node with all that is asked of its trajectory by now: a study may have come since the graph was built."""
-        mine, asked = self.graph.trajectories.get(node.id), _asked(self.root)
-        if mine is not None and asked.get(node.id, mine) != mine:
-            self.graph = build(self.studied, asked)
+        """Return the node with the steps now requested of its trajectory, also by studies begun since."""
+        mine, requested = self.graph.trajectories.get(node.id), _requested_steps(self.root)
+        if mine is not None and requested.get(node.id, mine) != mine:
+            self.graph = build(self.studied, requested)
         return self.graph.nodes[node.id]
 
     def _run(self, node: Node, folder: epath.Path) -> str:
-        """DONE, or why the stage cannot go on."""
+        """Run the stage; return DONE, or why it cannot go on."""
         number = list(self.graph.nodes).index(node.id) + 1
         self.tracker.say(f"[{number}/{len(self.graph.nodes)}] {node.id} ({', '.join(self._users(node))})")
         storage.write_json(folder / "stage.json", {"config": to_dict(node.config), "stages": dict(node.stages)})
@@ -222,7 +222,7 @@ class _Worker:
         return DONE
 
     def _users(self, node: Node) -> list[str]:
-        """The points the node is for, the first few."""
+        """List the points the node is for, the first few."""
         labels = [
             p.label for p, _, ids in self.graph.points if node.id in {ids.get(node.name), *self._parts(ids, node)}
         ]
@@ -233,7 +233,7 @@ class _Worker:
         return set(whole.evaluated.values()) if whole else set()
 
     def _common(self, node: Node) -> Runtime:
-        """What nodes of equal settings outside the stages share: problems, tokenizer, verifiers, compiled programs."""
+        """Return the runtime that nodes of equal settings outside the stages share: problems, tokenizer, programs."""
         shared = {key: value for key, value in to_dict(node.config).items() if key not in ("stages", "name")}
         if self._runtime is None or shared != self._shared:
             self._close()
@@ -252,15 +252,15 @@ class _Worker:
 
 
 def _state(node: Node, folder: epath.Path) -> str:
-    """DONE if the node has all that is asked of it, OPEN if it has to be run, or why it cannot be had here."""
+    """Return DONE if the node has all that is asked of it, OPEN if it has to be run, or why it cannot be had here."""
     manifest = storage.finished(folder)
     if manifest is None:
         return OPEN
     stage = node.config.stages[node.name]
     if not isinstance(stage, Online) or stage.stop != "steps":
         return DONE
-    there = set(Checkpoints(folder / "checkpoints").steps()) & {int(step) for step in manifest["at"]}
+    saved_steps = set(Checkpoints(folder / "checkpoints").steps()) & {int(step) for step in manifest["at"]}
     reached = manifest["counts"]["steps"]
-    if missing := sorted(k for k in stage.keep if k <= reached and k not in there):
+    if missing := sorted(k for k in stage.keep if k <= reached and k not in saved_steps):
         return f"{folder} went on to {reached} without keeping step {missing[0]}: take another --workdir for this step"
     return DONE if reached >= stage.steps else OPEN

@@ -16,7 +16,7 @@ KEYS = "dropout"
 
 
 def with_keys(packed: Packed, config: ModelConfig, seed: int, *names: keys.Name) -> Packed:
-    """The batch of an update with the keys of its dropout; as it is where the model has none.
+    """Add the keys of its dropout to an update's batch; return it as it is where the model has none.
 
     names: of the update, such as stage and step. The array "dropout", uint32 [N, R, T, 2], holds at every token the key
     (seed, "dropout", *names, group, response) of its response; -1 is the prompt, so that every copy of one prompt is
@@ -26,14 +26,14 @@ def with_keys(packed: Packed, config: ModelConfig, seed: int, *names: keys.Name)
         return packed
     shape = packed.arrays["segment_ids"].shape
     segments = packed.arrays["segment_ids"].reshape(-1, shape[-1])
-    found = np.zeros((*segments.shape, 2), np.uint32)
+    token_keys = np.zeros((*segments.shape, 2), np.uint32)
     for group, places in enumerate(packed.places):
         for number, place in enumerate(places):
             if not place.length:
                 continue
             row = segments[place.row]
             prompt = row[place.column] // MEMBERS * MEMBERS
-            found[place.row, row == prompt] = keys.key_data(seed, KEYS, *names, group, -1)
+            token_keys[place.row, row == prompt] = keys.key_data(seed, KEYS, *names, group, -1)
             span = slice(place.column, place.column + place.length)
-            found[place.row, span] = keys.key_data(seed, KEYS, *names, group, number)
-    return replace(packed, arrays={**packed.arrays, KEYS: found.reshape(*shape, 2)})
+            token_keys[place.row, span] = keys.key_data(seed, KEYS, *names, group, number)
+    return replace(packed, arrays={**packed.arrays, KEYS: token_keys.reshape(*shape, 2)})

@@ -1,6 +1,6 @@
-"""A loss's gradient over several batches at fixed parameters: how long its mean is, and how long the batches' own are.
+"""Norms of a loss's gradient over several batches at fixed parameters: of its mean, and of the batches' own gradients.
 
-From the two lengths `informativeness.gradient_signal` tells signal from noise. One gradient and one sum of gradients
+From the two norms `informativeness.gradient_signal` separates signal from noise. One gradient and one sum of gradients
 are held at a time, so this needs less memory than a training step.
 """
 
@@ -38,11 +38,11 @@ class GradientSums:
 def gradient_norms(
     objective: Objective, params: Decoder, batches: Sequence[Packed], mesh: Mesh, programs: Programs | None = None
 ) -> tuple[float, float]:
-    """(|mean g|^2, mean |g|^2) of the batches' gradients g of `objective` at `params`, over all that is trained.
+    """Compute (|mean g|^2, mean |g|^2) of the batches' gradients g of `objective` at `params`, of all trained arrays.
 
     params: float32, on the mesh; they are left as they are. batches: packed for this mesh, at least one; the weights in
     them decide what each gradient is a mean of. programs: where the program may lie already. NaN or infinite gradients
-    give what they give.
+    are not caught.
     """
     trained, rest = lora.split(params)
     totals = fresh_sums(params.config, mesh)
@@ -55,7 +55,7 @@ def gradient_norms(
 
 
 def fresh_sums(config: ModelConfig, mesh: Mesh) -> GradientSums:
-    """Sums over no batch, on the mesh."""
+    """Return sums over no batch, on the mesh."""
     shapes, _ = lora.split(abstract(config))
     make = jax.jit(
         lambda: GradientSums(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes), jnp.zeros(())),
@@ -65,7 +65,7 @@ def fresh_sums(config: ModelConfig, mesh: Mesh) -> GradientSums:
 
 
 def make_gradient_sums(objective: Objective, config: ModelConfig, mesh: Mesh) -> Jitted:
-    """add(sums, params, arrays [N, R, …], count, rest=None) -> sums with one batch more; sums are donated."""
+    """Return add(sums, params, arrays [N, R, …], count, rest=None) -> sums with one batch more; sums are donated."""
     where = _where(config, mesh)
 
     def add(
@@ -80,7 +80,7 @@ def make_gradient_sums(objective: Objective, config: ModelConfig, mesh: Mesh) ->
 
 
 def alike(batches: Sequence[Packed]) -> list[Packed]:
-    """The batches with empty rows and micro-batches added until all have one shape: one program runs them all."""
+    """Add empty rows and micro-batches to the batches until all have one shape: one program runs them all."""
     shapes = np.array([batch.arrays["tokens"].shape[:2] for batch in batches])
     largest = shapes.max(axis=0)
 

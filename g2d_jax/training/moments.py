@@ -21,7 +21,7 @@ from g2d_jax import keys
 
 
 def scale_by_adam_bfloat16(*, b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """`optax.scale_by_adam` (Kingma and Ba 2015, algorithm 1) with `mu` and `nu` kept in bfloat16 between updates.
+    """Return `optax.scale_by_adam` (Kingma and Ba 2015, algorithm 1) with `mu` and `nu` in bfloat16 between updates.
 
     The arithmetic is float32, and an update is made from the moments before they are rounded. The random numbers come
     from the count of updates and the array's place in the tree: a resumed run rounds alike. State: ScaleByAdamState.
@@ -38,14 +38,16 @@ def scale_by_adam_bfloat16(*, b1: float, b2: float, eps: float) -> optax.Gradien
         t = count.astype(jnp.float32)
         of_mu, of_nu = 1 - b1**t, 1 - b2**t
         scaled = jax.tree.map(lambda m, v: (m / of_mu) / (jnp.sqrt(v / of_nu) + eps), mu, nu)
-        kept = optax.ScaleByAdamState(count, jax.tree.map(lambda m: m.astype(jnp.bfloat16), mu), _rounded(nu, count))
-        return scaled, kept
+        rounded_state = optax.ScaleByAdamState(
+            count, jax.tree.map(lambda m: m.astype(jnp.bfloat16), mu), _rounded(nu, count)
+        )
+        return scaled, rounded_state
 
     return optax.GradientTransformation(init, update)
 
 
 def _rounded(tree: Any, count: jax.Array) -> Any:
-    """The tree in bfloat16, rounded at random."""
+    """Round the tree to bfloat16 at random."""
     key = jax.random.fold_in(keys.key(0, "second moment"), count)
     leaves, structure = jax.tree.flatten(tree)
     rounded = [stochastic_round(x, jax.random.fold_in(key, place)) for place, x in enumerate(leaves)]
@@ -53,7 +55,7 @@ def _rounded(tree: Any, count: jax.Array) -> Any:
 
 
 def stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
-    """float32, of any shape, to one of its two neighbours in bfloat16, with x as the mean; bfloat16 numbers stay.
+    """Round float32 numbers to one of their two neighbours in bfloat16, with x as the mean; bfloat16 numbers stay.
 
     The upper half of a float32 is a bfloat16: what is added to the lower half carries over as often as it should.
     """

@@ -28,7 +28,7 @@ Objective = Callable[[Decoder, Micro], tuple[jax.Array, dict[str, jax.Array]]]
 
 @dataclass(frozen=True)
 class Compute:
-    """How a forward pass is carried out; nothing here changes what is computed, beyond rounding."""
+    """The settings of a forward pass; nothing here changes what is computed, beyond rounding."""
 
     mesh: Mesh
     dtype: jnp.dtype = jnp.float32  # type: ignore[assignment]
@@ -39,7 +39,7 @@ class Compute:
 def response_logprobs(
     compute: Compute, params: Decoder, micro: Micro, temperature: float = 1.0, with_entropy: bool = False
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Log-probabilities and entropies, float32 [R, T], of the response tokens; 0 on prompts and padding."""
+    """Compute log-probabilities and entropies, float32 [R, T], of the response tokens; 0 on prompts and padding."""
     hidden, _ = forward(
         params,
         micro["tokens"],
@@ -66,7 +66,7 @@ def response_logprobs(
 
 @cache
 def sft(compute: Compute) -> Objective:
-    """micro: weight [R, T]."""
+    """Return the objective of supervised fine-tuning. micro: weight [R, T]."""
 
     def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
         logprobs, _ = response_logprobs(compute, params, micro)
@@ -87,7 +87,8 @@ def grpo(
     importance_cap: float = 0.0,
     entropy_coef: float = 0.0,
 ) -> Objective:
-    """micro: weight, advantage and, for beta > 0, ref_logprob, each [R, T]; old_logprob and sampler_logprob if there.
+    """Return GRPO's objective. micro: weight, advantage and, for beta > 0, ref_logprob, each [R, T]; old_logprob and
+    sampler_logprob if present.
 
     Without old_logprob the update is the first on its rollouts, at ratio 1 (`losses.grpo_loss`).
     importance_sampling_level: "token", or "sequence" for one ratio a response (GSPO). entropy_coef: if not 0, times the
@@ -114,7 +115,8 @@ def dpo(
     nll_length_normalization: bool = True,
     entropy_coef: float = 0.0,
 ) -> Objective:
-    """micro: weight and reference (summed log-probability), [R, M]; chosen in even places, rejected in odd ones.
+    """Return DPO's objective. micro: weight and reference (summed log-probability), [R, M]; chosen in even places,
+    rejected in odd ones.
 
     entropy_coef: if not 0, as in `grpo` but at temperature 1; micro then needs entropy_weight [R, T].
     """
@@ -160,7 +162,7 @@ def group_dpo(
     importance_sampling_level: str = "token",
     importance_cap: float = 0.0,
 ) -> Objective:
-    """GroupDPO + grpo_coef * GRPO in one forward pass, at temperature 1.
+    """Return the objective GroupDPO + grpo_coef * GRPO, in one forward pass, at temperature 1.
 
     micro, [R, M]: pair_weight, side, prompt (a number of its own within the row), reference; see
     `losses.group_dpo_loss`. A prompt's responses must share a row.
@@ -203,7 +205,7 @@ def place_sums(values: jax.Array, micro: Micro) -> jax.Array:
 
 
 def _numbered(sequence: jax.Array, places: int) -> jax.Array:
-    """Places of a row, in [0, places), to numbers that no two rows share: [R, T]; negative stays so."""
+    """Map places of a row, in [0, places), to numbers that no two rows share: [R, T]; negative ones stay."""
     return jnp.where(sequence >= 0, sequence + places * jnp.arange(sequence.shape[0])[:, None], -1)
 
 

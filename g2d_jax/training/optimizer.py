@@ -21,7 +21,7 @@ from g2d_jax.training.moments import scale_by_adam_bfloat16
 def make_schedule(settings: Optimizer, total_steps: int) -> Callable[[int | jax.Array], Any]:
     """Return the learning rate of update number `step` (the first is 0): a float32 scalar, of NumPy for an int.
 
-    An int is the host's question, which no device is asked: it would answer when it is through with the updates before.
+    An int is computed on the host: a device would answer only after the updates before.
 
     Warm-up rises by learning_rate / (warmup_steps + 1) an update and reaches the full rate at step warmup_steps, so
     that no update has rate 0. From there "linear" and "cosine" fall to min_lr_ratio * learning_rate at total_steps: the
@@ -84,7 +84,8 @@ def state_bytes(kind: str, moment_dtype: str) -> int:
 
 
 def _promoting(transform: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Optax raises a float to an int32 count, which jax_numpy_dtype_promotion="strict" (our tests) forbids."""
+    """Let a transform promote dtypes. Optax raises a float to an int32 count, which jax_numpy_dtype_promotion="strict"
+    (our tests) forbids."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         with jax.numpy_dtype_promotion("standard"):
@@ -94,12 +95,14 @@ def _promoting(transform: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def decay_mask(params: Any) -> Any:
-    """The tree with True for every array that weight decay applies to: all but norms (`*norm`) and biases (`*bias`)."""
+    """Return a tree with True for every array that weight decay applies to: all but norms (`*norm`) and biases
+    (`*bias`)."""
     return jax.tree_util.tree_map_with_path(lambda path, _: not _leaf_name(path).endswith(("norm", "bias")), params)
 
 
 def _leaf_name(path: tuple[Any, ...]) -> str:
-    """The parameter's own name: nnx.Param adds no key of ours, so the last named key that is not its "value"."""
+    """Return the parameter's own name. nnx.Param adds no key of ours, so it is the last named key that is not its
+    "value"."""
     names = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
     return next((name for name in reversed(names) if name not in ("", "value")), "")
 
@@ -107,7 +110,7 @@ def _leaf_name(path: tuple[Any, ...]) -> str:
 def opt_state_shardings(
     optimizer: optax.GradientTransformation, params_abstract: Any, params_shardings: Any, mesh: Mesh
 ) -> Any:
-    """The optimiser state's tree with a NamedSharding in place of every array.
+    """Return the optimiser state's tree with a NamedSharding in place of every array.
 
     What has a parameter's shape lies like it, what has one dimension less, as Adafactor's factors, like the rest of it;
     counts and the like are on every device. params_abstract: the parameters' tree with arrays or ShapeDtypeStructs;
@@ -128,7 +131,7 @@ def opt_state_shardings(
 
 
 def _like_parameter(mesh: Mesh, part: Any, parameter: Any, where: NamedSharding) -> NamedSharding:
-    """Where an array of the state lies that belongs to a parameter."""
+    """Return the sharding of an array of the state that belongs to a parameter."""
     if part.shape == parameter.shape:
         return where
     axes = [*where.spec, *(None,) * (len(parameter.shape) - len(where.spec))]

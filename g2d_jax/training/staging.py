@@ -1,7 +1,7 @@
 """Checkpoints on S3: on the local disk first, then uploaded, and a marker object last. By hand: Orbax writes to no S3.
 
     s3://…/STEP/…                    what Orbax wrote
-    s3://…/STEP/commit_success.txt   written last, deleted first; a step without it is not there. Orbax's own name on gs
+    s3://…/STEP/commit_success.txt   written last, deleted first; a step without it is none. Orbax's own name on gs
 
 The local copy needs the room of one checkpoint in the folder for temporary files (TMPDIR).
 """
@@ -52,7 +52,7 @@ class Staged:
         return sorted(step for step in self._begun() if (self._folder / str(step) / MARKER).exists())
 
     def _begun(self) -> list[int]:
-        """List the steps of which there is anything."""
+        """List the steps that have any files."""
         try:
             with storage.naming("list", self._folder):
                 return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]

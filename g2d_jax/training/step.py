@@ -32,8 +32,8 @@ Arrays = Mapping[str, jax.Array]
 @partial(jax.tree_util.register_dataclass, data_fields=("params", "opt_state"), meta_fields=())
 @dataclass(frozen=True)
 class TrainState:
-    """params: float32 master weights; of a policy with adapters these alone. opt_state: optax's, with the count of
-    updates."""
+    """The state of training. params: float32 master weights; of a policy with adapters these alone. opt_state: optax's,
+    with the count of updates."""
 
     params: Decoder
     opt_state: Any
@@ -42,7 +42,7 @@ class TrainState:
 def state_shardings(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
 ) -> TrainState:
-    """The TrainState tree with a sharding in place of every array; moments lie like their parameters.
+    """Return the TrainState tree with a sharding in place of every array; moments lie like their parameters.
 
     offload: the optimiser's arrays lie in pinned memory of the host, each device's part with its own host.
     """
@@ -61,7 +61,7 @@ def state_shardings(
 def abstract_state(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
 ) -> TrainState:
-    """The TrainState tree with a ShapeDtypeStruct and its sharding in place of every array."""
+    """Return the TrainState tree with a ShapeDtypeStruct and its sharding in place of every array."""
     params, _ = lora.split(abstract(config))
     shapes = TrainState(params, jax.eval_shape(optimizer.init, params))
     return meshes.placed(shapes, state_shardings(config, optimizer, mesh, offload))
@@ -82,7 +82,7 @@ def fresh_state(
 def make_fresh_state(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
 ) -> Jitted:
-    """The jitted program of `fresh_state`, of what is trained."""
+    """Return the jitted program of `fresh_state`, which takes the trained parameters."""
 
     def optimizer_state(params: Decoder) -> TrainState:
         return TrainState(jax.tree.map(jnp.copy, params), optimizer.init(params))
@@ -91,18 +91,18 @@ def make_fresh_state(
 
 
 def make_cast(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> Jitted:
-    """cast(params) -> the same in dtype."""
+    """Return cast(params) -> the same in dtype."""
     return Jitted(partial(cast, dtype=dtype), out_shardings=shardings(config, mesh))
 
 
 def put_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Packed rows on the mesh, rows split over data and fsdp, and the number of micro-batches."""
+    """Put packed rows on the mesh, split over data and fsdp, and the number of micro-batches."""
     arrays = {name: meshes.put_rows(mesh, array, axis=1) for name, array in packed.arrays.items()}
     return arrays, meshes.put(np.asarray(packed.count, np.int32), meshes.replicated(mesh))
 
 
 def abstract_batch(packed: Packed, mesh: Mesh) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
-    """What `put_batch` gives, with a ShapeDtypeStruct and its sharding in place of every array."""
+    """Return the result of `put_batch` with a ShapeDtypeStruct and its sharding in place of every array."""
     arrays = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=meshes.rows_sharding(mesh, x.shape, axis=1))
         for name, x in packed.arrays.items()
@@ -117,7 +117,7 @@ def make_train_step(
     mesh: Mesh,
     offload: bool = False,
 ) -> Jitted:
-    """step(state, arrays [N, R, …], count, rest=None) -> (state, metrics); state is donated.
+    """Return step(state, arrays [N, R, …], count, rest=None) -> (state, metrics); state is donated.
 
     rest: what is not trained of a policy with adapters, see `lora.split`.
     Only the first `count` micro-batches are run. metrics: the objective's sums, loss, grad_norm (before clipping) and
@@ -135,8 +135,8 @@ def make_train_step(
         grads, loss, sums = accumulate(objective, state.params, arrays, count, rest)
         grads = jax.lax.with_sharding_constraint(grads, where.params)
         norm = optax.tree.norm(grads)
-        kept, sound = (updated_offloaded if offload else updated)(state, grads, loss, norm)
-        return kept, {**sums, "loss": loss, "grad_norm": norm, "skipped": (~sound).astype(jnp.float32)}
+        new_state, sound = (updated_offloaded if offload else updated)(state, grads, loss, norm)
+        return new_state, {**sums, "loss": loss, "grad_norm": norm, "skipped": (~sound).astype(jnp.float32)}
 
     def updated(state: TrainState, grads: Decoder, loss: jax.Array, norm: jax.Array) -> tuple[TrainState, jax.Array]:
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -164,29 +164,32 @@ def make_train_step(
 def accumulate(
     objective: Objective, params: Decoder, arrays: Arrays, count: jax.Array, rest: Decoder | None = None
 ) -> tuple[Decoder, jax.Array, dict[str, jax.Array]]:
-    """Gradient in params, loss and sums over the first `count` micro-batches, float32. rest: as in the step."""
+    """Compute gradient in params, loss and sums over the first `count` micro-batches, float32. rest: as in the step."""
     value_and_grad = jax.value_and_grad(lambda p, micro: objective(lora.join(p, rest), micro), has_aux=True)
 
     def micro(index: jax.Array | int) -> dict[str, jax.Array]:
         return {name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for name, x in arrays.items()}
 
-    def one(index: jax.Array | int) -> tuple[Decoder, jax.Array, dict[str, jax.Array]]:
+    def micro_gradient(index: jax.Array | int) -> tuple[Decoder, jax.Array, dict[str, jax.Array]]:
         (loss, sums), grads = value_and_grad(params, micro(index))
         return grads, loss, sums
 
     def add(
         index: jax.Array, total: tuple[Decoder, jax.Array, dict[str, jax.Array]]
     ) -> tuple[Decoder, jax.Array, dict[str, jax.Array]]:
-        (grads, loss, sums), more = total, one(index)
+        (grads, loss, sums), more = total, micro_gradient(index)
         return jax.tree.map(jnp.add, grads, more[0]), loss + more[1], add_sums(sums, more[2])
 
-    loss, sums = jax.eval_shape(lambda: objective(lora.join(params, rest), micro(0)))  # half the tracing of `one`
+    loss, sums = jax.eval_shape(
+        lambda: objective(lora.join(params, rest), micro(0))
+    )  # half the tracing of `micro_gradient`
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, loss))
     return jax.lax.fori_loop(0, count, add, (*zeros, empty_sums(sums)))
 
 
 def make_scorer(compute: Compute) -> Jitted:
-    """score(params, arrays, count, temperature=1.0) -> (logprobs, entropies), float32 [N, R, T], without gradient."""
+    """Return score(params, arrays, count, temperature=1.0) -> (logprobs, entropies). float32 [N, R, T], without
+    gradient."""
 
     def score_logprobs(
         params: Decoder, arrays: Arrays, count: jax.Array, temperature: float = 1.0
@@ -194,12 +197,12 @@ def make_scorer(compute: Compute) -> Jitted:
         tokens = arrays["tokens"]
         blank = jnp.zeros(tokens.shape, jnp.float32)
 
-        def one(index: jax.Array, total: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def score_micro(index: jax.Array, total: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             micro = {name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for name, x in arrays.items()}
             logprobs, entropies = response_logprobs(compute, params, micro, temperature, with_entropy=True)
             assert entropies is not None
             return total[0].at[index].set(logprobs), total[1].at[index].set(entropies)
 
-        return jax.lax.fori_loop(0, count, one, (blank, blank))
+        return jax.lax.fori_loop(0, count, score_micro, (blank, blank))
 
     return Jitted(score_logprobs, static_argnames="temperature", out_shardings=meshes.replicated(compute.mesh))
