@@ -13,8 +13,7 @@ from ml_collections import ConfigDict
 from g2d_jax import __version__, accounting, storage
 from g2d_jax.canonical import to_dict
 from g2d_jax.report import format as fmt
-from g2d_jax.report.summary import summary_table
-from g2d_jax.report.table import one_line
+from g2d_jax.report.tables import one_line, summary_table
 from g2d_jax.stages.context import Context
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")

@@ -30,7 +30,6 @@ from g2d_jax.models import hf
 from g2d_jax.models.decoder import Remat
 from g2d_jax.models.kernels import DecodeKernel, Setting
 from g2d_jax.records import SamplingParams
-from g2d_jax.report import summary_table, write_all
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
 from g2d_jax.stages import collect, ending, evaluate, held_out, offline, online, profiles, select, sft, starting
@@ -433,8 +432,11 @@ def only_warned(tracker: Tracker, workdir: epath.Path) -> Iterator[None]:
 def conclude(workdir: epath.Path, tracker: Tracker, manifests: Mapping[str, Mapping[str, Any]]) -> None:
     """Show the final table and write report.html, report.md and report.csv. What fails is a warning."""
     with only_warned(tracker, workdir):
+        from g2d_jax.report.run import write_run  # here: it loads what draws figures
+        from g2d_jax.report.tables import summary_table
+
         for manifest in manifests.values():
             if manifest["kind"] == "evaluate":
                 tracker.table(*summary_table(manifest, list(manifests.values())))
-        page, *_ = write_all(workdir)
+        page, *_ = write_run(workdir, figures=False)
         tracker.say(f"report: {page}")

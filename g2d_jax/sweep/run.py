@@ -27,7 +27,6 @@ from ml_collections import ConfigDict
 
 from g2d_jax import __version__, compilation, flags, pipeline, processes, storage
 from g2d_jax.canonical import to_dict
-from g2d_jax.report import write_study
 from g2d_jax.stages.context import Context
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder
 from g2d_jax.sweep.points import Point, points
@@ -64,6 +63,8 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         for name, reason in failed.items():
             tracker.say(f"{name} failed: {reason}")
         with pipeline.only_warned(tracker, root):
+            from g2d_jax.report.study import write_study  # here: it loads what draws figures
+
             page, *_ = write_study(root, config.name, show=tracker.table)
             tracker.say(f"report: {page}")
     return failed

@@ -11,7 +11,7 @@ import pytest
 from g2d_jax import pipeline
 from g2d_jax.accounting import ACTIVITIES, goodput, shares
 from g2d_jax.compiling import Compiling, compiling
-from g2d_jax.report.goodput import goodput_table
+from g2d_jax.report.tables import goodput_table
 from g2d_jax.stages import sft
 from g2d_jax.stages.clock import Clock
 from g2d_jax.stages.training import trainer
