@@ -24,8 +24,8 @@ HOSTILE = "\n".join(
 )
 STEERING = "\u202e\u2066\u200b\ufeff\u2028\0\x1b\r\x85\x7f"
 VOID = {"meta", "input"}
-ELEMENTS = """html head meta title style body header nav main section h1 h2 h3 p a ul li div span table caption thead tbody
-tr th td figure figcaption details summary pre code label input select option button output script
+ELEMENTS = """html head meta title style body header nav main section h1 h2 h3 p a ul li div span table caption thead
+tbody tr th td figure figcaption details summary pre code label input select option button output script
 svg g path text use defs clippath rect tspan"""
 ATTRIBUTES = """lang charset http-equiv content name class id href aria-label role scope tabindex title type value
 autocomplete hidden data-listing data-control data-row data-prompt data-policy data-verdict

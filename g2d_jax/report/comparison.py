@@ -26,9 +26,9 @@ COLUMNS = ("run", "policy", "before_run", "before_policy", "measure", "value")
 """Of compare.csv. before_*: of a difference, what is subtracted; "" for a policy's own figures."""
 
 RESULT_NOTE = (
-    "Costs are of all that led to a policy but supervised fine-tuning. K: steps of online training behind it. Intervals "
-    "are 95 %, over problems; they say nothing about another seed of training. Greedy accuracy, entropy, length and "
-    "what was truncated are of all problems that a run evaluated."
+    "Costs are of all that led to a policy but supervised fine-tuning. K: steps of online training behind it. "
+    "Intervals are 95 %, over problems; they say nothing about another seed of training. Greedy accuracy, entropy, "
+    "length and what was truncated are of all problems that a run evaluated."
 )
 
 ELO = (
@@ -192,8 +192,9 @@ def differences(comparison: Comparison) -> Table:
 
 def _differences_note(comparison: Comparison) -> str:
     note = (
-        "± standard error, clustered by problem; 95 % interval: over another draw of problems. Beyond noise: the interval "
-        "leaves zero out. Better, equal, worse: problems on which the second policy's accuracy is higher, the same, lower."
+        "± standard error, clustered by problem; 95 % interval: over another draw of problems. Beyond noise: the "
+        "interval leaves zero out. Better, equal, worse: problems on which the second policy's accuracy is higher, the "
+        "same, lower."
     )
     if (count := math.comb(len(comparison.rows), 2)) > 4:
         note += f" Of {count} pairs without any difference about {0.05 * count:.1f} would seem beyond noise by chance."

@@ -322,9 +322,9 @@ def _not_chosen(study: Study, what: str, rows: Sequence[Row]) -> str:
         return f"{text} {what} cannot be chosen yet: no row has all seeds. To finish them: {command(study)}"
     names = "".join(f'"{name}", ' for name in missing).rstrip()
     return (
-        f"{text} {what} cannot be chosen: {', '.join(missing)} {'were' if len(missing) > 1 else 'was'} not evaluated on "
-        f'dev. Add config.stages.dev = settings.evaluate(policies=({names}), split="dev") to the config and run again, '
-        f"what is finished is kept: {command(study)}"
+        f"{text} {what} cannot be chosen: {', '.join(missing)} {'were' if len(missing) > 1 else 'was'} not evaluated "
+        f'on dev. Add config.stages.dev = settings.evaluate(policies=({names}), split="dev") to the config and run '
+        f"again, what is finished is kept: {command(study)}"
     )
 
 

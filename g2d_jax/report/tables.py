@@ -258,16 +258,17 @@ def tasks_table(evaluation: Manifest) -> Table:
 
 
 def verdicts_table(evaluation: Manifest) -> Table:
-    """The share of each policy's answers by verdict, of the verdicts that occur."""
+    """The share of each policy's answers by verdict, of the verdicts that occur beside those that the result is about."""
     ordered = policies(evaluation)
     rows = []
     for policy in ordered:
         counts = {verdict.value: number(policy, "verdicts", verdict.value) for verdict in Verdict}
         total = max(sum(count for count in counts.values() if count > 0), 1)
-        occur = [name for name in counts if any(number(one, "verdicts", name) > 0 for one in ordered)]
+        others = [name for name in counts if name not in (Verdict.CORRECT.value, Verdict.SCORED.value)]
+        occur = [name for name in others if any(number(one, "verdicts", name) > 0 for one in ordered)]
         shares = {words(name): fmt.percent(counts[name] / total) for name in occur}
         rows.append({"policy": policy_name(policy), **shares})
-    return table("Verdicts, % of the answers", rows if any(len(row) > 1 for row in rows) else [])
+    return table("Answers that are not right, by verdict, %", rows if any(len(row) > 1 for row in rows) else [])
 
 
 def paired_table(evaluation: Manifest) -> Table:

@@ -216,7 +216,7 @@ def test_problems_where_runs_differ_most(tmp_path):
         (lambda one, other: [one, f"{one}/../one"], "is given twice"),
         (lambda one, other: [one, one.parent], "holds no run"),
         (lambda one, other: (other / "09-evaluate/manifest.json").unlink() or [one, other], "no finished evaluation"),
-        (lambda one, other: (other / "09-evaluate/rollouts/0.parquet").unlink() or [one, other], "no completions of 'd"),
+        (lambda one, other: (other / "09-evaluate/rollouts/0.parquet").unlink() or [one, other], "no completions"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_refused(two, change, message):

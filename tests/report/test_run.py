@@ -41,9 +41,9 @@ def test_a_finished_run_has_everything_and_its_numbers(report_of):
     for row, policy in zip(page.table("Accuracy on 16 problems, 2 answers each"), manifest["policies"], strict=True):
         assert row["pass@1 %"] == f"{100 * policy['mean']:.1f} ± {100 * policy['sem_clustered']:.1f}"
         assert row["pass@2 %"] == f"{100 * policy['pass_at']['2']:.1f}"
-    shares = page.table("Verdicts, % of the answers")
+    shares = page.table("Answers that are not right, by verdict, %")
     for row, policy in zip(shares, manifest["policies"], strict=True):
-        assert row["correct"] == f"{100 * policy['verdicts']['correct'] / 32:.1f}"
+        assert row["incorrect"] == f"{100 * policy['verdicts']['incorrect'] / 32:.1f}" and "correct" not in row
     costs = {row["stage"]: row for row in page.table("Compute of each finished stage")}
     assert list(costs) == ["sft", "warmup", "collect", "dpo", "evaluate", "all stages"]
     assert page.table("Rollouts of each policy")[0]["policy"] == "warm-up"
