@@ -26,7 +26,6 @@ from g2d_jax.config import Config, Reward
 from g2d_jax.data.problems import check_training
 from g2d_jax.graph import Plan, check_inputs, made_from_ends, plan, policies_read
 from g2d_jax.models import hf, quantise
-from g2d_jax.report import summary_table, write_all
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
 from g2d_jax.stages import best_checkpoint, collect, evaluate, held_out, init_params, offline, online, sft
@@ -264,8 +263,11 @@ def only_warned(tracker: Tracker, workdir: epath.Path) -> Iterator[None]:
 def conclude(workdir: epath.Path, tracker: Tracker, manifests: Mapping[str, Mapping[str, Any]]) -> None:
     """Show the final table and write report.html, report.md and report.csv. An error is a warning."""
     with only_warned(tracker, workdir):
+        from g2d_jax.report.run import write_run  # here: it loads what draws figures
+        from g2d_jax.report.tables import summary_table
+
         for manifest in manifests.values():
             if manifest["kind"] == "evaluate":
                 tracker.table(*summary_table(manifest, list(manifests.values())))
-        page, *_ = write_all(workdir)
+        page, *_ = write_run(workdir, figures=False)
         tracker.say(f"report: {page}")

@@ -24,7 +24,7 @@ from g2d_jax.mesh import make_mesh
 from g2d_jax.models import hf, peft
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict
-from g2d_jax.report.summary import summary_table
+from g2d_jax.report.tables import summary_table
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.stages.policies import base_path, checkpoint_of, load_policy
 from g2d_jax.stages.runtime import Runtime
