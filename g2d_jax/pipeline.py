@@ -43,7 +43,7 @@ STAGE_PROGRAMS: Mapping[str, Callable[..., Iterator[Program]]] = {
     "online": online.programs,
     "collect": collect.programs,
     "offline": offline.programs,
-    "select": held_out.programs,
+    "best_checkpoint": held_out.programs,
     "evaluate": held_out.programs,
 }
 """The programs of a stage by its kind, from (runtime, name, stage, response): see stages/programs."""
@@ -53,7 +53,7 @@ STAGES: Mapping[str, Callable[..., dict[str, Any]]] = {
     "online": online.run,
     "collect": collect.run,
     "offline": offline.run,
-    "select": best_checkpoint.run,
+    "best_checkpoint": best_checkpoint.run,
     "evaluate": evaluate.run,
 }
 

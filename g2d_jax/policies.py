@@ -17,7 +17,7 @@ from g2d_jax import config as settings
 from g2d_jax.accounting import TRAINING
 from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.card import card
-from g2d_jax.config import Config, Evaluate, Mesh, SamplingStage, Select, Source, Split
+from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, SamplingStage, Source, Split
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
 from g2d_jax.mesh import make_mesh
@@ -84,7 +84,7 @@ def last_policy(config: Config) -> str:
     if not trained:
         raise ValueError("no stage of this run trains a policy: name one with --policy")
     stages = config.stages.items()
-    chosen = [name for name, stage in stages if isinstance(stage, Select) and stage.policy == trained[-1]]
+    chosen = [name for name, stage in stages if isinstance(stage, BestCheckpoint) and stage.policy == trained[-1]]
     return [trained[-1], *chosen][-1]
 
 

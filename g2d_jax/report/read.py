@@ -29,7 +29,7 @@ from g2d_jax.workdir import PLANS, absolute, no_run, stage_folders
 
 Array = NDArray[np.float64]
 Manifest = Mapping[str, Any]
-ONLINE, OFFLINE, SELECT, COLLECT, EVALUATE = "online", "offline", "select", "collect", "evaluate"
+ONLINE, OFFLINE, SELECT, COLLECT, EVALUATE = "online", "offline", "best_checkpoint", "collect", "evaluate"
 SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "num_generations")
 """Settings of an evaluation without which accuracies are not of the same thing."""
 

@@ -258,7 +258,7 @@ def tasks_table(evaluation: Manifest) -> Table:
 
 
 def verdicts_table(evaluation: Manifest) -> Table:
-    """Return the share of each policy's answers by verdict, of the verdicts that occur beside those the result is about."""
+    """Return the share of each policy's answers by verdict, of those that occur beside the result's own."""
     ordered = policies(evaluation)
     rows = []
     for policy in ordered:
@@ -298,7 +298,7 @@ def subsets_table(evaluation: Manifest) -> Table:
 
 
 def selection_table(manifest: Manifest) -> Table:
-    """What a finished select stage saw: the score of every step, and of each task if several."""
+    """What a finished best_checkpoint stage saw: the score of every step, and of each task if several."""
     result = manifest.get("result", {})
     found: Mapping[str, Any] = result.get("steps", {})
     names = list({name: None for one in found.values() for name in one.get("tasks", {})})
