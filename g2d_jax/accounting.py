@@ -72,8 +72,8 @@ def cost_of(
     policy: "STAGE", "STAGE@K", "init", or a policy from outside the run ("run:…", "hf:…"), which costs nothing here.
     stages: the config's, by name; sft stages do not count. A trajectory reached at two steps counts up to the later
     one. A best_checkpoint stage's policy costs all that was spent to choose it: the trajectory up to the last step
-    that was looked at, whichever was chosen, and the answers that were drawn. Raises ValueError for a policy that no stage
-    makes, and naming a stage without a manifest, or a step whose cost was not kept.
+    that was looked at, whichever was chosen, and the answers that were drawn. Raises ValueError for a policy that no
+    stage makes, and naming a stage without a manifest, or a step whose cost was not kept.
     """
     total = dict.fromkeys(cost(_nothing(), price_per_device_hour), 0.0)
     for name, step in behind(policy, stages).items():

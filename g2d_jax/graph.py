@@ -1,7 +1,7 @@
 """The stages of a run as a graph: their inputs, their order, and the checks between them.
 
 problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO ─► evaluate ─► report
-                         └─► select (the best of its checkpoints)
+                         └─► the best of its checkpoints
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import Alert
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.held_out import HeldOut, sampling_shapes, task_results, write_problems
+from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.tracking import Progress
 from g2d_jax.training.checkpoint import Checkpoints
