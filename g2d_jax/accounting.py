@@ -33,8 +33,8 @@ def cost(record: Mapping[str, Any], price_per_device_hour: float | None = None) 
 
     What a record lacks is NaN, not known: manifests of version 0.1 have no device_seconds.
     """
-    known = record.get("tokens", {})
-    tokens = {name: float(known.get(name, math.nan)) for name in TOKENS}
+    counts = record.get("tokens", {})
+    tokens = {name: float(counts.get(name, math.nan)) for name in TOKENS}
     times = {name: float(record.get(name, math.nan)) for name in TIMES}
     priced = {} if price_per_device_hour is None else {"price": times["device_seconds"] / 3600 * price_per_device_hour}
     return {**tokens, "tokens": sum(tokens.values()), "flops": float(record.get("flops", math.nan)), **times, **priced}
@@ -50,8 +50,8 @@ def shares(record: Mapping[str, Any]) -> dict[str, float]:
     whole = float(record.get("seconds", 0.0)) + spent["checkpointing"]
     if not whole > 0:
         return {}
-    found = {activity: seconds / whole for activity, seconds in spent.items()}
-    return {**found, "other": max(0.0, 1 - sum(found.values()))}
+    parts = {activity: seconds / whole for activity, seconds in spent.items()}
+    return {**parts, "other": max(0.0, 1 - sum(parts.values()))}
 
 
 def goodput(record: Mapping[str, Any]) -> dict[str, float]:
