@@ -278,10 +278,8 @@ def gradient_signal(
 def _owner(group: Sequence[ScoredRollout]) -> tuple[str, int, str]:
     owners = {(row.rollout.problem_id, row.rollout.visit, row.policy) for row in group}
     if len(owners) != 1:
-        description = f"{len(group)} responses of {sorted(owners)[:3]}"
-        raise ValueError(
-            f"a group is what one policy answered to one draw of a prompt, got {description}: group them first"
-        )
+        mixed = f"{len(group)} responses of {sorted(owners)[:3]}"
+        raise ValueError(f"a group is what one policy answered to one draw of a prompt, got {mixed}: group them first")
     return owners.pop()
 
 

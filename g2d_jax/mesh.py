@@ -171,7 +171,7 @@ def memory(mesh: Mesh) -> int | None:
     """Return the bytes that programs may use of each local device, None where the platform does not say."""
     stats = [device.memory_stats() for device in mesh.local_devices]
     limit = min(
-        (device_stats["bytes_limit"] for device_stats in stats if device_stats and "bytes_limit" in device_stats),
+        (info["bytes_limit"] for info in stats if info and "bytes_limit" in info),
         default=None,
     )
     return int(USABLE * limit) if limit and mesh.devices.flat[0].platform == "tpu" else limit

@@ -202,11 +202,9 @@ def _wide_forward(x: jax.Array, weight: jax.Array, inputs: int) -> tuple[jax.Arr
     return wide_linear(x, weight, inputs), (x, weight)
 
 
-def _wide_backward(
-    inputs: int, residuals: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    _, pull = jax.vjp(lambda x, weight: linear(x, weight, inputs), *residuals)
-    return pull(gradient.astype(residuals[0].dtype))  # type: ignore[return-value]
+def _wide_backward(inputs: int, saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    _, pull = jax.vjp(lambda x, weight: linear(x, weight, inputs), *saved)
+    return pull(gradient.astype(saved[0].dtype))  # type: ignore[return-value]
 
 
 wide_linear.defvjp(_wide_forward, _wide_backward)

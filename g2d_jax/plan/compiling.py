@@ -84,19 +84,15 @@ def devices(topology: Topology) -> list[Any]:
     if device.platform == "cuda":
         memory = int(device.hbm / 0.9)
         config = _GPU_CONFIG.format(bandwidth=device.bandwidth, memory=memory, name=f"NVIDIA {topology.kind.upper()}")
-        described = topologies.get_topology_desc(platform="cuda", target_config=config, topology=topology.grid).devices
+        units = topologies.get_topology_desc(platform="cuda", target_config=config, topology=topology.grid).devices
     else:
         # One host for all chips, where that is how it is sold: the compiler's own default is hosts of four.
         bounds = tuple(map(int, f"{topology.grid}x1x1".split("x")))[:3] if topology.hosts == 1 else ()
         options: dict[str, Any] = {"chips_per_host_bounds": bounds} if bounds else {}
-        described = topologies.get_topology_desc(
-            platform="tpu", topology_name=topology.compiler_name, **options
-        ).devices
-    if len(described) != topology.devices:
-        raise ValueError(
-            f"{topology.compiler_name} has {len(described)} devices here, {topology.devices} were expected"
-        )
-    return list(described)
+        units = topologies.get_topology_desc(platform="tpu", topology_name=topology.compiler_name, **options).devices
+    if len(units) != topology.devices:
+        raise ValueError(f"{topology.compiler_name} has {len(units)} devices here, {topology.devices} were expected")
+    return list(units)
 
 
 def compile_program(lowered: Any, dynamic: int = 1) -> Compiled:

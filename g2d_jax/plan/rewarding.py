@@ -80,8 +80,6 @@ def rewards(runtime: Runtime, decode: Program) -> Iterator[Program]:
         calls = scored / math.prod(scoring.tokens.shape)
         weights = scoring.weights() / runtime.mesh.shape["tensor"]
         parts = {"parameters": device_bytes(scoring.model)}
-        scoring_work = Work(calls, scoring.flops() / runtime.mesh.size, weights, parts, scored=scored)
+        cost = Work(calls, scoring.flops() / runtime.mesh.size, weights, parts, scored=scored)
         name = decode.name.replace("decode", "reward")
-        yield Program(
-            decode.stage, name, scoring.run, fixed(*arguments), scoring_work, resident=(*decode.resident, *others)
-        )
+        yield Program(decode.stage, name, scoring.run, fixed(*arguments), cost, resident=(*decode.resident, *others))

@@ -1,8 +1,8 @@
-"""What is going wrong in a stage, in words, with what to try: rules over what the stage has recorded.
+"""Warnings of a stage, in words, with remedies: rules over what the stage has recorded.
 
     metrics, counts ─► rules ─► Alert ─► `say`, once a stage ─► terminal, metrics/, manifest ─► top of the reports
 
-The rules are pure. They tell what a person would see who looked at the curves: too few problems, nothing graded or
+The rules are pure. They report what a person would see in the curves: too few problems, nothing graded or
 nothing right, responses that are cut, a reward that stays where it was, entropy or length that collapse.
 """
 
@@ -22,7 +22,7 @@ WATCHED = (
     *("entropy", "reward", "frac_signal", "completions/mean_length", "completions/clipped_ratio"),
     *("verdicts/unscorable", "verdicts/timeout"),
 )
-"""Metrics of an online update, or of a probe, that the rules look at."""
+"""Metrics of an online update, or of a probe, that the rules read."""
 
 WINDOW = 5  # steps at either end whose medians are compared
 PROBE_WINDOW = 1  # a probe has many responses to the same prompts each time
@@ -30,7 +30,7 @@ FALLS = {"entropy": ("entropy", 0.2, 0.05), "length": ("completions/mean_length"
 """Cause -> metric, the share of its start below which it has collapsed if the reward has not risen, and in any case.
 
 Entropy falls wherever a policy learns: GRPO on the task chains ends at 10 to 40 % of its first entropy while the
-reward doubles, so that a share alone would cry wolf.
+reward doubles, so that a share alone would raise false alarms.
 """
 MOST_CUT = 0.9  # share of responses cut at the limit above which length has exploded …
 CUT_RISE = 0.2  # … if it is so much more than at the start
@@ -54,18 +54,18 @@ SIGNAL_ADVICE = "easier problems, a better starting policy, a longer max_new_tok
 
 @dataclass(frozen=True)
 class Alert:
-    """cause: its name, one a stage. text: what is seen, and what to try. values: the numbers it rests on."""
+    """A warning. cause: its name, one a stage. text: the symptom, and what to try. values: the numbers it rests on."""
 
     cause: str
     text: str
     values: Mapping[str, float] = field(default_factory=dict)
 
 
-# Saying
+# Reporting
 
 
 def say(runtime: Runtime, name: str, step: int, alerts: Iterable[Alert], said: list[dict[str, Any]]) -> None:
-    """Tell the user of alerts whose cause is not among those `said`, and add them there; all processes call it.
+    """Show the user the alerts whose cause is not among those `said`, and add them there; all processes call it.
 
     said: {"cause", "step", "text", "values"} each, for the manifest; JSON.
     """
@@ -78,12 +78,12 @@ def say(runtime: Runtime, name: str, step: int, alerts: Iterable[Alert], said: l
 
 
 def alarm(runtime: Runtime, name: str, trainer: Trainer, alerts: Iterable[Alert]) -> None:
-    """The same at a Trainer's step: what was said resumes with the stage."""
+    """Show alerts at a Trainer's step; those already shown are part of the state with which the stage resumes."""
     say(runtime, name, trainer.step, alerts, trainer.extra_state.setdefault("warnings", []))
 
 
 def evidence(trainer: Trainer) -> dict[str, Any]:
-    """For the manifest: {"warnings": …}."""
+    """Return {"warnings": …} for the manifest."""
     return {"warnings": trainer.extra_state.get("warnings", [])}
 
 
@@ -96,7 +96,7 @@ def watch(
     *,
     kind: str = "train",
 ) -> None:
-    """Add a step's metrics to the series of `WATCHED`, and say what has gone wrong.
+    """Add a step's metrics to the series of `WATCHED`, and warn of what has gone wrong.
 
     Call it once a step, after the update. kind: series of different kinds are not compared; "probe" is judged on
     single values. trainer.extra_state holds the first and the last values of each series, and all rewards of training.
@@ -118,9 +118,9 @@ def watch(
 
 
 def conclude(runtime: Runtime, name: str, stage: Online | Offline, trainer: Trainer) -> None:
-    """Say what only the whole of an online stage shows, or half of a long one; take back what no longer holds.
+    """Warn of what only the whole of an online stage shows, or half of a long one; withdraw what no longer holds.
 
-    What is taken back stays in the log of metrics, but not in the manifest, and so not in the report.
+    A warning that is withdrawn stays in the log of metrics, but not in the manifest, and so not in the report.
     """
     warnings = trainer.extra_state.setdefault("warnings", [])
     causes = {warning["cause"] for warning in warnings}
@@ -128,12 +128,12 @@ def conclude(runtime: Runtime, name: str, stage: Online | Offline, trainer: Trai
     if "stalled" in causes and not alerts:
         warnings[:] = [warning for warning in warnings if warning["cause"] != "stalled"]
         runtime.tracker.say(f"{name}: that the reward has hardly risen, as was said before, no longer holds")
-    if "signal" not in causes:  # which says why
+    if "signal" not in causes:  # that warning gives the reason
         alarm(runtime, name, trainer, alerts)
 
 
 def _latest(series: Mapping[str, Sequence[float]], window: int) -> dict[str, float]:
-    """Means of the last `window` values of each series that has as many."""
+    """Compute means of the last `window` values of each series that has as many."""
     return {name: statistics.fmean(values[-window:]) for name, values in series.items() if len(values) >= window}
 
 
@@ -141,7 +141,7 @@ def _latest(series: Mapping[str, Sequence[float]], window: int) -> dict[str, flo
 
 
 def scarce(kind: str, count: int, batch: int, steps: int) -> list[Alert]:
-    """Whether a stage of this many steps has too few problems, or examples, to draw a batch of each step from."""
+    """Warn if a stage of this many steps has too few problems, or examples, to draw a batch of each step from."""
     what, size = {"online": ("problems", "prompts_per_step"), "sft": ("examples", "batch_size")}[kind]
     visits = steps * batch / count
     if not steps or (count >= batch and visits <= VISITS[kind]):
@@ -155,7 +155,7 @@ def scarce(kind: str, count: int, batch: int, steps: int) -> list[Alert]:
 
 
 def few_updates(updates: int, batch: int, pairs: int) -> list[Alert]:
-    """Whether an offline stage does too few updates to move a policy."""
+    """Warn if an offline stage does too few updates to move a policy."""
     if updates >= UPDATES:
         return []
     text = (
@@ -166,7 +166,7 @@ def few_updates(updates: int, batch: int, pairs: int) -> list[Alert]:
 
 
 def few_pairs(counts: Mapping[str, int]) -> list[Alert]:
-    """Whether few of a collect stage's prompts have responses to tell apart. counts: those of its manifest."""
+    """Warn if few of a collect stage's prompts have responses to tell apart. counts: those of its manifest."""
     prompts, mixed = counts["prompts"], counts["mixed"]
     if mixed >= MIXED * prompts:
         return []
@@ -182,9 +182,8 @@ def few_pairs(counts: Mapping[str, int]) -> list[Alert]:
 
 
 def sampled(shares: Mapping[str, float], limit: int | None, whose: str = "its responses") -> list[Alert]:
-    """What is wrong with responses of a policy, by their shares under the names of `WATCHED`; missing ones say
-    nothing. limit: the max_new_tokens that they were drawn with; None: not known, and nothing is said of it. whose: for
-    the message."""
+    """Warn of faulty responses of a policy, by their shares under the names of `WATCHED`; missing ones give no warning.
+    limit: the max_new_tokens that they were drawn with; None: not known, and not judged. whose: for the message."""
     alerts = []
     if limit is not None and (cut := shares.get("completions/clipped_ratio", 0.0)) > CUT:
         text = (
@@ -212,12 +211,12 @@ def sampled(shares: Mapping[str, float], limit: int | None, whose: str = "its re
 
 
 def _level(reward: float) -> str:
-    """What to change where most responses to a prompt are all right or all wrong."""
+    """Return the settings to change where most responses to a prompt are all right or all wrong."""
     return "harder problems, difficulty.max_pass_rate" if reward > 0.5 else SIGNAL_ADVICE
 
 
 def stalled(rewards: Sequence[float], stage: Online | Offline) -> list[Alert]:
-    """Whether the mean rewards of an online stage's steps are known to have hardly risen; noise alone says nothing.
+    """Warn if the mean rewards of an online stage's steps have surely hardly risen; noise alone gives no warning.
 
     The rise is that of a line fitted by least squares to all steps; its error is from their scatter about it. It is
     hardly any if it is no more than two errors above 0, and two errors more would still be less than LEAST_RISE. A
@@ -241,8 +240,8 @@ def stalled(rewards: Sequence[float], stage: Online | Offline) -> list[Alert]:
 
 
 def _rise(values: Sequence[float]) -> tuple[float, float]:
-    """Fit a line to a series by least squares; returns its rise from the first to the last value, and the standard
-    error of that."""
+    """Fit a line to a series by least squares. Return its rise from the first to the last value, and the standard error
+    of that."""
     count = len(values)
     slope, intercept = statistics.linear_regression(range(count), values)
     residuals = math.fsum((value - intercept - slope * step) ** 2 for step, value in enumerate(values))
@@ -251,8 +250,8 @@ def _rise(values: Sequence[float]) -> tuple[float, float]:
 
 
 def displaced(change: float, stage: Online | Offline) -> list[Alert]:
-    """Whether an offline stage has made even the chosen responses much less likely (likelihood displacement, arXiv
-    2410.08847). change: mean over pairs of their log-probability after less before, nats a token."""
+    """Warn if an offline stage has made even the chosen responses much less likely. This is likelihood displacement
+    (arXiv 2410.08847). change: mean over pairs of their log-probability after less before, nats a token."""
     if not change < -DISPLACED:
         return []
     text = (
@@ -264,8 +263,8 @@ def displaced(change: float, stage: Online | Offline) -> list[Alert]:
 
 
 def collapse(series: Mapping[str, Sequence[float]], stage: Online | Offline, window: int = WINDOW) -> list[Alert]:
-    """What of a stage's series of `WATCHED` metrics has collapsed, by the medians of their first and last `window`
-    values: "entropy", "length", or "limit", responses that grew to max_new_tokens.
+    """Warn of collapsed series of `WATCHED` metrics, by the medians of their first and last `window` values. The causes
+    are "entropy", "length", or "limit", responses that grew to max_new_tokens.
 
     Values that are not finite do not count; a series of fewer than two windows says nothing. The reward has not risen
     if its median is known not to be above that at the start.
@@ -284,10 +283,10 @@ def collapse(series: Mapping[str, Sequence[float]], stage: Online | Offline, win
 
 
 def _ends(values: Sequence[float], window: int) -> tuple[float, float]:
-    known = [value for value in values if math.isfinite(value)]
-    if len(known) < 2 * window:
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2 * window:
         return math.nan, math.nan
-    return statistics.median(known[:window]), statistics.median(known[-window:])
+    return statistics.median(finite[:window]), statistics.median(finite[-window:])
 
 
 def _collapsed(cause: str, first: float, last: float, stage: Online | Offline) -> Alert:
@@ -302,21 +301,21 @@ def _collapsed(cause: str, first: float, last: float, stage: Online | Offline) -
 
 
 def remedies(cause: str, stage: Online | Offline) -> list[str]:
-    """What the paper found to help, or tried, against a collapse, less what the stage has already; never empty.
+    """List what the paper found to help, or tried, against a collapse, less what the stage has already; never empty.
 
     Reference synchronisation avoids the collapse of length in online DPO on maths (figures 2 and 7), a larger epsilon
     sudden divergence of DPO (section 5.1); long intervals raise the risk (section 4.2). Its entropy term did not hold
     entropy in every run (figure 6).
     """
-    eps, found = stage.optimizer.eps, []
+    eps, changes = stage.optimizer.eps, []
     if isinstance(stage, Online) and stage.loss != "grpo" and stage.sync_every and not stage.reference_sync:
-        found.append("reference_sync=True")
+        changes.append("reference_sync=True")
     if eps < SAFE_EPSILON:
-        found.append(f"a larger Adam epsilon, optimizer.eps=1e-4 (now {eps:g})")
+        changes.append(f"a larger Adam epsilon, optimizer.eps=1e-4 (now {eps:g})")
     if isinstance(stage, Online) and stage.sync_every != 1:
-        found.append(f"a smaller sync_every (now {stage.sync_every or 'never'})")
+        changes.append(f"a smaller sync_every (now {stage.sync_every or 'never'})")
     if isinstance(stage, Online) and cause == "entropy" and not stage.entropy_coef:
-        found.append("entropy_coef=1e-4 (now 0)")
+        changes.append("entropy_coef=1e-4 (now 0)")
     if isinstance(stage, Offline):
-        found.append('in place of this stage an online one with loss="dpo" and a small sync_every')
-    return found or ["a smaller optimizer.learning_rate"]
+        changes.append('in place of this stage an online one with loss="dpo" and a small sync_every')
+    return changes or ["a smaller optimizer.learning_rate"]

@@ -1,4 +1,4 @@
-"""From the groups of one batch to what an online stage trains on: responses with advantages, or with a pair's sides.
+"""The training batch of an online stage from its groups: responses with advantages, or with a pair's sides.
 
     groups ─► those with a signal ─► GRPO: advantages | DPO: one pair a prompt | GroupDPO: both sides of a prompt
 
@@ -33,7 +33,8 @@ NO_PAIR: Sides = ([], [])
 
 @dataclass(frozen=True)
 class Batch:
-    """groups: for the loss, never empty. signal: bool for each prompt that was drawn. metrics: of the pairs."""
+    """The responses to train on. groups: for the loss, never empty. has_advantage: bool for each prompt that was drawn.
+    metrics: of the pairs."""
 
     groups: list[Group]
     has_advantage: np.ndarray
@@ -41,7 +42,7 @@ class Batch:
 
 
 def make(seed: int, stage: Online, draws: Draws, groups: Groups, scalar: Mapping[str, bool]) -> Batch:
-    """One update's batch from all that was drawn for it. scalar: whether a task's reward knows no right and wrong.
+    """Make one update's batch from all that was drawn for it. scalar: whether a task's reward knows no right and wrong.
 
     A prompt has a signal if it has a pair or, with GRPO, two different rewards. With stage.dynamic_sampling the first
     prompts_per_step prompts with a signal are kept, or as many as there are (without any the first ones); else all are.
@@ -53,17 +54,17 @@ def make(seed: int, stage: Online, draws: Draws, groups: Groups, scalar: Mapping
         pairs = [_sides(seed, stage, *both, scalar) for both in zip(draws, groups, strict=True)]
         signal |= [bool(chosen) for chosen, _ in pairs]
     taught = [int(i) for i in np.flatnonzero(signal)]
-    some = (taught or range(len(groups)))[: stage.prompts_per_step] if stage.dynamic_sampling else range(len(groups))
-    draws, kept, sides = [draws[i] for i in some], [groups[i] for i in some], [pairs[i] for i in some]
+    rows = (taught or range(len(groups)))[: stage.prompts_per_step] if stage.dynamic_sampling else range(len(groups))
+    draws, trained, sides = [draws[i] for i in rows], [groups[i] for i in rows], [pairs[i] for i in rows]
     if stage.loss == "grpo":
-        return Batch(_grpo(stage, draws, kept), signal)
-    made = _dpo(stage, kept, sides) if stage.loss == "dpo" else _group_dpo(stage, draws, kept, sides)
+        return Batch(_grpo(stage, draws, trained), signal)
+    loss_groups = _dpo(stage, trained, sides) if stage.loss == "dpo" else _group_dpo(stage, draws, trained, sides)
     skipped = {"pairs/skipped": float(sum(not chosen for chosen, _ in pairs))}
-    return Batch(_with_entropy(stage, made), signal, {**skipped, **_lengths(kept, sides)})
+    return Batch(_with_entropy(stage, loss_groups), signal, {**skipped, **_lengths(trained, sides)})
 
 
 def _lengths(groups: Groups, sides: Sequence[Sides]) -> dict[str, float]:
-    """How many prompts have a pair, and the mean lengths of both sides."""
+    """Count the prompts that have a pair, and compute the mean lengths of both sides."""
     metrics = {"pairs/prompts": float(sum(bool(chosen) for chosen, _ in sides))}
     for name, which in (("chosen", 0), ("rejected", 1)):
         lengths = [
@@ -76,17 +77,17 @@ def _lengths(groups: Groups, sides: Sequence[Sides]) -> dict[str, float]:
 
 
 def advantages(stage: Online, draws: Draws, groups: Groups) -> np.ndarray:
-    """float32 [N, G]; rewards of different tasks are normalised apart."""
+    """Compute advantages, float32 [N, G]; rewards of different tasks are normalised apart."""
     values = shaped_rewards(stage, groups)
-    found = np.zeros(values.shape, np.float32)
+    normalised = np.zeros(values.shape, np.float32)
     for task in {problem.task for problem, _ in draws}:
         rows = [i for i, (problem, _) in enumerate(draws) if problem.task == task]
-        found[rows] = group_advantages(values[rows], stage.scale_rewards, stage.scale_rewards_eps)
-    return found
+        normalised[rows] = group_advantages(values[rows], stage.scale_rewards, stage.scale_rewards_eps)
+    return normalised
 
 
 def shaped_rewards(stage: Online, groups: Groups) -> np.ndarray:
-    """float64 [N, G]: rewards less what too long a response costs, NaN where there is none."""
+    """Return rewards less the penalty of too long responses, float64 [N, G], NaN where there is none."""
     values = rewards(groups)
     if stage.overlong_buffer:
         lengths = np.array([[len(row.rollout.token_ids) for row in group] for group in groups])
@@ -95,85 +96,86 @@ def shaped_rewards(stage: Online, groups: Groups) -> np.ndarray:
 
 
 def _counted(stage: Online, groups: Groups) -> np.ndarray:
-    """bool [N, G]: False for responses that stage.mask_truncated leaves out of the loss."""
+    """Mark the responses that count, bool [N, G]: False where stage.mask_truncated leaves one out of the loss."""
     cut = [[row.rollout.stop_reason == "length" for row in group] for group in groups]
     return ~(np.array(cut) & stage.mask_truncated)
 
 
 def _grpo(stage: Online, draws: Draws, groups: Groups) -> list[Group]:
-    """Without a KL or entropy term a response of advantage 0 has no gradient, so it is not run through the model."""
+    """Build GRPO's groups. Without a KL or entropy term a response of advantage 0 has no gradient, and is not run
+    through the model."""
     tokens = _grpo_tokens(stage, draws, groups)
     always = stage.beta or stage.entropy_coef
-    made = [
+    candidates = [
         Group(
             group[0].rollout.prompt_ids,
             [
                 Response(row.rollout.token_ids, token)
-                for row, token in zip(group, some, strict=True)
+                for row, token in zip(group, group_tokens, strict=True)
                 if token["weight"] and (always or token["advantage"])
             ],
         )
-        for group, some in zip(groups, tokens, strict=True)
+        for group, group_tokens in zip(groups, tokens, strict=True)
     ]
-    found = [group for group in made if group.responses]
-    if not found:  # a batch without any signal still is a step of the schedule: one response of weight 0
+    loss_groups = [group for group in candidates if group.responses]
+    if not loss_groups:  # a batch without any signal is still a step of the schedule: one response of weight 0
         row, zeros = groups[0][0].rollout, {**tokens[0][0], "weight": 0.0, "advantage": 0.0}
-        found = [Group(row.prompt_ids, [Response(row.token_ids, zeros)])]
-    return _with_entropy(stage, found)
+        loss_groups = [Group(row.prompt_ids, [Response(row.token_ids, zeros)])]
+    return _with_entropy(stage, loss_groups)
 
 
 def _grpo_tokens(stage: Online, draws: Draws, groups: Groups) -> list[list[dict[str, Any]]]:
-    """What GRPO needs of each response's tokens; normalisers count every response of a full batch."""
-    found, counted = advantages(stage, draws, groups), _counted(stage, groups)
+    """Return GRPO's inputs for each response's tokens; normalisers count every response of a full batch."""
+    values, counted = advantages(stage, draws, groups), _counted(stage, groups)
     lengths = np.array([[len(row.rollout.token_ids) for row in group] for group in groups])
     prompts = _prompts(stage, groups)
-    absent = (prompts - len(groups)) * found.shape[1]
+    absent = (prompts - len(groups)) * values.shape[1]
     weights = token_weights(
         stage.loss_type,
         np.pad(lengths.ravel(), (0, absent)),
         num_prompts=prompts,
         max_completion_length=stage.sampling.max_new_tokens,
         mask=np.pad(counted.ravel(), (0, absent)),
-    )[: found.size].reshape(found.shape)
+    )[: values.size].reshape(values.shape)
     return [
         [
             {"weight": float(w), "advantage": float(a), "sampler_logprob": row.rollout.logprobs}
-            for row, w, a in zip(group, ws, some, strict=True)
+            for row, w, a in zip(group, ws, group_values, strict=True)
         ]
-        for group, ws, some in zip(groups, weights, found, strict=True)
+        for group, ws, group_values in zip(groups, weights, values, strict=True)
     ]
 
 
 def _sides(
     seed: int, stage: Online, drawn: tuple[Problem, int], group: Sequence[ScoredRollout], scalar: Mapping[str, bool]
 ) -> Sides:
-    """Chosen and rejected responses of one prompt, both lists empty where there is no pair.
+    """Choose the chosen and rejected responses of one prompt, both lists empty where there is no pair.
 
     GroupDPO takes all correct and all incorrect ones; where the reward knows no right and wrong, best and worst.
     """
     problem, visit = drawn
-    some = [int(i) for i in np.flatnonzero(_counted(stage, [list(group)])[0])]
-    usable = [group[i] for i in some]
+    counted = [int(i) for i in np.flatnonzero(_counted(stage, [list(group)])[0])]
+    usable = [group[i] for i in counted]
     if stage.loss == "group_dpo" and not scalar[problem.task]:
-        known = right(usable)
-        chosen, rejected = ([some[i] for i in np.flatnonzero(known == side)] for side in (1, 0))
+        is_right = right(usable)
+        chosen, rejected = ([counted[i] for i in np.flatnonzero(is_right == side)] for side in (1, 0))
         return (chosen, rejected) if chosen and rejected else NO_PAIR
     pairs = pairs_of(seed, problem.id, visit, usable, 1, scalar=scalar[problem.task])
-    return [some[i] for i, _ in pairs], [some[j] for _, j in pairs]
+    return [counted[i] for i, _ in pairs], [counted[j] for _, j in pairs]
 
 
 def _prompts(stage: Online, groups: Groups) -> int:
-    """The prompts of a full batch: refill may leave one short."""
+    """Count the prompts of a full batch: dynamic sampling may leave one short."""
     return max(len(groups), stage.prompts_per_step)
 
 
 def _normalizer(stage: Online, groups: Groups) -> int | None:
-    """What DPO divides by in place of the prompts with a pair, if anything."""
+    """Return DPO's divisor in place of the number of prompts with a pair; None for that number."""
     return _prompts(stage, groups) if stage.dpo.normalizer == "prompts" else None
 
 
 def _dpo(stage: Online, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
-    """One pair a prompt, the loss being the mean over pairs or over prompts."""
+    """Build groups of one pair a prompt, the loss being the mean over pairs or over prompts."""
     pairs = [(group[c[0]], group[r[0]]) for group, (c, r) in zip(groups, sides, strict=True) if c]
     if pairs:
         weights = dpo_weights(len(pairs), _normalizer(stage, groups))
@@ -182,17 +184,17 @@ def _dpo(stage: Online, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
 
 
 def as_pair(chosen: ScoredRollout, rejected: ScoredRollout, weight: float) -> Group:
-    """Both sides in one row, behind one copy of their prompt."""
+    """Put both sides in one row, behind one copy of their prompt."""
     responses = [Response(row.rollout.token_ids, {}, {"weight": weight}) for row in (chosen, rejected)]
     return Group(chosen.rollout.prompt_ids, responses, whole=True)
 
 
 def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
-    """All responses of a prompt that take part in one row; the loss is the mean over a prompt's pairs, then prompts."""
+    """Put a prompt's responses that take part in one row; the loss is the mean over a prompt's pairs, then prompts."""
     correct, incorrect = (np.array([len(side[which]) for side in sides]) for which in (0, 1))
     weights = group_dpo_weights(correct, incorrect, _normalizer(stage, groups))
     tokens = _grpo_tokens(stage, draws, groups) if stage.grpo_coef else [[{} for _ in group] for group in groups]
-    made = []
+    loss_groups = []
     for number, (group, (chosen, rejected)) in enumerate(zip(groups, sides, strict=True)):
         responses = []
         for i, row in enumerate(group):
@@ -206,16 +208,16 @@ def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Side
                 }
                 responses.append(Response(row.rollout.token_ids, token, sequence))
         if responses:
-            made.append(Group(group[0].rollout.prompt_ids, responses, whole=True))
-    if made:
-        return made
+            loss_groups.append(Group(group[0].rollout.prompt_ids, responses, whole=True))
+    if loss_groups:
+        return loss_groups
     token = {**tokens[0][0], "weight": 0.0, "advantage": 0.0} if stage.grpo_coef else {}
     nothing = Response(groups[0][0].rollout.token_ids, token, {"side": 0.0, "prompt": 0.0, "pair_weight": 0.0})
     return [Group(groups[0][0].rollout.prompt_ids, [nothing], whole=True)]
 
 
 def _with_entropy(stage: Online, groups: list[Group]) -> list[Group]:
-    """Each response's tokens with their weight in the mean next-token entropy, 0 in a response of no weight itself."""
+    """Add to each response's tokens their weight in the mean next-token entropy, 0 in a response without weight."""
     if not stage.entropy_coef:
         return groups
     count = sum(len(response.token_ids) for group in groups for response in group.responses if _weighs(response))

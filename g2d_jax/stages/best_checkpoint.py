@@ -32,7 +32,7 @@ from g2d_jax.training.checkpoint import Checkpoints
 
 
 def run(runtime: Runtime, name: str, stage: BestCheckpoint) -> dict[str, Any]:
-    """Score the checkpoints; returns the manifest's fields, in "result" the "policy" that was chosen, "STAGE@STEP".
+    """Score the checkpoints; return the manifest's fields, in "result" the "policy" that was chosen, "STAGE@STEP".
 
     Raises StopRun when no checkpoint has a score.
     """
@@ -42,11 +42,11 @@ def run(runtime: Runtime, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     steps = candidates(stage, runtime)
     with runtime.track_cost(tally), runtime.tracker.progress(name, len(steps) * len(problems)) as bar:
         for step in steps:
-            found = scores[step] = _scored(runtime, name, stage, step, problems, tally, bar)
-            tasks = {f"tasks/{task}/score": one["score"] for task, one in found["tasks"].items()}
-            bar.update(bar.done, {"reward": found["score"]})
-            runtime.tracker.log(name, step, {"score": found["score"], **tasks})
-    best = best_step({step: found["score"] for step, found in scores.items()})
+            entry = scores[step] = _scored(runtime, name, stage, step, problems, tally, bar)
+            tasks = {f"tasks/{task}/score": task_entry["score"] for task, task_entry in entry["tasks"].items()}
+            bar.update(bar.done, {"reward": entry["score"]})
+            runtime.tracker.log(name, step, {"score": entry["score"], **tasks})
+    best = best_step({step: entry["score"] for step, entry in scores.items()})
     if best is None:
         raise StopRun(f"{name}: no checkpoint of {stage.policy} has a score: of some task no response could be scored")
     said: list[dict[str, Any]] = []
@@ -54,7 +54,7 @@ def run(runtime: Runtime, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     runtime.tracker.say(f"{name}: {stage.policy}@{best}, the best of steps {', '.join(map(str, steps))}")
     result = {
         "policy": f"{stage.policy}@{best}",
-        "steps": {str(step): found for step, found in scores.items()},
+        "steps": {str(step): entry for step, entry in scores.items()},
         "split": "dev",
         "samples": stage.num_generations,
         "sampling": stage.sampling.to_dict(),
@@ -68,23 +68,23 @@ def run(runtime: Runtime, name: str, stage: BestCheckpoint) -> dict[str, Any]:
 
 
 def candidates(stage: BestCheckpoint, runtime: Runtime) -> list[int]:
-    """The steps to choose from, ascending: stage.steps, or all that the stage it reads kept on its way.
+    """List the steps to choose from, ascending: stage.steps, or all that the stage it reads kept on its way.
 
-    Not what happens to lie on disk: how many of the newest stay there is no matter of the result.
+    Further checkpoints on disk do not count: how many of the newest stay must not change the result.
     """
     if stage.steps:
         return sorted(set(stage.steps))
     with Checkpoints(runtime.folders[stage.policy] / "checkpoints") as checkpoints:
         last = processes.once(checkpoints.latest)
     assert last is not None  # a stage runs after those it reads, and they all save their last step
-    kept = kept_steps(runtime.config.stages[stage.policy])
-    return sorted({*(step for step in kept if step <= last), last})
+    steps = kept_steps(runtime.config.stages[stage.policy])
+    return sorted({*(step for step in steps if step <= last), last})
 
 
 def best_step(scores: Mapping[int, float]) -> int | None:
-    """The step of the highest score, of equal ones the earlier; None if no score is a number."""
-    known = {step: score for step, score in scores.items() if not math.isnan(score)}
-    return min(known, key=lambda step: (-known[step], step)) if known else None
+    """Return the step of the highest score, of equal ones the earlier; None if no score is a number."""
+    numbers = {step: score for step, score in scores.items() if not math.isnan(score)}
+    return min(numbers, key=lambda step: (-numbers[step], step)) if numbers else None
 
 
 def _scored(
@@ -96,8 +96,8 @@ def _scored(
     tally: Cost,
     bar: Progress,
 ) -> dict[str, Any]:
-    """One checkpoint: its score and standard error, and those of each task. bar: moves by the problems."""
-    asked = HeldOut(
+    """Score one checkpoint: its score and standard error, and those of each task. bar: moves by the problems."""
+    held_out = HeldOut(
         runtime,
         f"{stage.policy}@{step}",
         problems,
@@ -106,14 +106,14 @@ def _scored(
         bar,
         sampling_shapes(runtime, stage),
     )
-    groups = asked.answers(stage.sampling, "select", stage.num_generations)
-    found = task_results(problems, groups, runtime.scalar)
+    groups = held_out.answers(stage.sampling, "select", stage.num_generations)
+    means = task_results(problems, groups, runtime.scalar)
     tasks = {
-        task: {**one, **_score(one, stage.length_normalise and runtime.scalar[task])} for task, one in found.items()
+        task: {**row, **_score(row, stage.length_normalise and runtime.scalar[task])} for task, row in means.items()
     }
-    spread = math.hypot(*(one["score_sem"] for one in tasks.values()))
+    spread = math.hypot(*(row["score_sem"] for row in tasks.values()))
     return {
-        "score": sum(one["score"] for one in tasks.values()) / len(tasks),
+        "score": sum(row["score"] for row in tasks.values()) / len(tasks),
         "sem": spread / len(tasks),  # tasks are other problems each, so their errors are independent
         "tasks": tasks,
     }
@@ -125,10 +125,10 @@ def _score(task: Mapping[str, Any], divided: bool) -> dict[str, float]:
 
 
 def _negative(stage: BestCheckpoint, scores: Mapping[int, Mapping[str, Any]]) -> Iterator[Alert]:
-    """One for each task whose scalar rewards are negative on average while they are divided by lengths."""
+    """Yield an alert for each task whose scalar rewards are negative on average while they are divided by lengths."""
     for task in next(iter(scores.values()))["tasks"] if stage.length_normalise else ():
-        low = min(found["tasks"][task]["reward"] for found in scores.values())
-        if low < 0 and all(found["tasks"][task]["accuracy"] is None for found in scores.values()):
+        low = min(entry["tasks"][task]["reward"] for entry in scores.values())
+        if low < 0 and all(entry["tasks"][task]["accuracy"] is None for entry in scores.values()):
             yield Alert(
                 f"negative {task}",
                 f"rewards of the task {task} are negative on average ({low:.3g}): divided by the length they "

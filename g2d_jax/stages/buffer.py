@@ -1,7 +1,7 @@
 """The batches of an online stage: at each synchronisation all rollouts up to the next one are drawn, and kept.
 
-    synchronise:  prompts ─► rollouts of the policy as it is now ─► rewards ─► log-probs of the reference      in memory
-    take:         one batch a step                                             └─► on disk, written beside ─┘
+    generate_window:  prompts ─► rollouts of the present policy ─► rewards ─► log-probs of the reference      in memory
+    next_batch:       one batch a step                                      └─► on disk, written beside ─┘
 
 A checkpoint waits for what is being written, and a stage that is killed reads back what it needs: it goes on with the
 same rollouts. No second copy of the policy is kept between synchronisations.
@@ -46,15 +46,15 @@ from g2d_jax.stages.rollouts import (
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import Trainer
 
-KEPT = 64  # batches of an interval that stay in memory; of a longer one the others are read back
-GENERATION = ("calls", "prompts", "sampled_tokens", "sampling_seconds")  # what a shard tells of its call
+KEPT = 64  # batches of a window that stay in memory; of a longer window the others are read back
+GENERATION = ("calls", "prompts", "sampled_tokens", "sampling_seconds")  # figures of its call that a shard has
 
 
 @dataclass(frozen=True)
 class SyncWindow:
     """The updates between two synchronisations, `start` the first of them, and their batches, `first` the first.
 
-    Each batch serves num_iterations updates: the interval goes over its batches so many times.
+    Each batch serves num_iterations updates: the window goes over its batches so many times.
     """
 
     start: int
@@ -68,16 +68,16 @@ class SyncWindow:
         return range(self.first, self.first + self.batches)
 
     def number(self, step: int) -> int:
-        """The batch of update number `step`."""
+        """Return the batch of update number `step`."""
         return self.first + (step - self.start) % self.batches
 
     def is_new(self, step: int) -> bool:
-        """Whether update number `step` is the first on its batch."""
+        """Return whether update number `step` is the first on its batch."""
         return step - self.start < self.batches
 
 
 def window_at(step: int, stage: Online) -> SyncWindow:
-    """The interval of update number `step` (from 0) of stage.steps."""
+    """Return the window of update number `step` (from 0) of stage.steps."""
     every = stage.sync_every or max(stage.steps, 1)
     start = step - step % every
     updates = min(every, stage.steps - start)
@@ -85,7 +85,7 @@ def window_at(step: int, stage: Online) -> SyncWindow:
 
 
 def asked_of(runtime: Runtime, stage: Online, response: int | None = None) -> Asked:
-    """What the stage asks the sampler for; a call draws as many batches of an interval as compute.generation_batch_size
+    """Compute the stage's sampling workload. A call draws as many batches of a window as compute.generation_batch_size
     allows. response: mean tokens of a response, None: the most."""
     together = max(prompts_at_once(runtime, stage.num_generations) // stage.prompts_per_step, 1)
     together = min(together, window_at(0, stage).batches)
@@ -97,7 +97,7 @@ def asked_of(runtime: Runtime, stage: Online, response: int | None = None) -> As
 
 
 def trains_off_policy(stage: Online) -> bool:
-    """Whether a GRPO loss trains on rollouts of an earlier policy than its own.
+    """Return whether a GRPO loss trains on rollouts of an earlier policy than its own.
 
     With sync_every=1 a batch is drawn, serves one update, and is gone: the policy is the one that sampled, and the old
     log-probabilities are its own, taken in the same forward pass. Else they are those of the policy at the
@@ -109,17 +109,17 @@ def trains_off_policy(stage: Online) -> bool:
 
 
 def logprobs_temperature(stage: Online) -> float:
-    """At which temperature other policies' log-probabilities are taken: that of the loss."""
+    """Return the temperature of other policies' log-probabilities: that of the loss."""
     return float(stage.sampling.temperature) if stage.loss == "grpo" else 1.0
 
 
 def shard_path(folder: epath.Path, number: int, extra: int = 0) -> epath.Path:
-    """Where the rollouts of a batch lie (counted from 0): of its first round, and of those that refilled it."""
+    """Return the file of a batch's rollouts (counted from 0), of its first round or of an `extra` one."""
     return folder / "rollouts" / f"step-{number:06d}{f'-{extra}' if extra else ''}.parquet"
 
 
 def shards(folder: epath.Path, number: int) -> list[epath.Path]:
-    """The shards of a batch that are there, its first round first. All processes make the call."""
+    """List the shards of a batch that exist, its first round first. All processes make the call."""
 
     def rounds() -> int:
         return next(extra for extra in itertools.count() if not shard_path(folder, number, extra).exists())
@@ -128,7 +128,7 @@ def shards(folder: epath.Path, number: int) -> list[epath.Path]:
 
 
 def read_rounds(runtime: Runtime, folder: epath.Path, number: int) -> list[Sampled]:
-    """All that was drawn for a batch, its first round first. Raises ValueError if it is not on disk."""
+    """Read all that was drawn for a batch, its first round first. Raises ValueError if it is not on disk."""
     runtime.writer.wait()
     rounds = [read_sampled(runtime, shard) for shard in shards(folder, number)]
     if not rounds:
@@ -137,14 +137,14 @@ def read_rounds(runtime: Runtime, folder: epath.Path, number: int) -> list[Sampl
 
 
 def together(rounds: Sequence[Sampled]) -> tuple[Draws, Groups]:
-    """What several rounds drew, and its groups."""
-    return [draw for one in rounds for draw in one.draws], [group for one in rounds for group in one.groups]
+    """Join the draws of several rounds, and their groups."""
+    return [draw for part in rounds for draw in part.draws], [group for part in rounds for group in part.groups]
 
 
 @dataclass(frozen=True)
 class OtherLogprobs:
-    """What other policies than the one that samples make of a batch: log-probabilities of all its responses, one after
-    the other, float32 [tokens], None where the loss needs none; and what they took, for `Cost.add`."""
+    """Log-probabilities of a batch's responses under other policies than the one that samples. Each is of all responses
+    one after the other, float32 [tokens], None where the loss needs none. cost: of computing them, for `Cost.add`."""
 
     reference: np.ndarray | None = None
     trainer: np.ndarray | None = None
@@ -153,9 +153,9 @@ class OtherLogprobs:
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """One batch. number: its own; draws, groups: all that was drawn; batch: what is trained on; new: not before.
+    """One batch. number: its own; draws, groups: all that was drawn; batch: the part to train on; new: not used before.
 
-    costs: what its rounds, and other policies' log-probabilities, took.
+    costs: of its rounds, and of other policies' log-probabilities.
     """
 
     number: int
@@ -167,7 +167,7 @@ class TrainBatch:
 
 
 class RolloutBuffer:
-    """Batches for a Trainer."""
+    """The buffer of rollouts that gives a Trainer its batches."""
 
     def __init__(self, runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> None:
         self.runtime, self.name, self.stage, self.trainer = runtime, name, stage, trainer
@@ -176,7 +176,7 @@ class RolloutBuffer:
         self.purpose = stage.stream or f"online/{name}"
         self.order = train_order(runtime.config, runtime.problems["train"], self.purpose)
         self.places = {problem.id: place for place, problem in enumerate(runtime.problems["train"])}
-        self.rounds: dict[int, list[Sampled]] = {}  # of the interval's first batches: what was drawn here
+        self.rounds: dict[int, list[Sampled]] = {}  # rounds drawn by this process, of the window's first batches
         self.others: dict[int, OtherLogprobs] = {}
         self.history = curriculum.History.from_state(trainer.extra_state.get("history", {}))
         self._mark = self._sampling = 0.0
@@ -184,53 +184,53 @@ class RolloutBuffer:
             trainer.live_state = lambda: {"history": self.history.state()}
 
     def fixed_reference(self) -> Decoder:
-        """The policy that the stage began with."""
+        """Load the policy that the stage began with."""
         return load_reference(self.runtime, self.stage.policy) if self.reference is None else self.reference
 
     @property
     def targeted(self) -> bool:
-        """Whether what was seen decides what is drawn."""
+        """True if earlier results decide which prompts are drawn."""
         window = self.stage.difficulty
         return bool(self.stage.drop_solved.after or window.min_pass_rate != 0 or window.max_pass_rate != 1)
 
     def generate_window(self) -> dict[str, float]:
-        """At the first update of an interval, see to it that all it trains on is on disk; metrics of generating it."""
-        interval = window_at(self.trainer.step, self.stage)
-        if self.trainer.step != interval.start:
+        """Generate all batches of a window at its first update, to disk; return metrics of generating them."""
+        window = window_at(self.trainer.step, self.stage)
+        if self.trainer.step != window.start:
             return {}
         now = time.perf_counter()
         share = {"generation/share": self._sampling / (now - self._mark)} if self._mark else {}
         self.rounds.clear()
         self.others.clear()
-        metrics = self._draw(interval)
-        for number in interval.numbers:
+        metrics = self._draw(window)
+        for number in window.numbers:
             processes.check_stop_together()
             self._score(number)
-        if interval.start + interval.updates == self.stage.steps:
-            self.reference = None  # it was needed for the last time
-        spent = self._generation(interval.numbers)
+        if window.start + window.updates == self.stage.steps:
+            self.reference = None  # it is not needed any more
+        spent = self._generation(window.numbers)
         self._mark, self._sampling = now, spent["sampling_seconds"]
         return {
             **metrics,
-            **share,  # of the interval before this one, on the clock
+            **share,  # of the window before this one, on the clock
             "generation/prompts": spent["prompts"] / max(spent["calls"], 1e-9),
             "generation/tokens_per_second": spent["sampled_tokens"] / max(self._sampling, 1e-9),
         }
 
     def next_batch(self) -> TrainBatch:
-        """The batch of the next update."""
+        """Return the batch of the next update."""
         step, stage = self.trainer.step, self.stage
-        interval = window_at(step, stage)
-        number = interval.number(step)
+        window = window_at(step, stage)
+        number = window.number(step)
         rounds, others = self._rounds(number), self._others(number)
         draws, groups = together(rounds)
         batch = self._batch(draws, groups)
         filled = batches.fill(stage, batch.groups, others.reference, others.trainer)
         costs = [*(sampled.cost for sampled in rounds), others.cost]
-        return TrainBatch(number, draws, groups, replace(batch, groups=filled), interval.is_new(step), costs)
+        return TrainBatch(number, draws, groups, replace(batch, groups=filled), window.is_new(step), costs)
 
     def record_cost(self, train_batch: TrainBatch) -> None:
-        """Add what a new batch once took to the tally, and what its groups got to the history."""
+        """Add the cost of a new batch to the tally, and its groups' rewards to the history."""
         trainer = self.trainer
         if not train_batch.new:
             return
@@ -240,29 +240,29 @@ class RolloutBuffer:
             total |= {name: total[name] + cost.get(name, 0.0) for name in GENERATION}
         count_rollouts(self.runtime, trainer.tally, train_batch.groups)
         metrics = train_batch.batch.metrics
-        found = {"prompts": len(train_batch.groups), "pairs": metrics.get("pairs/prompts", 0)}
-        found |= {"skipped": metrics.get("pairs/skipped", 0)}
+        counts = {"prompts": len(train_batch.groups), "pairs": metrics.get("pairs/prompts", 0)}
+        counts |= {"skipped": metrics.get("pairs/skipped", 0)}
         before = trainer.extra_state.get("counts", {})
-        trainer.extra_state["counts"] = {name: before.get(name, 0) + int(number) for name, number in found.items()}
+        trainer.extra_state["counts"] = {name: before.get(name, 0) + int(number) for name, number in counts.items()}
         if self.targeted:
-            for (problem, _), values, known in zip(
+            for (problem, _), values, verdicts in zip(
                 train_batch.draws, rewards(train_batch.groups), correct(train_batch.groups), strict=True
             ):
-                self.history.update(self.places[problem.id], values, known, trainer.step)
+                self.history.update(self.places[problem.id], values, verdicts, trainer.step)
 
     def summary(self) -> dict[str, int]:
-        """For the manifest: prompts drawn, and what became of them."""
+        """Return counts for the manifest: prompts drawn, and their use."""
         extra_state, stage = self.trainer.extra_state, self.stage
-        found = dict(extra_state.get("counts", {"prompts": 0, "pairs": 0, "skipped": 0}))
+        counts = dict(extra_state.get("counts", {"prompts": 0, "pairs": 0, "skipped": 0}))
         if stage.loss == "grpo":
-            del found["pairs"], found["skipped"]
+            del counts["pairs"], counts["skipped"]
         if self.targeted:
             at = extra_state.get("drawn", {}).get("after", {})
-            found["left_out"] = at.get("retired", 0) + at.get("outside", 0)
-        return {"rollouts": found["prompts"] * stage.num_generations, **found, "train_problems": len(self.places)}
+            counts["left_out"] = at.get("retired", 0) + at.get("outside", 0)
+        return {"rollouts": counts["prompts"] * stage.num_generations, **counts, "train_problems": len(self.places)}
 
     def generation(self) -> dict[str, float]:
-        """For the manifest: how the rollouts came about."""
+        """Return figures of the sampling for the manifest."""
         spent = self.trainer.extra_state.get("generation", dict.fromkeys(GENERATION, 0.0))
         seconds, total = spent["sampling_seconds"], self.trainer.tally.seconds
         return {
@@ -272,40 +272,40 @@ class RolloutBuffer:
             "share": seconds / total if total else 0.0,
         }
 
-    # Making
+    # Generation
 
-    def _draw(self, interval: SyncWindow) -> dict[str, float]:
-        """Choose and sample the prompts of an interval; with refill, more in place of those without a signal."""
+    def _draw(self, window: SyncWindow) -> dict[str, float]:
+        """Choose and sample the prompts of a window; with dynamic sampling, more in place of those without a signal."""
         stage, extra_state = self.stage, self.trainer.extra_state
         drawn = extra_state.get("drawn", {"step": -1, "after": {"cursor": 0, "retired": 0, "outside": 0, "drawn": 0}})
-        if drawn["step"] != interval.start:  # else the stage was stopped in this interval: draw the same again
-            drawn = {"step": interval.start, "before": drawn["after"]}
+        if drawn["step"] != window.start:  # else the stage was stopped in this window: draw the same again
+            drawn = {"step": window.start, "before": drawn["after"]}
         at = dict(drawn["before"])
-        wanted = dict.fromkeys(interval.numbers, stage.prompts_per_step)
+        counts = dict.fromkeys(window.numbers, stage.prompts_per_step)
         for extra in range(1 + stage.dynamic_sampling):
-            found = self._choose(at, interval.start, sum(wanted.values()))
-            self._sample(found, wanted, extra, f"{self.name}@{interval.start}")
+            draws = self._choose(at, window.start, sum(counts.values()))
+            self._sample(draws, counts, extra, f"{self.name}@{window.start}")
             if extra < stage.dynamic_sampling:
-                wanted = {number: self._lacking(number, 1 + extra) for number in interval.numbers}
-            if not sum(wanted.values()):
+                counts = {number: self._lacking(number, 1 + extra) for number in window.numbers}
+            if not sum(counts.values()):
                 break
         extra_state["drawn"] = {**drawn, "after": at}
         if not self.targeted:
             return {}
-        seen = at["drawn"] + at["retired"] + at["outside"]
+        considered = at["drawn"] + at["retired"] + at["outside"]
         return {
-            "curriculum/retired": self.history.share_retired(interval.start, stage.drop_solved, len(self.places)),
+            "curriculum/retired": self.history.share_retired(window.start, stage.drop_solved, len(self.places)),
             "curriculum/skipped": float(at["retired"] + at["outside"]),
-            "curriculum/saved": (at["retired"] + at["outside"]) / seen,
+            "curriculum/saved": (at["retired"] + at["outside"]) / considered,
         }
 
-    def _choose(self, at: dict[str, int], step: int, wanted: int) -> Draws:
-        """The next `wanted` prompts; moves `at` on."""
+    def _choose(self, at: dict[str, int], step: int, count: int) -> Draws:
+        """Choose the next `count` prompts; move `at` on."""
         window = self.stage.difficulty
-        found = curriculum.draw(
+        drawn = curriculum.draw(
             self.order,
             at["cursor"],
-            wanted,
+            count,
             self.history,
             step,
             retire_after=self.stage.drop_solved.after,
@@ -314,36 +314,36 @@ class RolloutBuffer:
             outside=window.outside,
             seed=self.runtime.config.seed,
         )
-        at["cursor"] = found.cursor
-        at["drawn"] += wanted
-        at["retired"] += found.skipped_retired
-        at["outside"] += found.skipped_outside
+        at["cursor"] = drawn.cursor
+        at["drawn"] += count
+        at["retired"] += drawn.skipped_retired
+        at["outside"] += drawn.skipped_outside
         train = self.runtime.problems["train"]
-        return [(train[index], visit) for index, visit in found.draws]
+        return [(train[index], visit) for index, visit in drawn.draws]
 
-    def _sample(self, found: Draws, wanted: dict[int, int], extra: int, policy: str) -> None:
-        """Sample what was chosen for each batch with the policy as it is; nothing where that is on disk."""
+    def _sample(self, draws: Draws, counts: dict[int, int], extra: int, policy: str) -> None:
+        """Sample each batch's draws with the present policy; read back those that are on disk."""
         first, parts = 0, []
-        for number, count in wanted.items():
+        for number, count in counts.items():
             if count:
-                parts.append((found[first : first + count], shard_path(self.folder, number, extra)))
+                parts.append((draws[first : first + count], shard_path(self.folder, number, extra)))
             first += count
         runtime, stage = self.runtime, self.stage
-        there = on_disk(runtime, [shard for _, shard in parts])
-        view = None if there else runtime.view(self.trainer.settled(), stage.sampling_weights)
+        cached = on_disk(runtime, [shard for _, shard in parts])
+        view = None if cached else runtime.view(self.trainer.settled(), stage.sampling_weights)
         params, shapes = runtime.sampling_params(stage.sampling), asked_of(runtime, stage).shapes
         generation = Generation(params, stage.num_generations, shapes, self.purpose)
         sampled = generate(runtime, view, parts, generation, policy=policy)
-        for number, drawn in zip((number for number, count in wanted.items() if count), sampled, strict=True):
-            if number < min(wanted) + KEPT:
+        for number, drawn in zip((number for number, count in counts.items() if count), sampled, strict=True):
+            if number < min(counts) + KEPT:
                 self.rounds.setdefault(number, []).append(drawn)
 
     def _rounds(self, number: int) -> list[Sampled]:
-        """All that was drawn for a batch of this interval."""
+        """Return all that was drawn for a batch of this window."""
         return self.rounds.get(number) or read_rounds(self.runtime, self.folder, number)
 
     def _lacking(self, number: int, rounds: int) -> int:
-        """How many prompts with a signal a batch lacks after its first rounds, whatever else is on disk by now."""
+        """Count the prompts with a signal that a batch lacks after its first rounds, whatever else is on disk."""
         signal = self._batch(*together(self._rounds(number)[:rounds])).has_advantage
         return max(self.stage.prompts_per_step - int(signal.sum()), 0)
 
@@ -353,39 +353,39 @@ class RolloutBuffer:
     # Log-probabilities of other policies
 
     def _score(self, number: int) -> None:
-        """See to it that what the reference, and the policy as it is, make of a batch is there."""
+        """Compute a batch's log-probabilities under the reference and the present policy, unless they are on disk."""
         stage, file = self.stage, self._file(number)
-        wanted = self._wanted()
-        if not wanted or on_disk(self.runtime, [file]):
+        policies = self._wanted()
+        if not policies or on_disk(self.runtime, [file]):
             return
-        if "reference" in wanted and not stage.reference_sync:
+        if "reference" in policies and not stage.reference_sync:
             self.reference = self.fixed_reference()
         logprobs: dict[str, np.ndarray] = {}
         with self.runtime.track_cost(took := Cost()):
             groups = self._batch(*together(self._rounds(number))).groups
             if self.reference is not None:
                 logprobs["reference"] = self._under(self.reference, groups, took)
-            if "trainer" in wanted or stage.reference_sync:
+            if "trainer" in policies or stage.reference_sync:
                 now = self._under(self.trainer.policy, groups, took)
-                logprobs |= {which: now for which in wanted if which not in logprobs}
+                logprobs |= {which: now for which in policies if which not in logprobs}
         cost = took.parts(1.0)
         self.others[number] = OtherLogprobs(**logprobs, cost=cost)
         data = save(logprobs, {"cost": json.dumps(cost)})
         self.runtime.writer.submit(lambda: storage.write_bytes(file, data))
 
     def _under(self, params: Decoder, groups: Sequence[Group], tally: Cost) -> np.ndarray:
-        """Log-probabilities of all responses, one after the other, float32 [tokens]."""
+        """Compute log-probabilities of all responses, one after the other, float32 [tokens]."""
         packed = self.trainer.pack(groups)
-        found = packed.unpack(self.runtime.score_logprobs(params, packed, tally, logprobs_temperature(self.stage)))
-        return np.concatenate([values for group in found for values in group])
+        unpacked = packed.unpack(self.runtime.score_logprobs(params, packed, tally, logprobs_temperature(self.stage)))
+        return np.concatenate([values for group in unpacked for values in group])
 
     def _wanted(self) -> list[str]:
-        """Whose log-probabilities the loss needs beside those of the policy it trains."""
+        """List the policies whose log-probabilities the loss needs beside those of the policy it trains."""
         needs = {"reference": self.stage.compares, "trainer": trains_off_policy(self.stage)}
         return [which for which, needed in needs.items() if needed]
 
     def _others(self, number: int) -> OtherLogprobs:
-        """What other policies make of a batch, where the loss needs any."""
+        """Return the log-probabilities of a batch under other policies, where the loss needs any."""
         if not self._wanted():
             return OtherLogprobs()
         if number not in self.others:

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: seconds on the clock by activity, each second counted once.
+"""The time of a run by activity: seconds on the clock, each second counted once.
 
     with clock.doing("generation"):          what is entered inside takes its seconds from what is around it
         ...
@@ -6,7 +6,7 @@
 
 Programs run while the host does something else, or waits in the next line that needs the device. So a second counts for
 
-    1. compilation, wherever it happens: JAX tells when a phase of it begins and ends
+    1. compilation, wherever it happens: JAX reports when a phase of it begins and ends
     2. the activity that the host is in
     3. where it is in none: the one whose program was running all the time
 """
@@ -25,7 +25,7 @@ from g2d_jax.compiling import compiling
 
 
 class Clock:
-    """Seconds by activity since it was made. For one thread; others that compile meanwhile do not count."""
+    """Seconds by activity since the clock was made. For one thread; others that compile meanwhile do not count."""
 
     def __init__(self) -> None:
         self._spent = dict.fromkeys(ACTIVITIES, 0.0)
@@ -43,12 +43,12 @@ class Clock:
             self._switch(around)
 
     def launched(self, activity: str, arrays: Sequence[jax.Array]) -> None:
-        """The devices are at this activity from now on until the arrays, which no program takes away, are computed."""
+        """Count the devices' time as this activity until the arrays, which no program takes away, are computed."""
         self._switch(self._activity)
         self._running = activity, arrays
 
     def settle(self) -> None:
-        """Wait for what was launched, in its own account: before the host waits for a program that comes behind it."""
+        """Wait for what was launched, on its own account: before the host waits for a program that comes behind it."""
         if self._running is not None:
             activity, arrays = self._running
             with self.doing(activity):
@@ -56,16 +56,16 @@ class Clock:
             self._running = None
 
     def read(self) -> dict[str, float]:
-        """Seconds so far: {"generation_seconds": …} for each activity."""
+        """Return the seconds so far: {"generation_seconds": …} for each activity."""
         self._switch(self._activity)
         return {f"{activity}_seconds": seconds for activity, seconds in self._spent.items()}
 
     def since(self, before: Mapping[str, float]) -> dict[str, float]:
-        """Seconds since an earlier `read`, by name."""
+        """Return the seconds since an earlier `read`, by name."""
         return {name: seconds - before[name] for name, seconds in self.read().items()}
 
     def _switch(self, activity: str) -> str:
-        """Close the account of what was done until now; returns what that was."""
+        """Close the account of the present activity; return that activity."""
         now, compiled = time.perf_counter(), compiling.seconds()
         seconds = min(compiled - self._compiled, now - self._mark)
         self._spent["compilation"] += seconds
@@ -75,7 +75,7 @@ class Clock:
         return before
 
     def _under_way(self) -> str:
-        """The activity whose program runs on the devices; "" if none does."""
+        """Return the activity whose program runs on the devices; "" if none does."""
         if self._running is not None and all(array.is_ready() for array in self._running[1]):
             self._running = None
         return self._running[0] if self._running is not None else ""

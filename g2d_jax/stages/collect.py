@@ -1,4 +1,4 @@
-"""Collect: a frozen policy's rollouts, verified and kept, and the static preference dataset made from them.
+"""The collect stage: a frozen policy's rollouts, verified and kept, and the static preference dataset made from them.
 
     rollouts ─► difficulty window ─► pairs on offer ─► those that are kept ─► preferences, informativeness
 
@@ -32,16 +32,16 @@ Pairs = list[list[tuple[int, int]]]  # (chosen, rejected) of each group
 FATES = (
     "mixed", "all_correct", "all_incorrect", "all_equal", "unscorable", "outside_window", "correct_or_timeout"
 )  # fmt: skip
-"""What becomes of a prompt; all but the first give no pairs."""
+"""Possible outcomes of a prompt; all but the first give no pairs."""
 
 
 def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
-    """Rollouts and preference pairs; returns the manifest's fields. Raises StopRun when no prompt gives a pair."""
+    """Collect rollouts and preference pairs; return the manifest's fields. Raises StopRun without any pair."""
     folder, tally = runtime.folders[name], Cost()
     with runtime.track_cost(tally):
         draws, groups = rollouts_of(runtime, name, tally)
         offered, counts = _offered(runtime, stage, draws, groups)
-        pairs = _kept(runtime, stage, draws, groups, offered)
+        pairs = _selected(runtime, stage, draws, groups, offered)
         measures = _measure(folder, groups, pairs)
     counts |= _count_pairs(stage, offered, pairs)
     if not counts["pairs"]:
@@ -54,7 +54,7 @@ def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
     preferences = _preferences(runtime, draws, groups, pairs)
     _write(folder / "preferences", preferences, _provenance(runtime, name, stage, counts))
     said: list[dict[str, Any]] = []
-    limit = sampler_settings(runtime, name).get("max_new_tokens")  # of what drew them; a file does not say
+    limit = sampler_settings(runtime, name).get("max_new_tokens")  # the sampler's; a file has none
     alerts.say(runtime, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], said)
     metrics = {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
     runtime.tracker.log(name, 0, metrics)
@@ -63,24 +63,24 @@ def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
 
 
 def programs(runtime: Runtime, name: str, stage: Collect, response: int | None = None) -> Iterator[Program]:
-    """The stage's programs, in the order in which they run. response: mean tokens of a response, None: the most."""
+    """Yield the stage's programs in the order of their runs. response: mean tokens of a response, None: the most."""
     if stage.rollouts == "sample":
         yield from rollouts(runtime, name, asked_of(runtime, stage, response), policy_shapes(runtime))
 
 
 def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[str, Any]) -> None:
-    """The dataset: every process writes a part, an unbroken stretch of the pairs, and then the leader the index.
+    """Write the dataset: every process a part, an unbroken stretch of the pairs, and then the leader the index.
 
     Read in the order of the parts' names it is the same dataset whatever the number of processes.
     """
 
-    def clear() -> None:  # what a run of other processes left that was killed here; first of all the index
+    def clear() -> None:  # files of a killed run of other processes; the index first
         (folder / "_manifest.json").unlink(missing_ok=True)
         for part in folder.glob("*.parquet"):
             part.unlink()
 
     processes.once(clear)
-    shares = [list(some) for some in np.array_split(np.arange(len(preferences)), processes.count())]
+    shares = [list(indices) for indices in np.array_split(np.arange(len(preferences)), processes.count())]
     parts = {f"part-{number:05d}.parquet": len(share) for number, share in enumerate(shares) if share}
     with processes.together():
         if share := shares[processes.index()]:
@@ -90,7 +90,7 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
 
 
 def _offered(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
-    """Apply the difficulty window and the pair rule; count what becomes of every prompt."""
+    """Apply the difficulty window and the pair rule; count the outcome of every prompt."""
     counts: Counter[str] = Counter({"prompts": len(groups), "rollouts": sum(len(group) for group in groups)})
     offered: Pairs = []
     for (problem, visit), group in zip(draws, groups, strict=True):
@@ -106,35 +106,35 @@ def _offered(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups) -> 
     return offered, dict(counts)
 
 
-def _kept(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups, offered: Pairs) -> Pairs:
-    """stage.max_pairs of the pairs, chosen as stage.select says; a prompt's uncertainty is its tokens' mean entropy."""
+def _selected(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups, offered: Pairs) -> Pairs:
+    """Select stage.max_pairs of the pairs by stage.select; a prompt's uncertainty is its tokens' mean entropy."""
     entropies = informativeness.prompts(groups)["entropy"]
     prompts = [(problem.id, visit, float(nats)) for (problem, visit), nats in zip(draws, entropies, strict=True)]
-    kept = select_pairs(runtime.config.seed, prompts, list(map(len, offered)), stage.select, stage.max_pairs)
-    return [[pairs[index] for index in indices] for pairs, indices in zip(offered, kept, strict=True)]
+    selected = select_pairs(runtime.config.seed, prompts, list(map(len, offered)), stage.select, stage.max_pairs)
+    return [[pairs[index] for index in indices] for pairs, indices in zip(offered, selected, strict=True)]
 
 
 def _count_pairs(stage: Collect, offered: Pairs, pairs: Pairs) -> dict[str, int]:
-    available, kept = (sum(map(len, some)) for some in (offered, pairs))
-    return {"pairs": kept, "pairs_available": available, "pairs_missing": max((stage.max_pairs or 0) - available, 0)}
+    available, used = (sum(map(len, listed)) for listed in (offered, pairs))
+    return {"pairs": used, "pairs_available": available, "pairs_missing": max((stage.max_pairs or 0) - available, 0)}
 
 
 def _preferences(runtime: Runtime, draws: Draws, groups: Groups, pairs: Pairs) -> list[Preference]:
     return [
         to_preference(_shown(runtime, problem), group, pair)
-        for (problem, _), group, some in zip(draws, groups, pairs, strict=True)
-        for pair in some
+        for (problem, _), group, group_pairs in zip(draws, groups, pairs, strict=True)
+        for pair in group_pairs
     ]
 
 
 def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]:
-    """Write how much the rollouts and the kept pairs can teach, by prompt and in all; returns the latter.
+    """Write the informativeness of rollouts and selected pairs, by prompt and in all; return the latter.
 
-    NaN stands for what needs log-probabilities where rollouts came without.
+    Figures that need log-probabilities are NaN where rollouts came without.
     """
-    columns = {**informativeness.prompts(groups), "pairs": np.array([len(some) for some in pairs], np.int64)}
+    columns = {**informativeness.prompts(groups), "pairs": np.array([len(own) for own in pairs], np.int64)}
     processes.once(lambda: write_columns(folder / "informativeness" / "prompts.parquet", columns))
-    both = [(group[i].rollout, group[j].rollout) for group, some in zip(groups, pairs, strict=True) for i, j in some]
+    both = [(group[i].rollout, group[j].rollout) for group, own in zip(groups, pairs, strict=True) for i, j in own]
     logprobs = np.array([[r.logprobs.sum(dtype=np.float64) for r in pair] for pair in both]).reshape(-1, 2)
     lengths = np.array([[len(r.token_ids) for r in pair] for pair in both]).reshape(-1, 2)
     measures = {**informativeness.summary(groups), "pairs": informativeness.pair_summary(*logprobs.T, *lengths.T)}
@@ -143,7 +143,8 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]
 
 
 def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:
-    """Why a prompt gives pairs ("mixed") or not: one of FATES. A timeout is wrong in the pass rate, but in no pair."""
+    """Return a prompt's outcome, one of FATES; "mixed" gives pairs. A timeout is wrong in the pass rate, but in no
+    pair."""
     judged = np.array([row.score.verdict.accuracy for row in group])
     if np.isnan(judged).all():
         return "unscorable"
@@ -156,19 +157,19 @@ def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:
 
 
 def _scalar_fate(group: list[ScoredRollout]) -> str:
-    """The same where the reward knows better and worse only; there is no window of pass rates."""
-    known = {row.score.reward for row in group if row.score.verdict is not Verdict.TIMEOUT} - {None}
-    return "mixed" if len(known) > 1 else "all_equal" if known else "unscorable"
+    """Return the outcome where the reward knows better and worse only; there is no window of pass rates."""
+    values = {row.score.reward for row in group if row.score.verdict is not Verdict.TIMEOUT} - {None}
+    return "mixed" if len(values) > 1 else "all_equal" if values else "unscorable"
 
 
 def _shown(runtime: Runtime, problem: Problem) -> Prompt:
-    """The prompt as other libraries should see it: messages for a chat model, else the rendered text."""
+    """Return the prompt for other libraries: messages for a chat model, else the rendered text."""
     tokenizer = runtime.tokenizer
     return tokenizer.conversation(problem) if tokenizer.template.is_chat else tokenizer.render(problem)
 
 
 def _provenance(runtime: Runtime, name: str, stage: Collect, counts: dict[str, int]) -> dict[str, Any]:
-    """Everything needed to build the dataset again."""
+    """Return everything needed to build the dataset again."""
     return {
         "done": True,
         "policy": stage.policy,

@@ -1,4 +1,4 @@
-"""What a stage costs: tokens, FLOPs and seconds, carried across restarts in its checkpoints."""
+"""The cost of a stage: tokens, FLOPs and seconds, carried across restarts in its checkpoints."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ TOKENS = ("generated", "prefilled", "scored", "trained")
 
 @dataclass(slots=True)
 class Cost:
-    """What a stage cost so far.
+    """The cost of a stage so far.
 
-    seconds: on the clock, without writing checkpoints. device_seconds: times the devices that were held for it. Of each
-    of accounting.ACTIVITIES: what of seconds was spent on it; and checkpointing, beside them.
+    seconds: on the clock, without writing checkpoints. device_seconds: times the devices that it used. The
+    seconds of each of accounting.ACTIVITIES are parts of seconds, but for checkpointing, which comes on top.
     """
 
     seconds: float = 0.0
@@ -45,7 +45,7 @@ class Cost:
         return {name: round(x * share) if isinstance(x, int) else x * share for name, x in fields if x}
 
     def manifest(self) -> dict[str, Any]:
-        """Return the fields of a stage's manifest that tell its cost."""
+        """Return the fields of a stage's manifest that state its cost."""
         values = dataclasses.asdict(self)
         tokens = {name: values.pop(name) for name in TOKENS}
         return {**values, "tokens": tokens}

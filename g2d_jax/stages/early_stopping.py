@@ -1,6 +1,6 @@
-"""Where an online stage ends before its last step: at a budget, or where stopping.py finds that it has been enough.
+"""Early stopping of an online stage: at a budget, or where stopping.py finds that further steps do not pay.
 
-What stopping.py sees are the stage's probes (probes.py): the same prompts each time, drawn by no filter. They are
+stopping.py reads the stage's probes (probes.py): the same prompts each time, drawn by no filter. They are
 part of what the stage costs, and of what the rule reckons a step to cost.
 """
 
@@ -22,7 +22,7 @@ from g2d_jax.stages import probes
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import Trainer
 
-MEASURED = ("mixed", "prompt", "length", "chosen", "rejected")  # of `probes.prospects`, what decides costs
+MEASURED = ("mixed", "prompt", "length", "chosen", "rejected")  # of `probes.prospects`, the figures that decide costs
 
 
 def check_problems(runtime: Runtime, stage: Online) -> None:
@@ -40,7 +40,7 @@ def check_problems(runtime: Runtime, stage: Online) -> None:
 
 
 def evidence(trainer: Trainer) -> dict[str, Any]:
-    """For the manifest: the rule that ended the stage ("steps": it went on to its last), and every forecast."""
+    """Return the manifest's entry: the rule that ended the stage ("steps": it did them all), and every forecast."""
     return {
         "stop": {
             "probes": trainer.extra_state.get("probes", []),
@@ -50,9 +50,9 @@ def evidence(trainer: Trainer) -> dict[str, Any]:
 
 
 def ends(runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> bool:
-    """Whether the stage ends with the step that was just done, or was ended before, by an earlier process perhaps.
+    """Decide whether the stage ends with the step just done, or was ended before, by an earlier process perhaps.
 
-    Call it once this step's probe is made. Notes why in trainer.extra_state, and tells the user.
+    Call it once this step's probe is made. Records the reason in trainer.extra_state, and shows it.
     """
     if "ended" in trainer.extra_state or stage.stop == "steps":
         return "ended" in trainer.extra_state
@@ -74,7 +74,7 @@ def ends(runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> bool:
 
 
 def _enough(runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> bool:
-    """At a probe, log the forecast, and say whether the warm-up has been enough."""
+    """At a probe, log the forecast, and decide whether the warm-up ends."""
     probed, step = trainer.extra_state.get("probed", []), trainer.step
     if step < stage.adaptive.min_steps or len(probed) < stopping.MIN_PROBES or probed[-1]["step"] != step:
         return False
@@ -83,7 +83,7 @@ def _enough(runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> boo
         steps, rates, flops = ([probe[key] for probe in probed] for key in ("step", "rates", "flops"))
         judged = ~np.isnan(np.array(rates)[stopping.window(steps)]).any(axis=0)
         if judged.sum() < 2 or not np.nansum(rates):
-            return False  # nothing known of either stage: no verdict, or no correct response and so no pair
+            return False  # no estimate for either stage: no verdict, or no correct response and so no pair
         recent = {key: _mean([probe[key] for probe in probed[-stopping.PROBES_IN_A_ROW :]]) for key in MEASURED}
         least = (flops[-1] - flops[0]) / step  # groups all alike cost no trainer, archived ones no sampling
         cost = max(_offline_flops(runtime, name, stage, step, recent), least)
@@ -99,7 +99,7 @@ def _enough(runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> boo
 
 
 def _offline_flops(runtime: Runtime, name: str, stage: Online, step: int, recent: dict[str, float]) -> float:
-    """What the stages that follow would cost now. recent: MEASURED of the last probes."""
+    """Estimate the cost of the stages that follow. recent: MEASURED of the last probes."""
     names = followers(name, runtime.config.stages)
     assert names is not None  # graph.check_inputs
     config = runtime.config
@@ -129,9 +129,9 @@ def offline_flops(
     prompts: int,
     responses: int,
 ) -> float:
-    """What collecting and training offline would cost, from mean lengths (tokens) and the share of mixed prompts.
+    """Estimate the cost of collecting and training offline, from mean lengths (tokens) and the share of mixed prompts.
 
-    prompts: how many pairs are made for; responses: to draw for each, 0 where they are there already. Generation counts
+    prompts: how many pairs are made for; responses: to draw for each, 0 where they exist already. Generation counts
     each prompt once and each response; of the mixed prompts all pairs that the settings ask for are scored once and
     trained on in every epoch: the most it can be, for windows of pass rates and one-sided groups leave fewer.
     """

@@ -25,8 +25,8 @@ from g2d_jax.tracking import Progress
 
 
 class Answers(NamedTuple):
-    """What N problems' S answers of a policy count as, float64 [N, S]: right 1, wrong 0 or NaN; their rewards; and what
-    the greedy answers count as, float64 [N, 1], where they were asked for."""
+    """A policy's S answers to each of N problems. correct: float64 [N, S], right 1, wrong 0 or NaN; rewards: likewise;
+    greedy: `correct` of the greedy answers, float64 [N, 1], None where there are none."""
 
     correct: np.ndarray
     rewards: np.ndarray
@@ -34,23 +34,23 @@ class Answers(NamedTuple):
 
 
 def run(runtime: Runtime, name: str, stage: Evaluate) -> dict[str, Any]:
-    """Evaluate stage.policies in order; returns the manifest's fields, results and paired differences included."""
+    """Evaluate stage.policies in order; return the manifest's fields, results and paired differences included."""
     problems = runtime.problems[stage.split]
     tally, policies, answers = Cost(), [], {}
     said: list[dict[str, Any]] = []
     write_problems(runtime.folders[name], problems)
-    asked = len(problems) * (1 + stage.greedy) * len(stage.policies)
-    with runtime.track_cost(tally), runtime.tracker.progress(name, asked) as bar:
+    total = len(problems) * (1 + stage.greedy) * len(stage.policies)
+    with runtime.track_cost(tally), runtime.tracker.progress(name, total) as bar:
         for number, policy in enumerate(stage.policies, start=1):
-            found, answers[policy] = evaluate_policy(runtime, name, stage, policy, problems, tally, bar)
-            policies.append(found)
+            entry, answers[policy] = evaluate_policy(runtime, name, stage, policy, problems, tally, bar)
+            policies.append(entry)
             if policy in runtime.evaluated:
                 tally.add(finished(runtime.evaluated[policy]) or {})
-            metrics = _metrics(found)
+            metrics = _metrics(entry)
             bar.update(bar.done, {"reward": next(iter(metrics.values()))})
-            runtime.tracker.log(name, number, {**metrics, "completions/mean_length": found["mean_length"]})
+            runtime.tracker.log(name, number, {**metrics, "completions/mean_length": entry["mean_length"]})
             limit, whose = stage.sampling.max_new_tokens, f"the responses of {policy}"
-            alerts.say(runtime, name, number, alerts.sampled(_shares(found), limit, whose), said)
+            alerts.say(runtime, name, number, alerts.sampled(_shares(entry), limit, whose), said)
     pairs = list(zip(stage.policies[:-1], stage.policies[1:], strict=True))
     if len(stage.policies) > 2:
         pairs.append((stage.policies[0], stage.policies[-1]))
@@ -69,7 +69,7 @@ def run(runtime: Runtime, name: str, stage: Evaluate) -> dict[str, Any]:
 
 
 def _shares(entry: dict[str, Any]) -> dict[str, float]:
-    """What of a policy's responses is cut, or has no verdict, as `alerts.sampled` reads it."""
+    """Compute the shares of a policy's responses that are cut, or have no verdict, for `alerts.sampled`."""
     verdicts, total = entry["verdicts"], max(sum(entry["verdicts"].values()), 1)
     shares = {f"verdicts/{verdict}": count / total for verdict, count in verdicts.items()}
     return {"completions/clipped_ratio": entry["truncated"], **shares}
@@ -84,32 +84,33 @@ def evaluate_policy(
     tally: Cost,
     bar: Progress,
 ) -> tuple[dict[str, Any], Answers]:
-    """One policy's entry of the result, and its answers. Completions on disk are read back. bar: moves by the problems.
+    """Evaluate one policy: its entry of the result, and its answers. Completions on disk are read back. bar: moves by
+    the problems.
 
     Its figures of accuracy are over the problems whose task knows right and wrong, and None where no task does. "tasks"
-    has what each task's rewards come to (see `task_results`), where there are several or one with a scalar reward.
+    has the results of each task (see `task_results`), where there are several or one with a scalar reward.
     """
     folder = runtime.evaluated.get(policy, runtime.folders[name]) / "rollouts"
-    own = Cost() if policy in runtime.evaluated else tally  # what lies elsewhere was paid for there
-    asked = HeldOut(runtime, policy, problems, folder, own, bar, sampling_shapes(runtime, stage))
-    groups = asked.answers(stage.sampling, "evaluate", stage.num_generations)
+    own = Cost() if policy in runtime.evaluated else tally  # completions of another stage were paid for there
+    held_out = HeldOut(runtime, policy, problems, folder, own, bar, sampling_shapes(runtime, stage))
+    groups = held_out.answers(stage.sampling, "evaluate", stage.num_generations)
     greedy = None
     if stage.greedy:
-        greedy = asked.answers(stage.sampling, "greedy", 1, "-greedy", **GREEDY)
+        greedy = held_out.answers(stage.sampling, "greedy", 1, "-greedy", **GREEDY)
     described = describe(groups)
     entry: dict[str, Any] = {
         "name": policy,
         "label": policy if policy.startswith("run:") else chosen_policy(runtime, policy),
         **_accuracies(runtime, stage, problems, groups, greedy),
         **_tasks(runtime, problems, groups, greedy),
-        "rollouts": os.path.relpath(asked.file(), runtime.folders[name]),
+        "rollouts": os.path.relpath(held_out.file(), runtime.folders[name]),
         "verdicts": dict(Counter(row.score.verdict.value for group in groups for row in group)),
         "mean_length": described["completions/mean_length"],
         "entropy": described["entropy"],
         "truncated": described["completions/clipped_ratio"],
         "informativeness": informativeness.summary(groups),
     }
-    rows = sample_rows(asked.draws, groups, runtime.config.logging.samples)
+    rows = sample_rows(held_out.draws, groups, runtime.config.logging.samples)
     runtime.tracker.samples(name, 0, [{"policy": policy, **row} for row in rows])
     return entry, Answers(correct(groups), rewards(groups), None if greedy is None else correct(greedy))
 
@@ -117,50 +118,50 @@ def evaluate_policy(
 def _accuracies(
     runtime: Runtime, stage: Evaluate, problems: Sequence[Problem], groups: Groups, greedy: Groups | None
 ) -> dict[str, Any]:
-    """The figures of right and wrong answers: of all problems, greedy, and by subset."""
+    """Compute the figures of right and wrong answers: of all problems, greedy, and by subset."""
     answers = correct(groups)
     every = dataclasses.asdict(stats.accuracy(answers))
     if not _judged(runtime, problems):
         return {**dict.fromkeys(every), "samples": every["samples"], "pass_at": {}, "greedy": None, "subsets": {}}
-    known = [i for i, problem in enumerate(problems) if not runtime.scalar[problem.task]]
-    subsets = stats.by_subset(answers[known], [problems[i].subset for i in known])
+    judged = [i for i, problem in enumerate(problems) if not runtime.scalar[problem.task]]
+    subsets = stats.by_subset(answers[judged], [problems[i].subset for i in judged])
     return {
         **every,
         "pass_at": {str(k): stats.pass_at(answers, k) for k in stage.pass_at if k <= stage.num_generations},
         "greedy": None if greedy is None else stats.accuracy(correct(greedy)).mean,
-        "subsets": {subset: dataclasses.asdict(found) for subset, found in subsets.items() if subset},
+        "subsets": {subset: dataclasses.asdict(figures) for subset, figures in subsets.items() if subset},
     }
 
 
 def _tasks(runtime: Runtime, problems: Sequence[Problem], groups: Groups, greedy: Groups | None) -> dict[str, Any]:
-    found = task_results(problems, groups, runtime.scalar)
-    if len(found) == 1 and not any(runtime.scalar[task] for task in found):
+    tasks = task_results(problems, groups, runtime.scalar)
+    if len(tasks) == 1 and not any(runtime.scalar[task] for task in tasks):
         return {}
     greedily = {} if greedy is None else task_results(problems, greedy, runtime.scalar)
-    return {"tasks": {task: {**one, "greedy": greedily.get(task, {}).get("reward")} for task, one in found.items()}}
+    return {"tasks": {task: {**row, "greedy": greedily.get(task, {}).get("reward")} for task, row in tasks.items()}}
 
 
 def _judged(runtime: Runtime, problems: Sequence[Problem]) -> bool:
-    """Whether any of the problems has right and wrong answers."""
+    """Return whether any of the problems has right and wrong answers."""
     return not all(runtime.scalar[problem.task] for problem in problems)
 
 
 def _metrics(entry: dict[str, Any]) -> dict[str, float]:
-    """What is logged of a policy: its accuracy, if it has one, and the mean reward of each task."""
-    rewards = {f"tasks/{task}/reward": one["reward"] for task, one in entry.get("tasks", {}).items()}
+    """Return a policy's logged metrics: its accuracy, if it has one, and the mean reward of each task."""
+    rewards = {f"tasks/{task}/reward": task_entry["reward"] for task, task_entry in entry.get("tasks", {}).items()}
     return rewards if entry["mean"] is None else {"pass@1": entry["mean"], **rewards}
 
 
 def _paired(runtime: Runtime, problems: Sequence[Problem], before: Answers, after: Answers) -> dict[str, Any]:
-    """The differences in sampled and greedy accuracy, if any, and in "tasks" those in reward of each scalar task."""
-    found: dict[str, Any] = {}
+    """Compute differences in sampled and greedy accuracy, if any, and in "tasks" in reward of each scalar task."""
+    differences: dict[str, Any] = {}
     if _judged(runtime, problems):
-        found = dataclasses.asdict(stats.paired(before.correct, after.correct))
+        differences = dataclasses.asdict(stats.paired(before.correct, after.correct))
         if before.greedy is not None and after.greedy is not None:
-            found["greedy"] = dataclasses.asdict(stats.paired(before.greedy, after.greedy))
+            differences["greedy"] = dataclasses.asdict(stats.paired(before.greedy, after.greedy))
     tasks = {
-        task: dataclasses.asdict(stats.paired(before.rewards[some], after.rewards[some]))
-        for task, some in places(problems).items()
+        task: dataclasses.asdict(stats.paired(before.rewards[rows], after.rewards[rows]))
+        for task, rows in places(problems).items()
         if runtime.scalar[task]
     }
-    return {**found, "tasks": tasks} if tasks else found
+    return {**differences, "tasks": tasks} if tasks else differences

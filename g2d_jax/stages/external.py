@@ -41,11 +41,11 @@ def external_groups(runtime: Runtime, path: str, shard: epath.Path) -> tuple[lis
 
 
 def read(runtime: Runtime, path: str) -> tuple[dict[str, Problem], list[tuple[str, str, float | None, bool]]]:
-    """Problems by id, and of each row its problem's id, the completion, its reward, and whether that is given.
+    """Read problems by id, and of each row its problem's id, the completion, its reward, and whether that is given.
 
     Raises ValueError naming file and line of a broken row.
     """
-    known = {problem.id: problem for problem in runtime.problems["train"]}
+    train = {problem.id: problem for problem in runtime.problems["train"]}
     held_out = {problem.id for split in ("dev", "test") for problem in runtime.problems[split]}
     problems: dict[str, Problem] = {}
     rows: list[tuple[str, str, float | None, bool]] = []  # problem id, completion, reward, whether it is given
@@ -53,7 +53,7 @@ def read(runtime: Runtime, path: str) -> tuple[dict[str, Problem], list[tuple[st
         try:
             if row.error is not None:
                 raise BrokenRow(row.error)
-            problem, completion = _problem(row.values, path, known)
+            problem, completion = _problem(row.values, path, train)
             reward, given = _reward(row.values)
             if problem.id in held_out:
                 raise BrokenRow("its prompt is in data.dev or data.test, which nothing may be trained on")
@@ -70,7 +70,7 @@ def read(runtime: Runtime, path: str) -> tuple[dict[str, Problem], list[tuple[st
     return problems, rows
 
 
-def _problem(values: Mapping[str, Any], path: str, known: Mapping[str, Problem]) -> tuple[Problem, str]:
+def _problem(values: Mapping[str, Any], path: str, train: Mapping[str, Problem]) -> tuple[Problem, str]:
     for name in ("prompt", "completion"):
         if name not in values:
             raise BrokenRow(f"it has no field {name!r}; a row needs prompt, completion, and reward or answer")
@@ -78,8 +78,8 @@ def _problem(values: Mapping[str, Any], path: str, known: Mapping[str, Problem])
     identifier = problem_id(prompt)
     answer = as_answer(values["answer"], "answer") if values.get("answer") is not None else None
     completion = as_text(values["completion"], "completion")
-    if answer is None and identifier in known:
-        return known[identifier], completion
+    if answer is None and identifier in train:
+        return train[identifier], completion
     return Problem(identifier, prompt, answer, source=path), completion
 
 
@@ -111,13 +111,13 @@ def _score(
         counts[identifier] += 1
     open_scores = [i for i, row in enumerate(rows) if not row[3]]
     scores: list[Score] = [_given(runtime.tasks[problems[row[0]].task].reward, row[2]) for row in rows]
-    asked = [problems[rows[i][0]] for i in open_scores]
-    found = runtime.scorer(
-        asked,
-        graded_texts(runtime, asked, [rows[i][1] for i in open_scores]),
+    questions = [problems[rows[i][0]] for i in open_scores]
+    results = runtime.scorer(
+        questions,
+        graded_texts(runtime, questions, [rows[i][1] for i in open_scores]),
         [rollouts[i].token_ids for i in open_scores],
     )
-    for i, score in zip(open_scores, found, strict=True):
+    for i, score in zip(open_scores, results, strict=True):
         scores[i] = score
     return [
         ScoredRollout(rollout, safe_text(row[1]), score, "external")
@@ -126,7 +126,7 @@ def _score(
 
 
 def _given(settings: Reward, reward: float | None) -> Score:
-    """settings: the reward section of the problem's task."""
+    """Return the score of a given reward. settings: the reward section of the problem's task."""
     if reward is None:
         return Score(None, Verdict.UNSCORABLE)
     if settings.is_scalar:

@@ -1,4 +1,4 @@
-"""A policy's answers to held-out problems, and what they come to, task by task.
+"""A policy's answers to held-out problems, and their results, task by task.
 
     policy ─► answers, drawn or read back ─► rewards and accuracies of each task
 
@@ -35,8 +35,8 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 @dataclass
 class HeldOut:
-    """One policy before some problems. folder: where its answers lie; their cost goes to the tally. bar: of problems.
-    shapes: what the sampler is compiled for.
+    """One policy on some problems. folder: of its answers; their cost goes to the tally. bar: of problems. shapes: of
+    the sampler's programs.
 
     All policies draw with the same random numbers, which makes paired differences sharper.
     """
@@ -52,17 +52,18 @@ class HeldOut:
 
     @property
     def draws(self) -> list[tuple[Problem, int]]:
-        """Each problem once."""
+        """The draws: each problem once."""
         return [(problem, 0) for problem in self.problems]
 
     def file(self, suffix: str = "") -> epath.Path:
-        """Where the answers of a kind lie."""
+        """Return the file of one kind of answers."""
         name = re.sub(r"[^\w@.-]", "_", self.policy)
         name += "" if name == self.policy else f"-{storage.fingerprint(self.policy)[:8]}"  # no two share a file
         return self.folder / f"{name}{suffix}.parquet"
 
     def answers(self, sampling: Sampling, purpose: str, count: int, suffix: str = "", **changes: Any) -> Groups:
-        """`count` answers to each problem, scored. Those on disk are read back; the policy is loaded if it must be."""
+        """Draw and score `count` answers to each problem. Those on disk are read back; the policy is loaded only if
+        needed."""
         shard, first, everyone = self.file(suffix), self.bar.done, len(self.problems)
         if self._view is None and not on_disk(self.runtime, [shard]):
             self._view = self.runtime.view(load_policy(self.runtime, self.policy))
@@ -82,12 +83,12 @@ class HeldOut:
 
 
 def split_of(stage: BestCheckpoint | Evaluate) -> str:
-    """Return the split whose problems a stage asks."""
+    """Return the split whose problems a stage answers."""
     return stage.split if isinstance(stage, Evaluate) else "dev"
 
 
 def sampling_shapes(runtime: Runtime, stage: BestCheckpoint | Evaluate) -> Shapes:
-    """Choose what the sampler of an evaluate or best_checkpoint stage is compiled for, greedy answers included."""
+    """Choose the sampler's shapes for an evaluate or best_checkpoint stage, of drawn and of greedy answers."""
     kinds: list[dict[str, Any]] = [{}, GREEDY] if isinstance(stage, Evaluate) and stage.greedy else [{}]
     params = (runtime.sampling_params(stage.sampling, **changes) for changes in kinds)
     return runtime.sampling_shapes(stage, runtime.problem_counts[split_of(stage)], stage.num_generations, *params)
@@ -96,7 +97,7 @@ def sampling_shapes(runtime: Runtime, stage: BestCheckpoint | Evaluate) -> Shape
 def programs(
     runtime: Runtime, name: str, stage: BestCheckpoint | Evaluate, response: int | None = None
 ) -> Iterator[Program]:
-    """The programs of an evaluate or best_checkpoint stage. response: mean tokens of a response, None: the most."""
+    """Yield the programs of an evaluate or best_checkpoint stage. response: mean tokens of a response, None: the most."""
     greedy = int(isinstance(stage, Evaluate) and stage.greedy)
     kinds, samples = 1 + greedy, stage.num_generations + greedy
     if isinstance(stage, Evaluate):
@@ -105,26 +106,26 @@ def programs(
         policies = len(stage.steps or kept_steps(runtime.config.stages[stage.policy])) or 1
     count, longest = runtime.problem_counts[split_of(stage)], stage.sampling.max_new_tokens
     shapes = sampling_shapes(runtime, stage)
-    asked = Asked(count * policies, kinds * policies, samples, shapes, longest, response)
-    yield from rollouts(runtime, name, asked, policy_shapes(runtime))
+    workload = Asked(count * policies, kinds * policies, samples, shapes, longest, response)
+    yield from rollouts(runtime, name, workload, policy_shapes(runtime))
 
 
 def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:
-    """What was asked, beside the answers: FOLDER/problems.json."""
+    """Write the problems beside the answers: FOLDER/problems.json."""
     texts = [{"id": p.id, "prompt": p.prompt, "answer": p.answer, "subset": p.subset} for p in problems]
     processes.once(lambda: storage.write_json(folder / "problems.json", texts))
 
 
 def places(problems: Sequence[Problem]) -> dict[str, list[int]]:
-    """Task -> the places of its problems."""
-    found: dict[str, list[int]] = {}
+    """Map each task to the places of its problems."""
+    by_task: dict[str, list[int]] = {}
     for place, problem in enumerate(problems):
-        found.setdefault(problem.task, []).append(place)
-    return found
+        by_task.setdefault(problem.task, []).append(place)
+    return by_task
 
 
 def task_results(problems: Sequence[Problem], groups: Groups, scalar: Mapping[str, bool]) -> dict[str, dict[str, Any]]:
-    """What the answers [N, S] to N problems come to, by task. scalar: whether a task's reward is one.
+    """Summarise the answers [N, S] to N problems by task. scalar: whether a task's reward is one.
 
     reward, sem, std_runs   mean over problems of their mean reward; its standard error clustered by problem; how much
                             it moves from one of S runs over the problems to the next
@@ -135,28 +136,28 @@ def task_results(problems: Sequence[Problem], groups: Groups, scalar: Mapping[st
     """
     values, lengths, right = rewards(groups), _lengths(groups), correct(groups)
     return {
-        task: _task(values[some], lengths[some], None if scalar[task] else right[some])
-        for task, some in places(problems).items()
+        task: _task(values[rows], lengths[rows], None if scalar[task] else right[rows])
+        for task, rows in places(problems).items()
     }
 
 
 def _task(values: np.ndarray, lengths: np.ndarray, right: np.ndarray | None) -> dict[str, Any]:
-    found, each = stats.accuracy(values), mean_quotient(values, lengths) if right is None else (None, None)
+    reward, normalised = stats.accuracy(values), mean_quotient(values, lengths) if right is None else (None, None)
     return {
-        "reward": found.mean,
-        "sem": found.sem_clustered,
-        "std_runs": found.std_runs,
-        "length_normalised": each[0],
-        "length_normalised_sem": each[1],
+        "reward": reward.mean,
+        "sem": reward.sem_clustered,
+        "std_runs": reward.std_runs,
+        "length_normalised": normalised[0],
+        "length_normalised_sem": normalised[1],
         "accuracy": None if right is None else stats.accuracy(right).mean,
-        "problems": found.problems,
+        "problems": reward.problems,
         "unscorable": float(np.isnan(values).mean()),
         "mean_length": float(lengths.mean()),
     }
 
 
 def mean_quotient(values: np.ndarray, lengths: np.ndarray) -> tuple[float, float]:
-    """The mean value divided by the mean length, and its standard error; a mean of quotients goes by the shortest.
+    """Divide the mean value by the mean length, with its standard error; a mean of quotients would go by the shortest.
 
     values, lengths: float64 [N, S], a NaN value being left out with its length. Means are over problems, as in
     `stats.accuracy`. The error is that of the linearised quotient, (value - quotient * length) / mean length, clustered
@@ -168,5 +169,5 @@ def mean_quotient(values: np.ndarray, lengths: np.ndarray) -> tuple[float, float
 
 
 def _lengths(groups: Groups) -> np.ndarray:
-    """Tokens of each response, float64 [N, S], at least 1."""
+    """Count the tokens of each response, float64 [N, S], at least 1."""
     return np.array([[max(len(row.rollout.token_ids), 1) for row in group] for group in groups], np.float64)

@@ -1,4 +1,4 @@
-"""What a run starts from: a model, random or loaded, and fresh adapters beside it."""
+"""The initial parameters of a run: a model, random or loaded, and fresh adapters beside it."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from g2d_jax.workdir import stage_folders
 
 
 def adapters(settings: Adapters) -> dict[str, Any]:
-    """The adapters that the section lora.* asks for, and how what stands beside them is held: fields of a ModelConfig.
+    """Return the fields of a ModelConfig for the section lora.*: its adapters, and the codes of the frozen parameters.
 
-    Raises ValueError for values out of range, and ImportError where what quantises beside them is not installed.
+    Raises ValueError for values out of range, and ImportError where the package that quantises is not installed.
     """
     if not settings.rank:
         return {}
     targets = tuple(LINEAR) if tuple(settings.targets) == ("all-linear",) else tuple(settings.targets)
     quantise.check("lora.quantise", settings.quantise, *quantise.CODES)
-    made = Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout)
-    return {"lora": made, "quantise": settings.quantise}
+    low_rank = Lora(settings.rank, settings.alpha, targets, settings.rslora, settings.dropout)
+    return {"lora": low_rank, "quantise": settings.quantise}
 
 
 def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> ModelConfig:
-    """The shape that the section model.* describes, for random parameters, with `adapters`. Raises ValueError naming
-    its field."""
+    """Return the shape that the section model.* describes, for random parameters, with `adapters`. Raises ValueError
+    naming its field."""
     sizes = {name: value for name, value in settings.to_dict().items() if name not in ("path", "revision", "init_std")}
     bias, norm = settings.family == "qwen2", settings.family == "qwen3"
     try:
@@ -48,26 +48,26 @@ def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> Mode
 
 
 def base_dtype(config: Config) -> jnp.dtype:
-    """Of the model's parameters. What is trained is float32; what stands beside adapters may be narrower, and what is
-    quantised of that is not of this type."""
+    """Return the dtype of the model's parameters. Trained ones are float32; frozen ones beside adapters may be
+    narrower, and quantised ones are not of this type."""
     return jnp.dtype(config.lora.base_dtype if config.lora.rank else "float32")
 
 
 def rest_bytes(config: Config, shape: ModelConfig) -> int:
-    """Bytes of all that stands beside adapters, on all devices together."""
+    """Count the bytes of all frozen parameters, on all devices together."""
     _, rest = lora.split(decoder.abstract(shape, base_dtype(config)))
     return sum(x.size * jax.dtypes.itemsize_bits(x.dtype) // 8 for x in jax.tree.leaves(rest))
 
 
 def base(config: Config, folder: storage.PathLike | None, shape: ModelConfig, mesh: Mesh) -> Decoder:
-    """A model on the mesh, of a folder or random; of a shape with adapters what stands beside them (`lora.frozen`)."""
+    """Load a model on the mesh from a folder, or make a random one; with adapters its frozen part (`lora.frozen`)."""
     if folder is None:
         return random(config, shape, mesh)
     return hf.load(folder, mesh=mesh, dtype=base_dtype(config), lora=shape.lora, quantised=shape.quantise)
 
 
 def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
-    """Random parameters on the mesh; of a shape with adapters what stands beside them."""
+    """Draw random parameters on the mesh; of a shape with adapters the frozen part."""
     key, std, dtype = keys.key(config.seed, "init"), config.model.init_std, base_dtype(config)
 
     def random_parameters() -> Decoder:
@@ -78,19 +78,19 @@ def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
         return lora.frozen(model, shape) if shape.lora else model
     where = decoder.shardings(shape, mesh)
 
-    def one(name: str, row: Param, stacked: bool) -> Any:  # a program each: no two are there unquantised
+    def make(name: str, row: Param, stacked: bool) -> Any:  # a program each: no two exist unquantised
         def array() -> Any:
-            made = decoder.fresh(shape, name, row, stacked, key, std).astype(dtype)
-            return quantise.encode(row, made) if row.quantised else made
+            weight = decoder.fresh(shape, name, row, stacked, key, std).astype(dtype)
+            return quantise.encode(row, weight) if row.quantised else weight
 
         target = getattr(where.blocks if stacked else where, name).get_value()
         return None if row.adapter else jax.jit(array, out_shardings=target)()
 
-    return decoder.build(shape, one)
+    return decoder.build(shape, make)
 
 
 def beside(rest: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Decoder:
-    """A policy: fresh adapters, on the mesh, and the rest (`lora.frozen`)."""
+    """Make a policy: fresh adapters, on the mesh, and the rest (`lora.frozen`)."""
     where, _ = lora.split(decoder.shardings(shape, mesh))
     key = keys.key(seed, "lora")
 
@@ -136,9 +136,9 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
 
 
 def _decides_base(config: Config, base: str) -> list[Any]:
-    """List the settings that adapters and what they stand beside depend on."""
+    """List the settings that adapters and their base depend on."""
     settings = to_dict(config)
-    adapters = {name: value for name, value in settings["lora"].items() if name != "dropout"}  # that is of training
+    adapters = {name: value for name, value in settings["lora"].items() if name != "dropout"}  # it is of training
     if base != "init":
         return [adapters]
     seed = None if settings["model"]["path"] else settings["seed"]  # random parameters

@@ -1,4 +1,4 @@
-"""Numbers that are not finite, where a stage can tell: in what was sampled, and in its updates."""
+"""Checks for numbers that are not finite: in sampled responses, and in updates."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from g2d_jax.stages.runtime import StopRun
 
 
 def check_rollouts(rollouts: Sequence[Rollout], policy: str) -> None:
-    """Raise StopRun if the log-probabilities that a policy sampled with are not all finite: its weights are sick.
+    """Raise StopRun if a policy sampled with log-probabilities that are not all finite: its weights are broken.
 
-    What was sampled from such a distribution says nothing of the policy; nobody should train on it, nor measure it.
+    Samples of such a distribution say nothing of the policy; they must not be trained on, nor measured.
     policy: its name, for the message.
     """
-    sick = [rollout for rollout in rollouts if not np.isfinite(rollout.logprobs).all()]
-    if not sick:
+    broken = [rollout for rollout in rollouts if not np.isfinite(rollout.logprobs).all()]
+    if not broken:
         return
-    first = sick[0]
+    first = broken[0]
     at = int(np.argmin(np.isfinite(first.logprobs)))
     raise StopRun(
-        f"policy {policy}: {len(sick)} of {len(rollouts)} sampled responses have log-probabilities that are not finite "
-        f"(problem {first.problem_id}, sample {first.sample}: {first.logprobs[at]} at token {at + 1}), so its weights "
-        "or its activations are not finite either. Nothing was written of them. Check the checkpoint or model the "
-        "policy came from, try dtype='float32', or train it again with a lower learning rate"
+        f"policy {policy}: {len(broken)} of {len(rollouts)} sampled responses have log-probabilities that are not "
+        f"finite (problem {first.problem_id}, sample {first.sample}: {first.logprobs[at]} at token {at + 1}), so its "
+        "weights or its activations are not finite either. Nothing was written of them. Check the checkpoint or model "
+        "the policy came from, try dtype='float32', or train it again with a lower learning rate"
     )
 
 
@@ -42,26 +42,26 @@ class Skips:
     """
 
     def __init__(self, extra_state: dict[str, object]) -> None:
-        """extra_state: of the Trainer; "skipped" is in it from the first skip on."""
+        """Read the skips from extra_state, the Trainer's; "skipped" is in it from the first skip on."""
         self._extra_state = extra_state
 
     @property
     def total(self) -> int:
-        """How many of the stage's updates were skipped."""
+        """The number of the stage's updates that were skipped."""
         return self._counts()["total"]
 
     @property
     def row(self) -> int:
-        """How many of them came last, one after the other."""
+        """The number of them that came last, one after the other."""
         return self._counts()["row"]
 
     def _counts(self) -> dict[str, int]:
-        found = self._extra_state.get("skipped", {"total": 0, "row": 0})
-        assert isinstance(found, dict)
-        return found
+        counts = self._extra_state.get("skipped", {"total": 0, "row": 0})
+        assert isinstance(counts, dict)
+        return counts
 
     def count(self, skipped: bool) -> bool:
-        """Take in one more update; True for the first skip of a row."""
+        """Count one more update; return True for the first skip of a row."""
         before = self._counts()
         if not skipped and not before["row"]:
             return False
@@ -70,7 +70,7 @@ class Skips:
         return row == 1
 
     def manifest(self) -> dict[str, int]:
-        """For a manifest's counts: {"skipped_updates": …}, {} if there were none."""
+        """Return the entry of a manifest's counts: {"skipped_updates": …}, {} if there were none."""
         return {"skipped_updates": self.total} if self.total else {}
 
 
@@ -87,7 +87,7 @@ def write_batch(folder: epath.Path, packed: Packed, record: Mapping[str, Any]) -
 
 
 def format_loss(loss: float, grad_norm: float) -> str:
-    """The two numbers that decide whether an update is done, for a message."""
+    """Format the two numbers that decide whether an update is done, for a message."""
     return f"loss {_number(loss)}, gradient norm {_number(grad_norm)}"
 
 

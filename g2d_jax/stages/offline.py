@@ -38,10 +38,10 @@ SCORED_AT_ONCE = 256  # pairs of one scoring call
 
 
 def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
-    """stage.epochs over the pairs; returns the manifest's fields.
+    """Train stage.epochs over the pairs; return the manifest's fields.
 
-    With stage.diagnose, what the pairs are to the policy before and after is measured: `result` has flat groups of
-    figures, `diagnosis` what they cost, which no other field counts, and pairs.parquet each pair's log-probabilities.
+    With stage.diagnose, the pairs are measured under the policy before and after: `result` has flat groups of
+    figures, `diagnosis` their cost, which no other field counts, and pairs.parquet each pair's log-probabilities.
     before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training; before it, rewards
     and margins are 0 by definition, for the policy is the reference. signal: see `pair_diagnostics.gradient_signal`.
     """
@@ -53,8 +53,8 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
         runtime.tracker.say(f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
     longest = max(len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in pairs)
     size = min(batch_size, SCORED_AT_ONCE)
-    some = [pairs[i : i + size] for i in range(0, min(len(pairs), SCORED_AT_ONCE), size)]
-    row_length = choose_row_length(runtime, longest, [batch(drawn, np.zeros((len(drawn), 2))) for drawn in some])
+    batches = [pairs[i : i + size] for i in range(0, min(len(pairs), SCORED_AT_ONCE), size)]
+    row_length = choose_row_length(runtime, longest, [batch(drawn, np.zeros((len(drawn), 2))) for drawn in batches])
     runtime.compile_ahead(_programs(runtime, name, stage, len(pairs), row_length, None))
     scoring = Cost()
     with runtime.track_cost(scoring):
@@ -63,7 +63,7 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     objective = objective_of(runtime.compute, stage)
     before = (
         pair_diagnostics.pair_summary(pairs, references) if stage.diagnose else {}
-    )  # now: it refuses what cannot be told
+    )  # before training: it refuses responses without tokens
     signal, cost = _signal(runtime, name, stage, objective, pairs, references, row_length)
     with open_trainer(
         runtime,
@@ -111,7 +111,7 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
 
 
 def programs(runtime: Runtime, name: str, stage: Offline, response: int | None = None) -> Iterator[Program]:
-    """The stage's programs as far as they are known without its pairs: as many and as long as there can be."""
+    """Yield the stage's programs as far as they are known without its pairs: as many and as long as there can be."""
     source = runtime.config.stages.get(stage.preferences)
     sampling = source.sampling if isinstance(source, Collect) else stage.probe_sampling
     pairs = SCORED_AT_ONCE
@@ -125,7 +125,7 @@ def programs(runtime: Runtime, name: str, stage: Offline, response: int | None =
 def _programs(
     runtime: Runtime, name: str, stage: Offline, pairs: int, row_length: int, response: int | None
 ) -> Iterator[Program]:
-    """The stage's programs for so many pairs in rows of this length, in the order in which they run."""
+    """Yield the stage's programs for so many pairs in rows of this length, in the order in which they run."""
     prompt = np.zeros(min(runtime.config.data.max_prompt_length, row_length // 3), np.int32)
     side = np.zeros((row_length - len(prompt)) // 2, np.int32)
     pair = Preference("0", "", "", "", prompt, side, side, 1.0, 0.0)
@@ -151,7 +151,7 @@ def _programs(
 
 
 def objective_of(compute: Compute, stage: Offline) -> Objective:
-    """The stage's loss."""
+    """Return the stage's loss."""
     return objectives.dpo(compute, beta=stage.beta, label_smoothing=stage.label_smoothing, loss_type=stage.loss_type)
 
 
@@ -164,20 +164,21 @@ def _signal(
     references: np.ndarray,
     row_length: int,
 ) -> tuple[dict[str, float], Cost]:
-    """Signal and noise of the gradient that training starts with, and what measuring them cost; ({}, 0) if off."""
+    """Measure signal and noise of the gradient that training starts with, and the cost of that; ({}, 0) if off."""
     if not stage.diagnose or not stage.signal_pairs:
         return {}, Cost()
     draws = pair_diagnostics.signal_draws(
         problem_order(runtime.config, len(pairs), f"signal/{name}"), stage.signal_pairs
     )
     batches = [batch([pairs[i] for i in drawn], references[drawn]) for drawn in draws]
-    how = [stage.loss_type, stage.beta, stage.label_smoothing, len(draws)]
-    inputs = [how, _inputs(runtime, stage, [pairs[i] for drawn in draws for i in drawn], row_length)]
+    settings = [stage.loss_type, stage.beta, stage.label_smoothing, len(draws)]
+    inputs = [settings, _inputs(runtime, stage, [pairs[i] for drawn in draws for i in drawn], row_length)]
     return pair_diagnostics.gradient_signal(runtime, name, stage.policy, objective, batches, row_length, inputs)
 
 
 def _warmup_that_fits(settings: Optimizer, steps: int, say: Callable[[str], None] = lambda _: None) -> Optimizer:
-    """The number of pairs is known only now: few pairs must not end a run that has its rollouts."""
+    """Shorten a warm-up that is too long. The number of pairs is known only now: few pairs must not end a run that has
+    its rollouts."""
     if settings.warmup_steps < steps:
         return settings
     say(f"only {steps} updates, so warmup_steps {settings.warmup_steps} becomes {steps - 1}")
@@ -185,7 +186,7 @@ def _warmup_that_fits(settings: Optimizer, steps: int, say: Callable[[str], None
 
 
 def read(runtime: Runtime, stage: Offline) -> list[Preference]:
-    """The pairs of a collect stage of this run, or of a folder or file of Parquet.
+    """Read the pairs of a collect stage of this run, or of a folder or file of Parquet.
 
     Raises ValueError for pairs that cannot be trained on, or that are for held-out problems.
     """
@@ -200,14 +201,14 @@ def read(runtime: Runtime, stage: Offline) -> list[Preference]:
 
 
 def as_group(pair: Preference, reference: np.ndarray, weight: float) -> Group:
-    """Chosen and rejected in one row, behind one copy of their prompt. reference: [2]."""
+    """Put chosen and rejected in one row, behind one copy of their prompt. reference: [2]."""
     sides = zip((pair.chosen_ids, pair.rejected_ids), reference, strict=True)
     responses = [Response(ids, {}, {"reference": float(value), "weight": weight}) for ids, value in sides]
     return Group(pair.prompt_ids, responses, whole=True)
 
 
 def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
-    """A batch of pairs, weighted so that the loss is their mean."""
+    """Build a batch of pairs, weighted so that the loss is their mean."""
     weights = dpo_weights(len(pairs))
     return [as_group(p, r, float(w)) for p, r, w in zip(pairs, references, weights, strict=True)]
 
@@ -215,10 +216,10 @@ def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
 def reference_logprobs(
     runtime: Runtime, name: str, stage: Offline, pairs: list[Preference], row_length: int, tally: Cost
 ) -> np.ndarray:
-    """Summed log-probabilities of both sides under the starting policy, float32 [pairs, 2]; read back if cached.
+    """Compute summed log-probabilities of both sides under the starting policy, float32 [pairs, 2], or read the cache.
 
     The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id. It holds
-    what scoring cost too, so that a restart changes no count.
+    the cost of scoring too, so that a restart changes no count.
     """
     file = runtime.folders[name] / f"reference-{storage.fingerprint(_inputs(runtime, stage, pairs, row_length))}.json"
     if on_disk(runtime, [file]):
@@ -236,13 +237,13 @@ def reference_logprobs(
 
 
 def _inputs(runtime: Runtime, stage: Offline, pairs: list[Preference], row_length: int) -> list[Any]:
-    """All that decides what the starting policy makes of some pairs, beyond the loss."""
+    """List all that decides the starting policy's log-probabilities of some pairs."""
     what = [runtime.fingerprint(), _origin(runtime, stage.policy), str(runtime.dtype), row_length]
     return [what, [[p.prompt_ids, p.chosen_ids, p.rejected_ids] for p in pairs]]
 
 
 def _origin(runtime: Runtime, policy: str) -> Any:
-    """What made a policy: its name and, for a stage, the fingerprint in that stage's manifest."""
+    """Identify a policy's weights: its name and, for a stage, the fingerprint in that stage's manifest."""
     if policy == "init" or policy.startswith("hf:"):
         return [policy, None]
     manifest = storage.finished(checkpoint_of(runtime, policy)[0].parent)
@@ -250,13 +251,13 @@ def _origin(runtime: Runtime, policy: str) -> Any:
 
 
 def score_pairs(runtime: Runtime, params: Decoder, pairs: list[Preference], row_length: int, tally: Cost) -> np.ndarray:
-    """Summed log-probabilities of both sides under a policy, float32 [pairs, 2]."""
-    found = []
+    """Compute summed log-probabilities of both sides under a policy, float32 [pairs, 2]."""
+    scored = []
     for first in range(0, len(pairs), SCORED_AT_ONCE):
         processes.check_stop_together()
         processes.mark(f"scoring pairs from {first}")
-        some = pairs[first : first + SCORED_AT_ONCE]
-        packed = pack_rows(runtime, batch(some, np.zeros((len(some), 2))), row_length, min(SCORED_AT_ONCE, len(pairs)))
+        part = pairs[first : first + SCORED_AT_ONCE]
+        packed = pack_rows(runtime, batch(part, np.zeros((len(part), 2))), row_length, min(SCORED_AT_ONCE, len(pairs)))
         sides = packed.unpack(runtime.score_logprobs(params, packed, tally))
-        found.append(np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32))
-    return np.concatenate(found)
+        scored.append(np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32))
+    return np.concatenate(scored)

@@ -41,7 +41,7 @@ from g2d_jax.training.objectives import Compute, Objective
 
 
 def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
-    """stage.steps updates; returns the manifest's fields."""
+    """Do stage.steps updates; return the manifest's fields."""
     early_stopping.check_problems(runtime, stage)
     with open_trainer(
         runtime,
@@ -96,7 +96,7 @@ def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
 
 
 def programs(runtime: Runtime, name: str, stage: Online, response: int | None = None) -> Iterator[Program]:
-    """The stage's programs, in the order in which they run. response: mean tokens of a response, None: the most."""
+    """Yield the stage's programs in the order of their runs. response: mean tokens of a response, None: the most."""
     if not stage.steps:
         return
     config, sampling = runtime.config, stage.sampling
@@ -105,13 +105,13 @@ def programs(runtime: Runtime, name: str, stage: Online, response: int | None = 
         pack_rows(runtime, groups, columns, rows, places=places(stage)) for groups in _longest_batch(runtime, stage)
     )
     params, state = params_and_state(runtime, stage.optimizer, stage.steps)
-    own, _ = lora.split(reference_shapes(runtime))  # all policies of a run share what is not trained
+    own, _ = lora.split(reference_shapes(runtime))  # all policies of a run share the frozen parameters
     reference = (own,) if stage.compares and not stage.reference_sync else ()
-    asked = asked_of(runtime, stage, response)
+    workload = asked_of(runtime, stage, response)
     yield from rollouts(
-        runtime, name, asked, params, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
+        runtime, name, workload, params, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
     )
-    share = (runtime.mean_prompt + asked.mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
+    share = (runtime.mean_prompt + workload.mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
     calls, temperature = stage.steps / stage.num_iterations * share, logprobs_temperature(stage)
     if reference:
         yield from reference_programs(runtime, name, (state,))
@@ -138,9 +138,9 @@ def programs(runtime: Runtime, name: str, stage: Online, response: int | None = 
 
 
 def _longest_batch(runtime: Runtime, stage: Online) -> tuple[list[Group], list[Group]]:
-    """A batch as the stage's own code makes it: prompts and responses of the greatest length, half of them right.
+    """Make a batch by the stage's own code: prompts and responses of the greatest length, half of them right.
 
-    Without and with the log-probabilities of other policies.
+    Returned without and with the log-probabilities of other policies.
     """
     prompt, length = np.zeros(runtime.config.data.max_prompt_length, np.int32), stage.sampling.max_new_tokens
     tokens, floats = np.zeros(length, np.int32), np.zeros(length, np.float32)
@@ -152,28 +152,28 @@ def _longest_batch(runtime: Runtime, stage: Online) -> tuple[list[Group], list[G
         return ScoredRollout(Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop"), str(i), score)
 
     groups = [[response(problem, i) for i in range(stage.num_generations)] for problem, _ in draws]
-    made = batches.make(runtime.config.seed, stage, draws, groups, {"main": False}).groups
-    count = sum(len(response.token_ids) for group in made for response in group.responses)
+    loss_groups = batches.make(runtime.config.seed, stage, draws, groups, {"main": False}).groups
+    count = sum(len(response.token_ids) for group in loss_groups for response in group.responses)
     others = np.zeros(count, np.float32)
     reference, trainer = (others if needed else None for needed in (stage.compares, trains_off_policy(stage)))
-    return made, batches.fill(stage, made, reference, trainer)
+    return loss_groups, batches.fill(stage, loss_groups, reference, trainer)
 
 
 def objective_of(compute: Compute, stage: Online) -> Objective:
-    """The stage's loss."""
+    """Return the stage's loss."""
     ratios = ("epsilon", "epsilon_high", "importance_sampling_level", "importance_cap")
-    how = {name: getattr(stage, name) for name in (*ratios, "entropy_coef")}
+    settings = {name: getattr(stage, name) for name in (*ratios, "entropy_coef")}
     dpo = stage.dpo.to_dict()
-    del dpo["normalizer"]  # that is in the weights
+    del dpo["normalizer"]  # the weights contain it
     if stage.loss == "grpo":
-        return objectives.grpo(compute, temperature=stage.sampling.temperature, beta=stage.beta, **how)
+        return objectives.grpo(compute, temperature=stage.sampling.temperature, beta=stage.beta, **settings)
     if stage.loss == "dpo":
         return objectives.dpo(compute, **dpo, entropy_coef=stage.entropy_coef)
-    return objectives.group_dpo(compute, **dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **how)
+    return objectives.group_dpo(compute, **dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **settings)
 
 
 def longest(config: Config, stage: Online) -> int:
-    """Tokens of the longest group that must lie in one row: a response, a pair, or all responses, behind a prompt."""
+    """Count the tokens of the longest group in one row: a response, a pair, or all responses, behind a prompt."""
     together = {"grpo": 1, "dpo": 2, "group_dpo": stage.num_generations}[stage.loss]
     return config.data.max_prompt_length + together * stage.sampling.max_new_tokens
 
@@ -190,8 +190,8 @@ def row_length(runtime: Runtime, stage: Online) -> int:
     lengths = [np.full(shares.shape, most), np.maximum(np.ceil(shares * most), 1).astype(int)]
     batches = [
         [
-            Group(np.zeros(prompt, np.int32), [Response(np.zeros(n, np.int32)) for n in some], whole)
-            for prompt, some in zip(prompts, drawn.reshape(-1, together), strict=True)
+            Group(np.zeros(prompt, np.int32), [Response(np.zeros(n, np.int32)) for n in sizes], whole)
+            for prompt, sizes in zip(prompts, drawn.reshape(-1, together), strict=True)
         ]
         for drawn in lengths
     ]
@@ -199,26 +199,26 @@ def row_length(runtime: Runtime, stage: Online) -> int:
 
 
 def most_rows(stage: Online) -> int:
-    """Packed rows that a batch takes at most: one a response, or one for all of a prompt that stay together."""
+    """Count the packed rows that a batch takes at most: one a response, or one for all of a prompt kept together."""
     return stage.prompts_per_step * (stage.num_generations if stage.loss == "grpo" else 1)
 
 
 def places(stage: Online) -> int:
-    """Responses that a packed row can hold: with GroupDPO at least all of a prompt."""
+    """Count the responses that a packed row can hold: with GroupDPO at least all of a prompt."""
     return max(16, stage.num_generations + stage.num_generations % 2) if stage.loss == "group_dpo" else 16
 
 
 def _describe(train_batch: TrainBatch) -> dict[str, float]:
-    """Metrics of what was drawn, of each task apart where there are several."""
+    """Compute metrics of what was drawn, of each task apart where there are several."""
     metrics = {**describe(train_batch.groups), "frac_signal": float(np.mean(train_batch.batch.has_advantage))}
     tasks = list(dict.fromkeys(problem.task for problem, _ in train_batch.draws))
     for task in tasks if len(tasks) > 1 else []:
-        some = [
+        task_groups = [
             group
             for (problem, _), group in zip(train_batch.draws, train_batch.groups, strict=True)
             if problem.task == task
         ]
-        metrics |= {f"tasks/{task}/{key}": value for key, value in describe(some).items()}
+        metrics |= {f"tasks/{task}/{key}": value for key, value in describe(task_groups).items()}
     return metrics
 
 

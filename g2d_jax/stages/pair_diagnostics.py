@@ -1,6 +1,6 @@
-"""What an offline stage measures of its own pairs: the gradient's signal before training, its rewards after it.
+"""Measurements of an offline stage's own pairs: the gradient's signal before training, rewards after it.
 
-Both change nothing in the trained policy, and what they cost is counted apart from it.
+Both change nothing in the trained policy, and their cost is counted apart from it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from g2d_jax.training.objectives import Objective
 SIGNAL_BATCHES = 16  # gradients whose mean and spread are measured
 
 
-def signal_draws(order: Order, wanted: int) -> list[list[int]]:
-    """Indices of the pairs of each batch, M batches of B: the first M * B of an order of all pairs.
+def signal_draws(order: Order, total: int) -> list[list[int]]:
+    """List the pairs' indices of each batch, M batches of B: the first M * B of an order of all pairs.
 
-    wanted: pairs to use in total; no pair is used twice. M is 16, or the number of pairs if that is smaller.
+    total: pairs to use in total; no pair is used twice. M is 16, or the number of pairs if that is smaller.
     """
-    available = min(wanted, order.count)
+    available = min(total, order.count)
     batches = min(SIGNAL_BATCHES, available)
     size = available // batches if batches else 0
     return [[index for index, _ in draw(order, first * size, size)] for first in range(batches)]
@@ -49,21 +49,21 @@ def gradient_signal(
     row_length: int,
     inputs: Any,
 ) -> tuple[dict[str, float], Cost]:
-    """`informativeness.gradient_signal` of a loss at the policy that training starts from, and what it cost.
+    """Measure `informativeness.gradient_signal` of a loss at the policy that training starts from, and its cost.
 
     batches: groups of equally many pairs, each batch weighted so that its loss is their mean. Pairs of one prompt are
-    not independent: where a few prompts give most of the pairs, what they share counts as signal.
+    not independent: where a few prompts give most of the pairs, their common part counts as signal.
     inputs: all that decides the result, fingerprinted; the result is read back where it has been computed before.
-    The tally counts tokens that went forward and backward as trained. With fewer than 2 batches there is no noise to
-    see: ({}, nothing), which the run is told.
+    The tally counts tokens that went forward and backward as trained. With fewer than 2 batches there is no
+    noise to measure: ({}, no cost), with a message.
     """
     if len(batches) < 2:
         runtime.tracker.say(f"{name}: the gradient's signal is not measured, that takes at least 2 pairs")
         return {}, Cost()
     file = runtime.folders[name] / f"signal-{storage.fingerprint(inputs)}.json"
     if on_disk(runtime, [file]):
-        kept = storage.read_json(file)
-        return {key: float(value) for key, value in kept["signal"].items()}, Cost(**kept["tally"])
+        cached = storage.read_json(file)
+        return {key: float(value) for key, value in cached["signal"].items()}, Cost(**cached["tally"])
     tally = Cost()
     with runtime.track_cost(tally):
         packed = [pack_rows(runtime, groups, row_length, len(batches[0])) for groups in batches]
@@ -78,7 +78,8 @@ def gradient_signal(
 
 
 def pair_summary(pairs: Sequence[Preference], logprobs: np.ndarray) -> dict[str, float]:
-    """`informativeness.pair_summary` of pairs under one policy. logprobs: summed, [pairs, 2] (chosen, rejected), nats.
+    """Compute `informativeness.pair_summary` of pairs under one policy. logprobs: summed, [pairs, 2] (chosen,
+    rejected), nats.
 
     Raises ValueError for a response without tokens.
     """
@@ -86,7 +87,7 @@ def pair_summary(pairs: Sequence[Preference], logprobs: np.ndarray) -> dict[str,
 
 
 def write_pairs(path: epath.Path, pairs: Sequence[Preference], references: np.ndarray, trained: np.ndarray) -> None:
-    """One row a pair, in their order: problem_id, lengths in tokens, and summed log-probs in nats.
+    """Write one row a pair, in their order: problem_id, lengths in tokens, and summed log-probs in nats.
 
     references, trained: [pairs, 2] (chosen, rejected), under the policy before and after training.
     """
@@ -104,7 +105,7 @@ def write_pairs(path: epath.Path, pairs: Sequence[Preference], references: np.nd
 
 
 def figures(result: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """A result as one row of metrics: "margins/accuracy" and so on."""
+    """Flatten a result to one row of metrics: "margins/accuracy" and so on."""
     return {f"{part}/{name}": value for part, values in result.items() for name, value in values.items()}
 
 

@@ -30,14 +30,14 @@ def load_policy(runtime: Runtime, name: str) -> Decoder:
     folder, step = checkpoint_of(runtime, name)
     rest = frozen_params(runtime, base_of(runtime, name))
     with Checkpoints(folder) as checkpoints:
-        there = processes.once(checkpoints.steps)
-        found = max(there, default=None) if step is None else step
-        if found is None or found not in there:
-            kept = ", ".join(map(str, there))
-            why = f"of that step in {folder} (there: {kept}); see stages.*.keep" if kept else f"in {folder} yet"
+        steps = processes.once(checkpoints.steps)
+        chosen = max(steps, default=None) if step is None else step
+        if chosen is None or chosen not in steps:
+            listed = ", ".join(map(str, steps))
+            why = f"of that step in {folder} (there: {listed}); see stages.*.keep" if listed else f"in {folder} yet"
             raise ValueError(f"policy {name!r}: no checkpoint {why}")
         like, _ = lora.split(decoder.abstract_on(runtime.model_config, runtime.mesh))
-        return lora.join(checkpoints.restore_params(found, like), rest)
+        return lora.join(checkpoints.restore_params(chosen, like), rest)
 
 
 def load_reference(runtime: Runtime, policy: str) -> Decoder:
@@ -49,7 +49,7 @@ def load_reference(runtime: Runtime, policy: str) -> Decoder:
 
 
 def reference_dtype(runtime: Runtime) -> jnp.dtype:
-    """Return the dtype of a reference's parameters: what a forward pass casts them to, so that it gives the same bits.
+    """Return the dtype of a reference's parameters: a forward pass casts them to it, so that it gives the same bits.
 
     With adapters it is that of their base, which all policies share.
     """
@@ -62,9 +62,9 @@ def base_of(runtime: Runtime, policy: str) -> str:
 
 
 def frozen_params(runtime: Runtime, base: str) -> Decoder | None:
-    """Return the part of policies that no stage trains, on the mesh: the model `base` that their adapters stand beside.
+    """Return the part of policies that no stage trains, on the mesh: the model `base` of their adapters.
 
-    None without adapters. Policies with one base share its arrays; the last base asked for is kept.
+    None without adapters. Policies with one base share its arrays; the last base used is kept.
     """
     if runtime.model_config.lora is None:
         return None
@@ -76,15 +76,15 @@ def frozen_params(runtime: Runtime, base: str) -> Decoder | None:
 
 def checkpoint_of(runtime: Runtime, name: str) -> tuple[epath.Path, int | None]:
     """Return the checkpoint folder and step that a policy's name means."""
-    found = chosen_policy(runtime, name)
-    step = found.rpartition("#")[2].partition("@")[2]
-    return _stage_folder(runtime, found) / "checkpoints", int(step) if step else runtime.steps.get(found)
+    chosen = chosen_policy(runtime, name)
+    step = chosen.rpartition("#")[2].partition("@")[2]
+    return _stage_folder(runtime, chosen) / "checkpoints", int(step) if step else runtime.steps.get(chosen)
 
 
 def chosen_policy(runtime: Runtime, name: str) -> str:
     """Return the policy that a name leads to: of a best_checkpoint stage the one it chose, "STAGE@K", else the name.
 
-    Raises ValueError for a stage that is not there, or has not chosen yet.
+    Raises ValueError for a stage that does not exist, or has not chosen yet.
     """
     if name == "init" or name.startswith("hf:"):
         return name
@@ -102,7 +102,7 @@ def _stage_folder(runtime: Runtime, name: str) -> epath.Path:
     if name.startswith("run:"):
         return stage_of_run(name)
     stages = runtime.config.stages
-    trained = [known for known in runtime.folders if known in stages and stages[known].kind in POLICIES]
+    trained = [other for other in runtime.folders if other in stages and stages[other].kind in POLICIES]
     if stage not in trained:
         why = f"a {stages[stage].kind} stage trains none" if stage in stages else "no such stage"
         raise ValueError(f"policy {name!r}: {why}; this run has {', '.join(trained)}, and 'init'")
@@ -116,7 +116,7 @@ def base_path(runtime: Runtime, policy: str) -> str:
 
 
 def _load_base(runtime: Runtime, name: str) -> Decoder:
-    """Load "init" or "hf:PATH" without adapters: what stands beside them, if the run has some."""
+    """Load "init" or "hf:PATH" without adapters: the frozen part, if the run has adapters."""
     folder = runtime.model_folder if name == "init" else hf.resolve(name.removeprefix("hf:"))
     if name != "init" and hf.read_config(folder) != runtime.model_config.base:
         raise ValueError(f"policy {name!r} has another shape than this run's model")
@@ -135,7 +135,7 @@ def followed(policy: str, folder: epath.Path) -> str:
 
 
 def check_elsewhere(policy: str) -> None:
-    """Raise ValueError if a policy outside this run ("run:…", "hf:…") is not there. A hub id is not looked up."""
+    """Raise ValueError if a policy outside this run ("run:…", "hf:…") does not exist. A hub id is not looked up."""
     if policy.startswith("run:"):
         policy = followed(policy, stage_of_run(policy))
         _, at, step = policy.rpartition("#")[2].partition("@")

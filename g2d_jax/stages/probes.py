@@ -1,8 +1,8 @@
-"""How a policy changes while it is trained: fresh samples on the same prompts.
+"""Probes of a policy while it is trained: fresh samples on the same prompts.
 
 Offline data says nothing of the trained policy's own entropy and length (arXiv 2506.21495, section 4.2), and rollouts
 of a policy synchronised long ago say little: so every stage.probe.every updates the policy itself is sampled. Probes
-change no update, and what they cost is counted apart from the stage's cost, unless they decide where the stage ends
+change no update, and their cost is counted apart from the stage's cost, unless they decide where the stage ends
 (stop="adaptive", see early_stopping.py): then it is part of that too.
 """
 
@@ -37,10 +37,10 @@ FIGURES = (
     *("entropy", "reward", "reward_std", "completions/mean_length", "completions/mean_length_correct"),
     *("completions/mean_length_incorrect", "completions/clipped_ratio"),
 )
-"""What `rollouts.describe` says of a probe's samples that a probe keeps."""
+"""The metrics of `rollouts.describe` that a probe keeps."""
 
 Reference = Callable[[], Decoder]
-"""Gives the parameters of the policy that KL is measured to; called once a probe."""
+"""A function that gives the parameters of the policy that KL is measured to; called once a probe."""
 
 
 def probe(
@@ -52,21 +52,21 @@ def probe(
     last: bool = False,
     reference: Reference | None = None,
 ) -> None:
-    """Sample the policy as it is now, if a probe is due at this step and was not made: measure, log, and say what has
-    gone wrong.
+    """Sample the policy as it is now, if a probe is due at this step and was not made. Measure, log, and warn of what
+    has gone wrong.
 
     Due are step 0, every stage.probe.every updates, the stage's last step, and with `last` any step: a stage may end
-    early. Call it where no time is metered. The random numbers are the same at each step. Logged with kind "probe": see
-    `figures`; with a reference "kl" too. A restart reads back what was measured, and what it cost, from the stage's
-    folder probe/.
+    early. Call it outside of blocks whose cost is tracked. The random numbers are the same at each step. Logged with
+    kind "probe": see `figures`; with a reference "kl" too. A restart reads back the measurements, and their cost, from
+    the stage's folder probe/.
     """
-    every, step, seen = stage.probe.every, trainer.step, trainer.extra_state.setdefault("dynamics", [])
+    every, step, entries = stage.probe.every, trainer.step, trainer.extra_state.setdefault("dynamics", [])
     due = every and (step % every == 0 or step == trainer.total or last)
-    if not due or any(one["step"] == step for one in seen):
+    if not due or any(entry["step"] == step for entry in entries):
         return
     measured = _measured(runtime, name, stage, trainer, reference)
     values, cost = {key: float(value) for key, value in measured["figures"].items()}, measured["cost"]
-    seen.append({"step": step, **values})
+    entries.append({"step": step, **values})
     total = Cost(**trainer.extra_state.get("probe_cost", {}))
     total.add(cost)
     trainer.extra_state["probe_cost"] = dataclasses.asdict(total)
@@ -80,13 +80,13 @@ def probe(
 
 
 def sampling_shapes(runtime: Runtime, stage: Online | Offline) -> Shapes:
-    """Choose what the sampler of the stage's probes is compiled for."""
+    """Choose the sampler's shapes for the stage's probes."""
     params = runtime.sampling_params(sampling_of(stage))
     return runtime.sampling_shapes(stage, sampled(runtime, stage), stage.probe.num_generations, params)
 
 
 def sampling_of(stage: Online | Offline) -> Sampling:
-    """The settings that probes sample with."""
+    """Return the settings that probes sample with."""
     return stage.probe_sampling if isinstance(stage, Offline) else stage.sampling
 
 
@@ -103,37 +103,37 @@ def programs(
     reference: tuple[Any, ...] = (),
     viewed: bool = False,
 ) -> Iterator[Program]:
-    """The programs of the stage's probes: before its first update, every so many, and after its last.
+    """Yield the programs of the stage's probes: before its first update, every so many, and after its last.
 
-    compared: whether KL to a reference is measured. reference: of it what lies on the devices all the time, () where
-    each probe makes it. viewed: as in `rollouts`.
+    compared: whether KL to a reference is measured. reference: its arrays that stay on the devices, () where each
+    probe makes it. viewed: as in `rollouts`.
     """
     if not stage.probe.every:
         return
     sampling, samples = sampling_of(stage), stage.probe.num_generations
     prompts, probes = sampled(runtime, stage), 1 + -(-steps // stage.probe.every)
     shapes = sampling_shapes(runtime, stage)
-    asked = Asked(prompts * probes, probes, samples, shapes, sampling.max_new_tokens, response)
+    workload = Asked(prompts * probes, probes, samples, shapes, sampling.max_new_tokens, response)
     beside, meanwhile = (state.opt_state, *reference), (state, *reference)
     yield from rollouts(
-        runtime, name, asked, params, prefix="probe ", viewed=viewed, beside=beside, meanwhile=meanwhile
+        runtime, name, workload, params, prefix="probe ", viewed=viewed, beside=beside, meanwhile=meanwhile
     )
     if compared:
         if not reference:
             yield from reference_programs(runtime, name, (state,), probes)
-        prompt, tokens = (np.zeros(n, np.int32) for n in (runtime.config.data.max_prompt_length, asked.mean))
+        prompt, tokens = (np.zeros(n, np.int32) for n in (runtime.config.data.max_prompt_length, workload.mean))
         packed = _packed(runtime, [Group(prompt, [Response(tokens, {})] * samples)] * prompts, sampling)
         scored = logprobs(runtime, name, packed, probes, (state,), sampling.temperature or 1.0, reference=True)
         yield dataclasses.replace(scored, name=f"probe {scored.name}")
 
 
 def sampled(runtime: Runtime, stage: Online | Offline) -> int:
-    """The prompts of a probe."""
+    """Count the prompts of a probe."""
     return min(stage.probe.prompts, runtime.problem_counts[stage.probe.split])  # type: ignore[no-any-return]
 
 
 def evidence(trainer: Trainer) -> dict[str, Any]:
-    """For the manifest: {"dynamics": …} with all probes and what they cost; {} if there are none.
+    """Return the manifest's entry {"dynamics": …} with all probes and their cost; {} if there are none.
 
     The cost, in the fields of a manifest, is in no other field but with stop="adaptive": then the stage's has it too.
     """
@@ -151,35 +151,35 @@ def evidence(trainer: Trainer) -> dict[str, Any]:
 def _measured(
     runtime: Runtime, name: str, stage: Online | Offline, trainer: Trainer, reference: Reference | None
 ) -> dict[str, Any]:
-    """Of the policy at this step: {"figures": …, "offline": see `prospects`, "cost": the fields of a Cost}."""
+    """Measure the policy at this step: {"figures": …, "offline": see `prospects`, "cost": the fields of a Cost}."""
     folder = runtime.folders[name] / "probe"
     file, shard = (folder / f"step-{trainer.step:06d}.{kind}" for kind in ("json", "parquet"))
     if on_disk(runtime, [file]):
         before: dict[str, Any] = storage.read_json(file)
         return before
     params, cost, sampling = trainer.settled(), Cost(), sampling_of(stage)
-    how, shapes = runtime.sampling_params(sampling), sampling_shapes(runtime, stage)
+    sampling_params, shapes = runtime.sampling_params(sampling), sampling_shapes(runtime, stage)
     with runtime.track_cost(cost):
         groups = sampled_groups(
             runtime,
             None if on_disk(runtime, [shard]) else runtime.view(params),
             [(problem, 0) for problem in probed(runtime.problems[stage.probe.split], stage.probe.prompts)],
-            Generation(how, stage.probe.num_generations, shapes, f"probe/{name}"),
+            Generation(sampling_params, stage.probe.num_generations, shapes, f"probe/{name}"),
             policy=f"{name}@{trainer.step}",
             shard=shard,
             tally=cost,
         )
         count_rollouts(runtime, cost, groups)
-        found = figures(groups)
+        values = figures(groups)
         if reference is not None:
-            found["kl"] = divergence(groups, reference_logprobs(runtime, groups, reference(), sampling, cost))
-    measured = {"figures": found, "offline": prospects(groups), "cost": dataclasses.asdict(cost)}
+            values["kl"] = divergence(groups, reference_logprobs(runtime, groups, reference(), sampling, cost))
+    measured = {"figures": values, "offline": prospects(groups), "cost": dataclasses.asdict(cost)}
     processes.once(lambda: storage.write_json(file, measured))
     return measured
 
 
 def probed(problems: Sequence[Problem], count: int) -> list[Problem]:
-    """The first `count` problems, taken from each task in turn where there are several."""
+    """Return the first `count` problems, taken from each task in turn where there are several."""
     tasks: dict[str, list[Problem]] = {}
     for problem in problems:
         tasks.setdefault(problem.task, []).append(problem)
@@ -188,20 +188,20 @@ def probed(problems: Sequence[Problem], count: int) -> list[Problem]:
 
 
 def figures(groups: Groups) -> dict[str, float]:
-    """Those of `FIGURES` that there are: entropy in nats a token, lengths in tokens, shares. And "accuracy" (pass@1).
+    """Compute the `FIGURES` that exist: entropy in nats a token, lengths in tokens, shares. And "accuracy" (pass@1).
 
     Entropy is that of the distribution sampled from. Accuracy is over the responses known to be right or wrong, and is
     left out if there are none.
     """
     described = describe(groups)
-    found = {name: described[name] for name in FIGURES if name in described}
+    values = {name: described[name] for name in FIGURES if name in described}
     judged = correct(groups)
-    known = judged[~np.isnan(judged)]
-    return {**found, "accuracy": float(known.mean())} if known.size else found
+    decided = judged[~np.isnan(judged)]
+    return {**values, "accuracy": float(decided.mean())} if decided.size else values
 
 
 def prospects(groups: Groups) -> dict[str, Any]:
-    """What tells of offline training from here: rates [P], the share of each prompt's responses that are right.
+    """Measure the inputs of a forecast of offline training: rates [P], the right share of each prompt's responses.
 
     NaN for a prompt without a verdict. mixed: the share of prompts with right and wrong ones. And mean lengths in
     tokens, which decide costs: prompt, length, chosen and rejected (of right and of wrong responses, NaN without any).
@@ -222,7 +222,7 @@ def prospects(groups: Groups) -> dict[str, Any]:
 def reference_logprobs(
     runtime: Runtime, groups: Groups, reference: Decoder, sampling: Sampling, tally: Cost
 ) -> list[list[np.ndarray]]:
-    """Log-probabilities of every token of the groups' responses, at the sampling temperature, under a reference.
+    """Compute a reference's log-probabilities of every token of the groups' responses, at the sampling temperature.
 
     At temperature 0, which has no distribution, it is 1. Raises ValueError if compute.row_length is too short for a
     prompt and a response.
@@ -239,13 +239,13 @@ def _packed(runtime: Runtime, groups: list[Group], sampling: Sampling) -> Packed
 
 
 def divergence(groups: Groups, reference: Sequence[Sequence[np.ndarray]]) -> float:
-    """Mean over the sampled tokens of log-prob less reference log-prob: an estimate of KL(policy, reference) in nats.
+    """Estimate KL(policy, reference) in nats: the mean over the sampled tokens of log-prob less reference log-prob.
 
     reference: [T] for every response of every group.
     """
     apart = [
         np.asarray(row.rollout.logprobs, np.float64) - logprobs
-        for group, found in zip(groups, reference, strict=True)
-        for row, logprobs in zip(group, found, strict=True)
+        for group, group_logprobs in zip(groups, reference, strict=True)
+        for row, logprobs in zip(group, group_logprobs, strict=True)
     ]
     return float(np.concatenate(apart).mean())

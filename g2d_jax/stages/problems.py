@@ -29,8 +29,8 @@ def load(config: Config, tokenizer: PromptTokenizer, own_reward: bool, say: Say)
     loaded: Splits = {"train": [], "dev": [], "test": []}
     for name, task in config.all_tasks.items():
         for split, problems in _of_task(config, name, task, tokenizer, own_reward, say).items():
-            known = {problem.id for problem in loaded[split]}
-            new = [problem for problem in problems if problem.id not in known]
+            earlier_ids = {problem.id for problem in loaded[split]}
+            new = [problem for problem in problems if problem.id not in earlier_ids]
             if dropped := len(problems) - len(new):
                 say(f"{name}, {split}: {dropped} problems dropped that another task has too")
             loaded[split] += new

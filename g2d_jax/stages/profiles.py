@@ -19,11 +19,11 @@ from g2d_jax import processes, storage
 from g2d_jax.config import Window
 
 KINDS = (".xplane.pb", ".trace.json.gz")
-"""What JAX names a trace's files, behind the host's name."""
+"""Endings of a trace's files in JAX, behind the host's name."""
 
 
 class Profiler:
-    """Traces one stage's window, if it is that one's. workdir: where profiles/ goes."""
+    """The tracer of one stage's window, if it is that stage's. workdir: where profiles/ goes."""
 
     def __init__(self, window: Window | None, stage: str, workdir: epath.Path) -> None:
         self.window = window if window is not None and window.stage == stage else None
@@ -31,9 +31,10 @@ class Profiler:
         self._traced: tempfile.TemporaryDirectory[str] | None = None
 
     def before(self, done: int, state: Any) -> str:
-        """Call it before an update, and at the end, with the number of updates done and the state they lead to.
+        """Start or end the trace. Call it before an update, and at the end, with the number of updates done and the
+        state they lead to.
 
-        Returns what to tell the user: where the trace is, once it is written, else "".
+        Returns a message for the user: where the trace is, once it is written, else "".
         """
         if self.window is None:
             return ""

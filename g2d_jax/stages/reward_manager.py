@@ -1,4 +1,4 @@
-"""How responses are scored: each by the reward of its problem's task. Rewards that several tasks name alike are one."""
+"""The scoring of responses, each by the reward of its problem's task. Equal rewards of several tasks share a scorer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from g2d_jax.scoring.reward_model import RewardModel, load_reward_model
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What scoring took so far: the verifiers' CPU seconds, and the tokens and FLOPs of reward models."""
+    """The cost of scoring so far: the verifiers' CPU seconds, and the tokens and FLOPs of reward models."""
 
     verifier_cpu_seconds: float = 0.0
     scored: int = 0
@@ -31,9 +31,10 @@ class Usage:
 
 @dataclass
 class RewardManager:
-    """rewards: task -> its reward section. own: a caller's function in place of the main task's reward.
+    """The rewards of all tasks. rewards: task -> its reward section. own: a caller's function in place of the main
+    task's reward.
 
-    journal: folder for what judges answer; of several processes each has its own in it. Pools and reward models start
+    journal: folder for the judges' answers; of several processes each has its own in it. Pools and reward models start
     when they are first needed. Of several processes each scores some of the responses, but a reward model lies on the
     devices of all of them, and all must run it at once, on the same responses: its scores are joint.
     """
@@ -51,7 +52,7 @@ class RewardManager:
     def __call__(
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
     ) -> list[Score]:
-        """One Score per response, in order. token_ids: [T] int32 each. All processes call it, with the same."""
+        """Return one Score per response, in order. token_ids: [T] int32 each. All processes call it, with the same."""
         mine = slice(processes.index(), None, processes.count())
         with processes.together():
             own = self.apart(problems[mine], texts[mine], token_ids[mine])
@@ -67,7 +68,7 @@ class RewardManager:
     def start(self, problems: Sequence[Problem]) -> None:
         """Let the verifiers' workers start in the background, for tasks with answers that are more than a number.
 
-        problems: some of each task's, by which that is told.
+        problems: some of each task's, whose answers decide that.
         """
         hard = {problem.task for problem in problems if not _is_number(problem.answer)}
         for task, reward in self.rewards.items():
@@ -88,9 +89,9 @@ class RewardManager:
         token_ids: Sequence[np.ndarray],
         begun: Sequence[Begun | None] | None = None,
     ) -> list[Score]:
-        """The scores that this process can give by itself; those that are joint are unscorable as yet.
+        """Compute the scores that this process can give by itself; joint ones are unscorable as yet.
 
-        begun: of each response what `begin` gave.
+        begun: the result of `begin` for each response.
         """
         scores = [Score(None, Verdict.UNSCORABLE)] * len(problems)
         return self._score(problems, texts, token_ids, scores, begun, joint=False)
@@ -102,11 +103,11 @@ class RewardManager:
         token_ids: Sequence[np.ndarray],
         scores: Sequence[Score],
     ) -> list[Score]:
-        """The scores with the joint ones put in. All processes call it with the same responses."""
+        """Put the joint scores into the scores. All processes call it with the same responses."""
         return self._score(problems, texts, token_ids, scores, None, joint=True)
 
     def has_joint(self) -> bool:
-        """Whether any task has joint scores."""
+        """Return whether any task has joint scores."""
         return any(map(self._is_joint, self.rewards))
 
     def _is_joint(self, task: str) -> bool:
@@ -122,23 +123,23 @@ class RewardManager:
         *,
         joint: bool,
     ) -> list[Score]:
-        """The scores with those of some tasks' problems replaced."""
-        found = list(scores)
+        """Replace the scores of some tasks' problems."""
+        merged = list(scores)
         for task in dict.fromkeys(problem.task for problem in problems):
             if self._is_joint(task) != joint:
                 continue
             places = [i for i, problem in enumerate(problems) if problem.task == task]
             scorer, under_way = self._of(task), [begun[i] for i in places] if begun else []
             if isinstance(scorer, VerifierScorer) and under_way:
-                made = scorer.pool.finish([one for one in under_way if one is not None])
+                new = scorer.pool.finish([work for work in under_way if work is not None])
             else:
-                made = scorer([problems[i] for i in places], [texts[i] for i in places], [token_ids[i] for i in places])
-            for place, score in zip(places, made, strict=True):
-                found[place] = score
-        return found
+                new = scorer([problems[i] for i in places], [texts[i] for i in places], [token_ids[i] for i in places])
+            for place, score in zip(places, new, strict=True):
+                merged[place] = score
+        return merged
 
     def usage(self) -> Usage:
-        """Counts since the start; of other processes those known from the last `share_usage`."""
+        """Count since the start; other processes' counts are those of the last `share_usage`."""
         return Usage(
             self._elsewhere + self._own_seconds(),
             sum(model.usage.tokens for model in self._models),
@@ -146,7 +147,7 @@ class RewardManager:
         )
 
     def share_usage(self) -> None:
-        """Tell the other processes what this one's verifiers took. All processes make the call."""
+        """Share the cost of this process's verifiers with the others. All processes make the call."""
         own = self._own_seconds()
         self._elsewhere = sum(processes.gather(own)) - own
 
@@ -189,5 +190,5 @@ class RewardManager:
 
 
 def _is_number(answer: str | None) -> bool:
-    """Whether no worker is needed to tell what equals a reference answer, whatever the response."""
+    """Return whether a reference answer can be compared without a worker, whatever the response."""
     return answer is None or parse_quantity(clean(answer)) is not None

@@ -1,4 +1,4 @@
-"""Where the rollouts of a collect stage are from.
+"""The sources of a collect stage's rollouts.
 
 "sample"     drawn here, from stage.policy
 "archive"    those an online stage drew on its way to stage.policy
@@ -36,7 +36,7 @@ from g2d_jax.tables import read_rollouts
 
 
 def rollouts_of(runtime: Runtime, name: str, tally: Cost) -> tuple[Draws, Groups]:
-    """A collect stage's rollouts, in groups, and what was drawn. Adds to the tally what generating them costs now.
+    """Return a collect stage's rollouts, in groups, and their draws. Adds to the tally the cost of generating them now.
 
     Those of another stage, of an archive and of a file cost nothing. Raises StopRun for an archive of nothing,
     ValueError for rollouts on disk that are not those of this run's problems.
@@ -54,14 +54,14 @@ def rollouts_of(runtime: Runtime, name: str, tally: Cost) -> tuple[Draws, Groups
 
 
 def _draws(runtime: Runtime, name: str, stage: Collect) -> Draws:
-    """The first stage.prompts of a seeded order of the training problems."""
+    """Draw the first stage.prompts of a seeded order of the training problems."""
     train = runtime.problems["train"]
     order = train_order(runtime.config, runtime.problems["train"], stage.stream or f"collect/{name}")
     return [(train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, len(train)))]
 
 
 def asked_of(runtime: Runtime, stage: Collect, response: int | None = None) -> Asked:
-    """What the stage asks the sampler for; a call draws as many parts as compute.generation_batch_size allows.
+    """Compute the stage's sampling workload; a call draws as many parts as compute.generation_batch_size allows.
 
     response: mean tokens of a response, None: the most.
     """
@@ -80,8 +80,8 @@ def _sample(runtime: Runtime, name: str, stage: Collect, tally: Cost) -> tuple[D
         (draws[first : first + stage.part], folder / f"part-{number:05d}.parquet")
         for number, first in enumerate(range(0, len(draws), stage.part))
     ]
-    there = on_disk(runtime, [shard for _, shard in parts])
-    view = None if there else runtime.view(load_policy(runtime, stage.policy), stage.sampling_weights)
+    cached = on_disk(runtime, [shard for _, shard in parts])
+    view = None if cached else runtime.view(load_policy(runtime, stage.policy), stage.sampling_weights)
     params, shapes = runtime.sampling_params(stage.sampling), asked_of(runtime, stage).shapes
     generation = Generation(params, stage.num_generations, shapes, stage.stream or f"collect/{name}")
     groups: Groups = []
@@ -101,30 +101,30 @@ def _sample(runtime: Runtime, name: str, stage: Collect, tally: Cost) -> tuple[D
 
 
 def _archive(runtime: Runtime, stage: Collect) -> tuple[Draws, Groups]:
-    """The groups an online stage drew on its way to the policy: no further generation."""
+    """Return the groups an online stage drew on its way to the policy: no further generation."""
     source, _, step = stage.policy.partition("@")
     settings = runtime.config.stage(source, Online)
     done = int(step) if step else _steps_done(runtime, source)
     draws: Draws = []
     groups: Groups = []
     for number in sorted({window_at(k, settings).number(k) for k in range(done)}):
-        some, more = together(read_rounds(runtime, runtime.folders[source], number))
-        draws += some
-        groups += more
+        batch_draws, batch_groups = together(read_rounds(runtime, runtime.folders[source], number))
+        draws += batch_draws
+        groups += batch_groups
     if not groups:
         raise StopRun(f'{stage.policy} ended after 0 steps, so there is no archive: collect with rollouts="sample"')
     return draws, groups
 
 
 def _steps_done(runtime: Runtime, source: str) -> int:
-    """How many steps an online stage went, which may be fewer than its settings allow."""
+    """Count the steps an online stage did, which may be fewer than its settings allow."""
     manifest = storage.finished(runtime.folders[source])
     assert manifest is not None  # a stage runs after those it reads
     return int(manifest["counts"]["steps"])
 
 
 def sampler_settings(runtime: Runtime, name: str) -> dict[str, Any]:
-    """The settings the rollouts were really drawn with; of a file only its path is known."""
+    """Return the settings the rollouts were really drawn with; of a file only its path is known."""
     config = runtime.config
     source = drawn_by(name, config.stages)
     collect = config.stage(source, Collect)
@@ -135,5 +135,5 @@ def sampler_settings(runtime: Runtime, name: str) -> dict[str, Any]:
         source = collect.policy.partition("@")[0]
         drawn = config.stage(source, Online)
     purpose = drawn.stream or f"{drawn.kind}/{source}"
-    how = {"sampling_weights": drawn.sampling_weights, "num_generations": drawn.num_generations, "purpose": purpose}
-    return {**drawn.sampling.to_dict(), **how}
+    own = {"sampling_weights": drawn.sampling_weights, "num_generations": drawn.num_generations, "purpose": purpose}
+    return {**drawn.sampling.to_dict(), **own}

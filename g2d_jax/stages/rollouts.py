@@ -1,4 +1,4 @@
-"""Generate, score, group: the one way responses come about, for online training, collection and evaluation."""
+"""Generation, scoring and grouping of responses, for online training, collection and evaluation."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Groups = list[list[ScoredRollout]]
 
 @dataclass(frozen=True)
 class Generation:
-    """How a stage draws responses: so many to each prompt. shapes: what the sampler is compiled for, the same for all
-    calls of a stage. purpose: names the random numbers."""
+    """The settings of a stage's generation: so many responses to each prompt. shapes: that the sampler is compiled for,
+    the same for all calls of a stage. purpose: names the random numbers."""
 
     params: SamplingParams
     num_generations: int
@@ -44,9 +44,9 @@ class Generation:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What was drawn for a batch, its groups, and what sampling and scoring them took, for `Cost.add`.
+    """The draws of a batch, its groups, and the cost of sampling and scoring them, for `Cost.add`.
 
-    before: whether that was in an earlier start, of which this was read back.
+    before: whether an earlier start did that, and this was read back.
     """
 
     draws: Draws
@@ -68,8 +68,8 @@ def sampled_groups(
 ) -> Groups:
     """Sample and score the responses to each draw, or read them back where that was done before.
 
-    See `generate`. view may be None if the shard exists. What is read back adds the time it once took to the tally;
-    new time is the caller's to meter.
+    See `generate`. view may be None if the shard exists. Groups that are read back add the time they once took to the
+    tally; the caller tracks new time.
     """
     (sampled,) = generate(runtime, view, [(draws, shard)], generation, policy=policy, tell=tell)
     if sampled.before:
@@ -80,7 +80,7 @@ def sampled_groups(
 def generate(
     runtime: Runtime,
     view: Decoder | None,
-    wanted: Sequence[tuple[Draws, epath.Path]],
+    batches: Sequence[tuple[Draws, epath.Path]],
     generation: Generation,
     *,
     policy: str,
@@ -91,18 +91,18 @@ def generate(
     A call of the sampler draws as many batches as compute.generation_batch_size allows.
 
     Each batch has its shard, one Parquet file, written beside what comes next; nothing that outlives the process may
-    be made of the rollouts before `Context.writer` has waited for it. So a run that is killed and started again trains
+    be made of the rollouts before `Runtime.writer` has waited for it. So a run that is killed and started again trains
     on the same tokens and the same verdicts, a timeout included. A call whose shards are all there is read back; else
     all of it is done again, since log-probabilities depend, in their last bits, on what is sampled together. Beside a
-    shard lies what it took: its share, by tokens, of the call's time and of what the rewards cost. All processes
+    shard lies its cost: its share, by tokens, of the call's time and of what the rewards cost. All processes
     sample together, and each scores what its own devices sampled.
-    policy: its name. tell: is called with the number of draws that are answered so far, about, while they are sampled.
+    policy: its name. tell: is called while they are sampled, with about the number of draws answered so far.
     """
-    done, prompts = 0, sum(len(draws) for draws, _ in wanted)
-    for call in _calls(wanted, prompts_at_once(runtime, generation.num_generations)):
+    done, prompts = 0, sum(len(draws) for draws, _ in batches)
+    for call in _calls(batches, prompts_at_once(runtime, generation.num_generations)):
         tell_more = None if tell is None else partial(_tell_from, tell, done)
         done += sum(len(draws) for draws, _ in call)
-        draws, shards = [draw for some, _ in call for draw in some], [shard for _, shard in call]
+        draws, shards = [draw for batch_draws, _ in call for draw in batch_draws], [shard for _, shard in call]
         parts = shards[0].parent / "_parts"
         if on_disk(runtime, shards):
             processes.once(partial(_clear, parts))
@@ -111,15 +111,15 @@ def generate(
         assert view is not None
         with runtime.track_cost(took := Cost()):
             rows, sampling = _rows(runtime, view, draws, generation, policy, parts, tell_more)
-        made = _shared_out([some for some, _ in call], rows, took, max(processes.gather(sampling)))
-        runtime.writer.submit(partial(_write, made, shards, parts))
-        yield from made
-        if len(call) < len(wanted):
+        sampled = _shared_out([batch_draws for batch_draws, _ in call], rows, took, max(processes.gather(sampling)))
+        runtime.writer.submit(partial(_write, sampled, shards, parts))
+        yield from sampled
+        if len(call) < len(batches):
             runtime.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
 
 
 def prompts_at_once(runtime: Runtime, num_generations: int) -> int:
-    """How many prompts several batches may have together to be sampled in one call."""
+    """Count the prompts that several batches may have together to be sampled in one call."""
     return max(runtime.config.compute.generation_batch_size // num_generations, 1)
 
 
@@ -128,13 +128,14 @@ def _tell_from(tell: Tell, before: int, answered: int) -> None:
 
 
 def on_disk(runtime: Runtime, files: Sequence[epath.Path]) -> bool:
-    """Whether all of the files are there, for all processes alike, once what is being written is."""
+    """Return whether all of the files exist, for all processes alike, after pending writes."""
     runtime.writer.wait()
     return processes.once(lambda: all(file.exists() for file in files))
 
 
 def _shared_out(batches: Sequence[Draws], rows: Sequence[ScoredRollout], took: Cost, sampling: float) -> list[Sampled]:
-    """One call's rows and cost by batch. rows: of all its draws, equally many of each, in order. sampling: seconds."""
+    """Split one call's rows and cost by batch. rows: of all its draws, equally many of each, in order. sampling:
+    seconds."""
     prompts, total = sum(map(len, batches)), sum(len(row.rollout.token_ids) for row in rows)
     samples, first, sampled = len(rows) // prompts, 0, []
     for draws in batches:
@@ -148,7 +149,7 @@ def _shared_out(batches: Sequence[Draws], rows: Sequence[ScoredRollout], took: C
 
 
 def _write(sampled: Sequence[Sampled], shards: Sequence[epath.Path], parts: epath.Path) -> None:
-    """Write one call's shards. parts: folder of what several processes left, which is in the shards then."""
+    """Write one call's shards. parts: folder of the processes' own files, whose rows are in the shards then."""
     for batch, shard in zip(sampled, shards, strict=True):
         storage.write_json(_beside(shard), batch.cost)
         write_rollouts(shard, [row for group in batch.groups for row in group])
@@ -160,13 +161,13 @@ def _read(draws: Draws, shard: epath.Path, num_generations: int) -> Sampled:
 
 
 def _clear(parts: epath.Path) -> None:
-    """Remove what several processes left for the leader, once it is in the shards."""
+    """Remove the processes' own files, once their rows are in the shards."""
     if parts.exists():
         parts.rmtree()
 
 
 def _calls(batches: Sequence[tuple[Draws, epath.Path]], prompts: int) -> Iterator[list[tuple[Draws, epath.Path]]]:
-    """Batches in order, together up to so many prompts, but at least one."""
+    """Split batches, in order, into calls of together up to so many prompts, but at least one batch."""
     call: list[tuple[Draws, epath.Path]] = []
     for batch in batches:
         if call and sum(len(draws) for draws, _ in call) + len(batch[0]) > prompts:
@@ -182,13 +183,13 @@ def _beside(shard: epath.Path) -> epath.Path:
 
 
 def spent_on(shard: epath.Path) -> dict[str, float]:
-    """What sampling and scoring a shard's rollouts took, as `generate` left it."""
+    """Read the cost of sampling and scoring a shard's rollouts, as `generate` wrote it."""
     file = _beside(shard)
     return storage.read_json(file) if file.exists() else {}
 
 
 def read_sampled(runtime: Runtime, shard: epath.Path) -> Sampled:
-    """What a shard alone has. Raises ValueError if a problem is not in data.train."""
+    """Read a shard by itself. Raises ValueError if a problem is not in data.train."""
     groups = [
         list(rows)
         for _, rows in itertools.groupby(read_rollouts(shard), lambda r: (r.rollout.problem_id, r.rollout.visit))
@@ -202,9 +203,9 @@ def read_sampled(runtime: Runtime, shard: epath.Path) -> Sampled:
 
 def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -> Groups:
     """Sort rows into the draws' groups. Raises ValueError when some are missing: the file belongs to another run."""
-    found = {(row.rollout.problem_id, row.rollout.visit, row.rollout.sample): row for row in rows}
+    by_key = {(row.rollout.problem_id, row.rollout.visit, row.rollout.sample): row for row in rows}
     try:
-        return [[found[problem.id, visit, i] for i in range(num_generations)] for problem, visit in draws]
+        return [[by_key[problem.id, visit, i] for i in range(num_generations)] for problem, visit in draws]
     except KeyError as error:
         raise ValueError(f"rollouts on disk lack problem, visit, sample {error}: was the data changed?") from error
 
@@ -234,7 +235,7 @@ def _rows(
     parts: epath.Path,
     tell: Tell | None,
 ) -> tuple[list[ScoredRollout], float]:
-    """Scored responses, in the order of draws and samples, and the seconds that sampling took in this process.
+    """Sample and score responses, in the order of draws and samples; return them with this process's sampling seconds.
 
     Of several processes each gets the rollouts of its own devices, scores them, and leaves them in the folder `parts`,
     where all read them.
@@ -261,16 +262,16 @@ def _rows(
         with processes.together():
             rows = _put_together(parts, draws)
     if runtime.scorer.has_joint():
-        asked = _questions(runtime, draws, [row.rollout for row in rows], [row.text for row in rows])
+        questions = _questions(runtime, draws, [row.rollout for row in rows], [row.text for row in rows])
         with runtime.clock.doing("verification"):
-            scores = runtime.scorer.joint(*asked, [row.score for row in rows])
+            scores = runtime.scorer.joint(*questions, [row.score for row in rows])
         rows = [replace(row, score=score) for row, score in zip(rows, scores, strict=True)]
     return rows, sampling
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """A rollout as it came: its text, also as it is graded, and its score where that can begin before all are there."""
+    """A rollout as it came: its text, also as it is graded, and its score if that could begin before all were drawn."""
 
     rollout: Rollout
     problem: Problem
@@ -280,7 +281,7 @@ class _Answer:
 
 
 def _put_together(parts: epath.Path, draws: Draws) -> list[ScoredRollout]:
-    """The rows that all processes left, in the order of draws and samples."""
+    """Read the rows of all processes, in the order of draws and samples."""
     shares = (read_rollouts(parts / f"{peer}.parquet") for peer in range(processes.count()))
     place = _places(draws)
     rows = [row for share in shares for row in share]
@@ -294,9 +295,9 @@ def _places(draws: Draws) -> dict[tuple[str, int], int]:
 def _generate(
     runtime: Runtime, view: Decoder, draws: Draws, generation: Generation, tell: Tell | None
 ) -> list[_Answer]:
-    """In the order of draws and samples, so that what is written does not depend on which finished first.
+    """Generate answers in the order of draws and samples, so that no file depends on which finished first.
 
-    What is done here with a response that finished goes on beside the devices, which decode the others.
+    Finished responses are handled here while the devices decode the others.
     """
     tokenizer, samples = runtime.tokenizer, generation.num_generations
     requests = [
@@ -318,28 +319,28 @@ def _generate(
 def _questions(
     runtime: Runtime, draws: Draws, rollouts: Sequence[Rollout], texts: Sequence[str]
 ) -> tuple[list[Problem], list[str], list[np.ndarray]]:
-    """Responses as scorers take them."""
+    """Return the responses as arguments of a scorer."""
     by_id = {problem.id: problem for problem, _ in draws}
     problems = [by_id[rollout.problem_id] for rollout in rollouts]
     return problems, graded_texts(runtime, problems, texts), [rollout.token_ids for rollout in rollouts]
 
 
 def graded_texts(runtime: Runtime, problems: Sequence[Problem], texts: Sequence[str]) -> list[str]:
-    """Responses as rewards see them: with the `<think>` by which a template may have opened the thought in the prompt.
+    """Return responses as rewards see them: with the `<think>` that a template may have opened in the prompt.
 
-    Without it a verifier would take what follows for the answer. problems: that of each text.
+    Without it a verifier would take the thought for the answer. problems: that of each text.
     """
     opened = _opened(runtime, {problem.id: problem for problem in problems}.values())
     return ["<think>" + text if problem.id in opened else text for problem, text in zip(problems, texts, strict=True)]
 
 
 def _opened(runtime: Runtime, problems: Iterable[Problem]) -> set[str]:
-    """The ids of the problems in whose prompt the template opens a thought."""
+    """Return the ids of the problems in whose prompt the template opens a thought."""
     return {problem.id for problem in problems if runtime.tokenizer.render(problem).rstrip().endswith("<think>")}
 
 
 def rewards(groups: Groups) -> np.ndarray:
-    """float64 [N, G], NaN for responses that could not be scored and, where groups differ in size, for none."""
+    """Return rewards, float64 [N, G], NaN for unscorable responses and, where groups differ in size, for none."""
     values = np.full((len(groups), max(map(len, groups))), np.nan)
     for i, group in enumerate(groups):
         values[i, : len(group)] = [np.nan if row.score.reward is None else row.score.reward for row in group]
@@ -347,31 +348,31 @@ def rewards(groups: Groups) -> np.ndarray:
 
 
 def correct(groups: Groups) -> np.ndarray:
-    """float64 [N, G]: what each verdict counts as in accuracies, see `Verdict.accuracy`."""
+    """Return each verdict's value in accuracies, float64 [N, G], see `Verdict.accuracy`."""
     return np.array([[row.score.verdict.accuracy for row in group] for group in groups])
 
 
 def describe(groups: Groups) -> dict[str, float]:
-    """Metrics of freshly sampled groups, under TRL's names; means over responses (entropy: over tokens).
+    """Compute metrics of freshly sampled groups, under TRL's names; means over responses (entropy: over tokens).
 
     frac_reward_zero_std: groups of equal rewards, or with fewer than two that could be scored.
-    Lengths of correct and of incorrect responses apart are there where a verdict knows right and wrong.
+    Lengths of correct and of incorrect responses are included where a verdict knows right and wrong.
     """
     rows = [row for group in groups for row in group]
     lengths = np.array([len(row.rollout.token_ids) for row in rows])
     values = rewards(groups)
-    known = ~np.isnan(values)
-    counts = known.sum(axis=1)
-    means = np.where(known, values, 0.0).sum(axis=1) / np.maximum(counts, 1)
+    scored = ~np.isnan(values)
+    counts = scored.sum(axis=1)
+    means = np.where(scored, values, 0.0).sum(axis=1) / np.maximum(counts, 1)
     # Equal rewards leave rounding errors of the mean (six times 0.7 has a standard deviation of 1e-16): compare them.
-    differ = np.where(known, values, -np.inf).max(axis=1) > np.where(known, values, np.inf).min(axis=1)
-    centred = np.where(known & differ[:, None], values - means[:, None], 0.0)
+    differ = np.where(scored, values, -np.inf).max(axis=1) > np.where(scored, values, np.inf).min(axis=1)
+    centred = np.where(scored & differ[:, None], values - means[:, None], 0.0)
     spread = np.sqrt(np.square(centred).sum(axis=1) / np.maximum(counts - 1, 1))
     verdicts = {f"verdicts/{v.value}": float(np.mean([row.score.verdict is v for row in rows])) for v in Verdict}
     judged = np.array([row.score.verdict.accuracy for row in rows])
     apart = {"correct": lengths[judged == 1], "incorrect": lengths[judged == 0]}
     return {
-        "reward": float(values[known].mean()) if known.any() else float("nan"),
+        "reward": float(values[scored].mean()) if scored.any() else float("nan"),
         "reward_std": float(spread.mean()),
         "frac_reward_zero_std": float(np.mean(~differ)),
         "entropy": float(np.concatenate([row.rollout.entropies for row in rows]).mean()),
@@ -379,13 +380,13 @@ def describe(groups: Groups) -> dict[str, float]:
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
         "completions/clipped_ratio": float(np.mean([row.rollout.stop_reason == "length" for row in rows])),
-        **{f"completions/mean_length_{side}": float(some.mean()) for side, some in apart.items() if some.size},
+        **{f"completions/mean_length_{side}": float(part.mean()) for side, part in apart.items() if part.size},
         **verdicts,
     }
 
 
 def sample_rows(problems: Draws, groups: Groups, count: int) -> list[dict[str, object]]:
-    """The first response to each of the first `count` draws, for people to read."""
+    """Return the first response to each of the first `count` draws, for people to read."""
     return [
         {
             "problem_id": problem.id,

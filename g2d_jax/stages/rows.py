@@ -1,4 +1,4 @@
-"""The rows that batches are packed into: how long, how many at once, and by which kernel attention reads them.
+"""The rows that batches are packed into: their length, their number at once, and the kernel of attention over them.
 
 All batches of a stage have one shape, so that one train step is compiled: see data/packing.py for what a row holds.
 """
@@ -19,7 +19,7 @@ CPU_TOKENS = 1024
 def choose_row_length(
     runtime: Runtime, longest: int, batches: Sequence[Sequence[Group]] = (), *, places: int = 16
 ) -> int:
-    """Choose the columns of a packed row: compute.row_length, or what leaves the fewest positions empty.
+    """Choose the columns of a packed row: compute.row_length, or the length that leaves the fewest positions empty.
 
     At least `longest`, at most a device's micro-batch. batches: such as the stage will have, by which it is chosen;
     without any it is what holds `longest` tokens. Of equals the shortest is taken.
@@ -41,7 +41,7 @@ def choose_row_length(
 
 
 def pack_rows(runtime: Runtime, groups: Sequence[Group], length: int, most_rows: int, *, places: int = 16) -> Packed:
-    """Lay groups into rows of this length, in micro-batches for the mesh, the same shape for all batches.
+    """Pack groups into rows of this length, in micro-batches for the mesh, the same shape for all batches.
 
     most_rows: that any batch takes. places: responses that a row can hold, an even number.
     """
@@ -59,7 +59,7 @@ def microbatch_rows(runtime: Runtime, length: int, most_rows: int) -> int:
 
 
 def _kernel(runtime: Runtime, length: int) -> kernels.Kernel:
-    """Return the kernel of attention over rows of a length. Raises ValueError where the one asked for cannot serve."""
+    """Return the kernel of attention over rows of a length. Raises ValueError where the configured one cannot serve."""
     return kernels.choose(
         runtime.config.compute.attention,
         platform=kernels.platform_of(runtime.mesh),
@@ -78,7 +78,7 @@ def _microbatch_tokens(runtime: Runtime, batch: int) -> int:
 
 
 def _shape(runtime: Runtime, length: int, most_rows: int, places: int) -> dict[str, int]:
-    """Return how `pack` lays rows of this length."""
+    """Return the arguments with which `pack` lays rows of this length."""
     return {
         "row_length": length,
         "microbatch_rows": microbatch_rows(runtime, length, most_rows),

@@ -1,4 +1,4 @@
-"""What every stage works with: settings, mesh, tokenizer, problems, rewards, and policies by name."""
+"""The runtime of all stages: settings, mesh, tokenizer, problems, rewards, and policies by name."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ from g2d_jax.training.step import make_scorer, put_batch
 
 
 class StopRun(ValueError):
-    """The run cannot go on usefully; the message says why and what to change. Nothing written is lost."""
+    """The error that a run cannot go on usefully; the message says why and what to change. Nothing written is lost."""
 
 
 class _Results(Mapping[str, Any]):
-    """Programs' results by name, each waited for when it is asked for."""
+    """The programs' results by name; a look-up waits for the result."""
 
     def __init__(self, futures: Mapping[str, Future[Any]]) -> None:
         self._futures = futures
@@ -95,7 +95,7 @@ class Runtime:
     objectives: Mapping[str, Callable[[Compute], Objective]] = field(default_factory=dict)
     programs: Programs = field(default_factory=Programs)
     bases: dict[str, Decoder] = field(default_factory=dict)  # the frozen part of policies, by `init_params.base_policy`
-    said: set[str] = field(default_factory=set)  # which is said once
+    said: set[str] = field(default_factory=set)  # messages that are logged once
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
@@ -104,7 +104,7 @@ class Runtime:
     losses: dict[str, tuple[Objective, Programs]] = field(default_factory=dict)  # a user's own, by stage
 
     def at(self, config: Config, folders: Mapping[str, epath.Path], tracker: Tracker, **changes: Any) -> Runtime:
-        """The same context for a config that differs in its stages only: what was loaded and compiled is shared."""
+        """Return this runtime for a config that differs in its stages only: loaded and compiled objects are shared."""
         other = copy.copy(self)
         other.config, other.folders, other.tracker = config, folders, tracker
         for name, value in changes.items():
@@ -112,7 +112,7 @@ class Runtime:
         return other
 
     def say_once(self, text: str) -> None:
-        """Tell the user something that is told once a run."""
+        """Show the user a message once a run."""
         if text not in self.said:
             self.said.add(text)
             self.tracker.say(text)
@@ -127,12 +127,12 @@ class Runtime:
 
     @cached_property
     def dtype(self) -> jnp.dtype:
-        """Of activations and caches."""
+        """The dtype of activations and caches."""
         return jnp.dtype(self.config.dtype)
 
     @cached_property
     def compute(self) -> Compute:
-        """How forward passes are carried out."""
+        """The settings of forward passes."""
         return Compute(self.mesh, self.dtype, self.config.compute.remat, self.config.compute.attention)
 
     @cached_property
@@ -143,8 +143,8 @@ class Runtime:
 
     @cached_property
     def model_config(self) -> ModelConfig:
-        """The model's shape, with the adapters of lora.*: from its config.json, or from model.* with the tokenizer's
-        vocabulary."""
+        """The model's shape, with the adapters of lora.*. It is that of its config.json, or of model.* with the
+        tokenizer's vocabulary."""
         adapters = init_params.adapters(self.config.lora)
         if self.model_folder is not None:
             return dataclasses.replace(hf.read_config(self.model_folder), **adapters)
@@ -166,7 +166,7 @@ class Runtime:
 
     @cached_property
     def scalar(self) -> dict[str, bool]:
-        """Whether a task's reward knows better and worse but no right and wrong."""
+        """By task, whether its reward knows better and worse but no right and wrong."""
         return {name: task.reward.is_scalar for name, task in self.tasks.items()}
 
     @cached_property
@@ -181,14 +181,14 @@ class Runtime:
 
     @cached_property
     def scorer(self) -> RewardManager:
-        """How responses are scored."""
+        """The scorer of responses."""
         rewards = {name: task.reward for name, task in self.tasks.items()}
         return RewardManager(rewards, lambda: self.mesh, self.workdir / "judged", self.reward)
 
     @cached_property
     def sampling_mesh(self) -> Mesh:
-        """The devices as sampling uses them. Raises ValueError for settings that do not fit them. All processes ask at
-        once, the first time."""
+        """The devices as sampling uses them. Raises ValueError for settings that do not fit them. All processes must
+        ask for it together the first time."""
         tensor, model = self.config.compute.sampling_tensor, self.model_config
         if not tensor:
             every = self.config.stages.values()
@@ -205,7 +205,7 @@ class Runtime:
         return meshes.sampling(self.mesh, tensor, model.num_key_value_heads)
 
     def _samples(self, stage: Stage) -> int:
-        """Responses that a stage draws in a call, at most: an online stage's are those until it synchronises."""
+        """Count the responses that a stage draws in a call, at most: an online stage's are those of its window."""
         most = self.config.compute.generation_batch_size
         if not isinstance(stage, Online):
             return most
@@ -214,25 +214,26 @@ class Runtime:
 
     @cached_property
     def device_memory(self) -> int | None:
-        """Bytes that programs are to use of the smallest device, None where none tells. All processes ask at once."""
-        told = (memory for memory in processes.gather(meshes.memory(self.mesh)) if memory is not None)
-        return min(told, default=None)
+        """The bytes that programs may use of the smallest device, None where none reports them. All processes ask at
+        once."""
+        sizes = (memory for memory in processes.gather(meshes.memory(self.mesh)) if memory is not None)
+        return min(sizes, default=None)
 
     @cached_property
     def reward_bytes(self) -> int:
-        """Bytes of a device that reward models take, which stay once they are loaded."""
+        """The bytes of a device that reward models take, which stay once they are loaded."""
         rewards = [task.reward for task in self.tasks.values() if task.reward.function == "model"]
         settings = {reward.model.path: reward.model for reward in rewards}
         models = (
-            reward_model.abstract_on(hf.read_config(hf.resolve(path)), self.mesh, jnp.dtype(one.dtype))
-            for path, one in settings.items()
+            reward_model.abstract_on(hf.read_config(hf.resolve(path)), self.mesh, jnp.dtype(model_settings.dtype))
+            for path, model_settings in settings.items()
         )
         return sum(map(meshes.device_bytes, models))
 
     def state_bytes(self, stage: Stage) -> int:
-        """Bytes of a device that a stage's training takes while it samples, by formula; 0 for one that trains nothing.
+        """Estimate a device's bytes that a stage's training takes while it samples; 0 for a stage that trains nothing.
 
-        4 a trained parameter, its optimiser's, and a reference; what stands beside adapters; reward models.
+        By formula: 4 a trained parameter, its optimiser's, and a reference; the frozen parameters; reward models.
         """
         model, compute = self.model_config, self.config.compute
         if self.device_memory is None:
@@ -246,7 +247,7 @@ class Runtime:
         return size // (self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]) + self.reward_bytes
 
     def sampler(self) -> Sampler:
-        """Give the sampler: one for the run."""
+        """Return the sampler: one for the run."""
         names = ("chunk", "prefill_rows", "attention", "decode_attention", "max_num_seqs")
         chosen = {name: getattr(self.config.compute, name) for name in names}
         settings = {name: value for name, value in chosen.items() if value is not None}
@@ -257,18 +258,18 @@ class Runtime:
 
     @cached_property
     def prompt_lengths(self) -> tuple[int, ...]:
-        """Tokens of the prompt of every problem."""
+        """The tokens of the prompt of every problem."""
         problems = [problem for split in self.problems.values() for problem in split]
         return tuple(len(self.tokenizer.encode_prompt(problem)) for problem in problems)
 
     @cached_property
     def mean_prompt(self) -> float:
-        """Mean tokens of a prompt."""
+        """The mean tokens of a prompt."""
         return float(np.mean(self.prompt_lengths))
 
     @cached_property
     def problem_counts(self) -> dict[str, int]:
-        """How many problems each split has."""
+        """The number of problems of each split."""
         return {split: len(problems) for split, problems in self.problems.items()}
 
     @cached_property
@@ -279,40 +280,40 @@ class Runtime:
     def sampling_shapes(
         self, stage: Stage, prompts: int, samples: int, *params: SamplingParams, weights: str = ""
     ) -> Shapes:
-        """Choose what the sampler is compiled for, by a stage's largest call: so many prompts, and responses each.
+        """Choose the sampler's shapes by a stage's largest call: so many prompts, and responses each.
 
-        Rows are compute.max_num_seqs, or the quickest of what memory allows beside what the stage holds there.
+        Rows are compute.max_num_seqs, or the quickest that memory allows beside the stage's own arrays.
         weights: as of `view`.
         """
         rows = self.config.compute.max_num_seqs
         if not rows:
-            longest, mesh = max(some.max_new_tokens for some in params), self.sampling_mesh
+            longest, mesh = max(sampling.max_new_tokens for sampling in params), self.sampling_mesh
             columns, memory = max(self.prompt_lengths) + longest, self.device_memory
             model, ways = self.model_config.base.held(weights), mesh.size // mesh.shape["data"]
-            how = model, self.dtype.itemsize, ways, mesh.size, columns
-            rows = max(capacity.rows_that_fit(*how, memory, self.state_bytes(stage)), 1)
+            settings = model, self.dtype.itemsize, ways, mesh.size, columns
+            rows = max(capacity.rows_that_fit(*settings, memory, self.state_bytes(stage)), 1)
             if memory is not None:
-                rows = capacity.quickest_rows(*how, longest, rows, prompts * samples)
+                rows = capacity.quickest_rows(*settings, longest, rows, prompts * samples)
         return self.sampler().shapes(prompts, prompts * samples, params, self.prompt_lengths, rows)
 
     def compile_ahead(self, programs: Iterable[Program]) -> None:
         """Let other threads compile programs of a stage, in their order, while this one goes on."""
         futures: dict[str, Future[Any]] = {}
         for program in programs:
-            made = _Results(dict(futures))
-            futures[program.name] = self.ahead.compile(program.run, partial(program.compile, made))
+            results = _Results(dict(futures))
+            futures[program.name] = self.ahead.compile(program.run, partial(program.compile, results))
 
     def view(self, params: Decoder, weights: str = "") -> Decoder:
-        """Give a policy as the sampler reads it: see `Sampler.view`. All processes make the call."""
+        """Convert a policy to the form that the sampler reads: see `Sampler.view`. All processes make the call."""
         return self.sampler().view(params, weights)
 
     def sampling_params(self, sampling: Sampling, **changes: Any) -> SamplingParams:
-        """Settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""
+        """Return the settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""
         return sampling.params(self.stop_ids, **changes)
 
     @contextmanager
     def track_cost(self, cost: Cost) -> Iterator[None]:
-        """Add the time of a block, and what scoring took in it, to a cost."""
+        """Add the time of a block, and the cost of scoring in it, to a cost."""
         before, clocked, started = self.scorer.usage(), self.clock.read(), time.perf_counter()
         try:
             yield
@@ -325,7 +326,7 @@ class Runtime:
             cost.add(self.clock.since(clocked))
 
     def score_logprobs(self, params: Decoder, packed: Packed, cost: Cost, temperature: float = 1.0) -> np.ndarray:
-        """Log-probabilities of packed responses under a policy, float32 [N, R, T]; the cost goes to the cost."""
+        """Compute log-probabilities of packed responses under a policy, float32 [N, R, T]; the cost goes to `cost`."""
         cost.scored += packed.used
         cost.flops += forward_flops(self.model_config, packed.used, packed.attended)
         with self.clock.doing("logprobs"):
@@ -335,7 +336,7 @@ class Runtime:
             return np.asarray(logprobs)
 
     def loss_of(self, name: str, configured: Objective) -> tuple[Objective, Programs]:
-        """A stage's loss, and where its programs lie: those of a user's own, which may look like another, alone."""
+        """Return a stage's loss and its programs; a user's own loss, which may look like another, has its own."""
         own = self.objectives.get(name)
         if own is None:
             return configured, self.programs
@@ -351,7 +352,7 @@ class Runtime:
             self.scorer.close()
 
     def fingerprint(self) -> str:
-        """Of everything outside the stages that decides a policy: model, tokenizer, data, seed."""
+        """Fingerprint everything outside the stages that decides a policy: model, tokenizer, data, seed."""
         sections = ("seed", "dtype", "model", "lora", "data", "reward", "tasks")
         shared = {name: value for name, value in identity(self.config).items() if name in sections}
         return storage.fingerprint([shared, self.tokenizer.fingerprint])

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the cold policy everything else starts from."""
+"""Supervised fine-tuning: the cold policy that the other stages start from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Encoded = tuple[np.ndarray, np.ndarray]
 
 
 def run(runtime: Runtime, name: str, stage: Sft) -> dict[str, Any]:
-    """Train on demonstrations for stage.steps updates; returns the manifest's fields."""
+    """Train on demonstrations for stage.steps updates; return the manifest's fields."""
     demonstrations, counts = examples(runtime, name, stage)
     order = problem_order(runtime.config, len(demonstrations), f"sft/{name}")
     columns = row_length(runtime, stage, demonstrations)
@@ -59,12 +59,12 @@ def run(runtime: Runtime, name: str, stage: Sft) -> dict[str, Any]:
 
 
 def programs(runtime: Runtime, name: str, stage: Sft, response: int | None = None) -> Iterator[Program]:
-    """The stage's programs without its examples, which count as of max_length each whatever `response` is."""
+    """Yield the stage's programs without its examples, which count as of max_length each whatever `response` is."""
     yield from _programs(runtime, name, stage, choose_row_length(runtime, stage.max_length))
 
 
 def _programs(runtime: Runtime, name: str, stage: Sft, columns: int) -> Iterator[Program]:
-    """The stage's programs for rows of this length."""
+    """Yield the stage's programs for rows of this length."""
     half = stage.max_length // 2
     pair = np.zeros(stage.max_length - half, np.int32), np.zeros(half, np.int32)
     packed = pack_rows(runtime, batch([pair] * stage.batch_size), columns, stage.batch_size)
@@ -73,28 +73,28 @@ def _programs(runtime: Runtime, name: str, stage: Sft, columns: int) -> Iterator
 
 
 def examples(runtime: Runtime, name: str, stage: Sft) -> tuple[list[Encoded], dict[str, int]]:
-    """The examples that fit, without those whose prompt is in dev or test, as token ids; and how many of each kind."""
+    """Load the examples that fit, without those whose prompt is in dev or test, as token ids; and count each kind."""
     data, tokenizer = stage.data, runtime.tokenizer
-    wanted = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
-    found, report = load_examples(
+    limit = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
+    loaded, report = load_examples(
         data.path,
         fields=data.fields or None,
         split=data.split or None,
-        limit=wanted,
+        limit=limit,
         on_error=data.on_error,
         seed=runtime.config.data.seed,
         revision=data.revision,
     )
-    distinct, overlap = drop_overlap(found, [*runtime.problems["dev"], *runtime.problems["test"]])
+    distinct, overlap = drop_overlap(loaded, [*runtime.problems["dev"], *runtime.problems["test"]])
     encoded = (tokenizer.encode_example(example) for example in distinct)
-    kept = [(prompt, completion) for prompt, completion in encoded if len(prompt) + len(completion) <= stage.max_length]
-    too_long = len(distinct) - len(kept)
+    fits = [(prompt, completion) for prompt, completion in encoded if len(prompt) + len(completion) <= stage.max_length]
+    too_long = len(distinct) - len(fits)
     if too_long:
         runtime.tracker.say(f"{data.path}: {too_long} examples longer than max_length {stage.max_length} dropped")
-    if not kept:
+    if not fits:
         raise ValueError(f"stages.{name}.data: {data.path} has no example left that fits and is not in dev or test")
     counts = {"duplicates": report.duplicates, "broken": report.broken, "overlap": overlap, "too_long": too_long}
-    return kept, {"examples": len(kept), **counts}
+    return fits, {"examples": len(fits), **counts}
 
 
 def row_length(runtime: Runtime, stage: Sft, encoded: Sequence[Encoded]) -> int:
@@ -105,7 +105,7 @@ def row_length(runtime: Runtime, stage: Sft, encoded: Sequence[Encoded]) -> int:
 
 
 def batch(encoded: Sequence[Encoded]) -> list[Group]:
-    """Groups of one prompt and one completion, weighted so that the loss is the mean over completion tokens."""
+    """Build groups of one prompt and one completion, weighted so that the loss is the mean over completion tokens."""
     weights = sft_weights(np.array([len(completion) for _, completion in encoded]))
     return [
         Group(prompt, [Response(completion, {"weight": weight})])

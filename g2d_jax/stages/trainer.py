@@ -1,4 +1,4 @@
-"""What the stages that train share: state from a checkpoint or a policy, checkpoints, metrics a step late."""
+"""The training loop of a stage: state from a checkpoint or a policy, checkpoints, metrics a step late."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from g2d_jax.training.step import TrainState, abstract_state, fresh_state, make_
 class Trainer:
     """The optimisation side of one stage.
 
-    rest: what is not trained of the policy. step: updates done, those that were skipped included. tally: cost so far.
+    rest: the frozen parameters of the policy. step: updates done, those that were skipped included. tally: cost so far.
     extra_state: further numbers of the stage that resume with it; "at" has the cost at every kept step, {"20": the
-    fields of `Cost.manifest`}, "skipped" see `Skips`. per: what the objective's metric sums are divided by, "tokens" or
+    fields of `Cost.manifest`}, "skipped" see `Skips`. per: the divisor of the objective's metric sums, "tokens" or
     "pairs".
     """
 
@@ -63,7 +63,7 @@ class Trainer:
     places: int
     most_rows: int
     profiler: Profiler
-    live_state: Callable[[], dict[str, Any]] = dict  # asked when a checkpoint is saved
+    live_state: Callable[[], dict[str, Any]] = dict  # called when a checkpoint is saved
     _pending: tuple[int, dict[str, jax.Array], dict[str, float]] | None = None
     _mark: float = field(default_factory=time.perf_counter)
     _last: dict[str, float] = field(default_factory=dict)  # metrics of the last update that were fetched
@@ -73,15 +73,16 @@ class Trainer:
         self._clocked = self.runtime.clock.read()
 
     def goes_on(self) -> bool:
-        """Whether there are updates to do. Call it before anything of the next; raises Preempted if told to stop."""
+        """Return whether there are updates to do. Call it before anything of the next; raises Preempted if told to
+        stop."""
         processes.mark(f"{self.name}, step {self.step}")
         processes.check_stop_together()
-        if told := self.profiler.before(self.step, self.state):
-            self.runtime.tracker.say(told)
+        if message := self.profiler.before(self.step, self.state):
+            self.runtime.tracker.say(message)
         return self.step < self.total
 
     def update(self, groups: Sequence[Group], metrics: dict[str, float]) -> None:
-        """One optimiser step on packed groups; logs the step before, whose metrics are ready by now.
+        """Do one optimiser step on packed groups; log the step before, whose metrics are ready by now.
 
         Raises StopRun at the last of faults.max_skipped updates in a row whose loss or gradient is not finite.
         """
@@ -106,17 +107,17 @@ class Trainer:
         self._pending = (self.step, sums, {**metrics, **extra})
         limit = self.runtime.config.faults.max_skipped
         if self._due() or self.skips.row + 1 >= limit:
-            self.flush()  # here, so that the tally of a step that is kept has all of its time, and a dump its state
+            self.flush()  # the tally of a pinned step then has all of its time, and a dump its state
         if self.skips.row >= limit:
             self._give_up(packed)
 
     @property
     def policy(self) -> Decoder:
-        """The policy as it is now; the next update takes what is trained of it away."""
+        """The policy as it is now; the next update donates its trained parameters."""
         return lora.join(self.state.params, self.rest)
 
     def settled(self) -> Decoder:
-        """The policy, once the update under way is done: what samples next would wait for it in its own time."""
+        """Return the policy, once the update under way is done: else sampling would wait for it in its own time."""
         with self.runtime.track_cost(self.tally), self.runtime.clock.doing("training"):
             jax.block_until_ready(self.state.params)
         return self.policy
@@ -126,7 +127,7 @@ class Trainer:
         return pack_rows(self.runtime, groups, self.row_length, self.most_rows, places=self.places)
 
     def _keyed(self, packed: Packed) -> Packed:
-        """The batch of the next update with the keys of its dropout."""
+        """Add the keys of its dropout to the batch of the next update."""
         return with_keys(packed, self.runtime.model_config, self.runtime.config.seed, self.name, self.step)
 
     @property
@@ -206,14 +207,14 @@ class Trainer:
             self.save()
 
     def end(self) -> None:
-        """Log the last update and wait for its checkpoint, so that the tally has all."""
+        """Log the last update and wait for its checkpoint, so that the tally is complete."""
         self.flush()
         with self._writing():
             self.checkpoints.wait()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Count the time of a block as checkpointing, which the next checkpoint tells."""
+        """Count the time of a block as checkpointing, which the next checkpoint stores."""
         clocked = self.runtime.clock.read()
         with self.runtime.clock.doing("checkpointing"):
             yield
@@ -235,8 +236,8 @@ def open_trainer(
     places: int = 16,
     most_rows: int = 1,
 ) -> Iterator[Trainer]:
-    """A Trainer for one stage, resumed where it stopped. places: responses that a packed row can hold, an even number.
-    most_rows: that any batch takes.
+    """Yield a Trainer for one stage, resumed where it stopped. places: responses that a packed row can hold, an even
+    number. most_rows: that any batch takes.
 
     Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the policy it starts from.
     """
@@ -245,19 +246,19 @@ def open_trainer(
     optimizer, rate = optimizer_of(settings, total)
     offload = runtime.config.compute.offload_optimizer
     run_step = programs.take(make_train_step, objective, optimizer, runtime.model_config, runtime.mesh, offload)
-    pins, there = {total, *pinned}, Checkpoints(folder)
+    pins, existing = {total, *pinned}, Checkpoints(folder)
     step, tally, extra_state = None, Cost(), {}
     like = abstract_state(runtime.model_config, optimizer, runtime.mesh, offload)
-    found = newest(there, {"params": like.params, "opt_state": like.opt_state}, name, runtime.tracker.say)
-    if found is None:
+    resumed = newest(existing, {"params": like.params, "opt_state": like.opt_state}, name, runtime.tracker.say)
+    if resumed is None:
         state = fresh_state(load_policy(runtime, policy), optimizer, runtime.mesh, offload, runtime.programs)
     else:
-        step, trees, host = found
+        step, trees, host = resumed
         state = TrainState(trees["params"], trees["opt_state"])
         tally, extra_state = Cost(**host["tally"]), dict(host["extra_state"])
-        if step in pins:  # it may have been no kept step when it was saved
+        if step in pins:  # it may not have been pinned when it was saved
             extra_state.setdefault("at", {}).setdefault(str(step), tally.manifest())
-        pins |= {int(kept) for kept in extra_state.get("at", {})}  # what was kept once stays, for others may read it
+        pins |= {int(pin) for pin in extra_state.get("at", {})}  # pinned steps stay, for others may read them
         runtime.tracker.say(f"{name}: continuing after step {step} of {total}")
     base = base_of(runtime, policy if step is None else name)
     processes.once(lambda: storage.write_json(folder.parent / init_params.BASE, base))
@@ -266,7 +267,7 @@ def open_trainer(
         runtime.tracker.progress(name, total, step or 0) as bar,
         closing(Profiler(runtime.config.logging.window, name, runtime.workdir)) as profiler,
     ):
-        made = Trainer(
+        trainer = Trainer(
             runtime=runtime,
             name=name,
             state=state,
@@ -287,33 +288,34 @@ def open_trainer(
             profiler=profiler,
         )
         if step is None and 0 in pins:
-            made.save()
+            trainer.save()
         try:
-            yield made
+            yield trainer
         except processes.Preempted:
-            save = made.save_here if "ended" in extra_state else made.save_if_new  # the step a stage ended at stays
+            # The step at which a stage ended stays.
+            save = trainer.save_here if "ended" in extra_state else trainer.save_if_new
             save()
-            runtime.tracker.say(f"{name}: told to stop; saved at step {made.step} of {total}")
+            runtime.tracker.say(f"{name}: told to stop; saved at step {trainer.step} of {total}")
             raise
-        made.flush()
+        trainer.flush()
         checkpoints.wait()
 
 
 def newest(
-    there: Checkpoints, like: Mapping[str, Any], name: str, say: Callable[[str], None]
+    checkpoints: Checkpoints, like: Mapping[str, Any], name: str, say: Callable[[str], None]
 ) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
-    """Step, trees and host's JSON of the newest checkpoint that is whole; None if there is none.
+    """Restore step, trees and host's JSON of the newest checkpoint that is whole; None if there is none.
 
     Damaged ones are moved aside, each with a message to the user. like: as in `Checkpoints.restore`. Whatever else
     keeps a checkpoint from being read is raised: another model's shapes (ValueError), a file system that fails now
     (OSError). Several processes call it together, and agree on what is damaged before any of them restores.
     """
     aside = ""
-    while (step := processes.once(there.latest)) is not None:
-        wrong = _damage(there, step)
+    while (step := processes.once(checkpoints.latest)) is not None:
+        wrong = _damage(checkpoints, step)
         try:
             if not wrong:
-                return step, *there.restore(step, like)
+                return step, *checkpoints.restore(step, like)
         except DamagedCheckpoint as error:
             if processes.count() > 1:
                 raise
@@ -323,8 +325,8 @@ def newest(
                 f"{name}: the checkpoint of step {step} cannot be read either ({wrong}). Two in a row look like "
                 f"another version of Orbax or a file system that fails, not like damage; {aside} has the newer one"
             )
-        aside = processes.once(lambda step=step: there.set_aside(step))  # type: ignore[misc]
-        before = processes.once(there.latest)
+        aside = processes.once(lambda step=step: checkpoints.set_aside(step))  # type: ignore[misc]
+        before = processes.once(checkpoints.latest)
         then = "from the start of the stage" if before is None else f"from step {before}, the checkpoint before it"
         why = wrong.partition(" is damaged: ")[2].partition(". Delete")[0]
         say(
@@ -335,11 +337,11 @@ def newest(
     return None
 
 
-def _damage(there: Checkpoints, step: int) -> str:
-    """Of several processes each reads a share of the arrays, alone: one that stopped inside `restore` would leave the
-    others waiting. A single process finds out by restoring."""
+def _damage(checkpoints: Checkpoints, step: int) -> str:
+    """Return the damage of a checkpoint, "" for none. Of several processes each reads a share of the arrays, alone: one
+    that stopped inside `restore` would leave the others waiting. A single process learns of damage by restoring."""
     if processes.count() == 1:
         return ""
     with processes.together():
-        mine = there.damage(step, processes.index(), processes.count())
+        mine = checkpoints.damage(step, processes.index(), processes.count())
     return next((text for text in processes.gather(mine) if text), "")

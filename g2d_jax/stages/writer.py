@@ -1,4 +1,4 @@
-"""Files written beside the run: in one thread of the leader's, in order, while the devices go on."""
+"""Background writing of files: in one thread of the leader's, in order, while the devices go on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from g2d_jax import processes
 
 
 class Writer:
-    """What is submitted is on disk after `wait`, or an error of writing it is raised there."""
+    """A writer whose files are on disk after `wait`, which raises an error of writing."""
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None

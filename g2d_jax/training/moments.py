@@ -38,10 +38,8 @@ def scale_by_adam_bfloat16(*, b1: float, b2: float, eps: float) -> optax.Gradien
         t = count.astype(jnp.float32)
         of_mu, of_nu = 1 - b1**t, 1 - b2**t
         scaled = jax.tree.map(lambda m, v: (m / of_mu) / (jnp.sqrt(v / of_nu) + eps), mu, nu)
-        rounded_state = optax.ScaleByAdamState(
-            count, jax.tree.map(lambda m: m.astype(jnp.bfloat16), mu), _rounded(nu, count)
-        )
-        return scaled, rounded_state
+        saved = optax.ScaleByAdamState(count, jax.tree.map(lambda m: m.astype(jnp.bfloat16), mu), _rounded(nu, count))
+        return scaled, saved
 
     return optax.GradientTransformation(init, update)
 

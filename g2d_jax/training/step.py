@@ -180,9 +180,7 @@ def accumulate(
         (grads, loss, sums), more = total, micro_gradient(index)
         return jax.tree.map(jnp.add, grads, more[0]), loss + more[1], add_sums(sums, more[2])
 
-    loss, sums = jax.eval_shape(
-        lambda: objective(lora.join(params, rest), micro(0))
-    )  # half the tracing of `micro_gradient`
+    loss, sums = jax.eval_shape(lambda: objective(lora.join(params, rest), micro(0)))  # traced once, without gradients
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, loss))
     return jax.lax.fori_loop(0, count, add, (*zeros, empty_sums(sums)))
 

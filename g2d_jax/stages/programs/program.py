@@ -1,4 +1,4 @@
-"""What is known of a program before it runs: the shapes it is compiled for, and the work it does."""
+"""A program before it runs: the shapes it is compiled for, and the work it does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Outputs = Mapping[str, Any]  # program -> its results' tree of ShapeDtypeStructs
 
 @dataclass(frozen=True)
 class Work:
-    """What a program does in a stage. All figures but the tokens are of one device and one call.
+    """The work of a program in a stage. All figures but the tokens are of one device and one call.
 
     calls: in the whole stage. flops: by models/flops.py, and what remat computes again. moved: bytes from and to
     memory, at least. parts: bytes that lie in memory, by what they are. generated, prefilled, scored, trained: tokens
@@ -37,9 +37,9 @@ class Work:
 class Program:
     """One jitted function of a stage.
 
-    arguments: from the outputs of the stage's programs before it. dynamic: trips of its outermost loop, where the
-    text of the program does not tell. resident: trees of arrays that lie on the devices meanwhile and are not among its
-    arguments; also: programs before it whose results do so too. work: what it does in the stage.
+    arguments: from the outputs of the stage's programs before it. dynamic: trips of its outermost loop, where the text
+    of the program does not state them. resident: trees of arrays that lie on the devices meanwhile and are not among
+    its arguments; also: programs before it whose results do so too. work: what it does in the stage.
     """
 
     stage: str
@@ -53,11 +53,11 @@ class Program:
     also: tuple[str, ...] = ()
 
     def beside(self, outputs: Outputs) -> int:
-        """Bytes a device of what is resident."""
+        """Count the bytes a device of the resident arrays."""
         return sum(device_bytes(tree) for tree in (*self.resident, *(outputs[name] for name in self.also)))
 
     def lower(self, outputs: Outputs) -> Any:
-        """The program for these shapes, ready to be compiled."""
+        """Lower the program for these shapes, ready to be compiled."""
         return self.run.lower(*self.arguments(outputs), **self.static)
 
     def compile(self, outputs: Outputs) -> Any:
@@ -67,5 +67,5 @@ class Program:
 
 
 def fixed(*arguments: Any) -> Callable[[Outputs], tuple[Any, ...]]:
-    """Arguments that no program before makes. (A lambda would look its names up when the program is compiled.)"""
+    """Return arguments that no program before makes. (A lambda would look names up when the program is compiled.)"""
     return lambda _: arguments

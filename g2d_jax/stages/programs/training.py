@@ -37,17 +37,17 @@ def optimizer_of(settings: Optimizer, total: int) -> tuple[Any, Any]:
 
 
 def policy_shapes(runtime: Runtime) -> Any:
-    """A policy's parameters, adapters included."""
+    """Return a policy's parameters as shapes, adapters included."""
     return decoder.abstract_on(runtime.model_config, runtime.mesh, init_params.base_dtype(runtime.config))
 
 
 def reference_shapes(runtime: Runtime) -> Any:
-    """A fixed reference's parameters, adapters included: see `Context.reference`."""
+    """Return a fixed reference's parameters as shapes, adapters included: see `policies.load_reference`."""
     return decoder.abstract_on(runtime.model_config, runtime.mesh, reference_dtype(runtime))
 
 
 def reference_programs(runtime: Runtime, name: str, resident: tuple[Any, ...], calls: float = 1) -> Iterator[Program]:
-    """What makes a reference from a policy, where it is of another type. resident: what lies beside both."""
+    """Yield the program that makes a reference from a policy of another dtype. resident: arrays beside both."""
     params, dtype = policy_shapes(runtime), reference_dtype(runtime)
     if dtype != params.embed.dtype:
         cast = runtime.programs.take(make_cast, runtime.model_config, runtime.mesh, dtype)
@@ -56,7 +56,7 @@ def reference_programs(runtime: Runtime, name: str, resident: tuple[Any, ...], c
 
 
 def params_and_state(runtime: Runtime, settings: Optimizer, total: int) -> tuple[Any, Any]:
-    """A policy, and the state in which it is trained with an optimiser of these settings."""
+    """Return a policy, and the state in which it is trained with an optimiser of these settings."""
     offload, (optimizer, _) = runtime.config.compute.offload_optimizer, optimizer_of(settings, total)
     return policy_shapes(runtime), abstract_state(runtime.model_config, optimizer, runtime.mesh, offload)
 
@@ -72,7 +72,7 @@ def training_programs(
     *,
     resident: tuple[Any, ...] = (),
 ) -> Iterator[Program]:
-    """The first state, and the train step, `calls` batches like `packed`. settings, total: see `optimizer_of`."""
+    """Yield the first state, and the train step, `calls` batches like `packed`. settings, total: see `optimizer_of`."""
     config, mesh = runtime.model_config, runtime.mesh
     optimizer, _ = optimizer_of(settings, total)
     params, state = params_and_state(runtime, settings, total)
@@ -107,7 +107,7 @@ def logprobs(
     *,
     reference: bool = False,
 ) -> Program:
-    """Log-probabilities of a packed batch under a policy, or a fixed reference."""
+    """Return the program of a packed batch's log-probabilities under a policy, or a fixed reference."""
     params = (reference_shapes if reference else policy_shapes)(runtime)
     flops = forward_flops(runtime.model_config, packed.used, packed.attended) / runtime.mesh.size
     weights = runtime.dtype.itemsize * matmul_params(runtime.model_config) / runtime.mesh.shape["tensor"]
@@ -120,7 +120,7 @@ def logprobs(
 
 
 def gradient(runtime: Runtime, name: str, objective: Objective, packed: Packed, calls: float) -> Program:
-    """The measure of a gradient's signal before offline training."""
+    """Return the program that measures a gradient's signal before offline training."""
     config, mesh = runtime.model_config, runtime.mesh
     trained, rest = lora.split(policy_shapes(runtime))
     norm = jax.ShapeDtypeStruct((), jnp.float32, sharding=meshes.replicated(mesh))
@@ -136,15 +136,15 @@ def gradient(runtime: Runtime, name: str, objective: Objective, packed: Packed, 
 
 
 def activation_bytes(runtime: Runtime, packed: Packed) -> int:
-    """What a micro-batch's layers keep for the backward pass on one device, by formula: see `saved_per_token`."""
+    """Count what a micro-batch's layers save for the backward pass on one device, by formula: see `saved_per_token`."""
     _, rows, length = packed.arrays["tokens"].shape
     tokens = rows * length // meshes.row_ways(runtime.mesh)
-    kept = saved_per_token(runtime.model_config, runtime.config.compute.remat, runtime.mesh.shape["tensor"])
-    return int(tokens * kept * runtime.dtype.itemsize)
+    saved = saved_per_token(runtime.model_config, runtime.config.compute.remat, runtime.mesh.shape["tensor"])
+    return int(tokens * saved * runtime.dtype.itemsize)
 
 
 def saved_per_token(config: Any, remat: str, tensor: int = 1) -> float:
-    """Numbers that all layers keep for each token: their input; "attention" its output too; "none" all they multiply.
+    """Count numbers that all layers save for each token: their input; "attention" its output too; "none" all factors.
 
     Without remat: both norms' results, queries, keys and values before and after rotation, attention's output, and
     three arrays of the feed-forward width.
