@@ -437,7 +437,7 @@ def test_report_of_a_run_a_point_and_a_study(work: Path, study: Path, capsys: py
     point = study / "points" / "mine" / "K=1"
     for folder in (work, point):
         assert cli.main(["report", str(folder)]) == 0
-        assert capsys.readouterr().out.split() == [str(folder / f"report.{kind}") for kind in ("html", "md", "csv")]
+        assert capsys.readouterr().out.split() == [str(folder / name) for name in ("report.html", "report.md", "report.csv", "figures")]
     for arguments in ([], ["--study", "mine"]):
         assert cli.main(["report", str(study), *arguments]) == 0
         assert capsys.readouterr().out.split()[-3:] == [str(study / f"mine.{kind}") for kind in ("html", "md", "csv")]
@@ -456,7 +456,7 @@ def test_compare(
     point = str(study / "points" / "mine" / "K=1")
     assert cli.main(["compare", str(work), point]) == 0
     out = capsys.readouterr().out
-    assert "16 problems are common to all, all there are." in out and "B: all settings as those of A." in out
+    assert "16 problems are common to all, all there are." in out and "all settings as those of A" in out
     assert "| A: G2D (dpo) → B: G2D (dpo)" in out  # not B's sft, which is the same file
     assert out.split()[-3:] == [str(tmp_path / "compare" / f"compare.{kind}") for kind in ("html", "md", "csv")]
     assert cli.main(["compare", str(work), point, "--policies", "all"]) == 0

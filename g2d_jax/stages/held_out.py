@@ -88,7 +88,7 @@ def split_of(stage: BestCheckpoint | Evaluate) -> str:
 
 
 def sampling_shapes(runtime: Runtime, stage: BestCheckpoint | Evaluate) -> Shapes:
-    """Choose the sampler's shapes for an evaluate or best_checkpoint stage, of drawn and of greedy answers."""
+    """Choose the sampler's shapes for an evaluate or best_checkpoint stage, greedy answers included."""
     kinds: list[dict[str, Any]] = [{}, GREEDY] if isinstance(stage, Evaluate) and stage.greedy else [{}]
     params = (runtime.sampling_params(stage.sampling, **changes) for changes in kinds)
     return runtime.sampling_shapes(stage, runtime.problem_counts[split_of(stage)], stage.num_generations, *params)
@@ -97,7 +97,7 @@ def sampling_shapes(runtime: Runtime, stage: BestCheckpoint | Evaluate) -> Shape
 def programs(
     runtime: Runtime, name: str, stage: BestCheckpoint | Evaluate, response: int | None = None
 ) -> Iterator[Program]:
-    """Yield the programs of an evaluate or best_checkpoint stage. response: mean tokens of a response, None: the most."""
+    """Yield the programs of an evaluate or best_checkpoint stage. response: mean tokens, None: the most."""
     greedy = int(isinstance(stage, Evaluate) and stage.greedy)
     kinds, samples = 1 + greedy, stage.num_generations + greedy
     if isinstance(stage, Evaluate):
