@@ -65,7 +65,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.checkpoint.every = 100
     deciding = settings.sampling(1024, temperature=0.6, top_p=0.9)
     config.stages.train = _train(chosen)
-    config.stages.best = settings.select(policy="train", sampling=deciding)
+    config.stages.best = settings.best_checkpoint(policy="train", sampling=deciding)
     config.stages.evaluate = settings.evaluate(
         policies=("init", "best"), num_generations=1, sampling=deciding, pass_at=(), greedy=False
     )

@@ -73,7 +73,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.name = f"bridging-math-{chosen.method}"
     config.checkpoint.every = 100
     config.stages.train = _train(chosen)
-    config.stages.best = settings.select(policy="train", sampling=recipes.deciding())
+    config.stages.best = settings.best_checkpoint(policy="train", sampling=recipes.deciding())
     config.stages.evaluate = settings.evaluate(
         policies=("init", "best"), num_generations=50, sampling=recipes.deciding(), pass_at=(1,), greedy=False
     )

@@ -22,7 +22,7 @@ training: updates. checkpointing: waiting for checkpoints to be written. compila
 TRAINING = ("sft", "online", "offline")
 """The kinds of stages that make policies."""
 
-POLICIES = (*TRAINING, "select")
+POLICIES = (*TRAINING, "best_checkpoint")
 """The kinds of stages whose names are policies: those that make one, and those that choose one of its steps."""
 
 Stages = Mapping[str, Mapping[str, Any]]
@@ -71,9 +71,9 @@ def cost_of(
 
     policy: "STAGE", "STAGE@K", "init", or a policy from outside the run ("run:…", "hf:…"), which costs nothing here.
     stages: the config's, by name; sft stages do not count. A trajectory reached at two steps counts up to the later
-    one. A select stage's policy costs all that was spent to choose it: the trajectory up to the last step that was
-    looked at, whichever was chosen, and the answers that were drawn. Raises ValueError for a policy that no stage
-    makes, and naming a stage without a manifest, or a step whose cost was not kept.
+    one. A best_checkpoint stage's policy costs all that was spent to choose it: the trajectory up to the last step
+    that was looked at, whichever was chosen, and the answers that were drawn. Raises ValueError for a policy that no
+    stage makes, and naming a stage without a manifest, or a step whose cost was not kept.
     """
     total = dict.fromkeys(cost(_nothing(), price_per_device_hour), 0.0)
     for name, step in behind(policy, stages).items():
@@ -113,7 +113,7 @@ def _reach(name: str, step: int | None, stages: Stages, reached: dict[str, int |
         return
     reached[name] = step
     stage = stages[name]
-    looked_at = stage["steps"] if stage["kind"] == "select" else ()  # () is all steps: up to the end
+    looked_at = stage["steps"] if stage["kind"] == "best_checkpoint" else ()  # () is all steps: up to the end
     _reach_policy(f"{stage['policy']}@{max(looked_at)}" if looked_at else stage["policy"], stages, reached)
     for other in (stage.get("preferences", ""), stage.get("rollouts", "")):
         if stages.get(other, {}).get("kind") == "collect":  # else a file, or "sample" or "archive"

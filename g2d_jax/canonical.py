@@ -19,7 +19,9 @@ from g2d_jax import config as schema
 from g2d_jax import storage
 from g2d_jax.section import Section
 
-STAGES = {kind: getattr(schema, kind) for kind in ("sft", "online", "collect", "offline", "select", "evaluate")}
+STAGES = {
+    kind: getattr(schema, kind) for kind in ("sft", "online", "collect", "offline", "best_checkpoint", "evaluate")
+}
 """The kinds of stages and where their fields come from."""
 
 RENAMED = {
@@ -102,6 +104,8 @@ def _check_name(section: str, name: Any) -> None:
 def _stage_template(name: str, stage: Any) -> ConfigDict:
     _check_name("stages", name)
     kind = stage.get("kind") if isinstance(stage, Mapping) else None
+    if kind == "select":
+        raise ValueError(f"stages.{name}.kind: 'select' is called 'best_checkpoint' now")
     if not isinstance(kind, str) or kind not in STAGES:
         raise ValueError(f"stages.{name}.kind must be one of {listed(STAGES)}, got {kind!r:.50}{suggest(kind, STAGES)}")
     return STAGES[kind]()

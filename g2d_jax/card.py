@@ -13,8 +13,7 @@ from g2d_jax.canonical import to_dict
 from g2d_jax.config import Config, Online, Sft, Source, Stage, TrainingStage
 from g2d_jax.graph import policies_read
 from g2d_jax.report import format as fmt
-from g2d_jax.report.summary import summary_table
-from g2d_jax.report.table import one_line
+from g2d_jax.report.tables import one_line, summary_table
 from g2d_jax.stages.policies import base_path
 from g2d_jax.stages.runtime import Runtime
 

@@ -359,8 +359,9 @@ def _evaluate(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def _report(arguments: argparse.Namespace, _: list[str]) -> None:
     """Write the report of a run or of studies; needs neither the model nor a device."""
-    from g2d_jax import report
-    from g2d_jax.report.study import studies
+    from g2d_jax.report.read import studies
+    from g2d_jax.report.run import write_run
+    from g2d_jax.report.study import write_study
     from g2d_jax.tracking import Screen
 
     names = studies(arguments.workdir)
@@ -368,29 +369,28 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
         raise ValueError(f"{arguments.workdir} holds no studies: leave --study out for a run, or give their directory")
     chosen = [arguments.study] if arguments.study else names
     show = Screen().table
-    written = [path for name in chosen for path in report.write_study(arguments.workdir, name, show=show)]
-    for path in written or report.write_all(arguments.workdir):
+    written = [path for name in chosen for path in write_study(arguments.workdir, name, show=show)]
+    for path in written or write_run(arguments.workdir):
         print(path)
 
 
 def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
     """Write the comparison of runs and show it; needs neither the model nor a device."""
-    from g2d_jax.report import compare_page
-    from g2d_jax.report.compare_read import read_comparison
-    from g2d_jax.report.page import Note
+    from g2d_jax.report import comparison, page
+    from g2d_jax.report.read import read_comparison
     from g2d_jax.tracking import Screen
 
-    compare_page.check_output(arguments.output)
-    comparison = read_comparison(arguments.runs, policies=arguments.policies)
-    screen, report = Screen(), compare_page.report(comparison)
+    comparison.check_output(arguments.output)
+    compared = read_comparison(arguments.runs, policies=arguments.policies)
+    screen, report = Screen(), comparison.report(compared)
     for line in report.warnings:
         screen.say(line)
-    for part in (part for section in report.sections for part in section.parts if not isinstance(part, str)):
-        if isinstance(part, Note):
+    for part in (part for section in report.sections for part in section.shown):
+        if isinstance(part, page.Note):
             screen.say(part.text)
-        elif part[2]:
+        elif isinstance(part, page.Table):
             screen.table(*part)
-    for line in (report.verdict, *compare_page.write_comparison(comparison, report, arguments.output)):
+    for line in (report.headline, *comparison.write_comparison(compared, report, arguments.output)):
         screen.say(line)
 
 
@@ -434,8 +434,8 @@ def _judge(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:
-    """Show stages with what is done, or points with what is left; needs neither the model nor a device."""
-    from g2d_jax.report.study import studies
+    """Stages with what is done, or points with what is left; needs neither the model nor a device."""
+    from g2d_jax.report.read import studies
     from g2d_jax.workdir import absolute
 
     workdir = absolute(arguments.workdir)

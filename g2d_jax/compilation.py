@@ -89,16 +89,16 @@ class Programs:
     MOST = 8
 
     def __init__(self) -> None:
-        self._made: dict[Callable[..., Any], list[tuple[Any, Any]]] = {}
+        self._entries: dict[Callable[..., Any], list[tuple[Any, Any]]] = {}
 
     def take(self, make: Callable[..., T], *settings: Any, **named: Any) -> T:
         """Give make(*settings, **named): one that it made lately, if of equal settings, else a new one."""
-        kept = self._made.setdefault(make, [])
-        made = next((entry for entry in kept if entry[0] == (settings, named)), None)
-        if made is None:
-            made = (settings, named), make(*settings, **named)
-        self._made[make] = [made, *(entry for entry in kept if entry is not made)][: self.MOST]
-        return made[1]  # type: ignore[no-any-return]
+        entries = self._entries.setdefault(make, [])
+        entry = next((entry for entry in entries if entry[0] == (settings, named)), None)
+        if entry is None:
+            entry = (settings, named), make(*settings, **named)
+        self._entries[make] = [entry, *(other for other in entries if other is not entry)][: self.MOST]
+        return entry[1]  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def cached(setting: str | None, shared: epath.Path | None = None) -> Iterator[No
         return
     if setting is None and jax.process_count() > 1:
         setting = os.fspath(shared or "")
-    _use(_made(setting))
+    _use(_folder(setting))
     try:
         yield
     finally:
@@ -149,7 +149,7 @@ def _cpu() -> list[str]:
     return [line for line in lines if line.partition("\t")[0].rstrip() in ("model name", "flags", "Features")]
 
 
-def _made(setting: str | None) -> str | None:
+def _folder(setting: str | None) -> str | None:
     """Make the folder to use, and return it; None for none."""
     if setting == "":
         return None

@@ -645,13 +645,13 @@ class Offline(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Select(Section):
+class BestCheckpoint(Section):
     """The best of a policy's kept checkpoints by its reward on held-out problems; a policy's name like any other.
 
     steps: which of the kept ones, () for all. length_normalise: the mean scalar reward is divided by the mean length.
     """
 
-    kind: Literal["select"] = "select"
+    kind: Literal["best_checkpoint"] = "best_checkpoint"
     policy: str = "train"
     steps: tuple[int, ...] = ()
     num_generations: Positive = 1
@@ -677,14 +677,16 @@ class Evaluate(Section):
             raise FieldError("policies", "is empty: name at least one policy")
 
 
-Stage: TypeAlias = Sft | Online | Collect | Offline | Select | Evaluate
+Stage: TypeAlias = Sft | Online | Collect | Offline | BestCheckpoint | Evaluate
 TrainingStage: TypeAlias = Sft | Online | Offline
-SamplingStage: TypeAlias = Online | Collect | Select | Evaluate
+SamplingStage: TypeAlias = Online | Collect | BestCheckpoint | Evaluate
 
-STAGES: Mapping[str, type[Stage]] = {kind.kind: kind for kind in (Sft, Online, Collect, Offline, Select, Evaluate)}
+STAGES: Mapping[str, type[Stage]] = {
+    kind.kind: kind for kind in (Sft, Online, Collect, Offline, BestCheckpoint, Evaluate)
+}
 """The kinds of stages."""
 
-StageT = TypeVar("StageT", Sft, Online, Collect, Offline, Select, Evaluate)
+StageT = TypeVar("StageT", Sft, Online, Collect, Offline, BestCheckpoint, Evaluate)
 
 
 def _check_warmup(optimizer: Optimizer, steps: int) -> None:
@@ -864,9 +866,9 @@ def offline(**changes: Any) -> ConfigDict:
     return _changed(Offline(), changes)
 
 
-def select(**changes: Any) -> ConfigDict:
-    """Return a stage that chooses the best checkpoint: see `Select`."""
-    return _changed(Select(), changes)
+def best_checkpoint(**changes: Any) -> ConfigDict:
+    """Return a stage that chooses the best checkpoint: see `BestCheckpoint`."""
+    return _changed(BestCheckpoint(), changes)
 
 
 def evaluate(**changes: Any) -> ConfigDict:

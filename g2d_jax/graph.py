@@ -1,7 +1,7 @@
 """The stages of a run as a graph: their inputs, their order, and the checks between them.
 
 problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO ─► evaluate ─► report
-                         └─► select (the best of its checkpoints)
+                         └─► the best of its checkpoints
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from etils import epath
 
 from g2d_jax import stopping
 from g2d_jax.accounting import POLICIES
-from g2d_jax.config import Collect, Config, Evaluate, Offline, Online, Select, Stage, TrainingStage
+from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Stage, TrainingStage
 
 Stages = Mapping[str, Stage]
 
@@ -75,8 +75,10 @@ def _check_step(name: str, policy: str, stage: Stage) -> None:
     step = policy.partition("@")[2]
     if not step:
         return
-    if isinstance(stage, Select):
-        raise ValueError(f"stages.{name} reads {policy!r}, but a select stage chooses the step: leave out @{step}")
+    if isinstance(stage, BestCheckpoint):
+        raise ValueError(
+            f"stages.{name} reads {policy!r}, but a best_checkpoint stage chooses the step: leave out @{step}"
+        )
     steps = kept_steps(stage)
     if not step.isdecimal() or int(step) not in steps:
         listed = ", ".join(map(str, steps)) or "of their end alone"
@@ -141,7 +143,7 @@ def check_inputs(config: Config, order: Plan) -> None:
                 _check_rollouts(stage, config.stages)
             elif isinstance(stage, Offline):
                 _check_preferences(stage, config.stages)
-            elif isinstance(stage, Select):
+            elif isinstance(stage, BestCheckpoint):
                 _check_selection(stage, config.stages)
         except ValueError as error:
             raise ValueError(f"stages.{name}: {error}") from error
@@ -213,7 +215,7 @@ def _check_preferences(stage: Offline, stages: Stages) -> None:
         raise ValueError(f"preferences is {stage.preferences!r}: no path that exists, nor a collect stage ({names})")
 
 
-def _check_selection(stage: Select, stages: Stages) -> None:
+def _check_selection(stage: BestCheckpoint, stages: Stages) -> None:
     source = stages.get(stage.policy)
     if not isinstance(source, TrainingStage):
         raise ValueError(

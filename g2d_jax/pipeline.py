@@ -1,7 +1,7 @@
 """A run: a small graph of stages over one work directory. Read from the top; this is the order of execution.
 
     problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► verify ► pairs) ─► offline DPO ─► evaluate ─► report
-                             └─► select (the best of its checkpoints)
+                             └─► the best of its checkpoints
 
 Stages name their inputs; a stage is finished when its manifest says so; running the same command again continues.
 """
@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -26,12 +27,10 @@ from g2d_jax.config import Config, Reward
 from g2d_jax.data.problems import check_training
 from g2d_jax.graph import Plan, check_inputs, made_from_ends, plan, policies_read
 from g2d_jax.models import hf, quantise
-from g2d_jax.report import summary_table, write_all
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
-from g2d_jax.stages import best_checkpoint, collect, evaluate, held_out, init_params, offline, online, sft
+from g2d_jax.stages import best_checkpoint, collect, evaluate, init_params, offline, online, sft
 from g2d_jax.stages.policies import check_elsewhere
-from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker
 from g2d_jax.training.objectives import Compute, Objective
@@ -39,24 +38,16 @@ from g2d_jax.training.staging import check_processes
 from g2d_jax.watcher import watched
 from g2d_jax.workdir import PROGRAMS, absolute, check_token, claim, locked, packages
 
-STAGE_PROGRAMS: Mapping[str, Callable[..., Iterator[Program]]] = {
-    "sft": sft.programs,
-    "online": online.programs,
-    "collect": collect.programs,
-    "offline": offline.programs,
-    "select": held_out.programs,
-    "evaluate": held_out.programs,
+STAGES: Mapping[str, ModuleType] = {
+    "sft": sft,
+    "online": online,
+    "collect": collect,
+    "offline": offline,
+    "best_checkpoint": best_checkpoint,
+    "evaluate": evaluate,
 }
-"""The programs of a stage by its kind, from (runtime, name, stage, response): see stages/programs."""
-
-STAGES: Mapping[str, Callable[..., dict[str, Any]]] = {
-    "sft": sft.run,
-    "online": online.run,
-    "collect": collect.run,
-    "offline": offline.run,
-    "select": best_checkpoint.run,
-    "evaluate": evaluate.run,
-}
+"""The module of each kind of stage: run(runtime, name, stage) returns its manifest's fields, and
+programs(runtime, name, stage, response) yields its programs (see stages/programs)."""
 
 
 def check(config: Config, until: str | None = None) -> Plan:
@@ -115,24 +106,50 @@ def run(
     """
     settings = Config.of(config)
     order = check(settings, until)
-    folder = absolute(workdir)
+    with _opened(settings, order, absolute(workdir), until, reward, objectives or {}) as runtime:
+        names = order.order[: order.order.index(until) + 1 if until else None]
+        compile_ahead(runtime, names)
+        manifests = {name: run_stage(runtime, name, order) for name in names}
+        if until is None:
+            processes.once(lambda: conclude(runtime.workdir, runtime.tracker, manifests))
+    return manifests
+
+
+@contextlib.contextmanager
+def _opened(
+    config: Config,
+    order: Plan,
+    folder: epath.Path,
+    until: str | None,
+    reward: RewardFunction | None,
+    objectives: Mapping[str, Callable[[Compute], Objective]],
+) -> Iterator[Runtime]:
+    """Take a work directory for a run and yield what its stages work with; all processes enter it together."""
     flags.take_memory()
-    flags.use(settings.compute.flags)
+    flags.use(config.compute.flags)
     check_joined()
     check_processes(folder)
-    limits = settings.faults
+    limits = config.faults
     with (
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
         _locked(folder),
-        compilation.cached(settings.compute.compilation_cache, folder / PROGRAMS),
+        compilation.cached(config.compute.compilation_cache, folder / PROGRAMS),
     ):
         own_functions = _own(reward, objectives)
-        mine = {"config": to_dict(settings), "until": until or "", "own": own_functions, "packages": packages()}
+        mine = {"config": to_dict(config), "until": until or "", "own": own_functions, "packages": packages()}
         processes.agreed("settings or packages", mine)
-        token = processes.once(lambda: claim(settings, folder, own_functions, made_from_ends(settings, order)))
+        token = processes.once(lambda: claim(config, folder, own_functions, made_from_ends(config, order)))
         with processes.together():
             check_token(folder, token)
-        return _run_stages(settings, folder, order, until, reward, objectives)
+        shown = folder if processes.leader() else None
+        with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
+            runtime = Runtime(config, folder, tracker, order.folders(folder), reward, objectives)
+            with contextlib.closing(runtime):
+                _ = runtime.sampling_mesh  # raises for an impossible mesh, before any work
+                compiling.take_programs()  # those of an earlier run in this process
+                problems = runtime.problems["train"]
+                runtime.scorer.start(problems[:: -(-len(problems) // 256)])
+                yield runtime
 
 
 def check_joined() -> None:
@@ -150,44 +167,16 @@ def _locked(folder: epath.Path) -> Iterator[None]:
         yield
 
 
-def _run_stages(
-    config: Config,
-    folder: epath.Path,
-    order: Plan,
-    until: str | None,
-    reward: RewardFunction | None,
-    objectives: Mapping[str, Callable[[Compute], Objective]] | None,
-) -> dict[str, Any]:
-    shown = folder if processes.leader() else None
-    with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
-        runtime = Runtime(config, folder, tracker, order.folders(folder), reward, objectives or {})
-        _ = runtime.sampling_mesh  # raises for an impossible mesh, before any work
-        compiling.take_programs()  # those of an earlier run in this process
-        try:
-            manifests = {}
-            problems = runtime.problems["train"]
-            runtime.scorer.start(problems[:: -(-len(problems) // 256)])
-            names = order.order[: order.order.index(until) + 1 if until else None]
-            finished = processes.once(lambda: [name for name in names if storage.finished(runtime.folders[name])])
-            compile_ahead(runtime, [name for name in names if name not in finished])
-            for name in names:
-                manifests[name] = run_stage(runtime, name, order)
-        finally:
-            runtime.close()
-        if until is None:
-            processes.once(lambda: conclude(folder, tracker, manifests))
-    return manifests
-
-
 def compile_ahead(runtime: Runtime, names: Sequence[str]) -> None:
-    """Let other threads compile the programs of stages, in order.
+    """Let other threads compile the programs of stages that are not finished, in order.
 
     Stages whose shapes depend on their examples or pairs are left out: they compile at their own start.
     """
+    finished = processes.once(lambda: [name for name in names if storage.finished(runtime.folders[name])])
     for name in names:
         stage = runtime.config.stages[name]
-        if stage.kind not in ("sft", "offline"):
-            runtime.compile_ahead(STAGE_PROGRAMS[stage.kind](runtime, name, stage))
+        if name not in finished and stage.kind not in ("sft", "offline"):
+            runtime.compile_ahead(STAGES[stage.kind].programs(runtime, name, stage))
 
 
 def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) -> dict[str, Any]:
@@ -204,7 +193,7 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
         return done
     started = time.time()
     try:
-        fields = STAGES[stage.kind](runtime, name, stage)
+        fields = STAGES[stage.kind].run(runtime, name, stage)
     except RewardFailed as error:
         raise RewardFailed(
             f"stages.{name}: {error}. Mend it, and {processes.AGAIN}: nothing that was written is lost"
@@ -264,8 +253,11 @@ def only_warned(tracker: Tracker, workdir: epath.Path) -> Iterator[None]:
 def conclude(workdir: epath.Path, tracker: Tracker, manifests: Mapping[str, Mapping[str, Any]]) -> None:
     """Show the final table and write report.html, report.md and report.csv. An error is a warning."""
     with only_warned(tracker, workdir):
+        from g2d_jax.report.run import write_run  # here: it loads what draws figures
+        from g2d_jax.report.tables import summary_table
+
         for manifest in manifests.values():
             if manifest["kind"] == "evaluate":
                 tracker.table(*summary_table(manifest, list(manifests.values())))
-        page, *_ = write_all(workdir)
+        page, *_ = write_run(workdir, figures=False)
         tracker.say(f"report: {page}")

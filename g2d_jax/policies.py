@@ -17,14 +17,14 @@ from g2d_jax import config as settings
 from g2d_jax.accounting import TRAINING
 from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.card import card
-from g2d_jax.config import Config, Evaluate, Mesh, SamplingStage, Select, Source, Split
+from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, SamplingStage, Source, Split
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import hf, peft
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict
-from g2d_jax.report.summary import summary_table
+from g2d_jax.report.tables import summary_table
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.stages.policies import base_path, checkpoint_of, load_policy
 from g2d_jax.stages.runtime import Runtime
@@ -84,7 +84,7 @@ def last_policy(config: Config) -> str:
     if not trained:
         raise ValueError("no stage of this run trains a policy: name one with --policy")
     stages = config.stages.items()
-    chosen = [name for name, stage in stages if isinstance(stage, Select) and stage.policy == trained[-1]]
+    chosen = [name for name, stage in stages if isinstance(stage, BestCheckpoint) and stage.policy == trained[-1]]
     return [trained[-1], *chosen][-1]
 
 

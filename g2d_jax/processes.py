@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from g2d_jax import flags, private
@@ -188,7 +189,8 @@ def _in_cluster() -> bool:
     return (
         tasks != "1"
         or {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"} <= env
-        or {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= env  # else a pod of its own, a notebook
+        # Else a pod of its own, or a notebook; JAX asks Kubernetes by its package.
+        or ({"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= env and find_spec("kubernetes") is not None)
         or flags.in_tpu_cluster()
     )
 
@@ -226,9 +228,9 @@ def _join(address: str | None, total: int | None, mine: int | None) -> None:
 def _in_thread(call: Callable[[], None], place: str) -> None:
     """Make a call that waits in foreign code, where Ctrl-C would not be heard.
 
-    Raises what it raises; TimeoutError after JOIN seconds; Preempted if this process was told to stop LINGER seconds
-    ago. Not at once: a process that joins, and then tells the others, ends all within seconds; for one that leaves
-    before, the others wait until JOIN is over.
+    Raises what it raises; TimeoutError after JOIN seconds; Preempted LINGER seconds after this process was told to
+    stop, and after the call. Not at once: a process that joins, and then tells the others, ends all within seconds; for
+    one that leaves before, the others wait until JOIN is over.
     """
     future: Future[None] = Future()
 
@@ -246,7 +248,7 @@ def _in_thread(call: Callable[[], None], place: str) -> None:
         if waited > 5 and not said:
             said = True
             print(f"g2d: {place}: waiting for the others, up to {JOIN} s", file=sys.stderr, flush=True)
-        if state.cause and time.monotonic() - state.asked > LINGER:
+        if state.cause and time.monotonic() - max(state.asked, began) > LINGER:
             raise Preempted
         if waited > JOIN:
             raise TimeoutError(f"not all came within {JOIN} s")

@@ -135,10 +135,10 @@ def read_preferences(path: PathLike) -> list[Preference]:
     """
     index = epath.Path(path) / "_manifest.json"
     if index.exists() and "parts" in (listed := read_json(index)):
-        found = sorted(part.name for part in epath.Path(path).glob("*.parquet"))
-        if found != sorted(listed["parts"]):
+        names = sorted(part.name for part in epath.Path(path).glob("*.parquet"))
+        if names != sorted(listed["parts"]):
             wanted = ", ".join(listed["parts"])
-            raise ValueError(f"{path} holds {', '.join(found) or 'no part'}, but its index lists {wanted}")
+            raise ValueError(f"{path} holds {', '.join(names) or 'no part'}, but its index lists {wanted}")
     return _read_parts(path, _preference, PREFERENCES, CHAT_PREFERENCES)
 
 

@@ -106,7 +106,7 @@ class Forks:
 def serve() -> None:
     import g2d_jax.cli
     import g2d_jax.pipeline
-    import g2d_jax.report
+    import g2d_jax.report.study
     import g2d_jax.sweep  # noqa: F401 (imported once, for all)
 
     die_with_parent()

@@ -75,7 +75,7 @@ def test_a_later_branch_extends_the_trajectory() -> None:
 
 @pytest.mark.parametrize(("steps", "seconds"), [((10, 20), 20), ((10,), 10), ((), 50)])
 def test_a_choice_costs_all_that_was_looked_at(steps: tuple[int, ...], seconds: float) -> None:
-    stages = {**STAGES, "best": {"kind": "select", "policy": "warmup", "steps": steps}}
+    stages = {**STAGES, "best": {"kind": "best_checkpoint", "policy": "warmup", "steps": steps}}
     stages["more"] = {"kind": "offline", "policy": "best", "preferences": "pairs.parquet"}
     manifests = {**MANIFESTS, "best": record(2), "more": record(1)}
     assert cost_of("best", stages, manifests)["seconds"] == seconds + 2

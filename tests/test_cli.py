@@ -397,7 +397,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureF
     if Path("/proc").is_dir():
         assert cli.main(["run", "--config", TINY, "--workdir", "/proc/g2d/work"]) == 1
         error = capsys.readouterr().err
-        assert "cannot make: No such file or directory: '/proc/g2d/work'; check the path, or choose a folder" in error
+        assert "cannot lock: No such file or directory: '/proc/g2d/work'; check the path, or choose a folder" in error
 
 
 @pytest.fixture

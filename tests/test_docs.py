@@ -28,7 +28,14 @@ def test_every_setting_is_in_the_reference() -> None:
     for split in ("train", "dev", "test"):
         base["data"][split] = None
     missing = [path for path in fields({k: v for k, v in base.items() if k != "stages"}) if path not in known]
-    for make in (settings.sft, settings.online, settings.collect, settings.offline, settings.select, settings.evaluate):
+    for make in (
+        settings.sft,
+        settings.online,
+        settings.collect,
+        settings.offline,
+        settings.best_checkpoint,
+        settings.evaluate,
+    ):
         stage = {**make().to_dict(), "data": None, "kind": None}
         missing += [path for path in fields(stage) if path not in known | {"data", "kind"}]
     assert missing == []

@@ -68,7 +68,7 @@ Move = tuple[str, int]
 
 
 def problem(task: Task, seed: int, index: int) -> Problem:
-    """Problem number `index` of the task's endless sequence `seed`, of any split; a few short ones recur.
+    """Make problem number `index` of the task's endless sequence `seed`, of any split; a few short ones recur.
 
     Its answer is the value, its solution the step-by-step demonstration, its subset the number of operations.
     """
@@ -85,7 +85,7 @@ def problem(task: Task, seed: int, index: int) -> Problem:
 
 
 def problems(task: Task, seed: int, count: int, split: Split | None = None) -> list[Problem]:
-    """The first `count` distinct problems of one split (None: of all three), in the order of the sequence `seed`.
+    """Make the first `count` distinct problems of one split (None: of all three), in the order of the sequence `seed`.
 
     Splits are disjoint by id, whatever the seeds. Raises ValueError for an unknown split or count below 0, and when
     the sequence yields too few distinct problems.
@@ -107,7 +107,7 @@ def problems(task: Task, seed: int, count: int, split: Split | None = None) -> l
 
 
 def example(task: Task, seed: int, index: int) -> Example:
-    """Demonstration number `index` of the task's endless sequence `seed`: a training problem answered in some style.
+    """Make demonstration number `index` of the task's endless sequence `seed`: a training problem answered.
 
     Distinct from `problem(task, seed, index)`: the first of its own draws that falls into the train split.
     """
@@ -126,7 +126,7 @@ def example(task: Task, seed: int, index: int) -> Example:
 
 
 def demonstration(start: int, moves: list[Move], style: str, forgotten: Sequence[bool] = ()) -> str:
-    """The response to a chain in one style: "direct", "fused" (two operations a step) or "steps".
+    """Write the response to a chain in one style: "direct", "fused" (two operations a step) or "steps".
 
     forgotten: the steps that leave the value as it was; none makes it correct.
     """
@@ -141,7 +141,7 @@ def demonstration(start: int, moves: list[Move], style: str, forgotten: Sequence
 
 
 def evaluate(start: int, moves: list[Move]) -> int:
-    """The value of a chain, from left to right."""
+    """Compute the value of a chain, from left to right."""
     value = start
     for operator, operand in moves:
         value = value + operand if operator == "+" else value - operand if operator == "-" else value * operand
@@ -149,7 +149,7 @@ def evaluate(start: int, moves: list[Move]) -> int:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    r"""The task's tokenizer, made in memory: one token per character, `\boxed{` and `}` single, 22 tokens.
+    r"""Make the task's tokenizer in memory: one token per character, `\boxed{` and `}` single, 22 tokens.
 
     decode(encode(x)) == x for every text of these characters; any other character raises in `encode`.
     """
@@ -174,7 +174,7 @@ def _operations(moves: list[Move]) -> str:
 
 
 def _chain(task: Task, name: str) -> tuple[int, list[Move]]:
-    """Start and moves drawn under one name; each step draws an operator, then an operand, that keep the range."""
+    """Draw start and moves under one name; each step draws an operator, then an operand, that keep the range."""
     draws, (fewest, most) = _draws(name), task.operations
     start = 1 + draws[0] % task.max_value
     count = fewest + draws[1] % (most - fewest + 1)
@@ -190,7 +190,7 @@ def _chain(task: Task, name: str) -> tuple[int, list[Move]]:
 
 @functools.cache
 def _choices(value: int, max_value: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The operators that can follow `value`, each as often as its weight, with the operands that stay in range."""
+    """List the operators that can follow `value`, each as often as its weight, with the operands that stay in range."""
     choices = []
     for operator, (weight, operands) in _OPERATORS.items():
         legal = tuple(n for n in operands if 0 <= evaluate(value, [(operator, n)]) <= max_value)
@@ -199,7 +199,7 @@ def _choices(value: int, max_value: int) -> tuple[tuple[str, tuple[int, ...]], .
 
 
 def _draws(name: str) -> list[int]:
-    """Eight uniform 64-bit integers that depend on `name` alone (their remainders by n <= 99 are biased by < 2^-24)."""
+    """Draw eight uniform 64-bit integers by `name` alone (their remainders by n <= 99 are biased by < 2^-24)."""
     digest = hashlib.blake2b(f"g2d_jax/arithmetic/{name}".encode(), digest_size=64).digest()
     return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, 64, 8)]
 

@@ -38,7 +38,7 @@ class LoadReport:
 
 
 def check_limit(limit: int | None) -> None:
-    """Raises ValueError for a limit below 1."""
+    """Raise ValueError for a limit below 1."""
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, or None for everything, got {limit}")
 
@@ -54,10 +54,10 @@ def collect(
     key: Callable[[T], object],
     content: Callable[[T], object] = lambda _: None,
 ) -> tuple[list[T], LoadReport]:
-    """Records made by `convert`, the first of each key, and what became of the rows, which are read up to the limit.
+    """Collect the records that `convert` makes, the first of each key, and count what became of the rows.
 
-    split: only records of this one; limit: the first so many; None: all. on_error: "raise" at a broken row or "skip"
-    it. content: what records of one key should agree in.
+    split: only records of this one; limit: the first so many, and no more rows are read; None: all. content: what
+    records of one key should agree in. on_error: "raise" at a broken row or "skip" it.
     Raises ValueError for other values of these, for a broken row unless they are skipped, and when no row at all made a
     record.
     """

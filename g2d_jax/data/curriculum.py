@@ -44,11 +44,11 @@ class Seen:
     step: int = 0
 
     def retired(self, step: int, after: int, revisit: int) -> bool:
-        """Whether it is left out at a step. Once `revisit` steps have passed it is not, until its next group."""
+        """Tell whether it is left out at a step. Once `revisit` steps have passed it is not, until its next group."""
         return 0 < after <= self.times and (revisit == 0 or step - self.step < revisit)
 
     def outside(self, window: tuple[float, float]) -> bool:
-        """Whether its pass rate lies outside a window; an end at 0 below or at 1 above bounds nothing."""
+        """Tell whether its pass rate lies outside a window; an end at 0 below or at 1 above bounds nothing."""
         low, high = window
         rate = self.pass_rate
         return rate is not None and ((low != 0 and rate < low) or (high != 1 and rate > high))
@@ -81,16 +81,16 @@ class History:
             seen.same, seen.times, seen.step = None, 0, 0
 
     def share_retired(self, step: int, retire: Any, records: int) -> float:
-        """The share of all records, drawn or not, that are retired at a step. retire: the section of that name."""
+        """Compute the share of all records that are retired at a step. retire: the section of that name."""
         return sum(seen.retired(step, retire.after, retire.revisit) for seen in self.seen.values()) / records
 
     def state(self) -> dict[str, list[Any]]:
-        """For JSON: {index: [groups, pass rate, same, times, step]}."""
+        """Write the history for JSON: {index: [groups, pass rate, same, times, step]}."""
         return {str(index): list(dataclasses.astuple(seen)) for index, seen in self.seen.items()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Sequence[Any]]) -> History:
-        """The history that `state` was taken of; {} is a new one."""
+        """Restore the history that `state` was taken of; {} is a new one."""
         history = cls()
         history.seen = {int(index): Seen(*values) for index, values in state.items()}
         return history
@@ -129,7 +129,7 @@ def draw(
     outside: float = 1.0,
     seed: int = 0,
 ) -> Draws:
-    """The next `wanted` of an order from position `cursor`, less those that are skipped.
+    """Draw the next `wanted` of an order from position `cursor`, less those that are skipped.
 
     retire_after: skip prompts whose last so many groups, or more, all got one same reward (0: skip none); revisit:
     until so many steps after the last of them (0: for ever). The prompt is then drawn as any other, and retired again

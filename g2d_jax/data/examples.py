@@ -30,7 +30,7 @@ def load_examples(
     seed: int = 0,
     revision: str | None = None,
 ) -> tuple[list[Example], LoadReport]:
-    """The distinct examples of a source in its order, and what became of its rows.
+    """Load the distinct examples of a source in its order, and what became of its rows.
 
     An example's id is that of its prompt, so `drop_overlap` takes out those of an evaluation set; examples that share
     a prompt and differ in the completion are all kept. Arguments and errors are those of `load_problems`; fields maps
@@ -58,7 +58,7 @@ def load_examples(
 
 
 def to_example(values: dict[str, Any], fields: Fields) -> Example:
-    """One row as an Example. Raises BrokenRow."""
+    """Read one row as an Example. Raises BrokenRow."""
 
     def field(name: str) -> tuple[str | None, Any]:
         return named(values, fields[name]) if name in fields else find(values, (name,))
@@ -81,7 +81,7 @@ def to_example(values: dict[str, Any], fields: Fields) -> Example:
 
 
 def _answer(messages: tuple[Message, ...], path: str, *, alone: bool = False) -> str:
-    """The content of the last message, which must be the assistant's (and the only one)."""
+    """Return the content of the last message, which must be the assistant's (and the only one)."""
     if messages[-1]["role"] != "assistant" or (alone and len(messages) > 1):
         what = "be one assistant message" if alone else "end with an assistant message"
         raise BrokenRow(f"{path!r} must {what}, got {', '.join(message['role'] for message in messages)}")

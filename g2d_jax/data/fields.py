@@ -23,17 +23,17 @@ class LeftOut(Exception):
     """A sound row that the data set's filter leaves out. Its text is the reason, one of a few."""
 
 
-def check_fields(fields: Fields | None, known: Iterable[str]) -> Fields:
-    """`fields`, {} for None; raises ValueError when it maps a field that the record does not have."""
-    known = tuple(known)
+def check_fields(fields: Fields | None, names: Iterable[str]) -> Fields:
+    """Return `fields`, {} for None; raises ValueError when it maps a field that the record does not have."""
+    names = tuple(names)
     for name in fields or {}:
-        if name not in known:
-            raise ValueError(f"fields maps {name!r}, which is none of {', '.join(known)}{suggest(name, known)}")
+        if name not in names:
+            raise ValueError(f"fields maps {name!r}, which is none of {', '.join(names)}{suggest(name, names)}")
     return fields or {}
 
 
 def find(values: Mapping[str, Any], candidates: Iterable[str], *, scalar: bool = False) -> tuple[str | None, Any]:
-    """(path, value) of the first candidate that the row has and that is not null; (None, None) if there is none.
+    """Find (path, value) of the first candidate that the row has and that is not null; (None, None) if there is none.
 
     scalar: pass over values that are neither text nor number.
     """
@@ -45,7 +45,7 @@ def find(values: Mapping[str, Any], candidates: Iterable[str], *, scalar: bool =
 
 
 def named(values: Mapping[str, Any], path: str) -> tuple[str, Any]:
-    """(path, value) of a field asked for by name. Raises BrokenRow when the row lacks it, or it is null."""
+    """Look up (path, value) of a field asked for by name. Raises BrokenRow when the row lacks it, or it is null."""
     value = _at(values, path)
     if value is None:
         raise BrokenRow(f"no field {path!r}; the row has {', '.join(map(repr, values)) or 'none'}"[:500])
@@ -53,7 +53,7 @@ def named(values: Mapping[str, Any], path: str) -> tuple[str, Any]:
 
 
 def as_text(value: Any, path: str) -> str:
-    """A text that is not blank, holds no NUL and can be written as UTF-8."""
+    """Read a text that is not blank, holds no NUL and can be written as UTF-8."""
     if not isinstance(value, str):
         raise BrokenRow(f"{path!r} must be a text, got {type(value).__name__}")
     if not value.strip():
@@ -62,7 +62,7 @@ def as_text(value: Any, path: str) -> str:
 
 
 def as_prompt(value: Any, path: str) -> Prompt:
-    """A text, or a tuple of messages that ends with a user message."""
+    """Read a text, or a tuple of messages that ends with a user message."""
     if not isinstance(value, list | tuple):
         return as_text(value, path)
     messages = as_messages(value, path)
@@ -72,7 +72,7 @@ def as_prompt(value: Any, path: str) -> Prompt:
 
 
 def as_messages(value: Any, path: str) -> tuple[Message, ...]:
-    """At least one message with a role of system, user or assistant and a text; other keys are left out."""
+    """Read at least one message with a role of system, user or assistant and a text; other keys are left out."""
     if not isinstance(value, list | tuple) or not value:
         raise BrokenRow(f"{path!r} must be a list of messages, got {type(value).__name__}")
     messages = []
@@ -89,7 +89,7 @@ def as_messages(value: Any, path: str) -> tuple[Message, ...]:
 
 
 def as_answer(value: Any, path: str) -> str | None:
-    """A reference answer as text, None when blank: 27.0 is "27", since data frames turn whole numbers into floats."""
+    """Read an answer as text, None when blank: 27.0 is "27", since data frames turn whole numbers into floats."""
     if isinstance(value, str):
         return _clean(value, path).strip() or None
     if isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):

@@ -51,7 +51,7 @@ _OPTION = re.compile(r"\(\s*[A-E]\s*\)|[A-E]\s*(?:[.:)．、：](?![A-Za-z])|$)"
 
 
 def filter_numinamath(problem: Problem) -> None:
-    """Raises LeftOut for a problem that the module's rules leave out. The problem's subset is the row's source."""
+    """Raise LeftOut for a problem that the module's rules leave out. The problem's subset is the row's source."""
     text = problem.prompt if isinstance(problem.prompt, str) else "\n".join(m["content"] for m in problem.prompt)
     answer = problem.answer or ""
     if problem.subset in SYNTHETIC:
@@ -65,13 +65,13 @@ def filter_numinamath(problem: Problem) -> None:
 
 
 def has_options(text: str) -> bool:
-    """Whether a problem lists options to choose from."""
+    """Tell whether a problem lists options to choose from."""
     plain = _plain(text)
     return any(_in_order(labels, plain) for labels in _LISTS)
 
 
 def first_turn(values: Mapping[str, Any], path: str) -> Message:
-    """The user's first message of a WildChat row, whose conversation is the field `path`.
+    """Return the user's first message of a WildChat row, whose conversation is the field `path`.
 
     Raises LeftOut for a flagged row and BrokenRow where there is no such message, or it is blank or of one character.
     """
@@ -88,7 +88,7 @@ def first_turn(values: Mapping[str, Any], path: str) -> Message:
 
 
 def long_enough(text: str, path: str) -> str:
-    """`text`; raises BrokenRow when it is too short for a prompt."""
+    """Return `text`; raises BrokenRow when it is too short for a prompt."""
     if len(text.strip()) < _SHORTEST:
         raise BrokenRow(f"{path!r} is too short for a prompt: {text.strip()!r}")
     return text

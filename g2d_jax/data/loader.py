@@ -31,7 +31,7 @@ class Order:
             raise ValueError(f"an order needs 1 to 2^31 records, got {self.count}: is the data set empty?")
 
     def __getitem__(self, position: int) -> tuple[int, int]:
-        """(index, visit) at a position from 0: the record's index and how often it was drawn before, the epoch.
+        """Return (index, visit) at a position from 0: the record's index and how often it was drawn before, the epoch.
 
         Raises ValueError for a negative position.
         """
@@ -47,7 +47,7 @@ class InOrder:
     count: int
 
     def __getitem__(self, position: int) -> tuple[int, int]:
-        """(index, visit) at a position from 0, as in `Order`."""
+        """Return (index, visit) at a position from 0, as in `Order`."""
         _check_position(position)
         return position % self.count, position // self.count
 
@@ -85,11 +85,11 @@ class Mixture:
 
     @property
     def count(self) -> int:
-        """Records of all tasks together."""
+        """Count the records of all tasks together."""
         return sum(self.counts)
 
     def __getitem__(self, position: int) -> tuple[int, int]:
-        """(index, visit) at a position from 0. index: among all tasks' records; visit: the epoch of the record's task.
+        """Return (index, visit) at a position from 0: among all tasks' records, and the epoch of the record's task.
 
         Raises ValueError for a negative position.
         """
@@ -104,7 +104,7 @@ class Mixture:
 
     @functools.cached_property
     def _tasks(self) -> list[tuple[int, Order, Fraction]]:
-        """(its first index, its order, its share of what the tasks before it leave) of every task that is drawn."""
+        """List the tasks that are drawn: (first index, order, share of what the tasks before it leave) of each."""
         weights = [Fraction(repr(float(weight))) for weight in self.weights]  # as written: 0.1 is a tenth
         starts = [sum(self.counts[:number]) for number in range(len(weights))]
         return [
@@ -119,7 +119,7 @@ class Mixture:
 
 
 def _taken(positions: int, share: Fraction) -> int:
-    """How many of the first so many positions a share takes: the nearest whole number, halves up."""
+    """Count those of the first so many positions that a share takes: the nearest whole number, halves up."""
     return (2 * positions * share.numerator + share.denominator) // (2 * share.denominator)
 
 
@@ -129,13 +129,13 @@ def _check_position(position: int) -> None:
 
 
 def draw(order: Order | Mixture | InOrder, start: int, count: int) -> list[tuple[int, int]]:
-    """(index, visit) at positions start … start + count - 1. Process p of n takes its part of them by slicing."""
+    """Draw (index, visit) at positions start … start + count - 1. Process p of n takes its part of them by slicing."""
     return [order[position] for position in range(start, start + count)]
 
 
 @functools.lru_cache(maxsize=16)
 def _permutation(count: int, seed: int) -> Callable[[int], int]:
-    """position -> index, from grain; imported here because grain takes a second to import."""
+    """Make the map position -> index, from grain; imported here because grain takes a second to import."""
     import grain
 
     # grain's epoch e of seed s is its epoch 0 of seed s + e; hashed seeds keep runs with neighbouring seeds apart.

@@ -66,7 +66,7 @@ class Packed:
     attended: int
 
     def unpack(self, values: np.ndarray) -> list[list[np.ndarray]]:
-        """Per-token values [N, R, T] back to one array a response, grouped as they came."""
+        """Cut per-token values [N, R, T] into one array a response, grouped as they came."""
         rows = values.reshape(-1, values.shape[-1])
         return [[rows[p.row, p.column : p.column + p.length] for p in places] for places in self.places]
 
@@ -122,7 +122,7 @@ def positions(
 
 
 def round_up(size: int, step: int) -> int:
-    """The next multiple of step."""
+    """Return the next multiple of step."""
     return -(-size // step) * step
 
 
@@ -132,7 +132,7 @@ def _rows(groups: Sequence[Group], row_length: int, places: int) -> list[list[_U
 
 
 def _micro_batches(rows: int, microbatch_rows: int, rows_multiple: int, most_rows: int) -> tuple[int, int]:
-    """The rows of a micro-batch, of as few micro-batches as can be, and equal; and how many of these hold anything."""
+    """Choose the rows of a micro-batch, of as few as can be, and equal; count those that hold anything."""
     most = max(microbatch_rows // rows_multiple, 1) * rows_multiple
     room = max(rows, most_rows, 1)
     per_micro = round_up(-(-room // -(-room // most)), rows_multiple)
@@ -168,7 +168,7 @@ def _units(index: int, group: Group, row_length: int, places: int) -> list[_Unit
 
 
 def _attended(unit: _Unit, prompt: int) -> int:
-    """A prompt of P tokens reads P (P + 1) / 2 positions, a response of T behind it P T + T (T + 1) / 2."""
+    """Count positions read: P (P + 1) / 2 by a prompt of P tokens, P T + T (T + 1) / 2 by a response of T behind it."""
     lengths = [len(response.token_ids) for response in unit.responses]
     return prompt * (prompt + 1) // 2 + sum(prompt * n + n * (n + 1) // 2 for n in lengths)
 

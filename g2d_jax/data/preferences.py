@@ -19,7 +19,7 @@ Select: TypeAlias = Literal["all", "random", "uncertain", "confident"]
 def pairs_of(
     seed: int, problem_id: str, visit: int, group: Sequence[ScoredRollout], limit: int, *, scalar: bool
 ) -> list[tuple[int, int]]:
-    """Up to `limit` pairs of one prompt's responses, as indices (chosen, rejected): the one pair rule.
+    """Choose up to `limit` pairs of one prompt's responses, as indices (chosen, rejected): the one pair rule.
 
     scalar: the reward knows no right and wrong; then `best_worst` of the rewards, else `random_pairs` of the verdicts.
     Responses of the same text are one, whatever their tokens: no two pairs are equal, and none prefers a text to
@@ -32,7 +32,7 @@ def pairs_of(
 
 
 def right(group: Sequence[ScoredRollout]) -> np.ndarray:
-    """[G]: 1 correct, 0 incorrect, NaN where there is no reward, no verdict on right and wrong, or a timeout."""
+    """Return [G]: 1 correct, 0 incorrect, NaN where there is no reward, no verdict on right and wrong, or a timeout."""
     verdicts = [Verdict.SCORED if row.score.reward is None else row.score.verdict for row in group]
     unknown = (Verdict.SCORED, Verdict.TIMEOUT)
     return np.array([np.nan if verdict in unknown else float(verdict is Verdict.CORRECT) for verdict in verdicts])
@@ -44,17 +44,17 @@ def _reward(row: ScoredRollout) -> float:
 
 
 def best_worst(rewards: np.ndarray, limit: int, contents: Sequence[Hashable] | None = None) -> list[tuple[int, int]]:
-    """The highest reward against the lowest (arXiv 2506.21495, section 3.1), then the second against the second …
+    """Pair the highest reward against the lowest (arXiv 2506.21495, section 3.1), then the second against the second …
 
     rewards: [G], NaN for a response that could not be scored, which takes no part. contents: [G], equal for responses
     that are the same, of which the first counts; None: all differ. Up to `limit` pairs (chosen, rejected), no response
     in two of them, each chosen reward strictly greater; of equal ones the first goes first.
     """
     contents = range(len(rewards)) if contents is None else contents
-    known = np.array(_distinct(np.flatnonzero(~np.isnan(rewards)).tolist(), contents), np.int64)
-    rising = known[np.argsort(rewards[known], kind="stable")]
-    falling = known[np.argsort(-rewards[known], kind="stable")]
-    places = range(min(limit, len(known) // 2))
+    scored = np.array(_distinct(np.flatnonzero(~np.isnan(rewards)).tolist(), contents), np.int64)
+    rising = scored[np.argsort(rewards[scored], kind="stable")]
+    falling = scored[np.argsort(-rewards[scored], kind="stable")]
+    places = range(min(limit, len(scored) // 2))
     return [(int(falling[i]), int(rising[i])) for i in places if rewards[falling[i]] > rewards[rising[i]]]
 
 
@@ -66,7 +66,7 @@ def random_pairs(
     limit: int,
     contents: Sequence[Hashable] | None = None,
 ) -> list[tuple[int, int]]:
-    """Random correct with random incorrect (arXiv 2506.21495, section 3.2), up to `limit` pairs of one prompt.
+    """Pair random correct with random incorrect (arXiv 2506.21495, section 3.2), up to `limit` pairs of one prompt.
 
     correct: [G], 1 or 0, NaN for a response without a verdict, which takes no part. contents: [G], equal for responses
     that are the same, which count once, and not at all if they are correct and incorrect; None: all differ. Both sides
@@ -90,7 +90,7 @@ def random_pairs(
 
 
 def _distinct(indices: Sequence[int], contents: Sequence[Hashable]) -> list[int]:
-    """The indices in their order, without those whose content came before."""
+    """Return the indices in their order, without those whose content came before."""
     firsts: dict[Hashable, int] = {}
     for i in indices:
         firsts.setdefault(contents[i], i)
@@ -100,7 +100,7 @@ def _distinct(indices: Sequence[int], contents: Sequence[Hashable]) -> list[int]
 def select_pairs(
     seed: int, prompts: Sequence[tuple[str, int, float]], offered: Sequence[int], select: Select, most: int | None
 ) -> list[list[int]]:
-    """Which of the pairs on offer to keep: `most` of all prompts together, or all where there are no more.
+    """Choose which of the pairs on offer to keep: `most` of all prompts together, or all where there are no more.
 
     prompts: (problem id, visit, uncertainty), no problem and visit twice; the uncertainty is any number and matters to
     "uncertain" and "confident" alone. offered: how many pairs each of them has. most: None keeps all.
@@ -131,7 +131,7 @@ def select_pairs(
 
 
 def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: tuple[int, int]) -> Preference:
-    """The record of one pair of a group. prompt: what the model was shown, as text or as messages."""
+    """Make the record of one pair of a group. prompt: what the model was shown, as text or as messages."""
     chosen, rejected = group[pair[0]], group[pair[1]]
     assert chosen.score.reward is not None and rejected.score.reward is not None
     return Preference(

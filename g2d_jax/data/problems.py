@@ -69,7 +69,7 @@ def load_problems(
     seed: int = 0,
     revision: str | None = None,
 ) -> tuple[list[Problem], LoadReport]:
-    """The distinct problems of a source in its order, and what became of its rows.
+    """Load the distinct problems of a source in its order, and what became of its rows.
 
     fields: names of the row's fields for prompt, answer, solution and subset, where the usual names do not fit.
     split: only this part by id hash; None: everything.
@@ -101,7 +101,7 @@ def load_problems(
 
 
 def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:
-    r"""One row as a Problem. Raises BrokenRow.
+    r"""Read one row as a Problem. Raises BrokenRow.
 
     An answer with GSM8K's `#### N` or a `\boxed{}` in it is a worked solution that ends with the answer. With a
     solution only, the answer is found in it the same way; a solution of one short line is taken to be the answer.
@@ -129,7 +129,7 @@ def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:
 
 
 def _numinamath(values: dict[str, Any], source: str, fields: Fields) -> Problem:
-    r"""A row of NuminaMath-CoT: problem, solution, source; the answer is its own, or the solution's last `\boxed{}`.
+    r"""Read a row of NuminaMath-CoT: problem, solution, source; the answer is its own or the solution's last box.
 
     Raises BrokenRow, and LeftOut by the rules of data/filters.py.
     """
@@ -146,7 +146,7 @@ def _numinamath(values: dict[str, Any], source: str, fields: Fields) -> Problem:
 
 
 def _wildchat(values: dict[str, Any], source: str, fields: Fields) -> Problem:
-    """The first user turn of a row of WildChat-1M as a conversation of one message, without an answer.
+    """Read the first user turn of a row of WildChat-1M as a conversation of one message, without an answer.
 
     Raises BrokenRow, and LeftOut by the rules of data/filters.py.
     """
@@ -162,7 +162,7 @@ _READ: dict[str, Callable[[dict[str, Any], str, Fields], Problem]] = {"numinamat
 
 
 def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[Row]]:
-    """(name of the data set, its rows) for every source but procedural ones.
+    """Open (name of the data set, its rows) for every source but procedural ones.
 
     revision: a commit, branch or tag of the hub's repository. Raises ValueError for an unknown source, and for a
     revision of what is not on the hub.
@@ -198,16 +198,16 @@ def check_training(source: str, field: str) -> None:
     """Raise ValueError naming the field for the test problems of a suite, by its name or its place on the hub."""
     place, _, split = source.removeprefix("hub:").partition(":")
     name = place.partition("@")[0]
-    known = {short: suite.split for short, suite in NAMED.items()}
-    known |= {suite.repository: "train" for suite in NAMED.values()}  # what hub:… means without a split
-    if name in known and (split or known[name]) == "test":
+    default_splits = {short: suite.split for short, suite in NAMED.items()}
+    default_splits |= {suite.repository: "train" for suite in NAMED.values()}  # what hub:… means without a split
+    if name in default_splits and (split or default_splits[name]) == "test":
         raise ValueError(
             f"{field} is {source!r}, which are test problems: train on math, numinamath or gsm8k:train, or on a file"
         )
 
 
 def procedural(source: str, limit: int | None) -> tuple[arithmetic.Task, int]:
-    """The task of a procedural source, and `limit`, which such a source needs.
+    """Look up the task of a procedural source, and `limit`, which such a source needs.
 
     Raises ValueError without a limit and for an unknown task.
     """
@@ -220,7 +220,7 @@ def procedural(source: str, limit: int | None) -> tuple[arithmetic.Task, int]:
 
 
 def _reference(answer: tuple[str | None, Any], solution: tuple[str | None, Any]) -> tuple[str | None, str | None]:
-    """(answer, solution) of a row from the (path, value) of its two fields."""
+    """Return (answer, solution) of a row from the (path, value) of its two fields."""
     worked = as_answer(solution[1], solution[0]) if solution[0] is not None else None
     given = as_answer(answer[1], answer[0]) if answer[0] is not None else None
     if given is not None:

@@ -31,7 +31,7 @@ class Row:
 
 
 def file_rows(path: str) -> Iterator[Row]:
-    """The rows of a .jsonl, .json or .parquet file, local or gs://. Blank lines of JSONL are no rows.
+    """Read the rows of a .jsonl, .json or .parquet file, local or gs://. Blank lines of JSONL are no rows.
 
     Raises ValueError when the file is missing or of another kind, is no list of objects, or is not Parquet.
     """
@@ -52,7 +52,7 @@ def file_rows(path: str) -> Iterator[Row]:
 def hub_rows(
     repository: str, config: str | None, split: str, revision: str | None = None, *, name: str = ""
 ) -> Iterator[Row]:
-    """The rows of one split of a hub data set, or of a local folder that `datasets.load_dataset` understands.
+    """Read the rows of one split of a hub data set, or of a local folder that `datasets.load_dataset` understands.
 
     name: what the set is known by here, if it is. Raises ImportError, naming the extra, without the package `datasets`,
     and ValueError when the set cannot be loaded.
@@ -121,7 +121,7 @@ _READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_row
 
 
 def _loads(text: bytes) -> Any:
-    """JSON in UTF-8; every failure is a ValueError."""
+    """Parse JSON in UTF-8; every failure is a ValueError."""
     try:
         return json.loads(text.removeprefix(_BOM).decode("utf-8"))
     except UnicodeDecodeError as error:

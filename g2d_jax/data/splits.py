@@ -22,14 +22,14 @@ class HasId(Protocol):
 
     @property
     def id(self) -> str:
-        """16 hex digits."""
+        """Return 16 hex digits."""
 
 
 T = TypeVar("T", bound=HasId)
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """The text an id is made of: the statement, or the messages with their roles.
+    """Return the text an id is made of: the statement, or the messages with their roles.
 
     A conversation of one user message is the same problem as its bare text.
     """
@@ -41,13 +41,13 @@ def prompt_text(prompt: Prompt) -> str:
 
 
 def problem_id(prompt: Prompt) -> str:
-    """16 hex digits: BLAKE2b of the prompt's text in Unicode NFC with every run of whitespace as one space."""
+    """Return 16 hex digits: BLAKE2b of the prompt's text in Unicode NFC with every run of whitespace as one space."""
     normalised = " ".join(unicodedata.normalize("NFC", prompt_text(prompt)).split())
     return hashlib.blake2b(normalised.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def split_of(identifier: str) -> Split:
-    """The split of an id, eight tenths train, one dev, one test: the id, a uniform hash, as a fraction of 2^64."""
+    """Return the split of an id, by this uniform hash as a fraction of 2^64: eight tenths train, one dev, one test."""
     fraction = int(identifier, 16) / 2**64
     return "train" if fraction < 0.8 else "dev" if fraction < 0.9 else "test"
 
@@ -59,7 +59,7 @@ def check_split(split: str | None) -> None:
 
 
 def drop_overlap(train: Sequence[T], evaluation: Iterable[HasId]) -> tuple[list[T], int]:
-    """Training records whose prompt does not occur in the evaluation set, and how many were dropped."""
+    """Return training records whose prompt does not occur in the evaluation set, and how many were dropped."""
     held_out = {record.id for record in evaluation}
     kept = [record for record in train if record.id not in held_out]
     return kept, len(train) - len(kept)

@@ -72,7 +72,7 @@ class TemplateSettings:
 
     @property
     def pattern(self) -> str:
-        """The prompt template's text."""
+        """Return the prompt template's text."""
         return PROMPT_TEMPLATES.get(self.prompt_template, self.prompt_template)
 
 
@@ -96,7 +96,7 @@ class Template:
         self._inserted = self._inserted_block() if self.is_chat and settings.system is None else ""
 
     def conversation(self, prompt: Prompt) -> tuple[Message, ...]:
-        """The messages of a prompt: with the prompt template and the system message of the settings, if any."""
+        """Return the messages of a prompt: with the prompt template and the system message of the settings, if any."""
         if isinstance(prompt, str):  # braces in it stay as they are
             messages: tuple[Message, ...] = (_user(prompt.join(self.settings.pattern.split(PLACEHOLDER))),)
         elif prompt and prompt[-1]["role"] == "user":
@@ -109,7 +109,7 @@ class Template:
         return messages
 
     def render(self, prompt: Prompt) -> str:
-        """The text to tokenise, ending where the response begins.
+        """Render the text to tokenise, ending where the response begins.
 
         Raises ValueError when the chat template fails, or for a conversation of several messages without one.
         """
@@ -123,7 +123,7 @@ class Template:
         raise ValueError(f"a conversation ({roles}) needs a chat template: set chat=None and use a chat tokenizer")
 
     def turn_end(self) -> str:
-        """What the chat template writes after an assistant's message; "" without chat."""
+        """Return what the chat template writes after an assistant's message; "" without chat."""
         if not self.is_chat:
             return ""
         _, answer, end = self.apply((_user(_USER), _ANSWERED), generation=False).rpartition(_ANSWER)
@@ -162,23 +162,23 @@ class Template:
         return bos + rest[len(self._inserted) :]
 
     def _inserted_block(self) -> str:
-        """The template's own system block: what it writes before the first user turn, BOS apart, without being asked.
+        """Find the template's own system block: what it writes unasked before the first user turn, BOS apart.
 
         The turn's own header is what the template adds before one more user message.
         """
         text = self.apply((_user(_USER),), generation=False)
         header = self._user_header()
-        known = header is not None and header + _USER in text
-        before = text.partition(f"{header}{_USER}" if known else _USER)[0].removeprefix(self._bos)
+        is_clear = header is not None and header + _USER in text
+        before = text.partition(f"{header}{_USER}" if is_clear else _USER)[0].removeprefix(self._bos)
         # Start tokens without words ("[gMASK]<sop>") are no system block.
         if not self._fills_system_block(text) and not _WORDS.search(before):
             return ""
-        if not known:
+        if not is_clear:
             raise ValueError(f"cannot tell where the chat template's own system block ends: {_UNREMOVABLE}")
         return before
 
     def _user_header(self) -> str | None:
-        """The text with which a later user turn begins, None where that cannot be told."""
+        """Find the text with which a later user turn begins, None where that cannot be told."""
         messages = (_user(_USER), _ANSWERED, _user(_NEXT))
         try:
             shorter, longer = (self.apply(messages[:n], generation=False) for n in (2, 3))
@@ -187,7 +187,7 @@ class Template:
         return longer[len(shorter) :].partition(_NEXT)[0] if longer.startswith(shorter) else None
 
     def _fills_system_block(self, text: str) -> bool:
-        """Whether `text`, rendered without a system message, has the block that a given one would be put in."""
+        """Tell whether `text`, rendered without a system message, has the block that a given one would be put in."""
         try:
             given = self.apply(({"role": "system", "content": _SYSTEM}, _user(_USER)), generation=False)
         except ValueError:  # no system messages at all
@@ -215,7 +215,7 @@ def _user(content: str) -> Message:
 
 
 def _chat_template(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> str:
-    """The chat template, with the date of the settings at midnight written where it asks for the time.
+    """Return the chat template, with the date of the settings at midnight written where it asks for the time.
 
     Raises ValueError for a template that is no text, or that asks for the time in a format that it computes.
     """
@@ -230,7 +230,7 @@ def _chat_template(tokenizer: PreTrainedTokenizerFast, settings: TemplateSetting
 
 
 def _variables(settings: TemplateSettings) -> dict[str, Any]:
-    """What chat templates are given beside the messages."""
+    """Return what chat templates are given beside the messages."""
     variables: dict[str, Any] = {"date_string": datetime.date.fromisoformat(settings.date).strftime("%d %b %Y")}
     return variables if settings.enable_thinking is None else {**variables, "enable_thinking": settings.enable_thinking}
 

@@ -94,15 +94,15 @@ class PromptTokenizer:
         self.fingerprint: str = self._fingerprint()
 
     def render(self, prompt: Problem | Prompt) -> str:
-        """The text of a prompt before tokenisation. Raises ValueError as `Template.render` does."""
+        """Render a prompt as text before tokenisation. Raises ValueError as `Template.render` does."""
         return self.template.render(prompt.prompt if isinstance(prompt, Problem) else prompt)
 
     def conversation(self, prompt: Problem | Prompt) -> tuple[Message, ...]:
-        """The prompt as chat messages, system message included: what other libraries' chat templating starts from."""
+        """Return the prompt as chat messages, system message included, for other libraries' templating."""
         return self.template.conversation(prompt.prompt if isinstance(prompt, Problem) else prompt)
 
     def encode_prompt(self, prompt: Problem | Prompt) -> Ids:
-        """[P] int32 ids of a prompt, P at least 1, ending where the response begins.
+        """Encode a prompt, [P] int32 with P at least 1, ending where the response begins.
 
         Raises ValueError when the chat template fails, when the problem's own text holds a special token (it would act
         as one), when the tokenizer does not know a character, and when nothing is left to encode.
@@ -120,7 +120,7 @@ class PromptTokenizer:
         return np.asarray(ids, np.int32)
 
     def encode_completion(self, text: str) -> Ids:
-        """[T] int32 ids of a response and its stop token; a stop token written at the end of `text` is that one.
+        """Encode a response and its stop token, [T] int32; a stop token written at the end of `text` is that one.
 
         Encoded apart from the prompt, as the sampler generates it; THINKING counts as such. Raises ValueError when the
         text holds another special token elsewhere, or a character that the tokenizer does not know.
@@ -134,11 +134,11 @@ class PromptTokenizer:
         return np.asarray([*self.encode_text(text), stop], np.int32)
 
     def encode_example(self, example: Example) -> tuple[Ids, Ids]:
-        """([P], [T]) int32: the prompt exactly as for sampling, and the completion, which alone carries loss."""
+        """Encode the prompt exactly as for sampling, and the completion, which alone carries loss: ([P], [T]) int32."""
         return self.encode_prompt(example.prompt), self.encode_completion(example.completion)
 
     def decode(self, ids: Ids | Sequence[int]) -> str:
-        """The text without the stop token and special tokens, THINKING apart: what rewards and readers see."""
+        """Decode ids without the stop token and special tokens, THINKING apart: what rewards and readers see."""
         ids = [int(i) for i in ids]
         if ids and ids[-1] in self.eos_ids:
             ids = ids[:-1]
@@ -147,11 +147,11 @@ class PromptTokenizer:
         return str(self.backend.decode(ids, skip_special_tokens=True))
 
     def decode_raw(self, ids: Ids | Sequence[int]) -> str:
-        """The text with every special token written out."""
+        """Decode ids with every special token written out."""
         return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def drop_too_long(self, records: Sequence[Record], max_prompt_length: int) -> tuple[list[Record], int]:
-        """The records whose prompt has at most `max_prompt_length` tokens, and how many others there are."""
+        """Return the records whose prompt has at most `max_prompt_length` tokens, and how many others there are."""
         kept = [record for record in records if len(self.encode_prompt(record.prompt)) <= max_prompt_length]
         return kept, len(records) - len(kept)
 
@@ -163,7 +163,7 @@ class PromptTokenizer:
                 storage.write_bytes(epath.Path(folder) / file.name, file.read_bytes())
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of a rendered text, whose special tokens count as such. Raises ValueError if it cannot be encoded."""
+        """Encode a rendered text, whose special tokens count as such. Raises ValueError if it cannot be encoded."""
         try:
             return list(self.backend.encode(text, add_special_tokens=False).ids)
         except Exception as error:  # the bindings raise bare Exceptions, and TypeError for lone surrogates
@@ -183,13 +183,13 @@ class PromptTokenizer:
         turn_end = self.template.turn_end().lstrip()
         names = [name for name in self.special_tokens if name and turn_end.startswith(name)]
         end_of_turn = self.special_tokens[max(names, key=len)] if names else None
-        found = [i for i in (end_of_turn, own, *given) if i is not None]
-        if not found:
+        stops = [i for i in (end_of_turn, own, *given) if i is not None]
+        if not stops:
             raise ValueError("the tokenizer has no end-of-sequence token: set its eos_token, or pass eos_ids")
-        for i in found:
+        for i in stops:
             if isinstance(i, bool) or not isinstance(i, int | np.integer) or not 0 <= i < self.vocab_size:
                 raise ValueError(f"end-of-sequence ids lie between 0 and {self.vocab_size - 1}, got {i!r:.100}")
-        return int(found[0]), tuple(sorted({int(i) for i in found}))
+        return int(stops[0]), tuple(sorted({int(i) for i in stops}))
 
     def _fingerprint(self) -> str:
         return storage.fingerprint(
@@ -207,7 +207,7 @@ class PromptTokenizer:
 def load_tokenizer(
     source: str | os.PathLike[str], settings: TemplateSettings | None = None, *, revision: str | None = None
 ) -> PromptTokenizer:
-    """A tokenizer by folder (local, gs:// or s3://), hub id, or an embedded task ("procedural:slips").
+    """Load a tokenizer by folder (local, gs:// or s3://), hub id, or an embedded task ("procedural:slips").
 
     Its stop tokens include those of config.json and generation_config.json beside it. No code of the repository is run.
     Raises ValueError when it cannot be found or read.
@@ -227,12 +227,12 @@ def _fetch(name: str, folder: Path) -> None:
     storage.check_driver(name)
     try:
         with storage.naming("list", name):
-            found = [file for file in epath.Path(name).iterdir() if file.suffix in _SUFFIXES]
+            files = [file for file in epath.Path(name).iterdir() if file.suffix in _SUFFIXES]
     except FileNotFoundError:
-        found = []
-    if not found:
+        files = []
+    if not files:
         raise ValueError(f"tokenizer {name!r}: there is no such folder, or no tokenizer in it")
-    for file in found:
+    for file in files:
         (folder / file.name).write_bytes(storage.read_bytes(file))
 
 
@@ -243,7 +243,7 @@ _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 def _load_hugging_face(
     source: str, name: str, settings: TemplateSettings | None, revision: str | None
 ) -> PromptTokenizer:
-    """From a local folder or hub id; name: what messages call it."""
+    """Load a tokenizer from a local folder or hub id; name: what messages call it."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if (source.startswith((".", "/", "~")) or source.count("/") > 1) and not os.path.isdir(os.path.expanduser(source)):
@@ -277,7 +277,7 @@ def _load_hugging_face(
 
 
 def _declared_eos(name: str, revision: str | None) -> tuple[int, ...]:
-    """The end-of-sequence ids in generation_config.json and config.json, where there are such files."""
+    """Read the end-of-sequence ids in generation_config.json and config.json, where there are such files."""
     declared: list[int] = []
     for file in ("generation_config.json", "config.json"):
         eos = _declared(name, file, "eos_token_id", revision)
@@ -286,7 +286,7 @@ def _declared_eos(name: str, revision: str | None) -> tuple[int, ...]:
 
 
 def _declared(name: str, file: str, field: str, revision: str | None) -> Any:
-    """One field of a JSON file beside the tokenizer, None where there is no such file or field."""
+    """Read one field of a JSON file beside the tokenizer, None where there is no such file or field."""
     from transformers.utils.hub import cached_file
 
     path = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
@@ -295,7 +295,7 @@ def _declared(name: str, file: str, field: str, revision: str | None) -> Any:
 
 
 def _backend_copy(tokenizer: PreTrainedTokenizerFast) -> Any:
-    """The tokenizer's Rust half, on its own: no call on the original can switch padding or truncation on in it."""
+    """Copy the tokenizer's Rust half, on its own: no call on the original can switch padding or truncation on in it."""
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())

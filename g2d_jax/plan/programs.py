@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from g2d_jax.pipeline import STAGE_PROGRAMS
+from g2d_jax.pipeline import STAGES
 from g2d_jax.plan.rewarding import rewards, scorings
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.runtime import Runtime
@@ -19,7 +19,7 @@ def programs_of(runtime: Runtime, name: str, response: int | None = None) -> lis
     stage = runtime.config.stages[name]
     models = tuple(scoring.model for scoring in scorings(runtime.config, runtime.mesh))
     programs = []
-    for program in STAGE_PROGRAMS[stage.kind](runtime, name, stage, response):
+    for program in STAGES[stage.kind].programs(runtime, name, stage, response):
         # Reward models are loaded on first use, and stay.
         programs.append(dataclasses.replace(program, resident=(*program.resident, *models)))
         if program.work.responses:

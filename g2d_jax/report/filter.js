@@ -13,24 +13,21 @@ for (const root of document.querySelectorAll("[data-listing]")) {
     rows.forEach((row, i) => {
       let left = 0;
       for (const cell of row.querySelectorAll("[data-policy]")) {
-        let here = 0;
-        for (const sample of cell.querySelectorAll("[data-verdict]")) {
+        const samples = Array.from(cell.querySelectorAll("[data-verdict]"));
+        for (const sample of samples)
           sample.hidden = (verdict && sample.dataset.verdict !== verdict) || (policy && cell.dataset.policy !== policy);
-          if (!sample.hidden) here += 1;
-        }
+        const here = samples.filter(sample => !sample.hidden).length;
         cell.hidden = here === 0;
         left += here;
       }
       row.hidden = left === 0 || !texts[i].includes(words);
       if (!row.hidden) { problems += 1; completions += left; }
     });
-    control("count").textContent = problems + " of " + rows.length + " problems, " + completions + " "
-      + root.dataset.listing;
+    control("count").textContent = problems + " of " + rows.length + " problems, " + completions + " completions";
   };
-  const unfold = open => { for (const row of rows) if (!row.hidden) row.open = open; };
   for (const name of ["verdict", "policy", "words"]) if (control(name)) control(name).addEventListener("input", update);
-  control("open").addEventListener("click", () => unfold(true));
-  control("close").addEventListener("click", () => unfold(false));
+  for (const [name, open] of [["open", true], ["close", false]])
+    control(name).addEventListener("click", () => { for (const row of rows) if (!row.hidden) row.open = open; });
   control("bar").hidden = false;
   update();
 }

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from g2d_jax.frontier import Interval
+
 UNKNOWN = "–"
 
 
@@ -20,6 +22,23 @@ def number(record: Mapping[str, Any], *keys: str) -> float:
         return float(value)
     except ValueError:
         return math.nan
+
+
+LABELS = {"sft": "cold", "warmup": "warm-up", "dpo": "G2D"}
+"""What the stages of the shipped configs lead to, where a policy has no label of its own."""
+
+
+def policy_name(policy: Mapping[str, Any]) -> str:
+    """A policy for readers, by its "name" and "label": "cold (sft)"; its name alone if it has no other label."""
+    name = str(policy.get("name", ""))
+    label = str(policy.get("label") or name)
+    label = LABELS.get(name.partition("@")[0], name) if label == name else label
+    return label if label.replace("-", "") == name else f"{label} ({name})"
+
+
+def words(measure: str) -> str:
+    """A measure's name for readers: "dropped, all correct"."""
+    return measure.replace("_", " ").replace("/", ", ")
 
 
 def fixed(digits: int) -> Callable[[float], str]:
@@ -42,6 +61,20 @@ def change(difference: float, error: float) -> str:
     if math.isnan(difference):
         return UNKNOWN
     return f"{100 * difference:+.1f}" + ("" if math.isnan(error) else f" ± {100 * error:.1f}")
+
+
+def percents(interval: Interval | None) -> str:
+    """A mean with its interval in percent, "84.2 [83.1, 85.3]"."""
+    if interval is None or math.isnan(interval.mean):
+        return UNKNOWN
+    return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def points(interval: Interval | None) -> str:
+    """A difference with its interval in percentage points, "+3.1 [+2.0, +4.2]"."""
+    if interval is None or math.isnan(interval.mean):
+        return UNKNOWN
+    return f"{100 * interval.mean:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
 
 
 def measured(value: float, error: float, *, signed: bool = False) -> str:

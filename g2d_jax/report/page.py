@@ -1,4 +1,4 @@
-"""A report as sections, and as the two files made of them: a page, and Markdown without what only a page can show.
+"""A report as sections, and the files made of them: a page, Markdown without what only a page can show, and figures.
 
 The page is one file without requests, to be opened anywhere and sent to anyone. Its only script filters what is on it
 (filter.js); the Content-Security-Policy allows its bytes and no others.
@@ -7,19 +7,29 @@ The page is one file without requests, to be opened anywhere and sent to anyone.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
+import itertools
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import jinja2
 from etils import epath
+from markupsafe import Markup
 
-from g2d_jax.report import markup
-from g2d_jax.report.table import Text, markdown_table, one_line
-from g2d_jax.storage import write_bytes
+from g2d_jax.report.figures import Chart
+from g2d_jax.report.markup import on_one_line, shorten, shown, visible
+from g2d_jax.report.samples import Listing
+from g2d_jax.report.tables import Table, markdown, one_line
+from g2d_jax.report.tokens import LEVELS
+from g2d_jax.storage import plain, write_bytes
 
 STYLE, SCRIPT = (Path(__file__).with_name(name).read_text("utf-8") for name in ("style.css", "filter.js"))
+BUDGET = 3_000_000
+"""Characters of markup that one list may have: rows that do not fit are left out and counted."""
 
 
 class Note(NamedTuple):
@@ -28,86 +38,141 @@ class Note(NamedTuple):
     text: str
 
 
-Part: TypeAlias = str | Note | Text
-"""Of a section: markup, which the page alone has, an explanation, or a table."""
+class Code(NamedTuple):
+    """A value as JSON, folded."""
+
+    title: str
+    value: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """What is shown."""
+        return shorten(json.dumps(plain(self.value), indent=2, ensure_ascii=False), 200_000)
+
+
+class Fold(NamedTuple):
+    """Parts that unfold on a page; Markdown has none of them."""
+
+    title: str
+    parts: Sequence[Table | Chart]
+
+
+Part: TypeAlias = Note | Table | Chart | Listing | Code | Fold
 
 
 class Section(NamedTuple):
-    """A part of a report; left out if all its parts are empty. name: its anchor."""
+    """A part of a report; left out if nothing but notes is in it. name: its anchor. None among parts is left out."""
 
     name: str
     title: str
-    parts: Sequence[Part]
+    parts: Sequence[Part | None]
+
+    @property
+    def shown(self) -> list[Part]:
+        """The parts that have something to show; [] if these are notes alone."""
+        parts = [part for part in self.parts if part is not None and _has_content(part)]
+        return parts if any(not isinstance(part, Note) for part in parts) else []
 
 
 class Report(NamedTuple):
-    """All of a report. kind: "report", "study", "comparison". eyebrow: a line above the name; cards: markup."""
+    """All of a report. kind: "report", "study", "comparison". eyebrow: the line above the name; headline: one below."""
 
     kind: str
     name: str
     eyebrow: str
-    verdict: str
+    headline: str
     warnings: Sequence[str]
     sections: Sequence[Section]
-    cards: str = ""
+
+    @property
+    def charts(self) -> Iterator[Chart]:
+        """Its figures, but for those that are folded."""
+        return (part for section in self.sections for part in section.parts if isinstance(part, Chart))
+
+
+def _has_content(part: Part) -> bool:
+    if isinstance(part, Fold):
+        return any(map(_has_content, part.parts))
+    content = {Note: "text", Table: "rows", Listing: "rows", Code: "value", Chart: "figure"}
+    return bool(getattr(part, content[type(part)]))
+
+
+def _kind(part: Part) -> str:
+    """What templates know it by: "note", "table", "chart", "listing", "code", "fold"."""
+    return type(part).__name__.lower()
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    folder = Path(__file__).with_name("templates")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"shown": shown, "visible": visible, "on_one_line": on_one_line, "shorten": shorten}
+    environment.filters |= {"fitting": _fitting, "grouped": _grouped, "kind": _kind}
+    return environment
+
+
+def _grouped(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
+    """Neighbours of one kind together: figures stand in a grid."""
+    return [(kind, list(group)) for kind, group in itertools.groupby(parts, key=_kind)]
+
+
+def _fitting(listing: Listing) -> list[Markup]:
+    """The rows of a list as markup, in their order as long as they fit the page."""
+    made = _environment().get_template("samples.html.j2").module.row  # type: ignore[attr-defined]
+    rows, size = [], 0
+    for row in map(made, listing.rows):
+        if size + len(row) <= BUDGET:
+            rows.append(row)
+            size += len(row)
+    return rows
 
 
 def html(report: Report) -> str:
     """Write the page. The script stands on it only where there is a list to filter."""
-    made = ((name, markup.shown(title), "".join(map(_markup, parts))) for name, title, parts in report.sections)
-    shown = [section for section in made if section[2]]
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in shown)
-    body = "".join(f'<section id="{name}"><h2>{title}</h2>{body}</section>' for name, title, body in shown)
-    script = SCRIPT if "<div data-listing=" in body else ""
+    listed = any(isinstance(part, Listing) for section in report.sections for part in section.shown)
+    script = SCRIPT if listed else ""
     policy = f"default-src 'none'; style-src {_digest(STYLE)}; img-src data:; base-uri 'none'; form-action 'none'"
     policy += f"; script-src {_digest(script)}" if script else ""
-    verdict = re.sub(r" \[[^\]]*\]| ± | %", lambda found: found[0].replace(" ", "\u00a0"), report.verdict)
-    header = (
-        markup.paragraph(report.eyebrow, "eyebrow"),
-        f"<h1>{markup.shown(report.name)}</h1>",
-        markup.paragraph(verdict, "verdict"),
-        report.cards,
-        *(markup.paragraph(warning, "warning") for warning in report.warnings),
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
-        f"<title>{markup.shown(f'{report.name}: G2D {report.kind}', plain=True)}</title><style>{STYLE}</style></head>\n"
-        f'<body><header>{"".join(header)}</header><nav aria-label="Sections">{links}</nav>\n<main>{body}</main>'
-        + (f"<script>{script}</script>" if script else "")
-        + "</body></html>\n"
-    )
-
-
-def markdown(report: Report) -> str:
-    """Write the same as Markdown, without figures and what unfolds."""
-    lines = [f"# {one_line(report.name)}", one_line(report.verdict)]
-    lines.append("\n".join(f"- Warning: {one_line(warning)}" for warning in report.warnings))
-    for section in report.sections:
-        texts = [_text(part) for part in section.parts if not isinstance(part, str)]
-        lines += [f"## {one_line(section.title)}", *texts] if any(texts) else []
-    return "\n\n".join(filter(None, lines)) + "\n"
-
-
-def write(report: Report, csv: str, folder: epath.Path, name: str) -> list[str]:
-    """Write NAME.html, NAME.md and NAME.csv into a folder; returns their paths. Raises OSError."""
-    for kind, text in {"html": html(report), "md": markdown(report), "csv": csv}.items():
-        write_bytes(folder / f"{name}.{kind}", text.encode())
-    return [str(folder / f"{name}.{kind}") for kind in ("html", "md", "csv")]
-
-
-def _markup(part: Part) -> str:
-    if isinstance(part, str):
-        return part
-    return markup.paragraph(part.text, "hint") if isinstance(part, Note) else markup.table(*part)
-
-
-def _text(part: Note | Text) -> str:
-    return one_line(part.text) if isinstance(part, Note) else markdown_table(*part)
+    fixed = {"style": Markup(STYLE), "script": Markup(script), "policy": Markup(policy), "levels": LEVELS}
+    return _environment().get_template("page.html.j2").render(report=report, **fixed)
 
 
 def _digest(source: str) -> str:
     """What a Content-Security-Policy calls these bytes."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+
+
+def text(report: Report) -> str:
+    """Write the same as Markdown, without figures and what unfolds."""
+    lines = [f"# {one_line(report.name)}", one_line(report.headline)]
+    lines.append("\n".join(f"- Warning: {one_line(warning)}" for warning in report.warnings))
+    for section in report.sections:
+        parts = [part for part in section.shown if isinstance(part, Note | Table)]
+        if any(isinstance(part, Table) for part in parts):
+            lines.append(f"## {one_line(section.title)}")
+            lines += [one_line(part.text) if isinstance(part, Note) else markdown(part) for part in parts]
+    return "\n\n".join(filter(None, lines)) + "\n"
+
+
+def write(report: Report, csv: str, folder: epath.Path, name: str, *, figures: bool = True) -> list[str]:
+    """Write NAME.html, NAME.md and NAME.csv into a folder, and figures/NAME-….svg and .pdf; returns their paths.
+
+    The figures are for papers; only their folder is among the paths. The same report gives the same bytes. Raises
+    OSError.
+    """
+    paths = []
+    for form, content in {"html": html(report), "md": text(report), "csv": csv}.items():
+        paths.append(folder / f"{name}.{form}")
+        write_bytes(paths[-1], content.encode())
+    charts = list(report.charts) if figures else []
+    for chart in charts:
+        stem = re.sub(r"[^\w.-]+", "-", f"{name}-{chart.name}")
+        write_bytes(folder / "figures" / f"{stem}.svg", chart.svg().encode())
+        write_bytes(folder / "figures" / f"{stem}.pdf", chart.pdf())
+    return [*map(str, paths), *([str(folder / "figures")] if charts else [])]

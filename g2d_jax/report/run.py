@@ -1,140 +1,399 @@
-"""What a work directory holds, finished or not, read once for a report."""
+"""The report of a run: report.html, report.md, report.csv."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from etils import epath
+import numpy as np
 
-from g2d_jax.records import Preference
-from g2d_jax.storage import PathLike, finished, read_json
-from g2d_jax.tables import read_columns, read_preferences
-from g2d_jax.tracking import read_metrics
-from g2d_jax.workdir import no_run, stage_folders
+from g2d_jax.accounting import TRAINING
+from g2d_jax.report import figures, tables
+from g2d_jax.report import format as fmt
+from g2d_jax.report.figures import Chart, Lines
+from g2d_jax.report.format import number, policy_name
+from g2d_jax.report.page import Code, Fold, Note, Part, Report, Section, write
+from g2d_jax.report.read import (
+    COLLECT,
+    EVALUATE,
+    OFFLINE,
+    SELECT,
+    Manifest,
+    Run,
+    Stage,
+    policies,
+    read_parquet,
+    read_run,
+)
+from g2d_jax.report.samples import browser
+from g2d_jax.report.tables import has_accuracy, leaves, sheet, steps, table
+from g2d_jax.storage import PathLike
+
+Written = Callable[[float], str]
+COLUMNS = ("stage", "policy", "measure", "value")
+
+CURVES: Mapping[str, tuple[tuple[str, ...], bool]] = {
+    "Reward": (("reward", "accuracy"), True),
+    "Token entropy, nats": (("entropy",), True),
+    "Completion length, tokens": (
+        ("completions/mean_length", "completions/mean_length_correct", "completions/mean_length_incorrect"),
+        True,
+    ),
+    "KL divergence from the reference, nats": (("kl",), True),
+    "Spread of reward within groups": (("reward_std",), True),
+    "Share of groups without signal": (("frac_reward_zero_std",), True),
+    "Share of completions cut at the limit": (("completions/clipped_ratio",), True),
+    "Length in pairs, tokens": (("pairs/chosen_length", "pairs/rejected_length"), True),
+    "Implicit rewards": (("rewards/chosen", "rewards/rejected", "rewards/margins"), True),
+    "Share of pairs ranked correctly": (("rewards/accuracies",), True),
+    "Log-probability of completions, nats": (("logps/chosen", "logps/rejected"), True),
+    "Loss": (("loss",), False),
+    "Gradient norm": (("grad_norm",), True),
+    "Learning rate": (("learning_rate",), False),
+}
+"""Title of a figure -> metrics, and whether those of several stages have one y axis. Other metrics fold."""
+
+ELSEWHERE = ("warning", "goodput")
+"""Families of metrics that other sections show."""
+
+TRAINING_NOTE = (
+    "Every step is drawn, or the mean of neighbouring steps with their range as a band. Lines are of what a stage "
+    "trained on: rollouts of the policy at its last synchronisation, or pairs. Fresh samples are of the trained policy "
+    "itself, on the same prompts with the same random numbers each time; a stage's cost includes theirs only where "
+    "they decide its end (stop=adaptive)."
+)
+
+MEASURES: Mapping[str, tuple[str, Written]] = {
+    "pass_rate": ("pass rate %", fmt.percent),
+    "reward_variance": ("variance", fmt.fixed(3)),
+    "frac_mixed": ("mixed %", fmt.percent),
+    "entropy": ("entropy", fmt.fixed(3)),
+    "distinct_answers": ("distinct", fmt.fixed(2)),
+    "confidence": ("confidence %", fmt.percent),
+    "ece": ("ECE", fmt.fixed(3)),
+    "auroc": ("AUROC", fmt.fixed(3)),
+    "logprob_gap": ("gap", fmt.fixed(2)),
+    "mean_length": ("length", fmt.fixed(1)),
+    "mean_length_correct": ("length, correct", fmt.fixed(1)),
+    "mean_length_incorrect": ("length, incorrect", fmt.fixed(1)),
+    "frac_truncated": ("cut at limit %", fmt.percent),
+}
+"""Measure of a policy's rollouts -> head of its column, and its numbers as text."""
+
+MEANINGS = (
+    "Variance is that of the reward among a prompt's completions. Mixed prompts can give pairs, or advantages: they "
+    "have right and wrong completions or, of scalar rewards, different ones. Distinct answers are counted by prompt. "
+    "Entropy is a token's, in nats. Confidence is the geometric mean of a completion's token probabilities; ECE and "
+    "AUROC tell whether it predicts correctness (an ECE of 0 and an AUROC of 1 are perfect, one of 0.5 is chance). "
+    "The gap is the log-prob of right less that of wrong completions, in nats. Means over prompts, but for entropy "
+    "(over tokens) and length (over completions, in tokens)."
+)
+
+PAIR_MEASURES: Mapping[str, tuple[tuple[str, ...], Written]] = {
+    "gap in log-prob, chosen − rejected, nats": (("before", "after", "gap_mean"), fmt.fixed(2)),
+    "its median": (("before", "after", "gap_p50"), fmt.fixed(2)),
+    "its lowest tenth, below": (("before", "after", "gap_p10"), fmt.fixed(2)),
+    "its highest tenth, above": (("before", "after", "gap_p90"), fmt.fixed(2)),
+    "gap per token, nats": (("before", "after", "gap_per_token"), fmt.fixed(3)),
+    "pairs ranked right %": (("before", "after", "frac_ranked"), fmt.percent),
+    "length, chosen": (("before", "", "chosen_length"), fmt.fixed(1)),
+    "length, rejected": (("before", "", "rejected_length"), fmt.fixed(1)),
+    "implicit reward, chosen": (("", "margins", "chosen_mean"), fmt.fixed(2)),
+    "implicit reward, rejected": (("", "margins", "rejected_mean"), fmt.fixed(2)),
+    "implicit margin": (("", "margins", "margin_mean"), fmt.fixed(2)),
+    "margins right %": (("", "margins", "accuracy"), fmt.percent),
+    "gradient signal / noise of a pair": (("signal", "", "ratio"), fmt.fixed(3)),
+    "noise scale, pairs": (("signal", "", "noise_scale"), fmt.fixed(0)),
+}
+"""Measure of an offline stage's pairs -> where its result has it before and after training, and its numbers as text."""
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One folder NN-name. manifest None: not finished. kind: of the manifest, else of the config, else ""."""
+def write_run(workdir: PathLike, *, figures: bool = True) -> list[str]:
+    """Write report.html, report.md, report.csv and, unless they are unwanted, figures of what a work directory holds.
 
-    folder: epath.Path
-    name: str
-    kind: str
-    manifest: Mapping[str, Any] | None
-
-    def preferences(self) -> list[Preference]:
-        """The pairs of a collect stage, [] if none are written. Raises ValueError for a damaged part."""
-        try:
-            return read_preferences(self.folder / "preferences")
-        except FileNotFoundError:
-            return []
-
-    def rollouts_file(self, policy: str) -> epath.Path | None:
-        """Where a finished evaluate stage has a policy's completions; None if they are gone."""
-        entries = (self.manifest or {}).get("result", {}).get("policies", ())
-        named = next((entry["rollouts"] for entry in entries if entry["name"] == policy), "")
-        return file if named and (file := self.folder / str(named)).exists() else None
-
-    def parts(self) -> list[epath.Path]:
-        """The files with a stage's completions, in order."""
-        folder = self.folder / "rollouts"
-        return sorted(folder.glob("*.parquet")) if folder.exists() else []
-
-    def informativeness(self) -> Mapping[str, Any]:
-        """Measures of a collect stage's rollouts by name, {} if they are not written."""
-        return _read_optional(self.folder / "informativeness.json") or {}
-
-    def prompts(self) -> Mapping[str, Any]:
-        """The same measures by prompt: columns, {} if they are not written; raises as `preferences`."""
-        try:
-            return read_columns(self.folder / "informativeness" / "prompts.parquet")
-        except FileNotFoundError:
-            return {}
-
-    def provenance(self) -> Mapping[str, Any]:
-        """How the pairs of a collect stage came about, {} if they are not written."""
-        return _read_optional(self.folder / "preferences" / "_manifest.json") or {}
-
-    def problems(self) -> dict[str, Mapping[str, Any]]:
-        """The problems of an evaluate stage by id, from its problems.json: [{"id", "prompt", "answer", "subset"}]."""
-        return {row["id"]: row for row in _read_optional(self.folder / "problems.json") or ()}
-
-
-@dataclass(frozen=True)
-class Run:
-    """A work directory. config, environment: {} if not written; planned: stages of the config without a folder."""
-
-    workdir: epath.Path
-    config: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    stages: Sequence[Stage]
-    planned: Sequence[str]
-    metrics: Sequence[Mapping[str, Any]]
-
-    @property
-    def name(self) -> str:
-        """The config's name, else the folder's."""
-        return str(self.config.get("name") or self.workdir.name)
-
-    @property
-    def manifests(self) -> list[Mapping[str, Any]]:
-        """Of the finished stages, in order."""
-        return [stage.manifest for stage in self.stages if stage.manifest is not None]
-
-    @property
-    def warnings(self) -> list[str]:
-        """What the stages warned of, in their order: as manifests have it; of one under way, as it was logged."""
-        logged = [record for record in self.metrics if str(record["kind"]).startswith("warning/")]
-        return [
-            str(warning["text"])
-            for stage in self.stages
-            for warning in (
-                [record for record in logged if record["stage"] == stage.name]
-                if stage.manifest is None
-                else stage.manifest.get("warnings", ())
-            )
-        ]
-
-    @property
-    def evaluations(self) -> list[Stage]:
-        """Finished evaluate stages, in order; the last one is the result."""
-        return [stage for stage in self.stages if stage.kind == "evaluate" and stage.manifest is not None]
-
-
-def read_run(workdir: PathLike) -> Run:
-    """Read all but completions and pairs. What is not written yet is empty.
-
-    Raises ValueError if there is no such folder, it holds nothing of a run, or a file is damaged.
+    The run may be unfinished. Returns the paths in this order, of the figures their folder. The same work directory
+    gives the same bytes. Raises ValueError as `read_run` does, and if completions or pairs are damaged; OSError.
     """
-    root = epath.Path(workdir)
-    try:
-        found = stage_folders(root)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise no_run(root) from error
-    config = (_read_optional(root / "config.json") or {}).get("config", {})
-    if not config and not found:
-        raise no_run(root)
-    kinds = {name: str(stage.get("kind", "")) for name, stage in config.get("stages", {}).items()}
-    stages = [_stage(path, name, kinds) for name, path in found.items()]
-    return Run(
-        workdir=root,
-        config=config,
-        environment=_read_optional(root / "environment.json") or {},
-        stages=stages,
-        planned=[name for name in kinds if name not in {stage.name for stage in stages}],
-        metrics=read_metrics(root),
+    run = read_run(workdir)
+    return write(report(run), sheet(COLUMNS, records(run)), run.workdir, "report", figures=figures)
+
+
+def report(run: Run) -> Report:
+    """Put together all that there is to show of a run."""
+    latest = run.evaluations[-1].manifest if run.evaluations else None
+    return Report(
+        kind="report",
+        name=run.name,
+        eyebrow=_eyebrow(run),
+        headline=headline(latest),
+        warnings=[*filter(None, [state(run)]), *run.warnings],
+        sections=[
+            Section("results", "Result", list(_results(run, latest))),
+            Section("compute", "Compute", _compute(run)),
+            Section("curves", "Training", list(_training(run))),
+            Section("informativeness", "Informativeness", list(_informativeness(run))),
+            Section("pairs", "Preference pairs", [part for stage in run.stages.values() for part in _pairs(stage)]),
+            Section("browser", "Browser", browser(run)),
+            Section("settings", "Settings", settings(run.config, run.environment)),
+        ],
     )
 
 
-def _stage(folder: epath.Path, name: str, kinds: Mapping[str, str]) -> Stage:
-    manifest = finished(folder)
-    return Stage(folder, name, str((manifest or {}).get("kind") or kinds.get(name, "")), manifest)
+def settings(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[Part | None]:
+    """Settings and environment as they are on disk."""
+    return [Code("Configuration (config.json)", config), Code("Environment (environment.json)", environment)]
 
 
-def _read_optional(path: epath.Path) -> Any:
-    try:
-        return read_json(path)
-    except FileNotFoundError:
+def _eyebrow(run: Run) -> str:
+    """When, which config, which seed."""
+    times = [float(record["time"]) for record in run.metrics]
+    parts = ["G2D report"]
+    parts += [f"measured until {datetime.fromtimestamp(max(times), UTC):%d %B %Y, %H:%M} UTC"] if times else []
+    parts += [f"{name} {run.config[key]}" for name, key in (("config", "name"), ("seed", "seed")) if key in run.config]
+    return " · ".join(parts)
+
+
+def state(run: Run) -> str:
+    """What is missing of a run that is not finished, "" if nothing is."""
+    begun = [name for name in run.stages if name not in run.manifests]
+    lists = {"not finished": begun, "not begun": [name for name in run.sections if name not in run.stages]}
+    missing = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
+    return f"This is the report of a run under way ({'; '.join(missing)})." if missing else ""
+
+
+def headline(evaluation: Manifest | None) -> str:
+    """What the run showed, in one sentence made of measured numbers; a change under two standard errors is none.
+
+    Of accuracy, or where there are rewards only of the first task's.
+    """
+    ordered = policies(evaluation)
+    if not evaluation or not ordered:
+        return "No policy has been evaluated yet."
+    first, name, over = ordered[0], policy_name(ordered[0]), tables.problems(evaluation, "held-out problems")
+    if has_accuracy(evaluation):
+        parts = [
+            f"{name} answers {fmt.spread(number(first, 'mean'), number(first, 'sem_clustered'))} % of {over} correctly"
+        ]
+        for before, after, difference, error in steps(evaluation):
+            reached, size = f"{fmt.percent(number(after, 'mean'))} %", f"{fmt.change(difference, error)} points"
+            parts.append(_step(before, after, reached, difference, error, size))
+    else:
+        task = next(iter(tables.tasks(evaluation)))
+        parts = [f"{name} has a mean reward of {tables.reward(first, task)} on {over}"]
+        for before, after, difference, error in steps(evaluation, "tasks", task):
+            reached = fmt.measured(number(after, "tasks", task, "reward"), math.nan)
+            size = fmt.measured(difference, error, signed=True)
+            parts.append(_step(before, after, reached, difference, error, size))
+    # Not capitalised where it begins with a path.
+    sentence = "; ".join(parts) + "."
+    sentence = f"The policy {sentence}" if any(c in name for c in ":/\\") else sentence[0].upper() + sentence[1:]
+    return sentence + _greedily(evaluation)
+
+
+def _step(before: Manifest, after: Manifest, reached: str, difference: float, error: float, size: str) -> str:
+    name = policy_name(after)
+    if math.isnan(difference) or math.isnan(error):
+        return f"{name} reaches {reached} (not compared pairwise with {policy_name(before)})"
+    if abs(difference) <= 2 * error:
+        return f"{name} at {reached} is within two standard errors of {policy_name(before)} ({size})"
+    return f"{name} {'rises' if difference > 0 else 'falls'} to {reached} ({size})"
+
+
+def _greedily(evaluation: Manifest) -> str:
+    """The same of greedy answers, which a lower temperature does not change; "" where they were not compared."""
+    compared = steps(evaluation, "greedy")
+    if not compared or any(math.isnan(difference) for _, _, difference, _ in compared):
+        return ""
+    reached = [f"{fmt.percent(number(policy, 'greedy'))} %" for policy in policies(evaluation)]
+    changes = [fmt.change(difference, error) for _, _, difference, error in compared]
+    later = (f", then {after} ({change})" for after, change in zip(reached[1:], changes, strict=True))
+    return f" Decoded greedily: {reached[0]}{''.join(later)}."
+
+
+def _results(run: Run, latest: Manifest | None) -> Iterator[Part | None]:
+    """The last evaluation's tables and figures, what was selected, and earlier evaluations folded."""
+    if latest is not None:
+        yield tables.summary_table(latest, run.manifests.values())
+        yield tables.tasks_table(latest)
+        yield tables.verdicts_table(latest)
+        bars = [
+            (policy_name(one), 100 * (mean := number(one, "mean")), 100 * (mean - 2 * sem), 100 * (mean + 2 * sem))
+            for one in policies(latest)
+            for sem in [number(one, "sem_clustered")]
+        ]
+        note = "Bars: ± 2 standard errors, clustered by problem."
+        yield figures.intervals("accuracy", "Accuracy (pass@1), %", bars, note=note)
+        yield _pass_at(policies(latest))
+        yield Fold("Other comparisons, and subsets", [tables.paired_table(latest), tables.subsets_table(latest)])
+    for manifest in run.manifests.values():
+        if manifest.get("kind") == SELECT:
+            yield tables.selection_table(manifest)
+    for stage in run.evaluations[:-1]:
+        yield Fold(f"Earlier evaluation: {stage.name}", [tables.summary_table(stage.manifest, ())])
+
+
+def _pass_at(ordered: Sequence[Manifest]) -> Chart | None:
+    ks = sorted({int(k) for policy in ordered for k in policy.get("pass_at", {})})
+    lines = {policy_name(p): (ks, [100 * number(p, "pass_at", str(k)) for k in ks]) for p in ordered}
+    note = "Chance that one of k answers is right: the unbiased estimator."
+    return figures.curves("pass-at-k", "pass@k, %", {"": lines}, x_title="k", note=note) if len(ks) > 1 else None
+
+
+def _compute(run: Run) -> list[Part | None]:
+    manifests = list(run.manifests.values())
+    cost, spent = tables.compute_table(manifests, run.price), tables.goodput_table(manifests)
+    return [cost, spent, Fold("Programs", [tables.compiled_table(manifests)])]
+
+
+def _training(run: Run) -> Iterator[Part | None]:
+    """What training counted, and metrics over steps, stages side by side."""
+    counted = {name: one for name, one in run.manifests.items() if one.get("kind") in TRAINING}
+    counts = {name: {part: one.get(part, {}) for part in ("counts", "generation")} for name, one in counted.items()}
+    yield tables.counts_table(
+        "What training did", {n: {**c["counts"], "generation": c["generation"]} for n, c in counts.items()}
+    )
+    logged = logged_metrics(run)
+    charts = [_curves(logged, title, names, share) for title, (names, share) in CURVES.items()]
+    yield Note(TRAINING_NOTE) if any(charts) else None
+    yield from charts
+    named = {name for names, _ in CURVES.values() for name in names}
+    families: dict[str, list[str]] = {}
+    for name in sorted({name for metrics in logged.values() for _, name in metrics} - named):
+        families.setdefault(name.rpartition("/")[0] or name, []).append(name)
+    others = [_curves(logged, family, names, False) for family, names in families.items()]
+    yield Fold(f"More metrics ({len(others)})", [chart for chart in others if chart is not None])
+
+
+Logged = Mapping[str, Mapping[tuple[str, str], Sequence[tuple[float, float]]]]
+"""Stage -> (kind of log, metric) -> points (step, value) ascending, of what was logged more than once."""
+
+
+def logged_metrics(run: Run) -> Logged:
+    """Read what the run's stages logged on their way, in the order of their folders; evaluations are in the result."""
+    table: dict[str, dict[tuple[str, str], list[tuple[float, float]]]] = {name: {} for name in run.stages}
+    for record in run.metrics:
+        stage, kind = str(record["stage"]), str(record["kind"])
+        if kind.partition("/")[0] in ELSEWHERE or (stage in run.stages and run.stages[stage].kind == EVALUATE):
+            continue
+        for name, value in record["metrics"].items():
+            if name.partition("/")[0] not in ELSEWHERE:
+                table.setdefault(stage, {}).setdefault((kind, name), []).append((record["step"], value))
+    return {
+        stage: {key: sorted(points) for key, points in metrics.items() if len(points) > 1}
+        for stage, metrics in table.items()
+    }
+
+
+def _curves(logged: Logged, title: str, names: Sequence[str], share: bool) -> Chart | None:
+    panels: dict[str, Lines] = {}
+    for stage, metrics in logged.items():
+        lines = {
+            name + {"train": "", "probe": ", fresh"}.get(kind, f" ({kind})"): (xs, ys)
+            for (kind, name), points in metrics.items()
+            if name in names
+            for xs, ys in [zip(*points, strict=True)]
+        }
+        panels |= {stage: lines} if lines else {}
+    return figures.curves(title.partition(",")[0].lower(), title, panels, share=share)
+
+
+def _informativeness(run: Run) -> Iterator[Part | None]:
+    """How much rollouts of each policy can teach."""
+    rows = [
+        {
+            "policy": policy,
+            "rollouts of": stage,
+            **{head: of(number(one, name)) for name, (head, of) in MEASURES.items()},
+        }
+        for policy, stage, one in _measured(run)
+    ]
+    yield Note(MEANINGS)
+    yield table("Rollouts of each policy", rows)
+    for stage in run.stages.values():
+        yield _pass_rates(stage)
+
+
+def _measured(run: Run) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """A policy's name, the stage whose rollouts these are, and measure -> number, in the order of the stages."""
+    for stage in run.stages.values():
+        if stage.kind == COLLECT and (found := stage.json("informativeness.json")):
+            policy = stage.json("preferences/_manifest.json").get("policy")
+            name = policy or run.sections.get(stage.name, {}).get("policy") or stage.name
+            yield policy_name({"name": str(name)}), stage.name, found
+        for entry in policies(stage.manifest) if stage.kind == EVALUATE else ():
+            if entry.get("informativeness"):
+                yield policy_name(entry), stage.name, entry["informativeness"]
+
+
+def _pass_rates(stage: Stage) -> Chart | None:
+    """How hard a collection's prompts were: the share of prompts by pass rate."""
+    file = stage.folder / "informativeness" / "prompts.parquet"
+    if not file.exists():
         return None
+    columns = read_parquet(file, ["pass_rate", "scored"]).to_pydict()
+    rates, scored = np.asarray(columns["pass_rate"], np.float64), np.asarray(columns["scored"])
+    known = ~np.isnan(rates)
+    if not known.any():
+        return None
+    samples = set(scored[known].tolist())
+    bins = samples.pop() if len(samples) == 1 and max(samples) <= 32 else 10  # one for each number of right answers
+    counts = np.bincount(np.round(rates[known] * bins).astype(int), minlength=bins + 1)
+    lines = {"share": (np.arange(bins + 1) / bins, 100 * counts / known.sum())}
+    note = f"Pass rates in steps of 1/{bins}. Prompts at 0 and 1 give no pairs."
+    note += f" {fmt.count(np.sum(~known))} prompts have no pass rate and are left out." if not known.all() else ""
+    title = f"Prompts of {stage.name} by pass rate, %"
+    return figures.curves(f"pass-rates-{stage.name}", title, {"": lines}, x_title="pass rate", note=note)
+
+
+def _pairs(stage: Stage) -> Iterator[Part | None]:
+    """What became of a collection's prompts; pairs under the policy before and after training on them."""
+    if stage.kind == COLLECT:
+        counts = (stage.manifest or {}).get("counts", {})
+        yield tables.counts_table(f"What became of the prompts of {stage.name}", {stage.name: counts})
+        provenance = stage.json("preferences/_manifest.json")
+        yield Code(f"How {stage.name} made its pairs (preferences/_manifest.json)", provenance)
+    if stage.kind == OFFLINE:
+        result, rows = (stage.manifest or {}).get("result") or {}, []
+        for name, ((before, after, key), of) in PAIR_MEASURES.items():
+            ends = [number(result, part, key) for part in (before, after)]
+            moved = fmt.UNKNOWN if math.isnan(ends[1] - ends[0]) else f"{ends[1] - ends[0]:+.3g}"
+            if before == "" or of is fmt.percent:
+                moved = (
+                    fmt.UNKNOWN
+                    if before == "" or math.isnan(ends[1] - ends[0])
+                    else f"{100 * (ends[1] - ends[0]):+.1f}"
+                )
+            cells = {"before": of(ends[0]), "after": of(ends[1]), "change": moved}
+            rows += [{"measure": name, **cells}] if set(cells.values()) != {fmt.UNKNOWN} else []
+        yield table(f"The pairs under the policy before and after {stage.name}", rows)
+
+
+def records(run: Run) -> Iterator[tuple[str, str, str, float]]:
+    """All figures of the finished stages, in their order: cost and counts, then those of each policy.
+
+    stage, policy ("" for a stage's own figures), measure, value. measure is a path such as "tokens/generated",
+    "pass_at/4", "informativeness/ece" or, of a policy compared with one before it, "paired/sft/difference". Units are
+    those of the manifests: fractions, seconds, tokens, nats.
+    """
+    for name, manifest in run.manifests.items():
+        stage = run.stages[name]
+        found = stage.json("informativeness.json") if stage.kind == COLLECT else {}
+        yield from _tidy(name, "", {**dict(leaves(found, "informativeness/")), **dict(leaves(manifest))}.items())
+        for policy in policies(manifest) if stage.kind == EVALUATE else ():
+            yield from _tidy(name, str(policy["name"]), leaves(policy))
+        for pair in manifest.get("result", {}).get("paired", ()) if stage.kind == EVALUATE else ():
+            measured = {"": pair} if "difference" in pair else {}
+            measured |= {"greedy/": pair["greedy"]} if "greedy" in pair else {}
+            measured |= {f"{task}/": found for task, found in pair.get("tasks", {}).items()}
+            paths = {
+                f"paired/{pair['before']}/{prefix}{m}": number(one, m)
+                for prefix, one in measured.items()
+                for m in ("difference", "sem")
+            }
+            yield from _tidy(name, str(pair["after"]), paths.items())
+
+
+def _tidy(stage: str, policy: str, figures: Iterable[tuple[str, float]]) -> Iterator[tuple[str, str, str, float]]:
+    return ((stage, policy, measure, value) for measure, value in figures)

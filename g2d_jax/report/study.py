@@ -1,278 +1,472 @@
-"""What a study measured, read from its directory: points in rows, and GRPO's curves beside them.
-
-sweeps/NAME.json ─► entries (one a finished point) ─► rows (their seeds) ─► groups (their K)
-                                                              └─► warm-ups, where GRPO has no points of its own
-"""
+"""The report of a study: NAME.html, NAME.md, NAME.csv."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-from etils import epath
 
-from g2d_jax import frontier
-from g2d_jax.accounting import behind
-from g2d_jax.report.format import number
-from g2d_jax.report.study_entry import OFFLINE, ONLINE, SELECT, Array, Entry, Files
-from g2d_jax.storage import PathLike, read_json
-from g2d_jax.workdir import PLANS, absolute, stage_folders
+from g2d_jax import frontier, stats
+from g2d_jax.frontier import Interval
+from g2d_jax.report import contrasts, figures
+from g2d_jax.report import format as fmt
+from g2d_jax.report.figures import Chart, Point
+from g2d_jax.report.format import UNKNOWN, number
+from g2d_jax.report.page import Code, Note, Part, Report, Section, write
+from g2d_jax.report.read import COLLECT, ONLINE, Group, Policy, Row, Study, read_optional, read_study
+from g2d_jax.report.run import MEANINGS, MEASURES, Written
+from g2d_jax.report.tables import Table, cost_cells, leaves, sheet, table
+from g2d_jax.storage import PathLike, fingerprint
 
+COLUMNS = ("arm", "values", "seed", "K", "split", "measure", "value")
+FEW_SEEDS = 5
+"""Intervals of fewer seeds are too narrow (see frontier.py)."""
+OUT_OF_RANGE = "out of range"
 
-@dataclass(frozen=True, eq=False)
-class Row:
-    """Points that differ in their seed alone. ids: of the test problems; accuracies: [seeds, N] on them."""
+COSTS: Mapping[str, tuple[str, Written]] = {
+    "flops": ("FLOPs", fmt.quantity),
+    "generated": ("generated tokens", fmt.quantity),
+    "tokens": ("tokens of all kinds", fmt.quantity),
+    "trained": ("trained tokens", fmt.quantity),
+    "device_seconds": ("device time", fmt.duration),
+    "verifier_cpu_seconds": ("verifier CPU time", lambda seconds: f"{fmt.value(seconds)} s"),
+    "price": ("price", fmt.value),
+}
+"""Cost -> its name and its numbers as text, a figure each."""
 
-    entries: Sequence[Entry]
-    ids: tuple[str, ...]
-    accuracies: Array
+EVALUATED: Mapping[str, tuple[str, Written]] = {
+    "greedy %": ("greedy", fmt.percent),
+    "entropy, nats": ("entropy", fmt.fixed(3)),
+    "length": ("mean_length", fmt.fixed(1)),
+    "truncated %": ("truncated", fmt.percent),
+}
+"""Head of a column -> its name in the evaluation of a policy, and its numbers as text."""
 
-    @property
-    def steps(self) -> int | None:
-        """K where it is varied."""
-        return self.entries[0].steps
+TAUGHT: Mapping[str, tuple[tuple[str, ...], Written]] = {
+    **{head: ((COLLECT, "result", "informativeness", name), of) for name, (head, of) in MEASURES.items()},
+    "gap before, nats": (("offline", "result", "before", "gap_mean"), fmt.fixed(2)),
+    "gap after, nats": (("offline", "result", "after", "gap_mean"), fmt.fixed(2)),
+    "ranked before %": (("offline", "result", "before", "frac_ranked"), fmt.percent),
+    "implicit margin": (("offline", "result", "margins", "margin_mean"), fmt.fixed(2)),
+    "margins right %": (("offline", "result", "margins", "accuracy"), fmt.percent),
+    "gradient signal / noise": (("offline", "result", "signal", "ratio"), fmt.fixed(3)),
+    "noise scale, pairs": (("offline", "result", "signal", "noise_scale"), fmt.fixed(0)),
+    "pairs": ((COLLECT, "counts", "pairs"), fmt.count),
+}
+"""Head of a column -> where a stage's manifest has it, and its numbers as text."""
 
-    @property
-    def seeds(self) -> frozenset[int]:
-        """Of its points."""
-        return frozenset(entry.seed for entry in self.entries)
+TAUGHT_NOTE = (
+    f"Of the rollouts that pairs were made from; means over seeds. {MEANINGS} Gaps before and after are of the pairs' "
+    "chosen and rejected completions, before and after offline training; the implicit margin is beta times what "
+    "training moved of it. Signal / noise is the norm of the mean DPO gradient over the norm of its noise in a batch, "
+    "the noise scale the number of pairs at which both are equal. Between temperatures entropy does not compare."
+)
 
-    @property
-    def reached(self) -> float:
-        """The mean K of the seeds: where a warm-up stops by itself they differ."""
-        return float(np.mean([entry.reached for entry in self.entries]))
-
-    @cached_property
-    def accuracy(self) -> frontier.Interval:
-        """Mean accuracy with its interval over problems and seeds."""
-        return frontier.bootstrap(self.accuracies)
-
-    @cached_property
-    def dev(self) -> float:
-        """The mean accuracy on dev, NaN if a seed was not evaluated there."""
-        return float(np.mean([number(entry.result("dev"), "mean") for entry in self.entries]))
-
-    @cached_property
-    def offline_gain(self) -> frontier.Interval | None:
-        """What the offline stage added over the policy it started from, paired by seed and problem."""
-        gains = [entry.offline_gain for entry in self.entries]
-        known = [gain for gain in gains if gain is not None]
-        return frontier.bootstrap(np.stack(known)) if known else None
-
-    def cost(self, measure: str) -> float:
-        """The mean over seeds of a cost, NaN for one that is not known."""
-        return float(np.mean([entry.costs.get(measure, np.nan) for entry in self.entries]))
-
-    def by_seed(self, kind: str, *keys: str) -> Array:
-        """A number that a stage of each point measured [seeds], NaN where it did not; see `Entry.measure`."""
-        return np.array([entry.measure(kind, *keys) for entry in self.entries])
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Points that differ in K and seed alone, in order of K. kind: of the stage that ends them."""
-
-    name: str
-    arm: str
-    values: Mapping[str, str]
-    kind: str
-    rows: Sequence[Row]
-
-    @property
-    def is_baseline(self) -> bool:
-        """Online training that simply goes on."""
-        return self.kind != OFFLINE
-
-    @property
-    def stops(self) -> bool:
-        """Whether the warm-up ends by itself."""
-        return any(entry.stop for row in self.rows for entry in row.entries)
-
-    @property
-    def trajectories(self) -> frozenset[epath.Path]:
-        """The folders of the online stages behind its points."""
-        entries = [entry for row in self.rows for entry in row.entries]
-        return frozenset(entry.folders[entry.warmup[0]] for entry in entries if entry.warmup)
-
-    def goes_on_from(self, other: Group) -> bool:
-        """Whether a point has the same online training behind it, and was tested on the same problems."""
-        return bool(self.trajectories & other.trajectories) and self.rows[0].ids == other.rows[0].ids
-
-    def curve(self, seed: int, measure: str) -> tuple[Array, Array] | None:
-        """Give one seed's trajectory, costs [K] and accuracies [K, N]; None if it has fewer than two points."""
-        found = [
-            (entry.costs[measure], row.accuracies[i])
-            for row in self.rows
-            for i, entry in enumerate(row.entries)
-            if entry.seed == seed
-        ]
-        found.sort(key=lambda pair: pair[0])
-        costs = [cost for cost, _ in found]
-        if len(found) < 2 or len(set(costs)) < len(costs) or not np.isfinite(costs).all():
-            return None
-        return np.array(costs), np.stack([values for _, values in found])
+STOP_NOTE = (
+    "Why: online steps had come to buy less per FLOP than offline training was predicted to (adaptive), at a budget, "
+    "or at the last of its steps. Rates, in points a TFLOP: what the last probe saw of online steps, in accuracy and "
+    "predicted gain together (± standard error), and predicted of offline training."
+)
 
 
-@dataclass(frozen=True)
-class Study:
-    """A study's directory. unfinished: labels of points that lack a stage; untested: of those without a test split.
+def write_study(workdir: PathLike, name: str, *, show: Callable[..., None] | None = None) -> list[str]:
+    """Write NAME.html, NAME.md, NAME.csv and figures of a study into its directory; the study may be unfinished.
 
-    warmups: online training alone, as points that end offline evaluated it on their way, where no point is about it.
+    show: is given the result table (title, columns, rows), such as to print it.
+    Returns the paths in this order, of the figures their folder. The same directory gives the same bytes. Raises
+    ValueError if it holds no study of that name or a file is damaged, OSError.
     """
-
-    workdir: epath.Path
-    name: str
-    config: Mapping[str, Any]
-    groups: Sequence[Group]
-    warmups: Sequence[Group]
-    unfinished: Sequence[str]
-    untested: Sequence[str]
-
-    @property
-    def entries(self) -> list[Entry]:
-        """All finished points that were evaluated on the test split."""
-        return [entry for group in self.groups for row in group.rows for entry in row.entries]
-
-    @property
-    def offline(self) -> list[Group]:
-        """Groups that end with offline training."""
-        return [group for group in self.groups if not group.is_baseline]
-
-    @property
-    def baselines(self) -> list[Group]:
-        """Groups of online training alone."""
-        return [*(group for group in self.groups if group.is_baseline), *self.warmups]
-
-    @property
-    def swept(self) -> list[Group]:
-        """Groups that end with offline training at several K."""
-        return [group for group in self.offline if len(group.rows) > 1]
+    study = read_study(workdir, name)
+    if show is not None and study.policies:
+        show(*results(study))
+    return write(report(study), sheet(COLUMNS, records(study)), study.workdir, name)
 
 
-WARMUP = "warm-up (GRPO goes on)"
-"""The name of `Study.warmups`."""
+def report(study: Study) -> Report:
+    """Put together all that a study shows."""
+    arms = contrasts.spectrum(study)
+    bars = [(row.name, 100 * one.mean, 100 * one.low, 100 * one.high) for _, row in arms for one in [row.accuracy]]
+    left_out = [{"point": label, "why": "not finished"} for label in study.unfinished]
+    left_out += [{"point": label, "why": "not evaluated on test"} for label in study.untested]
+    charts = [frontier_chart(study, measure) for measure in COSTS]
+    return Report(
+        kind="study",
+        name=study.name,
+        eyebrow=_eyebrow(study),
+        headline=headline(study),
+        warnings=[*filter(None, [state(study)])],
+        sections=[
+            Section(
+                "results",
+                "Result",
+                [
+                    Note(caution(study)),
+                    results(study),
+                    figures.intervals("accuracy", "Test accuracy, % (bars: 95 %)", bars),
+                ],
+            ),
+            Section("frontier", "Accuracy against compute", [*charts, details(study)]),
+            Section("informativeness", "Informativeness", [Note(TAUGHT_NOTE), taught(study), correlations(study)]),
+            Section("stopping", "K that chose itself", _stopping(study)),
+            Section("points", "Points left out", [table("Points left out", left_out)]),
+            Section("settings", "Settings", _settings(study)),
+        ],
+    )
 
 
-def studies(workdir: PathLike) -> list[str]:
-    """The names of the studies in a directory, [] if it is none of studies."""
-    folder = absolute(workdir) / PLANS
-    return sorted(path.stem for path in folder.iterdir() if path.suffix == ".json") if folder.exists() else []
+def _eyebrow(study: Study) -> str:
+    """How much there is, and until when it was measured."""
+    manifests = [one for policy in study.policies for one in policy.run.manifests.values()]
+    times = [number(one, "started") + number(one, "seconds") for one in manifests]
+    last = max((time for time in times if time == time), default=math.nan)
+    seeds = {seed for group in study.groups for row in group.rows for seed in row.seeds}
+    parts = ["G2D study", f"{len(study.policies)} points, {len(seeds)} seed{'s' * (len(seeds) != 1)}"]
+    parts += [f"measured until {datetime.fromtimestamp(last, UTC):%d %B %Y, %H:%M} UTC"] if last == last else []
+    return " · ".join(parts)
 
 
-def read_study(workdir: PathLike, name: str) -> Study:
-    """Read a study, finished or not.
+def state(study: Study) -> str:
+    """What is missing, and the command that runs it; "" if nothing is."""
+    parts = []
+    if study.unfinished:
+        total = len(study.unfinished) + len(study.untested) + len(study.policies)
+        parts.append(f"{len(study.unfinished)} of {total} points are not finished and left out (listed under Points).")
+        parts.append(f"To finish them: {command(study)}")
+    if study.untested:
+        parts.append(f"{len(study.untested)} points were not evaluated on the test split and are left out.")
+    if len({frozenset(row.seeds) for group in study.groups for row in group.rows}) > 1:
+        parts.append("Rows have different seeds: their means are not yet comparable.")
+    return " ".join(parts)
 
-    Raises ValueError if the directory has none of that name, a file is damaged, or points that differ in their seed
-    alone were tested on different problems.
+
+def command(study: Study) -> str:
+    """The command that made the study, as its stages have it; it goes on with what is not finished."""
+    for policy in study.policies:
+        for stage in policy.run.stages.values():
+            words = list(stage.json("environment.json").get("command", ()))[1:]
+            if words[:1] == ["sweep"]:
+                return " ".join(["g2d", *map(str, words)])
+    return f"g2d sweep --config CONFIG --workdir {study.workdir}"
+
+
+def caution(study: Study) -> str:
+    """What the columns are, and that intervals of few seeds are too narrow."""
+    counts = {len(row.seeds) for group in study.groups for row in group.rows} or {0}
+    many = f"{min(counts)}{f' to {max(counts)}' * (len(counts) > 1)} seed{'s' * (max(counts) != 1)}"
+    text = f"Intervals are 95 %, over problems and {many}"
+    text += f": with fewer than {FEW_SEEDS} seeds they are too narrow" if min(counts) < FEW_SEEDS else ""
+    text += ". Gain: over the policy its last training started from; differences are in points on test, paired by seed "
+    text += "and problem. Costs leave out supervised fine-tuning, which is the same for all."
+    if contrasts.spectrum(study):
+        text += " s: updates between two synchronisations of the sampling policy with the trained one; 1 is online, ∞ "
+        text += "(never) is offline."
+    swept = contrasts.swept_rows(study)
+    if swept and any(group.stops for group in study.groups):
+        costs = [row.cost("flops") for row in swept]
+        spent = sum(cost * len(row.seeds) for cost, row in zip(costs, swept, strict=True))
+        text += (
+            f" The swept K spent {flops(float(np.median(costs)))} in the median, {flops(spent)} in all (each seed's "
+        )
+        text += "shared steps counted once for every K)."
+    return text
+
+
+def flops(amount: float) -> str:
+    """An amount of compute, "2.58 TFLOPs"."""
+    text = fmt.quantity(amount)
+    return f"{text}{' ' * text[-1:].isdigit()}FLOPs"
+
+
+def row_cells(row: Row) -> dict[str, str]:
+    """Accuracy, how it answers, and cost of a row, as all reports of several policies have them."""
+    k = min(one.shape[1] for one in row.correct)
+    passed = float(np.mean([stats.pass_at(one, k) for one in row.correct])) if k > 1 else math.nan
+    return {
+        "accuracy % [95 %]": fmt.percents(row.accuracy),
+        "seed std": fmt.percent(frontier.seed_spread(row.accuracies)),
+        f"pass@{k} %": fmt.percent(passed),
+        **{head: of(row.evaluated(name)) for head, (name, of) in EVALUATED.items()},
+        **cost_cells({measure: row.cost(measure) for measure in row.policies[0].costs}),
+    }
+
+
+def results(study: Study) -> Table:
+    """Every row of the study: offline training after K online steps first, then online training alone."""
+    arms = contrasts.spectrum(study)
+    start = contrasts.start_of([row for _, row in arms]) if arms else None
+    rows = [(group, row) for group in study.offline for row in group.rows]
+    rows += arms or [(group, row) for group in study.baselines for row in group.rows]
+    best = [one for one in (contrasts.chosen(group.rows) for group in study.swept) if one is not None]
+    rows = [(Group(start.name, {}, [start]), start), *rows] if start is not None else rows
+    others = [contrasts.reference(study, group, row) for group, row in rows]
+    names = {other.name for other in others if other is not None}
+    over = f"over {names.pop()}" if len(names) == 1 else "over"
+    lines = [_line(study, *rows[i], rows[i][1] in best, over, other) for i, other in enumerate(others)]
+    title = f"Accuracy on {fmt.count(len(rows[0][1].ids) if rows else 0)} test problems"
+    hidden = {"seeds"} if len({line["seeds"] for line in lines}) == 1 else set()
+    return table(title, lines, hidden=hidden if arms else {*hidden, "s", "loss"})
+
+
+def _line(study: Study, group: Group, row: Row, is_chosen: bool, over: str, other: Row | None) -> dict[str, str]:
+    """The cells of a row. over: head of the column of the difference to another row; without a name it is in cells."""
+    policy, cells = row.policies[0], row_cells(row)
+    apart = UNKNOWN
+    if other is not None and other is not row:
+        apart = _of_seeds(contrasts.difference(row, other), len(row.seeds)) + f", {other.name}" * (over == "over")
+    return {
+        "policy": f"{row.name} (best on dev)" if is_chosen else row.name,
+        "K": f"{row.steps:g}",
+        "s": str(contrasts.sync_every(policy) or "∞") if policy.kind == ONLINE else UNKNOWN,
+        "loss": contrasts.loss_of(policy) or UNKNOWN,
+        "seeds": str(len(row.seeds)),
+        "dev %": fmt.percent(row.dev),
+        "accuracy % [95 %]": cells["accuracy % [95 %]"],
+        "seed std": cells["seed std"],
+        "gain": _of_seeds(row.gain, len(row.seeds)),
+        over: apart,
+        "against GRPO at this budget": _versus(study, row) if group.is_offline and study.baselines else UNKNOWN,
+        "FLOPs": cells["FLOPs"],
+    }
+
+
+def details(study: Study) -> Table:
+    """How the policies of every row answer, and what else making them cost."""
+    rows = [row for group in (*study.groups, *study.warmups) for row in group.rows]
+    cells = [{"policy": row.name, **row_cells(row)} for row in rows]
+    return table("Their answers, and what they cost", cells, hidden={"accuracy % [95 %]", "seed std", "FLOPs"})
+
+
+def _of_seeds(found: Interval | None, seeds: int) -> str:
+    """A difference, and of how many seeds it is where that is not all of them."""
+    some = f" ({found.seeds} of {seeds} seeds)" if found is not None and 0 < found.seeds < seeds else ""
+    return fmt.points(found) + some
+
+
+def _versus(study: Study, row: Row) -> str:
+    """What a row is worth against the baseline `best_at` its cost, named if there are several."""
+    best = contrasts.best_at(study, row)
+    if best is None:
+        on_dev = any(one.dev == one.dev for baseline in study.baselines for one in baseline.rows)
+        return OUT_OF_RANGE if on_dev else UNKNOWN
+    found = contrasts.advantage(row, best)
+    if found.difference is None:
+        return OUT_OF_RANGE if found.seeds else UNKNOWN
+    named = f", {best.setting or best.name}" if len(study.baselines) > 1 else ""
+    return _of_seeds(found.difference, found.seeds) + named
+
+
+def headline(study: Study) -> str:
+    """Answer the study's question: which K, or setting, was chosen on dev, what it reaches, and what that costs.
+
+    Where that cannot be said it says what to run. Of a study of online training alone it has every arm.
     """
-    root = absolute(workdir)
-    if name not in studies(root):
-        raise ValueError(f"{root} holds no study {name!r}; there are: {', '.join(studies(root)) or 'none'}")
-    plan = read_json(root / PLANS / f"{name}.json")
-    files, entries, unfinished = Files(), [], []
-    for point in plan["points"]:
-        entry = _entry(root / "points" / name / point["label"], point, files)
-        if entry is None:
-            unfinished.append(point["label"])
-        else:
-            entries.append(entry)
-    tested = [entry for entry in entries if entry.result("test")]
-    untested = [entry.label for entry in entries if not entry.result("test")]
-    groups = _groups(tested)
-    return Study(root, name, plan["config"], groups, _warmups(groups), unfinished, untested)
+    if not study.policies:
+        return f"No point of this study is finished and tested yet. To go on: {command(study)}"
+    arms = contrasts.spectrum(study)
+    if arms and not study.offline:
+        return _span(arms)
+    by_arm = {arm: [row for g in study.offline if g.arm == arm for row in g.rows] for arm in _arms(study.offline)}
+    questions = [("K", group.rows) for group in study.swept if not group.stops]
+    questions = questions or [(f"The setting of {arm}", rows) for arm, rows in by_arm.items() if len(rows) > 1]
+    questions = questions or [("The best policy", [row for group in study.groups for row in group.rows])]
+    over = f"On {fmt.count(len(study.groups[0].rows[0].ids))} test problems"
+    said = [
+        _chosen(study, rows) if contrasts.chosen(rows) else _not_chosen(study, *one)
+        for one in questions
+        for rows in [one[1]]
+    ]
+    return f"{over}: {' '.join(said)}"
 
 
-def _entry(folder: epath.Path, point: Mapping[str, Any], files: Files) -> Entry | None:
-    config = read_json(folder / "config.json")["config"]
-    folders = stage_folders(folder)
-    manifests = {name: files.manifest(place) for name, place in folders.items()}
-    known = {name: manifest for name, manifest in manifests.items() if manifest is not None}
-    evaluations = [stage for stage in config["stages"].values() if stage["kind"] == "evaluate"]
-    if not evaluations or not _needed(config["stages"]) <= known.keys():
+def _arms(groups: Sequence[Group]) -> list[str]:
+    return list(dict.fromkeys(group.arm for group in groups))
+
+
+def _chosen(study: Study, rows: Sequence[Row]) -> str:
+    row = contrasts.chosen(rows)
+    assert row is not None
+    among = (
+        ""
+        if len(contrasts.comparable(rows)) == len(rows)
+        else f" among {len(contrasts.comparable(rows))} of {len(rows)}"
+    )
+    text = f"{row.name}, chosen on dev{among}, answers {fmt.percents(row.accuracy)} % correctly"
+    every = [one for group in (*study.groups, *study.warmups) for one in group.rows if set(one.seeds) >= set(row.seeds)]
+    best = max(every, key=lambda one: one.accuracy.mean)
+    lost = contrasts.difference(row, best)
+    if best is row or lost is None:
+        text += f", more than all others, for {flops(row.cost('flops'))}"
+    else:
+        interval = fmt.points(lost).partition(" ")[2]
+        text += f", {-100 * lost.mean:.1f} points below the best, {best.name} (difference {interval})"
+        text += f", for {flops(row.cost('flops'))}"
+        share = row.cost("flops") / best.cost("flops") if best.cost("flops") else math.nan
+        text += "" if math.isnan(share) else f" or {100 * share:.0f} % of its compute"
+    if row.gain is not None:
+        text += f"; its last training added {fmt.points(row.gain)} points"
+    baseline = contrasts.best_at(study, row)
+    found = contrasts.advantage(row, baseline).difference if baseline else None
+    if baseline and found is not None:
+        text += f"; against {baseline.name} at these FLOPs it has {fmt.points(found)} points"
+    return f"{text}."
+
+
+def _not_chosen(study: Study, what: str, rows: Sequence[Row]) -> str:
+    means = [row.accuracy.mean for row in rows]
+    text = f"{len(rows)} settings answer {fmt.percent(min(means))} to {fmt.percent(max(means))} % correctly."
+    missing = sorted({policy.name for row in rows for policy in row.policies if not policy.result("dev")})
+    if not missing:
+        return f"{text} {what} cannot be chosen yet: no row has all seeds. To finish them: {command(study)}"
+    names = "".join(f'"{name}", ' for name in missing).rstrip()
+    return (
+        f"{text} {what} cannot be chosen: {', '.join(missing)} {'were' if len(missing) > 1 else 'was'} not evaluated "
+        f'on dev. Add config.stages.dev = settings.evaluate(policies=({names}), split="dev") to the config and run '
+        f"again, what is finished is kept: {command(study)}"
+    )
+
+
+def _span(arms: Sequence[tuple[Group, Row]]) -> str:
+    rows = [row for _, row in arms]
+    start, updates = contrasts.start_of(rows), {f"{row.steps:g}" for row in rows}
+    text = f"On {fmt.count(len(rows[0].ids))} test problems"
+    text += f", from {start.name} ({fmt.percent(start.accuracy.mean)} %)" if start else ""
+    text += f", after {updates.pop()} updates" if len(updates) == 1 else ""
+    reached = [f"{row.name}{' answers' * (i == 0)} {fmt.percents(row.accuracy)} %" for i, row in enumerate(rows)]
+    return f"{text}: {', '.join(reached)} correctly."
+
+
+def frontier_chart(study: Study, measure: str) -> Chart | None:
+    """Accuracy on test against one cost; None where it is known of no point or zero for all.
+
+    A line for each group, its points labelled with K, settings at one K with the setting.
+    """
+    name, written = COSTS[measure]
+    series: dict[str, list[Point]] = {}
+    for group in (*study.offline, *study.baselines):
+        line = group.arm if group.values and len(group.rows) == 1 else group.name
+        for row in group.rows:
+            mean, low, high = (100 * end for end in (row.accuracy.mean, row.accuracy.low, row.accuracy.high))
+            label = ", ".join(group.values.values()) if line != group.name else f"{row.steps:g}"
+            series.setdefault(line, []).append(Point(row.cost(measure), mean, low, high, label))
+    if not any(point.x > 0 for points in series.values() for point in points):
         return None
-    final = evaluations[-1]["policies"][-1]
-    steps_of = [field for field in point["values"] if _is_steps(field, config)]
-    steps = int(point["values"][steps_of[0]]) if steps_of else None
-    values = {field: text for field, text in point["values"].items() if field not in steps_of}
-    stages = config["stages"]
-    stage = stages.get(final.partition("@")[0], {})
-    kind = stages[stage["policy"]]["kind"] if stage.get("kind") == SELECT else stage.get("kind", "")
-    return Entry(point["label"], point["arm"], point["seed"], values, config, folders, known, final, kind, steps, files)
+    joined = {group.name for group in (*study.offline, *study.baselines) if len(group.rows) > 1}
+    note = "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points are K."
+    title = f"Test accuracy, %, against {name}"
+    return figures.points(measure, title, series, x_title=name, written=written, root=True, joined=joined, note=note)
 
 
-def _needed(stages: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Evaluations, and all the stages they rest on: points of K = 0 do not wait for a warm-up."""
-    evaluations = {name: stage["policies"] for name, stage in stages.items() if stage["kind"] == "evaluate"}
-    policies = {policy for some in evaluations.values() for policy in some}
-    return {*evaluations, *(name for policy in policies for name in behind(policy, stages))}
+def taught(study: Study) -> Table:
+    """What the rollouts behind every row that ends offline could teach."""
+    return table(
+        "Rollouts and pairs that offline training was given",
+        [
+            {"policy": row.name, **{head: of(row.mean(*path)) for head, (path, of) in TAUGHT.items()}}
+            for group in study.offline
+            for row in group.rows
+        ],
+    )
 
 
-def _is_steps(field: str, config: Mapping[str, Any]) -> bool:
-    """Whether a field is K: the steps of an online stage."""
-    section, _, name = field.removeprefix("stages.").rpartition(".")
-    return name == "steps" and config["stages"].get(section, {}).get("kind") == ONLINE
+def correlations(study: Study) -> Table:
+    """Each measure's rank correlation with what offline training added, over all points at several K."""
+    policies = [policy for group in study.swept for policy in group.policies]
+    gains = [math.nan if policy.gain is None else float(np.nanmean(policy.gain)) for policy in policies]
+    lines = []
+    for name in ("K", *TAUGHT):
+        found = [policy.steps if name == "K" else policy.measure(*TAUGHT[name][0]) for policy in policies]
+        rho, n = contrasts.rank_correlation(found, gains)
+        lines += [] if math.isnan(rho) else [{"measure": name, "rank correlation": f"{rho:+.2f}", "points": str(n)}]
+    title = "Spearman's rank correlation with what offline training added on test, over points (K and seed). "
+    return table(
+        f"{title}Points of one seed share a trajectory and all measures move with K: no test of a cause", lines
+    )
 
 
-def _groups(entries: Sequence[Entry]) -> list[Group]:
-    found: dict[Any, dict[int | None, list[Entry]]] = {}
-    for entry in entries:
-        found.setdefault(entry.group, {}).setdefault(entry.steps, []).append(entry)
-    groups = []
-    for (arm, values), by_steps in found.items():
-        ordered = sorted(by_steps.items(), key=lambda item: -1 if item[0] is None else item[0])
-        rows = [_row(some) for _, some in ordered]
-        kind = OFFLINE if any(entry.kind == OFFLINE for row in rows for entry in row.entries) else ONLINE
-        groups.append(Group(_name(arm, values), arm, dict(values), kind, rows))
-    return groups
+def _stopping(study: Study) -> list[Part | None]:
+    """Why each warm-up that may end by itself did, seed by seed."""
+    lines = []
+    for policy, seed, name in (
+        (policy, seed, row.name)
+        for group in study.groups
+        if group.stops
+        for row in group.rows
+        for policy, seed in zip(row.policies, row.seeds, strict=True)
+    ):
+        stop = policy.stop
+        last = (stop.get("probes") or [{}])[-1]
+        step, whole = number(last, "step_flops") / 1e12, number(last, "offline_flops") / 1e12
+        why = f"{stop['rule']} ({stop['measure']})" if "measure" in stop else str(stop["rule"])
+        rate = fmt.spread(number(last, "slope") / step, number(last, "slope_error") / step)
+        cells = {"K": f"{policy.steps:g}", "why": why, "online rate": rate}
+        lines.append(
+            {"policy": name, "seed": str(seed), **cells, "offline rate": fmt.percent(number(last, "gain") / whole)}
+        )
+    return [Note(STOP_NOTE), table("Where each warm-up ended", lines)]
 
 
-def _warmups(groups: Sequence[Group]) -> list[Group]:
-    """Online training alone from what points evaluated of their own warm-ups, unless a group is about just that."""
-    alone, families = [group for group in groups if group.is_baseline], list[list[Group]]()
-    for group in groups:
-        one_warmup = all(entry.has_one_warmup for row in group.rows for entry in row.entries)
-        if group.stops or not one_warmup or any(group.goes_on_from(other) for other in alone):
-            continue
-        family = next((some for some in families if any(group.goes_on_from(other) for other in some)), None)
-        if family is None:
-            families.append([group])
-        else:
-            family.append(group)
-    found = [_warmup(family, several=len(families) > 1) for family in families]
-    return [group for group in found if len(group.rows) > 1]
+def _settings(study: Study) -> list[Part | None]:
+    """The study's config, and the environments its stages were made in, but for the command."""
+    folders = {stage.folder for policy in study.policies for stage in policy.run.stages.values()}
+    found: dict[str, dict[str, Any]] = {}
+    for folder in sorted(folders):
+        content = read_optional(folder / "environment.json") or {}
+        content = {name: value for name, value in content.items() if name != "command"}
+        found[fingerprint(content)] = content
+    environments = [Code("Environment (environment.json)", found[key]) for key in sorted(found)]
+    return [Code("Configuration of the study", study.config), *environments]
 
 
-def _warmup(family: Sequence[Group], *, several: bool) -> Group:
-    """Groups with one warm-up as a group of online training: K = 0 is the policy that it starts from."""
-    shared = set[tuple[str, str]].intersection(*(set(group.values.items()) for group in family))
-    values = {field: text for field, text in family[0].values.items() if (field, text) in shared}
-    arm = f"{WARMUP} of {', '.join(dict.fromkeys(group.arm for group in family))}" if several else WARMUP
-    by_steps: dict[int, dict[int, Entry]] = {}
-    for entry in (entry for group in family for row in group.rows for entry in row.entries):
-        for policy in entry.chain[1:]:
-            one = replace(entry, arm=arm, values=values, final=policy, kind=ONLINE)
-            if one.answers("test") is not None:
-                by_steps.setdefault(one.reached, {}).setdefault(one.seed, replace(one, steps=one.reached))
-    rows = [_row([entries[seed] for seed in sorted(entries)]) for _, entries in sorted(by_steps.items())]
-    return Group(_name(arm, list(values.items())), arm, values, ONLINE, rows)
+def records(study: Study) -> Iterator[tuple[str, str, str, str, str, str, float]]:
+    """All figures, group by group and K by K: those of each seed, then those of all together (seed "all").
+
+    arm, values, seed, K, split ("" where none applies), measure, value. measure is a path such as "accuracy",
+    "cost/flops", "collect/informativeness/ece", "offline/margins/margin_mean", and, of all seeds together,
+    "accuracy/low", "gain/mean" (what the last training added) or "advantage/BASELINE/flops/mean"; BASELINE is "best on
+    dev" for the one that is best there at these FLOPs. Units are those of the manifests.
+    """
+    for group in (*study.groups, *study.warmups):
+        values = ";".join(f"{field}={text}" for field, text in group.values.items())
+        for row in group.rows:
+            for policy, seed in zip(row.policies, row.seeds, strict=True):
+                for split, measure, value in _of_policy(policy):
+                    yield group.arm, values, str(seed), f"{policy.steps:g}", split, measure, value
+            for split, measure, value in _of_row(study, group, row):
+                yield group.arm, values, "all", f"{row.steps:g}", split, measure, value
 
 
-def _row(entries: Sequence[Entry]) -> Row:
-    answers = [found for entry in entries if (found := entry.answers("test")) is not None]
-    for entry, one in zip(entries, answers, strict=True):
-        if one.ids != answers[0].ids:
-            raise ValueError(f"{entries[0].label} and {entry.label} were tested on different problems")
-    return Row(entries, answers[0].ids, np.stack([one.values for one in answers]))
+def _of_policy(policy: Policy) -> Iterator[tuple[str, str, float]]:
+    for split in ("dev", "test"):
+        answers = policy.answers(split)
+        if answers is not None:
+            yield split, "accuracy", stats.accuracy(answers.correct).mean
+        for measure, value in leaves(policy.result(split)):
+            yield split, measure, value
+    gain = policy.gain if policy.kind == "offline" else None
+    yield "test", "offline_gain", math.nan if gain is None else float(np.nanmean(gain))
+    for measure, value in policy.costs.items():
+        yield "", f"cost/{measure}", value
+    kind = "offline" if policy.kind == "offline" else "online"
+    for name, manifest in ((COLLECT, policy.pairs_from), (kind, policy.manifest)):
+        for measure, value in leaves({part: manifest.get(part, {}) for part in ("counts", "result")}):
+            yield "", f"{name}/{measure.removeprefix('counts/')}", value
+    ended = policy.kind == ONLINE and policy.steps == number(policy.manifest, "counts", "steps")
+    for measure, value in leaves(policy.manifest.get("generation", {})) if ended else ():
+        yield "", f"online/generation/{measure}", value
 
 
-def _name(arm: str, values: Sequence[tuple[str, str]]) -> str:
-    """A group for readers: its arm, and what else varies, by the last part of the field's name."""
-    return ", ".join([arm, described(dict(values))] if values else [arm])
-
-
-def described(values: Mapping[str, str]) -> str:
-    """What varies, for readers: "learning rate 0.0001"."""
-    return ", ".join(f"{field.rpartition('.')[2].replace('_', ' ')} {text}" for field, text in values.items())
+def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, float]]:
+    yield "dev", "accuracy/mean", row.dev
+    intervals = {"accuracy": row.accuracy, "gain": row.gain, "offline_gain": row.gain if group.is_offline else None}
+    for baseline in study.baselines if group.is_offline else ():
+        intervals[f"advantage/{baseline.name}/flops"] = contrasts.advantage(row, baseline).difference
+    if group.is_offline and (best := contrasts.best_at(study, row)) is not None:
+        intervals["advantage/best on dev/flops"] = contrasts.advantage(row, best).difference
+    for name, interval in intervals.items():
+        for part in ("mean", "low", "high", "seeds") if interval is not None else ():
+            yield "test", f"{name}/{part}", float(getattr(interval, part))
+    for measure in row.policies[0].costs:
+        yield "", f"cost/{measure}", row.cost(measure)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from g2d_jax.data import arithmetic
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import Ids, PromptTokenizer, load_tokenizer
-from g2d_jax.report.markup import shown
 from g2d_jax.tables import safe_text
 
 LEVELS = {0.9: "0.9 or more", 0.5: "0.5 to 0.9", 0.2: "0.2 to 0.5", 0.05: "0.05 to 0.2", 0.0: "less than 0.05"}
@@ -25,17 +23,24 @@ LEVELS = {0.9: "0.9 or more", 0.5: "0.5 to 0.9", 0.2: "0.2 to 0.5", 0.05: "0.05 
 MOST = 800
 """Tokens of one completion that are shown: of a longer one the first and the last."""
 
-_LOOKAHEAD = 3  # tokens that may follow in one character: UTF-8 has at most four bytes
+_CHARACTER = 4  # tokens of one character at most: UTF-8 has at most four bytes
 _BROKEN = "\ufffd"
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Neighbouring tokens first … last - 1 that make whole characters."""
 
     text: str
     first: int
     last: int
+
+
+class Span(NamedTuple):
+    """A stretch of text on a page, with its class in the style sheet and its tooltip."""
+
+    text: str
+    css: str = ""
+    title: str = ""
 
 
 def run_tokenizer(config: Mapping[str, Any]) -> PromptTokenizer:
@@ -51,8 +56,8 @@ def run_tokenizer(config: Mapping[str, Any]) -> PromptTokenizer:
         raise ValueError(f"the tokenizer cannot be loaded: {error}") from error
 
 
-def coloured(tokenizer: PromptTokenizer, text: str, ids: Ids, logprobs: np.ndarray) -> str | None:
-    """Markup of a completion, special tokens and stop token included; None where colours would be wrong.
+def coloured(tokenizer: PromptTokenizer, text: str, ids: Ids, logprobs: np.ndarray) -> list[Span] | None:
+    """Cut a completion into spans, special tokens and stop token included; None where colours would be wrong.
 
     text: as it is on disk. ids [T] int32, logprobs [T] in nats. None if there is no log-probability, if the tokens do
     not spell the text (another tokenizer, a text from elsewhere) or if it cannot be cut between tokens.
@@ -61,66 +66,35 @@ def coloured(tokenizer: PromptTokenizer, text: str, ids: Ids, logprobs: np.ndarr
         return None
     if safe_text(tokenizer.decode(ids)) != text:
         return None
-    head, tail = _ends(tokenizer, ids)
+    half = MOST // 2
+    head = pieces(tokenizer, ids[:half] if len(ids) > MOST else ids)
+    tail = pieces(tokenizer, ids[-half:], len(ids) - half) if len(ids) > MOST else []
     if head is None or tail is None:
         return None
     special = _special(tokenizer, ids)
-    body = "".join(_spans(head, logprobs, special))
-    if tail:
-        left_out = f"\n[… {tail[0].first - head[-1].last:,} tokens left out …]\n"
-        body += shown(left_out) + "".join(_spans(tail, logprobs, special))
-    return f'<pre tabindex="0" class="tokens">{body}</pre>'
-
-
-def legend() -> str:
-    """What the colours mean, as a list."""
-    names = list(LEVELS.values())
-    keys = "".join(f'<li><span class="p{i}">{shown(name)}</span></li>' for i, name in enumerate(names))
-    return f'<ul class="legend scale"><li>Probability of a token:</li>{keys}</ul>'
+    if not tail:
+        return list(_spans(head, logprobs, special))
+    head, tail = head[:-1], tail[1:]  # the cut may have gone through a character, or dropped a space
+    while tail and tail[0].first < len(ids) - half + _CHARACTER and tail[0].text.strip(_BROKEN) == "":
+        tail = tail[1:]
+    left_out = Span(f"\n[… {tail[0].first - head[-1].last:,} tokens left out …]\n") if head and tail else Span("")
+    return [*_spans(head, logprobs, special), left_out, *_spans(tail, logprobs, special)]
 
 
 def pieces(tokenizer: PromptTokenizer, ids: Ids, offset: int = 0) -> list[Piece] | None:
     """The text of ids [T] cut wherever a token ends with a character; None if the parts do not add up to the whole.
 
-    offset: number of the first token. A part is settled when the tokens that may still belong to its last character
-    leave it as it is.
+    offset: number of the first token.
     """
     found: list[Piece] = []
     anchor = start = 0  # of the piece before, which tells whether a space belongs to the next; of the piece under way
     for end in range(1, len(ids) + 1):
         before, now = tokenizer.decode_raw(ids[anchor:start]), tokenizer.decode_raw(ids[anchor:end])
-        if now.endswith(_BROKEN) and not _settled(tokenizer, ids[anchor:], end - anchor, now):
+        if now.endswith(_BROKEN) and end < min(start + _CHARACTER + 1, len(ids)):
             continue
-        if found and now == before:  # more bytes of a character that stays broken: they add nothing to its piece
-            found[-1] = Piece(found[-1].text, found[-1].first, offset + end)
-        else:
-            found.append(Piece(now[len(before) :], offset + start, offset + end))
-            anchor = start
-        start = end
-    whole = "".join(piece.text for piece in found)
-    return found if start == len(ids) and whole == tokenizer.decode_raw(ids) else None
-
-
-def _settled(tokenizer: PromptTokenizer, ids: Ids, end: int, text: str) -> bool:
-    longest = min(end + _LOOKAHEAD, len(ids))
-    return all(tokenizer.decode_raw(ids[:i]).startswith(text) for i in range(end + 1, longest + 1))
-
-
-def _ends(tokenizer: PromptTokenizer, ids: Ids) -> tuple[list[Piece] | None, list[Piece] | None]:
-    """All pieces and none, or the first and the last of them, without those that the cut may have broken."""
-    if len(ids) <= MOST:
-        return pieces(tokenizer, ids), []
-    half, last = MOST // 2, len(ids) - MOST // 2
-    head, tail = pieces(tokenizer, ids[:half]), pieces(tokenizer, ids[last:], last)
-    if not head or not tail:
-        return None, None
-    return _whole(head[::-1])[::-1] or None, _whole(tail) or None
-
-
-def _whole(parts: list[Piece]) -> list[Piece]:
-    """Without the first piece, where a tokenizer may drop a space, and the rest of a character after it."""
-    broken = (i for i, piece in enumerate(parts) if i == 0 or (i < _LOOKAHEAD and piece.text.strip(_BROKEN) == ""))
-    return parts[max(broken, default=0) + 1 :]
+        found.append(Piece(now[len(before) :], offset + start, offset + end))
+        anchor, start = start, end
+    return found if "".join(piece.text for piece in found) == tokenizer.decode_raw(ids) else None
 
 
 def _special(tokenizer: PromptTokenizer, ids: Ids) -> set[int]:
@@ -129,7 +103,7 @@ def _special(tokenizer: PromptTokenizer, ids: Ids) -> set[int]:
     return {place for place, i in enumerate(ids.tolist()) if i in hidden}
 
 
-def _spans(parts: Sequence[Piece], logprobs: np.ndarray, special: set[int]) -> Iterator[str]:
+def _spans(parts: Sequence[Piece], logprobs: np.ndarray, special: set[int]) -> Iterator[Span]:
     """Every piece with its probability; neighbours of the highest class together, as they are most of a text."""
     run: list[tuple[Piece, float]] = []
     for piece in parts:
@@ -144,14 +118,11 @@ def _spans(parts: Sequence[Piece], logprobs: np.ndarray, special: set[int]) -> I
     yield _span(run)
 
 
-def _span(run: Sequence[tuple[Piece, float]], css: str = "") -> str:
-    text = "".join(piece.text for piece, _ in run)
-    if not text:
-        return ""
-    count, least = sum(piece.last - piece.first for piece, _ in run), min(probability for _, probability in run)
+def _span(run: Sequence[tuple[Piece, float]], css: str = "") -> Span:
+    count, least = sum(piece.last - piece.first for piece, _ in run), min((p for _, p in run), default=1.0)
     kind = "mean" if len(run) == 1 else "least"
     title = f"p = {least:.2g}" if count == 1 else f"{count} tokens, {kind} p = {least:.2g}"
-    return f'<span class="p{level(least)}{css}" title="{title}">{shown(text)}</span>'
+    return Span("".join(piece.text for piece, _ in run), f"p{level(least)}{css}", title)
 
 
 def level(probability: float) -> int:

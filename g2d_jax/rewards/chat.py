@@ -63,7 +63,7 @@ class Endpoint:
             raise ValueError(f"timeout must be positive seconds, got {self.timeout}")
 
     def key(self) -> str:
-        """The key. Raises ValueError where it is needed and not set: a server on this machine may want none."""
+        """Return the key. Raises ValueError where it is needed and not set: a server on this machine may want none."""
         key = os.environ.get(self.api_key_env, "") if self.api_key_env else ""
         if key or not self.api_key_env or _is_this_machine(urlsplit(self.url).hostname or ""):
             return key
@@ -87,7 +87,7 @@ class Reply:
 
     @property
     def complete(self) -> bool:
-        """False for a failure and for a reply cut at max_tokens, which has not come to its verdict."""
+        """Tell a whole reply from a failure and from one cut at max_tokens, which has not come to its verdict."""
         return not self.failure and self.finish != "length"
 
 
@@ -127,14 +127,14 @@ class Chat:
 
     @cached_property
     def _replies(self) -> dict[str, Reply]:
-        """By what was asked."""
+        """Read the journal's replies, by what was asked."""
         records = storage.read_segments(self._journal.folder)
         return {r["request"]: Reply(r["text"], r["finish"]) for r in records if "text" in r}
 
     def ask(
         self, conversations: Sequence[Sequence[Message]], progress: Callable[[int], None] | None = None
     ) -> list[Reply]:
-        """One reply for each conversation, in order; equal conversations are asked once.
+        """Get one reply for each conversation, in order; equal conversations are asked once.
 
         A request that failed after all retries is a Reply with a failure. progress is called with how many of the
         requests are done. Raises ConnectionError when the server is down, ValueError when it rejects the key or the
@@ -152,7 +152,7 @@ class Chat:
         return storage.fingerprint([self.endpoint.model, messages, self.endpoint.max_tokens]), messages
 
     def _send(self, requests: dict[str, Any], progress: Callable[[int], None] | None) -> dict[str, Reply]:
-        """Ask and journal; the requests that failed."""
+        """Ask and journal; return the requests that failed."""
         failed: dict[str, Reply] = {}
         pool = ThreadPoolExecutor(self.endpoint.concurrency)
         waiting = {pool.submit(self._request, messages): name for name, messages in requests.items()}
@@ -199,7 +199,7 @@ class Chat:
             )
 
     def _request(self, messages: list[dict[str, str]]) -> tuple[Reply, dict[str, int]]:
-        """One request with its retries, in a thread: touches nothing but the client."""
+        """Send one request with its retries, in a thread: touches nothing but the client."""
         import openai
 
         asked: Any = {"model": self.endpoint.model, "messages": messages, "max_tokens": self.endpoint.max_tokens}
@@ -222,7 +222,7 @@ class Chat:
 
 
 def parse_completion(body: str) -> tuple[Reply, dict[str, int]]:
-    """The reply in the JSON of a chat completion, and its token counts. Raises ValueError for any other body.
+    """Parse the reply in the JSON of a chat completion, and its token counts. Raises ValueError for any other body.
 
     A missing text is "": the model called a tool or refused.
     """

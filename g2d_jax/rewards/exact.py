@@ -19,7 +19,7 @@ DIGITS = 300
 
 
 def numbers_equal(gold: Any, answer: Any) -> bool | None:
-    """Whether two parsed numbers are equal; None if either is not a plain number (free symbols, infinity, percent)."""
+    """Tell whether two parsed numbers are equal; None if one is no plain number (free symbols, infinity, percent)."""
     a, b = _number(gold), _number(answer)
     if a is None or b is None:
         return None
@@ -29,7 +29,7 @@ def numbers_equal(gold: Any, answer: Any) -> bool | None:
 
 
 def sets_equal(gold: Any, answer: Any) -> bool | None:
-    """Whether two finite sets of plain numbers are equal, in n log n comparisons; None for anything else."""
+    """Tell whether two finite sets of plain numbers are equal, in n log n comparisons; None for anything else."""
     if not (isinstance(gold, FiniteSet) and isinstance(answer, FiniteSet)):
         return None
     sides: list[list[Any]] = [[_number(element) for element in numbers.args] for numbers in (gold, answer)]
@@ -42,7 +42,7 @@ def sets_equal(gold: Any, answer: Any) -> bool | None:
 
 
 def rounds_to(exact: Any, decimal: Fraction, places: int, *, cut: bool = False) -> bool:
-    """Whether a number rounded to so many places is the decimal, at a half either way.
+    """Tell whether a number rounded to so many places is the decimal, at a half either way.
 
     exact: a parsed number or a Fraction. cut: it must be irrational, and may also be cut off in place of rounded.
     """
@@ -56,7 +56,7 @@ def rounds_to(exact: Any, decimal: Fraction, places: int, *, cut: bool = False) 
 
 
 def _number(expr: Any) -> Expr | None:
-    """The exact value of an expression without symbols; decimals become rationals, a lone i the imaginary unit."""
+    """Return the exact value of an expression without symbols; decimals are rationals, a lone i the imaginary unit."""
     if not isinstance(expr, Expr) or expr.has(UnevaluatedExpr):
         return None
     symbols = expr.free_symbols
@@ -69,7 +69,7 @@ def _number(expr: Any) -> Expr | None:
 
 
 def is_real(parsed: Any) -> bool:
-    """Whether what was parsed is a plain real number."""
+    """Tell whether what was parsed is a plain real number."""
     number = _number(parsed)
     return number is not None and bool(number.is_real)
 

@@ -62,7 +62,7 @@ _OPERATORS |= {ast.Div: operator.truediv, ast.FloorDiv: operator.truediv}  # a/b
 
 
 def far_apart(gold: str, answer: str) -> bool:
-    """Whether two cleaned answers differ for certain: one has a number that is far from all of the other's."""
+    """Tell whether two cleaned answers differ for certain: one has a number that is far from all of the other's."""
     a, b = values(gold), values(answer)
     return bool(a and b) and (_some_alone(a, b) or _some_alone(b, a))
 
@@ -72,7 +72,7 @@ def _some_alone(numbers: list[complex], others: list[complex]) -> bool:
 
 
 def values(cleaned: str) -> list[complex]:
-    r"""The numbers of a cleaned answer: elements of a list, a tuple or a matrix, ends of intervals, both of `\pm`.
+    r"""Evaluate the numbers of an answer: elements of a list, a tuple or a matrix, ends of intervals, both of `\pm`.
 
     [] for anything that is not read. Variables have the same value in every answer; i is the imaginary unit.
     """
@@ -91,7 +91,7 @@ def values(cleaned: str) -> list[complex]:
 
 
 def evaluate(latex: str) -> list[Any]:
-    """The numbers that a text consists of, a Fraction each that is rational, otherwise a float or a complex number.
+    """Evaluate the numbers that a text consists of: Fractions where they are rational, else floats or complex.
 
     Raises ValueError or ArithmeticError for anything but plain arithmetic of them.
     """
@@ -114,7 +114,7 @@ def evaluate(latex: str) -> list[Any]:
 
 
 def _exact(number: re.Match[str]) -> str:
-    """A number as Python writes it: without leading zeros, decimals as fractions."""
+    """Write a number as Python does: without leading zeros, decimals as fractions."""
     value = str(Fraction(number[0]))
     return f"({value.replace('/', '//')})" if "." in number[0] else value
 

@@ -57,7 +57,7 @@ _HASHES = re.compile(rf"^[ \t]*####[ \t]*({_NUMBER})[ \t]*\.?[ \t\r]*$", re.MULT
 
 
 def answer_text(text: str) -> str | None:
-    """The part of a response in which an answer counts: what follows the last `</think>`.
+    """Return the part of a response in which an answer counts: what follows the last `</think>`.
 
     Text without think tags counts whole. None when a `<think>` was opened and never closed: the response was cut before
     it answered. Where the template itself ends with `<think>`, hand in `"<think>" + text`.
@@ -67,7 +67,7 @@ def answer_text(text: str) -> str | None:
 
 
 def final_answer(text: str) -> str | None:
-    """The final answer of a response as written, stripped, or None when it gives none. See the module for the rules."""
+    """Find the final answer of a response as written, stripped, None when it gives none, by the module's rules."""
     counted = answer_text(text)
     if counted is None:
         return None
@@ -79,7 +79,7 @@ def final_answer(text: str) -> str | None:
 
 
 def solution_answer(solution: str) -> str | None:
-    r"""The reference answer inside a worked solution: GSM8K's last `#### N` line, otherwise MATH's last `\boxed{...}`.
+    r"""Find the reference answer in a worked solution: GSM8K's last `#### N` line, otherwise MATH's last `\boxed{...}`.
 
     For data loading. Here the rest of the `####` line is taken as it stands, since the text is a data set's and not a
     model's.
@@ -96,7 +96,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def _last_box(text: str) -> tuple[int, str]:
-    """The last balanced box that is not empty nor inside another balanced one."""
+    """Find the last balanced box that is not empty nor inside another balanced one."""
     if "\\boxed" not in text and "\\fbox" not in text:
         return _NOTHING
     open_braces: list[tuple[int, bool]] = []  # (where its content starts, whether it opens a box)
@@ -114,7 +114,7 @@ def _last_box(text: str) -> tuple[int, str]:
 
 
 def _last_bare_box(text: str) -> tuple[int, str]:
-    r"""The last `\boxed 5`, unless it goes on as a list of values."""
+    r"""Find the last `\boxed 5`, unless it goes on as a list of values."""
     bare = _last(_BARE_BOX, text)
     if bare is None or len(_listed("0" + text[bare.end() : bare.end() + _FINAL_WINDOW])) > 1:
         return _NOTHING
@@ -122,7 +122,7 @@ def _last_bare_box(text: str) -> tuple[int, str]:
 
 
 def _last_final_answer(text: str) -> tuple[int, str]:
-    """What the last "final answer is" is followed by, unless the sentence or the next line gives another value."""
+    """Find what the last "final answer is" is followed by, unless the sentence or the next line gives another value."""
     last = _last(_FINAL_ANSWER, text)
     if last is None:
         return _NOTHING
@@ -149,7 +149,7 @@ RULES: tuple[tuple[Callable[[str], tuple[int, str]], ...], ...] = (
 
 
 def _listed(tail: str) -> list[re.Match[str]]:
-    """The values that a text begins with, separated by commas, semicolons, "and" or "or"."""
+    """Match the values that a text begins with, separated by commas, semicolons, "and" or "or"."""
     values, value = [], _FINAL_VALUE.match(tail)
     while value is not None:
         values.append(value)
@@ -163,7 +163,7 @@ def _content(value: re.Match[str]) -> str:
 
 
 def _ambiguous(rest: str, values: Sequence[re.Match[str]]) -> bool:
-    """Whether the sentence goes on with another value, before it explains anything, or one stands on the next line.
+    """Tell whether another value follows in the sentence, before it explains anything, or on the next line.
 
     The same value once more, as in "18 dollars ($18)", is no other.
     """

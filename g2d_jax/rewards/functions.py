@@ -72,7 +72,7 @@ def load_reward(path: str, folder: str | None = None) -> RewardFunction:
 
 
 def _import_file(name: str, file: Path) -> ModuleType:
-    """The module of a file whose folder need not be on the path."""
+    """Import the module of a file whose folder need not be on the path."""
     there = importlib.util.find_spec(name)
     if there is not None:
         if there.origin is None or Path(there.origin).resolve() != file.resolve():
@@ -90,7 +90,7 @@ def _import_file(name: str, file: Path) -> ModuleType:
 
 
 def _origin(error: BaseException) -> str:
-    """Where the code raised that this file called, and what: " at FILE, line N, in FUNCTION: KeyError: 'label'"."""
+    """Say where the code raised that this file called, and what: " at FILE, line N, in FUNCTION: KeyError: 'label'"."""
     what = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return f" at {error.filename}, line {error.lineno}: {what}"
@@ -134,7 +134,7 @@ def call_reward(
 def _arguments(
     function: RewardFunction, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
 ) -> dict[str, list[Any]]:
-    """What TRL hands to a reward: a list each, of the data's columns too (None where a problem lacks it)."""
+    """Collect what TRL hands to a reward: a list each, of the data's columns too (None where a problem lacks it)."""
     names = sorted({name for problem in problems for name in problem.columns} - {"prompt", "completion"})
     arguments: dict[str, list[Any]] = {
         **{name: [problem.columns.get(name) for problem in problems] for name in names},
@@ -156,7 +156,7 @@ def _arguments(
 
 
 def _raises_for(function: RewardFunction, arguments: Mapping[str, list[Any]], index: int) -> bool:
-    """Whether the function raises for a response by itself."""
+    """Tell whether the function raises for a response by itself."""
     try:
         function(**{name: values[index : index + 1] for name, values in arguments.items()})
     except Exception:

@@ -56,7 +56,7 @@ class JudgeScorer:
     def __call__(
         self, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
     ) -> list[Score]:
-        """One Score per response.
+        """Give one Score per response.
 
         Raises as `Chat.ask`, and ValueError for a missing answer that the rubric names, or where no reply is rated.
         """
@@ -75,7 +75,7 @@ class JudgeScorer:
 
     @property
     def counts(self) -> Counter[str]:
-        """Since the scorer was made."""
+        """Count requests and replies since the scorer was made."""
         return self._chat.counts
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ def check_judge(settings: Judge) -> None:
 
 
 def endpoint(settings: Judge) -> Endpoint:
-    """The endpoint of a judge section. Raises ValueError naming the section for settings that cannot work."""
+    """Make the endpoint of a judge section. Raises ValueError naming the section for settings that cannot work."""
     try:
         return Endpoint(**{name: getattr(settings, name) for name in _SETTINGS})
     except ValueError as error:
@@ -138,22 +138,22 @@ def endpoint(settings: Judge) -> Endpoint:
 
 
 def fill(template: str, values: Mapping[str, str | None]) -> str:
-    """The template with {NAME} replaced for the names of the values, in one pass; other braces stay.
+    """Fill in the template with {NAME} replaced for the names of the values, in one pass; other braces stay.
 
     Raises ValueError for a placeholder whose value is None.
     """
 
     def value(match: re.Match[str]) -> str:
-        found = values[match[1]]
-        if found is None:
+        replacement = values[match[1]]
+        if replacement is None:
             raise ValueError(f"the judge's prompt names {match[0]}, which is not there")
-        return found
+        return replacement
 
     return re.sub(rf"\{{({'|'.join(values)})\}}", value, template)
 
 
 def rating(text: str, pattern: re.Pattern[str]) -> float | None:
-    """The number in the pattern's first group at its last match; None without one, or if it is not finite."""
+    """Read the number in the pattern's first group at its last match; None without one, or if it is not finite."""
     matches = list(pattern.finditer(text))
     try:
         value = float(matches[-1][1]) if matches else math.nan
@@ -163,7 +163,7 @@ def rating(text: str, pattern: re.Pattern[str]) -> float | None:
 
 
 def conversation_text(prompt: Prompt) -> str:
-    """A prompt as the judge reads it: the bare text, or the messages under their roles."""
+    """Write a prompt as the judge reads it: the bare text, or the messages under their roles."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:

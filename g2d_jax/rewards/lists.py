@@ -24,7 +24,7 @@ ASSIGNMENT = re.compile(rf"({NAME})\s*=\s*([^=<>]+)")
 
 
 def elements(cleaned: str) -> list[str] | None:
-    r"""The elements of a cleaned answer (see normalise.clean) that is a list, or None.
+    r"""Split the elements of a cleaned answer (see normalise.clean) that is a list, or None.
 
     A list is two values or more with commas or semicolons between them, or a set in `\{ \}`. A tuple or interval is
     none, nor a number such as 1,234 with others, of which the commas could be either kind.
@@ -49,7 +49,7 @@ def elements(cleaned: str) -> list[str] | None:
 
 
 def in_order(gold: str, answer: str) -> tuple[str, str]:
-    r"""Two cleaned answers, as tuples where one is a list that gives values to different names, as `x=1, y=2` does.
+    r"""Return two cleaned answers, as tuples where one is a list of values with different names, as `x=1, y=2` is.
 
     If the other names the same, its values come in the gold's order; a list without names is taken as it stands. An
     answer such as `x_1=1, x_2=2` gives the values of one unknown: beside a gold without names it stays a list.
@@ -68,7 +68,7 @@ def in_order(gold: str, answer: str) -> tuple[str, str]:
 
 
 def _values(parts: Sequence[str] | None) -> dict[str, str]:
-    """The values by name if each part gives one to a name of its own, else {}."""
+    """Return the values by name if each part gives one to a name of its own, else {}."""
     assignments = [ASSIGNMENT.fullmatch(part) for part in parts or ()]
     values = {assignment[1]: assignment[2].strip() for assignment in assignments if assignment}
     return values if len(values) == len(assignments) > 1 else {}
@@ -79,7 +79,7 @@ def _tuple(values: Iterable[str]) -> str:
 
 
 def same_elements(gold: Sequence[str], answer: Sequence[str]) -> bool | None:
-    """Whether two lists have the same elements in any order; None where that takes more than exact forms."""
+    """Tell whether two lists have the same elements in any order; None where that takes more than exact forms."""
     a, b = Counter(map(form, gold)), Counter(map(form, answer))
     if a == b:
         return True
@@ -92,7 +92,7 @@ def same_elements(gold: Sequence[str], answer: Sequence[str]) -> bool | None:
 
 
 def says_only(value: str, elements: Sequence[str]) -> bool | None:
-    r"""Whether a list repeats one value and nothing else, as `\frac{1}{2} or 0.5`; None where exact forms do not tell.
+    r"""Tell whether a list repeats one value alone, as `\frac{1}{2} or 0.5`; None where exact forms do not tell.
 
     It does not repeat a number if another number is in it.
     """
@@ -106,7 +106,7 @@ def says_only(value: str, elements: Sequence[str]) -> bool | None:
 
 
 def form(element: str) -> Fraction | str:
-    """What a cleaned element is compared by."""
+    """Return what a cleaned element is compared by."""
     number = _plain_number(element)
     if number is not None:
         return number.value
@@ -121,7 +121,7 @@ def _plain_number(element: str) -> Quantity | None:
 
 
 def _numbers(elements: Sequence[str], others: Counter[Fraction | str]) -> list[Quantity]:
-    """The plain numbers among the elements that are not among the others."""
+    """Return the plain numbers among the elements that are not among the others."""
     numbers = [_plain_number(element) for element in elements if form(element) not in others]
     return [number for number in numbers if number is not None]
 

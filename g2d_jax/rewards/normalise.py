@@ -71,7 +71,7 @@ _SHORT_SCRIPT = re.compile(r"([\^_])\{(\w)\}")
 
 
 def clean(latex: str) -> str:
-    """One spelling of an answer that is still LaTeX: unicode, spaces, delimiters, shorthand, trailing period.
+    """Give one spelling of an answer that is still LaTeX: unicode, spaces, delimiters, shorthand, trailing period.
 
     The meaning is kept: units, signs, brackets and the order of elements stay. Repeating decimals become fractions.
     """
@@ -86,19 +86,19 @@ def clean(latex: str) -> str:
 
 
 def without_text(cleaned: str) -> str:
-    r"""A cleaned answer without its `\text{ }` marks."""
+    r"""Return a cleaned answer without its `\text{ }` marks."""
     return _TEXT.sub(r"\1", cleaned).strip()
 
 
 def canonical(cleaned: str) -> str:
-    r"""The key under which two cleaned answers are the same string: no spaces, `\text`, degree or currency signs."""
+    r"""Return the key by which two cleaned answers are the same string: no spaces, `\text`, degrees, currency."""
     text = without_text(cleaned).replace(r"^\circ", "").replace(r"\$", "").replace(r"\%", "%")
     text = _DIGIT_GAP.sub("\x1f", text.strip())  # "1 2" is not "12"
     return _SHORT_SCRIPT.sub(r"\1\2", text.replace(" ", "")).rstrip(".")
 
 
 def plain_text(cleaned: str) -> str | None:
-    r"""The words of an answer that is text, casefolded: `\text{Evelyn}` gives "evelyn". None for mathematics."""
+    r"""Return the words of an answer that is text, casefolded: `\text{Evelyn}` gives "evelyn". None for mathematics."""
     words = without_text(cleaned).strip(" .,;:!?").replace("-", " ").replace("'", "").split()
     if not words or not all(word.isalpha() for word in words):
         return None
@@ -107,8 +107,8 @@ def plain_text(cleaned: str) -> str | None:
 
 def _from_unicode(text: str) -> str:
     text = text.translate(_THIN_SPACES)
-    text = _SUPERSCRIPT.sub(lambda found: "^{" + unicodedata.normalize("NFKC", found.group()) + "}", text)
-    text = _SUBSCRIPT.sub(lambda found: "_{" + unicodedata.normalize("NFKC", found.group()) + "}", text)
+    text = _SUPERSCRIPT.sub(lambda match: "^{" + unicodedata.normalize("NFKC", match.group()) + "}", text)
+    text = _SUBSCRIPT.sub(lambda match: "_{" + unicodedata.normalize("NFKC", match.group()) + "}", text)
     text = _VULGAR.sub(_vulgar_fraction, text)
     text = unicodedata.normalize("NFKC", text)
     text = "".join(char if char.isascii() else _ascii_digit(char) for char in text)
@@ -120,18 +120,18 @@ def _ascii_digit(char: str) -> str:
     return char if value is None else str(value)
 
 
-def _vulgar_fraction(found: re.Match[str]) -> str:
-    above, _, below = unicodedata.normalize("NFKC", found.group()).partition("\u2044")
+def _vulgar_fraction(match: re.Match[str]) -> str:
+    above, _, below = unicodedata.normalize("NFKC", match.group()).partition("\u2044")
     return rf"\frac{{{above}}}{{{below}}}"
 
 
-def _square_root(found: re.Match[str]) -> str:
-    inside = found.group(1) or found.group(2)
+def _square_root(match: re.Match[str]) -> str:
+    inside = match.group(1) or match.group(2)
     return rf"\sqrt{{{inside}}}" if inside else r"\sqrt "
 
 
-def _repeating_fraction(found: re.Match[str]) -> str:
-    whole, fixed, repeating = found.group(1), found.group(2), found.group(3) or found.group(4)
+def _repeating_fraction(match: re.Match[str]) -> str:
+    whole, fixed, repeating = match.group(1), match.group(2), match.group(3) or match.group(4)
     above = int(whole + fixed + repeating) - int(whole + fixed)
     below = 10 ** len(fixed) * (10 ** len(repeating) - 1)
     return rf"\frac{{{above}}}{{{below}}}"
@@ -155,7 +155,7 @@ def _trim(text: str) -> str:
 
 
 def _wraps(text: str, start: int) -> bool:
-    """Whether the brace opened just before `start` is the one closed by the last character."""
+    """Tell whether the brace opened just before `start` is the one closed by the last character."""
     depth = 1
     for token in re.finditer(r"\\.|[{}]", text[start:-1]):
         depth += {"{": 1, "}": -1}.get(token.group(), 0)

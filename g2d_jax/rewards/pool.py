@@ -71,7 +71,7 @@ class Worker:
                 ) from error
 
     def ask(self, gold: str, answer: str, wall_seconds: float) -> dict[str, Any]:
-        """The reply to one request, see worker.py. Raises WorkerDied, after which the worker is of no more use."""
+        """Get the reply to one request, see worker.py. Raises WorkerDied, after which the worker is of no more use."""
         return self._request(json.dumps({"gold": gold, "answer": answer}).encode() + b"\n", wall_seconds)
 
     def _request(self, line: bytes, wall_seconds: float) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Worker:
 
 
 def _environment() -> dict[str, str]:
-    """What a worker needs and no more: no credentials, no JAX or TPU settings, one thread."""
+    """List what a worker needs and no more: no credentials, no JAX or TPU settings, one thread."""
     root = str(Path(__file__).resolve().parents[2])
     inherited = [os.path.abspath(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     is_site = any(part in root for part in ("site-packages", "dist-packages"))  # found without help
@@ -208,7 +208,7 @@ class VerifierPool:
             worker.stop()
 
     def _decide(self, gold: str | None, answer: str | None) -> Verdict | Future[Verdict]:
-        """A verdict where none needs a worker, otherwise the (shared) future of one."""
+        """Give a verdict where none needs a worker, otherwise the (shared) future of one."""
         if gold is None or not gold.strip():
             return Verdict.UNSCORABLE
         if answer is None:
@@ -250,7 +250,7 @@ class VerifierPool:
         return Verdict(reply["verdict"])
 
     def _worker(self) -> Worker:
-        """This thread's worker, which is started if there is none. Raises CancelledError once the pool is closed."""
+        """Return this thread's worker, started if there is none. Raises CancelledError once the pool is closed."""
         worker: Worker | None = getattr(self._thread, "worker", None)
         if not self._closed and (worker is None or worker not in self.workers):
             worker = Worker(*self._limits)  # seconds: not under the lock

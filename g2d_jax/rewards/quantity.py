@@ -84,7 +84,7 @@ def parse_quantity(cleaned: str) -> Quantity | None:
 
 
 def same_quantity(gold: Quantity, answer: Quantity) -> bool:
-    """Whether two quantities agree: exactly, up to a missing unit or percent sign, or as a long decimal of a fraction.
+    """Tell whether two quantities agree: exactly, up to a missing unit or percent sign, or as a long decimal.
 
     Two different known units disagree (no conversion). With a percent sign on one side only, 50% is 0.5, and also 50
     (the question asked "what percent"), but 0.5% is not 0.5.
@@ -106,7 +106,7 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
 
 
 def based_number(cleaned: str) -> tuple[str, int] | None:
-    r"""The digits (sign kept, leading zeros dropped) and base of `1011_2` or `52_{8}`, or None."""
+    r"""Read the digits (sign kept, leading zeros dropped) and base of `1011_2` or `52_{8}`, or None."""
     match = _BASED.fullmatch(cleaned)
     if match is None or not 2 <= int(match[3]) <= 36:
         return None
@@ -117,12 +117,12 @@ def based_number(cleaned: str) -> tuple[str, int] | None:
 
 
 def terminates(value: Fraction) -> bool:
-    """Whether a fraction has a finite decimal expansion."""
+    """Tell whether a fraction has a finite decimal expansion."""
     return pow(10, value.denominator.bit_length(), value.denominator) == 0
 
 
 def _tail(tail: str, *, spaced: bool) -> tuple[int, str, bool] | None:
-    """What follows the number: (scale, canonical unit, percent), or None when it is no harmless unit."""
+    """Read what follows the number: (scale, canonical unit, percent), or None when it is no harmless unit."""
     if tail in ("", "^\\circ"):
         return 1, "degree" if tail else "", False
     match = _UNIT.fullmatch(tail)

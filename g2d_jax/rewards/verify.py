@@ -31,7 +31,7 @@ _TEXT_UNIT = re.compile(r"\s*\\text\s*\{([^{}0-9]*)\}\s*(?:\^\s*\{?\d\}?)?$")
 
 
 def quick_verdict(gold: str, answer: str) -> bool | None:
-    """True or False where strings or exact rational arithmetic decide; None means "ask math-verify".
+    """Return true or False where strings or exact rational arithmetic decide; None means "ask math-verify".
 
     An empty gold is never matched.
     """
@@ -47,7 +47,7 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
 
 
 def reading(gold: str) -> str:
-    """How a reference answer is read, in words for people: "the number 1080", "2 values: -2, 2", "the choice C"."""
+    """Say how a reference answer is read, in words for people: "the number 1080", "2 values: -2, 2", "the choice C"."""
     text = clean(gold)
     if not text:
         return "nothing: no answer can match it"
@@ -65,7 +65,7 @@ def reading(gold: str) -> str:
 
 
 def grade(gold: str, answer: str) -> Verdict:
-    r"""The verdict of the whole verifier. Unbounded in time and memory: for worker processes.
+    r"""Give the verdict of the whole verifier. Unbounded in time and memory: for worker processes.
 
     UNSCORABLE when the gold is neither the same string nor anything math-verify can parse: such a row says nothing
     about the answer. An answer that does not parse is INCORRECT; NO_ANSWER is one with `\approx` that `_approximation`
@@ -86,7 +86,7 @@ def grade(gold: str, answer: str) -> Verdict:
 
 
 def _approximation(gold: str, answer: str) -> Verdict:
-    r"""The verdict on `a \approx b`, which says two things: an answer only where b is a itself, rounded.
+    r"""Give the verdict on `a \approx b`, which says two things: an answer only where b is a itself, rounded.
 
     CORRECT if a is the gold, or if a has no decimal point and b is the gold; otherwise NO_ANSWER. With no more than a
     name before it, as in `x \approx b`, b is the answer. With a second `\approx` there is none.
@@ -107,14 +107,14 @@ def _approximation(gold: str, answer: str) -> Verdict:
 
 
 def _is_name(text: str) -> bool:
-    r"""Whether a text names a quantity, as `AB`, `\text{Area}` and `P(X>3)` do, and says no value: `12`, `e^\pi`."""
+    r"""Tell whether a text names a quantity, as `AB`, `\text{Area}` and `P(X>3)` do, and is no value: `12`, `e^\pi`."""
     from g2d_jax.rewards.exact import is_real
 
     return not _VALUE_OR_LIST.search(_INDEX_OR_ARGUMENT.sub("", text)) and not any(map(is_real, _parse(text)))
 
 
 def _rounds(exact: str, decimal: Quantity) -> bool:
-    """Whether a decimal is the rounding of what stands before it. Both have the same unit, or one has none."""
+    """Tell whether a decimal is the rounding of what stands before it. Both have the same unit, or one has none."""
     from g2d_jax.rewards.exact import rounds_to
 
     quantity = parse_quantity(exact)
@@ -126,12 +126,12 @@ def _rounds(exact: str, decimal: Quantity) -> bool:
 
 
 def _share(quantity: Quantity) -> Fraction:
-    """The value, 12 % being 0.12."""
+    """Return the value, 12 % being 0.12."""
     return quantity.value / 100 if quantity.percent else quantity.value
 
 
 def _pair(gold: str, answer: str) -> tuple[str, str]:
-    """Both cleaned; of a computation such as `2+3 = 5, 5+5 = 10` only the last result is the answer.
+    """Clean both; of a computation such as `2+3 = 5, 5+5 = 10` only the last result is the answer.
 
     That is done where no letter is involved and the gold is no equation: in `x=2, y=3` nothing is a last result. Lists
     that give values to different names are tuples (lists.in_order).
@@ -247,7 +247,7 @@ def _same_expression(gold: object, answer: object) -> bool:
 
 
 def _approximates(gold: object, gold_text: str, answer: object, answer_text: str) -> bool:
-    """Whether one side is a decimal of at least six places of the other, an irrational number (quantity: fractions)."""
+    """Tell whether one side is a decimal of at least six places of the other, an irrational number."""
     from g2d_jax.rewards.exact import rounds_to
 
     for exact, text in ((gold, answer_text), (answer, gold_text)):

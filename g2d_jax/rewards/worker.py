@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _grade_apart(gold: str, answer: str, cpu_seconds: float, memory_mb: int) -> dict[str, Any]:
-    """Grade one answer in a process of its own; its reply."""
+    """Grade one answer in a process of its own; return the reply."""
     grader = os.fork()
     if grader == 0:
         _run_grader(gold, answer, cpu_seconds, memory_mb)

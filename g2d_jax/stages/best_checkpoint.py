@@ -1,4 +1,4 @@
-"""The select stage: the best of a stage's checkpoints by its reward on held-out problems (arXiv 2506.21495, section 3).
+"""The best of a stage's kept checkpoints by its reward on held-out problems (arXiv 2506.21495, section 3).
 
     kept steps ─► answers to data.dev ─► score of each ─► the best one, which the stage's name then means
 
@@ -18,19 +18,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from g2d_jax import processes
-from g2d_jax.config import Select
+from g2d_jax.config import BestCheckpoint
 from g2d_jax.graph import kept_steps
 from g2d_jax.records import Problem
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import Alert
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.held_out import HeldOut, sampling_shapes, task_results, write_problems
+from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.tracking import Progress
 from g2d_jax.training.checkpoint import Checkpoints
 
 
-def run(runtime: Runtime, name: str, stage: Select) -> dict[str, Any]:
+def run(runtime: Runtime, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     """Score the checkpoints; return the manifest's fields, in "result" the "policy" that was chosen, "STAGE@STEP".
 
     Raises StopRun when no checkpoint has a score.
@@ -66,7 +67,7 @@ def run(runtime: Runtime, name: str, stage: Select) -> dict[str, Any]:
     }
 
 
-def candidates(stage: Select, runtime: Runtime) -> list[int]:
+def candidates(stage: BestCheckpoint, runtime: Runtime) -> list[int]:
     """List the steps to choose from, ascending: stage.steps, or all that the stage it reads kept on its way.
 
     Further checkpoints on disk do not count: how many of the newest stay must not change the result.
@@ -89,7 +90,7 @@ def best_step(scores: Mapping[int, float]) -> int | None:
 def _scored(
     runtime: Runtime,
     name: str,
-    stage: Select,
+    stage: BestCheckpoint,
     step: int,
     problems: Sequence[Problem],
     tally: Cost,
@@ -123,7 +124,7 @@ def _score(task: Mapping[str, Any], divided: bool) -> dict[str, float]:
     return {"score": task[names[0]], "score_sem": task[names[1]]}
 
 
-def _negative(stage: Select, scores: Mapping[int, Mapping[str, Any]]) -> Iterator[Alert]:
+def _negative(stage: BestCheckpoint, scores: Mapping[int, Mapping[str, Any]]) -> Iterator[Alert]:
     """Yield an alert for each task whose scalar rewards are negative on average while they are divided by lengths."""
     for task in next(iter(scores.values()))["tasks"] if stage.length_normalise else ():
         low = min(entry["tasks"][task]["reward"] for entry in scores.values())

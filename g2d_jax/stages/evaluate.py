@@ -16,6 +16,7 @@ from g2d_jax.records import Problem
 from g2d_jax.stages import alerts
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.held_out import GREEDY, HeldOut, places, sampling_shapes, task_results, write_problems
+from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.stages.policies import chosen_policy
 from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
 from g2d_jax.stages.runtime import Runtime

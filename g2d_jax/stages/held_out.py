@@ -16,7 +16,7 @@ import numpy as np
 from etils import epath
 
 from g2d_jax import processes, stats, storage
-from g2d_jax.config import Evaluate, Sampling, Select
+from g2d_jax.config import BestCheckpoint, Evaluate, Sampling
 from g2d_jax.graph import kept_steps
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
@@ -81,20 +81,22 @@ class HeldOut:
         return groups
 
 
-def split_of(stage: Select | Evaluate) -> str:
+def split_of(stage: BestCheckpoint | Evaluate) -> str:
     """Return the split whose problems a stage answers."""
     return stage.split if isinstance(stage, Evaluate) else "dev"
 
 
-def sampling_shapes(runtime: Runtime, stage: Select | Evaluate) -> Shapes:
-    """Choose the sampler's shapes for an evaluate or select stage, of drawn and of greedy answers."""
+def sampling_shapes(runtime: Runtime, stage: BestCheckpoint | Evaluate) -> Shapes:
+    """Choose the sampler's shapes for an evaluate or best_checkpoint stage, of drawn and of greedy answers."""
     kinds: list[dict[str, Any]] = [{}, GREEDY] if isinstance(stage, Evaluate) and stage.greedy else [{}]
     params = (runtime.sampling_params(stage.sampling, **changes) for changes in kinds)
     return runtime.sampling_shapes(stage, runtime.problem_counts[split_of(stage)], stage.num_generations, *params)
 
 
-def programs(runtime: Runtime, name: str, stage: Select | Evaluate, response: int | None = None) -> Iterator[Program]:
-    """Yield the programs of an evaluate or select stage. response: mean tokens of a response, None: the most."""
+def programs(
+    runtime: Runtime, name: str, stage: BestCheckpoint | Evaluate, response: int | None = None
+) -> Iterator[Program]:
+    """Yield the programs of an evaluate or best_checkpoint stage. response: mean tokens of a response, None: the most."""
     greedy = int(isinstance(stage, Evaluate) and stage.greedy)
     kinds, samples = 1 + greedy, stage.num_generations + greedy
     if isinstance(stage, Evaluate):

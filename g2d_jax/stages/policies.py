@@ -82,14 +82,14 @@ def checkpoint_of(runtime: Runtime, name: str) -> tuple[epath.Path, int | None]:
 
 
 def chosen_policy(runtime: Runtime, name: str) -> str:
-    """Return the policy that a name leads to: of a select stage the checkpoint it chose, "STAGE@K", else the name.
+    """Return the policy that a name leads to: of a best_checkpoint stage the one it chose, "STAGE@K", else the name.
 
     Raises ValueError for a stage that does not exist, or has not chosen yet.
     """
     if name == "init" or name.startswith("hf:"):
         return name
     folder, stage = _stage_folder(runtime, name), name.partition("@")[0]
-    selects = stage in runtime.config.stages and runtime.config.stages[stage].kind == "select"
+    selects = stage in runtime.config.stages and runtime.config.stages[stage].kind == "best_checkpoint"
     if selects and storage.finished(folder) is None:
         raise ValueError(f"policy {name!r}: that stage has not chosen a checkpoint yet: let it finish first")
     return followed(name, folder)
@@ -126,11 +126,11 @@ def _load_base(runtime: Runtime, name: str) -> Decoder:
 def followed(policy: str, folder: epath.Path) -> str:
     """Return the policy that a stage's name leads to, `folder` being the stage's: see `chosen_policy`."""
     manifest = storage.finished(folder) or {}
-    if manifest.get("kind") != "select":
+    if manifest.get("kind") != "best_checkpoint":
         return policy
     place, hash_sign, stage = policy.rpartition("#")
     if "@" in stage:
-        raise ValueError(f"policy {policy!r}: a select stage has chosen its step: leave out what is behind @")
+        raise ValueError(f"policy {policy!r}: a best_checkpoint stage has chosen its step: leave out what is behind @")
     return f"{place}{hash_sign}{manifest['result']['policy']}"
 
 

@@ -7,7 +7,7 @@ number of steps alone share one trajectory and branch off it:
 
     steps=20 and policy "warmup" ─► one node with the most steps any point asks for, which keeps 20, and "warmup@20"
 
-A select stage on a trajectory names the steps that its point keeps, and chooses among these alone.
+A best_checkpoint stage on a trajectory names the steps that its point keeps, and chooses among these alone.
 An evaluation is one node a policy, shared by all points that evaluate this policy, and one that compares them.
 """
 
@@ -128,7 +128,7 @@ def _explicit(config: ConfigDict) -> dict[str, Any]:
     for stage in stages.values():
         if "policies" in stage:
             stage["policies"] = list(dict.fromkeys(named(policy) for policy in stage["policies"]))
-        elif stage["kind"] == "select":  # a trajectory keeps steps for all points; these are this point's
+        elif stage["kind"] == "best_checkpoint":  # a trajectory keeps steps for all points; these are this point's
             source = stages[stage["policy"]]
             saved_steps = sorted({*(k for k in source.get("keep", ()) if k <= source["steps"]), source["steps"]})
             stage["steps"] = stage["steps"] or (saved_steps if begins_more(source) else [])

@@ -29,7 +29,6 @@ from g2d_jax import __version__, compilation, flags, pipeline, processes, storag
 from g2d_jax.canonical import to_dict
 from g2d_jax.config import Online
 from g2d_jax.graph import plan
-from g2d_jax.report import write_study
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder
 from g2d_jax.sweep.points import Point, points
@@ -66,6 +65,8 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         for name, reason in failed.items():
             tracker.say(f"{name} failed: {reason}")
         with pipeline.only_warned(tracker, root):
+            from g2d_jax.report.study import write_study  # here: it loads what draws figures
+
             page, *_ = write_study(root, config.name, show=tracker.table)
             tracker.say(f"report: {page}")
     return failed

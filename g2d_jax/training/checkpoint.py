@@ -212,9 +212,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         for name, arrays in wanted.items():
             if name not in saved:
                 raise ValueError(f"checkpoint {folder} has no {name!r}")
-            found = self._reading(folder, lambda name=name: _listed(folder / name, saved[name]))  # type: ignore[misc]
-            for key in sorted({*arrays, *found}):
-                _compare_array(folder, f"{name}.{key}", found.get(key), arrays.get(key))
+            listed = self._reading(folder, lambda name=name: _listed(folder / name, saved[name]))  # type: ignore[misc]
+            for key in sorted({*arrays, *listed}):
+                _compare_array(folder, f"{name}.{key}", listed.get(key), arrays.get(key))
 
 
 def _read_files(folder: epath.Path) -> None:
@@ -230,10 +230,10 @@ def _read_files(folder: epath.Path) -> None:
 
 def _listed(folder: epath.Path, saved: Mapping[str, int]) -> dict[str, Any]:
     """Read shape and dtype of a tree's arrays by name, those that were saved. Raises anything."""
-    found: dict[str, Any] = ocp.StandardCheckpointHandler().metadata(folder).tree
-    if found.keys() != saved.keys():
+    tree: dict[str, Any] = ocp.StandardCheckpointHandler().metadata(folder).tree
+    if tree.keys() != saved.keys():
         raise ValueError(f"{folder.name} does not list the arrays it was saved with")
-    return found
+    return tree
 
 
 def _check_arrays(folder: epath.Path, part: int, parts: int) -> None:

@@ -6,10 +6,7 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from examples import examples
 from hub_server import hub_server
-from hypothesis import given
-from hypothesis import strategies as st
 
 from g2d_jax.data import rows
 from g2d_jax.data.problems import load_problems, to_problem
@@ -160,29 +157,6 @@ def test_lines_of_all_kinds(jsonl, monkeypatch):
     assert "line 1: the line is longer than 100 bytes" in report.errors[0]
     windows = b'\xef\xbb\xbf{"problem": "a"}\r\n\r\n{"problem": "b\xe2\x80\xa8c"}\r\n'
     assert [problem.prompt for problem in load_problems(jsonl(windows))[0]] == ["a", "b\u2028c"]
-
-
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["role", "content"]), inner, max_size=2)
-    ),
-    max_leaves=4,
-)
-ROWS = st.dictionaries(
-    st.sampled_from(["problem", "prompt", "answer", "solution", "reward_model", "subject"]), JSON_VALUES
-)
-
-
-@given(st.lists(ROWS, max_size=4))
-@examples(60)
-def test_rows_of_any_types_are_counted_exactly(tmp_path_factory, values):
-    path = write(tmp_path_factory.mktemp("rows") / "rows.jsonl", {"problem": "good"}, *values)
-    problems, report = load_problems(path, on_error="skip")
-    assert report.rows == 1 + len(values) == report.kept + report.duplicates + report.broken
-    for problem in problems:
-        assert problem.id == problem_id(problem.prompt)
-        assert problem.answer is None or problem.answer.strip() == problem.answer != ""
 
 
 def test_json_and_parquet_read_alike(tmp_path, jsonl):

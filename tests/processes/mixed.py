@@ -40,7 +40,7 @@ def get_config(arg: str = "") -> ConfigDict:
         probe=settings.probe(every=2, prompts=4),
         optimizer=optimizer,
     )
-    config.stages.best = settings.select(policy="dpo", sampling=drawn)
+    config.stages.best = settings.best_checkpoint(policy="dpo", sampling=drawn)
     config.stages.group = settings.online(
         policy="best",
         steps=4,

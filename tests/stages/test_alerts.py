@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from g2d_jax import graph, pipeline
 from g2d_jax.canonical import to_dict
 from g2d_jax.config import Config, Offline, Online, Optimizer
-from g2d_jax.report.page import markdown
-from g2d_jax.report.run import read_run
-from g2d_jax.report.run_page import report
+from g2d_jax.report.page import text as markdown
+from g2d_jax.report.read import read_run
+from g2d_jax.report.run import report
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import SIGNAL_ADVICE, collapse, scarce
 from g2d_jax.stages.runtime import Runtime

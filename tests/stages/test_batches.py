@@ -73,7 +73,7 @@ def test_refill_keeps_the_first_prompts_with_a_signal(how):
     for wanted, kept in ((2, [1, 3]), (3, [1, 3, 4]), (4, [1, 3, 4])):
         batch = make(groups, **how, prompts_per_step=wanted, dynamic_sampling=1)
         assert [named(some.responses[0])[0] for some in batch.groups] == kept
-        assert batch.signal.tolist() == [False, True, False, True, True]
+        assert batch.has_advantage.tolist() == [False, True, False, True, True]
     assert len(make(groups, **how).groups) == (5 if how.get("beta") else 3)
 
 
@@ -81,7 +81,7 @@ def test_refill_keeps_the_first_prompts_with_a_signal(how):
 def test_signal_of_each_loss(how):
     """Two different rewards of two wrong responses teach GRPO alone; without two scores there is nothing to learn."""
     groups = [group(0, [0.3, 0]), group(1, [1, None]), group(2, [None, None]), group(3, [0.5, 0.5]), group(4, [1, 0])]
-    assert make(groups, **how).signal.tolist() == [how in ({}, GROUP_GRPO), False, False, False, True]
+    assert make(groups, **how).has_advantage.tolist() == [how in ({}, GROUP_GRPO), False, False, False, True]
 
 
 @pytest.mark.parametrize("scale_rewards", ["none", "group", "batch"])
@@ -90,7 +90,7 @@ def test_equal_rewards_have_no_spread_and_no_signal_whatever_their_mean_rounds_t
     equal, apart = group(0, [0.7] * size), group(1, [0.7] * (size - 1) + [0.8])
     lonely = group(2, [0.7] + [None] * (size - 1))
     batch = make([equal, apart, lonely], scale_rewards=scale_rewards, beta=0.1)
-    assert batch.signal.tolist() == [False, True, False]
+    assert batch.has_advantage.tolist() == [False, True, False]
     assert {value for (prompt, _), value in values(batch, "advantage").items() if prompt != 1} == {0.0}
     metrics = describe([equal, apart, lonely])
     assert metrics["frac_reward_zero_std"] == pytest.approx(2 / 3)
@@ -115,7 +115,7 @@ def test_overlong_responses_lose_reward_in_a_straight_line():
     found = batches.shaped_rewards(stage_of(overlong_buffer=4), groups)
     np.testing.assert_array_equal(found, [[1, 0.75, -0.5, np.nan], [1, 0.25, 0, 1]])
     np.testing.assert_array_equal(batches.shaped_rewards(stage_of(), groups), [[1, 1, 0, np.nan], [1] * 4])
-    assert make(groups).signal.tolist() == [True, False]
+    assert make(groups).has_advantage.tolist() == [True, False]
     found = values(make(groups[1:], overlong_buffer=4), "advantage")
     assert list(found.values()) == pytest.approx([0.4375, -0.3125, -0.5625, 0.4375])
 
@@ -125,9 +125,9 @@ def test_overlong_responses_lose_reward_in_a_straight_line():
 def test_truncated_responses_teach_nothing_where_they_are_masked(how, entropy_coef):
     groups = [group(0, [1, 1, 0], [8, 2, 3], cut=[0]), group(1, [1, 0, None], [8, 8, 4], cut=[0, 1])]
     groups.append(group(2, [0, 1, 0], [8, 8, 8], cut=[0, 1, 2]))
-    assert make(groups, **how).signal.tolist() == [True, True, True]
+    assert make(groups, **how).has_advantage.tolist() == [True, True, True]
     batch = make(groups, **how, entropy_coef=entropy_coef, mask_truncated=True)
-    assert batch.signal.tolist() == [True, False, False]
+    assert batch.has_advantage.tolist() == [True, False, False]
     counted = {(0, 1): 2, (0, 2): 3}
     if entropy_coef and not how:
         counted[1, 2] = 4  # GRPO keeps an unscorable response, whose advantage is 0, for its entropy
@@ -168,7 +168,7 @@ def test_a_batch_without_any_signal_has_no_weight_but_all_that_the_loss_reads(ho
     for groups in (cut,) if needs_none else (cut, same):
         batch = make(groups, **how, dynamic_sampling=refill, entropy_coef=entropy_coef, mask_truncated=True)
         arrays = pack(batch.groups, row_length=32, microbatch_rows=4).arrays
-        assert arrays["tokens"].any() and not batch.signal.any()
+        assert arrays["tokens"].any() and not batch.has_advantage.any()
         assert names <= set(arrays)
         assert not any(arrays[name].any() for name in {*WEIGHTS, "side"} & set(arrays))
 
@@ -197,7 +197,7 @@ def test_scalar_tasks_pair_the_best_with_the_worst(loss):
     if loss == "group_dpo":
         assert values(batch, "side") == {(0, 2): 1, (0, 3): -1, (2, 0): -1, (2, 1): 1}
         assert set(values(batch, "pair_weight").values()) == {0.5}
-    assert not make(rows[:1], ["main"], loss=loss).signal.any()  # no verdict, no right and wrong
+    assert not make(rows[:1], ["main"], loss=loss).has_advantage.any()  # no verdict, no right and wrong
 
 
 def test_group_dpo_is_the_mean_over_pairs_then_over_prompts():

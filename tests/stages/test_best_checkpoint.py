@@ -45,7 +45,7 @@ def config(config: ConfigDict) -> ConfigDict:
     with config.unlocked():
         config.stages = {
             "train": train,
-            "best": settings.select(num_generations=2, sampling=drawn),
+            "best": settings.best_checkpoint(num_generations=2, sampling=drawn),
             "evaluate": settings.evaluate(
                 policies=("train@0", "best"), sampling=drawn, num_generations=2, pass_at=(1,), greedy=False
             ),
@@ -125,7 +125,7 @@ def test_the_choice_is_a_policy_like_any_other(config: ConfigDict, tmp_path: Pat
     check_elsewhere(elsewhere)
     assert chosen_policy(runtime, elsewhere) == f"run:{tmp_path}#{chosen}"
     assert checkpoint_of(runtime, elsewhere) == checkpoint_of(runtime, chosen)
-    with pytest.raises(ValueError, match="a select stage has chosen its step"):
+    with pytest.raises(ValueError, match="a best_checkpoint stage has chosen its step"):
         check_elsewhere(f"{elsewhere}@1")
     cost = accounting.cost_of("best", to_dict(config)["stages"], manifests)
     assert cost["flops"] == manifests["train"]["at"]["1"]["flops"] + manifests["best"]["flops"]
@@ -194,7 +194,7 @@ def test_equal_scores_give_the_earlier_step() -> None:
         ("best", "policy", "train@1", "'train@1': name a stage of this run that trains, without a step"),
         ("best", "policy", "init", "'init': name a stage of this run that trains"),
         ("best", "num_generations", 0, "num_generations must be at least 1"),
-        ("evaluate", "policies", ("best@1",), "reads 'best@1', but a select stage chooses the step"),
+        ("evaluate", "policies", ("best@1",), "reads 'best@1', but a best_checkpoint stage chooses the step"),
         ("evaluate", "policies", ("worst",), "'worst'; there are: init, best, train"),
     ],
 )

@@ -12,7 +12,7 @@ from g2d_jax import graph, pipeline
 from g2d_jax.accounting import ACTIVITIES, goodput, shares
 from g2d_jax.compiling import Compiling, compiling
 from g2d_jax.config import Config, Sft
-from g2d_jax.report.goodput import goodput_table
+from g2d_jax.report.tables import goodput_table
 from g2d_jax.stages import sft
 from g2d_jax.stages.clock import Clock
 from g2d_jax.stages.trainer import open_trainer

@@ -88,7 +88,7 @@ def test_every_kind_of_stage_gives_the_programs_that_it_runs(config, tmp_path, c
     stages.warmup.update(steps=2, beta=0.1)
     stages.warmup.probe.update(every=1, prompts=4, num_generations=2)
     with config.unlocked():
-        stages.select = settings.select(policy="warmup", num_generations=2, sampling=settings.sampling(8))
+        stages.select = settings.best_checkpoint(policy="warmup", num_generations=2, sampling=settings.sampling(8))
     stages.dpo.update(policy="select", diagnose=True, signal_pairs=4, batch_size=4)
     stages.dpo.probe.update(every=2, prompts=4, num_generations=2)
     stages.dpo.probe_sampling.max_new_tokens = 8

@@ -14,7 +14,7 @@ from g2d_jax import config as settings
 from g2d_jax import graph, pipeline
 from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.records import Verdict
-from g2d_jax.report import write_all
+from g2d_jax.report.run import write_run
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tables import read_rollouts
 from g2d_jax.workdir import claim
@@ -76,7 +76,7 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config: ConfigDict, 
     (pair,) = result["paired"]
     assert "difference" not in pair
     assert pair["tasks"]["main"]["difference"] == pytest.approx(means[1] - means[0])
-    page, *_ = write_all(tmp_path)
+    page, *_ = write_run(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "mean reward of" in text and "NaN" not in text and "pass@1" not in text and "correctly" not in text
     table = csv.reader((tmp_path / "report.csv").read_text().splitlines())
@@ -110,7 +110,7 @@ def test_a_mixed_evaluation_keeps_its_tasks_apart(config: ConfigDict, tmp_path: 
     before, after = (entry["greedy"] for entry in result["policies"])
     assert pair["greedy"]["difference"] == pytest.approx(after - before)
     assert pair["tasks"]["chat"]["problems"] == counts["chat"]
-    write_all(tmp_path)
+    write_run(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "| pass@1 % |" in text and "| chat reward |" in text and "NaN" not in text
 

@@ -134,7 +134,7 @@ def write(path: Path, *rows: dict[str, Any]) -> str:
 
 
 def test_dev_goes_without_the_problems_of_test(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:
-    """Else `select` chooses on what `evaluate` measures."""
+    """Else `best_checkpoint` chooses on what `evaluate` measures."""
     rows = [{"problem": f"{n}+1", "answer": str(n + 1)} for n in range(1, 7)]
     splits = {"train": rows, "dev": rows[:4], "test": rows[2:5]}
     for split, some in splits.items():

@@ -1,0 +1,290 @@
+"""Draw figures with matplotlib: inline SVG that a page's Content-Security-Policy allows, SVG and PDF files for papers.
+
+The same numbers give the same bytes. Colours are names of the page's style sheet there, so they follow light and dark.
+Numbers that are not finite leave a gap and are counted under the figure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import warnings
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+from g2d_jax.report import format as fmt
+from g2d_jax.report.markup import visible
+
+MAX_POINTS = 150
+"""Points of a line; more are averaged in as many buckets, with a band from smallest to largest."""
+
+# Distinguishable for the colour-blind (after Okabe and Ito 2008); lines differ in their dashes too.
+COLOURS = {"#0b62a8": "s0", "#c8500a": "s1", "#0a7d5c": "s2", "#8b3f86": "s3", "#8a6d00": "s4", "#4f5b66": "s5"}
+INK, GRID = "#5c646c", "#e3e0da"
+_VARIABLES = {colour: f"var(--{name})" for colour, name in {**COLOURS, INK: "soft", GRID: "line"}.items()}
+_DASHES = ("-", (0, (4, 2)), (0, (1, 2)), (0, (5, 2, 1, 2)))
+_STYLE: dict[Any, Any] = {
+    **{"svg.hashsalt": "g2d", "svg.fonttype": "none", "pdf.fonttype": 42, "text.parse_math": False},
+    **{"font.size": 8, "axes.titlesize": 8, "text.color": INK, "axes.labelcolor": INK, "lines.linewidth": 1.4},
+    **{"xtick.color": INK, "ytick.color": INK, "xtick.bottom": False, "ytick.left": False, "savefig.transparent": True},
+    **{"axes.grid": True, "axes.grid.axis": "y", "grid.color": GRID, "axes.axisbelow": True, "axes.edgecolor": GRID},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False},
+    **{
+        "axes.formatter.useoffset": False,
+        "axes.formatter.limits": (-6, 7),
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+        "lines.markersize": 3.5,
+    },
+}
+
+
+class Point(NamedTuple):
+    """A point. low, high: the ends of its bar, NaN for none. label: written beside it where there is room."""
+
+    x: float
+    y: float
+    low: float = math.nan
+    high: float = math.nan
+    label: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """A drawn figure. name: of its files. words: what it shows, for those who do not see it."""
+
+    name: str
+    title: str
+    words: str
+    note: str
+    figure: Figure
+
+    def svg(self) -> str:
+        """Write the SVG of a file."""
+        return self._written("svg", Date=None).decode()
+
+    def pdf(self) -> bytes:
+        """Write the PDF of a file."""
+        return self._written("pdf", CreationDate=None)
+
+    def _written(self, form: str, **metadata: None) -> bytes:
+        buffer = io.BytesIO()
+        with _styled():
+            self.figure.savefig(buffer, format=form, metadata=metadata)
+        return buffer.getvalue()
+
+    def inline(self) -> Markup:
+        """Write the SVG as part of a page: no style attributes and no styles, which its policy forbids."""
+        root = ET.fromstring(self.svg())
+        for parent in list(root.iter()):
+            for child in [one for one in parent if one.tag.endswith(("}metadata", "}style"))]:
+                parent.remove(child)
+        for node in root.iter():
+            node.tag, attributes = node.tag.rpartition("}")[2], node.attrib
+            style = dict(part.split(": ", 1) for part in attributes.pop("style", "").split("; ") if part)
+            plain = {name.rpartition("}")[2]: value for name, value in {**attributes, **style}.items()}
+            drop = {"font-family", "version", "width" * (node.tag == "svg"), "height" * (node.tag == "svg")}
+            node.attrib = {
+                name: _VARIABLES.get(value, value)
+                for name, value in plain.items()
+                if name not in drop and not (name == "id" and node.tag == "g")
+            }
+        root.attrib |= {"role": "img", "aria-label": visible(f"{self.title}: {self.words}")}
+        return Markup(ET.tostring(root, encoding="unicode"))
+
+
+@contextlib.contextmanager
+def _styled() -> Iterator[None]:
+    """Drawing as it is here, whatever the user's matplotlibrc, without a word on letters that the font lacks."""
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def _axes(
+    columns: int = 1, *, height: float = 2.4, share: bool = True, left: float = 0.5, named: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Make axes side by side. height, left margin: inches; named: with room for a name of the x axis.
+
+    Margins are fixed: to fit them to their texts would take as long as to draw all else.
+    """
+    figure = Figure(figsize=(4.0, height))
+    figure.subplots_adjust(left / 4, 0.42 / height if named else 0.25 / height, 0.985, 1 - 0.12 / height)
+    figure.subplots_adjust(wspace=0.06 if share else 0.3)
+    return figure, list(figure.subplots(1, columns, sharey=share, squeeze=False)[0])
+
+
+def _look(i: int) -> dict[str, Any]:
+    return {"color": list(COLOURS)[i % len(COLOURS)], "linestyle": _DASHES[i % len(_DASHES)]}
+
+
+def _drawable(values: ArrayLike) -> NDArray[np.float64]:
+    """NaN for what is not finite, and for what is so large that the length of an axis would not be."""
+    array = np.asarray(values, np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.abs(array) < 1e300, array, np.nan)
+
+
+def _finish(figure: Figure, axes: Sequence[Axes], *, titled: bool = False) -> None:
+    """Name the series above the axes, where there are several, and leave room for that and for the axes' titles."""
+    handles = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    lines = 0
+    if len(handles) > 1:
+        names = [_short(label, 60) for label in handles]
+        columns = min(len(names), max(1, 64 // (max(map(len, names)) + 7)))
+        lines = -(-len(names) // columns)
+        box: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1), "borderpad": 0}
+        figure.legend(handles.values(), names, ncols=columns, columnspacing=1, labelspacing=0.3, **box)
+    figure.subplots_adjust(top=1 - (0.1 + 0.16 * lines + 0.2 * titled) / figure.get_figheight())
+
+
+Lines = Mapping[str, tuple[ArrayLike, ArrayLike]]
+"""Name of a series -> its steps ascending and its values, both [N]."""
+
+
+def curves(
+    name: str, title: str, panels: Mapping[str, Lines], *, share: bool = True, x_title: str = "", note: str = ""
+) -> Chart | None:
+    """Draw lines over steps, a panel a stage side by side; None if there is no finite value.
+
+    share: whether the panels have one y axis. x_title: what the x axis has in place of steps.
+    """
+    names = list(dict.fromkeys(series for lines in panels.values() for series in lines))
+    values = {(panel, series): _drawable(lines[series][1]) for panel, lines in panels.items() for series in lines}
+    missing, total = (sum(int(f(one).sum()) for one in values.values()) for f in (np.isnan, np.ones_like))
+    if missing == total:
+        return None
+    with _styled():
+        figure, axes = _axes(len(panels), share=share, named=bool(x_title))
+        for ax, (panel, lines) in zip(axes, panels.items(), strict=True):
+            ax.set_title(visible(panel) if len(panels) > 1 else "", loc="left")
+            ax.set_xlabel(x_title)
+            ax.xaxis.set_major_locator(MaxNLocator(4, integer=not x_title))
+            ax.yaxis.set_major_locator(MaxNLocator(5))
+            for series, (x, _) in lines.items():
+                look, steps, band = _look(names.index(series)), np.asarray(x, np.float64), values[panel, series][None]
+                if len(steps) >= 2 * MAX_POINTS:
+                    steps, band = _thin(steps, band[0])
+                    ax.fill_between(steps, band[1], band[2], color=look["color"], alpha=0.16, linewidth=0)
+                ax.plot(steps, band[0], label=visible(series), marker="o" if len(steps) <= 30 else "", **look)
+        _finish(figure, axes, titled=len(panels) > 1)
+    longest = max(len(one) for one in values.values())
+    notes = [f"Lines are means over about {round(longest / MAX_POINTS)} points, bands their smallest and largest."]
+    notes = [note, *(notes if longest >= 2 * MAX_POINTS else [])]
+    notes += [f"{missing} of {total} values are not finite and not drawn."] if missing else []
+    return Chart(name, title, "; ".join(_told(*one) for one in values.items()), " ".join(filter(None, notes)), figure)
+
+
+def _thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Average a line [N] in `MAX_POINTS` buckets: their steps, and mean, smallest and largest value [3, buckets]."""
+    parts = [part[~np.isnan(part)] for part in np.array_split(values, MAX_POINTS)]
+    band = [(part.mean(), part.min(), part.max()) if len(part) else (np.nan,) * 3 for part in parts]
+    return np.array([part.mean() for part in np.array_split(steps, MAX_POINTS)]), np.array(band).T
+
+
+def _told(where: tuple[str, str], values: NDArray[np.float64]) -> str:
+    known = values[~np.isnan(values)]
+    ends = f"from {fmt.value(known[0])} to {fmt.value(known[-1])}" if len(known) else "not known"
+    return f"{where[1]} in {where[0]} {ends} over {len(known)} points"
+
+
+def points(
+    name: str,
+    title: str,
+    series: Mapping[str, Sequence[Point]],
+    *,
+    x_title: str,
+    written: Callable[[float], str] = fmt.value,
+    root: bool = False,
+    joined: Collection[str] = (),
+    note: str = "",
+) -> Chart | None:
+    """Draw points with their bars and labels; None without a finite point.
+
+    root: a square-root x axis, on which points crowd less near zero and lines, straight in the numbers as interpolation
+    is, bend. joined: series that a line joins. written: numbers on the x axis as text.
+    """
+    drawn = {key: [p for p in some if abs(p.x) < 1e300 and abs(p.y) < 1e300] for key, some in series.items()}
+    missing, total = sum(len(some) - len(drawn[key]) for key, some in series.items()), sum(map(len, series.values()))
+    if missing == total:
+        return None
+    with _styled():
+        figure, (ax,) = _axes(height=3.0, named=True)
+        if root:
+            ax.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
+        for i, (key, some) in enumerate(drawn.items()):
+            _draw_points(ax, visible(key), some, _look(i), joined=key in joined)
+        if root:
+            ax.set_xlim(0, 1.06 * max(p.x for some in drawn.values() for p in some) or 1)
+        ax.set_xlabel(x_title)
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+        ax.xaxis.set_major_formatter(lambda x, _: written(x))
+        _label(ax, [p for some in drawn.values() for p in some])
+        _finish(figure, [ax])
+    told = [
+        f"{key}: " + ", ".join(f"{p.label} {fmt.value(p.y)} at {written(p.x)}".strip() for p in some)
+        for key, some in drawn.items()
+        if some
+    ]
+    notes = [note, "Square-root axis." * root, f"{missing} of {total} points are not known." * bool(missing)]
+    return Chart(name, title, "; ".join(told), " ".join(filter(None, notes)), figure)
+
+
+def _draw_points(ax: Axes, label: str, some: Sequence[Point], look: dict[str, Any], *, joined: bool) -> None:
+    xs, ys, low, high = np.array([p[:4] for p in sorted(some)], np.float64).T.reshape(4, -1)
+    ends = np.nan_to_num(np.abs([ys - low, high - ys]))
+    ax.errorbar(xs, ys, ends, fmt="o", color=look["color"], label="" if joined else label, elinewidth=1)
+    if joined:
+        place = np.linspace(0, len(xs) - 1, 12 * len(xs))
+        ax.plot(np.interp(place, range(len(xs)), xs), np.interp(place, range(len(xs)), ys), label=label, **look)
+
+
+def _label(ax: Axes, some: Sequence[Point]) -> None:
+    """Write labels above their points, but none that would cover one before."""
+    taken: list[NDArray[np.float64]] = []
+    for p in (p for p in some if p.label):
+        place = ax.transAxes.inverted().transform(ax.transData.transform((p.x, p.y)))
+        if all((abs(place - other) > (0.02 + 0.02 * len(p.label), 0.06)).any() for other in taken):
+            taken.append(place)
+            ax.annotate(visible(p.label), (p.x, p.y), (0, 4), textcoords="offset points", ha="center", fontsize=7)
+
+
+def intervals(
+    name: str, title: str, rows: Sequence[tuple[str, float, float, float]], *, note: str = ""
+) -> Chart | None:
+    """Draw a value with its interval for each name, one below the other; None without a finite value.
+
+    rows: name, value, the interval's ends, NaN where none is known.
+    """
+    known = [row for row in rows if abs(row[1]) < 1e300]
+    if not known:
+        return None
+    with _styled():
+        names = [_short(visible(row[0])) for row in known]
+        figure, (ax,) = _axes(height=0.5 + 0.26 * len(known), left=0.2 + 0.065 * max(map(len, names)))
+        ax.grid(axis="x")
+        ax.grid(visible=False, axis="y")
+        for i, (_, value, low, high) in enumerate(known):
+            ends = np.nan_to_num(np.abs([[value - low], [high - value]]))
+            ax.errorbar([value], [i], xerr=ends, fmt="o", color=list(COLOURS)[i % len(COLOURS)], elinewidth=1.4)
+        ax.set_yticks(range(len(known)), names)
+        ax.set_ylim(len(known) - 0.5, -0.5)
+    told = "; ".join(f"{row[0]}: {fmt.value(row[1])} ({fmt.value(row[2])} to {fmt.value(row[3])})" for row in known)
+    return Chart(name, title, told, note, figure)
+
+
+def _short(text: str, limit: int = 26) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

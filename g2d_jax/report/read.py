@@ -1,0 +1,701 @@
+"""Read what runs and studies left on disk into records: runs, their policies, and rows of policies that differ in seed.
+
+Run ─► Policy ─┬► Row, its seeds ─► Group, its K ─► Study
+               └► Player, on the problems common to all ─► Comparison
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from string import ascii_uppercase
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from etils import epath
+from numpy.typing import NDArray
+
+from g2d_jax import accounting, frontier, stats
+from g2d_jax.canonical import differences, own_differences
+from g2d_jax.records import Verdict
+from g2d_jax.report.format import number, policy_name
+from g2d_jax.storage import PathLike, finished, read_bytes, read_json
+from g2d_jax.tracking import read_metrics
+from g2d_jax.workdir import PLANS, absolute, no_run, stage_folders
+
+Array = NDArray[np.float64]
+Manifest = Mapping[str, Any]
+ONLINE, OFFLINE, SELECT, COLLECT, EVALUATE = "online", "offline", "best_checkpoint", "collect", "evaluate"
+SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "num_generations")
+"""Settings of an evaluation without which accuracies are not of the same thing."""
+
+
+class Answers(NamedTuple):
+    """A policy's answers to N problems, S each. ids [N], ascending; correct [N, S]: 1, 0, NaN not scored, missing."""
+
+    ids: tuple[str, ...]
+    correct: Array
+
+    @property
+    def means(self) -> Array:
+        """Each problem's mean accuracy [N], NaN without a scored answer."""
+        return stats.row_means(self.correct)
+
+
+def read_parquet(file: epath.Path, columns: Sequence[str], problems: Collection[str] | None = None) -> pa.Table:
+    """Read columns of a Parquet file; problems: ids of those whose rows are wanted, None for all.
+
+    Raises FileNotFoundError, and ValueError naming the file if it is damaged or lacks a column.
+    """
+    source = pa.BufferReader(read_bytes(file))
+    chosen = None if problems is None else [("problem_id", "in", sorted(problems) or [""])]
+    try:
+        table = pq.read_table(source, columns=list(columns), filters=chosen, page_checksum_verification=True)
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ValueError(f"{file} is damaged or not a part written here: {error}") from error
+    if missing := [name for name in columns if name not in table.column_names]:
+        raise ValueError(f"{file} is damaged or not a part written here: it has no column {', '.join(missing)}")
+    return table
+
+
+def read_answers(file: epath.Path) -> Answers:
+    """Read the correctness matrix of a file of rollouts. Raises as `read_parquet`."""
+    frame = read_parquet(file, ["problem_id", "verdict"]).to_pandas()
+    frame["correct"] = frame["verdict"].map({verdict.value: verdict.accuracy for verdict in Verdict})
+    frame["sample"] = frame.groupby("problem_id").cumcount()
+    matrix = frame.pivot(index="problem_id", columns="sample", values="correct").sort_index()
+    return Answers(tuple(matrix.index), matrix.to_numpy(np.float64))
+
+
+def read_optional(path: epath.Path) -> Any:
+    """The value in a JSON file, None if there is no such file. Raises ValueError if it is damaged."""
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return None
+
+
+def policies(manifest: Manifest | None) -> list[Manifest]:
+    """The policies of a finished evaluate stage, in the order they were evaluated; [] for None."""
+    return list((manifest or {}).get("result", {}).get("policies", ()))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage's folder. manifest None: not finished. kind: of the manifest, else of the config, else ""."""
+
+    folder: epath.Path
+    name: str
+    kind: str
+    manifest: Manifest | None
+
+    def rollouts_file(self, policy: str) -> epath.Path | None:
+        """Where a finished evaluate stage has a policy's completions; None if they are gone."""
+        named = next((str(one["rollouts"]) for one in policies(self.manifest) if one["name"] == policy), "")
+        return file if named and (file := absolute(self.folder / named)).exists() else None
+
+    def parts(self, name: str = "rollouts") -> list[epath.Path]:
+        """The Parquet files in a folder of the stage, in order; [] if there is none."""
+        folder = self.folder / name
+        return sorted(folder.glob("*.parquet")) if folder.exists() else []
+
+    def json(self, name: str) -> Any:
+        """The value in a JSON file of the stage, {} if there is none; raises ValueError if it is damaged."""
+        return read_optional(self.folder / name) or {}
+
+    @cached_property
+    def problems(self) -> dict[str, Mapping[str, Any]]:
+        """The problems of an evaluate stage by id, from its problems.json: {"id", "prompt", "answer", "subset"}."""
+        return {str(row["id"]): row for row in self.json("problems.json")}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A work directory, or a study's point, finished or not. stages: those that have begun, in order.
+
+    answers: reads a file of rollouts, each once.
+    """
+
+    workdir: epath.Path
+    config: Mapping[str, Any]
+    stages: Mapping[str, Stage]
+    answers: Callable[[epath.Path], Answers]
+
+    @property
+    def name(self) -> str:
+        """The config's name, else the folder's."""
+        return str(self.config.get("name") or self.workdir.name)
+
+    @property
+    def sections(self) -> Mapping[str, Mapping[str, Any]]:
+        """The config's stages by name."""
+        return self.config.get("stages", {})
+
+    @property
+    def manifests(self) -> dict[str, Manifest]:
+        """Stage -> manifest, of the finished stages in order."""
+        return {name: stage.manifest for name, stage in self.stages.items() if stage.manifest is not None}
+
+    @property
+    def evaluations(self) -> list[Stage]:
+        """Finished evaluate stages, in order; the last one is the result."""
+        return [stage for stage in self.stages.values() if stage.kind == EVALUATE and stage.manifest is not None]
+
+    @property
+    def price(self) -> float | None:
+        """The config's compute.price_per_device_hour, None if it has none."""
+        price = number(self.config, "compute", "price_per_device_hour")
+        return None if price != price else price
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Where it was made, {} if that is not written."""
+        return read_optional(self.workdir / "environment.json") or {}
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """What the stages logged, see `tracking.read_metrics`."""
+        return read_metrics(self.workdir)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the stages warned of, in their order: as manifests have it; of one under way, as it was logged."""
+        logged = [record for record in self.metrics if str(record["kind"]).startswith("warning/")]
+        return [
+            str(warning["text"])
+            for name, stage in self.stages.items()
+            for warning in (
+                [record for record in logged if record["stage"] == name]
+                if stage.manifest is None
+                else stage.manifest.get("warnings", ())
+            )
+        ]
+
+
+def read_run(workdir: PathLike, answers: Callable[[epath.Path], Answers] | None = None) -> Run:
+    """Read config and manifests; all else is read when it is asked for. What is not written yet is empty.
+
+    answers: `Run.answers`, shared by the points of a study, which share evaluations.
+    Raises ValueError if there is no such folder, it holds nothing of a run, or a file is damaged.
+    """
+    root = epath.Path(workdir)
+    try:
+        folders = stage_folders(root)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise no_run(root) from error
+    config = (read_optional(root / "config.json") or {}).get("config", {})
+    if not config and not folders:
+        raise no_run(root)
+    kinds = {name: str(section.get("kind", "")) for name, section in config.get("stages", {}).items()}
+    stages = {}
+    for name, folder in folders.items():
+        manifest = finished(folder)
+        stages[name] = Stage(folder, name, str((manifest or {}).get("kind") or kinds.get(name, "")), manifest)
+    return Run(root, config, stages, answers or functools.cache(read_answers))
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """A policy of a run: what it was made from, what that cost, and what it answered."""
+
+    run: Run
+    name: str
+
+    def _section(self, policy: str) -> Mapping[str, Any]:
+        return self.run.sections.get(policy.partition("@")[0], {})
+
+    @cached_property
+    def chain(self) -> list[str]:
+        """Itself, what it was trained from, or chosen from, and so on down to the first that neither made.
+
+        Unlike `accounting.behind` without what its pairs were made from, which may be of other policies.
+        """
+        names = [self.name]
+        for _ in self.run.sections:  # a config that goes in a circle ends too
+            name, section = names[-1].partition("@")[0], self._section(names[-1])
+            if section.get("kind") not in (ONLINE, OFFLINE, SELECT):
+                break
+            chosen = self.run.manifests.get(name, {}).get("result", {}).get("policy", "")
+            names.append(str((section["kind"] == SELECT and chosen) or section.get("policy", "")))
+        return names
+
+    @property
+    def _trained(self) -> int:
+        """The place in `chain` of the policy that was trained: 1 where a stage chose it, else 0."""
+        return int(self._section(self.name).get("kind") == SELECT)
+
+    @property
+    def kind(self) -> str:
+        """The kind of the stage that trained it, "" if none did."""
+        return str(self._section(self.chain[self._trained]).get("kind", ""))
+
+    @property
+    def section(self) -> Mapping[str, Any]:
+        """The config of the stage that trained it, {} if none did."""
+        return self._section(self.chain[self._trained])
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the stage that trained it, {} if none did."""
+        return self.run.manifests.get(self.chain[self._trained].partition("@")[0], {})
+
+    @property
+    def parent(self) -> Policy | None:
+        """The policy its training started from; None of one that online or offline training did not make."""
+        return Policy(self.run, self.chain[self._trained + 1]) if self.kind in (ONLINE, OFFLINE) else None
+
+    @property
+    def outside(self) -> str:
+        """The policy of elsewhere ("run:…", "hf:…") that all began with, "" for none."""
+        name = self.chain[-1]
+        start = str(self._section(name).get("policy", "")) if name in self.run.sections else name
+        return start if start.startswith(("run:", "hf:")) else ""
+
+    @property
+    def pairs_from(self) -> Manifest:
+        """The manifest of the collect stage whose pairs it was trained on, {} without one."""
+        return self.run.manifests.get(str(self.section.get("preferences", "")), {})
+
+    @property
+    def online(self) -> list[str]:
+        """The policies in `chain` that online training made, the last one first."""
+        return [policy for policy in self.chain if self._section(policy).get("kind") == ONLINE]
+
+    @property
+    def has_one_warmup(self) -> bool:
+        """Whether offline training made it of the cold policy, or of one that online training alone made of that."""
+        kinds = [self._section(policy)["kind"] for policy in self.chain[self._trained + 1 : -1]]
+        return self.kind == OFFLINE and [kind for kind in kinds if kind != SELECT] in ([], [ONLINE])
+
+    @property
+    def steps(self) -> float:
+        """K: the online steps behind it; NaN if a stage that counts them is not finished."""
+        named = [policy.partition("@") for policy in self.online]
+        counted = [number(self.run.manifests.get(name, {}), "counts", "steps") for name, _, _ in named]
+        return sum(float(step) if step.isdecimal() else all_ for (_, _, step), all_ in zip(named, counted, strict=True))
+
+    @property
+    def stop(self) -> Manifest:
+        """Why the last online stage ended, of one that may end by itself (a manifest's "stop"); {} of any other."""
+        name = self.online[0].partition("@")[0] if self.online else ""
+        stops = self._section(name).get("stop", "steps") != "steps"
+        return self.run.manifests.get(name, {}).get("stop", {}) if stops else {}
+
+    @cached_property
+    def costs(self) -> dict[str, float]:
+        """What making it cost by measure, supervised fine-tuning left out: it is the same for all."""
+        run = self.run
+        return accounting.cost_of(self.name, run.sections, run.manifests, price_per_device_hour=run.price)
+
+    def _evaluated(self, split: str) -> tuple[Stage, Manifest] | None:
+        """The last evaluation of it on a split, and its entry there."""
+        for stage in self.run.evaluations[::-1]:
+            told = (stage.manifest or {}).get("result", {}).get("split") or self.run.sections[stage.name].get("split")
+            entry = next((one for one in policies(stage.manifest) if one["name"] == self.name), None)
+            if entry is not None and told == split:
+                return stage, entry
+        return None
+
+    def result(self, split: str) -> Manifest:
+        """What was measured of it on a split, {} if nothing was."""
+        evaluated = self._evaluated(split)
+        return evaluated[1] if evaluated else {}
+
+    def answers(self, split: str) -> Answers | None:
+        """Its answers on a split, None if it was not evaluated there."""
+        evaluated = self._evaluated(split)
+        if evaluated is None:
+            return None
+        return self.run.answers(absolute(evaluated[0].folder / str(evaluated[1]["rollouts"])))
+
+    @cached_property
+    def gain(self) -> Array | None:
+        """What the stage that trained it added on each test problem [N]; None if that is not known."""
+        before, after = self.parent.answers("test") if self.parent else None, self.answers("test")
+        return None if before is None or after is None or before.ids != after.ids else after.means - before.means
+
+    def measure(self, kind: str, *keys: str) -> float:
+        """A number in the manifest of `pairs_from` (kind "collect") or of the stage that trained it, else NaN."""
+        return number(self.pairs_from if kind == COLLECT else self.manifest, *keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Policies that differ in their seed alone, on the same problems. k: steps where points of a study vary them.
+
+    correct: of each policy [N, S], as in `Answers`, over the problems `ids` [N] of a split.
+    """
+
+    name: str
+    policies: Sequence[Policy]
+    k: int | None
+    ids: tuple[str, ...]
+    correct: Sequence[Array]
+    split: str = "test"
+
+    @cached_property
+    def accuracies(self) -> Array:
+        """Each problem's mean accuracy [seeds, N], NaN without a scored answer."""
+        return np.stack([stats.row_means(one) for one in self.correct])
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """The policies' seeds, in their order."""
+        return [int(policy.run.config.get("seed", 0)) for policy in self.policies]
+
+    @property
+    def steps(self) -> float:
+        """The mean K of the seeds: where a warm-up stops by itself they differ."""
+        return float(np.mean([policy.steps for policy in self.policies]))
+
+    def evaluated(self, *keys: str) -> float:
+        """The mean over seeds of a number that the evaluation measured, NaN if it is not known of one."""
+        return float(np.mean([number(policy.result(self.split), *keys) for policy in self.policies]))
+
+    @cached_property
+    def accuracy(self) -> frontier.Interval:
+        """Mean accuracy with its interval over problems and seeds."""
+        return frontier.bootstrap(self.accuracies)
+
+    @cached_property
+    def dev(self) -> float:
+        """The mean accuracy on dev, NaN if a seed was not evaluated there."""
+        return float(np.mean([number(policy.result("dev"), "mean") for policy in self.policies]))
+
+    @cached_property
+    def gain(self) -> frontier.Interval | None:
+        """What the last training added over the policy it started from, paired by seed and problem; None: not known."""
+        known = [gain for policy in self.policies if (gain := policy.gain) is not None and len(gain) == len(self.ids)]
+        return frontier.bootstrap(np.stack(known)) if known else None
+
+    def cost(self, measure: str) -> float:
+        """The mean over seeds of a cost, NaN for one that is not known."""
+        return float(np.mean([policy.costs.get(measure, np.nan) for policy in self.policies]))
+
+    def mean(self, kind: str, *keys: str) -> float:
+        """The mean over seeds of `Policy.measure`, NaN if it is not known of one."""
+        return float(np.mean([policy.measure(kind, *keys) for policy in self.policies]))
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Rows of an arm that differ in K alone, ascending. values: what else varies, field -> text."""
+
+    arm: str
+    values: Mapping[str, str]
+    rows: list[Row]
+
+    @property
+    def setting(self) -> str:
+        """What varies, for readers: "learning rate 0.0001"."""
+        return ", ".join(f"{name.rpartition('.')[2].replace('_', ' ')} {text}" for name, text in self.values.items())
+
+    @property
+    def name(self) -> str:
+        """The arm, and what else varies."""
+        return ", ".join(filter(None, [self.arm, self.setting]))
+
+    @property
+    def policies(self) -> list[Policy]:
+        """The policies of all rows."""
+        return [policy for row in self.rows for policy in row.policies]
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether it ends with offline training; else it is online training that simply goes on."""
+        return any(policy.kind == OFFLINE for policy in self.policies)
+
+    @property
+    def stops(self) -> bool:
+        """Whether the warm-up ends by itself."""
+        return any(policy.stop for policy in self.policies)
+
+    def goes_on_from(self, other: Group) -> bool:
+        """Whether a policy has the same online training behind it, and was tested on the same problems."""
+        mine, theirs = (
+            {policy.run.stages[policy.online[0].partition("@")[0]].folder for policy in group.policies if policy.online}
+            for group in (self, other)
+        )
+        return bool(mine & theirs) and self.rows[0].ids == other.rows[0].ids
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study's directory. unfinished: labels of points that lack a stage; untested: of those without a test split.
+
+    warmups: online training alone, as points that end offline evaluated it on their way, where no point is about it.
+    """
+
+    workdir: epath.Path
+    name: str
+    config: Mapping[str, Any]
+    groups: Sequence[Group]
+    warmups: Sequence[Group]
+    unfinished: Sequence[str]
+    untested: Sequence[str]
+
+    @property
+    def policies(self) -> list[Policy]:
+        """Of all finished points that were evaluated on the test split."""
+        return [policy for group in self.groups for policy in group.policies]
+
+    @property
+    def offline(self) -> list[Group]:
+        """Groups that end with offline training."""
+        return [group for group in self.groups if group.is_offline]
+
+    @property
+    def baselines(self) -> list[Group]:
+        """Groups of online training alone."""
+        return [*(group for group in self.groups if not group.is_offline), *self.warmups]
+
+    @property
+    def swept(self) -> list[Group]:
+        """Groups that end with offline training at several K."""
+        return [group for group in self.offline if len(group.rows) > 1]
+
+
+WARMUP = "warm-up (GRPO goes on)"
+"""The name of `Study.warmups`."""
+
+
+def studies(workdir: PathLike) -> list[str]:
+    """The names of the studies in a directory, [] if it is none of studies."""
+    folder = absolute(workdir) / PLANS
+    return sorted(path.stem for path in folder.iterdir() if path.suffix == ".json") if folder.exists() else []
+
+
+def read_study(workdir: PathLike, name: str) -> Study:
+    """Read a study, finished or not.
+
+    Raises ValueError if the directory has none of that name, a file is damaged, or points that differ in their seed
+    alone were tested on different problems.
+    """
+    root = absolute(workdir)
+    if name not in studies(root):
+        raise ValueError(f"{root} holds no study {name!r}; there are: {', '.join(studies(root)) or 'none'}")
+    plan = read_json(root / PLANS / f"{name}.json")
+    answers, unfinished, untested = functools.cache(read_answers), list[str](), list[str]()
+    arms: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int | None, list[Policy]]] = {}
+    for point in plan["points"]:
+        run = read_run(root / "points" / name / point["label"], answers)
+        policy = _last_evaluated(run)
+        if policy is None:
+            unfinished.append(point["label"])
+        elif not policy.result("test"):
+            untested.append(point["label"])
+        else:
+            varied = [field for field in point["values"] if _is_steps(field, run)]
+            k = int(point["values"][varied[0]]) if varied else None
+            values = tuple((field, text) for field, text in point["values"].items() if field not in varied)
+            arms.setdefault((point["arm"], values), {}).setdefault(k, []).append(policy)
+    groups = [_group(arm, dict(values), by_steps) for (arm, values), by_steps in arms.items()]
+    return Study(root, name, plan["config"], groups, _warmups(groups), unfinished, untested)
+
+
+def _last_evaluated(run: Run) -> Policy | None:
+    """The policy a point is about; None until its evaluations, and all they rest on, are finished.
+
+    So points of K = 0 do not wait for a warm-up.
+    """
+    evaluated = {name: one["policies"] for name, one in run.sections.items() if one["kind"] == EVALUATE}
+    behind = {stage for some in evaluated.values() for one in some for stage in accounting.behind(one, run.sections)}
+    if not evaluated or not {*evaluated, *behind} <= run.manifests.keys():
+        return None
+    return Policy(run, list(evaluated.values())[-1][-1])
+
+
+def _is_steps(field: str, run: Run) -> bool:
+    """Whether a field is K: the steps of an online stage."""
+    section, _, name = field.removeprefix("stages.").rpartition(".")
+    return name == "steps" and run.sections.get(section, {}).get("kind") == ONLINE
+
+
+def _group(arm: str, values: Mapping[str, str], by_steps: Mapping[int | None, Sequence[Policy]]) -> Group:
+    group = Group(arm, values, [])
+    for k in sorted(by_steps, key=lambda k: -1 if k is None else k):
+        seeds = by_steps[k]
+        answers = [found for policy in seeds if (found := policy.answers("test")) is not None]
+        for policy, one in zip(seeds, answers, strict=True):
+            if one.ids != answers[0].ids:
+                names = f"{seeds[0].run.workdir.name} and {policy.run.workdir.name}"
+                raise ValueError(f"{names} were tested on different problems")
+        name = group.name if len(by_steps) == 1 else f"{group.name}, K = {np.mean([p.steps for p in seeds]):g}"
+        group.rows.append(Row(name, seeds, k, answers[0].ids, [one.correct for one in answers]))
+    return group
+
+
+def _warmups(groups: Sequence[Group]) -> list[Group]:
+    """Online training alone from what points evaluated of their own warm-ups, unless a group is about just that."""
+    alone, families = [group for group in groups if not group.is_offline], list[list[Group]]()
+    for group in groups:
+        if group.stops or not all(policy.has_one_warmup for policy in group.policies):
+            continue
+        if any(group.goes_on_from(other) for other in alone):
+            continue
+        family = next((some for some in families if any(group.goes_on_from(other) for other in some)), None)
+        if family is None:
+            families.append(family := [])
+        family.append(group)
+    found = [_warmup(family, several=len(families) > 1) for family in families]
+    return [group for group in found if len(group.rows) > 1]
+
+
+def _warmup(family: Sequence[Group], *, several: bool) -> Group:
+    """Groups with one warm-up as a group of online training: K = 0 is the policy that it starts from."""
+    shared = set[tuple[str, str]].intersection(*(set(group.values.items()) for group in family))
+    values = {name: text for name, text in family[0].values.items() if (name, text) in shared}
+    arm = f"{WARMUP} of {', '.join(dict.fromkeys(group.arm for group in family))}" if several else WARMUP
+    by_steps: dict[int | None, dict[int, Policy]] = {}
+    for policy in (policy for group in family for policy in group.policies):
+        for one in (Policy(policy.run, name) for name in policy.chain[1:]):
+            if one.answers("test") is not None:
+                by_steps.setdefault(int(one.steps), {}).setdefault(int(one.run.config.get("seed", 0)), one)
+    rows = {k: [policies[seed] for seed in sorted(policies)] for k, policies in by_steps.items()}
+    return _group(arm, values, rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One run of a comparison. mark: A, B, … label: its folder's name, or its path where another has that.
+
+    stage: the evaluation that takes part. sampling: its split and settings by name, None where none is known.
+    """
+
+    mark: str
+    label: str
+    run: Run
+    stage: Stage
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """ "split" and `SAMPLING`, as the evaluation's manifest has them."""
+        result = (self.stage.manifest or {}).get("result", {})
+        known = {**result.get("sampling", {}), "split": result.get("split"), "num_generations": result.get("samples")}
+        return {name: known.get(name) for name in ("split", *SAMPLING)}
+
+    @property
+    def names(self) -> list[str]:
+        """The policies evaluated, in order."""
+        return list(dict.fromkeys(str(entry.get("name", "")) for entry in policies(self.stage.manifest)))
+
+    def title(self, policy: str) -> str:
+        """The run's mark and the policy's name for readers."""
+        entry = next(one for one in policies(self.stage.manifest) if str(one.get("name", "")) == policy)
+        return f"{self.mark}: {policy_name(entry)}"
+
+    def file(self, policy: str) -> epath.Path:
+        """Where a policy's completions are. Raises ValueError if they are gone."""
+        file = self.stage.rollouts_file(policy)
+        if file is None:
+            raise ValueError(f"{self.stage.folder} has no completions of {policy!r} any more: they cannot be compared")
+        return file
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side. rows: one a policy, over the common `problems`, ids ascending; files: their completions.
+
+    last: the rows that are their runs' last policies. warnings: why accuracies may not be comparable. settings: of each
+    run but the first, what differs from the first, as "field: there -> here". left_out: policies of a study's points
+    that were evaluated once for several of these and are a row already, as (run's mark, policy).
+    """
+
+    sides: Sequence[Side]
+    rows: Sequence[Row]
+    files: Sequence[tuple[Side, epath.Path]]
+    last: Sequence[Row]
+    problems: Sequence[str]
+    warnings: Sequence[str]
+    settings: Sequence[tuple[Side, Sequence[str]]]
+    left_out: Sequence[tuple[str, str]]
+
+
+def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> Comparison:
+    """Read runs, or points of a study, on the problems that all of them answered: those of the same id, a text's hash.
+
+    policies: "ends" for each run's first and last one, "all". Of each run its last finished evaluation counts: of the
+    first run whichever that is, of the others the last on the same split if there is one. Raises ValueError for fewer
+    than two runs, one given twice, a folder that is no run, a run without a finished evaluation or without its
+    completions, and where no problem is common.
+    """
+    if policies not in ("ends", "all"):
+        raise ValueError(f"policies must be ends or all, got {policies!r}")
+    sides = _sides(workdirs)
+    chosen, left_out, files = list[tuple[Side, str]](), list[tuple[str, str]](), set[epath.Path]()
+    for side in sides:
+        for name in side.names if policies == "all" else dict.fromkeys((side.names[0], side.names[-1])):
+            file = side.file(name)
+            if file in files and name != side.names[-1]:
+                left_out.append((side.mark, name))
+            else:
+                chosen.append((side, name))
+            files.add(file)
+    answers = [read_answers(side.file(name)) for side, name in chosen]
+    common = sorted(set.intersection(*(set(one.ids) for one in answers)))
+    if not common:
+        known = (
+            f"{side.mark} ({side.label}) {len(side.stage.problems):,} of {side.sampling['split']}" for side in sides
+        )
+        raise ValueError(
+            f"the runs have no problem in common, they cannot be compared; evaluated are {', '.join(known)}"
+        )
+    rows = []
+    for (side, name), one in zip(chosen, answers, strict=True):
+        correct, title = one.correct[np.searchsorted(one.ids, common)], side.title(name)
+        if np.isnan(correct).all():
+            raise ValueError(
+                f"none of the {len(common):,} common problems is scored for {title} as right or wrong: "
+                "accuracies are compared, not rewards"
+            )
+        rows.append(Row(title, [Policy(side.run, name)], None, tuple(common), [correct], side.sampling["split"]))
+    last = [row for row, (side, name) in zip(rows, chosen, strict=True) if name == side.names[-1]]
+    settings = [(side, _changes(sides[0].run, side.run)) for side in sides[1:]]
+    places = [(side, side.file(name)) for side, name in chosen]
+    return Comparison(sides, rows, places, last, common, list(_incomparable(sides, common)), settings, left_out)
+
+
+def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
+    roots = [absolute(workdir) for workdir in workdirs]
+    if len(roots) < 2:
+        raise ValueError(f"a comparison takes two runs or more, got {len(roots)}")
+    if twice := next((root for i, root in enumerate(roots) if root in roots[:i]), None):
+        raise ValueError(f"{twice} is given twice: compare runs that differ")
+    names, sides = [root.name for root in roots], list[Side]()
+    for i, root in enumerate(roots):
+        label, run = names[i] if names.count(names[i]) == 1 else str(root), read_run(root)
+        done = [Side(_mark(i), label, run, stage) for stage in run.evaluations if policies(stage.manifest)]
+        if not done:
+            raise ValueError(f"{run.workdir} has no finished evaluation: let its evaluate stage finish first")
+        alike = [side for side in done if sides and side.sampling["split"] == sides[0].sampling["split"]]
+        sides.append([*done, *alike][-1])
+    return sides
+
+
+def _mark(number: int) -> str:
+    """A … Z, AA … as spreadsheets count."""
+    rest, letter = divmod(number, len(ascii_uppercase))
+    return (_mark(rest - 1) if rest else "") + ascii_uppercase[letter]
+
+
+def _changes(first: Run, other: Run) -> list[str]:
+    """What differs in settings, functions given from Python included."""
+    before, after = (read_json(run.workdir / "config.json").get("own", {}) for run in (first, other))
+    return differences(first.config, other.config) + own_differences(before, after)
+
+
+def _incomparable(sides: Sequence[Side], common: Sequence[str]) -> Iterator[str]:
+    for name in ("split", *SAMPLING):
+        values = {side.mark: side.sampling[name] for side in sides}
+        if len({str(value) for value in values.values()}) > 1:
+            listed = ", ".join(f"{mark} {value}" for mark, value in values.items())
+            yield f"The evaluations differ in {name}: {listed}. A difference in accuracy may come from this."
+    known = [[side.stage.problems.get(problem, {}) for side in sides] for problem in common]
+    different = sum(len({str(row.get("answer")) for row in rows if row}) > 1 for rows in known)
+    if different:
+        yield f"{different:,} of the common problems have other reference answers in one run than in another."

@@ -1,0 +1,393 @@
+"""Tables of text for terminal, Markdown and pages, those of a run's manifests, and figures as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from g2d_jax.accounting import ACTIVITIES, TOKENS, shares
+from g2d_jax.records import Verdict
+from g2d_jax.report import format as fmt
+from g2d_jax.report.format import UNKNOWN, number, policy_name, words
+from g2d_jax.tracking import clean
+
+Manifest = Mapping[str, Any]
+NOT_MEASURED = (math.nan, math.nan)
+"""A difference and its error that nobody measured."""
+
+
+class Table(NamedTuple):
+    """A table of text cells; without rows it is not shown."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns but the first have cells that all start as numbers."""
+        starts = [{row[i][:1] for row in self.rows} - {"", UNKNOWN} for i in range(len(self.columns))]
+        return [i > 0 and all(c.isdigit() or c in "+-" for c in first) for i, first in enumerate(starts)]
+
+
+def table(title: str, rows: Iterable[Mapping[str, str]], *, hidden: Container[str] = (), known: bool = True) -> Table:
+    """Make a table of rows that map the same heads to cells.
+
+    hidden: heads that are left out. known: leave out those of which no row knows anything too.
+    """
+    rows = list(rows)
+    heads = [name for name in (rows[0] if rows else ()) if name not in hidden]
+    heads = [name for name in heads if not known or any(row[name] != UNKNOWN for row in rows)]
+    return Table(title, heads, [[row[name] for name in heads] for row in rows])
+
+
+def markdown(table: Table) -> str:
+    """Write a table under its title; "" without rows."""
+    if not table.rows:
+        return ""
+    cells = [[one_line(cell) for cell in line] for line in (table.columns, *table.rows)]
+    cells.insert(1, ["---"] + ["---:"] * (len(table.columns) - 1))
+    return f"{one_line(table.title)}:\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def one_line(text: str) -> str:
+    """Text on one line in which Markdown and HTML see no markup."""
+    return "".join(f"\\{char}" if char in "\\|`*_<>[]#" else char for char in clean(text, newlines=False))
+
+
+_FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"  # the last four: their full-width forms, which some spreadsheets take too
+
+
+def sheet(columns: Sequence[str], rows: Iterable[tuple[*tuple[str, ...], float]]) -> str:
+    """Write rows of texts, which no spreadsheet takes for formulas, and of numbers that read back, as CSV."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    for *texts, value in rows:
+        whole = math.isfinite(value) and float(value).is_integer() and abs(value) < 2**53
+        writer.writerow([*map(guarded, texts), int(value) if whole else "NaN" if math.isnan(value) else float(value)])
+    return buffer.getvalue()
+
+
+def guarded(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: on one line, an apostrophe before a leading = + - @."""
+    line = clean(text, newlines=False)
+    return f"'{line}" if line.lstrip().startswith(tuple(_FORMULA)) else line
+
+
+_NOT_FIGURES = {"done", "started", "inputs", "fingerprint", "kind", "name", "sampling", "policies", "paired"}
+_SPELLED = ("NaN", "Infinity", "-Infinity")  # as storage writes them
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers by path, those in "result" without that name in front."""
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and key not in _NOT_FIGURES:
+            yield from leaves(value, "" if path == "result" else f"{path}/")
+        elif key not in _NOT_FIGURES and (value in _SPELLED or type(value) in (int, float)):
+            yield path, float(value)
+
+
+def cost_cells(costs: Mapping[str, float]) -> dict[str, str]:
+    """What making a policy cost; device time only where there were several devices."""
+    several = costs["device_seconds"] > costs["seconds"]
+    price = costs.get("price", math.nan)
+    return {
+        "generated": fmt.quantity(costs["generated"]),
+        "trained": fmt.quantity(costs["trained"]),
+        "FLOPs": fmt.quantity(costs["flops"]),
+        "time": fmt.duration(costs["seconds"]),
+        "device time": fmt.duration(costs["device_seconds"]) if several else UNKNOWN,
+        "price": UNKNOWN if math.isnan(price) else f"{price:,.2f}",
+    }
+
+
+def policies(evaluation: Manifest | None) -> list[Manifest]:
+    """The policies of a finished evaluate stage, in the order they were evaluated; [] for None."""
+    return list((evaluation or {}).get("result", {}).get("policies", ()))
+
+
+def differences(evaluation: Manifest, *kind: str) -> dict[tuple[str, str], tuple[float, float]]:
+    """(before, after) -> paired difference in accuracy and its standard error clustered by problem.
+
+    kind: "greedy" for greedy accuracy in place of sampled; "tasks" and a task's name for its scalar reward.
+    """
+    pairs = evaluation.get("result", {}).get("paired", ())
+    return {(p["before"], p["after"]): (number(p, *kind, "difference"), number(p, *kind, "sem")) for p in pairs}
+
+
+def steps(evaluation: Manifest, *kind: str) -> list[tuple[Manifest, Manifest, float, float]]:
+    """Each policy but the first with the one before it: before, after, paired difference, standard error.
+
+    kind: as in `differences`.
+    """
+    measured, ordered = differences(evaluation, *kind), policies(evaluation)
+    return [(b, a, *measured.get((b["name"], a["name"]), NOT_MEASURED)) for b, a in itertools.pairwise(ordered)]
+
+
+def gains(evaluation: Manifest, *kind: str) -> dict[str, tuple[float, float]]:
+    """Name of each policy but the first -> what it gained on the one before it, and the standard error; see `steps`."""
+    return {after["name"]: (difference, error) for _, after, difference, error in steps(evaluation, *kind)}
+
+
+def tasks(evaluation: Manifest | None) -> dict[str, bool]:
+    """The tasks that an evaluation tells of, and whether their rewards are scalar; {} if it tells of accuracy alone."""
+    return {
+        name: one.get("accuracy") is None
+        for entry in policies(evaluation)[:1]
+        for name, one in entry.get("tasks", {}).items()
+    }
+
+
+def has_accuracy(evaluation: Manifest) -> bool:
+    """Whether any of its problems has right and wrong answers."""
+    return not tasks(evaluation) or not all(tasks(evaluation).values())
+
+
+def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifest]) -> Table:
+    """The result: accuracy of each policy, what it gained, and what making it cost.
+
+    Where tasks have scalar rewards their means stand beside, or in place of, the accuracy.
+    evaluation: the manifest of a finished evaluate stage, None if there is none yet (no rows then). stage_manifests: of
+    the finished stages in order; each stage's cost counts once, in the row of the policy it led to.
+    """
+    if not evaluation:
+        return Table("No evaluation is finished yet", [], [])
+    ordered = policies(evaluation)
+    largest = max((int(k) for policy in ordered for k in policy.get("pass_at", {})), default=1)
+    sampled, greedy = gains(evaluation), gains(evaluation, "greedy")
+    rows: list[dict[str, str]] = []
+    for policy, makers in zip(ordered, _makers(ordered, stage_manifests), strict=True):
+        accuracy = {
+            "pass@1 %": fmt.spread(number(policy, "mean"), number(policy, "sem_clustered")),
+            **{f"pass@{k} %": fmt.percent(number(policy, "pass_at", str(k))) for k in (largest,) if k > 1},
+            "greedy %": fmt.percent(number(policy, "greedy")),
+            "change": fmt.change(*sampled.get(policy["name"], NOT_MEASURED)),
+            "greedy change": fmt.change(*greedy.get(policy["name"], NOT_MEASURED)),
+        }
+        shown = accuracy if has_accuracy(evaluation) else {}
+        rows.append({"policy": policy_name(policy), **shown, **_rewards(evaluation, policy), **_cost(makers)})
+    over = f"{problems(evaluation, 'problems')}, {fmt.count(number(evaluation, 'result', 'samples'))} answers each"
+    what, unit = ("Accuracy", ", in points") if has_accuracy(evaluation) else ("Reward", "")
+    costs = set(_cost(())) if all(row["made by"] == UNKNOWN for row in rows) else set()
+    compared = any(not math.isnan(difference) for difference, _ in greedy.values())
+    return table(
+        f"{what} on {over} (± standard error clustered by problem; changes are paired{unit})",
+        rows,
+        hidden=costs if compared else {*costs, "greedy change"},
+        known=False,
+    )
+
+
+def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
+    """A policy's mean reward in each scalar task, and what it gained."""
+    cells = {}
+    for task in [task for task, scalar in tasks(evaluation).items() if scalar]:
+        name = "" if len(tasks(evaluation)) == 1 else f"{task} "
+        cells[f"{name}reward"] = reward(policy, task)
+        gain = gains(evaluation, "tasks", task).get(policy["name"], NOT_MEASURED)
+        cells[f"{name}change"] = fmt.measured(*gain, signed=True)
+    return cells
+
+
+def reward(policy: Manifest, task: str) -> str:
+    """A policy's mean reward in a task, with its standard error."""
+    return fmt.measured(*(number(policy, "tasks", task, key) for key in ("reward", "sem")))
+
+
+def problems(evaluation: Manifest, what: str) -> str:
+    """How many problems the result is about: those with right and wrong answers, if there are any."""
+    judged = [name for name, scalar in tasks(evaluation).items() if not scalar]
+    counted = sum(number(policies(evaluation)[0], "tasks", name, "problems") for name in judged)
+    return f"{fmt.count(counted if judged else number(evaluation, 'result', 'problems'))} {what}"
+
+
+def _cost(made_by: Sequence[Manifest]) -> dict[str, str]:
+    return {
+        "made by": " + ".join(str(stage.get("name", "")) for stage in made_by) or UNKNOWN,
+        "generated": fmt.quantity(_sum(made_by, "tokens", "generated")),
+        "trained": fmt.quantity(_sum(made_by, "tokens", "trained")),
+        "FLOPs": fmt.quantity(_sum(made_by, "flops")),
+        "time": fmt.duration(_sum(made_by, "seconds")),
+    }
+
+
+def _sum(stages: Sequence[Manifest], *keys: str) -> float:
+    """Their sum, NaN for no stages."""
+    return sum(number(stage, *keys) for stage in stages) if stages else math.nan
+
+
+def _makers(ordered: Sequence[Manifest], stage_manifests: Iterable[Manifest]) -> list[list[Manifest]]:
+    """For each policy the stages that led to it and are not yet in a row above: its own, with those it reads."""
+    waiting = {str(stage["name"]): stage for stage in stage_manifests if stage.get("kind") != "evaluate"}
+
+    def claim(name: str) -> list[Manifest]:
+        if (stage := waiting.pop(name, None)) is None:
+            return []
+        return [*(one for needed in stage.get("inputs", {}) for one in claim(needed)), stage]
+
+    stages = [str(policy["name"]).partition("@")[0] for policy in ordered]  # "warmup@20" is of the stage warmup
+    return [[] if name in stages[i + 1 :] else claim(name) for i, name in enumerate(stages)]
+
+
+def tasks_table(evaluation: Manifest) -> Table:
+    """Every task by policy; no rows where accuracy says it all."""
+    rows = [
+        {
+            "policy": policy_name(policy),
+            "task": task,
+            "accuracy %": fmt.percent(number(one, "accuracy")),
+            "reward": reward(policy, task),
+            "runs' std": fmt.value(number(one, "std_runs")),
+            "reward / token": fmt.measured(number(one, "length_normalised"), number(one, "length_normalised_sem")),
+            "greedy": fmt.value(number(one, "greedy")),
+            "length": fmt.value(number(one, "mean_length")),
+            "problems": fmt.count(number(one, "problems")),
+            "unscorable %": fmt.percent(number(one, "unscorable")),
+        }
+        for policy in policies(evaluation)
+        for task, one in policy.get("tasks", {}).items()
+    ]
+    return table("Each task (± standard error clustered by problem; lengths in tokens)", rows)
+
+
+def verdicts_table(evaluation: Manifest) -> Table:
+    """Return the share of each policy's answers by verdict, of those that occur beside the result's own."""
+    ordered = policies(evaluation)
+    rows = []
+    for policy in ordered:
+        counts = {verdict.value: number(policy, "verdicts", verdict.value) for verdict in Verdict}
+        total = max(sum(count for count in counts.values() if count > 0), 1)
+        others = [name for name in counts if name not in (Verdict.CORRECT.value, Verdict.SCORED.value)]
+        occur = [name for name in others if any(number(one, "verdicts", name) > 0 for one in ordered)]
+        shares = {words(name): fmt.percent(counts[name] / total) for name in occur}
+        rows.append({"policy": policy_name(policy), **shares})
+    return table("Answers that are not right, by verdict, %", rows if any(len(row) > 1 for row in rows) else [])
+
+
+def paired_table(evaluation: Manifest) -> Table:
+    """The paired differences that the result does not have: those of policies that do not follow each other."""
+    stepwise = {(before["name"], after["name"]) for before, after, *_ in steps(evaluation)}
+    rows = [
+        {"pair": f"{before} → {after}{f', {kind}' * bool(kind)}", "change": fmt.change(difference, error)}
+        for kind in ("", "greedy")
+        for (before, after), (difference, error) in differences(evaluation, *filter(None, [kind])).items()
+        if not math.isnan(difference) and (before, after) not in stepwise and has_accuracy(evaluation)
+    ]
+    return table("Other paired differences, points ± standard error clustered by problem", rows)
+
+
+def subsets_table(evaluation: Manifest) -> Table:
+    """Accuracy by subset of the problems."""
+    ordered = policies(evaluation)
+    rows = [
+        {
+            "subset": name,
+            "problems": fmt.count(max(number(policy, "subsets", name, "problems") for policy in ordered)),
+            **{policy_name(policy): fmt.percent(number(policy, "subsets", name, "mean")) for policy in ordered},
+        }
+        for name in dict.fromkeys(name for policy in ordered for name in policy.get("subsets", {}))
+    ]
+    return table("Accuracy by subset, %", rows)
+
+
+def selection_table(manifest: Manifest) -> Table:
+    """What a finished best_checkpoint stage saw: the score of every step, and of each task if several."""
+    result = manifest.get("result", {})
+    found: Mapping[str, Any] = result.get("steps", {})
+    names = list({name: None for one in found.values() for name in one.get("tasks", {})})
+    rows = [
+        {
+            "step": f"{step} (chosen)" if str(result.get("policy")).endswith(f"@{step}") else step,
+            "score": fmt.measured(number(one, "score"), number(one, "sem")),
+            **{
+                name: fmt.measured(*(number(one, "tasks", name, key) for key in ("score", "score_sem")))
+                for name in (names if len(names) > 1 else ())
+            },
+        }
+        for step, one in sorted(found.items(), key=lambda one: (not one[0].isdecimal(), one[0].zfill(20)))
+    ]
+    title = f"Selection {manifest.get('name')}: {result.get('policy')} by its score on {result.get('split')}"
+    return table(f"{title} (± standard error)", rows)
+
+
+def compute_table(manifests: Sequence[Manifest], price_per_device_hour: float | None = None) -> Table:
+    """What each finished stage cost; the last row is the total. A price adds what the device time cost."""
+    several = any(number(stage, "device_seconds") > number(stage, "seconds") for stage in manifests)
+    hidden = {*([] if several else ["device time"]), *(["price"] if price_per_device_hour is None else [])}
+    groups = [(str(stage.get("name", "")), str(stage.get("kind", "")), [stage]) for stage in manifests]
+    groups += [("all stages", "", list(manifests))] if len(manifests) > 1 else []
+    rows = []
+    for name, kind, stages in groups:
+        paid = _sum(stages, "device_seconds") / 3600 * (price_per_device_hour or 0.0)
+        rows.append(
+            {
+                **{"stage": name, "kind": kind},
+                **{f"{what} tokens": fmt.quantity(_sum(stages, "tokens", what)) for what in TOKENS},
+                "FLOPs": fmt.quantity(_sum(stages, "flops")),
+                "time": fmt.duration(_sum(stages, "seconds")),
+                "device time": fmt.duration(_sum(stages, "device_seconds")),
+                "verifier CPU": fmt.duration(_sum(stages, "verifier_cpu_seconds")),
+                "price": UNKNOWN if math.isnan(paid) else f"{paid:,.2f}",
+            }
+        )
+    return table("Compute of each finished stage", rows, hidden=hidden, known=False)
+
+
+def goodput_table(manifests: Iterable[Manifest]) -> Table:
+    """Where the time of each finished stage went, without a row of one that does not tell.
+
+    The wall time has writing checkpoints in it, and neither probes nor diagnoses, which are counted apart.
+    """
+    rows = [
+        {
+            "stage": str(manifest.get("name", "")),
+            "wall time": fmt.duration(number(manifest, "seconds") + number(manifest, "checkpointing_seconds")),
+            **{name: fmt.percent(spent[name]) for name in (*ACTIVITIES, "other")},
+        }
+        for manifest in manifests
+        if (spent := shares(manifest))
+    ]
+    return table("Where the time went, in % of the wall time", rows)
+
+
+def compiled_table(manifests: Iterable[Manifest]) -> Table:
+    """The programs that took longest to compile, those of a name together, and the rest."""
+    compiled, seconds = Counter[str](), defaultdict[str, float](float)
+    for manifest in manifests:
+        for name, program in (manifest.get("programs") or {}).items():
+            compiled[name] += int(program["compiled"])
+            seconds[name] += float(program["seconds"])
+    longest = sorted(seconds, key=lambda name: -seconds[name])
+    groups = [(name, [name]) for name in longest[:8]] + ([("others", longest[8:])] if longest[8:] else [])
+    rows = [
+        {
+            "program": name,
+            "times": str(sum(compiled[one] for one in names)),
+            "took": f"{sum(seconds[one] for one in names):.1f} s",
+        }
+        for name, names in groups
+    ]
+    return table("Programs compiled, or read from the cache", rows)
+
+
+def counts_table(title: str, by_stage: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What stages counted, a column each, without what is 0 everywhere."""
+    counted = {stage: dict(leaves(values)) for stage, values in by_stage.items()}
+    rows = [
+        {
+            "count": words(name),
+            **{
+                stage: fmt.count(value) if (value := one.get(name, math.nan)).is_integer() else fmt.quantity(value)
+                for stage, one in counted.items()
+            },
+        }
+        for name in dict.fromkeys(name for one in counted.values() for name, value in one.items() if value)
+    ]
+    return table(title, rows)

@@ -1,0 +1,276 @@
+"""Runs side by side: known figures over common problems only, honest gaps, hostile names, and what is refused."""
+
+import csv
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reports import HOSTILE, STEERING, Page, completions, evaluation
+
+from g2d_jax.report import comparison as side_by_side
+from g2d_jax.report.comparison import check_output, compare, headline, notes, records, report, results, write_comparison
+from g2d_jax.report.page import html, text
+from g2d_jax.report.read import Comparison, read_comparison
+from g2d_jax.report.samples import furthest_apart, read_samples
+from g2d_jax.report.tables import sheet
+from g2d_jax.storage import finish, read_json, write_json
+from g2d_jax.tables import write_rollouts
+
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 48}
+TOLD = {"split": "test", "sampling": SAMPLING, "samples": 2}
+STAGES = {
+    "sft": {"kind": "sft", "policy": "init"},
+    "warmup": {"kind": "online", "policy": "sft", "steps": 20},
+    "collect": {"kind": "collect", "policy": "warmup", "rollouts": "sample"},
+    "dpo": {"kind": "offline", "policy": "warmup", "preferences": "collect"},
+}
+ONE = {"p0": [1, 1], "p1": [1, 0], "p2": [0, 0], "p3": [1, 1]}
+OTHER = {"p0": [1, 1], "p1": [1, 1], "p2": [1, 0], "p3": [0, 1]}
+COST = {"tokens": {"generated": 1, "prefilled": 10, "scored": 100, "trained": 1000}, "flops": 7.0, "seconds": 60.0}
+
+
+def run(folder: Path, policies: dict, told: dict = TOLD, stages: dict = STAGES, **config) -> Path:
+    """A finished run of these stages, whose manifests know no device time."""
+    write_json(folder / "config.json", {"config": {"name": folder.name, "seed": 3, "stages": stages, **config}})
+    for i, (name, stage) in enumerate(stages.items()):
+        counts = {"steps": 20} if stage["kind"] == "online" else {}
+        finish(folder / f"{i:02d}-{name}", {"kind": stage["kind"], "name": name, "counts": counts, **COST})
+    evaluation(folder / "09-evaluate", policies, told, mean_length=3.0, entropy=0.5)
+    return folder
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    """Four common problems; each run has one of its own on which it would look better."""
+    one = run(tmp_path / "one", {"dpo": {**ONE, "only-here": [1, 1]}})
+    return one, run(tmp_path / "other", {"dpo": {**OTHER, "only-there": [1, 1], "and-this": [1, 1]}})
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> tuple[Path, Path]:
+    """Two runs that evaluated three policies each."""
+    tables = {"sft": {"p0": [0, 0], "p1": [0, 1]}, "warmup": {"p0": [1, 0], "p1": [0, 1]}}
+    one = run(tmp_path / "one", {**tables, "dpo": {"p0": [1, 1], "p1": [0, 1]}})
+    return one, run(tmp_path / "other", {**tables, "dpo": {"p0": [1, 0], "p1": [1, 1]}})
+
+
+def lines(comparison: Comparison) -> list[dict[str, str]]:
+    table = results(comparison)
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def change(folder: Path, **result) -> None:
+    file = folder / "09-evaluate/manifest.json"
+    manifest = read_json(file)
+    write_json(file, {**manifest, "result": {**manifest["result"], **result}})
+
+
+def test_known_figures_over_common_problems_only(two):
+    comparison = read_comparison(two)
+    assert list(comparison.problems) == ["p0", "p1", "p2", "p3"]
+    a, b = comparison.rows
+    assert (a.name, b.name) == ("A: G2D (dpo)", "B: G2D (dpo)")
+    assert (a.accuracy.mean, b.accuracy.mean) == (0.625, 0.75)
+    pair = compare(a, b)
+    assert pair.paired.difference == 0.125 and pair.paired.sem == pytest.approx(0.2393568)  # of 0, 1/2, 1/2, -1/2
+    assert (pair.better, pair.equal, pair.worse, pair.is_beyond_noise) == (2, 1, 1, False)
+    assert pair.interval.mean == 0.125 and -0.5 <= pair.interval.low < 0 < pair.interval.high <= 0.5
+    assert notes(comparison)[0] == "4 problems are common to all; 1 of A, 2 of B are not, and count nowhere here."
+    assert headline(comparison) == (
+        "B: G2D (dpo) answers 75.0 % of 4 common problems correctly, A: G2D (dpo) 62.5 %: 12.5 ± 23.9 points apart, "
+        "within noise."
+    )
+    cells = lines(comparison)[0]
+    assert cells.pop("accuracy % [95 %]").startswith("62.5 [")
+    assert cells == {
+        **{"policy": "A: G2D (dpo)", "K": "20", "pass@2 %": "75.0", "entropy, nats": "0.500", "length": "3.0"},
+        **{"generated": "3", "trained": "3.00 k", "FLOPs": "21", "time": "3 min 00 s", "run": "one"},
+    }  # of warmup, collect and dpo; not of sft
+
+
+def test_elo_of_a_known_count_of_wins(two):
+    """B wins 2 and draws 1 of 4; the model's virtual draw makes that 3 to 2."""
+    a, b = side_by_side.ratings(read_comparison(two))
+    assert (a.name, a.games) == ("A: G2D (dpo)", 4)
+    assert (a.rating + b.rating) / 2 == pytest.approx(1000)
+    assert b.rating - a.rating == pytest.approx(400 * math.log10(3 / 2)) and a.low < a.rating < a.high
+
+
+def test_which_policies_take_part(three):
+    ends = read_comparison(three)
+    assert [row.name for row in ends.rows] == ["A: cold (sft)", "A: G2D (dpo)", "B: cold (sft)", "B: G2D (dpo)"]
+    assert [row.name for row in ends.last] == ["A: G2D (dpo)", "B: G2D (dpo)"]
+    assert len(read_comparison(three, policies="all").rows) == 6
+    page = Page(html(report(ends)))
+    pairs = [row["pair"] for row in page.table("Paired differences")]
+    assert len(pairs) == 6 and pairs[1] == "A: cold (sft) → B: cold (sft)" and "Of 6 pairs" in page.text
+
+
+def test_a_timeout_is_wrong_and_what_cannot_be_scored_counts_nowhere(tmp_path):
+    one = run(tmp_path / "one", {"dpo": {"p0": [1, "t"], "p1": ["u", "u"], "p2": [1, "u"]}})
+    other = run(tmp_path / "other", {"dpo": {"p0": [1, 1], "p1": [0, 0], "p2": [0, 1]}})
+    a, b = read_comparison([one, other]).rows
+    np.testing.assert_array_equal(a.accuracies, [[0.5, np.nan, 1.0]])
+    assert a.accuracy.mean == 0.75 and b.accuracy.mean == 0.5
+    pair = compare(a, b)
+    assert (pair.paired.difference, pair.paired.problems, pair.equal) == (0.0, 2, 0)
+
+
+def test_one_common_problem_has_no_interval(tmp_path):
+    comparison = read_comparison([run(tmp_path / name, {"dpo": {"p0": [i, 1]}}) for i, name in enumerate("ab")])
+    (row,) = Page(html(report(comparison))).table("Paired differences")
+    assert (row["difference"], row.get("95 % interval"), row.get("beyond noise")) == ("+50.0", None, None)
+    assert "1 common problem correctly" in headline(comparison) and "too few problems" in headline(comparison)
+
+
+def test_several_devices_a_price_and_what_comes_from_elsewhere(two):
+    for folder in two:
+        for file in folder.glob("0[0-3]-*/manifest.json"):
+            write_json(file, {**read_json(file), "device_seconds": 240.0, "verifier_cpu_seconds": 1.0})
+    first, second = (read_json(folder / "config.json")["config"] for folder in two)
+    write_json(two[0] / "config.json", {"config": {**first, "compute": {"price_per_device_hour": 3.0}}})
+    stages = {**STAGES, "warmup": {**STAGES["warmup"], "policy": "run:/far/away#sft"}}
+    write_json(two[1] / "config.json", {"config": {**second, "stages": stages}})
+    comparison = read_comparison(two)
+    assert [row["device time"] for row in lines(comparison)] == ["12 min 00 s"] * 2
+    assert [row["price"] for row in lines(comparison)] == ["0.60", "–"]
+    assert [row["K"] for row in lines(comparison)] == ["20", "20"]
+    assert [note for note in notes(comparison) if " starts from " in note] == [
+        "B starts from run:/far/away#sft: what was done there is in neither its costs nor its K."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("temperature", 0.7), ("top_p", 0.9), ("top_k", 5), ("max_new_tokens", 16)]
+)
+def test_other_sampling_is_warned_of(tmp_path, name, value):
+    one = run(tmp_path / "one", {"dpo": ONE})
+    other = run(tmp_path / "other", {"dpo": OTHER}, {**TOLD, "sampling": {**SAMPLING, name: value}})
+    comparison = read_comparison([one, other])
+    expected = f"The evaluations differ in {name}: A {SAMPLING[name]}, B {value}. A difference in accuracy may"
+    assert len(comparison.warnings) == 1 and comparison.warnings[0].startswith(expected)
+    assert expected in html(report(comparison)) and expected.replace("_", "\\_") in text(report(comparison))
+
+
+def test_evaluations_of_one_split_are_compared_and_reference_answers_with_them(tmp_path):
+    one, other = run(tmp_path / "one", {"dpo": ONE}), run(tmp_path / "other", {"dpo": OTHER})
+    evaluation(other / "10-dev", {"dpo": {"d0": [1, 1]}}, {**TOLD, "split": "dev"})
+    path = other / "09-evaluate/problems.json"
+    write_json(path, [{**row, "answer": "8" if row["id"] == "p1" else "7"} for row in read_json(path)])
+    comparison = read_comparison([one, other])
+    assert [side.stage.name for side in comparison.sides] == ["evaluate", "evaluate"]
+    assert comparison.warnings == ["1 of the common problems have other reference answers in one run than in another."]
+    with pytest.raises(ValueError, match=r"no problem in common.* A \(other\) 1 of dev, B \(one\) 4 of test"):
+        read_comparison([other, one])
+
+
+def test_settings_that_differ(tmp_path):
+    one = run(tmp_path / "one", {"dpo": ONE}, beta=0.1, name="x")
+    other = run(tmp_path / "other", {"dpo": OTHER}, beta=1.0, name="x")
+    same = run(tmp_path / "same", {"dpo": OTHER}, beta=0.1, name="x")
+    write_json(other / "config.json", {**read_json(other / "config.json"), "own": {"reward": "mine:even"}})
+    page = Page(html(report(read_comparison([one, other, same]))))
+    assert page.table("A (one) -> B (other)") == [
+        {"setting": "beta", "change": "0.1 -> 1.0"},
+        {"setting": "reward from Python", "change": "none -> mine:even"},
+    ]
+    assert page.table("all settings as those of A") == [{"run": "C", "folder": "same"}]
+
+
+def test_what_points_of_a_study_share_is_listed_once(tmp_path):
+    """A policy whose completions are one file is one row, unless it is a run's last."""
+    one, other = (run(tmp_path / name, {"sft": ONE, "dpo": OTHER}) for name in ("one", "other"))
+    entries = read_json(other / "09-evaluate/manifest.json")["result"]["policies"]
+    shared = [{**entry, "rollouts": f"../../one/09-evaluate/{entry['rollouts']}"} for entry in entries]
+    change(other, policies=shared)
+    comparison = read_comparison([one, other])
+    assert [row.name for row in comparison.rows] == ["A: cold (sft)", "A: G2D (dpo)", "B: G2D (dpo)"]
+    assert any("listed with the first of them: sft of B." in note for note in notes(comparison))
+    assert compare(*comparison.rows[1:]).is_beyond_noise is False
+
+
+def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path):
+    one, other = run(tmp_path / "a" / "run", {"dpo": ONE}), run(tmp_path / "b" / "run", {"dpo": OTHER})
+    assert [side.label for side in read_comparison([one, other]).sides] == [str(one), str(other)]
+
+
+def test_problems_where_runs_differ_most(tmp_path):
+    one = run(tmp_path / "one", {"dpo": {"a": [1, 1], "b": [0, 0], "c": [1, 0], "d": [0, 0], "p0": [1, 1]}})
+    table = {"a": [1, 1], "b": [1, 0], "c": [0, 1], "d": [1, 1], "p0": ["u", "u"]}
+    comparison = read_comparison([one, run(tmp_path / "other", {"dpo": table})])
+    assert furthest_apart(comparison) == ["d", "b"]  # a and c are equal, p0 is not scored
+    found, count = read_samples([comparison.files[1][1]], ("problem_id", "sample"), {"d"}, 0)
+    assert [row["sample"] for row in found["d"]] == [0, 1] and list(found) == ["d"] and count == 5
+    page = Page(html(report(comparison)))
+    assert page.links == ["#results", "#differences", "#elo", "#problems", "#settings"]
+    assert "2 of 5 common problems: those on which" in page.text and page.source.count("<details data-row>") == 2
+    assert page.text.index("d = ?") < page.text.index("b = ?")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda one, other: [one], "two runs or more, got 1"),
+        (lambda one, other: [one, f"{one}/../one"], "is given twice"),
+        (lambda one, other: [one, one.parent], "holds no run"),
+        (lambda one, other: (other / "09-evaluate/manifest.json").unlink() or [one, other], "no finished evaluation"),
+        (lambda one, other: (other / "09-evaluate/rollouts/0.parquet").unlink() or [one, other], "no completions"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_refused(two, change, message):
+    with pytest.raises(ValueError, match=message):
+        read_comparison(change(*two))
+
+
+def test_unknown_choices_unscorable_problems_and_folders_of_other_things_are_refused(tmp_path, two):
+    with pytest.raises(ValueError, match="policies must be ends or all, got 'some'"):
+        read_comparison(two, policies="some")
+    bad = run(tmp_path / "bad", {"dpo": {"p0": ["u", "u"]}})
+    with pytest.raises(ValueError, match="none of the 1 common problems is scored for B: G2D"):
+        read_comparison([two[0], bad])
+    with pytest.raises(ValueError, match=r"holds other things than a comparison \(00-sft\)"):
+        check_output(bad)
+    with pytest.raises(ValueError, match="is a file"):
+        check_output(bad / "config.json")
+
+
+def test_three_files_the_same_bytes_each_time_with_every_figure(two, tmp_path):
+    comparison, output = read_comparison(two), tmp_path / "out" / "compare"
+    paths = [Path(path) for path in write_comparison(comparison, report(comparison), output)]
+    assert [path.name for path in paths] == ["compare.html", "compare.md", "compare.csv"]
+    before = [path.read_bytes() for path in paths]
+    write_comparison(comparison, report(comparison), output)
+    assert [path.read_bytes() for path in paths] == before
+    header, *rows = csv.reader(paths[2].read_text("utf-8").splitlines())
+    assert header == ["run", "policy", "before_run", "before_policy", "measure", "value"]
+    table = {tuple(row[:5]): float(row[5]) for row in rows}
+    assert len(table) == len(rows) and table["one", "dpo", "", "", "mean"] == 0.625
+    assert table["one", "dpo", "", "", "sem_clustered"] == pytest.approx(math.sqrt(0.6875 / 12))  # of 1, 1/2, 0, 1
+    assert table["other", "dpo", "", "", "pass_at/2"] == 1.0 and table["one", "dpo", "", "", "cost/generated"] == 3.0
+    assert math.isnan(table["one", "dpo", "", "", "cost/device_seconds"])
+    assert table["other", "dpo", "one", "dpo", "difference"] == 0.125
+    assert table["other", "dpo", "one", "dpo", "better"] == 2.0
+    assert table["other", "dpo", "", "", "elo/rating"] == pytest.approx(1000 + 200 * math.log10(1.5))
+
+
+def test_hostile_names_and_completions_stay_text(tmp_path):
+    evil = "<script>x<\u202e\x1b[2J|*"
+    one, other = run(tmp_path / evil, {"dpo": ONE}), run(tmp_path / "=1+1", {"dpo": OTHER})
+    (entry,) = read_json(other / "09-evaluate/manifest.json")["result"]["policies"]
+    entry = {**entry, "name": f"=cmd {evil}", "label": HOSTILE}
+    change(other, policies=[entry], split=evil, sampling={**SAMPLING, "temperature": evil})
+    write_rollouts(other / "09-evaluate/rollouts/0.parquet", completions(evil, OTHER, text=HOSTILE))
+    stages = {entry["name"]: {"kind": "sft", "policy": "init"}}
+    write_json(other / "config.json", {"config": {"name": evil, "seed": evil, "stages": stages, evil: evil}})
+    comparison = read_comparison([one, other])
+    source = html(report(comparison))
+    page = Page(source)
+    assert "</script><script>alert(1)</script>" in page.text and "<script>x<" in page.text
+    for char in STEERING:
+        assert char not in source, hex(ord(char))
+    assert not re.search(r"(?<!\\)<", text(report(comparison))) and "\x1b" not in text(report(comparison))
+    written = sheet(side_by_side.COLUMNS, records(comparison)).splitlines()
+    cells = [cell for row in csv.reader(written) for cell in row[:5]]
+    assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells) and "'=1+1" in cells
