@@ -96,7 +96,7 @@ def sampling_shapes(runtime: Runtime, stage: BestCheckpoint | Evaluate) -> Shape
 def programs(
     runtime: Runtime, name: str, stage: BestCheckpoint | Evaluate, response: int | None = None
 ) -> Iterator[Program]:
-    """Yield the programs of an evaluate or best_checkpoint stage. response: mean tokens of a response, None: the most."""
+    """Yield an evaluate or best_checkpoint stage's programs. response: mean tokens of a response, None: the most."""
     greedy = int(isinstance(stage, Evaluate) and stage.greedy)
     kinds, samples = 1 + greedy, stage.num_generations + greedy
     if isinstance(stage, Evaluate):
