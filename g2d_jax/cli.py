@@ -434,7 +434,7 @@ def _judge(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:
-    """Stages with what is done, or points with what is left; needs neither the model nor a device."""
+    """Show stages with what is done, or points with what is left; needs neither the model nor a device."""
     from g2d_jax.report.read import studies
     from g2d_jax.workdir import absolute
 
