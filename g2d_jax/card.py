@@ -39,8 +39,7 @@ def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
 
 
 def _front_matter(config: Config, policy: str, adapters: bool) -> str:
-    """Write the metadata for hubs. The base model is named only by a hub id, not by a folder, and only where all began
-    with it."""
+    """Write the metadata for hubs. The base model is named only by hub id, and only if all policies began with it."""
     stages = to_dict(config)["stages"]
     begins = [policy, *(stages[name].get("policy", "init") for name in accounting.behind(policy, stages))]
     lines = [f"library_name: {'peft' if adapters else 'transformers'}", "pipeline_tag: text-generation"]

@@ -93,7 +93,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _run_arguments(commands.add_parser("run", help="run a config, or continue it"))
-    _plan_arguments(commands.add_parser("plan", help="what a run needs and costs on a machine that is not here"))
+    _plan_arguments(commands.add_parser("plan", help="what a run needs and costs on a target machine"))
     _sweep_arguments(commands.add_parser("sweep", help="run a config under many overrides, or continue"))
     _evaluate_arguments(commands.add_parser("evaluate", help="evaluate a policy of a run on a set of problems"))
     _report_arguments(commands.add_parser("report", help="write what a run or a study measured: HTML, Markdown, CSV"))
@@ -434,7 +434,7 @@ def _judge(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:
-    """Stages with what is done, or points with what is left; needs neither the model nor a device."""
+    """Show stages with what is done, or points with what is left; needs neither the model nor a device."""
     from g2d_jax.report.read import studies
     from g2d_jax.workdir import absolute
 

@@ -421,8 +421,7 @@ class OnlineDPO(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class DropSolved(Section):
-    """A filter of solved prompts. After so many equal rewards in a row a prompt is left out for so many steps (0: for
-    ever)."""
+    """A filter of solved prompts. After so many equal rewards in a row a prompt rests so many steps (0: for ever)."""
 
     after: NotNegative = 0
     revisit: NotNegative = 0

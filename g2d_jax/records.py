@@ -143,8 +143,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A response's reward and verdict. reward None means unscorable: left out of means, baselines and pairs, and
-    counted.
+    """A response's reward and verdict. reward None is unscorable: left out of means, baselines and pairs, and counted.
 
     answer: the final answer as extracted from the response, None when there is none.
     """

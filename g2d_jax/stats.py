@@ -69,8 +69,7 @@ def accuracy(correct: ArrayLike) -> Accuracy:
 
 
 def by_subset(correct: ArrayLike, subsets: Sequence[str]) -> dict[str, Accuracy]:
-    """Compute the accuracy of each subset, by name in sorted order. subsets: the name of each of the N problems'
-    subset."""
+    """Compute the accuracy of each subset, by name in sorted order. subsets: the subset of each of N problems."""
     values, names = np.asarray(correct, dtype=np.float64), np.asarray(subsets, dtype=object)
     return {name: accuracy(values[names == name]) for name in sorted(set(subsets))}
 

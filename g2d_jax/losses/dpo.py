@@ -23,8 +23,7 @@ from g2d_jax.losses.reduction import Sums, active_count, active_sum, check_same_
 
 
 def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
-    """Return the weight of each pair, [num_pairs] float32: 1 / (pairs in the global batch), as in TRL. Padding pairs
-    take 0.
+    """Weigh each pair, [num_pairs] float32: 1 / (pairs in the global batch), as in TRL. Padding pairs take 0.
 
     num_prompts: of the global batch, those without a pair included, to divide by in place of the pairs: a prompt
     without a pair then counts as a loss of 0, as in the paper's published recipe (fairseq2), and the more prompts are

@@ -159,8 +159,8 @@ def _forward(
 def _backward(
     settings: _Settings, residuals: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, None, None]:
-    """Return the gradients. With p the softmax: d logprob / d logit = one_hot - p and d entropy / d logit = -p * (log p
-    + entropy)."""
+    """Return the gradients. With p the softmax: d logprob / d logit = one_hot - p, and d entropy / d logit = -p * (log
+    p + entropy)."""
     hidden, head, cast_head, targets, counted, log_z, entropies = residuals
     chunks, count = _chunks(counted, settings.chunk)
 

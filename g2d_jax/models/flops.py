@@ -23,8 +23,7 @@ def attended(length: int, before: int = 0) -> int:
 
 
 def forward_flops(config: ModelConfig, tokens: float, positions: float) -> float:
-    """Count a forward pass of `tokens` tokens that read `positions` positions in all: 2 P_mm a token, 4 L H d a
-    position."""
+    """Count a forward pass of `tokens` tokens that read `positions` positions: 2 P_mm a token, 4 L H d a position."""
     width = config.num_attention_heads * config.head_dim
     return 2.0 * matmul_params(config) * tokens + 4.0 * config.num_hidden_layers * width * positions
 

@@ -347,8 +347,7 @@ def _merged_layer(stack: Any, adapter: tuple[jax.Array, ...], layer: int, scale:
 
 
 def _gathered(array: jax.Array, mesh: Mesh) -> np.ndarray:
-    """Gather an array of several processes on each of them. Devices hold a block of a large one at a time, beside their
-    part.
+    """Gather an array of several processes on each. Of a large one, devices hold a block at a time beside their part.
 
     Every device has as many rows; a block is some of each. Rows that cannot be shared out so are gathered whole.
     """

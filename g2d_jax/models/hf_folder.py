@@ -69,8 +69,7 @@ def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epa
 
 
 def read_config(folder: storage.PathLike) -> ModelConfig:
-    """Read the ModelConfig of a model folder. Raises ValueError (see config_from_hf), also when there is no
-    config.json."""
+    """Read a model folder's ModelConfig. Raises ValueError (see config_from_hf), also without a config.json."""
     path = epath.Path(folder) / CONFIG
     if not _is_file(path):
         raise ValueError(f"{folder} holds no {CONFIG}: not a Hugging Face model folder, or an unfinished export")
@@ -129,8 +128,7 @@ def find_weights(folder: epath.Path, config: ModelConfig) -> dict[str, Stored]:
 
 
 def read_headers(folder: epath.Path) -> dict[str, Stored]:
-    """Read every tensor's header in the folder, by name, unchecked. Raises ValueError naming a missing or unreadable
-    file."""
+    """Map each tensor's name to its header, unchecked. Raises ValueError naming a missing or unreadable file."""
     headers: dict[str, Stored] = {}
     for header in _headers(folder):
         for name, stored in header.items():

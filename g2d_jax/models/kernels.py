@@ -144,8 +144,7 @@ def splash_attention(
 
 
 def block_size(device_kind: str, length: int, layout: Layout) -> int:
-    """Return the columns of a block, a divisor of `length`. Up to 512 on v5e, and for masks (1 MiB a block), else up to
-    1024."""
+    """Return a block's columns, a divisor of `length`: at most 512 on v5e and for masks (1 MiB a block), else 1024."""
     small = layout == "packed" or "v5 lite" in device_kind.lower() or "v5e" in device_kind.lower()
     sizes = (512, 256, LANES) if small else (1024, 512, 256, LANES)
     return next(size for size in sizes if length % size == 0)

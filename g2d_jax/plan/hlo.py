@@ -40,8 +40,8 @@ class Collective:
 
     @property
     def sent(self) -> float | None:
-        """The bytes that a device sends in one call; None where not known. By a ring: (n-1)/n of the array, twice that
-        for an all-reduce."""
+        """The bytes a device sends in one call; None if unknown. A ring sends (n-1)/n of the array, twice for an
+        all-reduce."""
         if self.size is None or self.group is None:
             return None
         share = (self.group - 1) / self.group

@@ -216,7 +216,7 @@ def _level(reward: float) -> str:
 
 
 def stalled(rewards: Sequence[float], stage: Online | Offline) -> list[Alert]:
-    """Warn if the mean rewards of an online stage's steps have surely hardly risen; noise alone gives no warning.
+    """Warn if the mean rewards of an online stage's steps have hardly risen; noise alone gives no warning.
 
     The rise is that of a line fitted by least squares to all steps; its error is from their scatter about it. It is
     hardly any if it is no more than two errors above 0, and two errors more would still be less than LEAST_RISE. A
@@ -240,8 +240,7 @@ def stalled(rewards: Sequence[float], stage: Online | Offline) -> list[Alert]:
 
 
 def _rise(values: Sequence[float]) -> tuple[float, float]:
-    """Fit a line to a series by least squares. Return its rise from the first to the last value, and the standard error
-    of that."""
+    """Fit a line by least squares. Return its rise from the first to the last value, and the standard error of that."""
     count = len(values)
     slope, intercept = statistics.linear_regression(range(count), values)
     residuals = math.fsum((value - intercept - slope * step) ** 2 for step, value in enumerate(values))

@@ -143,8 +143,7 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]
 
 
 def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:
-    """Return a prompt's outcome, one of FATES; "mixed" gives pairs. A timeout is wrong in the pass rate, but in no
-    pair."""
+    """Return a prompt's outcome, one of FATES; "mixed" gives pairs. A timeout counts as wrong, but is in no pair."""
     judged = np.array([row.score.verdict.accuracy for row in group])
     if np.isnan(judged).all():
         return "unscorable"

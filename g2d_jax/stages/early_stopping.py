@@ -74,7 +74,7 @@ def ends(runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> bool:
 
 
 def _enough(runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> bool:
-    """At a probe, log the forecast, and decide whether the warm-up ends."""
+    """Log the forecast at a probe, and decide whether the warm-up ends."""
     probed, step = trainer.extra_state.get("probed", []), trainer.step
     if step < stage.adaptive.min_steps or len(probed) < stopping.MIN_PROBES or probed[-1]["step"] != step:
         return False

@@ -62,8 +62,7 @@ class HeldOut:
         return self.folder / f"{name}{suffix}.parquet"
 
     def answers(self, sampling: Sampling, purpose: str, count: int, suffix: str = "", **changes: Any) -> Groups:
-        """Draw and score `count` answers to each problem. Those on disk are read back; the policy is loaded only if
-        needed."""
+        """Draw and score `count` answers to each problem, or read them back; the policy is loaded only if needed."""
         shard, first, everyone = self.file(suffix), self.bar.done, len(self.problems)
         if self._view is None and not on_disk(self.runtime, [shard]):
             self._view = self.runtime.view(load_policy(self.runtime, self.policy))

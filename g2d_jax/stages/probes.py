@@ -201,7 +201,7 @@ def figures(groups: Groups) -> dict[str, float]:
 
 
 def prospects(groups: Groups) -> dict[str, Any]:
-    """Measure the inputs of a forecast of offline training: rates [P], the right share of each prompt's responses.
+    """Measure the inputs of a forecast of offline training: rates [P], the share of right responses to each prompt.
 
     NaN for a prompt without a verdict. mixed: the share of prompts with right and wrong ones. And mean lengths in
     tokens, which decide costs: prompt, length, chosen and rejected (of right and of wrong responses, NaN without any).

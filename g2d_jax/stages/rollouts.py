@@ -134,8 +134,7 @@ def on_disk(runtime: Runtime, files: Sequence[epath.Path]) -> bool:
 
 
 def _shared_out(batches: Sequence[Draws], rows: Sequence[ScoredRollout], took: Cost, sampling: float) -> list[Sampled]:
-    """Split one call's rows and cost by batch. rows: of all its draws, equally many of each, in order. sampling:
-    seconds."""
+    """Split one call's rows and cost by batch. rows: equally many of each of its draws, in order. sampling: seconds."""
     prompts, total = sum(map(len, batches)), sum(len(row.rollout.token_ids) for row in rows)
     samples, first, sampled = len(rows) // prompts, 0, []
     for draws in batches:

@@ -214,8 +214,7 @@ class Runtime:
 
     @cached_property
     def device_memory(self) -> int | None:
-        """The bytes that programs may use of the smallest device, None where none reports them. All processes ask at
-        once."""
+        """The bytes programs may use of the smallest device, None if none reports them. All processes ask at once."""
         sizes = (memory for memory in processes.gather(meshes.memory(self.mesh)) if memory is not None)
         return min(sizes, default=None)
 

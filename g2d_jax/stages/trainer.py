@@ -73,8 +73,7 @@ class Trainer:
         self._clocked = self.runtime.clock.read()
 
     def goes_on(self) -> bool:
-        """Return whether there are updates to do. Call it before anything of the next; raises Preempted if told to
-        stop."""
+        """Return whether there are updates to do. Call it before the next begins; raises Preempted if told to stop."""
         processes.mark(f"{self.name}, step {self.step}")
         processes.check_stop_together()
         if message := self.profiler.before(self.step, self.state):

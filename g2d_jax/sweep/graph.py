@@ -54,7 +54,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """The stages of a study. nodes: by id, each after those it reads. points: for each point its config and its stages'
+    """The stages of a study. nodes: by id, each after those it reads. points: each with its config and its stages'
     nodes.
 
     trajectories: node -> the most steps of it, and the steps to keep.

@@ -95,14 +95,12 @@ def _promoting(transform: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def decay_mask(params: Any) -> Any:
-    """Return a tree with True for every array that weight decay applies to: all but norms (`*norm`) and biases
-    (`*bias`)."""
+    """Return a tree with True for arrays that weight decay applies to: all but norms (`*norm`) and biases (`*bias`)."""
     return jax.tree_util.tree_map_with_path(lambda path, _: not _leaf_name(path).endswith(("norm", "bias")), params)
 
 
 def _leaf_name(path: tuple[Any, ...]) -> str:
-    """Return the parameter's own name. nnx.Param adds no key of ours, so it is the last named key that is not its
-    "value"."""
+    """Return the parameter's own name: the last named key but "value", since nnx.Param adds no key of ours."""
     names = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
     return next((name for name in reversed(names) if name not in ("", "value")), "")
 

@@ -186,7 +186,7 @@ def accumulate(
 
 
 def make_scorer(compute: Compute) -> Jitted:
-    """Return score(params, arrays, count, temperature=1.0) -> (logprobs, entropies). float32 [N, R, T], without
+    """Return score(params, arrays, count, temperature=1.0) -> (logprobs, entropies), float32 [N, R, T]. It has no
     gradient."""
 
     def score_logprobs(
