@@ -258,7 +258,7 @@ def tasks_table(evaluation: Manifest) -> Table:
 
 
 def verdicts_table(evaluation: Manifest) -> Table:
-    """The share of each policy's answers by verdict, of the verdicts that occur beside those that the result is about."""
+    """The share of each policy's answers by verdict, of those that occur and that the result is not about."""
     ordered = policies(evaluation)
     rows = []
     for policy in ordered:
