@@ -123,7 +123,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """How many problems are common, what costs leave out, and which are not known."""
+    """How many problems are common, what costs leave out, and which runs have the same settings."""
     count, sides = len(comparison.problems), comparison.sides
     others = [f"{n - count:,} of {side.mark}" for side in sides if (n := len(side.stage.problems)) > count]
     left = f"; {', '.join(others)} are not, and count nowhere here" if others else ", all there are"
@@ -139,7 +139,8 @@ def notes(comparison: Comparison) -> list[str]:
         for mark, start in dict.fromkeys(starts)
         if start
     ]
-    return found
+    same = [side.mark for side, changes in comparison.settings if not changes]
+    return [*found, *([f"{', '.join(same)}: all settings as those of {sides[0].mark}."] if same else [])]
 
 
 def results(comparison: Comparison) -> Table:
@@ -221,8 +222,7 @@ def _settings(comparison: Comparison) -> list[Part | None]:
     for side, changes in comparison.settings:
         rows = [dict(zip(("setting", "change"), line.split(": ", 1), strict=True)) for line in changes]
         parts.append(table(f"{first.mark} ({first.label}) -> {side.mark} ({side.label})", rows))
-    same = [{"run": side.mark, "folder": side.label} for side, changes in comparison.settings if not changes]
-    return [*parts, table(f"Runs with all settings as those of {first.mark}", same)]
+    return parts
 
 
 def records(comparison: Comparison) -> Iterator[tuple[str, str, str, str, str, float]]:

@@ -85,18 +85,13 @@ def best_at(study: Study, row: Row) -> Group | None:
     if len(baselines) == 1:
         return baselines[0]
     rows = comparable(one for group in baselines for one in group.rows)
-    at_cost = [(group, _dev_at([one for one in group.rows if one in rows], row.cost("flops"))) for group in baselines]
-    return max((one for one in at_cost if one[1] == one[1]), key=lambda one: one[1], default=(None, 0.0))[0]
-
-
-def _dev_at(rows: Sequence[Row], cost: float) -> float:
-    """The accuracy on dev between rows' costs, NaN beyond them."""
-    points = sorted((row.cost("flops"), row.dev) for row in rows)
-    costs, dev = np.array([cost for cost, _ in points]), np.array([[dev] for _, dev in points])
-    if not points or not np.isfinite([*costs, cost]).all() or (np.diff(costs) <= 0).any():
-        return math.nan
-    found = frontier.interpolate(costs, dev, cost)
-    return math.nan if found is None else float(found[0])
+    at_cost = []
+    for group in baselines:
+        points = sorted((one.cost("flops"), one.dev) for one in group.rows if one in rows)
+        costs, dev = [cost for cost, _ in points], [value for _, value in points]
+        if points and costs[0] <= row.cost("flops") <= costs[-1]:
+            at_cost.append((group, float(np.interp(row.cost("flops"), costs, dev))))
+    return max(at_cost, key=lambda one: one[1], default=(None, 0.0))[0]
 
 
 def swept_rows(study: Study) -> list[Row]:

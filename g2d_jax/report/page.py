@@ -161,18 +161,16 @@ def text(report: Report) -> str:
 
 
 def write(report: Report, csv: str, folder: epath.Path, name: str, *, figures: bool = True) -> list[str]:
-    """Write NAME.html, NAME.md and NAME.csv into a folder, and figures/NAME-….svg and .pdf; returns their paths.
+    """Write NAME.html, NAME.md and NAME.csv into a folder, whose paths are returned, and figures/NAME-….svg and .pdf.
 
-    The figures are for papers; only their folder is among the paths. The same report gives the same bytes. Raises
-    OSError.
+    The figures are for papers. The same report gives the same bytes. Raises OSError.
     """
     paths = []
     for form, content in {"html": html(report), "md": text(report), "csv": csv}.items():
         paths.append(folder / f"{name}.{form}")
         write_bytes(paths[-1], content.encode())
-    charts = list(report.charts) if figures else []
-    for chart in charts:
+    for chart in report.charts if figures else ():
         stem = re.sub(r"[^\w.-]+", "-", f"{name}-{chart.name}")
         write_bytes(folder / "figures" / f"{stem}.svg", chart.svg().encode())
         write_bytes(folder / "figures" / f"{stem}.pdf", chart.pdf())
-    return [*map(str, paths), *([str(folder / "figures")] if charts else [])]
+    return [str(path) for path in paths]

@@ -23,12 +23,12 @@ from g2d_jax import accounting, frontier, stats
 from g2d_jax.canonical import differences, own_differences
 from g2d_jax.records import Verdict
 from g2d_jax.report.format import number, policy_name
+from g2d_jax.report.tables import Manifest, policies
 from g2d_jax.storage import PathLike, finished, read_bytes, read_json
 from g2d_jax.tracking import read_metrics
 from g2d_jax.workdir import PLANS, absolute, no_run, stage_folders
 
 Array = NDArray[np.float64]
-Manifest = Mapping[str, Any]
 ONLINE, OFFLINE, SELECT, COLLECT, EVALUATE = "online", "offline", "best_checkpoint", "collect", "evaluate"
 SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "num_generations")
 """Settings of an evaluation without which accuracies are not of the same thing."""
@@ -78,11 +78,6 @@ def read_optional(path: epath.Path) -> Any:
         return read_json(path)
     except FileNotFoundError:
         return None
-
-
-def policies(manifest: Manifest | None) -> list[Manifest]:
-    """The policies of a finished evaluate stage, in the order they were evaluated; [] for None."""
-    return list((manifest or {}).get("result", {}).get("policies", ()))
 
 
 @dataclass(frozen=True)
@@ -295,7 +290,9 @@ class Policy:
     def _evaluated(self, split: str) -> tuple[Stage, Manifest] | None:
         """The last evaluation of it on a split, and its entry there."""
         for stage in self.run.evaluations[::-1]:
-            told = (stage.manifest or {}).get("result", {}).get("split") or self.run.sections[stage.name].get("split")
+            told = (stage.manifest or {}).get("result", {}).get("split") or self.run.sections.get(stage.name, {}).get(
+                "split"
+            )
             entry = next((one for one in policies(stage.manifest) if one["name"] == self.name), None)
             if entry is not None and told == split:
                 return stage, entry

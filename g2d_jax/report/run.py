@@ -15,20 +15,9 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import Chart, Lines
 from g2d_jax.report.format import number, policy_name
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, Section, write
-from g2d_jax.report.read import (
-    COLLECT,
-    EVALUATE,
-    OFFLINE,
-    SELECT,
-    Manifest,
-    Run,
-    Stage,
-    policies,
-    read_parquet,
-    read_run,
-)
+from g2d_jax.report.read import COLLECT, EVALUATE, OFFLINE, SELECT, Run, Stage, read_parquet, read_run
 from g2d_jax.report.samples import browser
-from g2d_jax.report.tables import has_accuracy, leaves, sheet, steps, table
+from g2d_jax.report.tables import Manifest, has_accuracy, leaves, policies, sheet, steps, table
 from g2d_jax.storage import PathLike
 
 Written = Callable[[float], str]
@@ -113,8 +102,8 @@ PAIR_MEASURES: Mapping[str, tuple[tuple[str, ...], Written]] = {
 def write_run(workdir: PathLike, *, figures: bool = True) -> list[str]:
     """Write report.html, report.md, report.csv and, unless they are unwanted, figures of what a work directory holds.
 
-    The run may be unfinished. Returns the paths in this order, of the figures their folder. The same work directory
-    gives the same bytes. Raises ValueError as `read_run` does, and if completions or pairs are damaged; OSError.
+    The run may be unfinished. Returns the paths of the first three in this order. The same work directory gives
+    the same bytes. Raises ValueError as `read_run` does, and if completions or pairs are damaged; OSError.
     """
     run = read_run(workdir)
     return write(report(run), sheet(COLUMNS, records(run)), run.workdir, "report", figures=figures)

@@ -17,7 +17,8 @@ from etils import epath
 from g2d_jax.records import Prompt, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import on_one_line, shorten
-from g2d_jax.report.read import COLLECT, Comparison, Run, Stage, policies, read_parquet
+from g2d_jax.report.read import COLLECT, Comparison, Run, Stage, read_parquet
+from g2d_jax.report.tables import policies
 from g2d_jax.report.tokens import Span, coloured, run_tokenizer
 
 PROBLEMS, SAMPLES, MOST_DIFFERENT = 60, 4, 40

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import Chart, Point
 from g2d_jax.report.format import UNKNOWN, number
 from g2d_jax.report.page import Code, Note, Part, Report, Section, write
-from g2d_jax.report.read import COLLECT, ONLINE, Group, Policy, Row, Study, read_optional, read_study
+from g2d_jax.report.read import COLLECT, ONLINE, Group, Policy, Row, Study, read_study
 from g2d_jax.report.run import MEANINGS, MEASURES, Written
 from g2d_jax.report.tables import Table, cost_cells, leaves, sheet, table
 from g2d_jax.storage import PathLike, fingerprint
@@ -76,7 +75,7 @@ def write_study(workdir: PathLike, name: str, *, show: Callable[..., None] | Non
     """Write NAME.html, NAME.md, NAME.csv and figures of a study into its directory; the study may be unfinished.
 
     show: is given the result table (title, columns, rows), such as to print it.
-    Returns the paths in this order, of the figures their folder. The same directory gives the same bytes. Raises
+    Returns the paths of the first three in this order. The same directory gives the same bytes. Raises
     ValueError if it holds no study of that name or a file is damaged, OSError.
     """
     study = read_study(workdir, name)
@@ -410,13 +409,10 @@ def _stopping(study: Study) -> list[Part | None]:
 
 def _settings(study: Study) -> list[Part | None]:
     """The study's config, and the environments its stages were made in, but for the command."""
-    folders = {stage.folder for policy in study.policies for stage in policy.run.stages.values()}
-    found: dict[str, dict[str, Any]] = {}
-    for folder in sorted(folders):
-        content = read_optional(folder / "environment.json") or {}
-        content = {name: value for name, value in content.items() if name != "command"}
-        found[fingerprint(content)] = content
-    environments = [Code("Environment (environment.json)", found[key]) for key in sorted(found)]
+    stages = {stage.folder: stage for policy in study.policies for stage in policy.run.stages.values()}
+    found = [{**stage.json("environment.json"), "command": ""} for stage in stages.values()]
+    distinct = {fingerprint(content): content for content in found}
+    environments = [Code("Environment (environment.json)", distinct[key]) for key in sorted(distinct)]
     return [Code("Configuration of the study", study.config), *environments]
 
 

@@ -258,7 +258,7 @@ def tasks_table(evaluation: Manifest) -> Table:
 
 
 def verdicts_table(evaluation: Manifest) -> Table:
-    """Return the share of each policy's answers by verdict, of those that occur beside the result's own."""
+    """Return the share of each policy's answers by verdict, of those that occur and that the result is not about."""
     ordered = policies(evaluation)
     rows = []
     for policy in ordered:

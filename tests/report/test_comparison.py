@@ -176,7 +176,7 @@ def test_settings_that_differ(tmp_path):
         {"setting": "beta", "change": "0.1 -> 1.0"},
         {"setting": "reward from Python", "change": "none -> mine:even"},
     ]
-    assert page.table("all settings as those of A") == [{"run": "C", "folder": "same"}]
+    assert "C: all settings as those of A." in page.text
 
 
 def test_what_points_of_a_study_share_is_listed_once(tmp_path):
@@ -204,7 +204,7 @@ def test_problems_where_runs_differ_most(tmp_path):
     found, count = read_samples([comparison.files[1][1]], ("problem_id", "sample"), {"d"}, 0)
     assert [row["sample"] for row in found["d"]] == [0, 1] and list(found) == ["d"] and count == 5
     page = Page(html(report(comparison)))
-    assert page.links == ["#results", "#differences", "#elo", "#problems", "#settings"]
+    assert page.links == ["#results", "#differences", "#elo", "#problems"]
     assert "2 of 5 common problems: those on which" in page.text and page.source.count("<details data-row>") == 2
     assert page.text.index("d = ?") < page.text.index("b = ?")
 
