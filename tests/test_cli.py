@@ -437,7 +437,7 @@ def test_report_of_a_run_a_point_and_a_study(work: Path, study: Path, capsys: py
     point = study / "points" / "mine" / "K=1"
     for folder in (work, point):
         assert cli.main(["report", str(folder)]) == 0
-        names = ("report.html", "report.md", "report.csv", "figures")
+        names = ("report.html", "report.md", "report.csv")
         assert capsys.readouterr().out.split() == [str(folder / name) for name in names]
     for arguments in ([], ["--study", "mine"]):
         assert cli.main(["report", str(study), *arguments]) == 0
