@@ -19,8 +19,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from g2d_jax import pipeline, storage
+from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
-from g2d_jax.resolve import resolve
 from g2d_jax.tables import read_rollouts
 
 FLAT = {"forgotten": dict.fromkeys(range(2, 10), 0.6)}

@@ -82,9 +82,9 @@ def rows() -> list[Row]:
 
 def measure(row: Row) -> dict[str, Any]:
     """Compile a row's programs. In a process that has not used JAX."""
+    from g2d_jax.config_load import resolve
     from g2d_jax.plan import compiling, planning
     from g2d_jax.plan.topologies import GIB, topology
-    from g2d_jax.resolve import resolve
 
     machine = topology(row.machine)
     compiling.prepare(machine)

@@ -30,7 +30,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
 from g2d_jax import recipes
-from g2d_jax.resolve import choices
+from g2d_jax.config_load import choices
 
 MODELS = {"llama-3.1-8b-instruct": "meta-llama/Llama-3.1-8B-Instruct", "qwen2.5-7b": "Qwen/Qwen2.5-7B"}
 # method -> loss, updates between two synchronisations (0: never)

@@ -6,7 +6,7 @@ Hardware:  2 CPU cores, under 3 GB of memory; 5 minutes
 
 from ml_collections import ConfigDict
 
-from g2d_jax.resolve import choices, resolve
+from g2d_jax.config_load import choices, resolve
 
 
 def get_config(arg: str = "") -> ConfigDict:

@@ -12,7 +12,7 @@ arm. Choices: preset=full|smoke; seeds=N; updates=N; beta=B of DPO; sync=false f
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax.resolve import choices, resolve
+from g2d_jax.config_load import choices, resolve
 
 
 def get_config(arg: str = "") -> ConfigDict:

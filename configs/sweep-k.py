@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
 from g2d_jax import recipes
-from g2d_jax.resolve import choices, resolve
+from g2d_jax.config_load import choices, resolve
 
 # K and the learning rates of GRPO alone; the warm-up of G2D has the second one.
 GRIDS = {

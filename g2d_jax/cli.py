@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from g2d_jax import __version__, flags, processes, storage
 from g2d_jax.config import Config
+from g2d_jax.config_load import resolve
 from g2d_jax.graph import plan
-from g2d_jax.resolve import resolve
 
 if TYPE_CHECKING:
     from etils import epath
@@ -320,7 +320,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         return
     processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
     chosen = f"runs/{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    workdir = arguments.workdir or processes.once(lambda: chosen)
+    workdir = arguments.workdir or processes.on_leader(lambda: chosen)
     if processes.leader():
         print(f"work directory: {workdir}", flush=True)
         if not arguments.workdir:
@@ -350,11 +350,11 @@ def _sweep(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace, _: list[str]) -> None:
-    from g2d_jax import policies
+    from g2d_jax import commands
 
     names = ("num_generations", "temperature", "top_p", "max_new_tokens")
     sampling = {name: getattr(arguments, name) for name in names}
-    policies.evaluate(**_options(arguments, policies.evaluate), **sampling)
+    commands.evaluate(**_options(arguments, commands.evaluate), **sampling)
 
 
 def _report(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -395,19 +395,19 @@ def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def _export(arguments: argparse.Namespace, _: list[str]) -> None:
-    from g2d_jax import policies
+    from g2d_jax import commands
 
     processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
-    written = policies.export(**_options(arguments, policies.export))
+    written = commands.export(**_options(arguments, commands.export))
     if processes.leader():
         print(written)
 
 
 def _sample(arguments: argparse.Namespace, _: list[str]) -> None:
-    from g2d_jax import policies
+    from g2d_jax import commands
 
     typed = arguments.prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
-    policies.sample(prompts=_typed() if typed else arguments.prompt, **_options(arguments, policies.sample))
+    commands.sample(prompts=_typed() if typed else arguments.prompt, **_options(arguments, commands.sample))
 
 
 def _typed() -> Iterator[str]:
@@ -467,11 +467,11 @@ def _study_status(workdir: epath.Path, name: str) -> None:
 
 
 def _run_status(workdir: epath.Path) -> None:
-    from g2d_jax import policies
+    from g2d_jax import commands
     from g2d_jax.tracking import Screen
     from g2d_jax.workdir import LINKS, stage_folders
 
-    config = policies.read_config(workdir)
+    config = commands.read_config(workdir)
     is_point = (workdir / LINKS).exists()  # a study's point: its stages lie elsewhere, each with its own metrics
     rows: list[list[str]] = []
     for name, folder in (stage_folders(workdir) if is_point else plan(config).folders(workdir)).items():

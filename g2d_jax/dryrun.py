@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import canonical, storage
+from g2d_jax import config_io, storage
 from g2d_jax.config import Collect, Config, Offline, Online, Sft
 from g2d_jax.graph import Plan, made_from_ends, plan
 from g2d_jax.models import hf, reward_model
@@ -58,10 +58,10 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
 
 
 def _show_settings(runtime: Runtime, config: ConfigDict, named: ConfigDict) -> None:
-    typed = canonical.changes(named, config)
+    typed = config_io.changes(named, config)
     if typed:
         runtime.tracker.say("\n  ".join(["changed here:", *typed]))
-    own = canonical.changes(canonical.defaults(named), named)
+    own = config_io.changes(config_io.defaults(named), named)
     runtime.tracker.say("\n  ".join([f"{named.name}, where it differs from the defaults of docs/config.md:", *own]))
 
 

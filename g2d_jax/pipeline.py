@@ -21,9 +21,9 @@ from ml_collections import ConfigDict
 
 from g2d_jax import compilation, flags, processes, storage
 from g2d_jax.accounting import TRAINING, goodput
-from g2d_jax.canonical import to_dict
 from g2d_jax.compiling import compiling
 from g2d_jax.config import Config, Reward
+from g2d_jax.config_io import to_dict
 from g2d_jax.data.problems import check_training
 from g2d_jax.graph import Plan, check_inputs, made_from_ends, plan, policies_read
 from g2d_jax.models import hf, quantise
@@ -111,7 +111,7 @@ def run(
         compile_ahead(runtime, names)
         manifests = {name: run_stage(runtime, name, order) for name in names}
         if until is None:
-            processes.once(lambda: conclude(runtime.workdir, runtime.tracker, manifests))
+            processes.on_leader(lambda: conclude(runtime.workdir, runtime.tracker, manifests))
     return manifests
 
 
@@ -138,8 +138,8 @@ def _opened(
         own_functions = _own(reward, objectives)
         mine = {"config": to_dict(config), "until": until or "", "own": own_functions, "packages": packages()}
         processes.agreed("settings or packages", mine)
-        token = processes.once(lambda: claim(config, folder, own_functions, made_from_ends(config, order)))
-        with processes.together():
+        token = processes.on_leader(lambda: claim(config, folder, own_functions, made_from_ends(config, order)))
+        with processes.barrier():
             check_token(folder, token)
         shown = folder if processes.leader() else None
         with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
@@ -163,7 +163,7 @@ def _locked(folder: epath.Path) -> Iterator[None]:
     """Lock the work directory for this run, by its leader. Raises Preempted for a run told to stop before it began."""
     processes.check_stop_together()
     with contextlib.ExitStack() as stack:
-        processes.once(lambda: stack.enter_context(locked(folder)))
+        processes.on_leader(lambda: stack.enter_context(locked(folder)))
         yield
 
 
@@ -172,7 +172,7 @@ def compile_ahead(runtime: Runtime, names: Sequence[str]) -> None:
 
     Stages whose shapes depend on their examples or pairs are left out: they compile at their own start.
     """
-    finished = processes.once(lambda: [name for name in names if storage.finished(runtime.folders[name])])
+    finished = processes.on_leader(lambda: [name for name in names if storage.finished(runtime.folders[name])])
     for name in names:
         stage = runtime.config.stages[name]
         if name not in finished and stage.kind not in ("sft", "offline"):
@@ -187,7 +187,7 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
     folder, stage = runtime.folders[name], runtime.config.stages[name]
     processes.mark(name)
     processes.check_interrupted()
-    done = processes.once(lambda: storage.finished(folder))
+    done = processes.on_leader(lambda: storage.finished(folder))
     if done is not None and not again:
         runtime.tracker.say(f"{name}: done before, skipped")
         return done
@@ -215,7 +215,7 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
     if stage.kind not in TRAINING:  # training stages log it with every update
         runtime.tracker.log(name, 0, goodput(fields), kind="goodput")
     runtime.tracker.flush()
-    processes.once(lambda: storage.finish(folder, manifest))
+    processes.on_leader(lambda: storage.finish(folder, manifest))
     runtime.tracker.say(f"{name}: done in {manifest['seconds']:.0f} s")
     return storage.finished(folder) or manifest
 

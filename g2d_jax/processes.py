@@ -2,8 +2,8 @@
 
 All processes make the same calls in the same order; arrays are spread over the devices of all of them. What a process
 finds out for itself (is this file there? how late is it?) may differ from one to the next, so decisions are taken by
-one, the leader, and told to the others: `once`. Files that all of them read are written by the leader, inside `once`.
-Parts in which each works for itself, sampling for instance, are wrapped in `together`: there the error of one, or the
+one, the leader, and told to the others: `on_leader`. Files that all of them read are written by the leader, inside `on_leader`.
+Parts in which each works for itself, sampling for instance, are wrapped in `barrier`: there the error of one, or the
 wish to stop, reaches all.
 
     initialise ─► watched ─► once, together, gather … ─► the end, of all at once
@@ -292,7 +292,7 @@ def _wait(key: str, peer: int) -> str:
             raise PeerFailed(*state.left[peer])
 
 
-def once(make: Callable[[], T]) -> T:
+def on_leader(make: Callable[[], T]) -> T:
     """Return what the leader makes, on every process: for decisions, and for writing what all of them read.
 
     make: returns JSON. An error of the leader's is raised there, and PeerFailed elsewhere. Where the leader is told to
@@ -309,7 +309,7 @@ def once(make: Callable[[], T]) -> T:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def barrier() -> Iterator[None]:
     """Run a block in which every process works for itself: it ends when all are through.
 
     The error of one is raised by all, by the others as PeerFailed. Preempted of one is Preempted of all.

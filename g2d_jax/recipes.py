@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax.resolve import choices
+from g2d_jax.config_load import choices
 
 LEARNING_RATE = 1e-6  # Bridging, table 4
 LORA_LEARNING_RATE = 1e-5  # chosen: adapters want ten times that of all parameters (Schulman et al. 2025)

@@ -17,8 +17,8 @@ from typing import Any
 from etils import epath
 
 from g2d_jax import __version__, storage
-from g2d_jax.canonical import differences, from_dict, identity, own_differences, to_dict, with_longer
 from g2d_jax.config import Config
+from g2d_jax.config_io import differences, from_dict, identity, own_differences, to_dict, with_longer
 from g2d_jax.locks import LOCK as LOCK
 from g2d_jax.locks import awaited as awaited
 from g2d_jax.locks import locked as locked

@@ -19,7 +19,7 @@ from forks import Forks
 
 from g2d_jax import cli, processes, storage
 from g2d_jax.config import Config, Mesh
-from g2d_jax.resolve import resolve
+from g2d_jax.config_load import resolve
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.watcher import watched
 from g2d_jax.workdir import claim
@@ -510,7 +510,7 @@ def test_export_loads_in_transformers_with_the_same_logits(
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
-    from g2d_jax import policies
+    from g2d_jax import commands
     from g2d_jax.data.tokenizer import load_tokenizer
     from g2d_jax.models.decoder import forward, head_matrix
     from g2d_jax.records import MEMBERS
@@ -526,7 +526,7 @@ def test_export_loads_in_transformers_with_the_same_logits(
         theirs = model(torch.tensor([ids])).logits[0].numpy()
     ours = load_tokenizer("model")  # as a later run with model.path=model does
     assert ours.encode_completion("12+3*4=?;\\boxed{60}").tolist()[:-1] == ids
-    with policies.opened(work) as runtime:
+    with commands.opened(work) as runtime:
         params = load_policy(runtime, "dpo")
         assert ids == runtime.tokenizer.encode_completion("12+3*4=?;\\boxed{60}").tolist()[: len(ids)]
         assert set(runtime.tokenizer.eos_ids) <= set(np.atleast_1d(model.generation_config.eos_token_id).tolist())
@@ -544,9 +544,9 @@ def test_export_loads_in_transformers_with_the_same_logits(
     assert "holds a model already" in capsys.readouterr().err
     assert cli.main(["export", "--workdir", str(work), "--output", "model/README.md"]) == 1
     assert "is a file: choose another --output" in capsys.readouterr().err
-    elsewhere = policies.read_config(work)
+    elsewhere = commands.read_config(work)
     elsewhere = replace(elsewhere, mesh=Mesh(data=2, fsdp=64), compute=replace(elsewhere.compute, sampling_tensor=64))
-    with policies.opened(work, elsewhere) as runtime:  # the run had a mesh of 128 devices
+    with commands.opened(work, elsewhere) as runtime:  # the run had a mesh of 128 devices
         assert runtime.mesh.size == jax.device_count() and load_policy(runtime, "dpo").config == params.config
     assert cli.main(["export", "--workdir", str(work), "--output", "other", "--policy", "hf:model"]) == 0  # and back
     first, second = (tmp_path / name / "model.safetensors" for name in ("model", "other"))

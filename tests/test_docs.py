@@ -7,7 +7,7 @@ from pathlib import Path
 from g2d_jax import config as settings
 from g2d_jax import pipeline
 from g2d_jax.config import Config
-from g2d_jax.resolve import resolve
+from g2d_jax.config_load import resolve
 
 ROOT = Path(__file__).parents[1]
 

@@ -101,7 +101,7 @@ def test_no_circles():
 def test_jax_is_not_imported():
     code = """
 import importlib, sys
-for module in ("g2d_jax", "g2d_jax.rewards.worker", "g2d_jax.resolve", "g2d_jax.report.read"):
+for module in ("g2d_jax", "g2d_jax.rewards.worker", "g2d_jax.config_load", "g2d_jax.report.read"):
     importlib.import_module(module)
     assert "jax" not in sys.modules, module
 """

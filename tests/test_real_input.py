@@ -116,13 +116,13 @@ def same_logits(exported: Path, work: Path) -> None:
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from g2d_jax import policies
+    from g2d_jax import commands
     from g2d_jax.models.decoder import forward, head_matrix
     from g2d_jax.records import MEMBERS
     from g2d_jax.stages.policies import load_policy
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
-    with policies.opened(work) as runtime:
+    with commands.opened(work) as runtime:
         problem = runtime.problems["test"][0]
         ids = runtime.tokenizer.encode_prompt(problem)
         params = load_policy(runtime, "dpo")

@@ -14,7 +14,7 @@ from toys import LLAMA, QWEN, save_policy, save_rows, solved_problems
 
 from g2d_jax import dryrun, graph, pipeline, recipes, storage
 from g2d_jax.config import Config
-from g2d_jax.resolve import resolve
+from g2d_jax.config_load import resolve
 from g2d_jax.sweep.points import points
 from g2d_jax.tracking import read_metrics
 

@@ -17,9 +17,9 @@ from etils import epath
 from ml_collections import ConfigDict
 from toys import LLAMA, PAPER, QWEN, SIZES, make_tokenizer, save_policy, save_rows, solved_problems
 
-from g2d_jax import pipeline, policies
+from g2d_jax import commands, pipeline
 from g2d_jax.config import Config
-from g2d_jax.resolve import resolve
+from g2d_jax.config_load import resolve
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker, read_metrics
 
@@ -315,8 +315,8 @@ def test_other_test_sets(run: Callable[[str], Run], toys: Path, process: Process
     """Whole suites, and the held-out part of the training data."""
     workdir, _ = run("bridging-math:method=s1")
     suite = f"amc23:{toys}/math500.jsonl"
-    found = process.submit(policies.evaluate, str(workdir), "best", problems=suite, num_generations=3).result()
+    found = process.submit(commands.evaluate, str(workdir), "best", problems=suite, num_generations=3).result()
     assert (found["result"]["samples"], found["result"]["problems"]) == (3, 5)
     held_out = {"problems": f"numinamath:{toys}/numina.jsonl", "split": "test", "limit": 2}
-    found = process.submit(policies.evaluate, str(workdir), "best", **held_out, num_generations=1).result()
+    found = process.submit(commands.evaluate, str(workdir), "best", **held_out, num_generations=1).result()
     assert 1 <= found["result"]["problems"] <= 2

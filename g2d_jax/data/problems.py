@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from g2d_jax.canonical import suggest
+from g2d_jax.config_io import suggest
 from g2d_jax.data import arithmetic, filters
 from g2d_jax.data.collect import LoadReport, OnError, check_limit, collect
 from g2d_jax.data.fields import BrokenRow, Fields, as_answer, as_prompt, check_fields, find, named

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from etils import epath
 
-from g2d_jax import policies, storage
+from g2d_jax import commands, storage
 from g2d_jax.data.splits import problem_id
 from g2d_jax.judging.answers import ENDINGS, Format, Question, alpaca_json, arena_jsonl, read_questions
 from g2d_jax.models.decoder import Decoder
@@ -39,13 +39,13 @@ def write_outputs(
 ) -> epath.Path:
     """Write one answer of a run's policy to each prompt; return the file.
 
-    name: the model's name in it; default: the file's own name. policy: default: see `policies.last_policy`.
+    name: the model's name in it; default: the file's own name. policy: default: see `commands.last_policy`.
     Raises ValueError for prompts that cannot be read or encoded, and for an output that exists already.
     """
     target, name = _target(form, output, name)
     questions = read_questions(prompts, form)
-    with policies.opened(workdir) as runtime:
-        chosen = policy or policies.last_policy(runtime.config)
+    with commands.opened(workdir) as runtime:
+        chosen = policy or commands.last_policy(runtime.config)
         params = SamplingParams(max_new_tokens, temperature, top_p, stop_ids=runtime.tokenizer.eos_ids)
         rows = _answers(runtime, chosen, questions, params, prompts)
         texts = [row.text for row in rows]
@@ -81,7 +81,7 @@ def _answers(
 ) -> list[ScoredRollout]:
     """Return the answers in the order of the questions, read back or drawn."""
     requests = _requests(runtime, questions, params, prompts)
-    identity = [[policies.version(runtime, policy), runtime.tokenizer.fingerprint, asdict(params)]]
+    identity = [[commands.version(runtime, policy), runtime.tokenizer.fingerprint, asdict(params)]]
     identity += [[r.problem_id, r.visit, r.prompt_ids] for r in requests]
     folder = runtime.workdir / "outputs" / f"answers-{storage.fingerprint(identity)}"
     rows: list[ScoredRollout] = []

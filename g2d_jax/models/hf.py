@@ -219,7 +219,7 @@ def _check_tied(headers: Mapping[str, Stored]) -> None:
         parts = itertools.pairwise(edges)
         return all(np.array_equal(shard.read_rows(embed, *part), shard.read_rows(head, *part)) for part in parts)
 
-    if not processes.once(same):
+    if not processes.on_leader(same):
         raise ValueError(
             f"{head.file}: config.json says tie_word_embeddings, but lm_head.weight differs from "
             "model.embed_tokens.weight; set tie_word_embeddings to false to use it"
@@ -252,7 +252,7 @@ def save(
     config = config_to_hf(model.config.base, eos_ids=eos_ids, bos_id=bos_id, pad_id=pad_id, dtype=names)
     generation = {"eos_token_id": one_or_list(eos_ids), "bos_token_id": bos_id, "pad_token_id": pad_id}
     writer = jax.process_index() == 0
-    processes.once(lambda: _clear(place))
+    processes.on_leader(lambda: _clear(place))
     _save_shards(model, place, jnp.dtype(dtype), max_shard_bytes, writer)
     if writer:
         generation = {name: value for name, value in generation.items() if value is not None}

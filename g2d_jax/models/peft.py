@@ -29,7 +29,7 @@ def save(policy: Decoder, folder: storage.PathLike, *, base: str, dtype: str = "
     place, lora = epath.Path(folder), policy.config.lora
     if lora is None:
         raise ValueError("the policy has no adapters: all its parameters were trained, export it as a model")
-    processes.once(lambda: _make(place))
+    processes.on_leader(lambda: _make(place))
     shapes = {name: stored_shape(row) for name, (_, row, _) in tensors(policy.config).items() if row.adapter}
     writer = jax.process_index() == 0
     shard.write(place / WEIGHTS, shapes, jnp.dtype(dtype), fetcher(policy, jnp.dtype(dtype)), writer=writer)

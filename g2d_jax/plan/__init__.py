@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 
 from g2d_jax import flags
 from g2d_jax.config import Config
+from g2d_jax.config_load import locate, shipped
 from g2d_jax.plan.topologies import topology
-from g2d_jax.resolve import locate, shipped
 
 
 def ready(spec: str, name: str) -> list[str]:

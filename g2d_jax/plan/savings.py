@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from g2d_jax import resolve
+from g2d_jax import config_load
 from g2d_jax.config import Config, TrainingStage
 from g2d_jax.plan.planning import Choice, Compiler, search
 from g2d_jax.plan.topologies import Topology
@@ -50,7 +50,7 @@ def search_savings(
     for overrides in savings(Config.of(config), stages):
         changed = copy.deepcopy(config)
         for override in overrides:
-            resolve.apply(changed, override)
+            config_load.apply(changed, override)
         compiler.say(f"with {as_arguments(overrides)}")
         choice = search(Config.of(changed), topology, compiler, stages=stages, most=MOST_TRIED)
         if choice is not None:

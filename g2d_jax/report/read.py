@@ -20,7 +20,7 @@ from etils import epath
 from numpy.typing import NDArray
 
 from g2d_jax import accounting, frontier, stats
-from g2d_jax.canonical import differences, own_differences
+from g2d_jax.config_io import differences, own_differences
 from g2d_jax.records import Verdict
 from g2d_jax.report.format import number, policy_name
 from g2d_jax.report.tables import Manifest, policies

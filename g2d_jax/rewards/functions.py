@@ -28,8 +28,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from g2d_jax.config_load import beside
 from g2d_jax.records import Problem, Score, Verdict
-from g2d_jax.resolve import beside
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.rewards.pool import Begun, VerifierPool
 

@@ -75,7 +75,7 @@ def candidates(stage: BestCheckpoint, runtime: Runtime) -> list[int]:
     if stage.steps:
         return sorted(set(stage.steps))
     with Checkpoints(runtime.folders[stage.policy] / "checkpoints") as checkpoints:
-        last = processes.once(checkpoints.latest)
+        last = processes.on_leader(checkpoints.latest)
     assert last is not None  # a stage runs after those it reads, and they all save their last step
     steps = kept_steps(runtime.config.stages[stage.policy])
     return sorted({*(step for step in steps if step <= last), last})

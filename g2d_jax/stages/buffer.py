@@ -124,7 +124,7 @@ def shards(folder: epath.Path, number: int) -> list[epath.Path]:
     def rounds() -> int:
         return next(extra for extra in itertools.count() if not shard_path(folder, number, extra).exists())
 
-    return [shard_path(folder, number, extra) for extra in range(processes.once(rounds))]
+    return [shard_path(folder, number, extra) for extra in range(processes.on_leader(rounds))]
 
 
 def read_rounds(runtime: Runtime, folder: epath.Path, number: int) -> list[Sampled]:

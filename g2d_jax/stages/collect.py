@@ -79,14 +79,14 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
         for part in folder.glob("*.parquet"):
             part.unlink()
 
-    processes.once(clear)
+    processes.on_leader(clear)
     shares = [list(indices) for indices in np.array_split(np.arange(len(preferences)), processes.count())]
     parts = {f"part-{number:05d}.parquet": len(share) for number, share in enumerate(shares) if share}
-    with processes.together():
+    with processes.barrier():
         if share := shares[processes.index()]:
             write_preferences(folder / f"part-{processes.index():05d}.parquet", [preferences[i] for i in share])
     # The underscore lets pandas and pyarrow read the folder: they take every other file in it for Parquet.
-    processes.once(lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts}))
+    processes.on_leader(lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts}))
 
 
 def _offered(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
@@ -133,12 +133,12 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]
     Figures that need log-probabilities are NaN where rollouts came without.
     """
     columns = {**informativeness.prompts(groups), "pairs": np.array([len(own) for own in pairs], np.int64)}
-    processes.once(lambda: write_columns(folder / "informativeness" / "prompts.parquet", columns))
+    processes.on_leader(lambda: write_columns(folder / "informativeness" / "prompts.parquet", columns))
     both = [(group[i].rollout, group[j].rollout) for group, own in zip(groups, pairs, strict=True) for i, j in own]
     logprobs = np.array([[r.logprobs.sum(dtype=np.float64) for r in pair] for pair in both]).reshape(-1, 2)
     lengths = np.array([[len(r.token_ids) for r in pair] for pair in both]).reshape(-1, 2)
     measures = {**informativeness.summary(groups), "pairs": informativeness.pair_summary(*logprobs.T, *lengths.T)}
-    processes.once(lambda: storage.write_json(folder / "informativeness.json", measures))
+    processes.on_leader(lambda: storage.write_json(folder / "informativeness.json", measures))
     return measures
 
 

@@ -63,7 +63,7 @@ def ends(runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> bool:
             reason = {"rule": "budget", "measure": stage.budget.measure, "spent": spent}
     elif _enough(runtime, name, stage, trainer):
         reason = {"rule": "adaptive"}
-    reason = processes.once(lambda: reason)  # seconds differ from one process to the next
+    reason = processes.on_leader(lambda: reason)  # seconds differ from one process to the next
     if reason is None:
         return False
     trainer.extra_state["ended"] = {**reason, "step": trainer.step}

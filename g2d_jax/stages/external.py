@@ -29,7 +29,7 @@ def external_groups(runtime: Runtime, path: str, shard: epath.Path) -> tuple[lis
     problems, rows = read(runtime, path)
     if not on_disk(runtime, [shard]):
         scored = _score(runtime, problems, rows)
-        processes.once(lambda: write_rollouts(shard, scored))
+        processes.on_leader(lambda: write_rollouts(shard, scored))
     groups: dict[str, list[ScoredRollout]] = {}
     for row in read_rollouts(shard):
         if row.rollout.problem_id not in problems:

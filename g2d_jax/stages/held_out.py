@@ -112,7 +112,7 @@ def programs(
 def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:
     """Write the problems beside the answers: FOLDER/problems.json."""
     texts = [{"id": p.id, "prompt": p.prompt, "answer": p.answer, "subset": p.subset} for p in problems]
-    processes.once(lambda: storage.write_json(folder / "problems.json", texts))
+    processes.on_leader(lambda: storage.write_json(folder / "problems.json", texts))
 
 
 def places(problems: Sequence[Problem]) -> dict[str, list[int]]:

@@ -12,9 +12,9 @@ from etils import epath
 from jax.sharding import Mesh
 
 from g2d_jax import keys, storage
-from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.config import Config, Model
 from g2d_jax.config import Lora as Adapters
+from g2d_jax.config_io import from_dict, to_dict
 from g2d_jax.graph import policies_read
 from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig

@@ -232,7 +232,7 @@ def reference_logprobs(
     references = score_pairs(runtime, load_policy(runtime, stage.policy), pairs, row_length, tally)
     cost = {"scored": tally.scored, "flops": tally.flops, "seconds": time.perf_counter() - started}
     clock = runtime.clock.since(clocked)
-    processes.once(lambda: storage.write_json(file, {"logprobs": references, **cost, "clock": clock}))
+    processes.on_leader(lambda: storage.write_json(file, {"logprobs": references, **cost, "clock": clock}))
     return references
 
 

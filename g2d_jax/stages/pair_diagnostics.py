@@ -73,7 +73,7 @@ def gradient_signal(
         tally.trained += used
         tally.flops += train_flops(runtime.model_config, used, sum(batch.attended for batch in packed))
         signal = informativeness.gradient_signal(*norms, batches=len(batches), pairs_per_batch=len(batches[0]))
-    processes.once(lambda: storage.write_json(file, {"signal": signal, "tally": dataclasses.asdict(tally)}))
+    processes.on_leader(lambda: storage.write_json(file, {"signal": signal, "tally": dataclasses.asdict(tally)}))
     return signal, tally
 
 
@@ -101,7 +101,7 @@ def write_pairs(path: epath.Path, pairs: Sequence[Preference], references: np.nd
         "chosen": trained[:, 0],
         "rejected": trained[:, 1],
     }
-    processes.once(lambda: write_columns(path, columns))
+    processes.on_leader(lambda: write_columns(path, columns))
 
 
 def figures(result: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

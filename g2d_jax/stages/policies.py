@@ -30,7 +30,7 @@ def load_policy(runtime: Runtime, name: str) -> Decoder:
     folder, step = checkpoint_of(runtime, name)
     rest = frozen_params(runtime, base_of(runtime, name))
     with Checkpoints(folder) as checkpoints:
-        steps = processes.once(checkpoints.steps)
+        steps = processes.on_leader(checkpoints.steps)
         chosen = max(steps, default=None) if step is None else step
         if chosen is None or chosen not in steps:
             listed = ", ".join(map(str, steps))

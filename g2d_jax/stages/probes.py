@@ -174,7 +174,7 @@ def _measured(
         if reference is not None:
             values["kl"] = divergence(groups, reference_logprobs(runtime, groups, reference(), sampling, cost))
     measured = {"figures": values, "offline": prospects(groups), "cost": dataclasses.asdict(cost)}
-    processes.once(lambda: storage.write_json(file, measured))
+    processes.on_leader(lambda: storage.write_json(file, measured))
     return measured
 
 

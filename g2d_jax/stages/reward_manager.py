@@ -54,7 +54,7 @@ class RewardManager:
     ) -> list[Score]:
         """Return one Score per response, in order. token_ids: [T] int32 each. All processes call it, with the same."""
         mine = slice(processes.index(), None, processes.count())
-        with processes.together():
+        with processes.barrier():
             own = self.apart(problems[mine], texts[mine], token_ids[mine])
         self.share_usage()
         shares = processes.gather([[score.reward, score.verdict.value, score.answer] for score in own])

@@ -105,7 +105,7 @@ def generate(
         draws, shards = [draw for batch_draws, _ in call for draw in batch_draws], [shard for _, shard in call]
         parts = shards[0].parent / "_parts"
         if on_disk(runtime, shards):
-            processes.once(partial(_clear, parts))
+            processes.on_leader(partial(_clear, parts))
             yield from (_read(*batch, generation.num_generations) for batch in call)
             continue
         assert view is not None
@@ -130,7 +130,7 @@ def _tell_from(tell: Tell, before: int, answered: int) -> None:
 def on_disk(runtime: Runtime, files: Sequence[epath.Path]) -> bool:
     """Return whether all of the files exist, for all processes alike, after pending writes."""
     runtime.writer.wait()
-    return processes.once(lambda: all(file.exists() for file in files))
+    return processes.on_leader(lambda: all(file.exists() for file in files))
 
 
 def _shared_out(batches: Sequence[Draws], rows: Sequence[ScoredRollout], took: Cost, sampling: float) -> list[Sampled]:
@@ -243,7 +243,7 @@ def _rows(
     with runtime.clock.doing("generation"):
         answers = _generate(runtime, view, draws, generation, tell)
     sampling = time.perf_counter() - started
-    with processes.together():
+    with processes.barrier():
         check_rollouts([answer.rollout for answer in answers], policy)
         processes.mark(f"scoring {policy}")
         with runtime.clock.doing("verification"):
@@ -258,7 +258,7 @@ def _rows(
             write_rollouts(parts / f"{processes.index()}.parquet", rows)
     runtime.scorer.share_usage()
     if processes.count() > 1:
-        with processes.together():
+        with processes.barrier():
             rows = _put_together(parts, draws)
     if runtime.scorer.has_joint():
         questions = _questions(runtime, draws, [row.rollout for row in rows], [row.text for row in rows])

@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax import processes, storage
-from g2d_jax.canonical import identity
 from g2d_jax.compilation import Ahead, Programs
 from g2d_jax.config import (
     Config,
@@ -30,6 +29,7 @@ from g2d_jax.config import (
     Task,
     TrainingStage,
 )
+from g2d_jax.config_io import identity
 from g2d_jax.data import arithmetic
 from g2d_jax.data.packing import Packed
 from g2d_jax.data.template import TemplateSettings

@@ -160,7 +160,7 @@ class Trainer:
         folder = self.runtime.folders[self.name] / f"nonfinite-{self.step:06d}"
         record = {"stage": self.name, "step": self.step, "metrics": metrics}
         try:
-            processes.once(lambda: write_batch(folder, packed, record))
+            processes.on_leader(lambda: write_batch(folder, packed, record))
             where = f"Its batch and its metrics are in {folder}"
         except OSError as error:
             where = f"Its batch could not be written: {error}"
@@ -202,7 +202,7 @@ class Trainer:
         """Save the state unless it is saved already, and wait."""
         with self._writing():
             self.checkpoints.wait()
-        if self.step not in processes.once(self.checkpoints.steps):
+        if self.step not in processes.on_leader(self.checkpoints.steps):
             self.save()
 
     def end(self) -> None:
@@ -260,7 +260,7 @@ def open_trainer(
         pins |= {int(pin) for pin in extra_state.get("at", {})}  # pinned steps stay, for others may read them
         runtime.tracker.say(f"{name}: continuing after step {step} of {total}")
     base = base_of(runtime, policy if step is None else name)
-    processes.once(lambda: storage.write_json(folder.parent / init_params.BASE, base))
+    processes.on_leader(lambda: storage.write_json(folder.parent / init_params.BASE, base))
     with (
         Checkpoints(folder, keep=runtime.config.checkpoint.keep, pinned=pins) as checkpoints,
         runtime.tracker.progress(name, total, step or 0) as bar,
@@ -310,7 +310,7 @@ def newest(
     (OSError). Several processes call it together, and agree on what is damaged before any of them restores.
     """
     aside = ""
-    while (step := processes.once(checkpoints.latest)) is not None:
+    while (step := processes.on_leader(checkpoints.latest)) is not None:
         wrong = _damage(checkpoints, step)
         try:
             if not wrong:
@@ -324,8 +324,8 @@ def newest(
                 f"{name}: the checkpoint of step {step} cannot be read either ({wrong}). Two in a row look like "
                 f"another version of Orbax or a file system that fails, not like damage; {aside} has the newer one"
             )
-        aside = processes.once(lambda step=step: checkpoints.set_aside(step))  # type: ignore[misc]
-        before = processes.once(checkpoints.latest)
+        aside = processes.on_leader(lambda step=step: checkpoints.set_aside(step))  # type: ignore[misc]
+        before = processes.on_leader(checkpoints.latest)
         then = "from the start of the stage" if before is None else f"from step {before}, the checkpoint before it"
         why = wrong.partition(" is damaged: ")[2].partition(". Delete")[0]
         say(
@@ -341,6 +341,6 @@ def _damage(checkpoints: Checkpoints, step: int) -> str:
     that stopped inside `restore` would leave the others waiting. A single process learns of damage by restoring."""
     if processes.count() == 1:
         return ""
-    with processes.together():
+    with processes.barrier():
         mine = checkpoints.damage(step, processes.index(), processes.count())
     return next((text for text in processes.gather(mine) if text), "")

@@ -23,7 +23,7 @@ class Writer:
 
     def wait(self) -> None:
         """Wait until all is written. All processes make the call; an error of writing is raised by all."""
-        processes.once(self._settle)
+        processes.on_leader(self._settle)
 
     def close(self) -> None:
         """Wait, and end the thread."""

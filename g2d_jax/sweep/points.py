@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as schema
 from g2d_jax import storage
-from g2d_jax.canonical import from_dict, listed, suggest, to_dict
-from g2d_jax.resolve import apply
+from g2d_jax.config_io import from_dict, listed, suggest, to_dict
+from g2d_jax.config_load import apply
 
 MAIN = "main"  # the arm of a study given on the command line
 

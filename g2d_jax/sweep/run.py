@@ -26,8 +26,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import __version__, compilation, flags, pipeline, processes, storage
-from g2d_jax.canonical import to_dict
 from g2d_jax.config import Online
+from g2d_jax.config_io import to_dict
 from g2d_jax.graph import plan
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder

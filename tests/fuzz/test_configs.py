@@ -10,13 +10,13 @@ from fuzz.hostile import NUMBERS, ODD, TEXTS, VALUES, accepted, as_json, changed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import canonical, pipeline, resolve, workdir
+from g2d_jax import config_io, config_load, pipeline, workdir
 from g2d_jax.config import Config
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory")]
 
-KINDS = sorted(canonical.STAGES)
-WHOLE = canonical.from_dict(
+KINDS = sorted(config_io.STAGES)
+WHOLE = config_io.from_dict(
     {
         "stages": {kind: {"kind": kind} for kind in KINDS},
         "tasks": {"chat": {"weight": 0.5}},
@@ -24,19 +24,19 @@ WHOLE = canonical.from_dict(
         "sweep": {"arms": {"one": {"product": ["seed=0,1"]}}},
     }
 )
-VALUES_OF_WHOLE = canonical.to_dict(WHOLE)
-PATHS = sorted(canonical._paths(WHOLE))
+VALUES_OF_WHOLE = config_io.to_dict(WHOLE)
+PATHS = sorted(config_io._paths(WHOLE))
 
 
 @given(changed(VALUES_OF_WHOLE))
 @tries(150)
 def test_dictionaries(values: Any) -> None:
-    made = accepted(lambda: canonical.from_dict(values), "")
+    made = accepted(lambda: config_io.from_dict(values), "")
     if made is not None:
-        assert canonical.to_dict(
-            canonical.from_dict(json.loads(as_json(canonical.to_dict(made))))
-        ) == canonical.to_dict(made)
-        assert canonical.differences(made, canonical.to_dict(made)) == []
+        assert config_io.to_dict(
+            config_io.from_dict(json.loads(as_json(config_io.to_dict(made))))
+        ) == config_io.to_dict(made)
+        assert config_io.differences(made, config_io.to_dict(made)) == []
 
 
 @given(st.sampled_from(PATHS).flatmap(lambda path: st.tuples(st.just(path), VALUES)))
@@ -49,7 +49,7 @@ def test_one_field_of_any_value(change: tuple[str, Any]) -> None:
     for name in parents:
         section = section[name]
     section[key] = value
-    made = accepted(lambda: canonical.from_dict(values), path.split(".")[0])
+    made = accepted(lambda: config_io.from_dict(values), path.split(".")[0])
     if made is not None:
         accepted(lambda: pipeline.check(Config.of(made)), "")
 
@@ -87,10 +87,10 @@ SPELLINGS = (
 )
 @tries(200)
 def test_overrides(path: str, text: str) -> None:
-    made = canonical.from_dict(VALUES_OF_WHOLE)
+    made = config_io.from_dict(VALUES_OF_WHOLE)
     field = path.removeprefix("config.")
-    if accepted(lambda: resolve.apply(made, f"{path}={text}") or made, field) is not None:
-        assert canonical.to_dict(canonical.from_dict(canonical.to_dict(made))) == canonical.to_dict(made)
+    if accepted(lambda: config_load.apply(made, f"{path}={text}") or made, field) is not None:
+        assert config_io.to_dict(config_io.from_dict(config_io.to_dict(made))) == config_io.to_dict(made)
         accepted(lambda: pipeline.check(Config.of(made)), "")
 
 
@@ -100,9 +100,9 @@ NAMES = st.sampled_from(["items", "keys", "update", "lock", "a.b", "", "__class_
 @given(NAMES, TEXTS)
 @tries(100)
 def test_mapped_fields_of_any_name(name: str, text: str) -> None:
-    made = canonical.from_dict({})
-    accepted(lambda: resolve.apply(made, f"data.train.fields.{name}={text}"), "fields")
-    accepted(lambda: canonical.from_dict({"data": {"train": {"fields": {name: text}}}}), "fields")
+    made = config_io.from_dict({})
+    accepted(lambda: config_load.apply(made, f"data.train.fields.{name}={text}"), "fields")
+    accepted(lambda: config_io.from_dict({"data": {"train": {"fields": {name: text}}}}), "fields")
 
 
 @given(NAMES, st.sampled_from(["stages", "tasks", "arms"]))
@@ -113,9 +113,9 @@ def test_sections_of_any_name(name: str, where: str) -> None:
         "tasks": {"tasks": {name: {"weight": 1.0}}},
         "arms": {"sweep": {"arms": {name: {}}}},
     }[where]
-    made = accepted(lambda: canonical.from_dict(values), where)
+    made = accepted(lambda: config_io.from_dict(values), where)
     if made is not None:
-        assert canonical.to_dict(canonical.from_dict(canonical.to_dict(made))) == canonical.to_dict(made)
+        assert config_io.to_dict(config_io.from_dict(config_io.to_dict(made))) == config_io.to_dict(made)
 
 
 @given(
@@ -124,8 +124,10 @@ def test_sections_of_any_name(name: str, where: str) -> None:
 )
 @tries(100)
 def test_names_of_configs(spec: str) -> None:
-    accepted(lambda: resolve.locate(spec), "")
-    accepted(lambda: resolve.choices(spec.partition(":")[2], preset=("full", "smoke"), seed=0, rate=0.1, on=True), "")
+    accepted(lambda: config_load.locate(spec), "")
+    accepted(
+        lambda: config_load.choices(spec.partition(":")[2], preset=("full", "smoke"), seed=0, rate=0.1, on=True), ""
+    )
 
 
 @given(st.data())
@@ -133,7 +135,7 @@ def test_names_of_configs(spec: str) -> None:
 def test_config_json_of_a_run(folder: Path, data: st.DataObject) -> None:
     """A work directory whose config.json is damaged is refused, and left as it is."""
     path = folder / "config.json"
-    good = {"config": canonical.to_dict(canonical.from_dict({"stages": {"sft": {"kind": "sft"}}})), "own": {}}
+    good = {"config": config_io.to_dict(config_io.from_dict({"stages": {"sft": {"kind": "sft"}}})), "own": {}}
     path.write_bytes(
         data.draw(
             damaged(as_json(good))
@@ -143,13 +145,13 @@ def test_config_json_of_a_run(folder: Path, data: st.DataObject) -> None:
     )
     before = path.read_bytes()
     (folder / "01-sft").mkdir(exist_ok=True)
-    mine = canonical.from_dict({"stages": {"sft": {"kind": "sft", "steps": 12345}}})
+    mine = config_io.from_dict({"stages": {"sft": {"kind": "sft", "steps": 12345}}})
     assert accepted(lambda: workdir.claim(Config.of(mine), folder) or True, folder.name) is None
     assert path.read_bytes() == before
 
 
 def test_numbers_that_no_float_holds() -> None:
     with pytest.raises(ValueError, match=r"stages\.sft\.optimizer\.learning_rate must be a number"):
-        canonical.from_dict({"stages": {"sft": {"kind": "sft", "optimizer": {"learning_rate": 10**400}}}})
-    made = canonical.from_dict({"faults": {"hang_timeout": "Infinity"}})
+        config_io.from_dict({"stages": {"sft": {"kind": "sft", "optimizer": {"learning_rate": 10**400}}}})
+    made = config_io.from_dict({"faults": {"hang_timeout": "Infinity"}})
     assert math.isinf(made.faults.hang_timeout)

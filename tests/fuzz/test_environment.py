@@ -11,7 +11,7 @@ from fuzz.hostile import tries
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import canonical, cli, storage
+from g2d_jax import cli, config_io, storage
 from g2d_jax.models import hf
 from g2d_jax.tracking import Screen
 
@@ -23,8 +23,8 @@ COMMAND = [sys.executable, "-m", "g2d_jax"]
 @pytest.fixture(scope="module")
 def workdir(folder: Path) -> Path:
     """That of a run which was claimed and did no more."""
-    config = canonical.from_dict({"name": "début \u2190 \U0001f600", "stages": {"sft": {"kind": "sft"}}})
-    storage.write_json(folder / "config.json", {"config": canonical.to_dict(config), "own": {}, "version": "0"})
+    config = config_io.from_dict({"name": "début \u2190 \U0001f600", "stages": {"sft": {"kind": "sft"}}})
+    storage.write_json(folder / "config.json", {"config": config_io.to_dict(config), "own": {}, "version": "0"})
     return folder
 
 

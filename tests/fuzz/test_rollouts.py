@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from g2d_jax import graph
 from g2d_jax.config import Config
-from g2d_jax.resolve import resolve
+from g2d_jax.config_load import resolve
 from g2d_jax.stages.external import external_groups
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from g2d_jax import canonical, cli, storage
+from g2d_jax import cli, config_io, storage
+from g2d_jax.config_load import resolve
 from g2d_jax.judging import outputs
-from g2d_jax.resolve import resolve
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
 
@@ -18,7 +18,7 @@ TINY = str(Path(__file__).parents[1] / "tiny.py")
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of which nothing is done: its random parameters are a policy, too."""
     monkeypatch.chdir(tmp_path)
-    storage.write_json("work/config.json", {"config": canonical.to_dict(resolve(TINY, []))})
+    storage.write_json("work/config.json", {"config": config_io.to_dict(resolve(TINY, []))})
     (tmp_path / "p.json").write_text(json.dumps([{"instruction": f"{i}+2=?", "dataset": "d"} for i in (1, 2, 1)]))
     (tmp_path / "q.jsonl").write_text("".join(f'{{"uid": "u{i}", "prompt": "{i}+2=?"}}\n' for i in (1, 2)))
     return tmp_path

@@ -18,6 +18,7 @@ import pytest
 
 from g2d_jax import cli
 from g2d_jax.config import Config
+from g2d_jax.config_load import resolve
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.table import block_params
 from g2d_jax.plan import ready, show
@@ -26,7 +27,6 @@ from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.savings import search_savings
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import reads_locally
-from g2d_jax.resolve import resolve
 from g2d_jax.stages.init_params import rest_bytes
 from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
 from g2d_jax.tracking import Screen
@@ -301,7 +301,7 @@ SAMPLER = """
 from g2d_jax.plan import compiling, planning
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import topology
-from g2d_jax.resolve import resolve
+from g2d_jax.config_load import resolve
 from g2d_jax.stages.programs.program import device_bytes
 machine = topology("v5e-16")
 compiling.prepare(machine)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import load_file
 
-from g2d_jax import policies, storage
+from g2d_jax import commands, storage
 from g2d_jax.tracking import read_metrics
 
 ATOL = {"logprobs": 1e-5, "parameters": 5e-5, "metrics": 1e-4}
@@ -44,7 +44,7 @@ def figures(one: Path, other: Path, policy_names: tuple[str, ...], exports: Path
     close(metrics(one), metrics(other), atol["metrics"], "metrics")
     for policy in policy_names:
         first, second = (
-            load_file(policies.export(workdir, exports / workdir.name / policy, policy=policy) / "model.safetensors")
+            load_file(commands.export(workdir, exports / workdir.name / policy, policy=policy) / "model.safetensors")
             for workdir in (one, other)
         )
         assert first.keys() == second.keys()

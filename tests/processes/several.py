@@ -26,9 +26,9 @@ from unofficial import let_every_process_write_programs
 from g2d_jax import cli, graph, pipeline, processes
 from g2d_jax import config as settings
 from g2d_jax.config import Config
+from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
-from g2d_jax.resolve import resolve
 from g2d_jax.stages.reward_manager import RewardManager
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.tracking import Tracker
@@ -58,7 +58,7 @@ def stages(config_file: str, reference: str, workdir: str) -> int:
         watched(peer_timeout=60, hang_timeout=300),
         Tracker(own if processes.leader() else None, tensorboard=False) as tracker,
     ):
-        processes.once(lambda: claim(Config.of(config), own))
+        processes.on_leader(lambda: claim(Config.of(config), own))
         first = Runtime(Config.of(config), own, tracker, {})
         with contextlib.closing(first):
             for name in order.order:
@@ -85,11 +85,11 @@ def agreement(folder: str) -> int:
     mine, last = processes.index(), processes.count() - 1
     everyone = set(range(processes.count()))
     assert processes.gather({"from": mine}) == [{"from": i} for i in sorted(everyone)]
-    assert processes.once(lambda: mine) == 0
+    assert processes.on_leader(lambda: mine) == 0
     with failure_of(0, "the leader's"):
-        processes.once(lambda: fail("the leader's"))
+        processes.on_leader(lambda: fail("the leader's"))
     with pytest.raises(processes.Preempted, match="75"):
-        processes.once(preempted)
+        processes.on_leader(preempted)
     together(set(), set())
     for failing, first in (({last}, last), ({0}, 0), (everyone, mine)):
         with failure_of(first, f"{first}'s"):
@@ -143,7 +143,7 @@ def preempted() -> None:
 
 
 def together(failing: set[int], stopped: set[int]) -> None:
-    with processes.together():
+    with processes.barrier():
         if processes.index() in failing:
             fail(f"{processes.index()}'s")
         if processes.index() in stopped:
@@ -151,8 +151,8 @@ def together(failing: set[int], stopped: set[int]) -> None:
 
 
 def same_folder(folder: Path) -> None:
-    token = processes.once(lambda: claim(Config.of(settings.base()), epath.Path(folder)))
-    with processes.together():
+    token = processes.on_leader(lambda: claim(Config.of(settings.base()), epath.Path(folder)))
+    with processes.barrier():
         check_token(epath.Path(folder), token)
 
 

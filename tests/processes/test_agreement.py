@@ -63,11 +63,13 @@ def test_a_single_process_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("SLURM_PROCID", "0")
     before, others = {*threading.enumerate()}, children()
     processes.initialise()
-    with watched(peer_timeout=60, hang_timeout=60), processes.together():
+    with watched(peer_timeout=60, hang_timeout=60), processes.barrier():
         started = {thread.name for thread in {*threading.enumerate()} - before}
         assert started <= {"g2d-signals"}  # that hears Ctrl-C, unless a suite in the background ignores it
         assert children() <= others
-        own = processes.once(lambda: [processes.count(), processes.index(), processes.leader(), processes.gather(7)])
+        own = processes.on_leader(
+            lambda: [processes.count(), processes.index(), processes.leader(), processes.gather(7)]
+        )
     assert own == [1, 0, True, [7]]
 
 

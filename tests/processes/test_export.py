@@ -8,7 +8,7 @@ import pytest
 from etils import epath
 from launched import HERE, Launch
 
-from g2d_jax import policies
+from g2d_jax import commands
 from g2d_jax.config import Config
 from g2d_jax.models import lora
 from g2d_jax.stages.policies import load_policy
@@ -23,7 +23,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A work directory with a checkpoint of adapters that are not zero."""
     folder = tmp_path_factory.mktemp("export") / "run"
     claim(Config.of(adapters.get_config()), epath.Path(folder))
-    with policies.opened(folder) as runtime, Checkpoints(folder / "01-warmup" / "checkpoints") as checkpoints:
+    with commands.opened(folder) as runtime, Checkpoints(folder / "01-warmup" / "checkpoints") as checkpoints:
         trained, _ = lora.split(load_policy(runtime, "init"))
         checkpoints.save(2, {"params": jax.tree.map(lambda x: x + 0.1, trained)}, {})
     return folder
@@ -35,7 +35,7 @@ def command(workdir: Path, output: Path) -> list[object]:
 
 @pytest.mark.slow
 def test_two_processes_export_what_one_does(workdir: Path, launch: Launch, tmp_path: Path) -> None:
-    policies.export(workdir, tmp_path / "one", dtype="bfloat16")
+    commands.export(workdir, tmp_path / "one", dtype="bfloat16")
     launched = launch(2, 2, *command(workdir, tmp_path / "two"))
     assert launched.statuses() == [0, 0], launched.told()
     assert [str(tmp_path / "two") in launched.output(index) for index in (0, 1)] == [True, False]

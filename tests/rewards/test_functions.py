@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from g2d_jax.config_load import resolve
 from g2d_jax.records import Problem, Verdict
-from g2d_jax.resolve import resolve
 from g2d_jax.rewards.functions import (
     RewardFailed,
     VerifierScorer,

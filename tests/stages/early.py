@@ -11,7 +11,7 @@ import tiny
 from ml_collections import ConfigDict
 
 from g2d_jax import pipeline
-from g2d_jax.resolve import resolve
+from g2d_jax.config_load import resolve
 
 
 def get_config(arg: str = "") -> ConfigDict:

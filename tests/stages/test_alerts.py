@@ -10,8 +10,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from g2d_jax import graph, pipeline
-from g2d_jax.canonical import to_dict
 from g2d_jax.config import Config, Offline, Online, Optimizer
+from g2d_jax.config_io import to_dict
 from g2d_jax.report.page import text as markdown
 from g2d_jax.report.read import read_run
 from g2d_jax.report.run import report

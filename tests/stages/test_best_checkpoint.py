@@ -10,10 +10,10 @@ from etils import epath
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
-from g2d_jax import accounting, graph, pipeline, policies
+from g2d_jax import accounting, commands, graph, pipeline
 from g2d_jax import config as settings
-from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.config import Config
+from g2d_jax.config_io import from_dict, to_dict
 from g2d_jax.records import ScoredRollout, Verdict
 from g2d_jax.stages.best_checkpoint import best_step
 from g2d_jax.stages.held_out import mean_quotient
@@ -117,8 +117,8 @@ def test_the_choice_is_a_policy_like_any_other(config: ConfigDict, tmp_path: Pat
     entry = manifests["evaluate"]["result"]["policies"][1]
     assert (entry["name"], entry["label"], entry["mean"]) == ("best", chosen, None)
     assert checkpoint_of(runtime, "best") == checkpoint_of(runtime, chosen)
-    assert policies.last_policy(Config.of(config)) == "best"
-    folders = [policies.export(tmp_path, tmp_path / name, policy=name) for name in ("best", chosen)]
+    assert commands.last_policy(Config.of(config)) == "best"
+    folders = [commands.export(tmp_path, tmp_path / name, policy=name) for name in ("best", chosen)]
     one, other = (load_file(folder / "model.safetensors") for folder in folders)
     assert all(np.array_equal(one[name], other[name]) for name in one.keys() | other.keys())
     elsewhere = f"run:{tmp_path}#best"

@@ -16,8 +16,8 @@ from ml_collections import ConfigDict
 from g2d_jax import accounting, dryrun, graph, pipeline, storage
 from g2d_jax import config as settings
 from g2d_jax.config import Collect, Config, Offline, Online
+from g2d_jax.config_load import resolve
 from g2d_jax.models.flops import forward_flops
-from g2d_jax.resolve import resolve
 from g2d_jax.stages import early_stopping
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
 from g2d_jax import graph, pipeline
-from g2d_jax.canonical import from_dict, to_dict
+from g2d_jax.config_io import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.run import write_run
 from g2d_jax.stages.runtime import Runtime

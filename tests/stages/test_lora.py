@@ -12,7 +12,7 @@ from alike import arrays, differences, redone
 from killed import Runs
 from safetensors.numpy import load_file
 
-from g2d_jax import policies, storage
+from g2d_jax import commands, storage
 from g2d_jax.card import card
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.records import MEMBERS
@@ -56,13 +56,13 @@ def test_a_stopped_run_ends_like_one_that_never_was(runs: Runs, whole: Path, tmp
 
 
 def test_export_merged_and_alone(whole: Path, tmp_path: Path) -> None:
-    merged = policies.export(whole, tmp_path / "merged")
-    alone = policies.export(whole, tmp_path / "alone", adapters=True)
+    merged = commands.export(whole, tmp_path / "merged")
+    alone = commands.export(whole, tmp_path / "alone", adapters=True)
     libraries = [(folder / "README.md").read_text().split("\n")[1] for folder in (merged, alone)]
     assert libraries == ["library_name: transformers", "library_name: peft"]
     with pytest.raises(ValueError, match="holds adapters already"):
-        policies.export(whole, alone, adapters=True)
-    with policies.opened(whole) as runtime:
+        commands.export(whole, alone, adapters=True)
+    with commands.opened(whole) as runtime:
         policy = load_policy(runtime, "dpo")
         expected = jax.device_get(jax.jit(lora.merge)(policy))
         assert decoder.count_trained(runtime.model_config) < decoder.count_params(runtime.model_config) / 4
@@ -81,7 +81,7 @@ def test_a_base_in_bfloat16_and_another_runs_adapters(runs: Runs, whole: Path, t
     told = runs(tmp_path / "refused", 1, overrides=[*narrow, start], until="warmup")
     assert "its adapters are not beside this run's model" in told["text"]
     runs(tmp_path / "narrow", overrides=narrow, until="sft")
-    with policies.opened(tmp_path / "narrow") as runtime:
+    with commands.opened(tmp_path / "narrow") as runtime:
         policy = load_policy(runtime, "sft")
         assert policy.blocks.q.dtype == "bfloat16" and policy.blocks.q_a.dtype == "float32"
     runs(tmp_path / "taken", overrides=[*ADAPTERS, start], until="warmup")
@@ -92,21 +92,21 @@ def test_a_base_in_bfloat16_and_another_runs_adapters(runs: Runs, whole: Path, t
 @pytest.mark.slow
 def test_adapters_are_trained_beside_the_model_that_their_policy_names(runs: Runs, whole: Path, tmp_path: Path) -> None:
     """Policies from "hf:" keep that model as their base through every stage, also in another run's stages."""
-    other = policies.export(whole, tmp_path / "other", policy="warmup")
+    other = commands.export(whole, tmp_path / "other", policy="warmup")
     moved = [*ADAPTERS, f"config.stages.warmup.policy=hf:{other}", f"config.stages.dpo.policy=hf:{other}"]
     runs(tmp_path / "moved", overrides=moved)
     first = next(r for r in read_metrics(tmp_path / "moved") if r["stage"] == "dpo" and r["kind"] == "train")
     assert first["metrics"]["loss"] == pytest.approx(np.log(2), abs=1e-5)  # trained beside what the reference is
     expected = np.asarray(hf.load(other).blocks.down[...])
-    with policies.opened(tmp_path / "moved") as runtime:
+    with commands.opened(tmp_path / "moved") as runtime:
         np.testing.assert_array_equal(load_policy(runtime, "warmup").blocks.down[...], expected)
         assert np.any(load_policy(runtime, "sft").blocks.down[...] != expected)  # whose base is the run's own
         assert f"It began with `{other}`" in card(runtime, "warmup")
-    alone = policies.export(tmp_path / "moved", tmp_path / "alone", policy="warmup", adapters=True)
+    alone = commands.export(tmp_path / "moved", tmp_path / "alone", policy="warmup", adapters=True)
     assert json.loads((alone / "adapter_config.json").read_text())["base_model_name_or_path"] == str(other)
     taken = [*ADAPTERS, f"config.stages.warmup.policy=run:{tmp_path / 'moved'}#warmup"]
     runs(tmp_path / "taken", overrides=taken, until="warmup")
-    with policies.opened(tmp_path / "taken") as runtime:
+    with commands.opened(tmp_path / "taken") as runtime:
         np.testing.assert_array_equal(load_policy(runtime, "warmup").blocks.down[...], expected)
 
 
@@ -114,9 +114,9 @@ def test_adapters_are_trained_beside_the_model_that_their_policy_names(runs: Run
 def test_a_quantised_base_is_exported_as_what_its_codes_stand_for(runs: Runs, tmp_path: Path) -> None:
     pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
     runs(tmp_path / "run", overrides=[*ADAPTERS, "config.lora.quantise=nf4"], until="sft")
-    exported = policies.export(tmp_path / "run", tmp_path / "exported", policy="sft")
+    exported = commands.export(tmp_path / "run", tmp_path / "exported", policy="sft")
     assert "held as nf4 codes" in (exported / "README.md").read_text()
-    with policies.opened(tmp_path / "run") as runtime:
+    with commands.opened(tmp_path / "run") as runtime:
         policy = load_policy(runtime, "sft")
     assert policy.blocks.gate.get_value().qvalue.dtype == "uint4" and np.any(policy.blocks.q_b[...])
     tokens = np.arange(12)[None]

@@ -10,7 +10,7 @@ import pytest
 from alike import arrays, contents
 
 from g2d_jax.config import Sft
-from g2d_jax.resolve import resolve
+from g2d_jax.config_load import resolve
 from g2d_jax.stages import sft
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import open_trainer

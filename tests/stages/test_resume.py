@@ -8,7 +8,7 @@ import pytest
 from alike import differences, redone, steps_logged
 from killed import Runs
 
-from g2d_jax import policies, storage
+from g2d_jax import commands, storage
 from g2d_jax.tables import read_preferences
 
 pytestmark = pytest.mark.timeout(900)
@@ -60,4 +60,4 @@ def check_all_is_there(whole: Path, exported: Path) -> None:
         manifest = storage.finished(whole / name)
         assert manifest and manifest["flops"] > 0
     for policy in ("sft", "warmup@1", "warmup", "dpo"):
-        assert (policies.export(whole, exported / policy, policy=policy) / "model.safetensors").exists()
+        assert (commands.export(whole, exported / policy, policy=policy) / "model.safetensors").exists()

@@ -12,8 +12,8 @@ import pytest
 from etils import epath
 from forks import Forked, Forks
 
-from g2d_jax import policies
-from g2d_jax.resolve import resolve
+from g2d_jax import commands
+from g2d_jax.config_load import resolve
 from g2d_jax.stages.policies import checkpoint_of
 from g2d_jax.sweep import run as sweeps
 from g2d_jax.sweep.graph import build
@@ -88,7 +88,7 @@ def test_more_points_use_what_is_there(shared: tuple[Path, list[str]], forks: Fo
 
 def test_a_point_opens_like_a_run(shared: tuple[Path, list[str]], tmp_path: Path, forks: Forks) -> None:
     point = shared[0] / "points" / "tiny" / "warmup.steps=1,seed=0"
-    with policies.opened(point) as runtime:
+    with commands.opened(point) as runtime:
         assert checkpoint_of(runtime, "warmup")[1] == 1  # of the trajectory, the step this point is about
         assert checkpoint_of(runtime, "dpo")[0].parent.parent == shared[0] / "stages"
     finish(forks.start("export", "--workdir", str(point), "--output", str(tmp_path / "model")))

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from ml_collections import ConfigDict
 
-from g2d_jax.canonical import (
+from g2d_jax.config_io import (
     assign,
     differences,
     field_of,

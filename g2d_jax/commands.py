@@ -15,9 +15,9 @@ from etils import epath
 from g2d_jax import compilation, pipeline, processes, storage
 from g2d_jax import config as settings
 from g2d_jax.accounting import TRAINING
-from g2d_jax.canonical import from_dict, to_dict
 from g2d_jax.card import card
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, SamplingStage, Source, Split
+from g2d_jax.config_io import from_dict, to_dict
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
 from g2d_jax.mesh import make_mesh
@@ -181,8 +181,8 @@ def export(
     alone = processes.count() == 1  # SIGTERM then ends it at once: there is nothing to save or to agree on
     with nullcontext() if alone else watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout):
         processes.mark("export")
-        processes.once(lambda: _check_free(target))
-        with processes.together():
+        processes.on_leader(lambda: _check_free(target))
+        with processes.barrier():
             config = read_config(absolute(workdir))
         processes.agreed("settings or packages", {"config": to_dict(config), "packages": packages(), **request})
         with opened(workdir, config) as runtime:
@@ -204,14 +204,14 @@ def _export(runtime: Runtime, policy: str, folder: epath.Path, dtype: str, adapt
     if adapters and not runtime.config.lora.rank:
         raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
     params = load_policy(runtime, policy)
-    text = processes.once(lambda: _write_texts(runtime, policy, folder, adapters))
+    text = processes.on_leader(lambda: _write_texts(runtime, policy, folder, adapters))
     if adapters:
         if not (base := base_path(runtime, policy)):
             runtime.tracker.say("these adapters' base is the run's own random model: export it with --policy init")
         peft.save(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]
     else:
         _save_model(runtime, policy, params, folder, dtype)
-    processes.once(lambda: _add_note(runtime, folder, text))
+    processes.on_leader(lambda: _add_note(runtime, folder, text))
 
 
 def _write_texts(runtime: Runtime, policy: str, folder: epath.Path, adapters: bool) -> str:

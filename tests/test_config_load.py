@@ -14,13 +14,13 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import canonical, config, resolve, storage
+from g2d_jax import config, config_io, config_load, storage
 
 ROOT = Path(__file__).resolve().parents[1]
 
 FILE = """
 from g2d_jax import config as schema
-from g2d_jax.resolve import choices
+from g2d_jax.config_load import choices
 
 def get_config(arg=""):
     chosen = choices(arg, preset=("full", "smoke"), seed=0, rate=0.5, fast=False, tag="x")
@@ -50,60 +50,60 @@ def write(tmp_path):
 
 
 def test_a_file_with_its_choices(write):
-    made = resolve.resolve(f"{write()}:preset=smoke,seed=3")
+    made = config_load.resolve(f"{write()}:preset=smoke,seed=3")
     assert (made.stages.sft.steps, made.seed) == (10, 3)
     assert made.is_locked
-    assert resolve.resolve(write()).stages.sft.steps == 2000
+    assert config_load.resolve(write()).stages.sft.steps == 2000
 
 
 def test_an_edited_file_is_read_again_and_leaves_nothing_beside_it(write, tmp_path):
-    assert resolve.resolve(write("config.seed = 1")).seed == 1
-    assert resolve.resolve(write("config.seed = 2")).seed == 2
+    assert config_load.resolve(write("config.seed = 1")).seed == 1
+    assert config_load.resolve(write("config.seed = 2")).seed == 2
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
 
 def test_a_missing_file(tmp_path):
     with pytest.raises(ValueError, match=r"no config file .*none\.py; shipped configs are "):
-        resolve.resolve(str(tmp_path / "none.py"))
+        config_load.resolve(str(tmp_path / "none.py"))
 
 
 def test_shipped_configs_are_found_by_name():
-    known = resolve.shipped()
+    known = config_load.shipped()
     assert set(known) == {
         path.relative_to(ROOT / "configs").with_suffix("").as_posix()
         for path in (ROOT / "configs").rglob("*.py")
         if not path.name.startswith("_")
     }
     for name, path in known.items():
-        assert resolve.locate(f"{name}:a=1,b=2:3") == (path, "a=1,b=2:3")
+        assert config_load.locate(f"{name}:a=1,b=2:3") == (path, "a=1,b=2:3")
 
 
-@pytest.mark.parametrize("name", list(resolve.shipped()))
+@pytest.mark.parametrize("name", list(config_load.shipped()))
 def test_shipped_configs_are_valid_and_survive_json(name):
-    made = resolve.resolve(name)
+    made = config_load.resolve(name)
     assert made.stages
-    assert resolve.from_dict(json.loads(json.dumps(resolve.to_dict(made)))) == made
+    assert config_load.from_dict(json.loads(json.dumps(config_load.to_dict(made)))) == made
 
 
 def test_an_unknown_name_lists_the_shipped_ones():
     with pytest.raises(ValueError, match=r"unknown config 'demoo', did you mean demo\?; shipped configs are .*demo"):
-        resolve.resolve("demoo:preset=smoke")
+        config_load.resolve("demoo:preset=smoke")
     with pytest.raises(
         ValueError, match=r"unknown config 'my_file'; a config file's name ends in \.py; shipped configs are"
     ):
-        resolve.resolve("my_file")
+        config_load.resolve("my_file")
 
 
 @pytest.mark.parametrize("name", ["chains", "sweep-k", "spectrum", "ablations", "sweep-k:preset=smoke"])
 def test_the_studies_are_about_chains(name):
-    config = resolve.resolve(name)
+    config = config_load.resolve(name)
     paths = {config.data[split].path for split in ("train", "dev", "test")} | {config.stages.sft.data.path}
     assert paths == {"procedural:chains"} and config.model.hidden_size == 96
 
 
 def test_the_settings_that_evidence_is_about():
     """docs/evidence.md and docs/spectrum.md were measured with these, whatever becomes of the demo."""
-    config = resolve.resolve("chains")
+    config = config_load.resolve("chains")
     stages = config.stages.to_dict()
 
     def settings(stage, *names):
@@ -130,7 +130,7 @@ def test_the_installed_folder_comes_first(tmp_path):
     (package.parent / "configs" / "beside.py").write_text("")
     for source in (ROOT / "g2d_jax").glob("*.py"):
         (package / source.name).write_bytes(source.read_bytes())
-    code = "from g2d_jax import resolve; print(*resolve.shipped())"
+    code = "from g2d_jax import resolve; print(*config_load.shipped())"
     environment = {**os.environ, "PYTHONPATH": str(package.parent)}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
@@ -142,7 +142,9 @@ def test_the_installed_folder_comes_first(tmp_path):
 
 
 def test_choices_have_the_types_of_their_defaults():
-    chosen = resolve.choices(" rate=2, fast=yes,tag=a=b ", preset=("full", "smoke"), rate=0.5, fast=False, tag="x", n=7)
+    chosen = config_load.choices(
+        " rate=2, fast=yes,tag=a=b ", preset=("full", "smoke"), rate=0.5, fast=False, tag="x", n=7
+    )
     assert vars(chosen) == {"preset": "full", "rate": 2.0, "fast": True, "tag": "a=b", "n": 7}
     assert type(chosen.rate) is float
 
@@ -158,7 +160,7 @@ def test_choices_have_the_types_of_their_defaults():
 )
 def test_wrong_choices(write, arg, message):
     with pytest.raises(ValueError, match=message):
-        resolve.resolve(f"{write()}:{arg}")
+        config_load.resolve(f"{write()}:{arg}")
 
 
 # What a file may say
@@ -191,35 +193,35 @@ def test_wrong_choices(write, arg, message):
 )
 def test_mistakes_in_a_file_are_named(write, line, message):
     with pytest.raises(ValueError, match=message):
-        resolve.resolve(write(line))
+        config_load.resolve(write(line))
 
 
 def test_a_file_without_get_config(tmp_path):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(ValueError, match="a config file defines get_config"):
-        resolve.resolve(str(tmp_path / "empty.py"))
+        config_load.resolve(str(tmp_path / "empty.py"))
 
 
 def test_errors_of_the_files_own_code_keep_their_kind(write):
     with pytest.raises(ZeroDivisionError):
-        resolve.resolve(write("1 / 0"))
+        config_load.resolve(write("1 / 0"))
 
 
 def test_sections_shared_in_a_file_are_separate_afterwards(write):
     line = "config.stages.warmup.sampling = config.stages.evaluate.sampling"
-    made = resolve.resolve(write(line), ["stages.warmup.sampling.top_k=5"])
+    made = config_load.resolve(write(line), ["stages.warmup.sampling.top_k=5"])
     assert (made.stages.warmup.sampling.top_k, made.stages.evaluate.sampling.top_k) == (5, 0)
 
 
 def test_fields_of_a_source_may_have_any_name(write):
-    made = resolve.resolve(
+    made = config_load.resolve(
         write("config.data.train = schema.source('x.jsonl', problem='q')"), ["data.dev.fields.answer=a"]
     )
     assert made.data.train.fields.problem == "q"
     assert made.data.dev.fields.answer == "a"
     assert made.data.train.limit is None
     with pytest.raises(ValueError, match=r"data\.train\.fields\.problem must be text"):
-        resolve.resolve(write("config.data.train.fields.problem = 3"))
+        config_load.resolve(write("config.data.train.fields.problem = 3"))
 
 
 # Overrides
@@ -255,7 +257,7 @@ def test_fields_of_a_source_may_have_any_name(write):
     ],
 )
 def test_overrides_are_typed_by_their_field(write, override, value):
-    made = resolve.resolve(write(), [override])
+    made = config_load.resolve(write(), [override])
     path = override.partition("=")[0].strip().removeprefix("config.")
     assert made[path] == value
     assert type(made[path]) is type(value)
@@ -263,13 +265,13 @@ def test_overrides_are_typed_by_their_field(write, override, value):
 
 def test_a_list_without_items_takes_numbers(write):
     line = "config.stages.again = schema.online()"
-    assert resolve.resolve(write(line), ["stages.again.keep=0,10"]).stages.again.keep == (0, 10)
+    assert config_load.resolve(write(line), ["stages.again.keep=0,10"]).stages.again.keep == (0, 10)
     with pytest.raises(ValueError, match=r"stages\.again\.keep: an item must be a number.*got .__import__"):
-        resolve.resolve(write(line), ["stages.again.keep=__import__('os')"])
+        config_load.resolve(write(line), ["stages.again.keep=__import__('os')"])
 
 
 def test_the_last_override_wins(write):
-    assert resolve.resolve(write(), ["seed=1", "config.seed=2"]).seed == 2
+    assert config_load.resolve(write(), ["seed=1", "config.seed=2"]).seed == 2
 
 
 @pytest.mark.parametrize(
@@ -298,18 +300,18 @@ def test_the_last_override_wins(write):
 )
 def test_wrong_overrides_are_named(write, override, message):
     with pytest.raises(ValueError, match=message):
-        resolve.resolve(write(), [override])
+        config_load.resolve(write(), [override])
 
 
 @given(path=st.text(max_size=20), text=st.text(max_size=20))
 @examples(60)
 def test_no_override_fails_otherwise(path, text):
-    made = canonical.from_dict({"stages": {"warmup": {"kind": "online"}}})
+    made = config_io.from_dict({"stages": {"warmup": {"kind": "online"}}})
     try:
-        resolve.apply(made, f"{path}={text}")
+        config_load.apply(made, f"{path}={text}")
     except ValueError:
         return
-    assert resolve.from_dict(resolve.to_dict(made)) == made
+    assert config_load.from_dict(config_load.to_dict(made)) == made
 
 
 # Dictionaries, identity, differences
@@ -322,9 +324,9 @@ def test_a_config_survives_json(write):
         "data.train.limit=5",
         "reward.cpu_seconds=inf",
     ]
-    made = resolve.resolve(write("config.data.train.fields.problem = 'q'"), overrides)
-    values = json.loads(json.dumps(resolve.to_dict(made), allow_nan=False))
-    again = resolve.from_dict(values)
+    made = config_load.resolve(write("config.data.train.fields.problem = 'q'"), overrides)
+    values = json.loads(json.dumps(config_load.to_dict(made), allow_nan=False))
+    again = config_load.from_dict(values)
     assert again == made
     assert again.stages.warmup.keep == (0, 10, 20)
     assert math.isinf(again.reward.cpu_seconds)
@@ -336,13 +338,13 @@ def test_a_config_survives_json(write):
 
 
 def test_fields_not_named_have_their_defaults():
-    made = resolve.from_dict({"seed": 3, "stages": {"warmup": {"kind": "online", "steps": 5}}})
+    made = config_load.from_dict({"seed": 3, "stages": {"warmup": {"kind": "online", "steps": 5}}})
     assert (made.seed, made.data.max_prompt_length) == (3, config.base().data.max_prompt_length)
     assert (made.stages.warmup.steps, made.stages.warmup.num_generations) == (5, config.online().num_generations)
 
 
 def test_identity_leaves_out_what_may_change(write):
-    made = resolve.resolve(write())
+    made = config_load.resolve(write())
     runtime = [
         "mesh.data=2",
         "compute.max_num_seqs=8",
@@ -351,30 +353,30 @@ def test_identity_leaves_out_what_may_change(write):
         "reward.workers=9",
         "name=other",
     ]
-    moved = resolve.resolve(write(), runtime)
-    assert resolve.identity(moved) == resolve.identity(made)
-    assert resolve.differences(made, moved) == []
-    assert "workers" not in resolve.identity(made)["reward"]
-    assert resolve.identity(made)["reward"]["function"] == "verify"
-    assert not {"mesh", "compute", "logging", "checkpoint", "name"} & resolve.identity(made).keys()
+    moved = config_load.resolve(write(), runtime)
+    assert config_load.identity(moved) == config_load.identity(made)
+    assert config_load.differences(made, moved) == []
+    assert "workers" not in config_load.identity(made)["reward"]
+    assert config_load.identity(made)["reward"]["function"] == "verify"
+    assert not {"mesh", "compute", "logging", "checkpoint", "name"} & config_load.identity(made).keys()
 
 
 def test_identity_is_the_same_from_the_file_on_disk(write, tmp_path):
-    made = resolve.resolve(write())
-    storage.write_json(tmp_path / "config.json", resolve.to_dict(made))
+    made = config_load.resolve(write())
+    storage.write_json(tmp_path / "config.json", config_load.to_dict(made))
     stored = storage.read_json(tmp_path / "config.json")
-    assert storage.fingerprint(resolve.identity(stored)) == storage.fingerprint(resolve.identity(made))
-    assert resolve.differences(stored, made) == []
-    assert resolve.differences(resolve.identity(made), made) == []
+    assert storage.fingerprint(config_load.identity(stored)) == storage.fingerprint(config_load.identity(made))
+    assert config_load.differences(stored, made) == []
+    assert config_load.differences(config_load.identity(made), made) == []
 
 
 def test_differences_are_lines_of_fields(write):
-    old = resolve.resolve(write("config.stages.old = schema.sft()"))
-    new = resolve.resolve(
+    old = config_load.resolve(write("config.stages.old = schema.sft()"))
+    new = config_load.resolve(
         write("config.data.train.fields.problem = 'q'"),
         ["stages.warmup.steps=40", "stages.warmup.epsilon_high=none", "stages.warmup.keep=0", "mesh.data=4"],
     )
-    lines = resolve.differences(old, new)
+    lines = config_load.differences(old, new)
     assert lines[:1] + lines[2:] == [
         "data.train.fields.problem: (absent) -> 'q'",
         "stages.warmup.epsilon_high: 0.3 -> none",
