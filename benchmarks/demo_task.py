@@ -18,10 +18,11 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from g2d_jax import pipeline, storage
+from g2d_jax import pipeline
 from g2d_jax.config_load import resolve
 from g2d_jax.data import arithmetic
-from g2d_jax.tables import read_rollouts
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tables import read_rollouts
 
 FLAT = {"forgotten": dict.fromkeys(range(2, 10), 0.6)}
 MOSTLY_DIRECT = {"styles": {"direct": 0.6, "steps": 0.4}, "forgotten": {}}

@@ -95,7 +95,7 @@ def bytes_read() -> int:
 
 def child(folder: Path, output: Path) -> None:
     """Load, export to `output`, and print what was measured as JSON."""
-    from g2d_jax import processes
+    from g2d_jax.runtime import processes
 
     processes.initialise()
     import jax

@@ -39,8 +39,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "stages")]
 
 from alike import differences, redone, steps_logged  # noqa: E402
 
-from g2d_jax import storage, workdir  # noqa: E402
-from g2d_jax.processes import RESTART  # noqa: E402
+from g2d_jax import workdir
+from g2d_jax.runtime import storage, workdir  # noqa: E402
+from g2d_jax.runtime.processes import RESTART  # noqa: E402
 
 CONFIG = "demo:preset=smoke"
 OVERRIDES = (  # about a minute on a core: many checkpoints, and a policy right often enough to learn online

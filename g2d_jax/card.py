@@ -8,12 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from g2d_jax import __version__, accounting, storage
+from g2d_jax import __version__, accounting
 from g2d_jax.config import Config, Online, Sft, Source, Stage, TrainingStage
 from g2d_jax.config_io import to_dict
 from g2d_jax.graph import policies_read
 from g2d_jax.report import format as fmt
 from g2d_jax.report.tables import one_line, summary_table
+from g2d_jax.runtime import storage
 from g2d_jax.stages.policies import base_path
 from g2d_jax.stages.runtime import Runtime
 

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from g2d_jax import __version__, flags, processes, storage
+from g2d_jax import __version__
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.graph import plan
+from g2d_jax.runtime import flags, processes, storage
 
 if TYPE_CHECKING:
     from etils import epath
@@ -362,7 +363,7 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax.report.read import studies
     from g2d_jax.report.run import write_run
     from g2d_jax.report.study import write_study
-    from g2d_jax.tracking import Screen
+    from g2d_jax.runtime.tracking import Screen
 
     names = studies(arguments.workdir)
     if arguments.study and not names:
@@ -378,7 +379,7 @@ def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
     """Write the comparison of runs and show it; needs neither the model nor a device."""
     from g2d_jax.report import comparison, page
     from g2d_jax.report.read import read_comparison
-    from g2d_jax.tracking import Screen
+    from g2d_jax.runtime.tracking import Screen
 
     comparison.check_output(arguments.output)
     compared = read_comparison(arguments.runs, policies=arguments.policies)
@@ -427,7 +428,7 @@ def _judge(arguments: argparse.Namespace, _: list[str]) -> None:
     """Judge files of answers; needs neither a run nor a device."""
     from g2d_jax.judging import pairwise
     from g2d_jax.rewards.chat import Endpoint
-    from g2d_jax.tracking import Screen
+    from g2d_jax.runtime.tracking import Screen
 
     endpoint = Endpoint(**_options(arguments, Endpoint))
     pairwise.judge_files(arguments.files, endpoint, arguments.output, Screen())
@@ -448,7 +449,7 @@ def _status(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def _study_status(workdir: epath.Path, name: str) -> None:
     """Show a row for each point. Stages that points share are counted once."""
-    from g2d_jax.tracking import Screen
+    from g2d_jax.runtime.tracking import Screen
     from g2d_jax.workdir import PLANS, stage_folders
 
     labels = [str(point["label"]) for point in storage.read_json(workdir / PLANS / f"{name}.json")["points"]]
@@ -468,7 +469,7 @@ def _study_status(workdir: epath.Path, name: str) -> None:
 
 def _run_status(workdir: epath.Path) -> None:
     from g2d_jax import commands
-    from g2d_jax.tracking import Screen
+    from g2d_jax.runtime.tracking import Screen
     from g2d_jax.workdir import LINKS, stage_folders
 
     config = commands.read_config(workdir)
@@ -484,7 +485,7 @@ def _run_status(workdir: epath.Path) -> None:
 
 def _state(name: str, folder: epath.Path, logged: epath.Path) -> str:
     """Describe a stage: done; how far, by the steps logged in `logged` or by the rollouts written; or waiting."""
-    from g2d_jax.tracking import read_metrics
+    from g2d_jax.runtime.tracking import read_metrics
 
     if storage.finished(folder):
         return "done"

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from g2d_jax import compilation, pipeline, processes, storage
 from g2d_jax import config as settings
+from g2d_jax import pipeline
 from g2d_jax.accounting import TRAINING
 from g2d_jax.card import card
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, SamplingStage, Source, Split
@@ -25,12 +25,13 @@ from g2d_jax.models import hf, peft
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict
 from g2d_jax.report.tables import summary_table
+from g2d_jax.runtime import compilation, processes, storage
+from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.stages.policies import base_path, checkpoint_of, load_policy
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tracking import Tracker
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.watcher import watched
 from g2d_jax.workdir import absolute, no_run, packages, stage_folders, stage_steps
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from g2d_jax import config as schema
-from g2d_jax import storage
+from g2d_jax.runtime import storage
 from g2d_jax.section import Section
 
 STAGES = {

@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import config_io, storage
+from g2d_jax import config_io
 from g2d_jax.config import Collect, Config, Offline, Online, Sft
 from g2d_jax.graph import Plan, made_from_ends, plan
 from g2d_jax.models import hf, reward_model
@@ -20,10 +20,11 @@ from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.records import Problem
 from g2d_jax.rewards.verify import reading
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import alerts, early_stopping, external, offline, online, sft
 from g2d_jax.stages.problems import train_order
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tracking import Tracker
 from g2d_jax.training.staging import check_processes
 from g2d_jax.workdir import absolute, check_claim
 

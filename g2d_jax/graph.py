@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from etils import epath
 
-from g2d_jax import stopping
 from g2d_jax.accounting import POLICIES
 from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Stage, TrainingStage
+from g2d_jax.study import stopping
 
 Stages = Mapping[str, Stage]
 

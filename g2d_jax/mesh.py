@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from g2d_jax import flags
+from g2d_jax.runtime import flags
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -50,8 +50,8 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, devices: Sequence[
     devices = list(jax.devices()) if devices is None else list(devices)
     if len(devices) > 1 and devices[0].platform == "cpu" and not flags.has(flags.ORDER):
         raise ValueError(
-            f"collectives of {len(devices)} CPU devices may hang: call g2d_jax.processes.initialise() before JAX is "
-            "used, with JAX_PLATFORMS=cpu where JAX passes over an accelerator, or add "
+            f"collectives of {len(devices)} CPU devices may hang: call g2d_jax.runtime.processes.initialise() before "
+            "JAX is used, with JAX_PLATFORMS=cpu where JAX passes over an accelerator, or add "
             f"{flags.ORDER}=false to XLA_FLAGS"
         )
     sizes = [data, fsdp, tensor]

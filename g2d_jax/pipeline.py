@@ -19,9 +19,7 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import compilation, flags, processes, storage
 from g2d_jax.accounting import TRAINING, goodput
-from g2d_jax.compiling import compiling
 from g2d_jax.config import Config, Reward
 from g2d_jax.config_io import to_dict
 from g2d_jax.data.problems import check_training
@@ -29,13 +27,15 @@ from g2d_jax.graph import Plan, check_inputs, made_from_ends, plan, policies_rea
 from g2d_jax.models import hf, quantise
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
+from g2d_jax.runtime import compilation, flags, processes, storage
+from g2d_jax.runtime.compiling import compiling
+from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import best_checkpoint, collect, evaluate, init_params, offline, online, sft
 from g2d_jax.stages.policies import check_elsewhere
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tracking import Tracker
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.staging import check_processes
-from g2d_jax.watcher import watched
 from g2d_jax.workdir import PROGRAMS, absolute, check_token, claim, locked, packages
 
 STAGES: Mapping[str, ModuleType] = {
@@ -155,7 +155,9 @@ def _opened(
 def check_joined() -> None:
     """Raise ValueError in a process of several that knows nothing of the others."""
     if jax.process_count() != processes.count():
-        raise ValueError("there are several processes that do not know each other: call g2d_jax.processes.initialise()")
+        raise ValueError(
+            "there are several processes that do not know each other: call g2d_jax.runtime.processes.initialise()"
+        )
 
 
 @contextlib.contextmanager

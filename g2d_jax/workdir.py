@@ -16,13 +16,14 @@ from typing import Any
 
 from etils import epath
 
-from g2d_jax import __version__, storage
+from g2d_jax import __version__
 from g2d_jax.config import Config
 from g2d_jax.config_io import differences, from_dict, identity, own_differences, to_dict, with_longer
-from g2d_jax.locks import LOCK as LOCK
-from g2d_jax.locks import awaited as awaited
-from g2d_jax.locks import locked as locked
-from g2d_jax.locks import try_lock as try_lock
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.lock import LOCK as LOCK
+from g2d_jax.runtime.lock import awaited as awaited
+from g2d_jax.runtime.lock import locked as locked
+from g2d_jax.runtime.lock import try_lock as try_lock
 
 _STAGE = re.compile(r"(\d+)-(.+)")
 _LOGIN = re.compile(r"(://)[^/?#\s@]*@")

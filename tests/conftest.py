@@ -16,7 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 _CACHES = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
 os.environ.setdefault("HF_HOME", str(_CACHES / "huggingface"))  # not moved by what is next
 _OWN = tempfile.TemporaryDirectory(prefix="g2d-tests-")
-os.environ["XDG_CACHE_HOME"] = _OWN.name  # g2d_jax.compilation keeps programs there
+os.environ["XDG_CACHE_HOME"] = _OWN.name  # g2d_jax.runtime.compilation keeps programs there
 _COMPILED_SOON = [  # the suite's time is compilation
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
@@ -26,7 +26,7 @@ if version("jaxlib").startswith("0.10."):  # 0.12 has the flag no longer, and en
     _COMPILED_SOON += ["--xla_cpu_use_fusion_emitters=false"]
 _FLAGS = [
     "--xla_force_host_platform_device_count=8",
-    "--xla_cpu_enable_concurrency_optimized_scheduler=false",  # see g2d_jax.flags.order_collectives
+    "--xla_cpu_enable_concurrency_optimized_scheduler=false",  # see g2d_jax.runtime.flags.order_collectives
     *_COMPILED_SOON,
 ]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()

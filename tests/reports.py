@@ -8,8 +8,8 @@ import numpy as np
 
 from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.report.page import SCRIPT, STYLE
-from g2d_jax.storage import finish, write_json
-from g2d_jax.tables import write_rollouts
+from g2d_jax.runtime.storage import finish, write_json
+from g2d_jax.runtime.tables import write_rollouts
 
 HOSTILE = "\n".join(
     (

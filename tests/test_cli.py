@@ -17,11 +17,12 @@ import pytest
 from etils import epath
 from forks import Forks
 
-from g2d_jax import cli, processes, storage
+from g2d_jax import cli
 from g2d_jax.config import Config, Mesh
 from g2d_jax.config_load import resolve
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.stages.policies import load_policy
-from g2d_jax.watcher import watched
 from g2d_jax.workdir import claim
 
 TINY = str(Path(__file__).parent / "tiny.py")
@@ -99,9 +100,9 @@ WHERE = {
 def test_ctrl_c_while_nothing_can_be_saved_is_heard_and_the_next_ends_at_once(waiting: str) -> None:
     code = f"""
 import ctypes, signal, sys, time
-from g2d_jax import processes, watcher
+from g2d_jax.runtime import processes, heartbeat
 signal.signal(signal.SIGINT, processes.on_interrupt)
-with watcher.watched(peer_timeout=60, hang_timeout=60):
+with heartbeat.watched(peer_timeout=60, hang_timeout=60):
     print("waiting", file=sys.stderr, flush=True)
     {waiting}
 """
@@ -120,9 +121,9 @@ def test_a_process_that_a_reward_forks_is_deaf_to_what_its_parent_hears() -> Non
     """The terminal interrupts both: the parent is to hear one Ctrl-C, not two; and the child ends as children do."""
     code = """
 import os, signal, time
-from g2d_jax import processes, watcher
+from g2d_jax.runtime import processes, heartbeat
 signal.signal(signal.SIGINT, processes.on_interrupt)
-with watcher.watched(peer_timeout=60, hang_timeout=60):
+with heartbeat.watched(peer_timeout=60, hang_timeout=60):
     child = os.fork()
     if not child:
         time.sleep(60)

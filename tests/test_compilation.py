@@ -17,8 +17,8 @@ import pytest
 from etils import epath
 from jax.experimental.compilation_cache import compilation_cache
 
-from g2d_jax import compilation
 from g2d_jax.config import base
+from g2d_jax.runtime import compilation
 
 pytestmark = pytest.mark.quick
 
@@ -129,7 +129,7 @@ def test_no_warning_where_all_is_well(tmp_path: Path):
 TRIED = """
 import os, sys
 from pathlib import Path
-from g2d_jax import flags
+from g2d_jax.runtime import flags
 root = Path(sys.argv[1])
 def platforms(**variables):
     os.environ.pop("JAX_PLATFORMS", None)

@@ -14,7 +14,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import config, config_io, config_load, storage
+from g2d_jax import config, config_io, config_load
+from g2d_jax.runtime import storage
 
 ROOT = Path(__file__).resolve().parents[1]
 

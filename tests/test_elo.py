@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from g2d_jax.elo import Rating, outcomes, ratings
-from g2d_jax.elo import elo as rate
+from g2d_jax.study.elo import Rating, outcomes, ratings
+from g2d_jax.study.elo import elo as rate
 
 NAN = float("nan")
 

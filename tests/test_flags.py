@@ -12,8 +12,8 @@ import jax
 import pytest
 from forks import Forks
 
-from g2d_jax import flags, processes
 from g2d_jax import mesh as meshes
+from g2d_jax.runtime import flags, processes
 
 pytestmark = pytest.mark.quick
 
@@ -78,7 +78,7 @@ def test_memory_is_taken_as_the_user_says(told: dict, taken: dict, monkeypatch: 
 
 SET = """
 import os
-from g2d_jax import flags
+from g2d_jax.runtime import flags
 flags.OVERLAP = {"XLA_FLAGS": {"--one": "true", "--one_more": "true"}, "ARGS": {"--two": "2"}}
 for setting in ("none", "overlap", "overlap"):
     flags.use(setting)
@@ -106,7 +106,8 @@ def test_flags_that_come_too_late_are_refused_but_not_those_that_are_there(monke
 
 PLAN = """
 import sys
-from g2d_jax import cli, flags
+from g2d_jax import cli
+from g2d_jax.runtime import flags
 variable, topology, config, more = sys.argv[1:]
 flags.OVERLAP[variable] |= dict.fromkeys(more.split(), "true")
 settings = ["compute.flags=overlap", "model.num_hidden_layers=1", "logging.tensorboard=False", "dtype=bfloat16"]

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from g2d_jax.frontier import (
+from g2d_jax.study.frontier import (
     bootstrap,
     interpolate,
     pareto,
     seed_spread,
 )
-from g2d_jax.stats import accuracy
+from g2d_jax.study.stats import accuracy
 
 NAN = float("nan")
 

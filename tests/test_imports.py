@@ -12,32 +12,16 @@ PACKAGE = Path(__file__).resolve().parents[1] / "g2d_jax"
 
 LEVELS = {
     **dict.fromkeys(
-        [
-            "records",
-            "keys",
-            "section",
-            "config",
-            "canonical",
-            "resolve",
-            "mesh",
-            "processes",
-            "storage",
-            "tables",
-            "tracking",
-        ],
-        0,
+        ["records", "keys", "section", "config", "config_io", "config_load", "recipes", "mesh", "runtime", "workdir"], 0
     ),
-    **dict.fromkeys(["locks", "watcher", "workdir", "compilation", "compiling", "recipes", "ranges"], 0),
-    **dict.fromkeys(["flags", "private"], 0),
-    **dict.fromkeys(["models", "data", "losses", "rewards", "stats", "frontier", "elo", "informativeness"], 1),
-    **dict.fromkeys(["accounting", "stopping"], 1),
+    **dict.fromkeys(["models", "data", "losses", "rewards", "study", "accounting"], 1),
     **dict.fromkeys(["graph", "sampler", "training", "scoring"], 2),
     **dict.fromkeys(["stages"], 3),
     **dict.fromkeys(
-        ["pipeline", "sweep", "report", "policies", "card", "judging", "dryrun", "plan", "cli", "__main__"], 4
+        ["pipeline", "sweep", "report", "commands", "card", "judging", "dryrun", "plan", "cli", "__main__"], 4
     ),
 }
-SIDEWAYS = {("data", "g2d_jax.rewards.extract"), ("frontier", "g2d_jax.stats")}
+SIDEWAYS = {("data", "g2d_jax.rewards.extract"), ("frontier", "g2d_jax.study.stats")}
 """What one part of level 1 may import of another: data the final answer of a solution, the bootstrap means of rows."""
 
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from g2d_jax.informativeness import (
+from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.study.informativeness import (
     auroc,
     expected_calibration_error,
     gradient_signal,
@@ -18,7 +19,6 @@ from g2d_jax.informativeness import (
     prompts,
     summary,
 )
-from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
 
 NAN = float("nan")
 REWARDS = {Verdict.CORRECT: 1.0, Verdict.INCORRECT: 0.0, Verdict.NO_ANSWER: 0.0, Verdict.TIMEOUT: 0.0}

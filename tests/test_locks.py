@@ -13,22 +13,22 @@ from etils import epath
 from forks import Forked, Forks
 from object_store import BUCKET, gs_server, s3_server
 
-from g2d_jax import locks
-from g2d_jax.locks import LOCK, locked, try_lock
+from g2d_jax.runtime import lock
+from g2d_jax.runtime.lock import LOCK, locked, try_lock
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "BEAT", 0.2)
-    monkeypatch.setattr(locks, "LEASE", 1.0)
+    monkeypatch.setattr(lock, "BEAT", 0.2)
+    monkeypatch.setattr(lock, "LEASE", 1.0)
 
 
 PRELUDE = """
 import os, sys, time
 from etils import epath
-from g2d_jax import locks
-from g2d_jax.locks import locked, try_lock
-locks.BEAT, locks.LEASE = 0.2, 4.0
+from g2d_jax.runtime import lock
+from g2d_jax.runtime.lock import locked, try_lock
+lock.BEAT, lock.LEASE = 0.2, 4.0
 """
 
 
@@ -98,7 +98,7 @@ def test_a_living_owner_keeps_its_lock_and_is_named(bucket, capsys):
         named = rf"run is in use by another process: it is locked by process {os.getpid()} on .*. Wait, or choose"
         with pytest.raises(ValueError, match=named), locked(bucket / "run"):
             pass
-        assert time.monotonic() - began < locks.LEASE  # it is seen to live before the lease is over
+        assert time.monotonic() - began < lock.LEASE  # it is seen to live before the lease is over
     assert f"is locked by process {os.getpid()} on" in capsys.readouterr().err
     with locked(bucket / "run"):
         assert fields(bucket / "run", 2)["state"] == "held"
@@ -109,7 +109,7 @@ def test_what_a_dead_owner_left_is_taken_over_when_it_has_stood_still(bucket, ca
     (bucket / "run" / LOCK / "000041.json").write_bytes(left)
     began = time.monotonic()
     with locked(bucket / "run"):
-        assert time.monotonic() - began >= locks.LEASE
+        assert time.monotonic() - began >= lock.LEASE
         assert fields(bucket / "run", 42)["state"] == "held"
     said = capsys.readouterr().err
     assert "waiting up to 1 s" in said and "its lock is taken over" in said and "\x1b" not in said
@@ -188,4 +188,6 @@ def test_no_store_there_is_one_clear_error(start):
     variables = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     done = start(HOLD, {**variables, "AWS_MAX_ATTEMPTS": "1"}, f"s3://{BUCKET}/run")
     done.wait(60)
-    assert done.stderr.splitlines()[-1].startswith(f"g2d_jax.storage.StoreUnavailable: cannot lock s3://{BUCKET}/run: ")
+    assert done.stderr.splitlines()[-1].startswith(
+        f"g2d_jax.runtime.storage.StoreUnavailable: cannot lock s3://{BUCKET}/run: "
+    )

@@ -53,9 +53,9 @@ G2D = "import sys; from g2d_jax import cli, locks; locks.BEAT, locks.LEASE = 0.5
 READ = """
 import json, sys
 from etils import epath
-from g2d_jax.storage import fingerprint
-from g2d_jax.tables import read_preferences
-from g2d_jax.tracking import read_metrics
+from g2d_jax.runtime.storage import fingerprint
+from g2d_jax.runtime.tables import read_preferences
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import LOCK, absolute, stage_folders
 root = absolute(sys.argv[1])

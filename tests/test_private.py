@@ -6,7 +6,7 @@ import pytest
 import sympy
 import unofficial
 
-from g2d_jax import private, processes
+from g2d_jax.runtime import private, processes
 
 pytestmark = pytest.mark.quick
 

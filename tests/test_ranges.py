@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from g2d_jax import ranges
+from g2d_jax.runtime import ranges
 
 
 @pytest.fixture(params=["local", "store"])

@@ -12,11 +12,12 @@ import pytest
 from ml_collections import ConfigDict
 from toys import LLAMA, QWEN, save_policy, save_rows, solved_problems
 
-from g2d_jax import dryrun, graph, pipeline, recipes, storage
+from g2d_jax import dryrun, graph, pipeline, recipes
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.sweep.points import points
-from g2d_jax.tracking import read_metrics
 
 ROOT = Path(__file__).parents[1]
 

@@ -20,8 +20,8 @@ from toys import LLAMA, PAPER, QWEN, SIZES, make_tokenizer, save_policy, save_ro
 from g2d_jax import commands, pipeline
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
+from g2d_jax.runtime.tracking import Tracker, read_metrics
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tracking import Tracker, read_metrics
 
 Run = tuple[Path, dict[str, Any]]
 

@@ -22,7 +22,7 @@ from etils import epath
 from forks import Forks
 
 from g2d_jax import config as settings
-from g2d_jax import storage, tables, workdir
+from g2d_jax import workdir
 from g2d_jax.config import Config
 from g2d_jax.config_io import to_dict
 from g2d_jax.config_load import resolve
@@ -31,6 +31,7 @@ from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.runtime import storage, tables
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 
 ROOT = Path(__file__).resolve().parents[1]

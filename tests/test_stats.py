@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from g2d_jax.stats import accuracy, by_subset, paired, pass_at, pass_at_k
+from g2d_jax.study.stats import accuracy, by_subset, paired, pass_at, pass_at_k
 
 NAN = float("nan")
 

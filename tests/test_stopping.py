@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.stopping import MIN_PROBES, PROBES_IN_A_ROW, Forecast, ends, forecast, tilted, trend, window
+from g2d_jax.study.stopping import MIN_PROBES, PROBES_IN_A_ROW, Forecast, ends, forecast, tilted, trend, window
 
 RATES = st.lists(st.floats(0, 1), min_size=1, max_size=20)
 

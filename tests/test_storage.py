@@ -17,8 +17,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import storage
 from g2d_jax.records import SamplingParams, Verdict
+from g2d_jax.runtime import storage
 
 
 @pytest.fixture(params=["local", "object store"])
@@ -177,7 +177,7 @@ def test_an_object_is_rewritten_at_a_bounded_rate(bucket):
 def test_a_killed_process_loses_nothing_it_logged(tmp_path, forks):
     code = """
 import os, signal, sys
-from g2d_jax.storage import Segments
+from g2d_jax.runtime.storage import Segments
 log = Segments(sys.argv[1])
 for i in range(100):
     log.append({"i": i})

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from g2d_jax import tables
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.runtime import tables
 
 CHAT = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"})
 

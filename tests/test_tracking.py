@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import storage
-from g2d_jax.tracking import Screen, Tracker, clean, read_metrics
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tracking import Screen, Tracker, clean, read_metrics
 
 
 class Terminal(io.StringIO):

@@ -12,13 +12,13 @@ import numpy as np
 from cases import MODELS, STOPS, Case, Clock, run, tokens
 
 from g2d_jax import mesh as meshes
-from g2d_jax import processes
 from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Group, Packed, Response, pack, positions, round_up
 from g2d_jax.losses import dpo_weights, group_advantages
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import Request, Rollout, SamplingParams
+from g2d_jax.runtime import processes
 from g2d_jax.sampler.engine import Sampler
 from g2d_jax.stages.rows import CPU_TOKENS
 from g2d_jax.training import objectives

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from etils import epath
 
-from g2d_jax import storage
+from g2d_jax.runtime import storage
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_LINE_BYTES = 64 * 2**20

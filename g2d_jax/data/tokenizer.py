@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from etils import epath
 
-from g2d_jax import storage
 from g2d_jax.data import arithmetic
 from g2d_jax.data.template import Template, TemplateSettings, try_out
 from g2d_jax.records import Example, Message, Problem, Prompt
+from g2d_jax.runtime import storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

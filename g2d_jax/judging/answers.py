@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from g2d_jax import storage
 from g2d_jax.data.fields import BrokenRow, as_text
 from g2d_jax.data.rows import Row, file_rows
+from g2d_jax.runtime import storage
 
 Format: TypeAlias = Literal["alpaca_eval", "arena_hard"]
 

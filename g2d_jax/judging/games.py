@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from g2d_jax import elo
+from g2d_jax.study import elo
 
 Array = NDArray[np.float64]
 

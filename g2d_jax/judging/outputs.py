@@ -12,14 +12,15 @@ from pathlib import PurePosixPath
 
 from etils import epath
 
-from g2d_jax import commands, storage
+from g2d_jax import commands
 from g2d_jax.data.splits import problem_id
 from g2d_jax.judging.answers import ENDINGS, Format, Question, alpaca_json, arena_jsonl, read_questions
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Score, ScoredRollout, Verdict
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
 
 PART = 128
 """Prompts written, and resumed, at a time."""

@@ -18,13 +18,13 @@ from typing import get_args
 import numpy as np
 from etils import epath
 
-from g2d_jax import storage
 from g2d_jax.judging.answers import Answers, read_answers
 from g2d_jax.judging.games import Array, Match, Standing, match, rank
 from g2d_jax.report.format import percent, spread
 from g2d_jax.rewards.chat import Chat, Endpoint, Failure, Reply
 from g2d_jax.rewards.judge import fill
-from g2d_jax.tracking import Screen
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tracking import Screen
 
 RUBRIC = """\
 You are an impartial judge. Two assistants answered the user's question below. Decide which answer is better: more \

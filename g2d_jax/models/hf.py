@@ -28,7 +28,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from g2d_jax import mesh as meshes
-from g2d_jax import processes, storage
 from g2d_jax.models import decoder, lora, quantise, shard
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
@@ -45,6 +44,7 @@ from g2d_jax.models.hf_folder import (
 )
 from g2d_jax.models.shard import Stored
 from g2d_jax.models.table import Param, block_params, outer_params
+from g2d_jax.runtime import processes, storage
 
 __all__ = ["config_from_hf", "config_to_hf", "load", "read_config", "read_sampling", "resolve", "save"]
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from etils import epath
 
-from g2d_jax import storage
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.hf_config import config_from_hf
 from g2d_jax.models.shard import DTYPES, Stored, read_header
 from g2d_jax.models.table import Param, block_params, outer_params
+from g2d_jax.runtime import storage
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from g2d_jax import processes, storage
 from g2d_jax.models import shard
 from g2d_jax.models.config import Lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf import fetcher, tensors, write_json
 from g2d_jax.models.hf_folder import stored_shape
+from g2d_jax.runtime import processes, storage
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

@@ -26,7 +26,6 @@ from etils import epath
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax import storage
 from g2d_jax.models import decoder, flops, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, forward
@@ -35,6 +34,7 @@ from g2d_jax.models.kernels import attention_for
 from g2d_jax.models.shard import Stored
 from g2d_jax.models.table import Param
 from g2d_jax.records import MEMBERS
+from g2d_jax.runtime import storage
 
 SCORE, V_HEAD = "score.weight", "v_head.weight"
 CLS_ID = 128_003

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from g2d_jax import ranges, storage
+from g2d_jax.runtime import ranges, storage
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
 """Dtypes that weights may be stored in, by safetensors' code."""

@@ -12,10 +12,10 @@ import re
 
 from ml_collections import ConfigDict
 
-from g2d_jax import flags
 from g2d_jax.config import Config
 from g2d_jax.config_load import locate, shipped
 from g2d_jax.plan.topologies import topology
+from g2d_jax.runtime import flags
 
 
 def ready(spec: str, name: str) -> list[str]:
@@ -62,7 +62,7 @@ def plan(
     flags.use(settings.compute.flags)
     from g2d_jax import pipeline
     from g2d_jax.plan import planning, savings, show
-    from g2d_jax.tracking import Screen
+    from g2d_jax.runtime.tracking import Screen
 
     pipeline.check(settings)
     screen = Screen()

@@ -25,11 +25,11 @@ from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.rewarding import scorings
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Roofline, problems, reads_locally, roofline, shape_of
+from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import init_params
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.training import saved_per_token
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tracking import Tracker
 from g2d_jax.training import optimizer
 
 STOPS = 2  # tokens that end a response, assumed without a tokenizer

@@ -12,8 +12,8 @@ from g2d_jax.models.flops import matmul_params
 from g2d_jax.plan.planning import Entry, Plan
 from g2d_jax.plan.topologies import GIB
 from g2d_jax.plan.work import ASSUMED, SUITES, reads_locally
+from g2d_jax.runtime.tracking import Screen
 from g2d_jax.sampler.capacity import kv_bytes
-from g2d_jax.tracking import Screen
 
 EFFICIENCY = 0.5
 """Assumed share of the roofline: published runs reach 40 to 65 % of the peak in training, and in decoding 40 to 85 % of

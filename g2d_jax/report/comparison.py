@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from g2d_jax import accounting, elo, frontier, stats
+from g2d_jax import accounting
 from g2d_jax.report import format as fmt
 from g2d_jax.report.format import UNKNOWN, number
 from g2d_jax.report.page import Note, Part, Report, Section, write
@@ -18,7 +18,8 @@ from g2d_jax.report.read import SAMPLING, Comparison, Row
 from g2d_jax.report.samples import most_different
 from g2d_jax.report.study import row_cells
 from g2d_jax.report.tables import Table, sheet, table
-from g2d_jax.storage import PathLike
+from g2d_jax.runtime.storage import PathLike
+from g2d_jax.study import elo, frontier, stats
 from g2d_jax.workdir import absolute
 
 FILES = ("compare.html", "compare.md", "compare.csv", "figures")

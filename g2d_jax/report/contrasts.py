@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from g2d_jax import frontier
 from g2d_jax.report.read import ONLINE, Array, Group, Policy, Row, Study
+from g2d_jax.study import frontier
 
 
 class Advantage(NamedTuple):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from g2d_jax.frontier import Interval
+from g2d_jax.study.frontier import Interval
 
 UNKNOWN = "–"
 

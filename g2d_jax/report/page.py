@@ -25,7 +25,7 @@ from g2d_jax.report.markup import on_one_line, shorten, shown, visible
 from g2d_jax.report.samples import Listing
 from g2d_jax.report.tables import Table, markdown, one_line
 from g2d_jax.report.tokens import LEVELS
-from g2d_jax.storage import plain, write_bytes
+from g2d_jax.runtime.storage import plain, write_bytes
 
 STYLE, SCRIPT = (Path(__file__).with_name(name).read_text("utf-8") for name in ("style.css", "filter.js"))
 BUDGET = 3_000_000

@@ -19,13 +19,14 @@ import pyarrow.parquet as pq
 from etils import epath
 from numpy.typing import NDArray
 
-from g2d_jax import accounting, frontier, stats
+from g2d_jax import accounting
 from g2d_jax.config_io import differences, own_differences
 from g2d_jax.records import Verdict
 from g2d_jax.report.format import number, policy_name
 from g2d_jax.report.tables import Manifest, policies
-from g2d_jax.storage import PathLike, finished, read_bytes, read_json
-from g2d_jax.tracking import read_metrics
+from g2d_jax.runtime.storage import PathLike, finished, read_bytes, read_json
+from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.study import frontier, stats
 from g2d_jax.workdir import PLANS, absolute, no_run, stage_folders
 
 Array = NDArray[np.float64]

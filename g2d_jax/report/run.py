@@ -18,7 +18,7 @@ from g2d_jax.report.page import Code, Fold, Note, Part, Report, Section, write
 from g2d_jax.report.read import COLLECT, EVALUATE, OFFLINE, SELECT, Run, Stage, read_parquet, read_run
 from g2d_jax.report.samples import browser
 from g2d_jax.report.tables import Manifest, has_accuracy, leaves, policies, sheet, steps, table
-from g2d_jax.storage import PathLike
+from g2d_jax.runtime.storage import PathLike
 
 Written = Callable[[float], str]
 COLUMNS = ("stage", "policy", "measure", "value")

@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from g2d_jax import frontier, stats
-from g2d_jax.frontier import Interval
 from g2d_jax.report import contrasts, figures
 from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import Chart, Point
@@ -18,7 +16,9 @@ from g2d_jax.report.page import Code, Note, Part, Report, Section, write
 from g2d_jax.report.read import COLLECT, ONLINE, Group, Policy, Row, Study, read_study
 from g2d_jax.report.run import MEANINGS, MEASURES, Written
 from g2d_jax.report.tables import Table, cost_cells, leaves, sheet, table
-from g2d_jax.storage import PathLike, fingerprint
+from g2d_jax.runtime.storage import PathLike, fingerprint
+from g2d_jax.study import frontier, stats
+from g2d_jax.study.frontier import Interval
 
 COLUMNS = ("arm", "values", "seed", "K", "split", "measure", "value")
 FEW_SEEDS = 5

@@ -15,7 +15,7 @@ import numpy as np
 from g2d_jax.data import arithmetic
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import Ids, PromptTokenizer, load_tokenizer
-from g2d_jax.tables import safe_text
+from g2d_jax.runtime.tables import safe_text
 
 LEVELS = {0.9: "0.9 or more", 0.5: "0.5 to 0.9", 0.2: "0.2 to 0.5", 0.05: "0.05 to 0.2", 0.0: "less than 0.05"}
 """Lowest probability of each class p0 … p4 of the style sheet, and how the legend names it."""

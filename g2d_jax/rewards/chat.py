@@ -21,9 +21,9 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from g2d_jax import processes, storage
 from g2d_jax.records import Message
-from g2d_jax.tables import safe_text
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.tables import safe_text
 
 Failure: TypeAlias = Literal["unreachable", "timeout", "unavailable", "rejected", "refused", "malformed"]
 """No connection; no answer in time; 408, 409, 429 or 5xx; 401 or 404, which every request will get; any other status;

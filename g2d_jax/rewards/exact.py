@@ -13,7 +13,7 @@ from typing import Any
 
 from sympy import Expr, FiniteSet, Float, I, Rational, UnevaluatedExpr, default_sort_key, nan, oo, zoo
 
-from g2d_jax import private
+from g2d_jax.runtime import private
 
 DIGITS = 300
 

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from g2d_jax import storage
 from g2d_jax.config import Judge
 from g2d_jax.records import Problem, Prompt, Score, Verdict
 from g2d_jax.rewards.chat import Chat, Endpoint, Reply
+from g2d_jax.runtime import storage
 
 RUBRIC = """\
 You are an impartial judge of answers that an assistant gives to users. Rate the answer below by its helpfulness, \

@@ -26,10 +26,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from g2d_jax import processes
 from g2d_jax.records import Score, Verdict
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.rewards.verify import quick_verdict
+from g2d_jax.runtime import processes
 
 REWARDS: Mapping[Verdict, float | None] = {
     **{Verdict.CORRECT: 1.0, Verdict.INCORRECT: 0.0, Verdict.NO_ANSWER: 0.0, Verdict.TIMEOUT: 0.0},

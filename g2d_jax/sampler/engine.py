@@ -19,8 +19,6 @@ from jax.sharding import Mesh
 
 from g2d_jax import keys as named_keys
 from g2d_jax import mesh as meshes
-from g2d_jax import processes
-from g2d_jax.compilation import Jitted, Programs
 from g2d_jax.data.packing import round_up
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.attention import COLUMN_BLOCK
@@ -28,6 +26,8 @@ from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.kernels import LANES, AttentionSetting, DecodeKernel, check_decode, choose, platform_of
 from g2d_jax.records import Request, Rollout, SamplingParams
+from g2d_jax.runtime import processes
+from g2d_jax.runtime.compilation import Jitted, Programs
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
 from g2d_jax.sampler.schedule import Sample, Schedule

@@ -17,17 +17,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from g2d_jax import processes
 from g2d_jax.config import BestCheckpoint
 from g2d_jax.graph import kept_steps
 from g2d_jax.records import Problem
+from g2d_jax.runtime import processes
+from g2d_jax.runtime.tracking import Progress
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import Alert
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.held_out import HeldOut, sampling_shapes, task_results, write_problems
 from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.tracking import Progress
 from g2d_jax.training.checkpoint import Checkpoints
 
 

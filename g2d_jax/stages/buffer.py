@@ -19,11 +19,11 @@ import numpy as np
 from etils import epath
 from safetensors.numpy import load, save
 
-from g2d_jax import processes, storage
 from g2d_jax.config import Online
 from g2d_jax.data import curriculum
 from g2d_jax.data.packing import Group
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.runtime import processes, storage
 from g2d_jax.stages import batches
 from g2d_jax.stages.batches import Batch
 from g2d_jax.stages.cost import Cost

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from g2d_jax.accounting import ACTIVITIES
-from g2d_jax.compiling import compiling
+from g2d_jax.runtime.compiling import compiling
 
 
 class Clock:

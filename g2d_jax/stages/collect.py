@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax import informativeness, processes, storage
 from g2d_jax.config import Collect
 from g2d_jax.data.preferences import pairs_of, right, select_pairs, to_preference
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.tables import write_columns, write_preferences
 from g2d_jax.stages import alerts
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.programs.program import Program
@@ -26,7 +27,7 @@ from g2d_jax.stages.programs.training import policy_shapes
 from g2d_jax.stages.rollout_source import asked_of, rollouts_of, sampler_settings
 from g2d_jax.stages.rollouts import Draws, Groups, describe
 from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.tables import write_columns, write_preferences
+from g2d_jax.study import informativeness
 
 Pairs = list[list[tuple[int, int]]]  # (chosen, rejected) of each group
 FATES = (

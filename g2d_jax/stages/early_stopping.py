@@ -13,14 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from g2d_jax import accounting, processes, stopping
+from g2d_jax import accounting
 from g2d_jax.config import Collect, Offline, Online
 from g2d_jax.graph import followers
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.flops import attended, forward_flops, train_flops
+from g2d_jax.runtime import processes
 from g2d_jax.stages import probes
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import Trainer
+from g2d_jax.study import stopping
 
 MEASURED = ("mixed", "prompt", "length", "chosen", "rejected")  # of `probes.prospects`, the figures that decide costs
 

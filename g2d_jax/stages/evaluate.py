@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from g2d_jax import informativeness, stats
 from g2d_jax.config import Evaluate
 from g2d_jax.records import Problem
+from g2d_jax.runtime.storage import finished
+from g2d_jax.runtime.tracking import Progress
 from g2d_jax.stages import alerts
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.held_out import GREEDY, HeldOut, places, sampling_shapes, task_results, write_problems
@@ -20,8 +21,7 @@ from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.stages.policies import chosen_policy
 from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.storage import finished
-from g2d_jax.tracking import Progress
+from g2d_jax.study import informativeness, stats
 
 
 class Answers(NamedTuple):

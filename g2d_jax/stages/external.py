@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax import processes
 from g2d_jax.config import Reward
 from g2d_jax.data.fields import BrokenRow, as_answer, as_prompt, as_text
 from g2d_jax.data.problems import open_rows
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.runtime import processes
+from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
 from g2d_jax.stages.rollouts import Groups, graded_texts, on_disk
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
 
 
 def external_groups(runtime: Runtime, path: str, shard: epath.Path) -> tuple[list[tuple[Problem, int]], Groups]:

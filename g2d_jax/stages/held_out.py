@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax import processes, stats, storage
 from g2d_jax.config import BestCheckpoint, Evaluate, Sampling
 from g2d_jax.graph import kept_steps
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.tracking import Progress
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
@@ -28,7 +29,7 @@ from g2d_jax.stages.programs.sampling import Asked, rollouts
 from g2d_jax.stages.programs.training import policy_shapes
 from g2d_jax.stages.rollouts import Generation, Groups, correct, count_rollouts, on_disk, rewards, sampled_groups
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tracking import Progress
+from g2d_jax.study import stats
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 

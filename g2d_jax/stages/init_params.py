@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from etils import epath
 from jax.sharding import Mesh
 
-from g2d_jax import keys, storage
+from g2d_jax import keys
 from g2d_jax.config import Config, Model
 from g2d_jax.config import Lora as Adapters
 from g2d_jax.config_io import from_dict, to_dict
@@ -20,6 +20,7 @@ from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.table import Param
+from g2d_jax.runtime import storage
 from g2d_jax.workdir import stage_folders
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from etils import epath
 from safetensors.numpy import save
 
-from g2d_jax import storage
 from g2d_jax.data.packing import Packed
 from g2d_jax.records import Rollout
+from g2d_jax.runtime import storage
 from g2d_jax.stages.runtime import StopRun
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax import informativeness, processes, storage
 from g2d_jax.config import Collect, Offline, Optimizer
 from g2d_jax.data.loader import InOrder, draw
 from g2d_jax.data.packing import Group, Packed, Response
@@ -20,6 +19,8 @@ from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.tables import read_preferences
 from g2d_jax.stages import alerts, pair_diagnostics, probes
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import checkpoint_of, load_policy, load_reference
@@ -30,7 +31,7 @@ from g2d_jax.stages.rollouts import on_disk
 from g2d_jax.stages.rows import choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import open_trainer
-from g2d_jax.tables import read_preferences
+from g2d_jax.study import informativeness
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 

@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax import informativeness, processes, storage
 from g2d_jax.data.loader import Order, draw
 from g2d_jax.data.packing import Group
 from g2d_jax.models.flops import train_flops
 from g2d_jax.records import Preference
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.tables import write_columns
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.rollouts import on_disk
 from g2d_jax.stages.rows import pack_rows
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tables import write_columns
+from g2d_jax.study import informativeness
 from g2d_jax.training.gradient_noise import gradient_norms
 from g2d_jax.training.objectives import Objective
 

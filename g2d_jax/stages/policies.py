@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from etils import epath
 
-from g2d_jax import processes, storage
 from g2d_jax.accounting import POLICIES
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.runtime import processes, storage
 from g2d_jax.stages import init_params
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.checkpoint import Checkpoints

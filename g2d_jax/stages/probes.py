@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from g2d_jax import processes, storage
 from g2d_jax.config import Offline, Online, Sampling
 from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
+from g2d_jax.runtime import processes, storage
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages import alerts
 from g2d_jax.stages.cost import Cost
@@ -31,7 +31,7 @@ from g2d_jax.stages.rollouts import Generation, Groups, correct, count_rollouts,
 from g2d_jax.stages.rows import choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import Trainer
-from g2d_jax.stats import row_means
+from g2d_jax.study.stats import row_means
 
 FIGURES = (
     *("entropy", "reward", "reward_std", "completions/mean_length", "completions/mean_length_correct"),

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from g2d_jax import keys, processes, storage
+from g2d_jax import keys
 from g2d_jax.config import Config, Source, Task
 from g2d_jax.data.loader import Mixture, Order
 from g2d_jax.data.problems import LoadReport, load_problems
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Problem
+from g2d_jax.runtime import processes, storage
 
 Say = Callable[[str], None]
 Splits = dict[str, list[Problem]]

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from etils import epath
 
-from g2d_jax import processes, storage
 from g2d_jax.config import Window
+from g2d_jax.runtime import processes, storage
 
 KINDS = (".xplane.pb", ".trace.json.gz")
 """Endings of a trace's files in JAX, behind the host's name."""

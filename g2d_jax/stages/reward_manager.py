@@ -9,7 +9,6 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from g2d_jax import processes
 from g2d_jax.config import Reward
 from g2d_jax.records import Problem, Score, Verdict
 from g2d_jax.rewards.functions import RewardFunction, Scorer, VerifierScorer, function_scorer, load_reward
@@ -17,6 +16,7 @@ from g2d_jax.rewards.judge import JudgeScorer, judge_scorer
 from g2d_jax.rewards.normalise import clean
 from g2d_jax.rewards.pool import Begun, VerifierPool
 from g2d_jax.rewards.quantity import parse_quantity
+from g2d_jax.runtime import processes
 from g2d_jax.scoring.reward_model import RewardModel, load_reward_model
 
 

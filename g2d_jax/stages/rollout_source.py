@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from g2d_jax import storage
 from g2d_jax.config import Collect, Online
 from g2d_jax.data.loader import draw
 from g2d_jax.graph import drawn_by
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.stages.buffer import read_rounds, together, window_at
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.external import external_groups
@@ -32,7 +33,6 @@ from g2d_jax.stages.rollouts import (
     prompts_at_once,
 )
 from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.tables import read_rollouts
 
 
 def rollouts_of(runtime: Runtime, name: str, tally: Cost) -> tuple[Draws, Groups]:

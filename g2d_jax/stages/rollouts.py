@@ -11,16 +11,16 @@ from functools import partial
 import numpy as np
 from etils import epath
 
-from g2d_jax import processes, storage
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import attended, forward_flops
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, ScoredRollout, Verdict
 from g2d_jax.rewards.pool import Begun
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.nonfinite import check_rollouts
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tables import read_rollouts, safe_text, write_rollouts
 
 Draws = list[tuple[Problem, int]]
 """Problems with their visit: how often each was drawn before."""

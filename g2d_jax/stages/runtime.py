@@ -18,8 +18,6 @@ from etils import epath
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax import processes, storage
-from g2d_jax.compilation import Ahead, Programs
 from g2d_jax.config import (
     Config,
     Online,
@@ -40,6 +38,9 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.records import Problem, SamplingParams
 from g2d_jax.rewards.functions import RewardFunction
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.compilation import Ahead, Programs
+from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Sampler
 from g2d_jax.sampler.programs import Shapes
@@ -51,7 +52,6 @@ from g2d_jax.stages.problems import load as load_problems
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.reward_manager import RewardManager, Usage
 from g2d_jax.stages.writer import Writer
-from g2d_jax.tracking import Tracker
 from g2d_jax.training import optimizer
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.step import make_scorer, put_batch

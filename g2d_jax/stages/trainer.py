@@ -12,15 +12,15 @@ from typing import Any
 import jax
 from etils import epath
 
-from g2d_jax import processes, storage
 from g2d_jax.accounting import goodput
-from g2d_jax.compilation import Jitted
 from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import train_flops
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.compilation import Jitted
 from g2d_jax.stages import init_params
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.nonfinite import Skips, format_loss, write_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from g2d_jax import processes
+from g2d_jax.runtime import processes
 
 
 class Writer:

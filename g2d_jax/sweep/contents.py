@@ -8,9 +8,9 @@ import os
 
 from etils import epath
 
-from g2d_jax import storage
 from g2d_jax.config import Config, Sft
 from g2d_jax.graph import policies_read
+from g2d_jax.runtime import storage
 from g2d_jax.stages.policies import stage_of_run
 
 

@@ -21,10 +21,11 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import pipeline, storage
+from g2d_jax import pipeline
 from g2d_jax.config import Config, Evaluate, Online
 from g2d_jax.config_io import begins_more, from_dict, identity, to_dict
 from g2d_jax.graph import followers, plan
+from g2d_jax.runtime import storage
 from g2d_jax.sweep.contents import contents
 from g2d_jax.sweep.points import Point
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from ml_collections import ConfigDict
 
 from g2d_jax import config as schema
-from g2d_jax import storage
 from g2d_jax.config_io import from_dict, listed, suggest, to_dict
 from g2d_jax.config_load import apply
+from g2d_jax.runtime import storage
 
 MAIN = "main"  # the arm of a study given on the command line
 

@@ -25,16 +25,17 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import __version__, compilation, flags, pipeline, processes, storage
+from g2d_jax import __version__, pipeline
 from g2d_jax.config import Online
 from g2d_jax.config_io import to_dict
 from g2d_jax.graph import plan
+from g2d_jax.runtime import compilation, flags, processes, storage
+from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder
 from g2d_jax.sweep.points import Point, points
-from g2d_jax.tracking import Tracker
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.watcher import watched
 from g2d_jax.workdir import LINKS, LOCK, PLANS, absolute, awaited, environment, try_lock
 
 DONE, OPEN = "done", "open"

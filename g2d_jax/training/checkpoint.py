@@ -21,7 +21,7 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from g2d_jax import mesh as meshes
-from g2d_jax import storage
+from g2d_jax.runtime import storage
 from g2d_jax.training.staging import Staged, is_staged
 
 T = TypeVar("T")

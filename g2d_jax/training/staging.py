@@ -20,7 +20,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from g2d_jax import storage
+from g2d_jax.runtime import storage
 
 MARKER = "commit_success.txt"
 

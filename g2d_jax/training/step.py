@@ -17,12 +17,12 @@ import optax
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.compilation import Jitted, Programs
 from g2d_jax.data.packing import Packed
 from g2d_jax.losses import add_sums, empty_sums
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, abstract, cast, shardings
+from g2d_jax.runtime.compilation import Jitted, Programs
 from g2d_jax.training.objectives import Compute, Objective, response_logprobs
 from g2d_jax.training.optimizer import opt_state_shardings
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from forks import Forks
 
-from g2d_jax import storage
-from g2d_jax.tracking import read_metrics
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tracking import read_metrics
 
 HERE = Path(__file__).parent
 RUN = ["run", "--config", str(HERE / "short.py"), "--workdir"]

@@ -11,9 +11,10 @@ from fuzz.hostile import tries
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import cli, config_io, storage
+from g2d_jax import cli, config_io
 from g2d_jax.models import hf
-from g2d_jax.tracking import Screen
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tracking import Screen
 
 pytestmark = pytest.mark.timeout(120)
 

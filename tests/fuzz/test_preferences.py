@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from g2d_jax import tables
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.runtime import tables
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory")]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from judge_server import serving
 
-from g2d_jax import cli, storage
+from g2d_jax import cli
 from g2d_jax.judging.answers import Question, alpaca_json, arena_jsonl
+from g2d_jax.runtime import storage
 
 QUESTIONS = [Question(f"Question {i} {{first}}?", f"u{i}") for i in range(6)]
 PLACES = re.compile(r"<answer of assistant [AB]>\n(.*?)\n</answer of assistant [AB]>", re.DOTALL)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stand import BIN, ROOT, launch
 
-from g2d_jax import storage
+from g2d_jax.runtime import storage
 
 PORTS = range(2**16 - 2**12, 2**16)  # JAX takes the coordinator's port from the job's number
 

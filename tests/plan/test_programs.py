@@ -27,9 +27,9 @@ from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.savings import search_savings
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import reads_locally
+from g2d_jax.runtime.tracking import Screen
 from g2d_jax.stages.init_params import rest_bytes
 from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
-from g2d_jax.tracking import Screen
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
 SMALL = ["config.model.num_hidden_layers=1", "config.logging.tensorboard=False"]

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from g2d_jax import processes
+from g2d_jax.runtime import processes
 
 processes.initialise()
 

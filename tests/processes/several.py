@@ -23,16 +23,17 @@ import pytest
 from etils import epath
 from unofficial import let_every_process_write_programs
 
-from g2d_jax import cli, graph, pipeline, processes
+from g2d_jax import cli, graph, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
+from g2d_jax.runtime import processes
+from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages.reward_manager import RewardManager
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tracking import Tracker
-from g2d_jax.watcher import watched
 from g2d_jax.workdir import check_token, claim
 
 let_every_process_write_programs()

@@ -12,7 +12,7 @@ import time
 import tiny
 from ml_collections import ConfigDict
 
-from g2d_jax import processes
+from g2d_jax.runtime import processes
 
 
 def even(completions, **columns):

@@ -11,9 +11,9 @@ import jax
 import pytest
 from launched import HERE, Launch, Told, by_jax, by_slurm, command, free_port
 
-from g2d_jax import processes
-from g2d_jax.storage import StoreUnavailable
-from g2d_jax.watcher import watched
+from g2d_jax.runtime import processes
+from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.storage import StoreUnavailable
 
 pytestmark = pytest.mark.timeout(900)
 

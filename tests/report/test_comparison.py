@@ -15,8 +15,8 @@ from g2d_jax.report.page import html, text
 from g2d_jax.report.read import Comparison, read_comparison
 from g2d_jax.report.samples import furthest_apart, read_samples
 from g2d_jax.report.tables import sheet
-from g2d_jax.storage import finish, read_json, write_json
-from g2d_jax.tables import write_rollouts
+from g2d_jax.runtime.storage import finish, read_json, write_json
+from g2d_jax.runtime.tables import write_rollouts
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 48}
 TOLD = {"split": "test", "sampling": SAMPLING, "samples": 2}

@@ -20,9 +20,9 @@ from g2d_jax.report.read import read_run
 from g2d_jax.report.run import CURVES, headline, report, write_run
 from g2d_jax.report.samples import PROBLEMS, Cell, Listing, Row, Sample, painter, read_samples
 from g2d_jax.report.tokens import Span
-from g2d_jax.storage import finish, read_json, write_json
-from g2d_jax.tables import read_preferences, read_rollouts, write_preferences, write_rollouts
-from g2d_jax.tracking import Tracker
+from g2d_jax.runtime.storage import finish, read_json, write_json
+from g2d_jax.runtime.tables import read_preferences, read_rollouts, write_preferences, write_rollouts
+from g2d_jax.runtime.tracking import Tracker
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ROLLOUT = ("problem_id", "policy", "visit", "sample")

@@ -12,7 +12,7 @@ from g2d_jax.report import contrasts
 from g2d_jax.report.page import html, text
 from g2d_jax.report.read import read_study, studies
 from g2d_jax.report.study import headline, report, results, state, write_study
-from g2d_jax.storage import finish, read_json, write_json
+from g2d_jax.runtime.storage import finish, read_json, write_json
 
 STEPS, RATE, SELECT = "stages.warmup.steps", "stages.warmup.optimizer.learning_rate", "stages.collect.select"
 VERSUS = "against GRPO at this budget"

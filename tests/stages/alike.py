@@ -13,9 +13,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from safetensors.numpy import load_file
 
-from g2d_jax.storage import read_segments
-from g2d_jax.tables import read_rollouts
-from g2d_jax.tracking import read_metrics
+from g2d_jax.runtime.storage import read_segments
+from g2d_jax.runtime.tables import read_rollouts
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.training.checkpoint import Checkpoints
 
 CLOCKED = ("started", "share", "tokens_per_second", "programs")

@@ -13,14 +13,14 @@ from forks import Forks
 from ml_collections import ConfigDict
 
 from g2d_jax import graph
-from g2d_jax.compilation import Programs
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
 from g2d_jax.rewards.functions import RewardFunction
+from g2d_jax.runtime.compilation import Programs
+from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler.engine import Sampler
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tracking import Tracker
 
 sys.path.append(str(Path(__file__).parent))  # for the helpers beside this file
 from killed import Runs

@@ -15,12 +15,12 @@ from g2d_jax.config_io import to_dict
 from g2d_jax.report.page import text as markdown
 from g2d_jax.report.read import read_run
 from g2d_jax.report.run import report
+from g2d_jax.runtime.storage import write_json
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import SIGNAL_ADVICE, collapse, scarce
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import open_trainer
-from g2d_jax.storage import write_json
-from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 
 Opened = Callable[..., Runtime]

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from g2d_jax import config as settings
-from g2d_jax import informativeness, losses
+from g2d_jax import losses
 from g2d_jax.data.packing import pack
 from g2d_jax.data.preferences import pairs_of
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.rewards.pool import REWARDS
 from g2d_jax.stages import batches
 from g2d_jax.stages.rollouts import describe
+from g2d_jax.study import informativeness
 
 SCALAR = {"main": False, "chat": True}
 WEIGHTS = ("weight", "pair_weight", "entropy_weight")

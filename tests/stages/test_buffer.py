@@ -11,13 +11,14 @@ import pytest
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax import graph, pipeline, storage
+from g2d_jax import graph, pipeline
 from g2d_jax.config import Config, Online
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tables import read_preferences, read_rollouts
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages.buffer import SyncWindow, window_at
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tables import read_preferences, read_rollouts
-from g2d_jax.tracking import read_metrics
 
 Opened = Callable[..., Runtime]
 

@@ -10,14 +10,14 @@ import pytest
 
 from g2d_jax import graph, pipeline
 from g2d_jax.accounting import ACTIVITIES, goodput, shares
-from g2d_jax.compiling import Compiling, compiling
 from g2d_jax.config import Config, Sft
 from g2d_jax.report.tables import goodput_table
+from g2d_jax.runtime.compiling import Compiling, compiling
+from g2d_jax.runtime.storage import finished
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import sft
 from g2d_jax.stages.clock import Clock
 from g2d_jax.stages.trainer import open_trainer
-from g2d_jax.storage import finished
-from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 
 

@@ -13,16 +13,18 @@ import pytest
 from ml_collections import ConfigDict
 
 from g2d_jax import config as settings
-from g2d_jax import graph, informativeness, pipeline, storage
+from g2d_jax import graph, pipeline
 from g2d_jax.config import Config
 from g2d_jax.data.preferences import random_pairs, to_preference
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tables import read_columns, read_preferences, read_rollouts
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import collect, offline
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.tables import read_columns, read_preferences, read_rollouts
-from g2d_jax.tracking import read_metrics
+from g2d_jax.study import informativeness
 
 Opened = Callable[..., Runtime]
 

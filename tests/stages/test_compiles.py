@@ -12,8 +12,8 @@ import pytest
 from g2d_jax import config as settings
 from g2d_jax import graph, pipeline
 from g2d_jax.config import Config
-from g2d_jax.tables import read_rollouts
-from g2d_jax.tracking import Tracker
+from g2d_jax.runtime.tables import read_rollouts
+from g2d_jax.runtime.tracking import Tracker
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 

@@ -13,19 +13,20 @@ from etils import epath
 from killed import Runs
 from ml_collections import ConfigDict
 
-from g2d_jax import accounting, dryrun, graph, pipeline, storage
+from g2d_jax import accounting, dryrun, graph, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Collect, Config, Offline, Online
 from g2d_jax.config_load import resolve
 from g2d_jax.models.flops import forward_flops
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tables import read_rollouts
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import early_stopping
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.rollouts import correct
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import open_trainer
-from g2d_jax.tables import read_rollouts
-from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 

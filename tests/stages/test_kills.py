@@ -9,9 +9,9 @@ import syscalls
 from alike import arrays, differences, redone, steps_logged
 from killed import Runs
 
-from g2d_jax import storage
-from g2d_jax.tables import read_rollouts
-from g2d_jax.tracking import read_metrics
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tables import read_rollouts
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.training.checkpoint import Checkpoints
 
 EVERY, KEEP = 2, 2  # checkpoint.every and checkpoint.keep of the tiny config

@@ -12,12 +12,13 @@ from alike import arrays, differences, redone
 from killed import Runs
 from safetensors.numpy import load_file
 
-from g2d_jax import commands, storage
+from g2d_jax import commands
 from g2d_jax.card import card
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.records import MEMBERS
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages.policies import load_policy
-from g2d_jax.tracking import read_metrics
 from g2d_jax.training.checkpoint import Checkpoints
 
 ADAPTERS = ["config.lora.rank=2", "config.lora.targets=q_proj,down_proj"]

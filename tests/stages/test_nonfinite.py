@@ -12,16 +12,17 @@ import pytest
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
-from g2d_jax import graph, pipeline, storage
+from g2d_jax import graph, pipeline
 from g2d_jax.config import Sampling
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Request
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import sft
 from g2d_jax.stages.nonfinite import check_rollouts
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.stages.trainer import Trainer, open_trainer
-from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 

@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from g2d_jax import graph, informativeness, pipeline, storage
+from g2d_jax import graph, pipeline
 from g2d_jax.config import Config
 from g2d_jax.data.loader import Order
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tables import read_columns, read_preferences, write_preferences
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import offline, pair_diagnostics
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.problems import order as problem_order
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tables import read_columns, read_preferences, write_preferences
-from g2d_jax.tracking import read_metrics
+from g2d_jax.study import informativeness
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Micro, Objective
 

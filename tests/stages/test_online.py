@@ -12,7 +12,7 @@ import pytest
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import graph, pipeline, storage
+from g2d_jax import graph, pipeline
 from g2d_jax.config import Config
 from g2d_jax.data.packing import Group, Response, pack
 from g2d_jax.losses import group_advantages, token_weights
@@ -20,6 +20,8 @@ from g2d_jax.mesh import make_mesh
 from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import batches
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
@@ -34,7 +36,6 @@ from g2d_jax.stages.rollouts import (
     sampled_groups,
 )
 from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.step import accumulate, put_batch

@@ -14,12 +14,12 @@ from g2d_jax import config as settings
 from g2d_jax.config import Config, Offline
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Problem
+from g2d_jax.runtime.tables import read_rollouts
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import probes
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import Trainer, open_trainer
-from g2d_jax.tables import read_rollouts
-from g2d_jax.tracking import read_metrics
 from g2d_jax.training import objectives
 
 Opened = Callable[..., Runtime]

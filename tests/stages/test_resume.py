@@ -8,8 +8,9 @@ import pytest
 from alike import differences, redone, steps_logged
 from killed import Runs
 
-from g2d_jax import commands, storage
-from g2d_jax.tables import read_preferences
+from g2d_jax import commands
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.tables import read_preferences
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -14,10 +14,10 @@ from g2d_jax import graph, pipeline
 from g2d_jax.config import Config, Reward
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
+from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.section import record
 from g2d_jax.stages.reward_manager import RewardManager
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.tables import read_preferences, read_rollouts
 
 IDS = np.zeros(1, np.int32)
 

@@ -14,13 +14,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import config as settings
-from g2d_jax import storage
 from g2d_jax.config import Collect, Offline, Online, Optimizer
 from g2d_jax.config_io import to_dict
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.decoder import count_trained
 from g2d_jax.records import Verdict
+from g2d_jax.runtime import storage
 from g2d_jax.stages import sft
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.external import external_groups

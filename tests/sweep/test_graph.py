@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline, storage
+from g2d_jax import pipeline
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
+from g2d_jax.runtime import storage
 from g2d_jax.sweep.contents import contents
 from g2d_jax.sweep.graph import Graph, build
 from g2d_jax.sweep.points import points

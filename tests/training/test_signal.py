@@ -11,10 +11,10 @@ import pytest
 
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Packed, Response, pack
-from g2d_jax.informativeness import gradient_signal
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import MEMBERS
+from g2d_jax.study.informativeness import gradient_signal
 from g2d_jax.training import objectives
 from g2d_jax.training.gradient_noise import alike, fresh_sums, gradient_norms, make_gradient_sums
 from g2d_jax.training.objectives import Compute, Objective

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from etils import epath
 
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.storage import PathLike, naming, read_json, write_bytes
+from g2d_jax.runtime.storage import PathLike, naming, read_json, write_bytes
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _Row = TypeVar("_Row")

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from g2d_jax import processes
+from g2d_jax.runtime import processes
 
 _PAUSE = 1.0  # seconds between two signs of life
 _HEED = 3.0  # seconds from another's leaving to this process's end, if it does not end by itself

@@ -11,7 +11,7 @@ import os
 import fsspec
 import numpy as np
 
-from g2d_jax import storage
+from g2d_jax.runtime import storage
 
 _REQUEST = 16 << 20  # bytes of one request to an object store
 _TOGETHER = 8  # requests at once: they and the result are all that memory holds

@@ -1,12 +1,12 @@
 """Several processes that run one program: joining, agreement, being told to stop, and leaving.
 
 All processes make the same calls in the same order; arrays are spread over the devices of all of them. What a process
-finds out for itself (is this file there? how late is it?) may differ from one to the next, so decisions are taken by
-one, the leader, and told to the others: `on_leader`. Files that all of them read are written by the leader, inside `on_leader`.
-Parts in which each works for itself, sampling for instance, are wrapped in `barrier`: there the error of one, or the
-wish to stop, reaches all.
+finds out for itself (is this file there? how late is it?) may differ from one to the next, so the leader decides and
+the others are told: `on_leader`. Files that all of them read are written by the leader, inside `on_leader`. Parts in which
+each works for itself, sampling for instance, are wrapped in `barrier`: there the error of one, or the wish to stop,
+reaches all.
 
-    initialise ─► watched ─► once, together, gather … ─► the end, of all at once
+    initialise ─► watched ─► on_leader, barrier, gather … ─► the end, of all at once
 
 One process is the special case in which nothing is sent.
 
@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from g2d_jax import flags, private
+from g2d_jax.runtime import flags, private
 
 T = TypeVar("T")
 

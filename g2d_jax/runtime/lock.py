@@ -34,8 +34,8 @@ import filelock
 import fsspec
 from etils import epath
 
-from g2d_jax import storage
-from g2d_jax.processes import RESTART, check_stop
+from g2d_jax.runtime import storage
+from g2d_jax.runtime.processes import RESTART, check_stop
 
 LOCK = ".lock"
 BEAT = 20.0  # seconds between two rewrites of an owner's object; all that use a folder need the same

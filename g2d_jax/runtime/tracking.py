@@ -35,8 +35,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from g2d_jax.compiling import compiling
-from g2d_jax.storage import Appender, PathLike, Segments, is_local, latest, read_json, read_segments, write_json
+from g2d_jax.runtime.compiling import compiling
+from g2d_jax.runtime.storage import Appender, PathLike, Segments, is_local, latest, read_json, read_segments, write_json
 
 SHOWN = {
     "loss": ("loss", ".4g"),

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from g2d_jax.stats import row_means
+from g2d_jax.study.stats import row_means
 
 Array = NDArray[np.float64]
 
