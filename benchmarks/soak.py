@@ -39,8 +39,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "stages")]
 
 from alike import differences, redone, steps_logged  # noqa: E402
 
-from g2d_jax import workdir
-from g2d_jax.runtime import storage, workdir  # noqa: E402
+from g2d_jax import workdir  # noqa: E402
+from g2d_jax.runtime import storage  # noqa: E402
 from g2d_jax.runtime.processes import RESTART  # noqa: E402
 
 CONFIG = "demo:preset=smoke"

@@ -2,9 +2,9 @@
 
 All processes make the same calls in the same order; arrays are spread over the devices of all of them. What a process
 finds out for itself (is this file there? how late is it?) may differ from one to the next, so the leader decides and
-the others are told: `on_leader`. Files that all of them read are written by the leader, inside `on_leader`. Parts in which
-each works for itself, sampling for instance, are wrapped in `barrier`: there the error of one, or the wish to stop,
-reaches all.
+the others are told: `on_leader`. Files that all of them read are written by the leader, inside `on_leader`. Parts in
+which each works for itself, sampling for instance, are wrapped in `barrier`: there the error of one, or the wish to
+stop, reaches all.
 
     initialise ─► watched ─► on_leader, barrier, gather … ─► the end, of all at once
 
