@@ -35,8 +35,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from g2d_jax.config import Config
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
@@ -191,6 +189,7 @@ def stage(config: ModelConfig, folder: Path, name: str) -> tuple[int, str]:
 
 def planned(config: ModelConfig, folder: Path, target: str) -> dict[str, tuple[int, str]]:
     """Stage -> bytes of its fullest program with the rest, and its name."""
+    from g2d_jax.config import Config
     from g2d_jax.plan import compiling, planning
     from g2d_jax.plan.topologies import topology
 

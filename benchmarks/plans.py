@@ -25,8 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from g2d_jax.config import Config
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -82,6 +80,7 @@ def rows() -> list[Row]:
 
 def measure(row: Row) -> dict[str, Any]:
     """Compile a row's programs. In a process that has not used JAX."""
+    from g2d_jax.config import Config
     from g2d_jax.config_load import resolve
     from g2d_jax.plan import compiling, planning
     from g2d_jax.plan.topologies import GIB, topology
