@@ -69,13 +69,13 @@ def compare(before: Row, after: Row) -> Pair:
 
 
 def ratings(comparison: Comparison) -> list[elo.Rating]:
-    """The policies' Elo ratings in their order: a problem is won by the higher mean, equal ones are draws."""
+    """Compute the policies' Elo ratings in their order: a problem is won by the higher mean, equal ones are draws."""
     points = elo.outcomes([row.accuracies[0] for row in comparison.rows])
     return elo.elo([row.name for row in comparison.rows], points)
 
 
 def check_output(output: PathLike) -> epath.Path:
-    """The folder a comparison may be written to. Raises ValueError if it holds anything else than a comparison."""
+    """Return the folder a comparison may be written to. Raises ValueError if it holds other files."""
     folder = absolute(output)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give --output a folder")
@@ -155,7 +155,7 @@ def results(comparison: Comparison) -> Table:
 
 
 def _runs(comparison: Comparison) -> Table:
-    """The runs, and how they were evaluated."""
+    """Build the tables of the runs and of how they were evaluated."""
     names = {"num_generations": "answers each", "max_new_tokens": "max tokens"}
     rows = [
         {
@@ -218,7 +218,7 @@ def _elo(comparison: Comparison) -> Table:
 
 
 def _settings(comparison: Comparison) -> list[Part | None]:
-    """What differs in settings from the first run, a table for each other run that differs."""
+    """List the settings that differ from the first run's, a table for each other run that differs."""
     first, parts = comparison.sides[0], list[Part | None]()
     for side, changes in comparison.settings:
         rows = [dict(zip(("setting", "change"), line.split(": ", 1), strict=True)) for line in changes]

@@ -52,7 +52,7 @@ def _curve(group: Group, seed: int) -> tuple[Array, Array] | None:
 
 
 def difference(row: Row, other: Row) -> frontier.Interval | None:
-    """A row's accuracy minus another's, paired by seed and problem; None without a seed or the problems in common."""
+    """Subtract another row's accuracy, paired by seed and problem; None without a seed or the problems in common."""
     if row.ids != other.ids:
         return None
     there = dict(zip(other.seeds, other.accuracies, strict=True))
@@ -61,7 +61,7 @@ def difference(row: Row, other: Row) -> frontier.Interval | None:
 
 
 def comparable(rows: Iterable[Row]) -> list[Row]:
-    """The rows to choose among: those that have every seed that any of them has, all of them evaluated on dev.
+    """Return the rows to choose among: those that have every seed that any of them has, all evaluated on dev.
 
     A row of fewer seeds may be best because its seeds are.
     """
@@ -71,12 +71,12 @@ def comparable(rows: Iterable[Row]) -> list[Row]:
 
 
 def chosen(rows: Iterable[Row]) -> Row | None:
-    """The row that is best on dev, the first of equal ones; None if none is `comparable`."""
+    """Return the row that is best on dev, the first of equal ones; None if none is `comparable`."""
     return max(comparable(rows), key=lambda row: row.dev, default=None)
 
 
 def best_at(study: Study, row: Row) -> Group | None:
-    """The baseline that is best on dev at a row's FLOPs, its mean over seeds taken between its `comparable` points.
+    """Return the baseline that is best on dev at a row's FLOPs, its mean over seeds between its `comparable` points.
 
     So its learning rate is chosen for each budget without the test split. None where none reaches the cost, or dev was
     not evaluated; where there is but one baseline it is that one.
@@ -95,13 +95,13 @@ def best_at(study: Study, row: Row) -> Group | None:
 
 
 def swept_rows(study: Study) -> list[Row]:
-    """The rows of all groups that vary K and do not stop by themselves, cheapest first."""
+    """Return the rows of all groups that vary K and do not stop by themselves, cheapest first."""
     rows = [row for group in study.swept if not group.stops for row in group.rows]
     return sorted(rows, key=lambda row: row.cost("flops"))
 
 
 def reference(study: Study, group: Group, row: Row) -> Row | None:
-    """The row that another is compared with in points, None for none.
+    """Return the row that another is compared with in points, None for none.
 
     For a warm-up that stopped by itself it is the swept K that is best on dev, for online training the arm whose
     sampling policy is never refreshed, else the first setting of the same arm at the same K.
@@ -120,7 +120,7 @@ def sync_every(policy: Policy) -> int:
 
 
 def loss_of(policy: Policy) -> str:
-    """The loss of online training, "" of any other policy."""
+    """Return the loss of online training, "" of any other policy."""
     return str(policy.section.get("loss", "grpo")) if policy.kind == ONLINE else ""
 
 
@@ -144,7 +144,7 @@ def _distance(row: Row) -> float:
 
 
 def start_of(rows: Sequence[Row]) -> Row | None:
-    """The policy that all rows were trained from, where it is one for each seed and was evaluated on test."""
+    """Return the policy that all rows were trained from, where it is one for each seed and was evaluated on test."""
     starts: dict[int, Policy] = {}
     for row in rows:
         for seed, policy in zip(row.seeds, row.policies, strict=True):

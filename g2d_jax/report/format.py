@@ -12,7 +12,7 @@ UNKNOWN = "–"
 
 
 def number(record: Mapping[str, Any], *keys: str) -> float:
-    """The number at record[key][key]…, NaN if it is missing or no number. "NaN" and "Infinity" are read as written."""
+    """Read the number at record[key][key]…, NaN if it is missing or no number. "NaN" and "Infinity" are read so."""
     value: Any = record
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -29,7 +29,7 @@ LABELS = {"sft": "cold", "warmup": "warm-up", "dpo": "G2D"}
 
 
 def policy_name(policy: Mapping[str, Any]) -> str:
-    """A policy for readers, by its "name" and "label": "cold (sft)"; its name alone if it has no other label."""
+    """Name a policy for readers, by its "name" and "label": "cold (sft)"; its name alone if it has no other label."""
     name = str(policy.get("name", ""))
     label = str(policy.get("label") or name)
     label = LABELS.get(name.partition("@")[0], name) if label == name else label
@@ -37,7 +37,7 @@ def policy_name(policy: Mapping[str, Any]) -> str:
 
 
 def words(measure: str) -> str:
-    """A measure's name for readers: "dropped, all correct"."""
+    """Name a measure for readers: "dropped, all correct"."""
     return measure.replace("_", " ").replace("/", ", ")
 
 
@@ -52,40 +52,40 @@ def percent(fraction: float) -> str:
 
 
 def spread(fraction: float, error: float) -> str:
-    """A percentage with its error, "33.4 ± 1.0"; without one where it is not defined."""
+    """Format a percentage with its error, "33.4 ± 1.0"; without one where it is not defined."""
     return percent(fraction) if math.isnan(error) else f"{percent(fraction)} ± {100 * error:.1f}"
 
 
 def change(difference: float, error: float) -> str:
-    """A difference in percentage points with its sign, "+36.7 ± 1.1"."""
+    """Format a difference in percentage points with its sign, "+36.7 ± 1.1"."""
     if math.isnan(difference):
         return UNKNOWN
     return f"{100 * difference:+.1f}" + ("" if math.isnan(error) else f" ± {100 * error:.1f}")
 
 
 def percents(interval: Interval | None) -> str:
-    """A mean with its interval in percent, "84.2 [83.1, 85.3]"."""
+    """Format a mean with its interval in percent, "84.2 [83.1, 85.3]"."""
     if interval is None or math.isnan(interval.mean):
         return UNKNOWN
     return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
 def points(interval: Interval | None) -> str:
-    """A difference with its interval in percentage points, "+3.1 [+2.0, +4.2]"."""
+    """Format a difference with its interval in percentage points, "+3.1 [+2.0, +4.2]"."""
     if interval is None or math.isnan(interval.mean):
         return UNKNOWN
     return f"{100 * interval.mean:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
 
 
 def measured(value: float, error: float, *, signed: bool = False) -> str:
-    """A reward with its error, "1.234 ± 0.021"; signed: with its sign, as a difference has."""
+    """Format a reward with its error, "1.234 ± 0.021"; signed: with its sign, as a difference has."""
     if math.isnan(value):
         return UNKNOWN
     return f"{value:{'+' if signed else ''}.4g}" + ("" if math.isnan(error) else f" ± {error:.2g}")
 
 
 def count(value: float) -> str:
-    """A whole number with thousands separated, "1,024"."""
+    """Format a whole number with thousands separated, "1,024"."""
     return f"{value:,.0f}" if math.isfinite(value) else UNKNOWN
 
 
@@ -115,7 +115,7 @@ def duration(seconds: float) -> str:
 
 
 def value(number: float) -> str:
-    """A measured value in at most four digits, for charts and their descriptions."""
+    """Format a measured value in at most four digits, for charts and their descriptions."""
     return UNKNOWN if math.isnan(number) else f"{number:.4g}"
 
 

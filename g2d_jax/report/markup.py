@@ -20,12 +20,12 @@ def _invisible(text: str) -> dict[str, str | int | None]:
 
 
 def visible(text: str) -> str:
-    """The text with invisible characters as escapes; newline and tab stay."""
+    """Return the text with invisible characters as escapes; newline and tab stay."""
     return text.translate(str.maketrans(_invisible(text)))
 
 
 def shown(text: str) -> Markup:
-    """The text as HTML, with escapes in elements of their own; newline and tab stay."""
+    """Return the text as HTML, with escapes in elements of their own; newline and tab stay."""
     spans: dict[str, str | int | None] = {
         char: f'<span class="escape" title="U+{ord(char):04X}">{escaped}</span>'
         for char, escaped in _invisible(text).items()
@@ -34,7 +34,7 @@ def shown(text: str) -> Markup:
 
 
 def shorten(text: str, limit: int) -> str:
-    """The text, its middle left out if it is longer than `limit` characters."""
+    """Return the text, its middle left out if it is longer than `limit` characters."""
     extra = len(text) - limit
     if extra <= 0:
         return text
@@ -42,6 +42,6 @@ def shorten(text: str, limit: int) -> str:
 
 
 def on_one_line(text: str, limit: int) -> str:
-    """The text on one line, cut at `limit` characters."""
+    """Return the text on one line, cut at `limit` characters."""
     line = " ".join(text[: 4 * limit].split())
     return line if len(line) <= limit else line[:limit] + " …"

@@ -98,7 +98,7 @@ def _has_content(part: Part) -> bool:
 
 
 def _kind(part: Part) -> str:
-    """What templates know it by: "note", "table", "chart", "listing", "code", "fold"."""
+    """Return the name that templates know it by: "note", "table", "chart", "listing", "code", "fold"."""
     return type(part).__name__.lower()
 
 
@@ -123,7 +123,7 @@ def _grouped(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
 
 
 def _fitting(listing: Listing) -> list[Markup]:
-    """The rows of a list as markup, in their order as long as they fit the page."""
+    """Render the rows of a list as markup, in their order as long as they fit the page."""
     made = _environment().get_template("samples.html.j2").module.row  # type: ignore[attr-defined]
     rows, size = [], 0
     for row in map(made, listing.rows):
@@ -144,7 +144,7 @@ def html(report: Report) -> str:
 
 
 def _digest(source: str) -> str:
-    """What a Content-Security-Policy calls these bytes."""
+    """Return the name of these bytes in a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 

@@ -74,7 +74,7 @@ def read_answers(file: epath.Path) -> Answers:
 
 
 def read_optional(path: epath.Path) -> Any:
-    """The value in a JSON file, None if there is no such file. Raises ValueError if it is damaged."""
+    """Read a JSON file, None if there is no such file. Raises ValueError if it is damaged."""
     try:
         return read_json(path)
     except FileNotFoundError:
@@ -96,12 +96,12 @@ class Stage:
         return file if named and (file := absolute(self.folder / named)).exists() else None
 
     def parts(self, name: str = "rollouts") -> list[epath.Path]:
-        """The Parquet files in a folder of the stage, in order; [] if there is none."""
+        """List the Parquet files in a folder of the stage, in order; [] if there is none."""
         folder = self.folder / name
         return sorted(folder.glob("*.parquet")) if folder.exists() else []
 
     def json(self, name: str) -> Any:
-        """The value in a JSON file of the stage, {} if there is none; raises ValueError if it is damaged."""
+        """Read a JSON file of the stage, {} if there is none; raises ValueError if it is damaged."""
         return read_optional(self.folder / name) or {}
 
     @cached_property
@@ -289,7 +289,7 @@ class Policy:
         return accounting.cost_of(self.name, run.sections, run.manifests, price_per_device_hour=run.price)
 
     def _evaluated(self, split: str) -> tuple[Stage, Manifest] | None:
-        """The last evaluation of it on a split, and its entry there."""
+        """Return its last evaluation on a split, and its entry there."""
         for stage in self.run.evaluations[::-1]:
             told = (stage.manifest or {}).get("result", {}).get("split") or self.run.sections.get(stage.name, {}).get(
                 "split"
@@ -300,7 +300,7 @@ class Policy:
         return None
 
     def result(self, split: str) -> Manifest:
-        """What was measured of it on a split, {} if nothing was."""
+        """Return its measurements on a split, {} if there are none."""
         evaluated = self._evaluated(split)
         return evaluated[1] if evaluated else {}
 
@@ -318,7 +318,7 @@ class Policy:
         return None if before is None or after is None or before.ids != after.ids else after.means - before.means
 
     def measure(self, kind: str, *keys: str) -> float:
-        """A number in the manifest of `pairs_from` (kind "collect") or of the stage that trained it, else NaN."""
+        """Read a number in the manifest of `pairs_from` (kind "collect") or of the stage that trained it, else NaN."""
         return number(self.pairs_from if kind == COLLECT else self.manifest, *keys)
 
 
@@ -352,7 +352,7 @@ class Row:
         return float(np.mean([policy.steps for policy in self.policies]))
 
     def evaluated(self, *keys: str) -> float:
-        """The mean over seeds of a number that the evaluation measured, NaN if it is not known of one."""
+        """Average a number of the evaluation over seeds; NaN if one lacks it."""
         return float(np.mean([number(policy.result(self.split), *keys) for policy in self.policies]))
 
     @cached_property
@@ -372,11 +372,11 @@ class Row:
         return frontier.bootstrap(np.stack(known)) if known else None
 
     def cost(self, measure: str) -> float:
-        """The mean over seeds of a cost, NaN for one that is not known."""
+        """Average a cost over seeds; NaN if one lacks it."""
         return float(np.mean([policy.costs.get(measure, np.nan) for policy in self.policies]))
 
     def mean(self, kind: str, *keys: str) -> float:
-        """The mean over seeds of `Policy.measure`, NaN if it is not known of one."""
+        """Average `Policy.measure` over seeds; NaN if one lacks it."""
         return float(np.mean([policy.measure(kind, *keys) for policy in self.policies]))
 
 
@@ -463,7 +463,7 @@ WARMUP = "warm-up (GRPO goes on)"
 
 
 def studies(workdir: PathLike) -> list[str]:
-    """The names of the studies in a directory, [] if it is none of studies."""
+    """List the names of the studies in a directory, [] if it is none of studies."""
     folder = absolute(workdir) / PLANS
     return sorted(path.stem for path in folder.iterdir() if path.suffix == ".json") if folder.exists() else []
 
@@ -497,7 +497,7 @@ def read_study(workdir: PathLike, name: str) -> Study:
 
 
 def _last_evaluated(run: Run) -> Policy | None:
-    """The policy a point is about; None until its evaluations, and all they rest on, are finished.
+    """Return the policy a point is about; None until its evaluations, and all they rest on, are finished.
 
     So points of K = 0 do not wait for a warm-up.
     """
@@ -545,7 +545,7 @@ def _warmups(groups: Sequence[Group]) -> list[Group]:
 
 
 def _warmup(family: Sequence[Group], *, several: bool) -> Group:
-    """Groups with one warm-up as a group of online training: K = 0 is the policy that it starts from."""
+    """Add to groups with one warm-up a group of online training: K = 0 is the policy that it starts from."""
     shared = set[tuple[str, str]].intersection(*(set(group.values.items()) for group in family))
     values = {name: text for name, text in family[0].values.items() if (name, text) in shared}
     arm = f"{WARMUP} of {', '.join(dict.fromkeys(group.arm for group in family))}" if several else WARMUP
@@ -583,7 +583,7 @@ class Side:
         return list(dict.fromkeys(str(entry.get("name", "")) for entry in policies(self.stage.manifest)))
 
     def title(self, policy: str) -> str:
-        """The run's mark and the policy's name for readers."""
+        """Return the run's mark and the policy's name for readers."""
         entry = next(one for one in policies(self.stage.manifest) if str(one.get("name", "")) == policy)
         return f"{self.mark}: {policy_name(entry)}"
 
@@ -676,13 +676,13 @@ def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
 
 
 def _mark(number: int) -> str:
-    """A … Z, AA … as spreadsheets count."""
+    """Return A … Z, AA … as spreadsheets count."""
     rest, letter = divmod(number, len(ascii_uppercase))
     return (_mark(rest - 1) if rest else "") + ascii_uppercase[letter]
 
 
 def _changes(first: Run, other: Run) -> list[str]:
-    """What differs in settings, functions given from Python included."""
+    """List the settings that differ, functions given from Python included."""
     before, after = (read_json(run.workdir / "config.json").get("own", {}) for run in (first, other))
     return differences(first.config, other.config) + own_differences(before, after)
 

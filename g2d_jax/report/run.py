@@ -131,7 +131,7 @@ def report(run: Run) -> Report:
 
 
 def settings(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[Part | None]:
-    """Settings and environment as they are on disk."""
+    """Show settings and environment as they are on disk."""
     return [Code("Configuration (config.json)", config), Code("Environment (environment.json)", environment)]
 
 
@@ -145,7 +145,7 @@ def _eyebrow(run: Run) -> str:
 
 
 def state(run: Run) -> str:
-    """What is missing of a run that is not finished, "" if nothing is."""
+    """Say what an unfinished run lacks, "" if nothing."""
     begun = [name for name in run.stages if name not in run.manifests]
     lists = {"not finished": begun, "not begun": [name for name in run.sections if name not in run.stages]}
     missing = [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
@@ -153,7 +153,7 @@ def state(run: Run) -> str:
 
 
 def headline(evaluation: Manifest | None) -> str:
-    """What the run showed, in one sentence made of measured numbers; a change under two standard errors is none.
+    """State the run's result in one sentence of measured numbers; a change under two standard errors is none.
 
     Of accuracy, or where there are rewards only of the first task's.
     """
@@ -191,7 +191,7 @@ def _step(before: Manifest, after: Manifest, reached: str, difference: float, er
 
 
 def _greedily(evaluation: Manifest) -> str:
-    """The same of greedy answers, which a lower temperature does not change; "" where they were not compared."""
+    """State the result of greedy answers, which a lower temperature does not change; "" where none were compared."""
     compared = steps(evaluation, "greedy")
     if not compared or any(math.isnan(difference) for _, _, difference, _ in compared):
         return ""
@@ -202,7 +202,7 @@ def _greedily(evaluation: Manifest) -> str:
 
 
 def _results(run: Run, latest: Manifest | None) -> Iterator[Part | None]:
-    """The last evaluation's tables and figures, what was selected, and earlier evaluations folded."""
+    """Build the last evaluation's tables and figures, the chosen checkpoints, and earlier evaluations folded."""
     if latest is not None:
         yield tables.summary_table(latest, run.manifests.values())
         yield tables.tasks_table(latest)
@@ -237,7 +237,7 @@ def _compute(run: Run) -> list[Part | None]:
 
 
 def _training(run: Run) -> Iterator[Part | None]:
-    """What training counted, and metrics over steps, stages side by side."""
+    """Build the counts of training, and metrics over steps, stages side by side."""
     counted = {name: one for name, one in run.manifests.items() if one.get("kind") in TRAINING}
     counts = {name: {part: one.get(part, {}) for part in ("counts", "generation")} for name, one in counted.items()}
     yield tables.counts_table(
@@ -305,7 +305,7 @@ def _informativeness(run: Run) -> Iterator[Part | None]:
 
 
 def _measured(run: Run) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """A policy's name, the stage whose rollouts these are, and measure -> number, in the order of the stages."""
+    """Return the policy's name, the stage of these rollouts, and measure -> number, in the order of the stages."""
     for stage in run.stages.values():
         if stage.kind == COLLECT and (found := stage.json("informativeness.json")):
             policy = stage.json("preferences/_manifest.json").get("policy")
@@ -337,7 +337,7 @@ def _pass_rates(stage: Stage) -> Chart | None:
 
 
 def _pairs(stage: Stage) -> Iterator[Part | None]:
-    """What became of a collection's prompts; pairs under the policy before and after training on them."""
+    """Build the fates of a collection's prompts; pairs under the policy before and after training on them."""
     if stage.kind == COLLECT:
         counts = (stage.manifest or {}).get("counts", {})
         yield tables.counts_table(f"What became of the prompts of {stage.name}", {stage.name: counts})

@@ -113,7 +113,7 @@ def painter(run: Run) -> tuple[Painter, str]:
 
 
 def conversation(prompt: Prompt | Sequence[Mapping[str, str]]) -> str:
-    """A prompt, or a completion, as text: chat messages below each other with their roles."""
+    """Return a prompt, or a completion, as text: chat messages below each other with their roles."""
     if isinstance(prompt, str):
         return prompt
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
@@ -160,7 +160,7 @@ def _sample(row: Answer, paint: Painter) -> Sample:
 
 
 def _outcome(rows: Sequence[Answer]) -> str:
-    """What a policy's answers to one problem came to: "3/4" right ones, or "reward 1.25", the mean of scalar ones."""
+    """Sum up a policy's answers to one problem: "3/4" right ones, or "reward 1.25", the mean of scalar ones."""
     if any(row["verdict"] == "scored" for row in rows):
         return f"reward {fmt.value(float(np.mean([row['reward'] for row in rows if row['reward'] is not None])))}"
     return f"{sum(row['verdict'] == 'correct' for row in rows)}/{len(rows)}"
@@ -178,7 +178,7 @@ def _evaluated(stage: Stage, paint: Painter, note: str) -> Listing:
 
 
 def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listing]:
-    """The rollouts of a collect stage, and its pairs: the chosen ones beside the rejected ones."""
+    """List the rollouts of a collect stage, and its pairs: the chosen ones beside the rejected ones."""
     pairs, paired = read_samples(stage.parts("preferences"), _PAIRS)
     chosen = sorted(pairs)[:PROBLEMS]
     answers, total = read_samples(_rollouts(run, stage), _ROLLOUT, chosen)
@@ -214,7 +214,7 @@ def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listin
 
 
 def _rollouts(run: Run, stage: Stage) -> list[epath.Path]:
-    """The stage's own rollouts, or those of the online stage whose archive it reads."""
+    """Return the stage's own rollouts, or those of the online stage whose archive it reads."""
     section = run.sections.get(stage.name, {})
     source = str(section.get("policy", "")).partition("@")[0] if section.get("rollouts") == "archive" else ""
     return stage.parts() or (run.stages[source].parts() if source in run.stages else [])
@@ -228,14 +228,14 @@ def _side(row: Answer, side: str, verdict: str, nats: Mapping[Any, Sequence[floa
 
 
 def furthest_apart(comparison: Comparison) -> list[str]:
-    """The problems on which the runs' last policies differ, those most apart in their means first, equal ones by id."""
+    """Order the problems on which the runs' last policies differ, largest difference first, equal ones by id."""
     means = np.stack([row.accuracies[0] for row in comparison.last])
     apart = zip(means.min(axis=0) - means.max(axis=0), comparison.problems, strict=True)  # NaN is not below 0
     return [problem for size, problem in sorted((float(size), problem) for size, problem in apart if size < 0)]
 
 
 def most_different(comparison: Comparison) -> list[Listing]:
-    """The problems on which the runs' last policies differ most, with what every policy answered."""
+    """Show the problems on which the runs' last policies differ most, with every policy's answers."""
     wanted = furthest_apart(comparison)[:MOST_DIFFERENT]
     painters = {side.mark: painter(side.run) for side in comparison.sides}
     known = {p: one for side in comparison.sides[::-1] for p, one in side.stage.problems.items() if one}

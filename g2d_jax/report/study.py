@@ -128,7 +128,7 @@ def _eyebrow(study: Study) -> str:
 
 
 def state(study: Study) -> str:
-    """What is missing, and the command that runs it; "" if nothing is."""
+    """Say what is missing, and the command that runs it; "" if nothing is."""
     parts = []
     if study.unfinished:
         total = len(study.unfinished) + len(study.untested) + len(study.policies)
@@ -142,7 +142,7 @@ def state(study: Study) -> str:
 
 
 def command(study: Study) -> str:
-    """The command that made the study, as its stages have it; it goes on with what is not finished."""
+    """Return the command that made the study, as its stages have it; it goes on with what is not finished."""
     for policy in study.policies:
         for stage in policy.run.stages.values():
             words = list(stage.json("environment.json").get("command", ()))[1:]
@@ -152,7 +152,7 @@ def command(study: Study) -> str:
 
 
 def caution(study: Study) -> str:
-    """What the columns are, and that intervals of few seeds are too narrow."""
+    """Explain the columns, and that intervals of few seeds are too narrow."""
     counts = {len(row.seeds) for group in study.groups for row in group.rows} or {0}
     many = f"{min(counts)}{f' to {max(counts)}' * (len(counts) > 1)} seed{'s' * (max(counts) != 1)}"
     text = f"Intervals are 95 %, over problems and {many}"
@@ -174,7 +174,7 @@ def caution(study: Study) -> str:
 
 
 def flops(amount: float) -> str:
-    """An amount of compute, "2.58 TFLOPs"."""
+    """Format an amount of compute, "2.58 TFLOPs"."""
     text = fmt.quantity(amount)
     return f"{text}{' ' * text[-1:].isdigit()}FLOPs"
 
@@ -210,7 +210,7 @@ def results(study: Study) -> Table:
 
 
 def _line(study: Study, group: Group, row: Row, is_chosen: bool, over: str, other: Row | None) -> dict[str, str]:
-    """The cells of a row. over: head of the column of the difference to another row; without a name it is in cells."""
+    """Build a row's cells. over: head of the column of the difference to another row; without a name it is in cells."""
     policy, cells = row.policies[0], row_cells(row)
     apart = UNKNOWN
     if other is not None and other is not row:
@@ -239,13 +239,13 @@ def details(study: Study) -> Table:
 
 
 def _of_seeds(found: Interval | None, seeds: int) -> str:
-    """A difference, and of how many seeds it is where that is not all of them."""
+    """Format a difference, and its number of seeds where that is not all of them."""
     some = f" ({found.seeds} of {seeds} seeds)" if found is not None and 0 < found.seeds < seeds else ""
     return fmt.points(found) + some
 
 
 def _versus(study: Study, row: Row) -> str:
-    """What a row is worth against the baseline `best_at` its cost, named if there are several."""
+    """Compare a row with the baseline `best_at` its cost, named if there are several."""
     best = contrasts.best_at(study, row)
     if best is None:
         on_dev = any(one.dev == one.dev for baseline in study.baselines for one in baseline.rows)
@@ -359,7 +359,7 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
 
 
 def taught(study: Study) -> Table:
-    """What the rollouts behind every row that ends offline could teach."""
+    """Show what the rollouts behind every row that ends offline could teach."""
     return table(
         "Rollouts and pairs that offline training was given",
         [
@@ -408,7 +408,7 @@ def _stopping(study: Study) -> list[Part | None]:
 
 
 def _settings(study: Study) -> list[Part | None]:
-    """The study's config, and the environments its stages were made in, but for the command."""
+    """Show the study's config, and the environments its stages were made in, but for the command."""
     stages = {stage.folder: stage for policy in study.policies for stage in policy.run.stages.values()}
     found = [{**stage.json("environment.json"), "command": ""} for stage in stages.values()]
     distinct = {fingerprint(content): content for content in found}

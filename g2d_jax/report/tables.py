@@ -95,7 +95,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
 
 
 def cost_cells(costs: Mapping[str, float]) -> dict[str, str]:
-    """What making a policy cost; device time only where there were several devices."""
+    """Build the cells of a policy's cost; device time only where there were several devices."""
     several = costs["device_seconds"] > costs["seconds"]
     price = costs.get("price", math.nan)
     return {
@@ -109,7 +109,7 @@ def cost_cells(costs: Mapping[str, float]) -> dict[str, str]:
 
 
 def policies(evaluation: Manifest | None) -> list[Manifest]:
-    """The policies of a finished evaluate stage, in the order they were evaluated; [] for None."""
+    """Return the policies of a finished evaluate stage, in the order they were evaluated; [] for None."""
     return list((evaluation or {}).get("result", {}).get("policies", ()))
 
 
@@ -137,7 +137,7 @@ def gains(evaluation: Manifest, *kind: str) -> dict[str, tuple[float, float]]:
 
 
 def tasks(evaluation: Manifest | None) -> dict[str, bool]:
-    """The tasks that an evaluation tells of, and whether their rewards are scalar; {} if it tells of accuracy alone."""
+    """Return the tasks of an evaluation, and whether their rewards are scalar; {} if it has accuracy alone."""
     return {
         name: one.get("accuracy") is None
         for entry in policies(evaluation)[:1]
@@ -151,7 +151,7 @@ def has_accuracy(evaluation: Manifest) -> bool:
 
 
 def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifest]) -> Table:
-    """The result: accuracy of each policy, what it gained, and what making it cost.
+    """Build the result: accuracy of each policy, its gain, and the cost of making it.
 
     Where tasks have scalar rewards their means stand beside, or in place of, the accuracy.
     evaluation: the manifest of a finished evaluate stage, None if there is none yet (no rows then). stage_manifests: of
@@ -186,7 +186,7 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
 
 
 def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
-    """A policy's mean reward in each scalar task, and what it gained."""
+    """Build a policy's mean reward in each scalar task, and its gain."""
     cells = {}
     for task in [task for task, scalar in tasks(evaluation).items() if scalar]:
         name = "" if len(tasks(evaluation)) == 1 else f"{task} "
@@ -197,7 +197,7 @@ def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
 
 
 def reward(policy: Manifest, task: str) -> str:
-    """A policy's mean reward in a task, with its standard error."""
+    """Format a policy's mean reward in a task, with its standard error."""
     return fmt.measured(*(number(policy, "tasks", task, key) for key in ("reward", "sem")))
 
 
@@ -272,7 +272,7 @@ def verdicts_table(evaluation: Manifest) -> Table:
 
 
 def paired_table(evaluation: Manifest) -> Table:
-    """The paired differences that the result does not have: those of policies that do not follow each other."""
+    """Build the paired differences that the result lacks: those of policies that do not follow each other."""
     stepwise = {(before["name"], after["name"]) for before, after, *_ in steps(evaluation)}
     rows = [
         {"pair": f"{before} → {after}{f', {kind}' * bool(kind)}", "change": fmt.change(difference, error)}
@@ -298,7 +298,7 @@ def subsets_table(evaluation: Manifest) -> Table:
 
 
 def selection_table(manifest: Manifest) -> Table:
-    """What a finished best_checkpoint stage saw: the score of every step, and of each task if several."""
+    """Show the scores of a finished best_checkpoint stage at every step, and of each task if several."""
     result = manifest.get("result", {})
     found: Mapping[str, Any] = result.get("steps", {})
     names = list({name: None for one in found.values() for name in one.get("tasks", {})})
@@ -318,7 +318,7 @@ def selection_table(manifest: Manifest) -> Table:
 
 
 def compute_table(manifests: Sequence[Manifest], price_per_device_hour: float | None = None) -> Table:
-    """What each finished stage cost; the last row is the total. A price adds what the device time cost."""
+    """Build each finished stage's cost; the last row is the total. A price adds a column for the device time."""
     several = any(number(stage, "device_seconds") > number(stage, "seconds") for stage in manifests)
     hidden = {*([] if several else ["device time"]), *(["price"] if price_per_device_hour is None else [])}
     groups = [(str(stage.get("name", "")), str(stage.get("kind", "")), [stage]) for stage in manifests]
@@ -358,7 +358,7 @@ def goodput_table(manifests: Iterable[Manifest]) -> Table:
 
 
 def compiled_table(manifests: Iterable[Manifest]) -> Table:
-    """The programs that took longest to compile, those of a name together, and the rest."""
+    """Build a row for the programs that took longest to compile, those of a name together, and the rest."""
     compiled, seconds = Counter[str](), defaultdict[str, float](float)
     for manifest in manifests:
         for name, program in (manifest.get("programs") or {}).items():
@@ -378,7 +378,7 @@ def compiled_table(manifests: Iterable[Manifest]) -> Table:
 
 
 def counts_table(title: str, by_stage: Mapping[str, Mapping[str, Any]]) -> Table:
-    """What stages counted, a column each, without what is 0 everywhere."""
+    """Build the counts of stages, a column each, without what is 0 everywhere."""
     counted = {stage: dict(leaves(values)) for stage, values in by_stage.items()}
     rows = [
         {

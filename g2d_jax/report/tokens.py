@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 
 def run_tokenizer(config: Mapping[str, Any]) -> PromptTokenizer:
-    """The tokenizer that a run's config names, as its stages load it. Raises ValueError when it cannot be loaded."""
+    """Load the tokenizer that a run's config names, as its stages do. Raises ValueError when it cannot be loaded."""
     settings, model = config.get("tokenizer") or {}, config.get("model") or {}
     try:
         names = ("chat", "prompt_template", "system", "date", "enable_thinking")
@@ -82,7 +82,7 @@ def coloured(tokenizer: PromptTokenizer, text: str, ids: Ids, logprobs: np.ndarr
 
 
 def pieces(tokenizer: PromptTokenizer, ids: Ids, offset: int = 0) -> list[Piece] | None:
-    """The text of ids [T] cut wherever a token ends with a character; None if the parts do not add up to the whole.
+    """Cut the text of ids [T] wherever a token ends with a character; None if the parts are not the whole.
 
     offset: number of the first token.
     """
@@ -126,5 +126,5 @@ def _span(run: Sequence[tuple[Piece, float]], css: str = "") -> Span:
 
 
 def level(probability: float) -> int:
-    """The class of a probability: 0 for the highest."""
+    """Return the class of a probability: 0 for the highest."""
     return next(i for i, lowest in enumerate(LEVELS) if probability >= lowest)

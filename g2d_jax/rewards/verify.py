@@ -170,7 +170,7 @@ def _same_number(gold: str, answer: str) -> bool | None:
 
 
 def _same_list(gold: str, answer: str) -> bool | None:
-    """Lists of values in any order: complete or wrong. A list agrees with a single value if it says nothing else."""
+    """Compare lists of values in any order: complete or wrong. A list agrees with a single value if it says no more."""
     expected, given = lists.elements(gold), lists.elements(answer)
     if expected is not None and given is not None:
         return lists.same_elements(expected, given)
@@ -191,7 +191,7 @@ def _same_words(gold: str, answer: str) -> bool | None:
 
 
 def _far_apart(gold: str, answer: str) -> bool | None:
-    """False for two answers that differ for certain: far apart in value, or words beside a number."""
+    """Return False for two answers that differ for certain: far apart in value, or words beside a number."""
     a, b = (without_text(text) if _CHOICE.fullmatch(without_text(text)) else text for text in (gold, answer))
     a, b = _without_unit(a), _without_unit(b)
     for words, number in ((a, b), (b, a)):

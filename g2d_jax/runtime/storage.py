@@ -49,7 +49,7 @@ class StoreUnavailable(OSError):
 
 
 def is_local(path: PathLike) -> bool:
-    """True for a path on this machine's file system, False for an object store's URL."""
+    """Return True for a path on this machine's file system, False for an object store's URL."""
     return "://" not in os.fspath(path)
 
 
@@ -242,7 +242,7 @@ class Appender:
     """
 
     def __init__(self, path: PathLike, *, pause: float = 1.0) -> None:
-        """Raises FileExistsError if a local file is there already."""
+        """Raise FileExistsError if a local file is there already."""
         self.path, self.size = epath.Path(path), 0  # bytes
         self._pause, self._written_at = pause, -math.inf
         self._whole, self._written = bytearray(), 0

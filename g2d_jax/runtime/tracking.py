@@ -285,7 +285,7 @@ class Tracker:
         wandb: Mapping[str, Any] | None = None,
         screen: Screen | None = None,
     ) -> None:
-        """Raises ImportError naming the extra if W&B is wanted and missing; OSError; ValueError for a damaged log."""
+        """Raise ImportError naming the extra if W&B is wanted and missing; OSError; ValueError for a damaged log."""
         self._metrics: Segments | None = None
         self._samples: Segments | None = None
         self._wandb: Any = None
