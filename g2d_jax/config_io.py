@@ -270,12 +270,6 @@ def _shown(value: Any) -> str:
     return f"{{{', '.join(value)}}}" if isinstance(value, dict) else "none" if value is None else repr(value)
 
 
-def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
-    """Raise ValueError for a setting that is none of the choices."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
-
-
 def suggest(given: Any, candidates: Iterable[str]) -> str:
     """Return ", did you mean …?" with the names that end alike, else the nearest one; "" if there are none."""
     names, text = list(candidates), str(given)

@@ -21,19 +21,14 @@ from ml_collections import ConfigDict
 
 from g2d_jax.config_io import (
     assign,
-    differences,
     field_of,
     from_dict,
-    identity,
     kind_of,
     listed,
     suggest,
-    to_dict,
     typed,
     wrong_type,
 )
-
-__all__ = ["apply", "choices", "differences", "from_dict", "identity", "locate", "resolve", "shipped", "to_dict"]
 
 Scalar: TypeAlias = bool | int | float | str
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_shipped_configs_are_found_by_name():
 def test_shipped_configs_are_valid_and_survive_json(name):
     made = config_load.resolve(name)
     assert made.stages
-    assert config_load.from_dict(json.loads(json.dumps(config_load.to_dict(made)))) == made
+    assert config_io.from_dict(json.loads(json.dumps(config_io.to_dict(made)))) == made
 
 
 def test_an_unknown_name_lists_the_shipped_ones():
@@ -129,9 +130,8 @@ def test_the_installed_folder_comes_first(tmp_path):
     (package / "configs" / "inside.py").write_text("")
     (package / "configs" / "_helper.py").write_text("")
     (package.parent / "configs" / "beside.py").write_text("")
-    for source in (ROOT / "g2d_jax").glob("*.py"):
-        (package / source.name).write_bytes(source.read_bytes())
-    code = "from g2d_jax import resolve; print(*config_load.shipped())"
+    shutil.copytree(ROOT / "g2d_jax", package, dirs_exist_ok=True)
+    code = "from g2d_jax import config_load; print(*config_load.shipped())"
     environment = {**os.environ, "PYTHONPATH": str(package.parent)}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
@@ -312,7 +312,7 @@ def test_no_override_fails_otherwise(path, text):
         config_load.apply(made, f"{path}={text}")
     except ValueError:
         return
-    assert config_load.from_dict(config_load.to_dict(made)) == made
+    assert config_io.from_dict(config_io.to_dict(made)) == made
 
 
 # Dictionaries, identity, differences
@@ -326,8 +326,8 @@ def test_a_config_survives_json(write):
         "reward.cpu_seconds=inf",
     ]
     made = config_load.resolve(write("config.data.train.fields.problem = 'q'"), overrides)
-    values = json.loads(json.dumps(config_load.to_dict(made), allow_nan=False))
-    again = config_load.from_dict(values)
+    values = json.loads(json.dumps(config_io.to_dict(made), allow_nan=False))
+    again = config_io.from_dict(values)
     assert again == made
     assert again.stages.warmup.keep == (0, 10, 20)
     assert math.isinf(again.reward.cpu_seconds)
@@ -339,7 +339,7 @@ def test_a_config_survives_json(write):
 
 
 def test_fields_not_named_have_their_defaults():
-    made = config_load.from_dict({"seed": 3, "stages": {"warmup": {"kind": "online", "steps": 5}}})
+    made = config_io.from_dict({"seed": 3, "stages": {"warmup": {"kind": "online", "steps": 5}}})
     assert (made.seed, made.data.max_prompt_length) == (3, config.base().data.max_prompt_length)
     assert (made.stages.warmup.steps, made.stages.warmup.num_generations) == (5, config.online().num_generations)
 
@@ -355,20 +355,20 @@ def test_identity_leaves_out_what_may_change(write):
         "name=other",
     ]
     moved = config_load.resolve(write(), runtime)
-    assert config_load.identity(moved) == config_load.identity(made)
-    assert config_load.differences(made, moved) == []
-    assert "workers" not in config_load.identity(made)["reward"]
-    assert config_load.identity(made)["reward"]["function"] == "verify"
-    assert not {"mesh", "compute", "logging", "checkpoint", "name"} & config_load.identity(made).keys()
+    assert config_io.identity(moved) == config_io.identity(made)
+    assert config_io.differences(made, moved) == []
+    assert "workers" not in config_io.identity(made)["reward"]
+    assert config_io.identity(made)["reward"]["function"] == "verify"
+    assert not {"mesh", "compute", "logging", "checkpoint", "name"} & config_io.identity(made).keys()
 
 
 def test_identity_is_the_same_from_the_file_on_disk(write, tmp_path):
     made = config_load.resolve(write())
-    storage.write_json(tmp_path / "config.json", config_load.to_dict(made))
+    storage.write_json(tmp_path / "config.json", config_io.to_dict(made))
     stored = storage.read_json(tmp_path / "config.json")
-    assert storage.fingerprint(config_load.identity(stored)) == storage.fingerprint(config_load.identity(made))
-    assert config_load.differences(stored, made) == []
-    assert config_load.differences(config_load.identity(made), made) == []
+    assert storage.fingerprint(config_io.identity(stored)) == storage.fingerprint(config_io.identity(made))
+    assert config_io.differences(stored, made) == []
+    assert config_io.differences(config_io.identity(made), made) == []
 
 
 def test_differences_are_lines_of_fields(write):
@@ -377,7 +377,7 @@ def test_differences_are_lines_of_fields(write):
         write("config.data.train.fields.problem = 'q'"),
         ["stages.warmup.steps=40", "stages.warmup.epsilon_high=none", "stages.warmup.keep=0", "mesh.data=4"],
     )
-    lines = config_load.differences(old, new)
+    lines = config_io.differences(old, new)
     assert lines[:1] + lines[2:] == [
         "data.train.fields.problem: (absent) -> 'q'",
         "stages.warmup.epsilon_high: 0.3 -> none",

@@ -13,7 +13,6 @@ from hypothesis.extra import numpy as hnp
 from g2d_jax.study.frontier import (
     bootstrap,
     interpolate,
-    pareto,
     seed_spread,
 )
 from g2d_jax.study.stats import accuracy
@@ -160,23 +159,3 @@ def test_a_straight_line_is_followed(costs, share, slope, level):
     np.testing.assert_allclose(
         interpolate(costs, line, cost), [level + slope * cost / 1e6, -cost / 1e6], rtol=1e-9, atol=1e-12
     )
-
-
-def test_pareto_by_hand():
-    #        beaten by 1     same as 1        worse, dearer
-    costs = [2.0, 1.0, 4.0, 1.0, NAN, 4.0, 3.0, 5.0]
-    means = [0.3, 0.5, 0.9, 0.5, 1.0, 0.8, 0.6, NAN]
-    assert pareto(costs, means) == [1, 3, 6, 2]
-    assert pareto([], []) == []
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12))
-def test_pareto_is_what_no_point_beats(points):
-    def beats(a, b):
-        return a[0] <= b[0] and a[1] >= b[1] and a != b
-
-    costs, means = [p[0] for p in points], [p[1] for p in points]
-    expected = [k for k, one in enumerate(points) if not any(beats(other, one) for other in points)]
-    got = pareto(costs, means)
-    assert sorted(got) == expected
-    assert [costs[k] for k in got] == sorted(costs[k] for k in got)

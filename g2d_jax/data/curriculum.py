@@ -106,16 +106,6 @@ class Draws:
     skipped_outside: int
 
 
-def check(retire_after: int, revisit: int, window: tuple[float, float], outside: float) -> None:
-    """Raise ValueError for settings of `draw` that cannot be meant."""
-    if retire_after < 0 or revisit < 0:
-        raise ValueError(f"prompts retire after, and for, 0 or more; got {retire_after} groups and {revisit} steps")
-    if not window[0] <= window[1]:
-        raise ValueError(f"the window of pass rates must go from low to high, got {window}")
-    if not 0.0 <= outside <= 1.0:
-        raise ValueError(f"the chance of a prompt outside the window must be in [0, 1], got {outside}")
-
-
 def draw(
     order: Order | Mixture,
     cursor: int,
@@ -140,9 +130,7 @@ def draw(
     skipped make up for it, the ones outside the window first, then the retired ones, each in the order of positions:
     exactly `wanted` come back, none at the same visit twice. With both filters off they are
     order[cursor] … order[cursor + wanted - 1]. The counts of skipped ones are of those that were not drawn after all.
-    Raises ValueError for settings that `check` refuses.
     """
-    check(retire_after, revisit, window, outside)
     drawn, retired, beyond = list[tuple[int, int]](), list[tuple[int, int]](), list[tuple[int, int]]()
     end = cursor + max(order.count, wanted)
     while len(drawn) < wanted and cursor < end:

@@ -26,7 +26,6 @@ from g2d_jax.losses import (
 from g2d_jax.records import Problem, ScoredRollout
 from g2d_jax.stages.rollouts import Draws, Groups, rewards
 
-LOSSES = ("grpo", "dpo", "group_dpo")
 Sides = tuple[list[int], list[int]]  # indices of the chosen and of the rejected responses of a group
 NO_PAIR: Sides = ([], [])
 

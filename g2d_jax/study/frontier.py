@@ -91,25 +91,6 @@ def interpolate(costs: Array, values: Array, cost: float) -> Array | None:
     return (1 - share) * values[k - 1] + share * values[k]
 
 
-def pareto(costs: ArrayLike, means: ArrayLike) -> list[int]:
-    """Select the points [K] that no other beats, cheapest first: none costs at most as much and is at least as good.
-
-    Of equal cost and mean all are kept, in the order given. Points with NaN for the cost or the mean are left out.
-    """
-    price, mean = np.asarray(costs, dtype=np.float64), np.asarray(means, dtype=np.float64)
-    # A point on the frontier is followed by those of its cost with a lower mean, then by dearer ones up to the next.
-    order = [int(k) for k in np.lexsort((-mean, price)) if not math.isnan(price[k] + mean[k])]
-    frontier: list[int] = []
-    for k in order:
-        if (
-            not frontier
-            or mean[k] > mean[frontier[-1]]
-            or (mean[k], price[k]) == (mean[frontier[-1]], price[frontier[-1]])
-        ):
-            frontier.append(k)
-    return frontier
-
-
 def _replicates(table: Array, samples: int, seed: int) -> Array:
     """Compute the statistic of up to `samples` crossed resamples of a table without empty rows and columns."""
     scored = ~np.isnan(table)

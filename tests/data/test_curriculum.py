@@ -3,7 +3,6 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,21 +109,6 @@ def test_skipped_prompts_make_up_for_missing_ones():
     every = history_of(*((index, [0, 0]) for index in range(8)))
     for options in ({"retire_after": 1}, {}):
         assert draw(ORDER, 3, 20, every, 1, **options).draws == plain(ORDER, 3, 20)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"retire_after": -1}, "retire after"),
-        ({"revisit": -1}, "retire after"),
-        ({"window": (0.8, 0.2)}, "low to high"),
-        ({"window": (NAN, 1.0)}, "low to high"),
-        ({"outside": 1.5}, r"in \[0, 1\]"),
-    ],
-)
-def test_bad_settings(options, message):
-    with pytest.raises(ValueError, match=message):
-        draw(ORDER, 0, 1, History(), 0, **options)
 
 
 OPTIONS = st.fixed_dictionaries(
