@@ -49,7 +49,11 @@ for url in sys.argv[2:]:
         else:
             sys.exit("found what is not there")
 """
-G2D = "import sys; from g2d_jax import cli; from g2d_jax.runtime import lock; lock.BEAT, lock.LEASE = 0.5, 8.0; sys.exit(cli.main(sys.argv[1:]))"
+G2D = """import sys
+from g2d_jax import cli
+from g2d_jax.runtime import lock
+lock.BEAT, lock.LEASE = 0.5, 8.0
+sys.exit(cli.main(sys.argv[1:]))"""
 READ = """
 import json, sys
 from etils import epath

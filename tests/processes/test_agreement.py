@@ -98,7 +98,8 @@ def test_half_an_address_is_refused(variables: dict[str, str], message: str, mon
 def test_who_waits_for_the_others_says_so_and_not_for_ever(index: int, one_device: dict[str, str]) -> None:
     """Neither the coordinator alone nor one that cannot reach it: and Ctrl-C is heard."""
     code = (
-        "import signal, sys; from g2d_jax import cli; from g2d_jax.runtime import processes; processes.JOIN = int(sys.argv[1]); "
+        "import signal, sys; from g2d_jax import cli; from g2d_jax.runtime import processes; "
+        "processes.JOIN = int(sys.argv[1]); "
         "signal.signal(signal.SIGINT, signal.default_int_handler); "  # which a suite in the background ignores
         f"sys.exit(cli.main(['run', '--config', 'demo', '--coordinator', 'localhost:{free_port()}', "
         f"'--num-processes', '2', '--process-id', '{index}']))"
