@@ -301,6 +301,7 @@ SAMPLER = """
 from g2d_jax.plan import compiling, planning
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import topology
+from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.stages.programs.program import device_bytes
 machine = topology("v5e-16")
