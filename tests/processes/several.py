@@ -25,7 +25,7 @@ from unofficial import let_every_process_write_programs
 
 from g2d_jax import cli, graph, pipeline
 from g2d_jax import config as settings
-from g2d_jax.config import Config
+from g2d_jax.config import Config, Reward
 from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
@@ -71,7 +71,7 @@ def stages(config_file: str, reference: str, workdir: str) -> int:
 def score(peer_timeout: str, hang_timeout: str) -> int:
     """What a stage does with its share of responses: score them, and wait for the others."""
     processes.initialise()
-    scorers = RewardManager({"main": settings.reward(function="small:even")}, lambda: make_mesh(), epath.Path())
+    scorers = RewardManager({"main": Reward(function="small:even")}, lambda: make_mesh(), epath.Path())
     with watched(peer_timeout=float(peer_timeout), hang_timeout=float(hang_timeout)):
         processes.mark("scoring")
         print("scoring", flush=True)
