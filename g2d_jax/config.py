@@ -501,7 +501,12 @@ class Online(Section):
     @property
     def filters(self) -> bool:
         """True if other prompts take the place of some that are skipped."""
-        return bool(self.dynamic_sampling or self.drop_solved.after) or self.difficulty.window != (0, 1)
+        return bool(self.dynamic_sampling) or self.targeted
+
+    @property
+    def targeted(self) -> bool:
+        """Whether earlier results decide which prompts are drawn."""
+        return bool(self.drop_solved.after) or self.difficulty.window != (0, 1)
 
     def check(self) -> None:
         """Refuse settings that cannot work together, or that would change nothing."""
@@ -537,7 +542,7 @@ class Online(Section):
                 f"stop={self.stop!r} weighs step by step, and with sync_every={self.sync_every} the rollouts of later "
                 'steps are paid for already: use sync_every=1 or stop="steps"'
             )
-        if not self.sync_every and (self.drop_solved.after or self.difficulty.window != (0, 1)):
+        if not self.sync_every and self.targeted:
             raise ValueError(
                 "sync_every=0 chooses all prompts before any is seen: drop_solved and difficulty need another one"
             )
@@ -803,10 +808,7 @@ class Config(Section):
 
 
 def _changed(section: Section, changes: Mapping[str, Any]) -> ConfigDict:
-    config = editable(section).lock()
-    for name, value in changes.items():
-        setattr(config, name, value)
-    return config
+    return _filled(editable(section), changes)
 
 
 def base() -> ConfigDict:
@@ -878,7 +880,7 @@ def evaluate(**changes: Any) -> ConfigDict:
 
 def sweep(**changes: Any) -> ConfigDict:
     """Return a study: the config under many overrides. seeds: () keeps the config's own. Fill `arms` with `arm(…)`."""
-    return _filled({"seeds": (), "arms": {}}, changes)
+    return _filled(ConfigDict({"seeds": (), "arms": {}}), changes)
 
 
 def arm(**changes: Any) -> ConfigDict:
@@ -887,11 +889,11 @@ def arm(**changes: Any) -> ConfigDict:
     fixed: for all of them ("stages.dpo.beta=0.5"). product: every combination of "field=value,value,…"; a value with
     commas stands in brackets. zip: fields that go together, value by value. stages: those the points keep, () for all.
     """
-    return _filled({"fixed": (), "product": (), "zip": (), "stages": ()}, changes)
+    return _filled(ConfigDict({"fixed": (), "product": (), "zip": (), "stages": ()}), changes)
 
 
-def _filled(defaults: dict[str, Any], changes: Mapping[str, Any]) -> ConfigDict:
-    config = ConfigDict(defaults).lock()
+def _filled(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+    config.lock()
     for name, value in changes.items():
         setattr(config, name, value)
     return config

@@ -180,18 +180,12 @@ class RolloutBuffer:
         self.others: dict[int, OtherLogprobs] = {}
         self.history = curriculum.History.from_state(trainer.extra_state.get("history", {}))
         self._mark = self._sampling = 0.0
-        if self.targeted:
+        if stage.targeted:
             trainer.live_state = lambda: {"history": self.history.state()}
 
     def fixed_reference(self) -> Decoder:
         """Load the policy that the stage began with."""
         return load_reference(self.runtime, self.stage.policy) if self.reference is None else self.reference
-
-    @property
-    def targeted(self) -> bool:
-        """True if earlier results decide which prompts are drawn."""
-        window = self.stage.difficulty
-        return bool(self.stage.drop_solved.after or window.min_pass_rate != 0 or window.max_pass_rate != 1)
 
     def generate_window(self) -> dict[str, float]:
         """Generate all batches of a window at its first update, to disk; return metrics of generating them."""
@@ -244,7 +238,7 @@ class RolloutBuffer:
         counts |= {"skipped": metrics.get("pairs/skipped", 0)}
         before = trainer.extra_state.get("counts", {})
         trainer.extra_state["counts"] = {name: before.get(name, 0) + int(number) for name, number in counts.items()}
-        if self.targeted:
+        if self.stage.targeted:
             for (problem, _), values, verdicts in zip(
                 train_batch.draws, rewards(train_batch.groups), correct(train_batch.groups), strict=True
             ):
@@ -256,7 +250,7 @@ class RolloutBuffer:
         counts = dict(extra_state.get("counts", {"prompts": 0, "pairs": 0, "skipped": 0}))
         if stage.loss == "grpo":
             del counts["pairs"], counts["skipped"]
-        if self.targeted:
+        if self.stage.targeted:
             at = extra_state.get("drawn", {}).get("after", {})
             counts["left_out"] = at.get("retired", 0) + at.get("outside", 0)
         return {"rollouts": counts["prompts"] * stage.num_generations, **counts, "train_problems": len(self.places)}
@@ -290,7 +284,7 @@ class RolloutBuffer:
             if not sum(counts.values()):
                 break
         extra_state["drawn"] = {**drawn, "after": at}
-        if not self.targeted:
+        if not self.stage.targeted:
             return {}
         considered = at["drawn"] + at["retired"] + at["outside"]
         return {
@@ -301,7 +295,7 @@ class RolloutBuffer:
 
     def _choose(self, at: dict[str, int], step: int, count: int) -> Draws:
         """Choose the next `count` prompts; move `at` on."""
-        window = self.stage.difficulty
+        difficulty = self.stage.difficulty
         drawn = curriculum.draw(
             self.order,
             at["cursor"],
@@ -310,8 +304,8 @@ class RolloutBuffer:
             step,
             retire_after=self.stage.drop_solved.after,
             revisit=self.stage.drop_solved.revisit,
-            window=(window.min_pass_rate, window.max_pass_rate),
-            outside=window.outside,
+            window=difficulty.window,
+            outside=difficulty.outside,
             seed=self.runtime.config.seed,
         )
         at["cursor"] = drawn.cursor
