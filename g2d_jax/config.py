@@ -242,7 +242,7 @@ class Compute(Section):
     offload_optimizer: bool = False  # its state lies in the host's memory but for the update itself
     max_num_seqs: Positive | None = None  # rows decoded together; unset: what memory allows
     chunk: Positive = 16  # decode steps between two checks for finished rows
-    prefill_rows: Positive = 32  # prompts of one prefill
+    prefill_rows: Positive = 32  # prompts of one prefill, at most
     sampling_tensor: NotNegative = 0  # devices that share one copy of the weights in sampling; 0: as few as hold it
     generation_batch_size: Positive = 16_384  # of one call of the sampler, which is written when it is done
     flags: Flags = "none"  # "overlap": collectives beside products, by g2d_jax/flags.py; compiled only, not run

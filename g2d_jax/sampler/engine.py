@@ -35,6 +35,10 @@ from g2d_jax.sampler.schedule import Sample, Schedule
 FEWEST = 32
 """Fewest rows that keep a CPU's arithmetic busy."""
 
+PREFILL_TOKENS = 8192
+"""Tokens of prompts that a device prefills at once, at most: a fraction of them keeps its matrix units busy, and each
+takes memory in all of a layer's arrays that the cache could have."""
+
 NARROWEST = 64
 """Fewest cache columns that are worth a width of their own."""
 
@@ -123,6 +127,7 @@ class Sampler:
         most_rows = most_rows or self.max_num_seqs
         rows = min(most_rows, _power(samples), max(_power(samples) // waves, FEWEST))
         columns = _columns(lengths, LANES if self.kernel == "splash" else 16)
+        fitting = max(PREFILL_TOKENS // columns[-1], 1)
         widest = columns[-1] + round_up(max(p.max_new_tokens for p in params), 16)
         if self.stacked:
             widths: tuple[int, ...] = (round_up(widest, COLUMN_BLOCK if widest > COLUMN_BLOCK else 16),)
@@ -132,7 +137,7 @@ class Sampler:
             widths = (*sorted(width for width in narrow if share * width <= widest), widest)
         return Shapes(
             rows=round_up(rows, ways),
-            prompts=round_up(min(self.prefill_rows, _power(requests)), ways),
+            prompts=round_up(min(self.prefill_rows, _power(requests), ways * fitting), ways),
             columns=columns,
             widths=widths,
             stops=max(1, *(len(p.stop_ids) for p in params)),

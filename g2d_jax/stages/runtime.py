@@ -230,19 +230,20 @@ class Runtime:
         return sum(map(meshes.device_bytes, models))
 
     def state_bytes(self, stage: Stage) -> int:
-        """Estimate a device's bytes that a stage's training takes while it samples; 0 for a stage that trains nothing.
+        """Estimate a device's bytes that a stage needs beside the sampler, which has weights of its own.
 
-        By formula: 4 a trained parameter, its optimiser's, and a reference; the frozen parameters; reward models.
+        By formula: the frozen parameters and reward models; of what is trained 4 a parameter, its optimiser's, and a
+        reference.
         """
         model, compute = self.model_config, self.config.compute
         if self.device_memory is None:
             return 0
-        if not isinstance(stage, TrainingStage):
-            return self.reward_bytes
-        moments = optimizer.state_bytes(stage.optimizer.kind, stage.optimizer.moment_dtype)
-        reference = isinstance(stage, Online) and stage.compares and not stage.reference_sync
-        each = 4 + (0 if compute.offload_optimizer else moments) + self.dtype.itemsize * reference
-        size = each * decoder.count_trained(model) + init_params.rest_bytes(self.config, model)
+        size = init_params.rest_bytes(self.config, model)
+        if isinstance(stage, TrainingStage):
+            moments = optimizer.state_bytes(stage.optimizer.kind, stage.optimizer.moment_dtype)
+            reference = isinstance(stage, Online) and stage.compares and not stage.reference_sync
+            each = 4 + (0 if compute.offload_optimizer else moments) + self.dtype.itemsize * reference
+            size += each * decoder.count_trained(model)
         return size // (self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]) + self.reward_bytes
 
     def sampler(self) -> Sampler:

@@ -264,6 +264,13 @@ def test_a_view_of_codes_is_of_the_matrices_alone(sampler, model):
             np.testing.assert_array_equal(found, getattr(near.blocks, name)[layer], err_msg=name)
 
 
+def test_a_prefill_is_as_large_as_a_device_has_use_for():
+    mesh = meshes.sampling(meshes.make_mesh(2, 4, 1), 2, CONFIG.num_key_value_heads)
+    sampler = Sampler(CONFIG, mesh, seed=SEED, max_num_seqs=64, prefill_rows=32)
+    prompts = {length: sampler.shapes(64, 64, [SamplingParams(16)], [length]).prompts for length in (100, 4096, 9000)}
+    assert prompts == {100: 32, 4096: 8, 9000: 4}, "on four parts of 8,192 tokens, or of a prompt"
+
+
 def test_a_prompt_is_inserted_where_it_lies(model):
     """On eight devices: nothing is sent, the state is changed in place, and no array of the cache's size is made."""
     mesh = meshes.sampling(meshes.make_mesh(2, 4, 1), 2, CONFIG.num_key_value_heads)

@@ -18,7 +18,7 @@ from g2d_jax.config import Collect, Offline, Online, Optimizer
 from g2d_jax.config_io import to_dict
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import decoder, hf
-from g2d_jax.models.decoder import count_trained
+from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.records import Verdict
 from g2d_jax.runtime import storage
 from g2d_jax.stages import sft
@@ -200,3 +200,12 @@ def test_what_training_holds_while_it_samples(config, opened, tmp_path):
     small = Online(loss="dpo", reference_sync=True, optimizer=Optimizer(moment_dtype="bfloat16"))
     assert runtime.state_bytes(small) == 8 * trained
     assert runtime.state_bytes(Collect()) == 0
+
+
+def test_the_base_of_adapters_lies_beside_the_sampler_in_every_stage(config, opened, tmp_path):
+    config.lora.rank = 2
+    runtime = opened(config, tmp_path)
+    runtime.device_memory = 10**9
+    frozen = 4 * (count_params(runtime.model_config) - count_trained(runtime.model_config))
+    assert runtime.state_bytes(Collect()) == frozen > 0
+    assert runtime.state_bytes(Online()) == frozen + 12 * count_trained(runtime.model_config)
