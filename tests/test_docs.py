@@ -31,15 +31,23 @@ def test_every_setting_is_in_the_reference() -> None:
     assert paths - described - {"stages", "data", "kind"} == set()
 
 
+def anchors(page: Path) -> set[str]:
+    """What "PAGE#…" may name: the headings in lower case, with hyphens and without punctuation."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_and_named_files_exist() -> None:
     missing = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text()
-        links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
-        missing += [(page.name, link) for link in links if not (page.parent / link).exists()]
+        for link, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
+            target = page.parent / link if link else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                missing.append((page.name, link, anchor))
         files = re.findall(r"`(\w+/[\w/]+\.py)`", text) if page.parent.name != "benchmarks" else []  # those are dated
         folders = (ROOT, ROOT / "g2d_jax", ROOT / "tests")
-        missing += [(page.name, file) for file in files if not any((folder / file).exists() for folder in folders)]
+        missing += [(page.name, file, "") for file in files if not any((folder / file).exists() for folder in folders)]
     assert missing == []
 
 
