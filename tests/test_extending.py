@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -126,4 +127,5 @@ def test_a_family_and_a_stage_in_the_package(tmp_path: Path, one_device: dict[st
         text=True,
         timeout=590,
     )
-    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout[-5000:] + done.stderr[-2000:]
+    passed = 4 if find_spec("torch") else 2  # without it there is no parity with transformers
+    assert done.returncode == 0 and f"{passed} passed" in done.stdout, done.stdout[-5000:] + done.stderr[-2000:]
