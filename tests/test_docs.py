@@ -1,4 +1,4 @@
-"""The documents say what the code does: every setting is in the reference, every named test and file exists."""
+"""The documents say what the code does: every setting is in the reference; what they name exists."""
 
 import ast
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from g2d_jax import config as settings
 from g2d_jax import pipeline
-from g2d_jax.config import Config
+from g2d_jax.config import STAGES, Config
 from g2d_jax.config_load import resolve
 
 ROOT = Path(__file__).parents[1]
@@ -14,43 +14,54 @@ ROOT = Path(__file__).parents[1]
 
 def fields(values: dict, prefix: str = "") -> list[str]:
     """Dotted paths of all leaves."""
-    found = []
+    paths = []
     for name, value in values.items():
         path = f"{prefix}{name}"
-        found += fields(value, f"{path}.") if isinstance(value, dict) and value else [path]
-    return found
+        paths += fields(value, f"{path}.") if isinstance(value, dict) and value else [path]
+    return paths
 
 
 def test_every_setting_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "config.md").read_text()
-    known = set(re.findall(r"`([A-Za-z0-9_.]+)`", text))
-    base = settings.base().to_dict()
-    for split in ("train", "dev", "test"):
-        base["data"][split] = None
-    missing = [path for path in fields({k: v for k, v in base.items() if k != "stages"}) if path not in known]
-    for make in (
-        settings.sft,
-        settings.online,
-        settings.collect,
-        settings.offline,
-        settings.best_checkpoint,
-        settings.evaluate,
-    ):
-        stage = {**make().to_dict(), "data": None, "kind": None}
-        missing += [path for path in fields(stage) if path not in known | {"data", "kind"}]
+    described = set(re.findall(r"`([A-Za-z0-9_.]+)`", text))
+    base = settings.base().to_dict() | {"stages": None}
+    base["data"] |= {"train": None, "dev": None, "test": None}
+    stages = [getattr(settings, kind)().to_dict() | {"data": None} for kind in STAGES]
+    paths = {path for values in (base, *stages) for path in fields(values)}
+    assert paths - described - {"stages", "data", "kind"} == set()
+
+
+def anchors(page: Path) -> set[str]:
+    """What "PAGE#…" may name: the headings in lower case, with hyphens and without punctuation."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_and_named_files_exist() -> None:
+    missing = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = page.read_text()
+        for link, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
+            target = page.parent / link if link else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                missing.append((page.name, link, anchor))
+        files = re.findall(r"`(\w+/[\w/]+\.py)`", text) if page.parent.name != "benchmarks" else []  # those are dated
+        folders = (ROOT, ROOT / "g2d_jax", ROOT / "tests")
+        missing += [(page.name, file, "") for file in files if not any((folder / file).exists() for folder in folders)]
     assert missing == []
 
 
-def test_named_tests_and_files_exist() -> None:
-    text = (ROOT / "docs" / "equations.md").read_text()
-    for row in re.findall(r"\| `([a-z_/]+\.py)((?:::\w+)?)`(.*)", text):
-        file = ROOT / "tests" / row[0]
-        source = file.read_text()
-        for name in re.findall(r"::(\w+)", row[1] + row[2]):
-            assert f"def {name}" in source, (row[0], name)
-    readme = (ROOT / "README.md").read_text()
-    for file in re.findall(r"`([a-z_]+/[a-z_]+\.py)`", readme):
-        assert (ROOT / "g2d_jax" / file).exists(), file
+def test_every_equation_names_a_function_and_a_test_that_exist() -> None:
+    rows = re.findall(r"^\| .* \| (`.*) \| (`.*) \|$", (ROOT / "docs" / "equations.md").read_text(), flags=re.MULTILINE)
+    assert len(rows) > 20
+    for functions, tests in rows:
+        for module, name in re.findall(r"`([\w.]+)\.(\w+)", functions):
+            file = ROOT / "g2d_jax" / f"{module.replace('.', '/')}.py"
+            source = file.read_text() if file.exists() else ""
+            assert f"def {name}(" in source or (file.with_suffix("") / f"{name}.py").exists(), (module, name)
+        (file, *more), names = re.findall(r"[\w/]+\.py", tests), re.findall(r"::(\w+)", tests)
+        for name in names:
+            assert any(f"def {name}(" in (ROOT / "tests" / each).read_text() for each in (file, *more)), (tests, name)
 
 
 def slowness(file: Path) -> dict[str, str]:
@@ -58,14 +69,14 @@ def slowness(file: Path) -> dict[str, str]:
     module = ast.parse(file.read_text())
     names = {"pytest.mark.slow", "slow"}
     of_all = [ast.unparse(node.value) for node in module.body if "pytestmark" in ast.unparse(node).partition(" = ")[0]]
-    found = {}
+    shares = {}
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
             whole = names & {*decorators} or any("mark.slow" in marks for marks in of_all)
             partly = any(re.search(r"\bslow\b", decorator) for decorator in decorators)
-            found[node.name] = "slow" if whole else "partly slow" if partly else ""
-    return found
+            shares[node.name] = "slow" if whole else "partly slow" if partly else ""
+    return shares
 
 
 def test_every_promise_names_tests_that_exist() -> None:
@@ -77,8 +88,8 @@ def test_every_promise_names_tests_that_exist() -> None:
     for row in rows:
         named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`(?: \(((?:partly )?slow)\))?", row)
         assert named, f"a promise without a test: {row}"
-        for file, name, said in named:
-            assert slowness(ROOT / file).get(name) == said, (file, name)
+        for file, name, share in named:
+            assert slowness(ROOT / file).get(name) == share, (file, name)
 
 
 def test_the_config_in_the_readme_is_one(tmp_path: Path) -> None:
