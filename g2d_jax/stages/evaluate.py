@@ -19,7 +19,7 @@ from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.held_out import GREEDY, HeldOut, places, sampling_shapes, task_results, write_problems
 from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.stages.policies import chosen_policy
-from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
+from g2d_jax.stages.rollouts import Groups, correct, describe, log_samples, rewards
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.study import informativeness, stats
 
@@ -76,13 +76,7 @@ def _shares(entry: dict[str, Any]) -> dict[str, float]:
 
 
 def evaluate_policy(
-    runtime: Runtime,
-    name: str,
-    stage: Evaluate,
-    policy: str,
-    problems: Sequence[Problem],
-    tally: Cost,
-    bar: Progress,
+    runtime: Runtime, name: str, stage: Evaluate, policy: str, problems: Sequence[Problem], tally: Cost, bar: Progress
 ) -> tuple[dict[str, Any], Answers]:
     """Evaluate one policy: its entry of the result, and its answers. Completions on disk are read back. bar: moves by
     the problems.
@@ -110,8 +104,7 @@ def evaluate_policy(
         "truncated": described["completions/clipped_ratio"],
         "informativeness": informativeness.summary(groups),
     }
-    rows = sample_rows(held_out.draws, groups, runtime.config.logging.samples)
-    runtime.tracker.samples(name, 0, [{"policy": policy, **row} for row in rows])
+    log_samples(runtime, name, 0, held_out.draws, groups, policy=policy)
     return entry, Answers(correct(groups), rewards(groups), None if greedy is None else correct(greedy))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,10 @@ from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.sampling import Asked, rollouts
-from g2d_jax.stages.programs.training import policy_shapes
-from g2d_jax.stages.rollouts import Generation, Groups, correct, count_rollouts, on_disk, rewards, sampled_groups
+from g2d_jax.stages.programs.sampling import rollouts
+from g2d_jax.stages.rollouts import Groups, correct, rewards, sampled_groups
 from g2d_jax.stages.runtime import Runtime
+from g2d_jax.stages.workload import Workload
 from g2d_jax.study import stats
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
@@ -49,7 +50,6 @@ class HeldOut:
     tally: Cost
     bar: Progress
     shapes: Shapes
-    _view: Decoder | None = None
 
     @property
     def draws(self) -> list[tuple[Problem, int]]:
@@ -64,22 +64,19 @@ class HeldOut:
 
     def answers(self, sampling: Sampling, purpose: str, count: int, suffix: str = "", **changes: Any) -> Groups:
         """Draw and score `count` answers to each problem, or read them back; the policy is loaded only if needed."""
-        shard, first, everyone = self.file(suffix), self.bar.done, len(self.problems)
-        if self._view is None and not on_disk(self.runtime, [shard]):
-            self._view = self.runtime.view(load_policy(self.runtime, self.policy))
-        groups = sampled_groups(
+        return sampled_groups(
             self.runtime,
-            self._view,
-            self.draws,
-            Generation(self.runtime.sampling_params(sampling, **changes), count, self.shapes, purpose),
+            lambda: self._sampler_params,
+            [(self.draws, self.file(suffix))],
+            Workload(sampling.params(self.runtime.stop_ids, **changes), count, self.shapes, purpose),
             policy=self.policy,
-            shard=shard,
             tally=self.tally,
-            tell=lambda answered: self.bar.update(first + min(answered, everyone)),
+            bar=self.bar,
         )
-        self.bar.update(first + everyone)
-        count_rollouts(self.runtime, self.tally, groups)
-        return groups
+
+    @cached_property
+    def _sampler_params(self) -> Decoder:
+        return self.runtime.sampler_params(load_policy(self.runtime, self.policy))
 
 
 def split_of(stage: BestCheckpoint | Evaluate) -> str:
@@ -90,7 +87,7 @@ def split_of(stage: BestCheckpoint | Evaluate) -> str:
 def sampling_shapes(runtime: Runtime, stage: BestCheckpoint | Evaluate) -> Shapes:
     """Choose the sampler's shapes for an evaluate or best_checkpoint stage, greedy answers included."""
     kinds: list[dict[str, Any]] = [{}, GREEDY] if isinstance(stage, Evaluate) and stage.greedy else [{}]
-    params = (runtime.sampling_params(stage.sampling, **changes) for changes in kinds)
+    params = (stage.sampling.params(runtime.stop_ids, **changes) for changes in kinds)
     return runtime.sampling_shapes(stage, runtime.problem_counts[split_of(stage)], stage.num_generations, *params)
 
 
@@ -104,10 +101,9 @@ def programs(
         policies = len(stage.policies)
     else:
         policies = len(stage.steps or kept_steps(runtime.config.stages[stage.policy])) or 1
-    count, longest = runtime.problem_counts[split_of(stage)], stage.sampling.max_new_tokens
-    shapes = sampling_shapes(runtime, stage)
-    workload = Asked(count * policies, kinds * policies, samples, shapes, longest, response)
-    yield from rollouts(runtime, name, workload, policy_shapes(runtime))
+    params, shapes = stage.sampling.params(runtime.stop_ids), sampling_shapes(runtime, stage)
+    prompts, calls = runtime.problem_counts[split_of(stage)] * policies, kinds * policies
+    yield from rollouts(runtime, name, Workload(params, samples, shapes, "", "", prompts, calls, response))
 
 
 def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:

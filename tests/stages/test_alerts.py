@@ -1,16 +1,15 @@
 """What is said to have gone wrong in a stage: the rules, and that each is said once."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from worlds import Opened, only, run, training
 
-from g2d_jax import graph, pipeline
-from g2d_jax.config import Config, Offline, Online, Optimizer
+from g2d_jax.config import Offline, Online, Optimizer
 from g2d_jax.config_io import to_dict
 from g2d_jax.report.page import text as markdown
 from g2d_jax.report.read import read_run
@@ -19,21 +18,14 @@ from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import SIGNAL_ADVICE, collapse, scarce
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import open_trainer
-from g2d_jax.training import objectives
 
-Opened = Callable[..., Runtime]
 ONLINE = Online()
 
 
 @pytest.fixture
 def small(config: ConfigDict) -> ConfigDict:
     """One stage from random parameters."""
-    with config.unlocked():
-        config.stages = {"dpo": config.stages.dpo}
-    config.stages.dpo.policy = "init"
-    return config
+    return only(config, "dpo")
 
 
 def causes(found: list[alerts.Alert]) -> list[str]:
@@ -95,18 +87,17 @@ def test_short_runs_say_nothing() -> None:
 def test_a_collapse_is_said_once_also_after_a_restart(
     small: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runtime, stage = opened(small, tmp_path), Online(loss="dpo", sync_every=10)
-    how = {"policy": "init", "total": 40, "row_length": 64, "per": "tokens"}
+    runtime, stage = opened(small, tmp_path), Online(policy="init", loss="dpo", sync_every=10)
     lengths = falling(600, 60, 40)
-    for first in (0, 13, 26):  # three processes: what a checkpoint has of facts is JSON
-        with open_trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as trainer:
+    for first in (0, 13, 26):  # three processes: what a checkpoint has of it is JSON
+        with training(runtime, "dpo", 40, stage) as trainer:
             for i in range(first, min(first + 13, 40)):
                 trainer.step = i + 1
                 metrics = {"entropy": 0.3, "completions/mean_length": lengths[i], "reward": math.nan if i % 3 else 0.4}
-                alerts.watch(runtime, "dpo", stage, trainer, metrics)
+                alerts.watch(trainer, stage, metrics, kind="train")
             trainer.save_here()
     said = capsys.readouterr().out
-    (warning,) = alerts.evidence(trainer)["warnings"]
+    (warning,) = trainer.extra_state.warnings
     assert said.count("WARNING: ") == said.count("has collapsed") == 1 and warning["text"] in said
     assert warning["cause"] == "length"
     whole = {"completions/mean_length": lengths[: warning["step"]], "reward": [0.4] * 14}
@@ -120,13 +111,12 @@ def test_a_collapse_is_said_once_also_after_a_restart(
 
 
 def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    runtime, stage = opened(small, tmp_path), Offline(optimizer=Optimizer(eps=1e-8))
-    how = {"policy": "init", "total": 4, "row_length": 64, "per": "tokens"}
-    with open_trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as trainer:
+    stage = Offline(policy="init", optimizer=Optimizer(eps=1e-8))
+    with training(opened(small, tmp_path), "dpo", 4, stage) as trainer:
         for entropy, reward in ((0.5, 0.3), (0.2, 0.4), (0.4, 0.4), (0.05, 0.2)):
-            alerts.watch(runtime, "dpo", stage, trainer, {"entropy": entropy, "reward": reward}, kind="probe")
+            alerts.watch(trainer, stage, {"entropy": entropy, "reward": reward}, kind="probe")
             trainer.step += 1
-    (warning,) = trainer.extra_state["warnings"]
+    (warning,) = trainer.extra_state.warnings
     assert warning["text"] == (
         "dpo, step 3: the entropy of its samples has collapsed to 0.05 nats a token, 10% of what it was at the start. "
         "To try (arXiv 2506.21495): a larger Adam epsilon, optimizer.eps=1e-4 (now 1e-08); in place of this "
@@ -261,20 +251,19 @@ def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
     small: ConfigDict, tmp_path: Path, opened: Opened, total: int, expected: list[int]
 ) -> None:
     """And takes it back at its end, if the reward has risen by then."""
-    runtime, stage = opened(small, tmp_path), Online()
-    how = {"policy": "init", "total": total, "row_length": 64, "per": "tokens"}
-    with open_trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as trainer:
+    stage = Online(policy="init")
+    with training(opened(small, tmp_path), "dpo", total, stage) as trainer:
         for step in range(1, total + 1):
             trainer.step = step
             rise = 0.01 * max(step - 60, 0)
-            alerts.watch(runtime, "dpo", stage, trainer, {"reward": 0.3 + 0.01 * (step % 3) + rise})
+            alerts.watch(trainer, stage, {"reward": 0.3 + 0.01 * (step % 3) + rise}, kind="train")
             if step == 60:
-                assert [warning["step"] for warning in alerts.evidence(trainer)["warnings"]] == expected
-        alerts.conclude(runtime, "dpo", stage, trainer)
-        assert alerts.evidence(trainer) == {"warnings": []}
-        trainer.extra_state["rewards"] = [0.3] * total
-        alerts.conclude(runtime, "dpo", stage, trainer)
-        assert [warning["cause"] for warning in alerts.evidence(trainer)["warnings"]] == ["stalled"]
+                assert [warning["step"] for warning in trainer.extra_state.warnings] == expected
+        alerts.conclude(trainer, stage)
+        assert trainer.extra_state.warnings == []
+        trainer.extra_state.rewards = [0.3] * total
+        alerts.conclude(trainer, stage)
+        assert [warning["cause"] for warning in trainer.extra_state.warnings] == ["stalled"]
         trainer.step = 0
 
 
@@ -289,13 +278,11 @@ def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the
     config: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three problems, four a step, all rewards 0."""
-    with config.unlocked():
-        config.stages = {"warmup": config.stages.warmup}
+    only(config, "warmup").stages.warmup.update(steps=6, keep=())
     config.data.train.limit = 3
-    config.stages.warmup.update(policy="init", steps=6, keep=())
     write_json(tmp_path / "config.json", {"config": to_dict(config)})
     runtime = opened(config, tmp_path, lambda completions, **_: [0.0] * len(completions))
-    manifest = pipeline.run_stage(runtime, "warmup", graph.plan(Config.of(config)))
+    manifest = run(runtime)
     found = [(one["cause"], one["step"]) for one in manifest["warnings"]]
     assert [one for one in found if one[0] != "cut"] == [("data", 0), ("signal", 5)]
     said = capsys.readouterr().out

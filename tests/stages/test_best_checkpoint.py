@@ -1,16 +1,15 @@
 """Selection among kept checkpoints: scores from the answers on disk, and the choice as a policy like any other."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from etils import epath
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
+from worlds import Opened, run
 
-from g2d_jax import accounting, commands, graph, pipeline
+from g2d_jax import accounting, commands, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config
 from g2d_jax.config_io import from_dict, to_dict
@@ -24,8 +23,6 @@ from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.sweep.graph import build
 from g2d_jax.sweep.points import points
 from g2d_jax.workdir import claim
-
-Opened = Callable[..., Runtime]
 
 
 def negative(completions: list[str], **columns: object) -> list[float | None]:
@@ -52,10 +49,6 @@ def config(config: ConfigDict) -> ConfigDict:
         }
     config.reward.update(function="tiny:longest", scalar=True)
     return config
-
-
-def run(runtime: Runtime, name: str) -> dict[str, Any]:
-    return pipeline.run_stage(runtime, name, graph.plan(runtime.config))
 
 
 def shard(runtime: Runtime, step: int) -> list[ScoredRollout]:

@@ -2,25 +2,22 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from worlds import Opened, bits, only, run
 
 from g2d_jax import config as settings
-from g2d_jax import graph, pipeline
+from g2d_jax import pipeline
 from g2d_jax.config import Config, Online
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages.buffer import SyncWindow, window_at
 from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import Runtime
-
-Opened = Callable[..., Runtime]
+from g2d_jax.stages.windows import SyncWindow, window_at
 
 
 @pytest.fixture
@@ -28,15 +25,9 @@ def train(config: ConfigDict) -> ConfigDict:
     """One online stage alone, of 4 updates on 4 prompts with 4 responses each."""
     with config.unlocked():
         config.stages = {"train": config.stages.warmup}
-    config.stages.train.policy = "init"
-    config.stages.train.steps = 4
-    config.stages.train.keep = ()
+    only(config, "train").stages.train.update(steps=4, keep=())
     config.data.train.limit = 60
     return config
-
-
-def run(runtime: Runtime, name: str = "train") -> dict[str, object]:
-    return pipeline.run_stage(runtime, name, graph.plan(runtime.config))
 
 
 def metrics_of(workdir: Path, stage: str = "train") -> list[dict[str, float]]:
@@ -46,10 +37,6 @@ def metrics_of(workdir: Path, stage: str = "train") -> list[dict[str, float]]:
 
 def rollouts(workdir: Path, number: int, extra: str = "") -> list[object]:
     return read_rollouts(workdir / "01-train" / "rollouts" / f"step-{number:06d}{extra}.parquet")
-
-
-def bits(params: object) -> list[bytes]:
-    return [np.asarray(x).tobytes() for x in jax.tree.leaves(params)]
 
 
 def stage(**changes: int) -> Online:

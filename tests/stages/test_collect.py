@@ -2,18 +2,17 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pandas
 import pytest
 from ml_collections import ConfigDict
+from worlds import Opened, bits, only, run
 
 from g2d_jax import config as settings
-from g2d_jax import graph, pipeline
+from g2d_jax import pipeline
 from g2d_jax.config import Config
 from g2d_jax.data.preferences import random_pairs, to_preference
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
@@ -23,23 +22,14 @@ from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import collect, offline
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import Runtime, StopRun
+from g2d_jax.stages.runtime import StopRun
 from g2d_jax.study import informativeness
-
-Opened = Callable[..., Runtime]
 
 
 @pytest.fixture
 def small(config: ConfigDict) -> ConfigDict:
     """collect and dpo alone, from random parameters."""
-    with config.unlocked():
-        config.stages = {"collect": config.stages.collect, "dpo": config.stages.dpo}
-    config.stages.collect.policy = config.stages.dpo.policy = "init"
-    return config
-
-
-def stage(runtime: Runtime, name: str = "collect") -> dict[str, Any]:
-    return pipeline.run_stage(runtime, name, graph.plan(runtime.config))
+    return only(config, "collect", "dpo")
 
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -48,7 +38,7 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def test_sampled_pairs_are_read_by_pandas_and_counts_add_up(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    manifest = stage(opened(small, tmp_path))
+    manifest = run(opened(small, tmp_path))
     counts = manifest["counts"]
     assert counts["prompts"] == 8 == sum(counts[fate] for fate in collect.FATES)
     assert counts["rollouts"] == 32 and counts["unscorable_rollouts"] == counts["timeout_rollouts"] == 0
@@ -64,7 +54,7 @@ def test_sampled_pairs_are_read_by_pandas_and_counts_add_up(small: ConfigDict, t
 def test_the_window_of_pass_rates(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     small.stages.collect.min_pass_rate = small.stages.collect.max_pass_rate = 0.5
     runtime = opened(small, tmp_path)
-    counts = stage(runtime)["counts"]
+    counts = run(runtime)["counts"]
     assert counts["prompts"] == sum(counts[fate] for fate in collect.FATES) and counts["outside_window"] > 0
     rows = read_rollouts(tmp_path / "01-collect" / "rollouts")
     rates: dict[str, list[float]] = {}
@@ -76,7 +66,7 @@ def test_the_window_of_pass_rates(small: ConfigDict, tmp_path: Path, opened: Ope
 
 def test_all_pairs_are_those_of_the_pair_rule(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     runtime = opened(small, tmp_path)
-    stage(runtime)
+    run(runtime)
     prompts = {problem.id: problem.prompt for problem in runtime.problems["train"]}
     expected = []
     for group in groups_of(tmp_path / "01-collect"):
@@ -117,7 +107,7 @@ def test_stages_choose_from_the_rollouts_of_another(small: ConfigDict, tmp_path:
         unsure=dict(select="uncertain", max_pairs=5),
     )
     runtime = opened(config, tmp_path)
-    manifests = {name: stage(runtime, name) for name in pipeline.check(Config.of(config)).order}
+    manifests = {name: run(runtime, name) for name in pipeline.check(Config.of(config)).order}
     pairs = {name: read_preferences(runtime.folders[name] / "preferences") for name in manifests}
     assert {name: len(some) for name, some in pairs.items()} == dict(collect=18, few=5, many=9, sure=5, unsure=5)
     places = {name: [list(map(texts, pairs["collect"])).index(texts(p)) for p in some] for name, some in pairs.items()}
@@ -145,7 +135,7 @@ def test_stages_choose_from_the_rollouts_of_another(small: ConfigDict, tmp_path:
 
 def test_fewer_pairs_than_asked_for(small: ConfigDict, tmp_path: Path, opened: Opened, capsys: Any) -> None:
     small.stages.collect.max_pairs = 1000
-    manifest = stage(opened(small, tmp_path))
+    manifest = run(opened(small, tmp_path))
     counts = manifest["counts"]
     assert counts["pairs"] == counts["pairs_available"] > 0 and counts["pairs_missing"] == 1000 - counts["pairs"]
     assert f"the rollouts give {counts['pairs_missing']} pairs fewer than max_pairs, 1000" in capsys.readouterr().out
@@ -161,7 +151,7 @@ def test_shared_rollouts_from_an_archive_or_a_file(config: ConfigDict, tmp_path:
     config.stages.warmup.policy = "init"
     config.stages.archive1.rollouts = "archive"
     runtime = opened(config, tmp_path / "work")
-    manifests = {name: stage(runtime, name) for name in pipeline.check(Config.of(config)).order}
+    manifests = {name: run(runtime, name) for name in pipeline.check(Config.of(config)).order}
     assert [manifests[name]["counts"]["pairs"] for name in ("archive2", "mine", "mine2")] == [2, 4, 2]
     assert manifests["archive2"]["counts"]["prompts"] == manifests["archive1"]["counts"]["prompts"] == 12
     how = {
@@ -188,7 +178,7 @@ def test_informativeness_on_disk(small: ConfigDict, tmp_path: Path, opened: Open
         )
     small.stages.collect.max_pairs = 7
     runtime = opened(small, tmp_path)
-    measures = stage(runtime)["result"]["informativeness"]
+    measures = run(runtime)["result"]["informativeness"]
     folder = tmp_path / "01-collect"
     assert storage.read_json(folder / "informativeness.json") == measures
     groups = groups_of(folder)
@@ -204,7 +194,7 @@ def test_informativeness_on_disk(small: ConfigDict, tmp_path: Path, opened: Open
     gaps = [own[p.problem_id, p.chosen] - own[p.problem_id, p.rejected] for p in pairs]
     assert measures["pairs"]["pairs"] == 7.0 == len(pairs)
     assert measures["pairs"]["gap_mean"] == pytest.approx(np.mean(gaps))
-    (entry,) = stage(runtime, "evaluate")["result"]["policies"]
+    (entry,) = run(runtime, "evaluate")["result"]["policies"]
     answers = groups_of(tmp_path / "03-evaluate")
     assert entry["informativeness"] == storage.plain(informativeness.summary(answers))
 
@@ -216,7 +206,7 @@ def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(
     config.compute.generation_batch_size = 16  # those of a part
     whole = opened(config, tmp_path)
     for name in ("collect", "few"):
-        stage(whole, name)
+        run(whole, name)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")}
     for lost in (
         "*/manifest.json",
@@ -229,7 +219,7 @@ def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(
     times = {"seconds": 1000.0, "device_seconds": 8000.0, "verifier_cpu_seconds": 3.0}
     storage.write_json(tmp_path / "01-collect" / "rollouts" / "_part-00000.json", times)
     again = opened(config, tmp_path)
-    found = {name: stage(again, name) for name in ("collect", "few")}
+    found = {name: run(again, name) for name in ("collect", "few")}
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")} == files
     assert 1000 < found["collect"]["seconds"] < 2000 and found["collect"]["device_seconds"] > 8000
     assert found["collect"]["verifier_cpu_seconds"] >= 3
@@ -249,7 +239,7 @@ def test_no_pairs_stop_the_run_with_advice(
 ) -> None:
     runtime = opened(small, tmp_path, lambda completions, **_: [reward] * len(completions))
     with pytest.raises(StopRun, match=rf"collect: no preference pair from 8 prompts .*{advice}"):
-        stage(runtime)
+        run(runtime)
     assert len(read_rollouts(tmp_path / "01-collect" / "rollouts")) == 32  # kept all the same
     assert storage.finished(tmp_path / "01-collect") is None
 
@@ -261,9 +251,9 @@ def test_the_archive_costs_no_further_generation(config: ConfigDict, tmp_path: P
     config.stages.collect.policy = "warmup@1"
     config.stages.collect.rollouts = "archive"
     runtime = opened(config, tmp_path)
-    stage(runtime, "warmup")
+    run(runtime, "warmup")
     generated = runtime.sampler().usage.generated
-    manifest = stage(runtime)
+    manifest = run(runtime)
     assert runtime.sampler().usage.generated == generated > 0 == manifest["tokens"]["generated"]
     assert manifest["counts"]["prompts"] == 4  # of one step
     ids = {row.rollout.problem_id for row in read_rollouts(tmp_path / "01-warmup" / "rollouts" / "step-000000.parquet")}
@@ -283,7 +273,7 @@ def test_rollouts_made_elsewhere(small: ConfigDict, tmp_path: Path, opened: Open
     ]
     small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)
     small.reward.function = "verify"
-    manifest = stage(opened(small, tmp_path / "work", None))
+    manifest = run(opened(small, tmp_path / "work", None))
     assert manifest["counts"] == {
         **dict.fromkeys(collect.FATES, 0),
         **{"prompts": 3, "rollouts": 7, "unscorable_rollouts": 1, "timeout_rollouts": 0, "mixed": 3},
@@ -313,11 +303,11 @@ def test_a_reward_that_fails_names_its_stage_and_loses_nothing(
     )
     small.reward.function, small.reward.folder = "my_failing_rewards:exact", str(tmp_path)
     with pytest.raises(ValueError, match=r"^stages\.collect: reward exact .*, line 3, in .*: KeyError: '2'") as failed:
-        stage(opened(small, tmp_path / "work", None))
+        run(opened(small, tmp_path / "work", None))
     assert "response '\\\\boxed{3}'" in str(failed.value) and "same --workdir continues" in str(failed.value)
     sys.modules["my_failing_rewards"].labels["2"] = 1  # type: ignore[attr-defined]  # mended
     with pytest.raises(StopRun, match="no preference pair"):  # all are right
-        stage(opened(small, tmp_path / "work", None))
+        run(opened(small, tmp_path / "work", None))
 
 
 @pytest.mark.parametrize(
@@ -341,7 +331,7 @@ def test_broken_rows_are_named_by_file_and_line(
     good = {"prompt": "2+2=?", "completion": "\\boxed{4}", "reward": 1}
     small.stages.collect.rollouts = lines(tmp_path / "mine.jsonl", [good, row])
     with pytest.raises(ValueError, match=rf"mine\.jsonl, line 2: .*({message})"):
-        stage(opened(small, tmp_path / "work"))
+        run(opened(small, tmp_path / "work"))
 
 
 @pytest.mark.parametrize("loss_type", ["sigmoid", pytest.param("ipo", marks=pytest.mark.slow)])
@@ -349,30 +339,26 @@ def test_dpo_losses_start_at_the_reference(small: ConfigDict, tmp_path: Path, op
     small.stages.dpo.loss_type = loss_type
     small.stages.dpo.beta = 0.5
     runtime = opened(small, tmp_path)
-    stage(runtime)
-    manifest = stage(runtime, "dpo")
+    run(runtime)
+    manifest = run(runtime, "dpo")
     first = next(r["metrics"] for r in read_metrics(tmp_path) if (r["stage"], r["step"]) == ("dpo", 1))
     assert first["loss"] == pytest.approx({"sigmoid": np.log(2), "ipo": 1.0}[loss_type], rel=1e-5)  # ipo: (1/2β)²
     assert first["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
     assert manifest["counts"]["steps"] == max(manifest["counts"]["pairs"] // 8, 1)
     assert manifest["tokens"]["scored"] > 0
-    before, after = load_policy(runtime, "init"), load_policy(runtime, "dpo")
-    assert any(
-        np.any(np.asarray(x) != np.asarray(y)) for x, y in zip(*map(jax.tree.leaves, (before, after)), strict=True)
-    )
+    assert bits(load_policy(runtime, "init")) != bits(load_policy(runtime, "dpo"))
 
 
 def test_reference_logprobs_are_cached_for_this_policy_and_these_pairs(
     small: ConfigDict, tmp_path: Path, opened: Opened
 ) -> None:
     runtime = opened(small, tmp_path)
-    stage(runtime)
+    run(runtime)
     pairs = read_preferences(tmp_path / "01-collect" / "preferences")
     settings = small.stages.dpo
 
     def score(some: list[Any]) -> tuple[np.ndarray, Cost]:
-        tally = Cost()
-        return offline.reference_logprobs(runtime, "dpo", settings, some, 64, tally), tally
+        return offline.reference_logprobs(runtime, "dpo", settings, some, 64)
 
     def files() -> int:
         return len(list((tmp_path / "02-dpo").glob("reference-*.json")))
@@ -380,14 +366,14 @@ def test_reference_logprobs_are_cached_for_this_policy_and_these_pairs(
     values, cost = score(pairs)
     (file,) = (tmp_path / "02-dpo").glob("reference-*.json")
     content = storage.read_json(file)
-    storage.write_json(file, {**content, "logprobs": (values - 1).tolist()})  # to see that it is read
+    storage.write_json(file, {**content, "value": (values - 1).tolist()})  # to see that it is read
     again, same_cost = score(pairs)
     np.testing.assert_array_equal(again, values - 1)
     assert (same_cost.scored, same_cost.flops) == (cost.scored, cost.flops) and cost.scored > 0
     assert files() == 1
     score(pairs[1:])
     assert files() == 2
-    stage(runtime, "dpo")
+    run(runtime, "dpo")
     settings.policy = "dpo"  # another policy: its log-probabilities differ
     other, _ = score(pairs)
     assert files() == 3
@@ -395,12 +381,12 @@ def test_reference_logprobs_are_cached_for_this_policy_and_these_pairs(
 
 
 def test_pairs_of_a_file_train_as_well(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    stage(opened(small, tmp_path / "one"))
+    run(opened(small, tmp_path / "one"))
     with small.unlocked():
         small.stages = {"dpo": small.stages.dpo}
     small.stages.dpo.preferences = str(tmp_path / "one" / "01-collect" / "preferences")
     pipeline.check(Config.of(small))
-    manifest = stage(opened(small, tmp_path / "two"), "dpo")
+    manifest = run(opened(small, tmp_path / "two"), "dpo")
     assert manifest["counts"]["pairs"] == len(read_preferences(small.stages.dpo.preferences))
 
 

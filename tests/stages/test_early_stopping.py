@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from etils import epath
 from killed import Runs
 from ml_collections import ConfigDict
+from worlds import Opened, bits, run, training
 
 from g2d_jax import accounting, dryrun, graph, pipeline
 from g2d_jax import config as settings
@@ -26,12 +26,9 @@ from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.rollouts import correct
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import open_trainer
-from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 
 HERE = Path(__file__).parent
-Opened = Callable[..., Runtime]
 Manifests = dict[str, dict[str, Any]]
 
 
@@ -40,10 +37,10 @@ def early() -> ConfigDict:
     return resolve(str(HERE / "early.py"))
 
 
-def run(runtime: Runtime, until: str = "dpo") -> Manifests:
-    """The stages of the context's config up to one, in order."""
-    plan = graph.plan(runtime.config)
-    return {name: pipeline.run_stage(runtime, name, plan) for name in plan.order[: plan.order.index(until) + 1]}
+def run_until(runtime: Runtime, until: str = "dpo") -> Manifests:
+    """The stages of the config up to one, in order."""
+    order = graph.plan(runtime.config).order
+    return {name: run(runtime, name) for name in order[: order.index(until) + 1]}
 
 
 def elsewhere(runtime: Runtime, config: ConfigDict, workdir: Path) -> Runtime:
@@ -57,10 +54,6 @@ def changed(config: ConfigDict, **changes: Any) -> ConfigDict:
     other = config.copy_and_resolve_references()
     other.stages.warmup.update(changes)
     return other
-
-
-def same(one: Any, other: Any) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -141,15 +134,13 @@ def test_an_adaptive_stage_needs_verdicts_on_two_problems(early: ConfigDict, tmp
 
 def test_a_probe_without_a_verdict_is_none_of_two_in_a_row(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     forecast = {"accuracy": 0.5, "gain": 0.1, "slope": 0.0, "slope_error": 0.0, "step_flops": 1.0, "offline_flops": 1.0}
-    how = {"policy": "init", "total": 8, "row_length": 64, "per": "tokens"}
     runtime = opened(early, tmp_path, None)
-    stage, objective = runtime.config.stage("warmup", Online), objectives.sft(runtime.compute)
-    with open_trainer(runtime, "warmup", objective, stage.optimizer, **how) as trainer:
-        trainer.step, trainer.extra_state["probed"] = 6, [{"step": step} for step in (0, 2, 4, 5, 6)]
-        trainer.extra_state["probes"] = [{"step": step, "mixed": 0.5, **forecast} for step in (4, 6)]
-        assert not early_stopping.ends(runtime, "warmup", stage, trainer)
-        del trainer.extra_state["probed"][3]
-        assert early_stopping.ends(runtime, "warmup", stage, trainer)
+    with training(runtime, "warmup", 8) as trainer:
+        trainer.step, trainer.extra_state.prospects = 6, [{"step": step} for step in (0, 2, 4, 5, 6)]
+        trainer.extra_state.forecasts = [{"step": step, "mixed": 0.5, **forecast} for step in (4, 6)]
+        assert not early_stopping.ends(trainer, runtime.config.stage("warmup", Online))
+        del trainer.extra_state.prospects[3]
+        assert early_stopping.ends(trainer, runtime.config.stage("warmup", Online))
         trainer.step = 0
 
 
@@ -181,7 +172,7 @@ def test_offline_flops_are_those_counted_by_hand(config: ConfigDict, tmp_path: P
 def test_a_budget_ends_with_the_step_that_reaches_it(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     whole = changed(early, stop="steps", steps=3, keep=(0, 1, 2))
     runtime = opened(whole, tmp_path / "whole", None)
-    manifest = run(runtime, "warmup")["warmup"]
+    manifest = run(runtime, "warmup")
     assert manifest["stop"] == {"rule": "steps", "probes": []}
     at = {int(step): accounting.cost(record) for step, record in manifest["at"].items()}
     assert manifest["at"]["0"] == Cost().manifest()
@@ -198,7 +189,7 @@ def test_a_budget_ends_with_the_step_that_reaches_it(early: ConfigDict, tmp_path
         name = f"{measure}-{step}-{factor}"
         amount = max(at[step][measure] * factor, 1e-6)
         budgeted = changed(whole, stop="budget", budget={"measure": measure, "amount": amount}, keep=())
-        ended = run(elsewhere(runtime, budgeted, tmp_path / name), "warmup")["warmup"]
+        ended = run(elsewhere(runtime, budgeted, tmp_path / name), "warmup")
         assert ended["counts"]["steps"] == expected, name
         assert ended["counts"]["rollouts"] == expected * 4 * 4
         assert accounting.cost(ended)["flops"] == at[expected]["flops"]
@@ -222,10 +213,10 @@ def test_what_follows_goes_on_from_where_the_budget_ended_it(
     budgeted.stages.collect.rollouts = rollouts
     runtime = opened(budgeted, tmp_path, None)
     pipeline.check(Config.of(budgeted))
-    found = run(runtime)
+    found = run_until(runtime)
     assert found["warmup"]["counts"]["steps"] == 1
-    assert same(load_policy(runtime, "warmup"), load_policy(runtime, "warmup@1"))
-    assert not same(load_policy(runtime, "warmup"), load_policy(runtime, "init"))
+    assert bits(load_policy(runtime, "warmup")) == bits(load_policy(runtime, "warmup@1"))
+    assert bits(load_policy(runtime, "warmup")) != bits(load_policy(runtime, "init"))
     assert found["collect"]["counts"]["prompts"] == (8 if rollouts == "sample" else 4)
     assert found["dpo"]["counts"]["steps"] == 1
     if rollouts == "sample":
@@ -254,12 +245,12 @@ def estimated(runtime: Runtime, found: Manifests) -> float:
 def test_no_step_at_all_leaves_the_policy_it_starts_from(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     none = changed(early, stop="budget", steps=0, budget={"measure": "flops", "amount": 1.0})
     runtime = opened(none, tmp_path, None)
-    found = run(runtime)
+    found = run_until(runtime)
     assert found["warmup"]["counts"] == {"steps": 0, "prompts": 0, "rollouts": 0, "train_problems": 40}
     assert found["warmup"]["at"] == {"0": Cost().manifest()}
     assert found["warmup"]["stop"] == {"rule": "steps", "probes": []}
     assert Checkpoints(runtime.folders["warmup"] / "checkpoints").steps() == [0]
-    assert same(load_policy(runtime, "warmup"), load_policy(runtime, "init"))
+    assert bits(load_policy(runtime, "warmup")) == bits(load_policy(runtime, "init"))
     assert found["collect"]["counts"]["pairs"] > 0
     assert found["dpo"]["counts"]["steps"] == 1
 
@@ -279,12 +270,12 @@ def test_forecasts_wait_for_verdicts_and_a_finished_stage_says_the_same_again(
     early: ConfigDict, tmp_path: Path, opened: Opened
 ) -> None:
     runtime = opened(early, tmp_path, unscorable_at_first(3))  # the probe of no step, a batch, the probe of step 1
-    manifest = run(runtime, "warmup")["warmup"]
+    manifest = run(runtime, "warmup")
     probes = manifest["stop"]["probes"]
     assert probes[0]["step"] == 4  # before, the later half and two probes more had one without a verdict
     assert all(0 < probe["mixed"] <= 1 and 0 <= probe["accuracy"] <= 1 for probe in probes)
     (runtime.folders["warmup"] / storage.MANIFEST).unlink()
-    again = run(runtime, "warmup")["warmup"]  # from the checkpoint: nothing is done, what was seen is still there
+    again = run(runtime, "warmup")  # from the checkpoint: nothing is done, what was seen is still there
     clocked = {
         "started": 0,
         "checkpointing_seconds": 0,
@@ -295,7 +286,7 @@ def test_forecasts_wait_for_verdicts_and_a_finished_stage_says_the_same_again(
 
 def test_as_long_as_nothing_was_right_it_goes_on(early: ConfigDict, tmp_path: Path, opened: Opened) -> None:
     early.stages.warmup.steps = 4
-    manifest = run(opened(early, tmp_path, lambda completions, **_: [0.0] * len(completions)), "warmup")["warmup"]
+    manifest = run(opened(early, tmp_path, lambda completions, **_: [0.0] * len(completions)), "warmup")
     assert manifest["counts"]["steps"] == 4
     assert manifest["stop"]["rule"] == "steps"
     assert manifest["stop"]["probes"] == []  # nothing is known of either way to go on
@@ -323,7 +314,7 @@ def test_a_frozen_policy_has_slope_0_whatever_chooses_its_prompts(
     ):
         config = changed(frozen, **filters)
         pipeline.check(Config.of(config))
-        manifest = run(elsewhere(runtime, config, tmp_path / name), "warmup")["warmup"]
+        manifest = run(elsewhere(runtime, config, tmp_path / name), "warmup")
         assert manifest["stop"]["rule"] == "adaptive" and manifest["stop"]["step"] == 8
         forecasts.append(manifest["stop"]["probes"])
         assert [probe["step"] for probe in forecasts[-1]] == [6, 8]

@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import alike
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 from etils import epath
 from ml_collections import ConfigDict
+from worlds import Opened, only, run
 
-from g2d_jax import graph, pipeline
 from g2d_jax.config import Config
 from g2d_jax.data.packing import Group, Response, pack
 from g2d_jax.losses import group_advantages, token_weights
@@ -26,50 +27,29 @@ from g2d_jax.stages import batches
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.probes import reference_logprobs
-from g2d_jax.stages.rollouts import (
-    Draws,
-    Generation,
-    Groups,
-    count_rollouts,
-    read_sampled,
-    rewards,
-    sampled_groups,
-)
+from g2d_jax.stages.rollouts import Draws, Groups, count_rollouts, read_sampled, rewards, sampled_groups
 from g2d_jax.stages.runtime import Runtime, StopRun
+from g2d_jax.stages.workload import Workload
 from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.step import accumulate, put_batch
 from g2d_jax.workdir import claim
 
-Opened = Callable[..., Runtime]
-
 
 @pytest.fixture
 def warmup(config: ConfigDict) -> ConfigDict:
     """One online stage alone."""
-    with config.unlocked():
-        config.stages = {"warmup": config.stages.warmup}
-    config.stages.warmup.policy = "init"
-    config.stages.warmup.steps = 2
+    only(config, "warmup").stages.warmup.steps = 2
     return config
-
-
-def run(runtime: Runtime) -> dict[str, object]:
-    return pipeline.run_stage(runtime, "warmup", graph.plan(runtime.config))
 
 
 def sampled(runtime: Runtime, tmp_path: Path) -> tuple[Draws, Groups]:
     stage = runtime.config.stages["warmup"]
-    draws, params = [(problem, 0) for problem in runtime.problems["train"][:6]], runtime.sampling_params(stage.sampling)
-    return draws, sampled_groups(
-        runtime,
-        runtime.sampler().view(load_policy(runtime, "init")),
-        draws,
-        Generation(params, 4, runtime.sampling_shapes(stage, 6, 4, params), "test"),
-        policy="init",
-        shard=tmp_path / "shard.parquet",
-        tally=Cost(),
-    )
+    draws, params = [(problem, 0) for problem in runtime.problems["train"][:6]], stage.sampling.params(runtime.stop_ids)
+    workload = Workload(params, 4, runtime.sampling_shapes(stage, 6, 4, params), "test")
+    sampler_params = partial(runtime.sampler().view, load_policy(runtime, "init"))
+    parts = [(draws, epath.Path(tmp_path) / "shard.parquet")]
+    return draws, sampled_groups(runtime, sampler_params, parts, workload, policy="init", tally=Cost())
 
 
 def test_a_stage_with_more_steps_ends_like_one_that_had_them_from_the_start(

@@ -6,6 +6,7 @@ import gzip
 import json
 
 import pytest
+from worlds import run
 
 from g2d_jax import cli, pipeline
 from g2d_jax.config import Config, Logging
@@ -19,7 +20,7 @@ def traced(workdir) -> dict[str, bytes]:
 def test_a_window_is_traced_and_nothing_else(config, opened, tmp_path, capsys):
     config.stages.sft.steps = 4
     config.logging.profile = "sft:2-3"
-    pipeline.run_stage(opened(config, tmp_path), "sft", pipeline.check(Config.of(config)))
+    run(opened(config, tmp_path), "sft")
     found = traced(tmp_path)
     folder = "plugins/profile/sft-2-3"
     assert found.keys() == {f"{folder}/process-0.xplane.pb", f"{folder}/process-0.trace.json.gz"}
@@ -33,7 +34,7 @@ def test_a_window_is_traced_and_nothing_else(config, opened, tmp_path, capsys):
 def test_a_window_up_to_the_last_update(config, opened, tmp_path):
     config.stages.sft.steps = 2
     config.logging.profile = "sft:2-2"
-    pipeline.run_stage(opened(config, tmp_path), "sft", pipeline.check(Config.of(config)))
+    run(opened(config, tmp_path), "sft")
     assert len(traced(tmp_path)) == 2
 
 

@@ -25,7 +25,7 @@ from g2d_jax.stages import sft
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.external import external_groups
 from g2d_jax.stages.policies import base_of, base_path, frozen_params, load_policy, load_reference
-from g2d_jax.stages.rows import CPU_TOKENS, choose_row_length, pack_rows
+from g2d_jax.stages.rows import CPU_TOKENS, RowShape, choose_row_length, pack_rows
 
 
 def test_the_kernel_of_packed_rows_is_said_once(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:
@@ -48,10 +48,10 @@ def test_rows_are_as_long_as_leaves_them_full(config: ConfigDict, tmp_path: Path
     batches = [[group(64, *draw(16, 129, 2)) for _ in range(64)] for _ in range(8)]
     varying = choose_row_length(runtime, 320, batches[:4])
     assert 320 <= varying <= CPU_TOKENS
-    filled = [pack_rows(runtime, batch, varying, 64) for batch in batches[4:]]
+    filled = [pack_rows(runtime, batch, RowShape(varying, 64)) for batch in batches[4:]]
     assert min(packed.used / (packed.count * packed.arrays["tokens"][0].size) for packed in filled) > 0.9
     alike = [group(64, 128, 128)] * 8
-    packed = pack_rows(runtime, alike, choose_row_length(runtime, 320, [alike]), 8)
+    packed = pack_rows(runtime, alike, RowShape(choose_row_length(runtime, 320, [alike]), 8))
     assert packed.used == packed.count * packed.arrays["tokens"][0].size
     config.compute.row_length = 448
     assert choose_row_length(opened(config, tmp_path), 320, batches) == 448
@@ -118,7 +118,7 @@ def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(
     draw = np.random.default_rng(0).integers
     words = runtime.model_config.vocab_size
     some = [Group(draw(0, words, 9), [Response(draw(0, words, n)) for n in (5, 12)]) for _ in range(6)]
-    packed, tally = pack_rows(runtime, some, 32, 6), Cost()
+    packed, tally = pack_rows(runtime, some, RowShape(32, 6)), Cost()
     expected, scored = (runtime.score_logprobs(params, packed, tally) for params in (policy, reference))
     assert np.abs(expected).max() > 1
     np.testing.assert_array_equal(scored, expected)
