@@ -64,16 +64,16 @@ class Alert:
 # Reporting
 
 
-def say(runtime: Runtime, name: str, step: int, alerts: Iterable[Alert], said: list[dict[str, Any]]) -> None:
-    """Show the user the alerts whose cause is not among those `said`, and add them there; all processes call it.
+def say(runtime: Runtime, name: str, step: int, alerts: Iterable[Alert], warnings: list[dict[str, Any]]) -> None:
+    """Show the user the alerts whose cause is not among the warnings, and add them there; all processes call it.
 
-    said: {"cause", "step", "text", "values"} each, for the manifest; JSON.
+    warnings: {"cause", "step", "text", "values"} each, for the manifest; JSON.
     """
     for alert in alerts:
-        if alert.cause in {warning["cause"] for warning in said}:
+        if alert.cause in {warning["cause"] for warning in warnings}:
             continue
         text = f"{name}{f', step {step}' if step else ''}: {alert.text}"
-        said.append({"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)})
+        warnings.append({"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)})
         runtime.tracker.warn(name, step, alert.cause, text, alert.values)
 
 

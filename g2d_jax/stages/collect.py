@@ -63,13 +63,13 @@ def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
     described = describe(groups)
     preferences = _preferences(runtime, draws, groups, pairs)
     _write(folder / "preferences", preferences, _provenance(runtime, name, stage, counts))
-    said: list[dict[str, Any]] = []
+    warnings: list[dict[str, Any]] = []
     limit = sampler_settings(runtime, name).get("max_new_tokens")  # the sampler's; a file has none
-    alerts.say(runtime, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], said)
+    alerts.say(runtime, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], warnings)
     metrics = {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
     runtime.tracker.log(name, 0, metrics)
     result = {**_lengths(preferences), "rollouts": described, "informativeness": measures}
-    return {**tally.manifest(), "counts": counts, "result": result, "warnings": said}
+    return {**tally.manifest(), "counts": counts, "result": result, "warnings": warnings}
 
 
 def programs(runtime: Runtime, name: str, stage: Collect, response: int | None = None) -> Iterator[Program]:

@@ -115,13 +115,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def offline_flops(
-    config: ModelConfig,
-    collect: Collect,
-    offline: Offline,
-    recent: dict[str, float],
-    *,
-    prompts: int,
-    responses: int,
+    config: ModelConfig, collect: Collect, offline: Offline, recent: dict[str, float], *, prompts: int, responses: int
 ) -> float:
     """Estimate the cost of collecting and training offline, from mean lengths (tokens) and the share of mixed prompts.
 

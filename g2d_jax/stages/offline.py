@@ -63,7 +63,7 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     references, scoring = reference_logprobs(runtime, name, stage, pairs, row_length)
     lengths = _lengths(pairs)
     # Before training: it refuses responses without tokens.
-    before = informativeness.pair_summary(*references.T, *lengths) if stage.diagnose else {}
+    before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths) if stage.diagnose else {}
     signal, diagnosis = _gradient_signal(runtime, name, stage, pairs, references, row_length)
     order = problem_order(runtime.config, len(pairs), f"offline/{name}") if stage.shuffle else InOrder(len(pairs))
     objective, rows = objective_of(runtime.compute, stage), RowShape(row_length, batch_size)
@@ -88,7 +88,7 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
         alerts.alarm(trainer, alerts.displaced(float(change), stage))
     result = {
         "before": before,
-        "after": informativeness.pair_summary(*trained.T, *lengths),
+        "after": informativeness.pair_summary(trained[:, 0], trained[:, 1], *lengths),
         "margins": informativeness.margin_summary(stage.beta, references, trained),
         "signal": signal,
     }
@@ -244,17 +244,15 @@ def read(runtime: Runtime, stage: Offline) -> list[Preference]:
     return pairs
 
 
-def as_group(pair: Preference, reference: np.ndarray, weight: float) -> Group:
-    """Put chosen and rejected in one row, behind one copy of their prompt. reference: [2]."""
-    sides = zip((pair.chosen_ids, pair.rejected_ids), reference, strict=True)
-    responses = [Response(ids, {}, {"reference": float(value), "weight": weight}) for ids, value in sides]
-    return Group(pair.prompt_ids, responses, whole=True)
-
-
 def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
-    """Build a batch of pairs, weighted so that the loss is their mean."""
-    weights = dpo_weights(len(pairs))
-    return [as_group(p, r, float(w)) for p, r, w in zip(pairs, references, weights, strict=True)]
+    """Build a batch of pairs, weighted so that the loss is their mean; both sides of one in a row, behind one copy of
+    their prompt. references: summed log-probabilities under the reference, [pairs, 2]."""
+    groups = []
+    for pair, reference, weight in zip(pairs, references, dpo_weights(len(pairs)), strict=True):
+        sides = zip((pair.chosen_ids, pair.rejected_ids), reference, strict=True)
+        responses = [Response(ids, {}, {"reference": float(x), "weight": float(weight)}) for ids, x in sides]
+        groups.append(Group(pair.prompt_ids, responses, whole=True))
+    return groups
 
 
 def reference_logprobs(
@@ -267,9 +265,7 @@ def reference_logprobs(
     """
     file = runtime.folders[name] / f"reference-{storage.fingerprint(_inputs(runtime, stage, pairs, row_length))}.json"
     logprobs, cost = measured_once(
-        runtime,
-        file,
-        lambda cost: score_pairs(runtime, load_policy(runtime, stage.policy), pairs, row_length, cost),
+        runtime, file, lambda cost: score_pairs(runtime, load_policy(runtime, stage.policy), pairs, row_length, cost)
     )
     return np.asarray(logprobs, np.float32), cost
 

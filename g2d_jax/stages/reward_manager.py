@@ -119,14 +119,16 @@ class RewardManager:
         for task in dict.fromkeys(problem.task for problem in problems):
             if self._is_joint(task) != joint:
                 continue
-            places = [i for i, problem in enumerate(problems) if problem.task == task]
-            scorer, under_way = self._of(task), [begun[i] for i in places] if begun else []
+            indices = [i for i, problem in enumerate(problems) if problem.task == task]
+            scorer, under_way = self._of(task), [begun[i] for i in indices] if begun else []
             if isinstance(scorer, VerifierScorer) and under_way:
                 new = scorer.pool.finish([work for work in under_way if work is not None])
             else:
-                new = scorer([problems[i] for i in places], [texts[i] for i in places], [token_ids[i] for i in places])
-            for place, score in zip(places, new, strict=True):
-                merged[place] = score
+                new = scorer(
+                    [problems[i] for i in indices], [texts[i] for i in indices], [token_ids[i] for i in indices]
+                )
+            for index, score in zip(indices, new, strict=True):
+                merged[index] = score
         return merged
 
     def usage(self) -> dict[str, float]:

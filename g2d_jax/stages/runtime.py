@@ -53,20 +53,11 @@ class StopRun(ValueError):
     """The error that a run cannot go on usefully; the message says why and what to change. Nothing written is lost."""
 
 
-class _Results(Mapping[str, Any]):
-    """The programs' results by name; a look-up waits for the result."""
-
-    def __init__(self, futures: Mapping[str, Future[Any]]) -> None:
-        self._futures = futures
+class _Results(dict[str, Any]):
+    """The programs' results by name, from futures; a look-up waits for the result."""
 
     def __getitem__(self, name: str) -> Any:
-        return self._futures[name].result()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._futures)
-
-    def __len__(self) -> int:
-        return len(self._futures)
+        return super().__getitem__(name).result()
 
 
 @dataclass
@@ -295,7 +286,7 @@ class Runtime:
         """Let other threads compile programs of a stage, in their order, while this one goes on."""
         futures: dict[str, Future[Any]] = {}
         for program in programs:
-            results = _Results(dict(futures))
+            results = _Results(futures)
             futures[program.name] = self.ahead.compile(program.run, partial(program.compile, results))
 
     def sampler_params(self, policy: Decoder, weights: str = "") -> Decoder:

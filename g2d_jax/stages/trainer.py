@@ -229,14 +229,7 @@ class Trainer:
 
 @contextmanager
 def open_trainer(
-    runtime: Runtime,
-    name: str,
-    stage: TrainingStage,
-    objective: Objective,
-    *,
-    total: int,
-    per: str,
-    rows: RowShape,
+    runtime: Runtime, name: str, stage: TrainingStage, objective: Objective, *, total: int, per: str, rows: RowShape
 ) -> Iterator[Trainer]:
     """Yield a Trainer for one stage of `total` updates, resumed where it stopped; the other arguments are its fields.
 

@@ -81,12 +81,7 @@ def _generation(
             prefilled=share * workload.prompts * prompt,
         )
         yield Program(
-            name,
-            prefill,
-            jitted["prefill"],
-            partial(inputs_of_prefill, columns),
-            work,
-            resident=(*resident, state),
+            name, prefill, jitted["prefill"], partial(inputs_of_prefill, columns), work, resident=(*resident, state)
         )
     # A row's columns are written when a sample begins in it.
     responses = workload.prompts * workload.num_generations
