@@ -1,13 +1,11 @@
 """What is said to have gone wrong in a stage: the rules, and that each is said once."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
-from worlds import Opened, only, run, training
+from worlds import only, run, training
 
 from g2d_jax.config import Offline, Online, Optimizer
 from g2d_jax.config_io import to_dict
@@ -40,10 +38,9 @@ def falling(first: float, last: float, steps: int = 60, noise: float = 0.1) -> l
 
 # First and last value of entropy and reward as measured on chains: online GRPO of 20, 60 and 160 steps.
 @pytest.mark.parametrize(
-    ("entropy", "reward"),
-    [((0.35, 0.1), (0.33, 0.81)), ((0.136, 0.016), (0.47, 0.91)), ((0.195, 0.024), (0.33, 0.81))],
+    ("entropy", "reward"), [((0.35, 0.1), (0.33, 0.81)), ((0.136, 0.016), (0.47, 0.91)), ((0.195, 0.024), (0.33, 0.81))]
 )
-def test_a_healthy_run_is_left_alone(entropy: tuple[float, float], reward: tuple[float, float]) -> None:
+def test_a_healthy_run_is_left_alone(entropy, reward):
     series = {
         "entropy": falling(*entropy),
         "reward": falling(*reward),
@@ -71,12 +68,12 @@ def test_a_healthy_run_is_left_alone(entropy: tuple[float, float], reward: tuple
         ({"entropy": [0.0] * 60, "completions/mean_length": []}, []),
     ],
 )
-def test_what_has_collapsed(changes: dict[str, list[float]], expected: list[str]) -> None:
+def test_what_has_collapsed(changes, expected):
     flat = {"entropy": [0.3] * 60, "reward": [0.3] * 60, "completions/mean_length": [600.0] * 60}
     assert causes(collapse({**flat, **changes}, ONLINE)) == expected
 
 
-def test_short_runs_say_nothing() -> None:
+def test_short_runs_say_nothing():
     assert collapse({}, ONLINE) == []
     falls = [1.0] * 5 + [0.01] * 5
     assert collapse({"entropy": falls[:-1]}, ONLINE) == []
@@ -84,9 +81,7 @@ def test_short_runs_say_nothing() -> None:
     assert (alert.cause, alert.values) == ("entropy", {"first": 1.0, "last": 0.01})
 
 
-def test_a_collapse_is_said_once_also_after_a_restart(
-    small: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_collapse_is_said_once_also_after_a_restart(small, tmp_path, opened, capsys):
     runtime, stage = opened(small, tmp_path), Online(policy="init", loss="dpo", sync_every=10)
     lengths = falling(600, 60, 40)
     for first in (0, 13, 26):  # three processes: what a checkpoint has of it is JSON
@@ -110,7 +105,7 @@ def test_a_collapse_is_said_once_also_after_a_restart(
     assert "epsilon" not in warning["text"] and "entropy_coef" not in warning["text"]
 
 
-def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_a_probe_after_the_first_can_warn(small, tmp_path, opened):
     stage = Offline(policy="init", optimizer=Optimizer(eps=1e-8))
     with training(opened(small, tmp_path), "dpo", 4, stage) as trainer:
         for entropy, reward in ((0.5, 0.3), (0.2, 0.4), (0.4, 0.4), (0.05, 0.2)):
@@ -134,7 +129,7 @@ def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, ope
         ({"loss": "group_dpo", "sync_every": 5}, "limit", ["reference_sync=True", "a smaller sync_every (now 5)"]),
     ],
 )
-def test_remedies_are_those_not_taken_yet(changes: dict[str, Any], cause: str, expected: list[str]) -> None:
+def test_remedies_are_those_not_taken_yet(changes, cause, expected):
     found = alerts.remedies(cause, Online(**changes))
     assert len(found) == len(expected) and all(map(str.startswith, found, expected))
 
@@ -142,21 +137,15 @@ def test_remedies_are_those_not_taken_yet(changes: dict[str, Any], cause: str, e
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (
-            ("online", 3, 8, 30),
-            "3 problems for 30 steps of 8: each is drawn 80 times, some of them twice in a step. To",
-        ),
+        (("online", 3, 8, 30), "3 problems for 30 steps of 8: each is drawn 80 times, some of them twice in a step."),
         (("online", 7, 8, 1), "each is drawn 1 times, some of them twice in a step"),
         (("online", 100, 32, 200), "each is drawn 64 times. To try: more problems, a smaller prompts_per_step"),
         (("online", 20_000, 32, 160), ""),
-        (
-            ("sft", 64, 64, 21),
-            "64 examples for 21 steps of 64: each is drawn 21 times. To try: more examples, a smaller",
-        ),
+        (("sft", 64, 64, 21), "64 examples for 21 steps of 64: each is drawn 21 times. To try: more examples, a"),
         (("sft", 128_000, 64, 2000), ""),
     ],
 )
-def test_too_little_data_for_a_stage(arguments: tuple[str, int, int, int], expected: str) -> None:
+def test_too_little_data_for_a_stage(arguments, expected):
     found = scarce(*arguments)
     assert len(found) == bool(expected) and all(expected in alert.text for alert in found)
 
@@ -166,11 +155,7 @@ def test_too_little_data_for_a_stage(arguments: tuple[str, int, int, int], expec
     [
         ({"completions/clipped_ratio": 0.98}, ["cut"], "98% of its responses are cut at max_new_tokens, 256"),
         ({"completions/clipped_ratio": 0.5}, [], ""),
-        (
-            {"verdicts/unscorable": 0.15, "verdicts/timeout": 0.1},
-            ["ungraded"],
-            "25% of its responses could not be graded",
-        ),
+        ({"verdicts/unscorable": 0.15, "verdicts/timeout": 0.1}, ["ungraded"], "25% of its responses could not be"),
         ({"verdicts/unscorable": 0.1, "verdicts/timeout": 0.1}, [], ""),
         ({"frac_signal": 0.05, "reward": 0.001}, ["signal"], SIGNAL_ADVICE),
         ({"frac_signal": 0.05, "reward": 0.99}, ["signal"], "To try: harder problems, difficulty.max_pass_rate"),
@@ -178,13 +163,13 @@ def test_too_little_data_for_a_stage(arguments: tuple[str, int, int, int], expec
         ({}, [], ""),
     ],
 )
-def test_what_is_wrong_with_responses(shares: dict[str, float], expected: list[str], words: str) -> None:
+def test_what_is_wrong_with_responses(shares, expected, words):
     found = alerts.sampled(shares, 256)
     assert causes(found) == expected and all(words in alert.text for alert in found)
     assert "cut" not in causes(alerts.sampled(shares, None))
 
 
-def test_few_pairs_and_few_updates() -> None:
+def test_few_pairs_and_few_updates():
     assert alerts.few_updates(10, 8, 80) == []
     (alert,) = alerts.few_updates(2, 8, 17)
     assert alert.text.startswith("17 pairs make 2 updates of 8, which hardly move a policy. To try: more prompts")
@@ -213,11 +198,11 @@ def test_few_pairs_and_few_updates() -> None:
         ([50.0 + i for i in range(40)], []),
     ],
 )
-def test_a_reward_that_hardly_rises(rewards: list[float], expected: list[str]) -> None:
+def test_a_reward_that_hardly_rises(rewards, expected):
     assert causes(alerts.stalled(rewards, ONLINE)) == expected
 
 
-def test_what_is_said_of_a_reward_that_hardly_rises() -> None:
+def test_what_is_said_of_a_reward_that_hardly_rises():
     (alert,) = alerts.stalled([0.25, 0.25, 0.27, 0.25] * 5, ONLINE)
     x, y = np.arange(20), np.array([0.25, 0.25, 0.27, 0.25] * 5)
     (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
@@ -239,7 +224,7 @@ def test_what_is_said_of_a_reward_that_hardly_rises() -> None:
         (0.0, 100, 0.05, 0.9, 1.0),
     ],
 )
-def test_how_often_a_rise_is_called_stalled(rise: float, steps: int, noise: float, low: float, high: float) -> None:
+def test_how_often_a_rise_is_called_stalled(rise, steps, noise, low, high):
     """Of 500 stages whose true reward rises so much in all, each step with noise of this standard deviation."""
     rng = np.random.default_rng(0)
     runs = 0.4 + rise * np.linspace(0, 1, steps) + rng.normal(0, noise, (500, steps))
@@ -247,9 +232,7 @@ def test_how_often_a_rise_is_called_stalled(rise: float, steps: int, noise: floa
 
 
 @pytest.mark.parametrize(("total", "expected"), [(100, [50]), (99, [])])
-def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
-    small: ConfigDict, tmp_path: Path, opened: Opened, total: int, expected: list[int]
-) -> None:
+def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(small, tmp_path, opened, total, expected):
     """And takes it back at its end, if the reward has risen by then."""
     stage = Online(policy="init")
     with training(opened(small, tmp_path), "dpo", total, stage) as trainer:
@@ -267,7 +250,7 @@ def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
         trainer.step = 0
 
 
-def test_chosen_responses_that_become_unlikely() -> None:
+def test_chosen_responses_that_become_unlikely():
     dpo = Offline()
     assert alerts.displaced(-0.1, dpo) == alerts.displaced(0.5, dpo) == alerts.displaced(math.nan, dpo) == []
     (alert,) = alerts.displaced(-0.31, dpo)
@@ -275,8 +258,8 @@ def test_chosen_responses_that_become_unlikely() -> None:
 
 
 def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the_report(
-    config: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
-) -> None:
+    config, tmp_path, opened, capsys
+):
     """Three problems, four a step, all rewards 0."""
     only(config, "warmup").stages.warmup.update(steps=6, keep=())
     config.data.train.limit = 3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from etils import epath
 from ml_collections import ConfigDict
-from worlds import Opened, run
+from worlds import run
 
 from g2d_jax import config as settings
 from g2d_jax import graph
@@ -52,7 +52,7 @@ def evaluated(runtime: Runtime) -> dict[str, Any]:
     return [run(runtime, name) for name in graph.plan(runtime.config).order][-1]["result"]
 
 
-def test_without_verdicts_there_are_rewards_and_no_accuracy(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, opened):
     runtime = opened(scalar(config), tmp_path, None)
     result = evaluated(runtime)
     means = []
@@ -85,7 +85,7 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config: ConfigDict, 
     assert "0/2" not in html and "wrong in both" not in html and "v-scored" in html
 
 
-def test_a_mixed_evaluation_keeps_its_tasks_apart(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_a_mixed_evaluation_keeps_its_tasks_apart(config, tmp_path, opened):
     runtime = opened(mixed(config), tmp_path, None)
     result = evaluated(runtime)
     tasks = {problem.id: problem.task for problem in runtime.problems["dev"]}
@@ -112,7 +112,7 @@ def test_a_mixed_evaluation_keeps_its_tasks_apart(config: ConfigDict, tmp_path: 
     assert "| pass@1 % |" in text and "| chat reward |" in text and "NaN" not in text
 
 
-def test_one_task_with_verdicts_has_no_tasks(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_one_task_with_verdicts_has_no_tasks(config, tmp_path, opened):
     config.stages.evaluate.policies = ("init",)
     with config.unlocked():
         del config.stages.sft

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
-from worlds import Opened, bits, only, run, training
+from worlds import bits, only, run, training
 
 from g2d_jax.config import Sampling
 from g2d_jax.data.packing import Group, Response
@@ -38,9 +38,7 @@ def groups(runtime: Runtime, weight: float | None = None) -> list[Group]:
     return [replace(found[0], responses=[first]), *found[1:]]
 
 
-def test_skipped_updates_leave_no_trace_but_their_count(
-    only_sft: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_skipped_updates_leave_no_trace_but_their_count(only_sft, tmp_path, opened, capsys):
     """Over a restart too: the schedule goes on where it was, and the learning rates in the log are those used."""
     runtime = opened(only_sft, tmp_path / "with")
     with training(runtime, "sft", 6) as trainer:
@@ -72,7 +70,7 @@ def test_skipped_updates_leave_no_trace_but_their_count(
     assert said.count("is skipped") == 1 and "sft: update 2 is skipped, it is not finite (loss NaN" in said
 
 
-def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft, tmp_path, opened):
     only_sft.faults.max_skipped = 2
     runtime = opened(only_sft, tmp_path)
     with (
@@ -92,7 +90,7 @@ def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft: ConfigDict, tm
 
 
 @pytest.mark.slow
-def test_beside_a_quantised_base_training_goes_on(only_sft: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_beside_a_quantised_base_training_goes_on(only_sft, tmp_path, opened):
     """The codes are trainer again at every start, and the checkpoint holds adapters alone."""
     pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
     only_sft.lora.update(rank=2, targets=("q_proj",), quantise="nf4")
@@ -112,7 +110,7 @@ def test_beside_a_quantised_base_training_goes_on(only_sft: ConfigDict, tmp_path
         assert bits(trainer.state) == expected
 
 
-def test_a_sick_policy_is_not_sampled_from(only_sft: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_a_sick_policy_is_not_sampled_from(only_sft, tmp_path, opened):
     runtime = opened(only_sft, tmp_path)
     params = load_policy(runtime, "init")
     sampler, problem = runtime.sampler(), runtime.problems["train"][0]
@@ -138,9 +136,7 @@ def damage(folder: Path, name: str) -> None:
     DAMAGES[name](max((f for f in (folder / "params" / "d").iterdir()), key=lambda f: f.stat().st_size))
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
-    only_sft: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(only_sft, tmp_path, opened, capsys):
     """And ends like a run that was never disturbed; with none before it, it starts the stage again."""
     whole = opened(only_sft, tmp_path / "whole")
     run(whole)
@@ -166,9 +162,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
         assert storage.finished(workdir / "01-sft")
 
 
-def test_two_damaged_checkpoints_in_a_row_end_the_run_and_none_is_lost(
-    only_sft: ConfigDict, tmp_path: Path, opened: Opened
-) -> None:
+def test_two_damaged_checkpoints_in_a_row_end_the_run_and_none_is_lost(only_sft, tmp_path, opened):
     """That may be the fault of what reads them."""
     run(opened(only_sft, tmp_path))
     (tmp_path / "01-sft" / "manifest.json").unlink()
@@ -180,7 +174,7 @@ def test_two_damaged_checkpoints_in_a_row_end_the_run_and_none_is_lost(
     assert (tmp_path / "01-sft" / "checkpoints" / "4").is_dir()
 
 
-def test_another_models_checkpoint_is_not_damage(only_sft: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_another_models_checkpoint_is_not_damage(only_sft, tmp_path, opened):
     runtime = opened(only_sft, tmp_path)
     with training(runtime, "sft", 6) as trainer:
         trainer.save_here()

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
-from worlds import Opened, bits, only, run
+from worlds import bits, only, run
 
 from g2d_jax import pipeline
 from g2d_jax.config import Config
@@ -46,18 +46,8 @@ def made(count: int) -> list[Preference]:
         return rng.integers(1, 12, length).astype(np.int32)
 
     def pair(i: int) -> Preference:
-        chosen, rejected = ids(1 + i % 6), ids(1 + (i + 3) % 6)
-        return Preference(
-            problem_id=f"other-{i}",
-            prompt="1+1=?",
-            chosen="2",
-            rejected="3",
-            prompt_ids=ids(4),
-            chosen_ids=chosen,
-            rejected_ids=rejected,
-            chosen_reward=1.0,
-            rejected_reward=0.0,
-        )
+        prompt, chosen, rejected = ids(4), ids(1 + i % 6), ids(1 + (i + 3) % 6)
+        return Preference(f"other-{i}", "1+1=?", "2", "3", prompt, chosen, rejected, 1.0, 0.0)
 
     return [pair(i) for i in range(count)]
 
@@ -79,7 +69,7 @@ def floats(values: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
-def test_nothing_learnt_is_no_reward(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_nothing_learnt_is_no_reward(small, tmp_path, opened):
     small.stages.dpo.optimizer.learning_rate = 0.0
     result = run(opened(small, tmp_path))["result"]
     margins = floats(result["margins"])
@@ -93,7 +83,7 @@ def test_nothing_learnt_is_no_reward(small: ConfigDict, tmp_path: Path, opened: 
     assert result["signal"]["signal"] > 0  # the gradient is not
 
 
-def test_what_is_measured_is_what_the_table_holds(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_what_is_measured_is_what_the_table_holds(small, tmp_path, opened):
     runtime = opened(small, tmp_path)
     manifest = run(runtime)
     table = read_columns(tmp_path / "01-dpo" / "pairs.parquet")
@@ -121,7 +111,7 @@ def test_what_is_measured_is_what_the_table_holds(small: ConfigDict, tmp_path: P
     assert logged["metrics"]["signal/ratio"] == signal["ratio"]
 
 
-def test_a_restart_measures_the_same(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_a_restart_measures_the_same(small, tmp_path, opened):
     runtime = opened(small, tmp_path)
     first = run(runtime)
     folder = tmp_path / "01-dpo"
@@ -135,7 +125,7 @@ def test_a_restart_measures_the_same(small: ConfigDict, tmp_path: Path, opened: 
     assert without_seconds(again(runtime)) == without_seconds(first)
 
 
-def test_diagnosis_is_paid_apart_and_changes_nothing(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_diagnosis_is_paid_apart_and_changes_nothing(small, tmp_path, opened):
     diagnosed = opened(small, tmp_path / "with")
     one = run(diagnosed)
     small.stages.dpo.diagnose = False
@@ -156,7 +146,7 @@ def test_diagnosis_is_paid_apart_and_changes_nothing(small: ConfigDict, tmp_path
     assert bits(load_policy(diagnosed, "dpo")) == bits(load_policy(plain, "dpo"))
 
 
-def test_the_gradient_is_that_of_the_loss_that_trains(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_the_gradient_is_that_of_the_loss_that_trains(small, tmp_path, opened):
     def measured(workdir: Path, factor: float) -> dict[str, float]:
         def scaled(compute: Compute) -> Objective:
             inner = objectives.dpo(compute, beta=0.1, label_smoothing=0.0, loss_type="sigmoid")
@@ -178,7 +168,7 @@ def test_the_gradient_is_that_of_the_loss_that_trains(small: ConfigDict, tmp_pat
     assert (one["batches"], one["pairs_per_batch"]) == (8, 1)
 
 
-def test_an_empty_response_is_refused_before_training(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_an_empty_response_is_refused_before_training(small, tmp_path, opened):
     pairs = made(4)
     pairs[2] = dataclasses.replace(pairs[2], rejected_ids=np.zeros(0, np.int32))
     write_preferences(tmp_path / "pairs.parquet", pairs)
@@ -187,16 +177,14 @@ def test_an_empty_response_is_refused_before_training(small: ConfigDict, tmp_pat
     assert not (tmp_path / "01-dpo" / "checkpoints").exists()
 
 
-def test_the_signal_alone_can_be_left_out(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_the_signal_alone_can_be_left_out(small, tmp_path, opened):
     small.stages.dpo.signal_pairs = 0
     manifest = run(opened(small, tmp_path))
     assert manifest["result"]["signal"] == {} and manifest["diagnosis"]["tokens"]["trained"] == 0
     assert manifest["result"]["after"]["pairs"] == PAIRS
 
 
-def test_one_pair_has_no_noise_to_see(
-    small: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_pair_has_no_noise_to_see(small, tmp_path, opened, capsys):
     write_preferences(tmp_path / "pairs.parquet", made(1))
     manifest = run(opened(small, tmp_path))
     assert manifest["result"]["signal"] == {} and manifest["result"]["before"]["pairs"] == 1
@@ -204,7 +192,7 @@ def test_one_pair_has_no_noise_to_see(
     assert "dpo: the gradient's signal is not measured, that takes at least 2 pairs" in output.out + output.err
 
 
-def test_settings_that_cannot_work_are_refused(small: ConfigDict) -> None:
+def test_settings_that_cannot_work_are_refused(small):
     pipeline.check(Config.of(small))
     small.stages.dpo.signal_pairs = 1
     with pytest.raises(ValueError, match=r"stages\.dpo\.signal_pairs must be at least 2, or 0 .* got 1"):
@@ -215,7 +203,7 @@ def test_settings_that_cannot_work_are_refused(small: ConfigDict) -> None:
     ("pairs", "wanted", "batches", "size"),
     [(1000, 256, 16, 16), (1000, 40, 16, 2), (40, 256, 16, 2), (5, 256, 5, 1), (100, 2, 2, 1), (100, 0, 0, 0)],
 )
-def test_batches_of_the_signal(pairs: int, wanted: int, batches: int, size: int) -> None:
+def test_batches_of_the_signal(pairs, wanted, batches, size):
     draws = offline.signal_draws(Order(pairs, 7), wanted)
     assert [len(drawn) for drawn in draws] == [size] * batches
     flat = [index for drawn in draws for index in drawn]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from alike import arrays, contents
-from worlds import Opened, training
+from worlds import training
 
 from g2d_jax.config import Sft
 from g2d_jax.config_load import resolve
@@ -27,7 +27,7 @@ TINY = str(Path(__file__).parents[1] / "tiny.py")
 
 
 @pytest.mark.parametrize("overrides", SETTINGS.values(), ids=SETTINGS)
-def test_what_is_continued_ends_like_what_never_stopped(overrides: list[str], opened: Opened, tmp_path: Path) -> None:
+def test_what_is_continued_ends_like_what_never_stopped(overrides, opened, tmp_path):
     """It stops after update 3, of which nothing is kept: the checkpoint is that of update 2."""
     config = resolve(TINY, overrides)
 

@@ -2,13 +2,12 @@
 
 import shutil
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
-from worlds import Opened, bits, only, training
+from worlds import bits, only, training
 
 from g2d_jax import config as settings
 from g2d_jax.config import Config, Offline
@@ -53,7 +52,7 @@ def trained(runtime: Runtime) -> tuple[Trainer, dict[str, Any]]:
         return trainer, trainer.finish({})
 
 
-def test_what_a_probe_measures(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_what_a_probe_measures(small, tmp_path, opened):
     runtime = opened(small, tmp_path)
     trainer, manifest = trained(runtime)
     probes = manifest["dynamics"]["probes"]
@@ -84,7 +83,7 @@ def test_what_a_probe_measures(small: ConfigDict, tmp_path: Path, opened: Opened
     assert [{"step": record["step"], **record["metrics"]} for record in logged] == probes
 
 
-def test_probes_change_nothing_in_the_policy(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_probes_change_nothing_in_the_policy(small, tmp_path, opened):
     one, _ = trained(opened(small, tmp_path / "with"))
     small.stages.dpo.probe.every = 0
     other, manifest = trained(opened(small, tmp_path / "without"))
@@ -93,7 +92,7 @@ def test_probes_change_nothing_in_the_policy(small: ConfigDict, tmp_path: Path, 
     assert one.tally.flops == other.tally.flops and one.tally.trained == other.tally.trained
 
 
-def test_a_restart_reads_the_probes_back(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_a_restart_reads_the_probes_back(small, tmp_path, opened):
     whole, folder = trained(opened(small, tmp_path / "whole"))[1]["dynamics"], tmp_path / "01-dpo"
     first = trained(opened(small, tmp_path))[1]["dynamics"]
     runtime = opened(small, tmp_path)
@@ -113,7 +112,7 @@ def test_a_restart_reads_the_probes_back(small: ConfigDict, tmp_path: Path, open
             assert other["probe_cost"][key] == first["probe_cost"][key]
 
 
-def test_a_probe_is_made_once_a_step(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_a_probe_is_made_once_a_step(small, tmp_path, opened):
     runtime = opened(small, tmp_path)
     stage = runtime.config.stage("dpo", Offline)
     with training(runtime, "dpo", 5) as trainer:
@@ -129,13 +128,13 @@ def test_a_probe_is_made_once_a_step(small: ConfigDict, tmp_path: Path, opened: 
     ("change", "message"),
     [({"every": -1}, "probe.every"), ({"prompts": 0}, "at least 1"), ({"split": "all"}, "train, dev, test")],
 )
-def test_settings_that_cannot_work_are_refused(small: ConfigDict, change: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_work_are_refused(small, change, message):
     small.stages.dpo.probe.update(change)
     with pytest.raises(ValueError, match=message):
         Config.of(small)
 
 
-def test_probes_take_every_task_in_turn() -> None:
+def test_probes_take_every_task_in_turn():
     made = [Problem(f"{task}{i}", "1", task=task) for task, count in (("a", 4), ("b", 2)) for i in range(count)]
     assert [problem.id for problem in probes.probed(made, 5)] == ["a0", "b0", "a1", "b1", "a2"]
     assert [problem.id for problem in probes.probed(made[:4], 3)] == ["a0", "a1", "a2"]

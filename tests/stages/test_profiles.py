@@ -39,7 +39,7 @@ def test_a_window_up_to_the_last_update(config, opened, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "sft", "sft:3", "sft:3-2", "sft:0-1", "sft:1-x", "sft:-1-1", "a b:1-2"])
-def test_what_is_no_window(text: str):
+def test_what_is_no_window(text):
     with pytest.raises(ValueError, match="write STAGE:START-STOP"):
         _ = Logging(profile=text)
 
@@ -52,7 +52,7 @@ def test_what_is_no_window(text: str):
         ("sft:3-7", "but sft has 6 updates"),
     ],
 )
-def test_a_window_that_cannot_come_is_refused(config, text: str, message: str):
+def test_a_window_that_cannot_come_is_refused(config, text, message):
     config.logging.profile = text
     with pytest.raises(ValueError, match=message):
         pipeline.check(Config.of(config))

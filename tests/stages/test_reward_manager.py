@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from etils import epath
 from judge_server import serving
-from worlds import Opened, only, run
+from worlds import only, run
 
 from g2d_jax import config as settings
 from g2d_jax.config import Reward
@@ -41,7 +41,7 @@ def scorers(tmp_path: Path) -> Iterator[Callable[..., RewardManager]]:
         one.close()
 
 
-def test_the_problem_carries_its_reward(scorers: Callable[..., RewardManager]) -> None:
+def test_the_problem_carries_its_reward(scorers):
     score = scorers(
         main={}, even={"function": "tiny:even"}, long={"function": "tiny:longest", "scalar": True, "correct_above": 0.5}
     )
@@ -51,7 +51,7 @@ def test_the_problem_carries_its_reward(scorers: Callable[..., RewardManager]) -
     assert [one.verdict.value for one in found] == ["correct", "scored", "incorrect", "incorrect"]
 
 
-def test_verifiers_start_early_where_answers_are_more_than_numbers(scorers: Callable[..., RewardManager]) -> None:
+def test_verifiers_start_early_where_answers_are_more_than_numbers(scorers):
     numbers = [Problem("a", "1+1", "2"), Problem("b", "1/2", r"\\frac{1}{2}")]
     for problems, started in ((numbers, 0), ([*numbers, Problem("c", "x", "x+1")], 1)):
         verifiers = scorers(main={"workers": 1})
@@ -59,7 +59,7 @@ def test_verifiers_start_early_where_answers_are_more_than_numbers(scorers: Call
         assert len(verifiers._pools) == started
 
 
-def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path: Path, opened: Opened):
+def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path, opened):
     """Rollouts, rewards and pairs of a stage; the judge rates by length."""
     only(config, "collect").stages.collect.pairs_per_prompt = 1
 
