@@ -123,7 +123,7 @@ def measurements(folder: Path, output: Path, mesh: Mesh) -> dict[str, Any]:
     model, loading = measured(lambda: jax.block_until_ready(hf.load(folder, mesh=mesh)))
     resident = sum(part.data.nbytes for leaf in jax.tree.leaves(model) for part in leaf.addressable_shards)
     config = dataclasses.replace(model.config, lora=Lora(32, 64.0))
-    policy = jax.block_until_ready(init_params.beside(lora.frozen(model, config), config, mesh, 0))
+    policy = jax.block_until_ready(init_params.add_lora(lora.frozen(model, config), config, mesh, 0))
     found = {"resident": resident, "load": loading}
     for name, made in {"export": model, "merge": policy}.items():
         _, found[name] = measured(

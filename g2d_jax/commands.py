@@ -286,7 +286,7 @@ def sample(
         samplings = [stage.sampling for stage in runtime.config.stages.values() if isinstance(stage, SamplingStage)]
         if not samplings:
             raise ValueError("the run has no stage with sampling settings")
-        params = runtime.sampling_params(samplings[0], temperature=temperature)
+        params = samplings[0].params(runtime.stop_ids, temperature=temperature)
         view = runtime.sampler().view(load_policy(runtime, chosen))
         if prompts is None:
             return _answers(runtime, chosen, view, params, runtime.problems["test"][:count], 1)

@@ -80,7 +80,7 @@ def _check(runtime: Runtime) -> None:
             sft.row_length(runtime, stage, examples)
             alerts.say(runtime, name, 0, alerts.scarce("sft", len(examples), stage.batch_size, stage.steps), [])
         elif isinstance(stage, Online):
-            online.row_length(runtime, stage)
+            online.row_shape(runtime, stage)
             train_order(runtime.config, runtime.problems["train"], name)
             early_stopping.check_problems(runtime, stage)
             count = len(runtime.problems["train"])

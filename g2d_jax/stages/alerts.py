@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from g2d_jax.config import Offline, Online
 from g2d_jax.stages.runtime import Runtime
@@ -64,77 +64,63 @@ class Alert:
 # Reporting
 
 
-def say(runtime: Runtime, name: str, step: int, alerts: Iterable[Alert], said: list[dict[str, Any]]) -> None:
-    """Show the user the alerts whose cause is not among those `said`, and add them there; all processes call it.
+def say(runtime: Runtime, name: str, step: int, alerts: Iterable[Alert], warnings: list[dict[str, Any]]) -> None:
+    """Show the user the alerts whose cause is not among the warnings, and add them there; all processes call it.
 
-    said: {"cause", "step", "text", "values"} each, for the manifest; JSON.
+    warnings: {"cause", "step", "text", "values"} each, for the manifest; JSON.
     """
     for alert in alerts:
-        if alert.cause in {warning["cause"] for warning in said}:
+        if alert.cause in {warning["cause"] for warning in warnings}:
             continue
         text = f"{name}{f', step {step}' if step else ''}: {alert.text}"
-        said.append({"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)})
+        warnings.append({"cause": alert.cause, "step": step, "text": text, "values": dict(alert.values)})
         runtime.tracker.warn(name, step, alert.cause, text, alert.values)
 
 
-def alarm(runtime: Runtime, name: str, trainer: Trainer, alerts: Iterable[Alert]) -> None:
+def alarm(trainer: Trainer, alerts: Iterable[Alert]) -> None:
     """Show alerts at a Trainer's step; those already shown are part of the state with which the stage resumes."""
-    say(runtime, name, trainer.step, alerts, trainer.extra_state.setdefault("warnings", []))
-
-
-def evidence(trainer: Trainer) -> dict[str, Any]:
-    """Return {"warnings": …} for the manifest."""
-    return {"warnings": trainer.extra_state.get("warnings", [])}
+    say(trainer.runtime, trainer.name, trainer.step, alerts, trainer.extra_state.warnings)
 
 
 def watch(
-    runtime: Runtime,
-    name: str,
-    stage: Online | Offline,
-    trainer: Trainer,
-    metrics: Mapping[str, float],
-    *,
-    kind: str = "train",
+    trainer: Trainer, stage: Online | Offline, metrics: Mapping[str, float], *, kind: Literal["train", "probe"]
 ) -> None:
     """Add a step's metrics to the series of `WATCHED`, and warn of what has gone wrong.
 
     Call it once a step, after the update. kind: series of different kinds are not compared; "probe" is judged on
-    single values. trainer.extra_state holds the first and the last values of each series, and all rewards of training.
+    single values.
     """
     window = PROBE_WINDOW if kind == "probe" else WINDOW
-    series = trainer.extra_state.setdefault("watched", {}).setdefault(kind, {})
+    series = trainer.extra_state.series.setdefault(kind, {})
     for metric in WATCHED:
         if math.isfinite(value := float(metrics.get(metric, math.nan))):
             values = series.setdefault(metric, [])
             values.append(value)
             del values[window:-window]
     sampling = stage.probe_sampling if isinstance(stage, Offline) else stage.sampling
-    alerts = [*collapse(series, stage, window), *sampled(_latest(series, window), sampling.max_new_tokens)]
-    alarm(runtime, name, trainer, alerts)
+    latest = {name: statistics.fmean(values[-window:]) for name, values in series.items() if len(values) >= window}
+    alarm(trainer, [*collapse(series, stage, window), *sampled(latest, sampling.max_new_tokens)])
     if kind == "train" and math.isfinite(reward := float(metrics.get("reward", math.nan))):
-        trainer.extra_state.setdefault("rewards", []).append(reward)
+        trainer.extra_state.rewards.append(reward)
         if trainer.total >= HALFWAY and trainer.step == trainer.total // 2:
-            conclude(runtime, name, stage, trainer)
+            conclude(trainer, stage)
 
 
-def conclude(runtime: Runtime, name: str, stage: Online | Offline, trainer: Trainer) -> None:
+def conclude(trainer: Trainer, stage: Online | Offline) -> None:
     """Warn of what only the whole of an online stage shows, or half of a long one; withdraw what no longer holds.
 
     A warning that is withdrawn stays in the log of metrics, but not in the manifest, and so not in the report.
     """
-    warnings = trainer.extra_state.setdefault("warnings", [])
+    warnings = trainer.extra_state.warnings
     causes = {warning["cause"] for warning in warnings}
-    alerts = stalled(trainer.extra_state.get("rewards", []), stage)
+    alerts = stalled(trainer.extra_state.rewards, stage)
     if "stalled" in causes and not alerts:
         warnings[:] = [warning for warning in warnings if warning["cause"] != "stalled"]
-        runtime.tracker.say(f"{name}: that the reward has hardly risen, as was said before, no longer holds")
+        trainer.runtime.tracker.say(
+            f"{trainer.name}: that the reward has hardly risen, as was said before, no longer holds"
+        )
     if "signal" not in causes:  # that warning gives the reason
-        alarm(runtime, name, trainer, alerts)
-
-
-def _latest(series: Mapping[str, Sequence[float]], window: int) -> dict[str, float]:
-    """Compute means of the last `window` values of each series that has as many."""
-    return {name: statistics.fmean(values[-window:]) for name, values in series.items() if len(values) >= window}
+        alarm(trainer, alerts)
 
 
 # Rules

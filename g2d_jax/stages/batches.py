@@ -16,13 +16,7 @@ import numpy as np
 from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.data.preferences import pairs_of, right
-from g2d_jax.losses import (
-    dpo_weights,
-    group_advantages,
-    group_dpo_weights,
-    overlong_penalty,
-    token_weights,
-)
+from g2d_jax.losses import dpo_weights, group_advantages, group_dpo_weights, overlong_penalty, token_weights
 from g2d_jax.records import Problem, ScoredRollout
 from g2d_jax.stages.rollouts import Draws, Groups, rewards
 

@@ -14,18 +14,17 @@ favours length, which it is there to prevent. The stage says so where it happens
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from g2d_jax.config import BestCheckpoint
 from g2d_jax.graph import kept_steps
-from g2d_jax.records import Problem
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import Alert
 from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.held_out import HeldOut, sampling_shapes, task_results, write_problems
+from g2d_jax.stages.held_out import HeldOut, task_results, write_problems
 from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.training.checkpoint import Checkpoints
@@ -42,15 +41,15 @@ def run(runtime: Runtime, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     steps = candidates(stage, runtime)
     with runtime.track_cost(tally), runtime.tracker.progress(name, len(steps) * len(problems)) as bar:
         for step in steps:
-            entry = scores[step] = _scored(runtime, name, stage, step, problems, tally, bar)
+            entry = scores[step] = _scored(runtime, name, stage, step, tally, bar)
             tasks = {f"tasks/{task}/score": task_entry["score"] for task, task_entry in entry["tasks"].items()}
             bar.update(bar.done, {"reward": entry["score"]})
             runtime.tracker.log(name, step, {"score": entry["score"], **tasks})
     best = best_step({step: entry["score"] for step, entry in scores.items()})
     if best is None:
         raise StopRun(f"{name}: no checkpoint of {stage.policy} has a score: of some task no response could be scored")
-    said: list[dict[str, Any]] = []
-    alerts.say(runtime, name, 0, _negative(stage, scores), said)
+    warnings: list[dict[str, Any]] = []
+    alerts.say(runtime, name, 0, _negative(stage, scores), warnings)
     runtime.tracker.say(f"{name}: {stage.policy}@{best}, the best of steps {', '.join(map(str, steps))}")
     result = {
         "policy": f"{stage.policy}@{best}",
@@ -63,7 +62,7 @@ def run(runtime: Runtime, name: str, stage: BestCheckpoint) -> dict[str, Any]:
         **tally.manifest(),
         "counts": {"checkpoints": len(steps), "problems": len(problems)},
         "result": result,
-        "warnings": said,
+        "warnings": warnings,
     }
 
 
@@ -88,26 +87,12 @@ def best_step(scores: Mapping[int, float]) -> int | None:
 
 
 def _scored(
-    runtime: Runtime,
-    name: str,
-    stage: BestCheckpoint,
-    step: int,
-    problems: Sequence[Problem],
-    tally: Cost,
-    bar: Progress,
+    runtime: Runtime, name: str, stage: BestCheckpoint, step: int, tally: Cost, bar: Progress
 ) -> dict[str, Any]:
     """Score one checkpoint: its score and standard error, and those of each task. bar: moves by the problems."""
-    held_out = HeldOut(
-        runtime,
-        f"{stage.policy}@{step}",
-        problems,
-        runtime.folders[name] / "rollouts",
-        tally,
-        bar,
-        sampling_shapes(runtime, stage),
-    )
-    groups = held_out.answers(stage.sampling, "select", stage.num_generations)
-    means = task_results(problems, groups, runtime.scalar)
+    held_out = HeldOut(runtime, stage, f"{stage.policy}@{step}", runtime.folders[name] / "rollouts", tally, bar)
+    groups = held_out.answers("select")
+    means = task_results(held_out.problems, groups, runtime.scalar)
     tasks = {
         task: {**row, **_score(row, stage.length_normalise and runtime.scalar[task])} for task, row in means.items()
     }

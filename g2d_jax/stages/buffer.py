@@ -1,7 +1,7 @@
 """The batches of an online stage: at each synchronisation all rollouts up to the next one are drawn, and kept.
 
-    generate_window:  prompts ─► rollouts of the present policy ─► rewards ─► log-probs of the reference      in memory
-    next_batch:       one batch a step                                      └─► on disk, written beside ─┘
+    generate_window: prompts ─► rollouts of the present policy ─► rewards ─┬─► add_logprobs: of the reference ─┐
+    next_batch: one batch a step ◄─ from memory, or read back from disk ◄──┴───────── written beside ◄─────────┘
 
 A checkpoint waits for what is being written, and a stage that is killed reads back what it needs: it goes on with the
 same rollouts. No second copy of the policy is kept between synchronisations.
@@ -12,8 +12,9 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from etils import epath
@@ -27,73 +28,27 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.stages import batches
 from g2d_jax.stages.batches import Batch
 from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.extra_state import Cursor
 from g2d_jax.stages.policies import load_reference
 from g2d_jax.stages.problems import train_order
-from g2d_jax.stages.programs.sampling import Asked
 from g2d_jax.stages.rollouts import (
     Draws,
-    Generation,
     Groups,
     Sampled,
     correct,
     count_rollouts,
     generate,
     on_disk,
-    prompts_at_once,
     read_sampled,
     rewards,
 )
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import Trainer
+from g2d_jax.stages.windows import SyncWindow
+from g2d_jax.stages.workload import Workload, workload_of
 
 KEPT = 64  # batches of a window that stay in memory; of a longer window the others are read back
-GENERATION = ("calls", "prompts", "sampled_tokens", "sampling_seconds")  # figures of its call that a shard has
-
-
-@dataclass(frozen=True)
-class SyncWindow:
-    """The updates between two synchronisations, `start` the first of them, and their batches, `first` the first.
-
-    Each batch serves num_iterations updates: the window goes over its batches so many times.
-    """
-
-    start: int
-    updates: int
-    first: int
-    batches: int
-
-    @property
-    def numbers(self) -> range:
-        """The numbers of its batches."""
-        return range(self.first, self.first + self.batches)
-
-    def number(self, step: int) -> int:
-        """Return the batch of update number `step`."""
-        return self.first + (step - self.start) % self.batches
-
-    def is_new(self, step: int) -> bool:
-        """Return whether update number `step` is the first on its batch."""
-        return step - self.start < self.batches
-
-
-def window_at(step: int, stage: Online) -> SyncWindow:
-    """Return the window of update number `step` (from 0) of stage.steps."""
-    every = stage.sync_every or max(stage.steps, 1)
-    start = step - step % every
-    updates = min(every, stage.steps - start)
-    return SyncWindow(start, updates, start // stage.num_iterations, -(-updates // stage.num_iterations))
-
-
-def asked_of(runtime: Runtime, stage: Online, response: int | None = None) -> Asked:
-    """Compute the stage's sampling workload. A call draws as many batches of a window as compute.generation_batch_size
-    allows. response: mean tokens of a response, None: the most."""
-    together = max(prompts_at_once(runtime, stage.num_generations) // stage.prompts_per_step, 1)
-    together = min(together, window_at(0, stage).batches)
-    batches, params = stage.steps / stage.num_iterations, runtime.sampling_params(stage.sampling)
-    at_once, weights = together * stage.prompts_per_step, stage.sampling_weights
-    shapes = runtime.sampling_shapes(stage, at_once, stage.num_generations, params, weights=weights)
-    prompts = batches * stage.prompts_per_step
-    return Asked(prompts, batches / together, stage.num_generations, shapes, params.max_new_tokens, response, weights)
+USAGE = ("calls", "prompts", "sampled_tokens", "sampling_seconds")  # figures of its call that a shard has
 
 
 def trains_off_policy(stage: Online) -> bool:
@@ -153,12 +108,9 @@ class OtherLogprobs:
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """One batch. number: its own; draws, groups: all that was drawn; batch: the part to train on; new: not used before.
+    """One batch. draws, groups: all that was drawn; batch: the part to train on; new: not used before. costs: of its
+    rounds, and of other policies' log-probabilities."""
 
-    costs: of its rounds, and of other policies' log-probabilities.
-    """
-
-    number: int
     draws: Draws
     groups: Groups
     batch: Batch
@@ -169,96 +121,91 @@ class TrainBatch:
 class RolloutBuffer:
     """The buffer of rollouts that gives a Trainer its batches."""
 
-    def __init__(self, runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> None:
-        self.runtime, self.name, self.stage, self.trainer = runtime, name, stage, trainer
+    def __init__(self, trainer: Trainer, stage: Online) -> None:
+        self.runtime, self.name, self.stage, self.trainer = trainer.runtime, trainer.name, stage, trainer
+        self.state, self.folder = trainer.extra_state, self.runtime.folders[self.name]
         self.reference: Decoder | None = None  # a fixed one, while it is in use
-        self.folder = runtime.folders[name]
-        self.purpose = stage.stream or f"online/{name}"
-        self.order = train_order(runtime.config, runtime.problems["train"], self.purpose)
-        self.places = {problem.id: place for place, problem in enumerate(runtime.problems["train"])}
+        train = self.runtime.problems["train"]
+        self.order = train_order(self.runtime.config, train, stage.stream or f"online/{self.name}")
+        self.index_of = {problem.id: index for index, problem in enumerate(train)}
         self.rounds: dict[int, list[Sampled]] = {}  # rounds drawn by this process, of the window's first batches
         self.others: dict[int, OtherLogprobs] = {}
-        self.history = curriculum.History.from_state(trainer.extra_state.get("history", {}))
         self._mark = self._sampling = 0.0
-        if stage.targeted:
-            trainer.live_state = lambda: {"history": self.history.state()}
 
     def fixed_reference(self) -> Decoder:
         """Load the policy that the stage began with."""
         return load_reference(self.runtime, self.stage.policy) if self.reference is None else self.reference
 
-    def generate_window(self) -> dict[str, float]:
-        """Generate all batches of a window at its first update, to disk; return metrics of generating them."""
-        window = window_at(self.trainer.step, self.stage)
-        if self.trainer.step != window.start:
-            return {}
+    @cached_property
+    def workload(self) -> Workload:
+        """The stage's sampling."""
+        return workload_of(self.runtime, self.name, self.stage)
+
+    def generate_window(self, window: SyncWindow) -> dict[str, float]:
+        """Sample and score all batches of a window with the present policy; return metrics of that."""
         now = time.perf_counter()
-        share = {"generation/share": self._sampling / (now - self._mark)} if self._mark else {}
+        share = {"generation/share": self._sampling / (now - self._mark)} if self._mark else {}  # of the window before
         self.rounds.clear()
         self.others.clear()
         metrics = self._draw(window)
+        spent = _usage(sampled.cost for number in window.numbers for sampled in self._rounds(number))
+        self._mark, self._sampling = now, spent["sampling_seconds"]
+        return {
+            **metrics,
+            **share,
+            "generation/prompts": spent["prompts"] / max(spent["calls"], 1e-9),
+            "generation/tokens_per_second": spent["sampled_tokens"] / max(self._sampling, 1e-9),
+        }
+
+    def add_logprobs(self, window: SyncWindow) -> None:
+        """Add the log-probabilities of other policies to all batches of a window, where the loss needs any."""
         for number in window.numbers:
             processes.check_stop_together()
             self._score(number)
         if window.start + window.updates == self.stage.steps:
             self.reference = None  # it is not needed any more
-        spent = self._generation(window.numbers)
-        self._mark, self._sampling = now, spent["sampling_seconds"]
-        return {
-            **metrics,
-            **share,  # of the window before this one, on the clock
-            "generation/prompts": spent["prompts"] / max(spent["calls"], 1e-9),
-            "generation/tokens_per_second": spent["sampled_tokens"] / max(self._sampling, 1e-9),
-        }
 
-    def next_batch(self) -> TrainBatch:
-        """Return the batch of the next update."""
-        step, stage = self.trainer.step, self.stage
-        window = window_at(step, stage)
-        number = window.number(step)
+    def next_batch(self, window: SyncWindow) -> TrainBatch:
+        """Return the batch of the next update, which is in the window."""
+        number = window.number(self.trainer.step)
         rounds, others = self._rounds(number), self._others(number)
         draws, groups = together(rounds)
         batch = self._batch(draws, groups)
-        filled = batches.fill(stage, batch.groups, others.reference, others.trainer)
+        filled = batches.fill(self.stage, batch.groups, others.reference, others.trainer)
         costs = [*(sampled.cost for sampled in rounds), others.cost]
-        return TrainBatch(number, draws, groups, replace(batch, groups=filled), window.is_new(step), costs)
+        return TrainBatch(draws, groups, replace(batch, groups=filled), window.is_new(self.trainer.step), costs)
 
     def record_cost(self, train_batch: TrainBatch) -> None:
         """Add the cost of a new batch to the tally, and its groups' rewards to the history."""
-        trainer = self.trainer
+        tally, state = self.trainer.tally, self.state
         if not train_batch.new:
             return
-        total = trainer.extra_state.setdefault("generation", dict.fromkeys(GENERATION, 0.0))
         for cost in train_batch.costs:
-            trainer.tally.add(cost)
-            total |= {name: total[name] + cost.get(name, 0.0) for name in GENERATION}
-        count_rollouts(self.runtime, trainer.tally, train_batch.groups)
+            tally.add(cost)
+        state.usage = _usage([state.usage, *train_batch.costs])
+        count_rollouts(self.runtime, tally, train_batch.groups)
         metrics = train_batch.batch.metrics
-        counts = {"prompts": len(train_batch.groups), "pairs": metrics.get("pairs/prompts", 0)}
-        counts |= {"skipped": metrics.get("pairs/skipped", 0)}
-        before = trainer.extra_state.get("counts", {})
-        trainer.extra_state["counts"] = {name: before.get(name, 0) + int(number) for name, number in counts.items()}
+        counts = {"prompts": len(train_batch.groups)}
+        if self.stage.loss != "grpo":
+            counts |= {"pairs": int(metrics["pairs/prompts"]), "skipped": int(metrics["pairs/skipped"])}
+        state.counts = {name: state.counts.get(name, 0) + number for name, number in counts.items()}
         if self.stage.targeted:
-            for (problem, _), values, verdicts in zip(
-                train_batch.draws, rewards(train_batch.groups), correct(train_batch.groups), strict=True
-            ):
-                self.history.update(self.places[problem.id], values, verdicts, trainer.step)
+            outcomes = zip(train_batch.draws, rewards(train_batch.groups), correct(train_batch.groups), strict=True)
+            for (problem, _), values, verdicts in outcomes:
+                state.history.update(self.index_of[problem.id], values, verdicts, self.trainer.step)
 
     def summary(self) -> dict[str, int]:
         """Return counts for the manifest: prompts drawn, and their use."""
-        extra_state, stage = self.trainer.extra_state, self.stage
-        counts = dict(extra_state.get("counts", {"prompts": 0, "pairs": 0, "skipped": 0}))
-        if stage.loss == "grpo":
-            del counts["pairs"], counts["skipped"]
-        if self.stage.targeted:
-            at = extra_state.get("drawn", {}).get("after", {})
-            counts["left_out"] = at.get("retired", 0) + at.get("outside", 0)
-        return {"rollouts": counts["prompts"] * stage.num_generations, **counts, "train_problems": len(self.places)}
+        names = ("prompts",) if self.stage.loss == "grpo" else ("prompts", "pairs", "skipped")
+        counts = {**dict.fromkeys(names, 0), **self.state.counts}
+        left_out = {"left_out": self.state.after.skipped} if self.stage.targeted else {}
+        rollouts = counts["prompts"] * self.stage.num_generations
+        return {"rollouts": rollouts, **counts, **left_out, "train_problems": len(self.index_of)}
 
-    def generation(self) -> dict[str, float]:
+    def usage(self) -> dict[str, float]:
         """Return figures of the sampling for the manifest."""
-        spent = self.trainer.extra_state.get("generation", dict.fromkeys(GENERATION, 0.0))
-        seconds, total = spent["sampling_seconds"], self.trainer.tally.seconds
+        spent, total = _usage([self.state.usage]), self.trainer.tally.seconds
+        seconds = spent["sampling_seconds"]
         return {
             "calls": round(spent["calls"]),
             "prompts_per_call": spent["prompts"] / spent["calls"] if spent["calls"] else 0.0,
@@ -270,37 +217,35 @@ class RolloutBuffer:
 
     def _draw(self, window: SyncWindow) -> dict[str, float]:
         """Choose and sample the prompts of a window; with dynamic sampling, more in place of those without a signal."""
-        stage, extra_state = self.stage, self.trainer.extra_state
-        drawn = extra_state.get("drawn", {"step": -1, "after": {"cursor": 0, "retired": 0, "outside": 0, "drawn": 0}})
-        if drawn["step"] != window.start:  # else the stage was stopped in this window: draw the same again
-            drawn = {"step": window.start, "before": drawn["after"]}
-        at = dict(drawn["before"])
+        stage, state = self.stage, self.state
+        if state.window != window.start:  # else the stage was stopped in this window: draw the same again
+            state.window, state.before = window.start, state.after
+        cursor = replace(state.before)
         counts = dict.fromkeys(window.numbers, stage.prompts_per_step)
         for extra in range(1 + stage.dynamic_sampling):
-            draws = self._choose(at, window.start, sum(counts.values()))
+            draws = self._choose(cursor, window.start, sum(counts.values()))
             self._sample(draws, counts, extra, f"{self.name}@{window.start}")
             if extra < stage.dynamic_sampling:
                 counts = {number: self._lacking(number, 1 + extra) for number in window.numbers}
             if not sum(counts.values()):
                 break
-        extra_state["drawn"] = {**drawn, "after": at}
-        if not self.stage.targeted:
+        state.after = cursor
+        if not stage.targeted:
             return {}
-        considered = at["drawn"] + at["retired"] + at["outside"]
         return {
-            "curriculum/retired": self.history.share_retired(window.start, stage.drop_solved, len(self.places)),
-            "curriculum/skipped": float(at["retired"] + at["outside"]),
-            "curriculum/saved": (at["retired"] + at["outside"]) / considered,
+            "curriculum/retired": state.history.share_retired(window.start, stage.drop_solved, len(self.index_of)),
+            "curriculum/skipped": float(cursor.skipped),
+            "curriculum/saved": cursor.skipped / (cursor.drawn + cursor.skipped),
         }
 
-    def _choose(self, at: dict[str, int], step: int, count: int) -> Draws:
-        """Choose the next `count` prompts; move `at` on."""
+    def _choose(self, cursor: Cursor, step: int, count: int) -> Draws:
+        """Choose the next `count` prompts; move the cursor on."""
         difficulty = self.stage.difficulty
         drawn = curriculum.draw(
             self.order,
-            at["cursor"],
+            cursor.position,
             count,
-            self.history,
+            self.state.history,
             step,
             retire_after=self.stage.drop_solved.after,
             revisit=self.stage.drop_solved.revisit,
@@ -308,29 +253,27 @@ class RolloutBuffer:
             outside=difficulty.outside,
             seed=self.runtime.config.seed,
         )
-        at["cursor"] = drawn.cursor
-        at["drawn"] += count
-        at["retired"] += drawn.skipped_retired
-        at["outside"] += drawn.skipped_outside
+        cursor.position = drawn.cursor
+        cursor.drawn += count
+        cursor.retired += drawn.skipped_retired
+        cursor.outside += drawn.skipped_outside
         train = self.runtime.problems["train"]
         return [(train[index], visit) for index, visit in drawn.draws]
 
     def _sample(self, draws: Draws, counts: dict[int, int], extra: int, policy: str) -> None:
         """Sample each batch's draws with the present policy; read back those that are on disk."""
-        first, parts = 0, []
-        for number, count in counts.items():
-            if count:
-                parts.append((draws[first : first + count], shard_path(self.folder, number, extra)))
-            first += count
-        runtime, stage = self.runtime, self.stage
-        cached = on_disk(runtime, [shard for _, shard in parts])
-        view = None if cached else runtime.view(self.trainer.settled(), stage.sampling_weights)
-        params, shapes = runtime.sampling_params(stage.sampling), asked_of(runtime, stage).shapes
-        generation = Generation(params, stage.num_generations, shapes, self.purpose)
-        sampled = generate(runtime, view, parts, generation, policy=policy)
-        for number, drawn in zip((number for number, count in counts.items() if count), sampled, strict=True):
+        numbers, remaining = [number for number, count in counts.items() if count], iter(draws)
+        parts = [
+            (list(itertools.islice(remaining, counts[number])), shard_path(self.folder, number, extra))
+            for number in numbers
+        ]
+        sampled = generate(self.runtime, self._sampler_params, parts, self.workload, policy=policy)
+        for number, drawn in zip(numbers, sampled, strict=True):
             if number < min(counts) + KEPT:
                 self.rounds.setdefault(number, []).append(drawn)
+
+    def _sampler_params(self) -> Decoder:
+        return self.runtime.sampler_params(self.trainer.finished_policy(), self.stage.sampling_weights)
 
     def _rounds(self, number: int) -> list[Sampled]:
         """Return all that was drawn for a batch of this window."""
@@ -394,6 +337,8 @@ class RolloutBuffer:
     def _file(self, number: int) -> epath.Path:
         return self.folder / "logprobs" / f"step-{number:06d}.safetensors"
 
-    def _generation(self, numbers: range) -> dict[str, float]:
-        costs = [sampled.cost for number in numbers for sampled in self._rounds(number)]
-        return {name: sum(float(cost.get(name, 0.0)) for cost in costs) for name in GENERATION}
+
+def _usage(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add up the figures of `USAGE`."""
+    listed = list(costs)
+    return {name: sum(float(cost.get(name, 0.0)) for cost in listed) for name in USAGE}

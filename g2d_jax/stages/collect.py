@@ -1,8 +1,10 @@
 """The collect stage: a frozen policy's rollouts, verified and kept, and the static preference dataset made from them.
 
-    rollouts ─► difficulty window ─► pairs on offer ─► those that are kept ─► preferences, informativeness
-
-Several stages may choose from the rollouts of one: all but that one read them back.
+rollouts ─► difficulty window ─► pairs on offer ─► those that are kept ─► preferences, informativeness
+   ├ "sample"     drawn here, from stage.policy
+   ├ "archive"    those an online stage drew on its way to stage.policy
+   ├ a stage      those of another collect stage of the run
+   └ a file       made elsewhere, see external.py
 """
 
 from __future__ import annotations
@@ -14,19 +16,26 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import Collect
+from g2d_jax.config import Collect, Online
+from g2d_jax.data.loader import draw
 from g2d_jax.data.preferences import pairs_of, right, select_pairs, to_preference
+from g2d_jax.graph import drawn_by
+from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
 from g2d_jax.runtime import processes, storage
-from g2d_jax.runtime.tables import write_columns, write_preferences
+from g2d_jax.runtime.tables import read_rollouts, write_columns, write_preferences
 from g2d_jax.stages import alerts
+from g2d_jax.stages.buffer import read_rounds, together
 from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.external import external_groups
+from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.problems import train_order
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import rollouts
-from g2d_jax.stages.programs.training import policy_shapes
-from g2d_jax.stages.rollout_source import asked_of, rollouts_of, sampler_settings
-from g2d_jax.stages.rollouts import Draws, Groups, describe
+from g2d_jax.stages.rollouts import Draws, Groups, describe, grouped, sampled_groups
 from g2d_jax.stages.runtime import Runtime, StopRun
+from g2d_jax.stages.windows import window_at
+from g2d_jax.stages.workload import workload_of
 from g2d_jax.study import informativeness
 
 Pairs = list[list[tuple[int, int]]]  # (chosen, rejected) of each group
@@ -54,19 +63,97 @@ def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
     described = describe(groups)
     preferences = _preferences(runtime, draws, groups, pairs)
     _write(folder / "preferences", preferences, _provenance(runtime, name, stage, counts))
-    said: list[dict[str, Any]] = []
+    warnings: list[dict[str, Any]] = []
     limit = sampler_settings(runtime, name).get("max_new_tokens")  # the sampler's; a file has none
-    alerts.say(runtime, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], said)
+    alerts.say(runtime, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], warnings)
     metrics = {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
     runtime.tracker.log(name, 0, metrics)
     result = {**_lengths(preferences), "rollouts": described, "informativeness": measures}
-    return {**tally.manifest(), "counts": counts, "result": result, "warnings": said}
+    return {**tally.manifest(), "counts": counts, "result": result, "warnings": warnings}
 
 
 def programs(runtime: Runtime, name: str, stage: Collect, response: int | None = None) -> Iterator[Program]:
     """Yield the stage's programs in the order of their runs. response: mean tokens of a response, None: the most."""
     if stage.rollouts == "sample":
-        yield from rollouts(runtime, name, asked_of(runtime, stage, response), policy_shapes(runtime))
+        yield from rollouts(runtime, name, workload_of(runtime, name, stage, response))
+
+
+def rollouts_of(runtime: Runtime, name: str, tally: Cost) -> tuple[Draws, Groups]:
+    """Return a collect stage's rollouts, in groups, and their draws. Adds to the tally the cost of generating them now.
+
+    Those of another stage, of an archive and of a file cost nothing. Raises StopRun for an archive of nothing,
+    ValueError for rollouts on disk that are not those of this run's problems.
+    """
+    drawn = drawn_by(name, runtime.config.stages)
+    stage = runtime.config.stage(drawn, Collect)
+    if stage.rollouts == "archive":
+        return _archive(runtime, stage)
+    if stage.rollouts == "sample" and drawn == name:
+        return _sample(runtime, name, stage, tally)
+    if stage.rollouts == "sample":
+        draws = _draws(runtime, drawn, stage)
+        return draws, grouped(read_rollouts(runtime.folders[drawn] / "rollouts"), draws, stage.num_generations)
+    return external_groups(runtime, stage.rollouts, runtime.folders[drawn] / "rollouts" / "external.parquet")
+
+
+def _draws(runtime: Runtime, name: str, stage: Collect) -> Draws:
+    """Draw the first stage.prompts of a seeded order of the training problems."""
+    train = runtime.problems["train"]
+    order = train_order(runtime.config, train, stage.stream or f"collect/{name}")
+    return [(train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, len(train)))]
+
+
+def _sample(runtime: Runtime, name: str, stage: Collect, tally: Cost) -> tuple[Draws, Groups]:
+    """Sample the parts, several in a call; a call whose parts are all on disk is read back."""
+    draws, folder = _draws(runtime, name, stage), runtime.folders[name] / "rollouts"
+    parts = [
+        (draws[first : first + stage.part], folder / f"part-{number:05d}.parquet")
+        for number, first in enumerate(range(0, len(draws), stage.part))
+    ]
+
+    def sampler_params() -> Decoder:
+        return runtime.sampler_params(load_policy(runtime, stage.policy), stage.sampling_weights)
+
+    workload = workload_of(runtime, name, stage)
+    with runtime.tracker.progress(name, len(draws)) as bar:
+        return draws, sampled_groups(
+            runtime, sampler_params, parts, workload, policy=stage.policy, tally=tally, bar=bar
+        )
+
+
+def _archive(runtime: Runtime, stage: Collect) -> tuple[Draws, Groups]:
+    """Return the groups an online stage drew on its way to the policy: no further generation."""
+    source, _, step = stage.policy.partition("@")
+    settings = runtime.config.stage(source, Online)
+    done = int(step) if step else _steps_done(runtime, source)
+    numbers = sorted({window_at(k, settings).number(k) for k in range(done)})
+    rounds = [sampled for number in numbers for sampled in read_rounds(runtime, runtime.folders[source], number)]
+    if not rounds:
+        raise StopRun(f'{stage.policy} ended after 0 steps, so there is no archive: collect with rollouts="sample"')
+    return together(rounds)
+
+
+def _steps_done(runtime: Runtime, source: str) -> int:
+    """Count the steps an online stage did, which may be fewer than its settings allow."""
+    manifest = storage.finished(runtime.folders[source])
+    assert manifest is not None  # a stage runs after those it reads
+    return int(manifest["counts"]["steps"])
+
+
+def sampler_settings(runtime: Runtime, name: str) -> dict[str, Any]:
+    """Return the settings the rollouts were really drawn with; of a file only its path is known."""
+    config = runtime.config
+    source = drawn_by(name, config.stages)
+    collect = config.stage(source, Collect)
+    if collect.rollouts not in ("sample", "archive"):
+        return {"file": collect.rollouts}
+    drawn: Collect | Online = collect
+    if collect.rollouts == "archive":
+        source = collect.policy.partition("@")[0]
+        drawn = config.stage(source, Online)
+    purpose = drawn.stream or f"{drawn.kind}/{source}"
+    own = {"sampling_weights": drawn.sampling_weights, "num_generations": drawn.num_generations, "purpose": purpose}
+    return {**drawn.sampling.to_dict(), **own}
 
 
 def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -41,46 +40,39 @@ def check_problems(runtime: Runtime, stage: Online) -> None:
         )
 
 
-def evidence(trainer: Trainer) -> dict[str, Any]:
-    """Return the manifest's entry: the rule that ended the stage ("steps": it did them all), and every forecast."""
-    return {
-        "stop": {
-            "probes": trainer.extra_state.get("probes", []),
-            **trainer.extra_state.get("ended", {"rule": "steps"}),
-        }
-    }
-
-
-def ends(runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> bool:
+def ends(trainer: Trainer, stage: Online) -> bool:
     """Decide whether the stage ends with the step just done, or was ended before, by an earlier process perhaps.
 
-    Call it once this step's probe is made. Records the reason in trainer.extra_state, and shows it.
+    Call it once this step's probe is made. Records the reason in trainer.extra_state, and shows it; the step's
+    checkpoint is then due, and stays.
     """
-    if "ended" in trainer.extra_state or stage.stop == "steps":
-        return "ended" in trainer.extra_state
+    state, step = trainer.extra_state, trainer.step
+    if state.ended or stage.stop == "steps":
+        return state.ended is not None
     reason = None
     if stage.stop == "budget":
         spent = accounting.cost(trainer.tally.manifest())[stage.budget.measure]
-        if trainer.step and spent >= stage.budget.amount:
+        if step and spent >= stage.budget.amount:
             reason = {"rule": "budget", "measure": stage.budget.measure, "spent": spent}
-    elif _enough(runtime, name, stage, trainer):
+    elif _enough(trainer, stage):
         reason = {"rule": "adaptive"}
     reason = processes.on_leader(lambda: reason)  # seconds differ from one process to the next
     if reason is None:
         return False
-    trainer.extra_state["ended"] = {**reason, "step": trainer.step}
-    # Kept, also where the step was saved before: by a process that was stopped during the probe.
-    trainer.extra_state.setdefault("at", {}).setdefault(str(trainer.step), trainer.tally.manifest())
-    runtime.tracker.say(f"{name}: ends after step {trainer.step} of at most {stage.steps} by {reason['rule']}")
+    state.ended = {**reason, "step": step}
+    trainer.pinned.add(step)
+    # Also where the step was saved before: by a process that was stopped during the probe.
+    state.costs.setdefault(str(step), trainer.tally.manifest())
+    trainer.runtime.tracker.say(f"{trainer.name}: ends after step {step} of at most {stage.steps} by {reason['rule']}")
     return True
 
 
-def _enough(runtime: Runtime, name: str, stage: Online, trainer: Trainer) -> bool:
+def _enough(trainer: Trainer, stage: Online) -> bool:
     """Log the forecast at a probe, and decide whether the warm-up ends."""
-    probed, step = trainer.extra_state.get("probed", []), trainer.step
+    runtime, name, step = trainer.runtime, trainer.name, trainer.step
+    probed, forecasts = trainer.extra_state.prospects, trainer.extra_state.forecasts
     if step < stage.adaptive.min_steps or len(probed) < stopping.MIN_PROBES or probed[-1]["step"] != step:
         return False
-    forecasts = trainer.extra_state.setdefault("probes", [])
     if not forecasts or forecasts[-1]["step"] != step:  # else a process before this one was stopped just then
         steps, rates, flops = ([probe[key] for probe in probed] for key in ("step", "rates", "flops"))
         judged = ~np.isnan(np.array(rates)[stopping.window(steps)]).any(axis=0)
@@ -123,13 +115,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def offline_flops(
-    config: ModelConfig,
-    collect: Collect,
-    offline: Offline,
-    recent: dict[str, float],
-    *,
-    prompts: int,
-    responses: int,
+    config: ModelConfig, collect: Collect, offline: Offline, recent: dict[str, float], *, prompts: int, responses: int
 ) -> float:
     """Estimate the cost of collecting and training offline, from mean lengths (tokens) and the share of mixed prompts.
 

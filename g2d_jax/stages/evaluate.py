@@ -16,33 +16,34 @@ from g2d_jax.runtime.storage import finished
 from g2d_jax.runtime.tracking import Progress
 from g2d_jax.stages import alerts
 from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.held_out import GREEDY, HeldOut, places, sampling_shapes, task_results, write_problems
+from g2d_jax.stages.held_out import HeldOut, indices_by_task, task_results, write_problems
 from g2d_jax.stages.held_out import programs as programs
 from g2d_jax.stages.policies import chosen_policy
-from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
+from g2d_jax.stages.rollouts import Groups, correct, describe, log_samples, rewards
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.study import informativeness, stats
 
 
 class Answers(NamedTuple):
     """A policy's S answers to each of N problems. correct: float64 [N, S], right 1, wrong 0 or NaN; rewards: likewise;
-    greedy: `correct` of the greedy answers, float64 [N, 1], None where there are none."""
+    greedy: `correct` of the greedy answers, float64 [N, 1], None where there are none; described: see `describe`."""
 
     correct: np.ndarray
     rewards: np.ndarray
     greedy: np.ndarray | None
+    described: dict[str, float]
 
 
 def run(runtime: Runtime, name: str, stage: Evaluate) -> dict[str, Any]:
     """Evaluate stage.policies in order; return the manifest's fields, results and paired differences included."""
     problems = runtime.problems[stage.split]
     tally, policies, answers = Cost(), [], {}
-    said: list[dict[str, Any]] = []
+    warnings: list[dict[str, Any]] = []
     write_problems(runtime.folders[name], problems)
     total = len(problems) * (1 + stage.greedy) * len(stage.policies)
     with runtime.track_cost(tally), runtime.tracker.progress(name, total) as bar:
         for number, policy in enumerate(stage.policies, start=1):
-            entry, answers[policy] = evaluate_policy(runtime, name, stage, policy, problems, tally, bar)
+            entry, answers[policy] = evaluate_policy(runtime, name, stage, policy, tally, bar)
             policies.append(entry)
             if policy in runtime.evaluated:
                 tally.add(finished(runtime.evaluated[policy]) or {})
@@ -50,7 +51,7 @@ def run(runtime: Runtime, name: str, stage: Evaluate) -> dict[str, Any]:
             bar.update(bar.done, {"reward": next(iter(metrics.values()))})
             runtime.tracker.log(name, number, {**metrics, "completions/mean_length": entry["mean_length"]})
             limit, whose = stage.sampling.max_new_tokens, f"the responses of {policy}"
-            alerts.say(runtime, name, number, alerts.sampled(_shares(entry), limit, whose), said)
+            alerts.say(runtime, name, number, alerts.sampled(answers[policy].described, limit, whose), warnings)
     pairs = list(zip(stage.policies[:-1], stage.policies[1:], strict=True))
     if len(stage.policies) > 2:
         pairs.append((stage.policies[0], stage.policies[-1]))
@@ -65,24 +66,11 @@ def run(runtime: Runtime, name: str, stage: Evaluate) -> dict[str, Any]:
         "split": stage.split,
         "sampling": stage.sampling.to_dict(),
     }
-    return {**tally.manifest(), "counts": {"problems": len(problems)}, "result": result, "warnings": said}
-
-
-def _shares(entry: dict[str, Any]) -> dict[str, float]:
-    """Compute the shares of a policy's responses that are cut, or have no verdict, for `alerts.sampled`."""
-    verdicts, total = entry["verdicts"], max(sum(entry["verdicts"].values()), 1)
-    shares = {f"verdicts/{verdict}": count / total for verdict, count in verdicts.items()}
-    return {"completions/clipped_ratio": entry["truncated"], **shares}
+    return {**tally.manifest(), "counts": {"problems": len(problems)}, "result": result, "warnings": warnings}
 
 
 def evaluate_policy(
-    runtime: Runtime,
-    name: str,
-    stage: Evaluate,
-    policy: str,
-    problems: Sequence[Problem],
-    tally: Cost,
-    bar: Progress,
+    runtime: Runtime, name: str, stage: Evaluate, policy: str, tally: Cost, bar: Progress
 ) -> tuple[dict[str, Any], Answers]:
     """Evaluate one policy: its entry of the result, and its answers. Completions on disk are read back. bar: moves by
     the problems.
@@ -92,12 +80,10 @@ def evaluate_policy(
     """
     folder = runtime.evaluated.get(policy, runtime.folders[name]) / "rollouts"
     own = Cost() if policy in runtime.evaluated else tally  # completions of another stage were paid for there
-    held_out = HeldOut(runtime, policy, problems, folder, own, bar, sampling_shapes(runtime, stage))
-    groups = held_out.answers(stage.sampling, "evaluate", stage.num_generations)
-    greedy = None
-    if stage.greedy:
-        greedy = held_out.answers(stage.sampling, "greedy", 1, "-greedy", **GREEDY)
-    described = describe(groups)
+    held_out = HeldOut(runtime, stage, policy, folder, own, bar)
+    groups = held_out.answers("evaluate")
+    greedy = held_out.answers("greedy", greedy=True) if stage.greedy else None
+    problems, described = held_out.problems, describe(groups)
     entry: dict[str, Any] = {
         "name": policy,
         "label": policy if policy.startswith("run:") else chosen_policy(runtime, policy),
@@ -110,9 +96,9 @@ def evaluate_policy(
         "truncated": described["completions/clipped_ratio"],
         "informativeness": informativeness.summary(groups),
     }
-    rows = sample_rows(held_out.draws, groups, runtime.config.logging.samples)
-    runtime.tracker.samples(name, 0, [{"policy": policy, **row} for row in rows])
-    return entry, Answers(correct(groups), rewards(groups), None if greedy is None else correct(greedy))
+    log_samples(runtime, name, 0, held_out.draws, groups, policy=policy)
+    greedily_correct = None if greedy is None else correct(greedy)
+    return entry, Answers(correct(groups), rewards(groups), greedily_correct, described)
 
 
 def _accuracies(
@@ -161,7 +147,7 @@ def _paired(runtime: Runtime, problems: Sequence[Problem], before: Answers, afte
             differences["greedy"] = dataclasses.asdict(stats.paired(before.greedy, after.greedy))
     tasks = {
         task: dataclasses.asdict(stats.paired(before.rewards[rows], after.rewards[rows]))
-        for task, rows in places(problems).items()
+        for task, rows in indices_by_task(problems).items()
         if runtime.scalar[task]
     }
     return {**differences, "tasks": tasks} if tasks else differences

@@ -18,6 +18,9 @@ from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
 from g2d_jax.stages.rollouts import Groups, graded_texts, on_disk
 from g2d_jax.stages.runtime import Runtime
 
+Row = tuple[str, str, Score | None]
+"""The id of a row's problem, its completion, and its score if the row gives a reward."""
+
 
 def external_groups(runtime: Runtime, path: str, shard: epath.Path) -> tuple[list[tuple[Problem, int]], Groups]:
     """Read, tokenise and score a file of responses, grouped by prompt; verdicts are kept like our own.
@@ -40,31 +43,26 @@ def external_groups(runtime: Runtime, path: str, shard: epath.Path) -> tuple[lis
     return [(problems[identifier], 0) for identifier in groups], list(groups.values())
 
 
-def read(runtime: Runtime, path: str) -> tuple[dict[str, Problem], list[tuple[str, str, float | None, bool]]]:
-    """Read problems by id, and of each row its problem's id, the completion, its reward, and whether that is given.
-
-    Raises ValueError naming file and line of a broken row.
-    """
-    train = {problem.id: problem for problem in runtime.problems["train"]}
-    held_out = {problem.id for split in ("dev", "test") for problem in runtime.problems[split]}
+def read(runtime: Runtime, path: str) -> tuple[dict[str, Problem], list[Row]]:
+    """Read problems by id, and the rows. Raises ValueError naming file and line of a broken row."""
     problems: dict[str, Problem] = {}
-    rows: list[tuple[str, str, float | None, bool]] = []  # problem id, completion, reward, whether it is given
+    rows: list[Row] = []
     for row in open_rows(path)[1]:
         try:
             if row.error is not None:
                 raise BrokenRow(row.error)
-            problem, completion = _problem(row.values, path, train)
-            reward, given = _reward(row.values)
-            if problem.id in held_out:
+            problem, completion = _problem(row.values, path, runtime.train)
+            score = _given(row.values, runtime.tasks[problem.task].reward)
+            if problem.id in runtime.held_out_ids:
                 raise BrokenRow("its prompt is in data.dev or data.test, which nothing may be trained on")
-            if not given and problem.answer is None:
+            if score is None and problem.answer is None:
                 raise BrokenRow("it has neither a reward nor an answer, and its prompt is not in data.train")
             runtime.tokenizer.encode_prompt(problem)  # raises ValueError, as for special tokens in the text
             runtime.tokenizer.encode_completion(completion)
         except ValueError as error:  # BrokenRow is one
             raise ValueError(f"{row.where}: {error}") from error
         problems.setdefault(problem.id, problem)
-        rows.append((problem.id, completion, reward, given))
+        rows.append((problem.id, completion, score))
     if not rows:
         raise ValueError(f"{path} holds no responses")
     return problems, rows
@@ -83,52 +81,38 @@ def _problem(values: Mapping[str, Any], path: str, train: Mapping[str, Problem])
     return Problem(identifier, prompt, answer, source=path), completion
 
 
-def _reward(values: Mapping[str, Any]) -> tuple[float | None, bool]:
+def _given(values: Mapping[str, Any], settings: Reward) -> Score | None:
+    """Return the score of the reward that a row gives, None without one. settings: those of its problem's task."""
     if "reward" not in values:
-        return None, False
+        return None
     reward = values["reward"]
     if reward is None:
-        return None, True
+        return Score(None, Verdict.UNSCORABLE)
     try:
         number = float(reward)
     except (TypeError, ValueError, OverflowError) as error:
         raise BrokenRow(f"its reward {reward!r:.100} is not a number or null") from error
     if not np.isfinite(number):
         raise BrokenRow(f"its reward {reward!r:.100} is not finite")
-    return number, True
+    if settings.is_scalar:
+        return Score(number, Verdict.SCORED)
+    return Score(number, Verdict.CORRECT if number > settings.correct_above else Verdict.INCORRECT)
 
 
-def _score(
-    runtime: Runtime, problems: Mapping[str, Problem], rows: list[tuple[str, str, float | None, bool]]
-) -> list[ScoredRollout]:
+def _score(runtime: Runtime, problems: Mapping[str, Problem], rows: list[Row]) -> list[ScoredRollout]:
     tokenizer, counts = runtime.tokenizer, dict.fromkeys(problems, 0)
     rollouts: list[Rollout] = []
-    for identifier, completion, _, _ in rows:
+    for identifier, completion, _ in rows:
         ids = tokenizer.encode_completion(completion)
         unknown = np.full(len(ids), np.nan, np.float32)
         prompt = tokenizer.encode_prompt(problems[identifier])
         rollouts.append(Rollout(identifier, 0, counts[identifier], prompt, ids, unknown, unknown, "stop"))
         counts[identifier] += 1
-    open_scores = [i for i, row in enumerate(rows) if not row[3]]
-    scores: list[Score] = [_given(runtime.tasks[problems[row[0]].task].reward, row[2]) for row in rows]
-    questions = [problems[rows[i][0]] for i in open_scores]
-    results = runtime.scorer(
-        questions,
-        graded_texts(runtime, questions, [rows[i][1] for i in open_scores]),
-        [rollouts[i].token_ids for i in open_scores],
-    )
-    for i, score in zip(open_scores, results, strict=True):
-        scores[i] = score
+    unscored = [i for i, (_, _, score) in enumerate(rows) if score is None]
+    questions = [problems[rows[i][0]] for i in unscored]
+    texts = graded_texts(runtime, questions, [rows[i][1] for i in unscored])
+    computed = iter(runtime.scorer(questions, texts, [rollouts[i].token_ids for i in unscored]))
     return [
-        ScoredRollout(rollout, safe_text(row[1]), score, "external")
-        for rollout, row, score in zip(rollouts, rows, scores, strict=True)
+        ScoredRollout(rollout, safe_text(completion), next(computed) if score is None else score, "external")
+        for rollout, (_, completion, score) in zip(rollouts, rows, strict=True)
     ]
-
-
-def _given(settings: Reward, reward: float | None) -> Score:
-    """Return the score of a given reward. settings: the reward section of the problem's task."""
-    if reward is None:
-        return Score(None, Verdict.UNSCORABLE)
-    if settings.is_scalar:
-        return Score(reward, Verdict.SCORED)
-    return Score(reward, Verdict.CORRECT if reward > settings.correct_above else Verdict.INCORRECT)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import BestCheckpoint, Evaluate, Sampling
+from g2d_jax.config import BestCheckpoint, Evaluate
 from g2d_jax.graph import kept_steps
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
@@ -25,10 +26,10 @@ from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.sampling import Asked, rollouts
-from g2d_jax.stages.programs.training import policy_shapes
-from g2d_jax.stages.rollouts import Generation, Groups, correct, count_rollouts, on_disk, rewards, sampled_groups
+from g2d_jax.stages.programs.sampling import rollouts
+from g2d_jax.stages.rollouts import Draws, Groups, correct, rewards, sampled_groups
 from g2d_jax.stages.runtime import Runtime
+from g2d_jax.stages.workload import Workload
 from g2d_jax.study import stats
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
@@ -36,23 +37,25 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 @dataclass
 class HeldOut:
-    """One policy on some problems. folder: of its answers; their cost goes to the tally. bar: of problems. shapes: of
-    the sampler's programs.
+    """One policy on the problems of a stage. folder: of its answers; their cost goes to the tally. bar: of problems.
 
     All policies draw with the same random numbers, which makes paired differences sharper.
     """
 
     runtime: Runtime
+    stage: BestCheckpoint | Evaluate
     policy: str
-    problems: Sequence[Problem]
     folder: epath.Path
     tally: Cost
     bar: Progress
-    shapes: Shapes
-    _view: Decoder | None = None
 
     @property
-    def draws(self) -> list[tuple[Problem, int]]:
+    def problems(self) -> list[Problem]:
+        """The problems of the stage's split."""
+        return self.runtime.problems[split_of(self.stage)]
+
+    @property
+    def draws(self) -> Draws:
         """The draws: each problem once."""
         return [(problem, 0) for problem in self.problems]
 
@@ -62,24 +65,24 @@ class HeldOut:
         name += "" if name == self.policy else f"-{storage.fingerprint(self.policy)[:8]}"  # no two share a file
         return self.folder / f"{name}{suffix}.parquet"
 
-    def answers(self, sampling: Sampling, purpose: str, count: int, suffix: str = "", **changes: Any) -> Groups:
-        """Draw and score `count` answers to each problem, or read them back; the policy is loaded only if needed."""
-        shard, first, everyone = self.file(suffix), self.bar.done, len(self.problems)
-        if self._view is None and not on_disk(self.runtime, [shard]):
-            self._view = self.runtime.view(load_policy(self.runtime, self.policy))
-        groups = sampled_groups(
+    def answers(self, rng_stream: str, *, greedy: bool = False) -> Groups:
+        """Draw and score answers to each problem, or one greedy answer; or read them back. The policy is loaded only if
+        needed."""
+        stage, shapes = self.stage, sampling_shapes(self.runtime, self.stage)
+        params = stage.sampling.params(self.runtime.stop_ids, **(GREEDY if greedy else {}))
+        return sampled_groups(
             self.runtime,
-            self._view,
-            self.draws,
-            Generation(self.runtime.sampling_params(sampling, **changes), count, self.shapes, purpose),
+            lambda: self._sampler_params,
+            [(self.draws, self.file("-greedy" if greedy else ""))],
+            Workload(params, 1 if greedy else stage.num_generations, shapes, rng_stream),
             policy=self.policy,
-            shard=shard,
             tally=self.tally,
-            tell=lambda answered: self.bar.update(first + min(answered, everyone)),
+            bar=self.bar,
         )
-        self.bar.update(first + everyone)
-        count_rollouts(self.runtime, self.tally, groups)
-        return groups
+
+    @cached_property
+    def _sampler_params(self) -> Decoder:
+        return self.runtime.sampler_params(load_policy(self.runtime, self.policy))
 
 
 def split_of(stage: BestCheckpoint | Evaluate) -> str:
@@ -90,7 +93,7 @@ def split_of(stage: BestCheckpoint | Evaluate) -> str:
 def sampling_shapes(runtime: Runtime, stage: BestCheckpoint | Evaluate) -> Shapes:
     """Choose the sampler's shapes for an evaluate or best_checkpoint stage, greedy answers included."""
     kinds: list[dict[str, Any]] = [{}, GREEDY] if isinstance(stage, Evaluate) and stage.greedy else [{}]
-    params = (runtime.sampling_params(stage.sampling, **changes) for changes in kinds)
+    params = (stage.sampling.params(runtime.stop_ids, **changes) for changes in kinds)
     return runtime.sampling_shapes(stage, runtime.problem_counts[split_of(stage)], stage.num_generations, *params)
 
 
@@ -104,10 +107,9 @@ def programs(
         policies = len(stage.policies)
     else:
         policies = len(stage.steps or kept_steps(runtime.config.stages[stage.policy])) or 1
-    count, longest = runtime.problem_counts[split_of(stage)], stage.sampling.max_new_tokens
-    shapes = sampling_shapes(runtime, stage)
-    workload = Asked(count * policies, kinds * policies, samples, shapes, longest, response)
-    yield from rollouts(runtime, name, workload, policy_shapes(runtime))
+    params, shapes = stage.sampling.params(runtime.stop_ids), sampling_shapes(runtime, stage)
+    prompts, calls = runtime.problem_counts[split_of(stage)] * policies, kinds * policies
+    yield from rollouts(runtime, name, Workload(params, samples, shapes, "", "", prompts, calls, response))
 
 
 def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:
@@ -116,11 +118,11 @@ def write_problems(folder: epath.Path, problems: Sequence[Problem]) -> None:
     processes.on_leader(lambda: storage.write_json(folder / "problems.json", texts))
 
 
-def places(problems: Sequence[Problem]) -> dict[str, list[int]]:
-    """Map each task to the places of its problems."""
+def indices_by_task(problems: Sequence[Problem]) -> dict[str, list[int]]:
+    """Map each task to the indices of its problems."""
     by_task: dict[str, list[int]] = {}
-    for place, problem in enumerate(problems):
-        by_task.setdefault(problem.task, []).append(place)
+    for index, problem in enumerate(problems):
+        by_task.setdefault(problem.task, []).append(index)
     return by_task
 
 
@@ -137,7 +139,7 @@ def task_results(problems: Sequence[Problem], groups: Groups, scalar: Mapping[st
     values, lengths, right = rewards(groups), _lengths(groups), correct(groups)
     return {
         task: _task(values[rows], lengths[rows], None if scalar[task] else right[rows])
-        for task, rows in places(problems).items()
+        for task, rows in indices_by_task(problems).items()
     }
 
 

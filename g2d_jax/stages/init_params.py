@@ -90,15 +90,15 @@ def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
     return decoder.build(shape, make)
 
 
-def beside(rest: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Decoder:
-    """Make a policy: fresh adapters, on the mesh, and the rest (`lora.frozen`)."""
+def add_lora(frozen: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Decoder:
+    """Add fresh adapters, on the mesh, to the frozen part of a policy (`lora.frozen`)."""
     where, _ = lora.split(decoder.shardings(shape, mesh))
     key = keys.key(seed, "lora")
 
     def random_adapters() -> Decoder:
         return lora.adapters(shape, key)
 
-    return lora.join(jax.jit(random_adapters, out_shardings=where)(), rest)
+    return lora.join(jax.jit(random_adapters, out_shardings=where)(), frozen)
 
 
 BASE = "base.json"  # in the folder of a stage that trains: its `base_policy`

@@ -1,10 +1,13 @@
 """Offline DPO on a static preference dataset. The reference is the policy it starts from; its log-probabilities are
-computed once, cached under a fingerprint, and no reference model stays in memory."""
+computed once, cached under a fingerprint, and no reference model stays in memory.
+
+The pairs are measured too: the gradient's signal before training, rewards after it. Both change nothing in the trained
+policy, and their cost is counted apart from it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -12,30 +15,33 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import Collect, Offline, Optimizer
-from g2d_jax.data.loader import InOrder, draw
+from g2d_jax.config import Collect, Offline
+from g2d_jax.data.loader import InOrder, Order, draw
 from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
+from g2d_jax.models.flops import train_flops
 from g2d_jax.records import Preference
 from g2d_jax.runtime import processes, storage
-from g2d_jax.runtime.tables import read_preferences
-from g2d_jax.stages import alerts, pair_diagnostics, probes
+from g2d_jax.runtime.tables import read_preferences, write_columns
+from g2d_jax.stages import alerts, probes
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import checkpoint_of, load_policy, load_reference
 from g2d_jax.stages.problems import order as problem_order
 from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.training import gradient, logprobs, params_and_state, training_programs
-from g2d_jax.stages.rollouts import on_disk
-from g2d_jax.stages.rows import choose_row_length, pack_rows
+from g2d_jax.stages.programs.training import gradient, logprobs, state_shapes, training_programs
+from g2d_jax.stages.rollouts import measured_once
+from g2d_jax.stages.rows import RowShape, choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.study import informativeness
 from g2d_jax.training import objectives
+from g2d_jax.training.gradient_noise import gradient_norms
 from g2d_jax.training.objectives import Compute, Objective
 
 SCORED_AT_ONCE = 256  # pairs of one scoring call
+SIGNAL_BATCHES = 16  # gradients whose mean and spread are measured
 
 
 def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
@@ -44,45 +50,28 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     With stage.diagnose, the pairs are measured under the policy before and after: `result` has flat groups of
     figures, `diagnosis` their cost, which no other field counts, and pairs.parquet each pair's log-probabilities.
     before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training; before it, rewards
-    and margins are 0 by definition, for the policy is the reference. signal: see `pair_diagnostics.gradient_signal`.
+    and margins are 0 by definition, for the policy is the reference. signal: see `informativeness.gradient_signal`.
     """
     pairs = read(runtime, stage)
     batch_size = min(stage.batch_size, len(pairs))
-    steps = len(pairs) * stage.epochs // batch_size
-    unused = len(pairs) * stage.epochs - steps * batch_size
+    steps, unused = divmod(len(pairs) * stage.epochs, batch_size)
     if unused or batch_size < stage.batch_size:
         runtime.tracker.say(f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
-    longest = max(len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in pairs)
-    size = min(batch_size, SCORED_AT_ONCE)
-    batches = [pairs[i : i + size] for i in range(0, min(len(pairs), SCORED_AT_ONCE), size)]
-    row_length = choose_row_length(runtime, longest, [batch(drawn, np.zeros((len(drawn), 2))) for drawn in batches])
+    stage = _with_warmup_that_fits(stage, steps, lambda text: runtime.tracker.say(f"{name}: {text}"))
+    row_length = _row_length(runtime, pairs, batch_size)
     runtime.compile_ahead(_programs(runtime, name, stage, len(pairs), row_length, None))
-    scoring = Cost()
-    with runtime.track_cost(scoring):
-        references = reference_logprobs(runtime, name, stage, pairs, row_length, scoring)
+    references, scoring = reference_logprobs(runtime, name, stage, pairs, row_length)
+    lengths = _lengths(pairs)
+    # Before training: it refuses responses without tokens.
+    before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths) if stage.diagnose else {}
+    signal, diagnosis = _gradient_signal(runtime, name, stage, pairs, references, row_length)
     order = problem_order(runtime.config, len(pairs), f"offline/{name}") if stage.shuffle else InOrder(len(pairs))
-    objective = objective_of(runtime.compute, stage)
-    before = (
-        pair_diagnostics.pair_summary(pairs, references) if stage.diagnose else {}
-    )  # before training: it refuses responses without tokens
-    signal, cost = _signal(runtime, name, stage, objective, pairs, references, row_length)
-    with open_trainer(
-        runtime,
-        name,
-        objective,
-        _warmup_that_fits(stage.optimizer, steps, lambda text: runtime.tracker.say(f"{name}: {text}")),
-        policy=stage.policy,
-        total=steps,
-        row_length=row_length,
-        per="pairs",
-        most_rows=batch_size,
-    ) as trainer:
+    objective, rows = objective_of(runtime.compute, stage), RowShape(row_length, batch_size)
+    with open_trainer(runtime, name, stage, objective, total=steps, per="pairs", rows=rows) as trainer:
         if trainer.step == 0:
             trainer.tally = scoring
-        alerts.alarm(runtime, name, trainer, alerts.few_updates(steps, batch_size, len(pairs)))
-        probe = partial(
-            probes.probe, runtime, name, stage, trainer, reference=lambda: load_reference(runtime, stage.policy)
-        )
+        alerts.alarm(trainer, alerts.few_updates(steps, batch_size, len(pairs)))
+        probe = partial(probes.probe, trainer, stage, lambda: load_reference(runtime, stage.policy))
         probe()
         while trainer.goes_on():
             with runtime.track_cost(trainer.tally):
@@ -90,25 +79,31 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
                 trainer.update(batch([pairs[i] for i in drawn], references[drawn]), {})
             probe()
             trainer.checkpoint_if_due()
-        trainer.end()
-        counts = {"pairs": len(pairs), "steps": steps, "unused": unused, **trainer.skips.manifest()}
-        fields = {**trainer.tally.manifest(), "counts": counts, **probes.evidence(trainer)}
+        fields = trainer.finish({"pairs": len(pairs), "steps": steps, "unused": unused})
         if not stage.diagnose:
-            return {**fields, **alerts.evidence(trainer)}
-        with runtime.track_cost(cost):
-            trained = score_pairs(runtime, trainer.policy, pairs, row_length, cost)
-        change = float(np.mean((trained - references)[:, 0] / [len(pair.chosen_ids) for pair in pairs]))
-        alerts.alarm(runtime, name, trainer, alerts.displaced(change, stage))
-        fields |= alerts.evidence(trainer)
+            return fields
+        with runtime.track_cost(diagnosis):
+            trained = score_pairs(runtime, trainer.policy, pairs, row_length, diagnosis)
+        change = np.mean((trained - references)[:, 0] / lengths[0])
+        alerts.alarm(trainer, alerts.displaced(float(change), stage))
     result = {
         "before": before,
-        "after": pair_diagnostics.pair_summary(pairs, trained),
+        "after": informativeness.pair_summary(trained[:, 0], trained[:, 1], *lengths),
         "margins": informativeness.margin_summary(stage.beta, references, trained),
         "signal": signal,
     }
-    pair_diagnostics.write_pairs(runtime.folders[name] / "pairs.parquet", pairs, references, trained)
-    runtime.tracker.log(name, steps, pair_diagnostics.figures(result), kind="diagnosis")
-    return {**fields, "result": result, "diagnosis": cost.manifest()}
+    _write_pairs(runtime.folders[name] / "pairs.parquet", pairs, references, trained)
+    figures = {f"{part}/{key}": value for part, values in result.items() for key, value in values.items()}
+    runtime.tracker.log(name, steps, figures, kind="diagnosis")
+    return {**fields, "result": result, "diagnosis": diagnosis.manifest()}
+
+
+def _row_length(runtime: Runtime, pairs: list[Preference], batch_size: int) -> int:
+    """Choose the columns of a packed row by the first batches."""
+    longest = max(len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in pairs)
+    size = min(batch_size, SCORED_AT_ONCE)
+    firsts = (pairs[i : i + size] for i in range(0, min(len(pairs), SCORED_AT_ONCE), size))
+    return choose_row_length(runtime, longest, [batch(first, np.zeros((len(first), 2))) for first in firsts])
 
 
 def programs(runtime: Runtime, name: str, stage: Offline, response: int | None = None) -> Iterator[Program]:
@@ -134,21 +129,18 @@ def _programs(
     share = mean / (len(prompt) + 2 * len(side))
 
     def packed(count: int) -> Packed:
-        return pack_rows(runtime, batch([pair] * count, np.zeros((count, 2), np.float32)), row_length, count)
+        groups = batch([pair] * count, np.zeros((count, 2), np.float32))
+        return pack_rows(runtime, groups, RowShape(row_length, count))
 
     batch_size, scored = min(stage.batch_size, pairs), min(SCORED_AT_ONCE, pairs)
     steps = pairs * stage.epochs // batch_size
-    settings, objective = _warmup_that_fits(stage.optimizer, steps), objective_of(runtime.compute, stage)
-    params, state = params_and_state(runtime, settings, steps)
+    stage, objective = _with_warmup_that_fits(stage, steps), objective_of(runtime.compute, stage)
     yield logprobs(runtime, name, packed(scored), (2 if stage.diagnose else 1) * pairs / scored * share, ())
-    if stage.diagnose and stage.signal_pairs:
-        draws = pair_diagnostics.signal_draws(
-            problem_order(runtime.config, pairs, f"signal/{name}"), stage.signal_pairs
-        )
-        if len(draws) > 1:
-            yield gradient(runtime, name, objective, packed(len(draws[0])), len(draws) * share)
-    yield from probes.programs(runtime, name, stage, steps, response, params, state, compared=True)
-    yield from training_programs(runtime, name, settings, steps, objective, packed(batch_size), steps * share)
+    draws = _signal_draws(runtime, name, stage, pairs)
+    if len(draws) > 1:
+        yield gradient(runtime, name, objective, packed(len(draws[0])), len(draws) * share)
+    yield from probes.programs(runtime, name, stage, steps, response, state_shapes(runtime, stage.optimizer, steps))
+    yield from training_programs(runtime, name, stage.optimizer, steps, objective, packed(batch_size), steps * share)
 
 
 def objective_of(compute: Compute, stage: Offline) -> Objective:
@@ -156,34 +148,86 @@ def objective_of(compute: Compute, stage: Offline) -> Objective:
     return objectives.dpo(compute, beta=stage.beta, label_smoothing=stage.label_smoothing, loss_type=stage.loss_type)
 
 
-def _signal(
-    runtime: Runtime,
-    name: str,
-    stage: Offline,
-    objective: Objective,
-    pairs: list[Preference],
-    references: np.ndarray,
-    row_length: int,
+def signal_draws(order: Order, total: int) -> list[list[int]]:
+    """List the pairs' indices of each batch, M batches of B: the first M * B of an order of all pairs.
+
+    total: pairs to use in total; no pair is used twice. M is 16, or the number of pairs if that is smaller.
+    """
+    available = min(total, order.count)
+    batches = min(SIGNAL_BATCHES, available)
+    size = available // batches if batches else 0
+    return [[index for index, _ in draw(order, first * size, size)] for first in range(batches)]
+
+
+def _signal_draws(runtime: Runtime, name: str, stage: Offline, pairs: int) -> list[list[int]]:
+    """List the indices of the pairs in each batch that the gradient's signal is measured on; [] if it is not."""
+    wanted = stage.signal_pairs if stage.diagnose else 0
+    return signal_draws(problem_order(runtime.config, pairs, f"signal/{name}"), wanted)
+
+
+def _gradient_signal(
+    runtime: Runtime, name: str, stage: Offline, pairs: list[Preference], references: np.ndarray, row_length: int
 ) -> tuple[dict[str, float], Cost]:
-    """Measure signal and noise of the gradient that training starts with, and the cost of that; ({}, 0) if off."""
-    if not stage.diagnose or not stage.signal_pairs:
+    """Measure `informativeness.gradient_signal` of the loss at the policy that training starts from, and its cost.
+
+    The loss of each batch is the mean over its pairs. Pairs of one prompt are not independent: where a few prompts give
+    most of the pairs, their common part counts as signal. The cost counts tokens that went forward and backward as
+    trained. With fewer than 2 batches there is no noise to measure: ({}, no cost), with a message if it was asked for.
+    """
+    draws = _signal_draws(runtime, name, stage, len(pairs))
+    if len(draws) < 2:
+        if draws:
+            runtime.tracker.say(f"{name}: the gradient's signal is not measured, that takes at least 2 pairs")
         return {}, Cost()
-    draws = pair_diagnostics.signal_draws(
-        problem_order(runtime.config, len(pairs), f"signal/{name}"), stage.signal_pairs
-    )
-    batches = [batch([pairs[i] for i in drawn], references[drawn]) for drawn in draws]
+
+    def measure(cost: Cost) -> dict[str, float]:
+        rows = RowShape(row_length, len(draws[0]))
+        packed = [pack_rows(runtime, batch([pairs[i] for i in drawn], references[drawn]), rows) for drawn in draws]
+        objective, programs = runtime.loss_of(name, objective_of(runtime.compute, stage))
+        norms = gradient_norms(objective, load_policy(runtime, stage.policy), packed, runtime.mesh, programs)
+        used = sum(batch.used for batch in packed)
+        cost.trained += used
+        cost.flops += train_flops(runtime.model_config, used, sum(batch.attended for batch in packed))
+        return informativeness.gradient_signal(*norms, batches=len(draws), pairs_per_batch=len(draws[0]))
+
     settings = [stage.loss_type, stage.beta, stage.label_smoothing, len(draws)]
     inputs = [settings, _inputs(runtime, stage, [pairs[i] for drawn in draws for i in drawn], row_length)]
-    return pair_diagnostics.gradient_signal(runtime, name, stage.policy, objective, batches, row_length, inputs)
+    file = runtime.folders[name] / f"signal-{storage.fingerprint(inputs)}.json"
+    signal, cost = measured_once(runtime, file, measure)
+    return {key: float(value) for key, value in signal.items()}, cost
 
 
-def _warmup_that_fits(settings: Optimizer, steps: int, say: Callable[[str], None] = lambda _: None) -> Optimizer:
+def _lengths(pairs: list[Preference]) -> tuple[np.ndarray, np.ndarray]:
+    """Count the tokens of chosen and of rejected responses, int32 [pairs] each."""
+    chosen, rejected = np.array([(len(pair.chosen_ids), len(pair.rejected_ids)) for pair in pairs], np.int32).T
+    return chosen, rejected
+
+
+def _write_pairs(path: epath.Path, pairs: list[Preference], references: np.ndarray, trained: np.ndarray) -> None:
+    """Write one row a pair, in their order: problem_id, lengths in tokens, and summed log-probs in nats.
+
+    references, trained: [pairs, 2] (chosen, rejected), under the policy before and after training.
+    """
+    chosen_length, rejected_length = _lengths(pairs)
+    columns: dict[str, Any] = {
+        "problem_id": [pair.problem_id for pair in pairs],
+        "chosen_length": chosen_length,
+        "rejected_length": rejected_length,
+        "ref_chosen": references[:, 0],
+        "ref_rejected": references[:, 1],
+        "chosen": trained[:, 0],
+        "rejected": trained[:, 1],
+    }
+    processes.on_leader(lambda: write_columns(path, columns))
+
+
+def _with_warmup_that_fits(stage: Offline, steps: int, say: Callable[[str], None] = lambda _: None) -> Offline:
     """Shorten a warm-up that is too long. The number of pairs is known only now: few pairs must not end a run that has
     its rollouts."""
-    if settings.warmup_steps < steps:
-        return settings
-    say(f"only {steps} updates, so warmup_steps {settings.warmup_steps} becomes {steps - 1}")
-    return dataclasses.replace(settings, warmup_steps=steps - 1)
+    if stage.optimizer.warmup_steps < steps:
+        return stage
+    say(f"only {steps} updates, so warmup_steps {stage.optimizer.warmup_steps} becomes {steps - 1}")
+    return dataclasses.replace(stage, optimizer=dataclasses.replace(stage.optimizer, warmup_steps=steps - 1))
 
 
 def read(runtime: Runtime, stage: Offline) -> list[Preference]:
@@ -195,46 +239,35 @@ def read(runtime: Runtime, stage: Offline) -> list[Preference]:
     source = runtime.folders[name] / "preferences" if name in runtime.folders else epath.Path(name)
     pairs = read_preferences(source)
     check_preferences(source, pairs, runtime.model_config.vocab_size)
-    held_out = {problem.id for split in ("dev", "test") for problem in runtime.problems[split]}
-    if leaked := sum(pair.problem_id in held_out for pair in pairs):
+    if leaked := sum(pair.problem_id in runtime.held_out_ids for pair in pairs):
         raise ValueError(f"{leaked} of {len(pairs)} pairs are for problems of data.dev or data.test: leave them out")
     return pairs
 
 
-def as_group(pair: Preference, reference: np.ndarray, weight: float) -> Group:
-    """Put chosen and rejected in one row, behind one copy of their prompt. reference: [2]."""
-    sides = zip((pair.chosen_ids, pair.rejected_ids), reference, strict=True)
-    responses = [Response(ids, {}, {"reference": float(value), "weight": weight}) for ids, value in sides]
-    return Group(pair.prompt_ids, responses, whole=True)
-
-
 def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
-    """Build a batch of pairs, weighted so that the loss is their mean."""
-    weights = dpo_weights(len(pairs))
-    return [as_group(p, r, float(w)) for p, r, w in zip(pairs, references, weights, strict=True)]
+    """Build a batch of pairs, weighted so that the loss is their mean; both sides of one in a row, behind one copy of
+    their prompt. references: summed log-probabilities under the reference, [pairs, 2]."""
+    groups = []
+    for pair, reference, weight in zip(pairs, references, dpo_weights(len(pairs)), strict=True):
+        sides = zip((pair.chosen_ids, pair.rejected_ids), reference, strict=True)
+        responses = [Response(ids, {}, {"reference": float(x), "weight": float(weight)}) for ids, x in sides]
+        groups.append(Group(pair.prompt_ids, responses, whole=True))
+    return groups
 
 
 def reference_logprobs(
-    runtime: Runtime, name: str, stage: Offline, pairs: list[Preference], row_length: int, tally: Cost
-) -> np.ndarray:
-    """Compute summed log-probabilities of both sides under the starting policy, float32 [pairs, 2], or read the cache.
+    runtime: Runtime, name: str, stage: Offline, pairs: list[Preference], row_length: int
+) -> tuple[np.ndarray, Cost]:
+    """Compute summed log-probabilities of both sides under the starting policy, float32 [pairs, 2], or read the cache;
+    and their cost, so that a restart changes no count.
 
-    The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id. It holds
-    the cost of scoring too, so that a restart changes no count.
+    The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id.
     """
     file = runtime.folders[name] / f"reference-{storage.fingerprint(_inputs(runtime, stage, pairs, row_length))}.json"
-    if on_disk(runtime, [file]):
-        cached = storage.read_json(file)
-        tally.scored, tally.flops, tally.seconds = (cached[key] for key in ("scored", "flops", "seconds"))
-        tally.device_seconds = tally.seconds * runtime.mesh.size
-        tally.add(cached.get("clock", {}))
-        return np.asarray(cached["logprobs"], np.float32)
-    started, clocked = time.perf_counter(), runtime.clock.read()
-    references = score_pairs(runtime, load_policy(runtime, stage.policy), pairs, row_length, tally)
-    cost = {"scored": tally.scored, "flops": tally.flops, "seconds": time.perf_counter() - started}
-    clock = runtime.clock.since(clocked)
-    processes.on_leader(lambda: storage.write_json(file, {"logprobs": references, **cost, "clock": clock}))
-    return references
+    logprobs, cost = measured_once(
+        runtime, file, lambda cost: score_pairs(runtime, load_policy(runtime, stage.policy), pairs, row_length, cost)
+    )
+    return np.asarray(logprobs, np.float32), cost
 
 
 def _inputs(runtime: Runtime, stage: Offline, pairs: list[Preference], row_length: int) -> list[Any]:
@@ -253,12 +286,12 @@ def _origin(runtime: Runtime, policy: str) -> Any:
 
 def score_pairs(runtime: Runtime, params: Decoder, pairs: list[Preference], row_length: int, tally: Cost) -> np.ndarray:
     """Compute summed log-probabilities of both sides under a policy, float32 [pairs, 2]."""
-    scored = []
+    scored, rows = [], RowShape(row_length, min(SCORED_AT_ONCE, len(pairs)))
     for first in range(0, len(pairs), SCORED_AT_ONCE):
         processes.check_stop_together()
         processes.mark(f"scoring pairs from {first}")
         part = pairs[first : first + SCORED_AT_ONCE]
-        packed = pack_rows(runtime, batch(part, np.zeros((len(part), 2))), row_length, min(SCORED_AT_ONCE, len(pairs)))
+        packed = pack_rows(runtime, batch(part, np.zeros((len(part), 2))), rows)
         sides = packed.unpack(runtime.score_logprobs(params, packed, tally))
         scored.append(np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32))
     return np.concatenate(scored)

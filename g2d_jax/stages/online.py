@@ -11,31 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from g2d_jax.config import Config, Online
+from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages import alerts, batches, early_stopping, probes
-from g2d_jax.stages.buffer import (
-    RolloutBuffer,
-    TrainBatch,
-    asked_of,
-    logprobs_temperature,
-    trains_off_policy,
-)
+from g2d_jax.stages.buffer import RolloutBuffer, TrainBatch, logprobs_temperature, trains_off_policy
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import rollouts
 from g2d_jax.stages.programs.training import (
     logprobs,
-    params_and_state,
     reference_programs,
     reference_shapes,
+    state_shapes,
     training_programs,
 )
-from g2d_jax.stages.rollouts import Groups, correct, describe, rewards, sample_rows
-from g2d_jax.stages.rows import choose_row_length, pack_rows
+from g2d_jax.stages.rollouts import Groups, correct, describe, log_samples, rewards
+from g2d_jax.stages.rows import RowShape, choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.stages.trainer import Trainer, open_trainer
+from g2d_jax.stages.windows import window_at
+from g2d_jax.stages.workload import workload_of
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 
@@ -43,55 +39,41 @@ from g2d_jax.training.objectives import Compute, Objective
 def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
     """Do stage.steps updates; return the manifest's fields."""
     early_stopping.check_problems(runtime, stage)
+    objective, per = objective_of(runtime.compute, stage), "tokens" if stage.loss == "grpo" else "pairs"
     with open_trainer(
-        runtime,
-        name,
-        objective_of(runtime.compute, stage),
-        stage.optimizer,
-        policy=stage.policy,
-        total=stage.steps,
-        row_length=row_length(runtime, stage),
-        per="tokens" if stage.loss == "grpo" else "pairs",
-        pinned=stage.keep,
-        places=places(stage),
-        most_rows=most_rows(stage),
+        runtime, name, stage, objective, total=stage.steps, per=per, rows=row_shape(runtime, stage)
     ) as trainer:
-        buffer = RolloutBuffer(runtime, name, stage, trainer)
-        reference = buffer.fixed_reference if stage.compares else None
+        buffer = RolloutBuffer(trainer, stage)
         problems = len(runtime.problems["train"])
-        alerts.alarm(runtime, name, trainer, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
-        probe = partial(probes.probe, runtime, name, stage, trainer, reference=reference)
+        alerts.alarm(trainer, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
+        probe = partial(probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None)
         probe()
-        ended = early_stopping.ends(runtime, name, stage, trainer)  # by the probe just made, where one was interrupted
+        ended = early_stopping.ends(trainer, stage)  # by the probe just made, where one was interrupted
         while trainer.goes_on() and not ended:
-            generation = buffer.generate_window()
+            window, generation = window_at(trainer.step, stage), dict[str, float]()
+            if trainer.step == window.start:
+                generation = buffer.generate_window(window)
+                buffer.add_logprobs(window)
             with runtime.track_cost(trainer.tally):
-                train_batch = buffer.next_batch()
-                _watch_signal(runtime, name, stage, trainer, train_batch)
+                train_batch = buffer.next_batch(window)
+                _check_signal(trainer, stage, train_batch)
                 buffer.record_cost(train_batch)
                 metrics = {**_describe(train_batch), **train_batch.batch.metrics, **generation}
                 trainer.update(train_batch.batch.groups, metrics)
-            alerts.watch(runtime, name, stage, trainer, metrics)
+            alerts.watch(trainer, stage, metrics, kind="train")
             probe()
-            ended = early_stopping.ends(runtime, name, stage, trainer)
-            if ended:
-                trainer.save_here()
-            else:
-                trainer.checkpoint_if_due()
+            ended = early_stopping.ends(trainer, stage)
+            trainer.checkpoint_if_due()
             if trainer.step % max(stage.steps // 4, 1) == 0:
-                rows = sample_rows(train_batch.draws, train_batch.groups, runtime.config.logging.samples)
-                runtime.tracker.samples(name, trainer.step, rows)
+                log_samples(runtime, name, trainer.step, train_batch.draws, train_batch.groups)
         probe(last=True)
-        alerts.conclude(runtime, name, stage, trainer)
-        trainer.end()
+        alerts.conclude(trainer, stage)
+        state = trainer.extra_state
         return {
-            **trainer.tally.manifest(),
-            "counts": {"steps": trainer.step, **buffer.summary(), **trainer.skips.manifest()},
-            "at": trainer.extra_state["at"],
-            "generation": buffer.generation(),
-            **early_stopping.evidence(trainer),
-            **probes.evidence(trainer),
-            **alerts.evidence(trainer),
+            **trainer.finish({"steps": trainer.step, **buffer.summary()}),
+            "at": state.costs,
+            "generation": buffer.usage(),
+            "stop": {"probes": state.forecasts, **(state.ended or {"rule": "steps"})},
         }
 
 
@@ -99,18 +81,13 @@ def programs(runtime: Runtime, name: str, stage: Online, response: int | None = 
     """Yield the stage's programs in the order of their runs. response: mean tokens of a response, None: the most."""
     if not stage.steps:
         return
-    config, sampling = runtime.config, stage.sampling
-    columns, rows = row_length(runtime, stage), most_rows(stage)
-    bare, filled = (
-        pack_rows(runtime, groups, columns, rows, places=places(stage)) for groups in _longest_batch(runtime, stage)
-    )
-    params, state = params_and_state(runtime, stage.optimizer, stage.steps)
+    config, sampling, rows = runtime.config, stage.sampling, row_shape(runtime, stage)
+    bare, filled = (pack_rows(runtime, groups, rows) for groups in _longest_batch(runtime, stage))
+    state = state_shapes(runtime, stage.optimizer, stage.steps)
     own, _ = lora.split(reference_shapes(runtime))  # all policies of a run share the frozen parameters
     reference = (own,) if stage.compares and not stage.reference_sync else ()
-    workload = asked_of(runtime, stage, response)
-    yield from rollouts(
-        runtime, name, workload, params, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
-    )
+    workload = workload_of(runtime, name, stage, response)
+    yield from rollouts(runtime, name, workload, beside=(state.opt_state, *reference), meanwhile=(state, *reference))
     share = (runtime.mean_prompt + workload.mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
     calls, temperature = stage.steps / stage.num_iterations * share, logprobs_temperature(stage)
     if reference:
@@ -118,19 +95,7 @@ def programs(runtime: Runtime, name: str, stage: Online, response: int | None = 
         yield logprobs(runtime, name, bare, calls, (state,), temperature, reference=True)
     if stage.reference_sync or trains_off_policy(stage):
         yield logprobs(runtime, name, bare, calls, (state.opt_state, *reference), temperature)
-    viewed = not stage.sampling_weights  # probes are of the policy as it is
-    yield from probes.programs(
-        runtime,
-        name,
-        stage,
-        stage.steps,
-        response,
-        params,
-        state,
-        compared=stage.compares,
-        reference=reference,
-        viewed=viewed,
-    )
+    yield from probes.programs(runtime, name, stage, stage.steps, response, state, reference)
     objective = objective_of(runtime.compute, stage)
     yield from training_programs(
         runtime, name, stage.optimizer, stage.steps, objective, filled, stage.steps * share, resident=reference
@@ -172,40 +137,29 @@ def objective_of(compute: Compute, stage: Online) -> Objective:
     return objectives.group_dpo(compute, **dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **settings)
 
 
-def longest(config: Config, stage: Online) -> int:
-    """Count the tokens of the longest group in one row: a response, a pair, or all responses, behind a prompt."""
-    together = {"grpo": 1, "dpo": 2, "group_dpo": stage.num_generations}[stage.loss]
-    return config.data.max_prompt_length + together * stage.sampling.max_new_tokens
+def row_shape(runtime: Runtime, stage: Online) -> RowShape:
+    """Choose packed rows for responses as long as can be, and for such of all lengths up to that.
 
-
-def row_length(runtime: Runtime, stage: Online) -> int:
-    """Choose the columns of a packed row for responses as long as can be, and for such of all lengths up to that.
-
-    How long they will be is not known, and rows that fit the longest alone leave much empty behind shorter ones.
+    How long they will be is not known, and rows that fit the longest alone leave much empty behind shorter ones. With
+    GroupDPO a row holds at least all responses of a prompt.
     """
-    most, whole = stage.sampling.max_new_tokens, stage.loss != "grpo"
-    together = 2 if stage.loss == "dpo" else stage.num_generations
+    most, apart = stage.sampling.max_new_tokens, stage.loss == "grpo"
+    samples = 2 if stage.loss == "dpo" else stage.num_generations
+    max_responses = max(16, samples + samples % 2) if stage.loss == "group_dpo" else 16
     prompts = runtime.prompt_lengths[: min(stage.prompts_per_step, 32)]
-    shares = np.arange(1, len(prompts) * together + 1) * 0.618034 % 1  # evenly spread over what is below 1, in no order
+    shares = np.arange(1, len(prompts) * samples + 1) * 0.618034 % 1  # evenly spread over what is below 1, in no order
     lengths = [np.full(shares.shape, most), np.maximum(np.ceil(shares * most), 1).astype(int)]
     batches = [
         [
-            Group(np.zeros(prompt, np.int32), [Response(np.zeros(n, np.int32)) for n in sizes], whole)
-            for prompt, sizes in zip(prompts, drawn.reshape(-1, together), strict=True)
+            Group(np.zeros(prompt, np.int32), [Response(np.zeros(n, np.int32)) for n in sizes], whole=not apart)
+            for prompt, sizes in zip(prompts, drawn.reshape(-1, samples), strict=True)
         ]
         for drawn in lengths
     ]
-    return choose_row_length(runtime, longest(runtime.config, stage), batches, places=places(stage))
-
-
-def most_rows(stage: Online) -> int:
-    """Count the packed rows that a batch takes at most: one a response, or one for all of a prompt kept together."""
-    return stage.prompts_per_step * (stage.num_generations if stage.loss == "grpo" else 1)
-
-
-def places(stage: Online) -> int:
-    """Count the responses that a packed row can hold: with GroupDPO at least all of a prompt."""
-    return max(16, stage.num_generations + stage.num_generations % 2) if stage.loss == "group_dpo" else 16
+    longest = runtime.config.data.max_prompt_length + (1 if apart else samples) * most
+    length = choose_row_length(runtime, longest, batches, max_responses_per_row=max_responses)
+    most_rows = stage.prompts_per_step * (stage.num_generations if apart else 1)  # a response each, or all of a prompt
+    return RowShape(length, most_rows, max_responses)
 
 
 def _describe(train_batch: TrainBatch) -> dict[str, float]:
@@ -222,18 +176,16 @@ def _describe(train_batch: TrainBatch) -> dict[str, float]:
     return metrics
 
 
-def _watch_signal(runtime: Runtime, name: str, stage: Online, trainer: Trainer, train_batch: TrainBatch) -> None:
-    """Stop when no group of many steps in a row taught anything; the policy so far is saved."""
-    trainer.extra_state["barren"] = (
-        0 if train_batch.batch.has_advantage.any() else trainer.extra_state.get("barren", 0) + 1
-    )
-    if trainer.extra_state["barren"] < stage.patience:
+def _check_signal(trainer: Trainer, stage: Online, train_batch: TrainBatch) -> None:
+    """Raise StopRun when no group of many steps in a row taught anything; the policy so far is saved."""
+    state, runtime, name = trainer.extra_state, trainer.runtime, trainer.name
+    state.without_signal = 0 if train_batch.batch.has_advantage.any() else state.without_signal + 1
+    if state.without_signal < stage.patience:
         return
     trainer.save_here()
-    rows = sample_rows(train_batch.draws, train_batch.groups, runtime.config.logging.samples)
-    runtime.tracker.samples(name, trainer.step, rows)
+    log_samples(runtime, name, trainer.step, train_batch.draws, train_batch.groups)
     raise StopRun(
-        f"{name}: no reward signal for {trainer.extra_state['barren']} steps in a row; "
+        f"{name}: no reward signal for {state.without_signal} steps in a row; "
         f"{_cause(stage, train_batch.groups)}. Look at the completions in samples/. To try: {alerts.SIGNAL_ADVICE}. "
         f"The policy so far is kept, step {trainer.step} in {runtime.folders[name]}"
     )

@@ -26,7 +26,7 @@ def load_policy(runtime: Runtime, name: str) -> Decoder:
     if name == "init" or name.startswith("hf:"):
         if (rest := frozen_params(runtime, base_of(runtime, name))) is None:
             return _load_base(runtime, name)
-        return init_params.beside(rest, runtime.model_config, runtime.mesh, runtime.config.seed)
+        return init_params.add_lora(rest, runtime.model_config, runtime.mesh, runtime.config.seed)
     folder, step = checkpoint_of(runtime, name)
     rest = frozen_params(runtime, base_of(runtime, name))
     with Checkpoints(folder) as checkpoints:

@@ -20,17 +20,16 @@ from g2d_jax.config import Offline, Online, Sampling
 from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
-from g2d_jax.runtime import processes, storage
-from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages import alerts
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.sampling import Asked, rollouts
+from g2d_jax.stages.programs.sampling import rollouts
 from g2d_jax.stages.programs.training import logprobs, reference_programs
-from g2d_jax.stages.rollouts import Generation, Groups, correct, count_rollouts, describe, on_disk, sampled_groups
-from g2d_jax.stages.rows import choose_row_length, pack_rows
+from g2d_jax.stages.rollouts import Groups, correct, describe, measured_once, sampled_groups
+from g2d_jax.stages.rows import RowShape, choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import Trainer
+from g2d_jax.stages.workload import Workload
 from g2d_jax.study.stats import row_means
 
 FIGURES = (
@@ -43,15 +42,7 @@ Reference = Callable[[], Decoder]
 """A function that gives the parameters of the policy that KL is measured to; called once a probe."""
 
 
-def probe(
-    runtime: Runtime,
-    name: str,
-    stage: Online | Offline,
-    trainer: Trainer,
-    *,
-    last: bool = False,
-    reference: Reference | None = None,
-) -> None:
+def probe(trainer: Trainer, stage: Online | Offline, reference: Reference | None = None, *, last: bool = False) -> None:
     """Sample the policy as it is now, if a probe is due at this step and was not made. Measure, log, and warn of what
     has gone wrong.
 
@@ -60,34 +51,34 @@ def probe(
     kind "probe": see `figures`; with a reference "kl" too. A restart reads back the measurements, and their cost, from
     the stage's folder probe/.
     """
-    every, step, entries = stage.probe.every, trainer.step, trainer.extra_state.setdefault("dynamics", [])
+    every, step, state = stage.probe.every, trainer.step, trainer.extra_state
     due = every and (step % every == 0 or step == trainer.total or last)
-    if not due or any(entry["step"] == step for entry in entries):
+    if not due or any(entry["step"] == step for entry in state.probes):
         return
-    measured = _measured(runtime, name, stage, trainer, reference)
-    values, cost = {key: float(value) for key, value in measured["figures"].items()}, measured["cost"]
-    entries.append({"step": step, **values})
-    total = Cost(**trainer.extra_state.get("probe_cost", {}))
-    total.add(cost)
-    trainer.extra_state["probe_cost"] = dataclasses.asdict(total)
+    measured, cost = _measured(trainer, stage, reference)
+    values = {key: float(value) for key, value in measured["figures"].items()}
+    state.probes.append({"step": step, **values})
+    state.probe_cost.add(dataclasses.asdict(cost))
     if isinstance(stage, Online) and stage.stop == "adaptive":
-        trainer.tally.add(cost)
-        trainer.extra_state.setdefault("probed", []).append(
-            {"step": step, "flops": trainer.tally.flops, **measured["offline"]}
-        )
-    runtime.tracker.log(name, step, values, kind="probe")
-    alerts.watch(runtime, name, stage, trainer, values, kind="probe")
-
-
-def sampling_shapes(runtime: Runtime, stage: Online | Offline) -> Shapes:
-    """Choose the sampler's shapes for the stage's probes."""
-    params = runtime.sampling_params(sampling_of(stage))
-    return runtime.sampling_shapes(stage, sampled(runtime, stage), stage.probe.num_generations, params)
+        trainer.tally.add(dataclasses.asdict(cost))
+        state.prospects.append({"step": step, "flops": trainer.tally.flops, **measured["offline"]})
+    trainer.runtime.tracker.log(trainer.name, step, values, kind="probe")
+    alerts.watch(trainer, stage, values, kind="probe")
 
 
 def sampling_of(stage: Online | Offline) -> Sampling:
     """Return the settings that probes sample with."""
     return stage.probe_sampling if isinstance(stage, Offline) else stage.sampling
+
+
+def workload_of(
+    runtime: Runtime, name: str, stage: Online | Offline, steps: int = 0, response: int | None = None
+) -> Workload:
+    """Compute the workload of the probes of a stage of so many steps. response: mean tokens, None: the most."""
+    prompts = min(stage.probe.prompts, runtime.problem_counts[stage.probe.split])
+    samples, params = stage.probe.num_generations, sampling_of(stage).params(runtime.stop_ids)
+    shapes, probes = runtime.sampling_shapes(stage, prompts, samples, params), 1 + -(-steps // stage.probe.every)
+    return Workload(params, samples, shapes, f"probe/{name}", "", prompts * probes, probes, response)
 
 
 def programs(
@@ -96,86 +87,61 @@ def programs(
     stage: Online | Offline,
     steps: int,
     response: int | None,
-    params: Decoder,
     state: Any,
-    *,
-    compared: bool,
     reference: tuple[Any, ...] = (),
-    viewed: bool = False,
 ) -> Iterator[Program]:
     """Yield the programs of the stage's probes: before its first update, every so many, and after its last.
 
-    compared: whether KL to a reference is measured. reference: its arrays that stay on the devices, () where each
-    probe makes it. viewed: as in `rollouts`.
+    reference: its arrays that stay on the devices, () where each probe makes it.
     """
     if not stage.probe.every:
         return
-    sampling, samples = sampling_of(stage), stage.probe.num_generations
-    prompts, probes = sampled(runtime, stage), 1 + -(-steps // stage.probe.every)
-    shapes = sampling_shapes(runtime, stage)
-    workload = Asked(prompts * probes, probes, samples, shapes, sampling.max_new_tokens, response)
-    beside, meanwhile = (state.opt_state, *reference), (state, *reference)
+    workload, sampling = workload_of(runtime, name, stage, steps, response), sampling_of(stage)
     yield from rollouts(
-        runtime, name, workload, params, prefix="probe ", viewed=viewed, beside=beside, meanwhile=meanwhile
+        runtime,
+        name,
+        workload,
+        prefix="probe ",
+        viewed=isinstance(stage, Online) and not stage.sampling_weights,  # probes are of the policy as it is
+        beside=(state.opt_state, *reference),
+        meanwhile=(state, *reference),
     )
-    if compared:
-        if not reference:
-            yield from reference_programs(runtime, name, (state,), probes)
-        prompt, tokens = (np.zeros(n, np.int32) for n in (runtime.config.data.max_prompt_length, workload.mean))
-        packed = _packed(runtime, [Group(prompt, [Response(tokens, {})] * samples)] * prompts, sampling)
-        scored = logprobs(runtime, name, packed, probes, (state,), sampling.temperature or 1.0, reference=True)
-        yield dataclasses.replace(scored, name=f"probe {scored.name}")
+    if isinstance(stage, Online) and not stage.compares:
+        return
+    if not reference:
+        yield from reference_programs(runtime, name, (state,), workload.calls)
+    prompt, tokens = (np.zeros(n, np.int32) for n in (runtime.config.data.max_prompt_length, workload.mean))
+    group = Group(prompt, [Response(tokens, {})] * workload.num_generations)
+    packed = _packed(runtime, [group] * int(workload.prompts / workload.calls), sampling)
+    scored = logprobs(runtime, name, packed, workload.calls, (state,), sampling.temperature or 1.0, reference=True)
+    yield dataclasses.replace(scored, name=f"probe {scored.name}")
 
 
-def sampled(runtime: Runtime, stage: Online | Offline) -> int:
-    """Count the prompts of a probe."""
-    return min(stage.probe.prompts, runtime.problem_counts[stage.probe.split])  # type: ignore[no-any-return]
+def _measured(trainer: Trainer, stage: Online | Offline, reference: Reference | None) -> tuple[dict[str, Any], Cost]:
+    """Measure the policy at this step: {"figures": …, "offline": see `prospects`}, and the cost.
 
-
-def evidence(trainer: Trainer) -> dict[str, Any]:
-    """Return the manifest's entry {"dynamics": …} with all probes and their cost; {} if there are none.
-
-    The cost, in the fields of a manifest, is in no other field but with stop="adaptive": then the stage's has it too.
+    The cost is in no other field of a manifest but with stop="adaptive": then the stage's has it too.
     """
-    extra_state = trainer.extra_state
-    if not extra_state.get("dynamics"):
-        return {}
-    return {
-        "dynamics": {
-            "probes": extra_state.get("dynamics", []),
-            "probe_cost": Cost(**extra_state.get("probe_cost", {})).manifest(),
-        }
-    }
+    runtime, name, step = trainer.runtime, trainer.name, f"step-{trainer.step:06d}"
+    folder, policy = runtime.folders[name] / "probe", trainer.finished_policy()
+    draws = [(problem, 0) for problem in probed(runtime.problems[stage.probe.split], stage.probe.prompts)]
 
-
-def _measured(
-    runtime: Runtime, name: str, stage: Online | Offline, trainer: Trainer, reference: Reference | None
-) -> dict[str, Any]:
-    """Measure the policy at this step: {"figures": …, "offline": see `prospects`, "cost": the fields of a Cost}."""
-    folder = runtime.folders[name] / "probe"
-    file, shard = (folder / f"step-{trainer.step:06d}.{kind}" for kind in ("json", "parquet"))
-    if on_disk(runtime, [file]):
-        before: dict[str, Any] = storage.read_json(file)
-        return before
-    params, cost, sampling = trainer.settled(), Cost(), sampling_of(stage)
-    sampling_params, shapes = runtime.sampling_params(sampling), sampling_shapes(runtime, stage)
-    with runtime.track_cost(cost):
+    def measure(cost: Cost) -> dict[str, Any]:
         groups = sampled_groups(
             runtime,
-            None if on_disk(runtime, [shard]) else runtime.view(params),
-            [(problem, 0) for problem in probed(runtime.problems[stage.probe.split], stage.probe.prompts)],
-            Generation(sampling_params, stage.probe.num_generations, shapes, f"probe/{name}"),
+            lambda: runtime.sampler_params(policy),
+            [(draws, folder / f"{step}.parquet")],
+            workload_of(runtime, name, stage),
             policy=f"{name}@{trainer.step}",
-            shard=shard,
             tally=cost,
         )
-        count_rollouts(runtime, cost, groups)
         values = figures(groups)
         if reference is not None:
-            values["kl"] = divergence(groups, reference_logprobs(runtime, groups, reference(), sampling, cost))
-    measured = {"figures": values, "offline": prospects(groups), "cost": dataclasses.asdict(cost)}
-    processes.on_leader(lambda: storage.write_json(file, measured))
-    return measured
+            logprobs = reference_logprobs(runtime, groups, reference(), sampling_of(stage), cost)
+            values["kl"] = divergence(groups, logprobs)
+        return {"figures": values, "offline": prospects(groups)}
+
+    return measured_once(runtime, folder / f"{step}.json", measure)
 
 
 def probed(problems: Sequence[Problem], count: int) -> list[Problem]:
@@ -235,7 +201,7 @@ def reference_logprobs(
 
 def _packed(runtime: Runtime, groups: list[Group], sampling: Sampling) -> Packed:
     row_length = choose_row_length(runtime, runtime.config.data.max_prompt_length + sampling.max_new_tokens)
-    return pack_rows(runtime, groups, row_length, sum(len(group.responses) for group in groups))
+    return pack_rows(runtime, groups, RowShape(row_length, sum(len(group.responses) for group in groups)))
 
 
 def divergence(groups: Groups, reference: Sequence[Sequence[np.ndarray]]) -> float:

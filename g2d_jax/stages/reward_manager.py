@@ -20,15 +20,6 @@ from g2d_jax.runtime import processes
 from g2d_jax.scoring.reward_model import RewardModel, load_reward_model
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The cost of scoring so far: the verifiers' CPU seconds, and the tokens and FLOPs of reward models."""
-
-    verifier_cpu_seconds: float = 0.0
-    scored: int = 0
-    flops: float = 0.0
-
-
 @dataclass
 class RewardManager:
     """The rewards of all tasks. rewards: task -> its reward section. own: a caller's function in place of the main
@@ -128,23 +119,26 @@ class RewardManager:
         for task in dict.fromkeys(problem.task for problem in problems):
             if self._is_joint(task) != joint:
                 continue
-            places = [i for i, problem in enumerate(problems) if problem.task == task]
-            scorer, under_way = self._of(task), [begun[i] for i in places] if begun else []
+            indices = [i for i, problem in enumerate(problems) if problem.task == task]
+            scorer, under_way = self._of(task), [begun[i] for i in indices] if begun else []
             if isinstance(scorer, VerifierScorer) and under_way:
                 new = scorer.pool.finish([work for work in under_way if work is not None])
             else:
-                new = scorer([problems[i] for i in places], [texts[i] for i in places], [token_ids[i] for i in places])
-            for place, score in zip(places, new, strict=True):
-                merged[place] = score
+                new = scorer(
+                    [problems[i] for i in indices], [texts[i] for i in indices], [token_ids[i] for i in indices]
+                )
+            for index, score in zip(indices, new, strict=True):
+                merged[index] = score
         return merged
 
-    def usage(self) -> Usage:
-        """Count since the start; other processes' counts are those of the last `share_usage`."""
-        return Usage(
-            self._elsewhere + self._own_seconds(),
-            sum(model.usage.tokens for model in self._models),
-            sum(model.usage.flops for model in self._models),
-        )
+    def usage(self) -> dict[str, float]:
+        """Return the cost of scoring since the start, as fields of a Cost; other processes' is that of the last
+        `share_usage`."""
+        return {
+            "verifier_cpu_seconds": self._elsewhere + self._own_seconds(),
+            "scored": sum(model.usage.tokens for model in self._models),
+            "flops": sum(model.usage.flops for model in self._models),
+        }
 
     def share_usage(self) -> None:
         """Share the cost of this process's verifiers with the others. All processes make the call."""

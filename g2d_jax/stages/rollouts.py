@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from etils import epath
 
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import attended, forward_flops
-from g2d_jax.records import Problem, Request, Rollout, SamplingParams, ScoredRollout, Verdict
+from g2d_jax.records import Problem, Request, Rollout, ScoredRollout, Verdict
 from g2d_jax.rewards.pool import Begun
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
-from g2d_jax.sampler.programs import Shapes
+from g2d_jax.runtime.tracking import Progress
 from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.nonfinite import check_rollouts
-from g2d_jax.stages.runtime import Runtime
+from g2d_jax.stages.runtime import Runtime, StopRun
+from g2d_jax.stages.workload import Workload, prompts_per_call
 
 Draws = list[tuple[Problem, int]]
 """Problems with their visit: how often each was drawn before."""
 
-Tell = Callable[[int], None]
-
 Groups = list[list[ScoredRollout]]
 """The responses of each draw, in order of their sample index."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """The settings of a stage's generation: so many responses to each prompt. shapes: that the sampler is compiled for,
-    the same for all calls of a stage. purpose: names the random numbers."""
-
-    params: SamplingParams
-    num_generations: int
-    shapes: Shapes
-    purpose: str
 
 
 @dataclass(frozen=True)
@@ -57,34 +46,39 @@ class Sampled:
 
 def sampled_groups(
     runtime: Runtime,
-    view: Decoder | None,
-    draws: Draws,
-    generation: Generation,
+    sampler_params: Callable[[], Decoder],
+    parts: Sequence[tuple[Draws, epath.Path]],
+    workload: Workload,
     *,
     policy: str,
-    shard: epath.Path,
     tally: Cost,
-    tell: Tell | None = None,
+    bar: Progress | None = None,
 ) -> Groups:
-    """Sample and score the responses to each draw, or read them back where that was done before.
+    """Sample and score the responses to the draws of all parts, or read them back where that was done before.
 
-    See `generate`. view may be None if the shard exists. Groups that are read back add the time they once took to the
-    tally; the caller tracks new time.
+    See `generate`. Their tokens and FLOPs go to the tally, and the time that parts which are read back once took; the
+    caller tracks new time.
     """
-    (sampled,) = generate(runtime, view, [(draws, shard)], generation, policy=policy, tell=tell)
-    if sampled.before:
-        tally.add(sampled.cost)
-    return sampled.groups
+    groups: Groups = []
+    for part in generate(runtime, sampler_params, parts, workload, policy=policy, bar=bar):
+        if part.before:
+            tally.add(part.cost)
+        groups += part.groups
+        if bar is not None:
+            bar.update(bar.done, describe(part.groups))
+    runtime.writer.wait()
+    count_rollouts(runtime, tally, groups)
+    return groups
 
 
 def generate(
     runtime: Runtime,
-    view: Decoder | None,
+    sampler_params: Callable[[], Decoder],
     batches: Sequence[tuple[Draws, epath.Path]],
-    generation: Generation,
+    workload: Workload,
     *,
     policy: str,
-    tell: Tell | None = None,
+    bar: Progress | None = None,
 ) -> Iterator[Sampled]:
     """Sample and score responses for batches of draws; yield them batch by batch, in order.
 
@@ -96,41 +90,67 @@ def generate(
     all of it is done again, since log-probabilities depend, in their last bits, on what is sampled together. Beside a
     shard lies its cost: its share, by tokens, of the call's time and of what the rewards cost. All processes
     sample together, and each scores what its own devices sampled.
-    policy: its name. tell: is called while they are sampled, with about the number of draws answered so far.
+    sampler_params: gives the policy as the sampler reads it, called once if anything is sampled. policy: its name. bar:
+    moves by the draws that are answered.
     """
-    done, prompts = 0, sum(len(draws) for draws, _ in batches)
-    for call in _calls(batches, prompts_at_once(runtime, generation.num_generations)):
-        tell_more = None if tell is None else partial(_tell_from, tell, done)
-        done += sum(len(draws) for draws, _ in call)
+    params, done, prompts = None, 0, sum(len(draws) for draws, _ in batches)
+    for call in _calls(batches, prompts_per_call(runtime, workload.num_generations)):
         draws, shards = [draw for batch_draws, _ in call for draw in batch_draws], [shard for _, shard in call]
-        parts = shards[0].parent / "_parts"
+        before, parts = bar.done if bar is not None else 0, shards[0].parent / "_parts"
+        done += len(draws)
         if on_disk(runtime, shards):
             processes.on_leader(partial(_clear, parts))
-            yield from (_read(*batch, generation.num_generations) for batch in call)
-            continue
-        assert view is not None
-        with runtime.track_cost(took := Cost()):
-            rows, sampling = _rows(runtime, view, draws, generation, policy, parts, tell_more)
-        sampled = _shared_out([batch_draws for batch_draws, _ in call], rows, took, max(processes.gather(sampling)))
-        runtime.writer.submit(partial(_write, sampled, shards, parts))
+            sampled = [_read(*batch, workload.num_generations) for batch in call]
+        else:
+            params = sampler_params() if params is None else params
+            with runtime.track_cost(took := Cost()):
+                rows, sampling = _rows(runtime, params, draws, workload, policy, parts, bar)
+            sampled = _shared_out([batch_draws for batch_draws, _ in call], rows, took, max(processes.gather(sampling)))
+            runtime.writer.submit(partial(_write, sampled, shards, parts))
+            if len(call) < len(batches):
+                runtime.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
+        if bar is not None:
+            bar.update(before + len(draws))
         yield from sampled
-        if len(call) < len(batches):
-            runtime.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
 
 
-def prompts_at_once(runtime: Runtime, num_generations: int) -> int:
-    """Count the prompts that several batches may have together to be sampled in one call."""
-    return max(runtime.config.compute.generation_batch_size // num_generations, 1)
+def check_rollouts(rollouts: Sequence[Rollout], policy: str) -> None:
+    """Raise StopRun if a policy sampled with log-probabilities that are not all finite: its weights are broken.
 
-
-def _tell_from(tell: Tell, before: int, answered: int) -> None:
-    tell(before + answered)
+    Samples of such a distribution say nothing of the policy; they must not be trained on, nor measured.
+    policy: its name, for the message.
+    """
+    broken = [rollout for rollout in rollouts if not np.isfinite(rollout.logprobs).all()]
+    if not broken:
+        return
+    first = broken[0]
+    at = int(np.argmin(np.isfinite(first.logprobs)))
+    raise StopRun(
+        f"policy {policy}: {len(broken)} of {len(rollouts)} sampled responses have log-probabilities that are not "
+        f"finite (problem {first.problem_id}, sample {first.sample}: {first.logprobs[at]} at token {at + 1}), so its "
+        "weights or its activations are not finite either. Nothing was written of them. Check the checkpoint or model "
+        "the policy came from, try dtype='float32', or train it again with a lower learning rate"
+    )
 
 
 def on_disk(runtime: Runtime, files: Sequence[epath.Path]) -> bool:
     """Return whether all of the files exist, for all processes alike, after pending writes."""
     runtime.writer.wait()
     return processes.on_leader(lambda: all(file.exists() for file in files))
+
+
+def measured_once(runtime: Runtime, file: epath.Path, measure: Callable[[Cost], Any]) -> tuple[Any, Cost]:
+    """Measure something, and its cost, or read both back where an earlier start wrote them as JSON.
+
+    measure: adds tokens and FLOPs to the cost it is given; its time is tracked.
+    """
+    if on_disk(runtime, [file]):
+        record = storage.read_json(file)
+        return record["value"], Cost(**record["cost"])
+    with runtime.track_cost(cost := Cost()):
+        value = measure(cost)
+    processes.on_leader(lambda: storage.write_json(file, {"value": value, "cost": dataclasses.asdict(cost)}))
+    return value, cost
 
 
 def _shared_out(batches: Sequence[Draws], rows: Sequence[ScoredRollout], took: Cost, sampling: float) -> list[Sampled]:
@@ -227,12 +247,12 @@ def count_rollouts(runtime: Runtime, tally: Cost, groups: Groups) -> None:
 
 def _rows(
     runtime: Runtime,
-    view: Decoder,
+    params: Decoder,
     draws: Draws,
-    generation: Generation,
+    workload: Workload,
     policy: str,
     parts: epath.Path,
-    tell: Tell | None,
+    bar: Progress | None,
 ) -> tuple[list[ScoredRollout], float]:
     """Sample and score responses, in the order of draws and samples; return them with this process's sampling seconds.
 
@@ -241,7 +261,7 @@ def _rows(
     """
     started = time.perf_counter()
     with runtime.clock.doing("generation"):
-        answers = _generate(runtime, view, draws, generation, tell)
+        answers = _generate(runtime, params, draws, workload, bar)
     sampling = time.perf_counter() - started
     with processes.barrier():
         check_rollouts([answer.rollout for answer in answers], policy)
@@ -259,11 +279,15 @@ def _rows(
     runtime.scorer.share_usage()
     if processes.count() > 1:
         with processes.barrier():
-            rows = _put_together(parts, draws)
+            shares = (read_rollouts(parts / f"{peer}.parquet") for peer in range(processes.count()))
+            rows = _in_order([row for share in shares for row in share], draws)
     if runtime.scorer.has_joint():
-        questions = _questions(runtime, draws, [row.rollout for row in rows], [row.text for row in rows])
+        by_id = {problem.id: problem for problem, _ in draws}
+        problems = [by_id[row.rollout.problem_id] for row in rows]
+        texts = graded_texts(runtime, problems, [row.text for row in rows])
         with runtime.clock.doing("verification"):
-            scores = runtime.scorer.joint(*questions, [row.score for row in rows])
+            token_ids, scores = [row.rollout.token_ids for row in rows], [row.score for row in rows]
+            scores = runtime.scorer.joint(problems, texts, token_ids, scores)
         rows = [replace(row, score=score) for row, score in zip(rows, scores, strict=True)]
     return rows, sampling
 
@@ -279,49 +303,35 @@ class _Answer:
     begun: Begun | None
 
 
-def _put_together(parts: epath.Path, draws: Draws) -> list[ScoredRollout]:
-    """Read the rows of all processes, in the order of draws and samples."""
-    shares = (read_rollouts(parts / f"{peer}.parquet") for peer in range(processes.count()))
-    place = _places(draws)
-    rows = [row for share in shares for row in share]
+Row = TypeVar("Row", ScoredRollout, _Answer)
+
+
+def _in_order(rows: Sequence[Row], draws: Draws) -> list[Row]:
+    """Sort rows in the order of draws and samples, so that no file depends on which finished first."""
+    place = {(problem.id, visit): i for i, (problem, visit) in enumerate(draws)}
     return sorted(rows, key=lambda row: (place[row.rollout.problem_id, row.rollout.visit], row.rollout.sample))
 
 
-def _places(draws: Draws) -> dict[tuple[str, int], int]:
-    return {(problem.id, visit): i for i, (problem, visit) in enumerate(draws)}
-
-
 def _generate(
-    runtime: Runtime, view: Decoder, draws: Draws, generation: Generation, tell: Tell | None
+    runtime: Runtime, params: Decoder, draws: Draws, workload: Workload, bar: Progress | None
 ) -> list[_Answer]:
-    """Generate answers in the order of draws and samples, so that no file depends on which finished first.
-
-    Finished responses are handled here while the devices decode the others.
-    """
-    tokenizer, samples = runtime.tokenizer, generation.num_generations
+    """Generate answers in the order of draws and samples; finished ones are handled while devices decode the others."""
+    tokenizer, samples = runtime.tokenizer, workload.num_generations
     requests = [
-        Request(problem.id, tokenizer.encode_prompt(problem), generation.params, num_samples=samples, visit=visit)
+        Request(problem.id, tokenizer.encode_prompt(problem), workload.params, num_samples=samples, visit=visit)
         for problem, visit in draws
     ]
-    place, by_id = _places(draws), {problem.id: problem for problem, _ in draws}
+    by_id, before = {problem.id: problem for problem, _ in draws}, bar.done if bar is not None else 0
     opened = _opened(runtime, by_id.values())
-    answers = []
-    for rollout in runtime.sampler().generate(view, requests, generation.purpose, generation.shapes):
+    answers: list[_Answer] = []
+    for rollout in runtime.sampler().generate(params, requests, workload.rng_stream, workload.shapes):
         problem, text = by_id[rollout.problem_id], safe_text(tokenizer.decode(rollout.token_ids))
         graded = "<think>" + text if problem.id in opened else text
         answers.append(_Answer(rollout, problem, text, graded, runtime.scorer.begin(problem, graded)))
-        if tell is not None and len(answers) % samples == 0:
-            tell(len(answers) // samples * processes.count())  # the others are about as far
-    return sorted(answers, key=lambda a: (place[a.rollout.problem_id, a.rollout.visit], a.rollout.sample))
-
-
-def _questions(
-    runtime: Runtime, draws: Draws, rollouts: Sequence[Rollout], texts: Sequence[str]
-) -> tuple[list[Problem], list[str], list[np.ndarray]]:
-    """Return the responses as arguments of a scorer."""
-    by_id = {problem.id: problem for problem, _ in draws}
-    problems = [by_id[rollout.problem_id] for rollout in rollouts]
-    return problems, graded_texts(runtime, problems, texts), [rollout.token_ids for rollout in rollouts]
+        if bar is not None and len(answers) % samples == 0:
+            answered = len(answers) // samples * processes.count()  # the other processes are about as far
+            bar.update(before + min(answered, len(draws)))
+    return _in_order(answers, draws)
 
 
 def graded_texts(runtime: Runtime, problems: Sequence[Problem], texts: Sequence[str]) -> list[str]:
@@ -384,15 +394,18 @@ def describe(groups: Groups) -> dict[str, float]:
     }
 
 
-def sample_rows(problems: Draws, groups: Groups, count: int) -> list[dict[str, object]]:
-    """Return the first response to each of the first `count` draws, for people to read."""
-    return [
+def log_samples(runtime: Runtime, name: str, step: int, draws: Draws, groups: Groups, **columns: str) -> None:
+    """Log the first response to each of the first logging.samples draws, for people to read. columns: further ones."""
+    shown = list(zip(draws, groups, strict=True))[: runtime.config.logging.samples]
+    rows = [
         {
+            **columns,
             "problem_id": problem.id,
             "prompt": problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"],
             "answer": problem.answer,
             "completion": group[0].text,
             "verdict": group[0].score.verdict.value,
         }
-        for (problem, _), group in list(zip(problems, groups, strict=True))[:count]
+        for (problem, _), group in shown
     ]
+    runtime.tracker.samples(name, step, rows)

@@ -6,6 +6,7 @@ All batches of a stage have one shape, so that one train step is compiled: see d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Packed, pack, positions, round_up
@@ -16,8 +17,18 @@ CPU_TOKENS = 1024
 """Tokens of a micro-batch that a CPU computes quickest: what its caches hold, and gradients are not added too often."""
 
 
+@dataclass(frozen=True)
+class RowShape:
+    """The shape of a stage's batches. length: columns of a row; most_rows: that any batch takes; max_responses_per_row:
+    an even number."""
+
+    length: int
+    most_rows: int = 1
+    max_responses_per_row: int = 16
+
+
 def choose_row_length(
-    runtime: Runtime, longest: int, batches: Sequence[Sequence[Group]] = (), *, places: int = 16
+    runtime: Runtime, longest: int, batches: Sequence[Sequence[Group]] = (), *, max_responses_per_row: int = 16
 ) -> int:
     """Choose the columns of a packed row: compute.row_length, or the length that leaves the fewest positions empty.
 
@@ -33,29 +44,17 @@ def choose_row_length(
     most = max(shortest, _microbatch_tokens(runtime, 0) // meshes.row_ways(runtime.mesh))
 
     def columns(length: int) -> int:
-        return sum(positions(groups, **_shape(runtime, length, len(groups), places)) for groups in batches)
+        shapes = (RowShape(length, len(groups), max_responses_per_row) for groups in batches)
+        return sum(positions(groups, **_layout(runtime, rows)) for groups, rows in zip(batches, shapes, strict=True))
 
     length = chosen or min(range(shortest, most + 1, step), key=columns)
     runtime.say_once(f"attention over packed rows of {length} tokens: {_kernel(runtime, length)}")
     return length
 
 
-def pack_rows(runtime: Runtime, groups: Sequence[Group], length: int, most_rows: int, *, places: int = 16) -> Packed:
-    """Pack groups into rows of this length, in micro-batches for the mesh, the same shape for all batches.
-
-    most_rows: that any batch takes. places: responses that a row can hold, an even number.
-    """
-    return pack(groups, **_shape(runtime, length, most_rows, places))
-
-
-def microbatch_rows(runtime: Runtime, length: int, most_rows: int) -> int:
-    """Choose the rows of one micro-batch, of batches of at most `most_rows`; a multiple of the devices' parts.
-
-    No more than compute.microbatch_tokens, nor than keep a device busy where that leaves few micro-batches: half of
-    the last one is empty, on average.
-    """
-    ways = meshes.row_ways(runtime.mesh)
-    return max(_microbatch_tokens(runtime, most_rows * length) // length // ways, 1) * ways
+def pack_rows(runtime: Runtime, groups: Sequence[Group], rows: RowShape) -> Packed:
+    """Pack groups into rows of this shape, in micro-batches for the mesh, the same for all batches."""
+    return pack(groups, **_layout(runtime, rows))
 
 
 def _kernel(runtime: Runtime, length: int) -> kernels.Kernel:
@@ -77,12 +76,18 @@ def _microbatch_tokens(runtime: Runtime, batch: int) -> int:
     return int(min(runtime.config.compute.microbatch_tokens, enough * ways))
 
 
-def _shape(runtime: Runtime, length: int, most_rows: int, places: int) -> dict[str, int]:
-    """Return the arguments with which `pack` lays rows of this length."""
+def _layout(runtime: Runtime, rows: RowShape) -> dict[str, int]:
+    """Return the arguments with which `pack` lays these rows.
+
+    A micro-batch has a multiple of the devices' parts, and no more than compute.microbatch_tokens, nor than keep a
+    device busy where that leaves few micro-batches: half of the last one is empty, on average.
+    """
+    ways = meshes.row_ways(runtime.mesh)
+    tokens = _microbatch_tokens(runtime, rows.most_rows * rows.length)
     return {
-        "row_length": length,
-        "microbatch_rows": microbatch_rows(runtime, length, most_rows),
-        "rows_multiple": meshes.row_ways(runtime.mesh),
-        "places": places,
-        "most_rows": most_rows,
+        "row_length": rows.length,
+        "microbatch_rows": max(tokens // rows.length // ways, 1) * ways,
+        "rows_multiple": ways,
+        "places": rows.max_responses_per_row,
+        "most_rows": rows.most_rows,
     }

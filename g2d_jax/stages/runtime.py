@@ -18,15 +18,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.config import (
-    Config,
-    Online,
-    Sampling,
-    SamplingStage,
-    Stage,
-    Task,
-    TrainingStage,
-)
+from g2d_jax.config import Config, Online, SamplingStage, Stage, Task, TrainingStage
 from g2d_jax.config_io import identity
 from g2d_jax.data import arithmetic
 from g2d_jax.data.packing import Packed
@@ -45,12 +37,12 @@ from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Sampler
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages import init_params
-from g2d_jax.stages.clock import Clock
-from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.cost import Clock, Cost
 from g2d_jax.stages.problems import Splits
 from g2d_jax.stages.problems import load as load_problems
 from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.reward_manager import RewardManager, Usage
+from g2d_jax.stages.reward_manager import RewardManager
+from g2d_jax.stages.windows import window_at
 from g2d_jax.stages.writer import Writer
 from g2d_jax.training import optimizer
 from g2d_jax.training.objectives import Compute, Objective
@@ -61,20 +53,11 @@ class StopRun(ValueError):
     """The error that a run cannot go on usefully; the message says why and what to change. Nothing written is lost."""
 
 
-class _Results(Mapping[str, Any]):
-    """The programs' results by name; a look-up waits for the result."""
-
-    def __init__(self, futures: Mapping[str, Future[Any]]) -> None:
-        self._futures = futures
+class _Results(dict[str, Any]):
+    """The programs' results by name, from futures; a look-up waits for the result."""
 
     def __getitem__(self, name: str) -> Any:
-        return self._futures[name].result()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._futures)
-
-    def __len__(self) -> int:
-        return len(self._futures)
+        return super().__getitem__(name).result()
 
 
 @dataclass
@@ -180,6 +163,11 @@ class Runtime:
         return {problem.id: problem for problem in self.problems["train"]}
 
     @cached_property
+    def held_out_ids(self) -> set[str]:
+        """The ids of the problems of dev and test, which nothing may be trained on."""
+        return {problem.id for split in ("dev", "test") for problem in self.problems[split]}
+
+    @cached_property
     def scorer(self) -> RewardManager:
         """The scorer of responses."""
         rewards = {name: task.reward for name, task in self.tasks.items()}
@@ -209,8 +197,7 @@ class Runtime:
         most = self.config.compute.generation_batch_size
         if not isinstance(stage, Online):
             return most
-        updates = min(stage.sync_every or stage.steps, stage.steps)
-        return min(most, -(-updates // stage.num_iterations) * stage.prompts_per_step * stage.num_generations)
+        return min(most, window_at(0, stage).batches * stage.prompts_per_step * stage.num_generations)
 
     @cached_property
     def device_memory(self) -> int | None:
@@ -283,7 +270,7 @@ class Runtime:
         """Choose the sampler's shapes by a stage's largest call: so many prompts, and responses each.
 
         Rows are compute.max_num_seqs, or the quickest that memory allows beside the stage's own arrays.
-        weights: as of `view`.
+        weights: as of `sampler_params`.
         """
         rows = self.config.compute.max_num_seqs
         if not rows:
@@ -300,16 +287,12 @@ class Runtime:
         """Let other threads compile programs of a stage, in their order, while this one goes on."""
         futures: dict[str, Future[Any]] = {}
         for program in programs:
-            results = _Results(dict(futures))
+            results = _Results(futures)
             futures[program.name] = self.ahead.compile(program.run, partial(program.compile, results))
 
-    def view(self, params: Decoder, weights: str = "") -> Decoder:
+    def sampler_params(self, policy: Decoder, weights: str = "") -> Decoder:
         """Convert a policy to the form that the sampler reads: see `Sampler.view`. All processes make the call."""
-        return self.sampler().view(params, weights)
-
-    def sampling_params(self, sampling: Sampling, **changes: Any) -> SamplingParams:
-        """Return the settings of a stage's sampling section; any of the tokenizer's stop tokens ends a response."""
-        return sampling.params(self.stop_ids, **changes)
+        return self.sampler().view(policy, weights)
 
     @contextmanager
     def track_cost(self, cost: Cost) -> Iterator[None]:
@@ -319,11 +302,8 @@ class Runtime:
             yield
         finally:
             spent, after = time.perf_counter() - started, self.scorer.usage()
-            cost.seconds += spent
-            cost.device_seconds += spent * self.mesh.size
-            for name in Usage.__slots__:
-                setattr(cost, name, getattr(cost, name) + getattr(after, name) - getattr(before, name))
-            cost.add(self.clock.since(clocked))
+            cost.add({"seconds": spent, "device_seconds": spent * self.mesh.size, **self.clock.since(clocked)})
+            cost.add({name: amount - before[name] for name, amount in after.items()})
 
     def score_logprobs(self, params: Decoder, packed: Packed, cost: Cost, temperature: float = 1.0) -> np.ndarray:
         """Compute log-probabilities of packed responses under a policy, float32 [N, R, T]; the cost goes to `cost`."""

@@ -15,9 +15,10 @@ from g2d_jax.data.splits import drop_overlap
 from g2d_jax.losses import sft_weights
 from g2d_jax.stages import alerts
 from g2d_jax.stages.problems import order as problem_order
+from g2d_jax.stages.problems import reading
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.training import training_programs
-from g2d_jax.stages.rows import choose_row_length, pack_rows
+from g2d_jax.stages.rows import RowShape, choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.training import objectives
@@ -32,30 +33,15 @@ def run(runtime: Runtime, name: str, stage: Sft) -> dict[str, Any]:
     order = problem_order(runtime.config, len(demonstrations), f"sft/{name}")
     columns = row_length(runtime, stage, demonstrations)
     runtime.compile_ahead(_programs(runtime, name, stage, columns))
-    objective = objectives.sft(runtime.compute)
-    with open_trainer(
-        runtime,
-        name,
-        objective,
-        stage.optimizer,
-        policy=stage.policy,
-        total=stage.steps,
-        row_length=columns,
-        per="tokens",
-        most_rows=stage.batch_size,
-    ) as trainer:
-        alerts.alarm(runtime, name, trainer, alerts.scarce("sft", len(demonstrations), stage.batch_size, stage.steps))
+    objective, rows = objectives.sft(runtime.compute), RowShape(columns, stage.batch_size)
+    with open_trainer(runtime, name, stage, objective, total=stage.steps, per="tokens", rows=rows) as trainer:
+        alerts.alarm(trainer, alerts.scarce("sft", len(demonstrations), stage.batch_size, stage.steps))
         while trainer.goes_on():
             with runtime.track_cost(trainer.tally):
                 drawn = draw(order, trainer.step * stage.batch_size, stage.batch_size)
                 trainer.update(batch([demonstrations[index] for index, _ in drawn]), {})
             trainer.checkpoint_if_due()
-        trainer.end()
-        return {
-            **trainer.tally.manifest(),
-            "counts": {**counts, **trainer.skips.manifest()},
-            **alerts.evidence(trainer),
-        }
+        return trainer.finish(counts)
 
 
 def programs(runtime: Runtime, name: str, stage: Sft, response: int | None = None) -> Iterator[Program]:
@@ -67,7 +53,7 @@ def _programs(runtime: Runtime, name: str, stage: Sft, columns: int) -> Iterator
     """Yield the stage's programs for rows of this length."""
     half = stage.max_length // 2
     pair = np.zeros(stage.max_length - half, np.int32), np.zeros(half, np.int32)
-    packed = pack_rows(runtime, batch([pair] * stage.batch_size), columns, stage.batch_size)
+    packed = pack_rows(runtime, batch([pair] * stage.batch_size), RowShape(columns, stage.batch_size))
     objective = objectives.sft(runtime.compute)
     yield from training_programs(runtime, name, stage.optimizer, stage.steps, objective, packed, stage.steps)
 
@@ -76,15 +62,7 @@ def examples(runtime: Runtime, name: str, stage: Sft) -> tuple[list[Encoded], di
     """Load the examples that fit, without those whose prompt is in dev or test, as token ids; and count each kind."""
     data, tokenizer = stage.data, runtime.tokenizer
     limit = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
-    loaded, report = load_examples(
-        data.path,
-        fields=data.fields or None,
-        split=data.split or None,
-        limit=limit,
-        on_error=data.on_error,
-        seed=runtime.config.data.seed,
-        revision=data.revision,
-    )
+    loaded, report = load_examples(data.path, limit=limit, **reading(data, runtime.config.data.seed))
     distinct, overlap = drop_overlap(loaded, [*runtime.problems["dev"], *runtime.problems["test"]])
     encoded = (tokenizer.encode_example(example) for example in distinct)
     fits = [(prompt, completion) for prompt, completion in encoded if len(prompt) + len(completion) <= stage.max_length]

@@ -1,19 +1,25 @@
-"""The training loop of a stage: state from a checkpoint or a policy, checkpoints, metrics a step late."""
+"""The training loop of a stage: state from a checkpoint or a policy, checkpoints, metrics a step late.
+
+An update whose loss or gradient is not finite is skipped and counted; too many in a row stop the run.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
+from safetensors.numpy import save
 
 from g2d_jax.accounting import goodput
-from g2d_jax.config import Optimizer
+from g2d_jax.config import Online, TrainingStage
 from g2d_jax.data.packing import Group, Packed
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import lora
@@ -21,13 +27,14 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import train_flops
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.compilation import Jitted
+from g2d_jax.runtime.tracking import Progress
 from g2d_jax.stages import init_params
 from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.nonfinite import Skips, format_loss, write_batch
+from g2d_jax.stages.extra_state import ExtraState
 from g2d_jax.stages.policies import base_of, frozen_params, load_policy
 from g2d_jax.stages.profiles import Profiler
 from g2d_jax.stages.programs.training import optimizer_of
-from g2d_jax.stages.rows import pack_rows
+from g2d_jax.stages.rows import RowShape, pack_rows
 from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
 from g2d_jax.training.dropout import with_keys
@@ -39,31 +46,27 @@ from g2d_jax.training.step import TrainState, abstract_state, fresh_state, make_
 class Trainer:
     """The optimisation side of one stage.
 
-    rest: the frozen parameters of the policy. step: updates done, those that were skipped included. tally: cost so far.
-    extra_state: further numbers of the stage that resume with it; "at" has the cost at every kept step, {"20": the
-    fields of `Cost.manifest`}, "skipped" see `Skips`. per: the divisor of the objective's metric sums, "tokens" or
-    "pairs".
+    frozen_params: those of the policy that no update changes. step: updates done, those that were skipped included.
+    tally: cost so far. per: the divisor of the objective's metric sums, "tokens" or "pairs". pinned: steps whose
+    checkpoints stay. rows: the shape of its packed batches.
     """
 
     runtime: Runtime
     name: str
+    total: int
+    per: str
+    rows: RowShape
+    pinned: set[int]
     state: TrainState
-    rest: Decoder | None
+    frozen_params: Decoder | None
     step: int
     tally: Cost
-    extra_state: dict[str, Any]
-    per: str
-    total: int
-    row_length: int
+    extra_state: ExtraState
     checkpoints: Checkpoints
     run_step: Jitted
     rate: Callable[[int], Any]
-    pinned: Collection[int]
-    bar: Any
-    places: int
-    most_rows: int
+    bar: Progress
     profiler: Profiler
-    live_state: Callable[[], dict[str, Any]] = dict  # called when a checkpoint is saved
     _pending: tuple[int, dict[str, jax.Array], dict[str, float]] | None = None
     _mark: float = field(default_factory=time.perf_counter)
     _last: dict[str, float] = field(default_factory=dict)  # metrics of the last update that were fetched
@@ -89,14 +92,14 @@ class Trainer:
         with clock.doing("training"):
             packed = self._keyed(self.pack(groups))
             arrays, count = put_batch(packed, self.runtime.mesh)
-            self.state, sums = self.run_step(self.state, arrays, count, self.rest)
-            self.runtime.clock.launched("training", list(sums.values()))
+            self.state, sums = self.run_step(self.state, arrays, count, self.frozen_params)
+            clock.launched("training", list(sums.values()))
             self.tally.trained += packed.used
             self.tally.flops += train_flops(self.runtime.model_config, packed.used, packed.attended)
             self.flush()
         now, spent = time.perf_counter(), clock.since(self._clocked)
         extra = {
-            "learning_rate": float(self.rate(self.step - self.skips.total)),
+            "learning_rate": float(self.rate(self.step - self.extra_state.skipped_updates)),
             "step_time": now - self._mark,
             **goodput({**spent, "seconds": now - self._mark - spent["checkpointing_seconds"]}),
             "num_tokens": float(self.tally.generated + self.tally.prefilled + self.tally.trained),
@@ -105,17 +108,17 @@ class Trainer:
         self.step += 1
         self._pending = (self.step, sums, {**metrics, **extra})
         limit = self.runtime.config.faults.max_skipped
-        if self._due() or self.skips.row + 1 >= limit:
+        if self._due() or self.extra_state.skipped_in_row + 1 >= limit:
             self.flush()  # the tally of a pinned step then has all of its time, and a dump its state
-        if self.skips.row >= limit:
+        if self.extra_state.skipped_in_row >= limit:
             self._give_up(packed)
 
     @property
     def policy(self) -> Decoder:
         """The policy as it is now; the next update donates its trained parameters."""
-        return lora.join(self.state.params, self.rest)
+        return lora.join(self.state.params, self.frozen_params)
 
-    def settled(self) -> Decoder:
+    def finished_policy(self) -> Decoder:
         """Return the policy, once the update under way is done: else sampling would wait for it in its own time."""
         with self.runtime.track_cost(self.tally), self.runtime.clock.doing("training"):
             jax.block_until_ready(self.state.params)
@@ -123,16 +126,11 @@ class Trainer:
 
     def pack(self, groups: Sequence[Group]) -> Packed:
         """Pack groups for this stage's rows and this mesh."""
-        return pack_rows(self.runtime, groups, self.row_length, self.most_rows, places=self.places)
+        return pack_rows(self.runtime, groups, self.rows)
 
     def _keyed(self, packed: Packed) -> Packed:
         """Add the keys of its dropout to the batch of the next update."""
         return with_keys(packed, self.runtime.model_config, self.runtime.config.seed, self.name, self.step)
-
-    @property
-    def skips(self) -> Skips:
-        """The updates that were skipped, as far as metrics were fetched: all but the last one perhaps."""
-        return Skips(self.extra_state)
 
     def flush(self) -> None:
         """Fetch and log the metrics of the last update; count it if it was skipped."""
@@ -143,13 +141,13 @@ class Trainer:
             values = {name: float(value) for name, value in jax.device_get(sums).items()}
         fixed = {name: values.pop(name) for name in ("loss", "grad_norm")}
         self._pending = None
-        if self.skips.count(bool(values.pop("skipped"))):
+        if self.extra_state.count_update(bool(values.pop("skipped"))):
             self.runtime.tracker.say(
                 f"{self.name}: update {step} is skipped, it is not finite ({format_loss(**fixed)}): parameters stay as "
                 f"they are; {self.runtime.config.faults.max_skipped} in a row stop the run"
             )
-        metrics = {**metrics, **fixed, **mean_metrics(values, self.per), "skipped_updates": float(self.skips.total)}
-        self._last = metrics
+        skipped = {"skipped_updates": float(self.extra_state.skipped_updates)}
+        metrics = self._last = {**metrics, **fixed, **mean_metrics(values, self.per), **skipped}
         if step % self.runtime.config.logging.every == 0 or step == self.total:
             self.runtime.tracker.log(self.name, step, metrics)
         self.bar.update(step, metrics)
@@ -165,10 +163,10 @@ class Trainer:
         except OSError as error:
             where = f"Its batch could not be written: {error}"
         raise StopRun(
-            f"{self.name}: {self.skips.row} updates in a row were not finite, the last of them number {self.step} "
-            f"({format_loss(metrics['loss'], metrics['grad_norm'])}). {where}. Likely causes: a learning rate that is "
-            "too high, rewards or reference log-probabilities that are not finite, or a model that bfloat16 is too "
-            "coarse for"
+            f"{self.name}: {self.extra_state.skipped_in_row} updates in a row were not finite, the last of them number "
+            f"{self.step} ({format_loss(metrics['loss'], metrics['grad_norm'])}). {where}. Likely causes: a learning "
+            "rate that is too high, rewards or reference log-probabilities that are not finite, or a model that "
+            "bfloat16 is too coarse for"
         )
 
     def checkpoint_if_due(self) -> None:
@@ -187,15 +185,15 @@ class Trainer:
         self.flush()
         self.runtime.tracker.flush()
         if self.step in self.pinned:
-            self.extra_state.setdefault("at", {})[str(self.step)] = self.tally.manifest()
+            self.extra_state.costs[str(self.step)] = self.tally.manifest()
         self.runtime.writer.wait()  # a checkpoint says that what came before it is on disk
-        host = {"tally": dataclasses.asdict(self.tally), "extra_state": {**self.extra_state, **self.live_state()}}
+        host = {"tally": dataclasses.asdict(self.tally), "extra_state": self.extra_state.to_json()}
         with self._writing():
             self.checkpoints.save(self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host)
 
     def save_here(self) -> None:
         """Save the state as it is, unless it is saved already, and wait: the stage is about to be stopped."""
-        self.pinned = {*self.pinned, self.step}
+        self.pinned.add(self.step)
         self.save_if_new()
 
     def save_if_new(self) -> None:
@@ -205,11 +203,20 @@ class Trainer:
         if self.step not in processes.on_leader(self.checkpoints.steps):
             self.save()
 
-    def end(self) -> None:
-        """Log the last update and wait for its checkpoint, so that the tally is complete."""
+    def finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
+        """Log the last update and wait for its checkpoint, so that the tally is complete; return the manifest's fields.
+
+        counts: of the stage's own. Warnings that come later are in the fields too.
+        """
         self.flush()
         with self._writing():
             self.checkpoints.wait()
+        state = self.extra_state
+        skipped = {"skipped_updates": state.skipped_updates} if state.skipped_updates else {}
+        fields = {**self.tally.manifest(), "counts": {**counts, **skipped}, "warnings": state.warnings}
+        if not state.probes:
+            return fields
+        return {**fields, "dynamics": {"probes": state.probes, "probe_cost": state.probe_cost.manifest()}}
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -222,44 +229,32 @@ class Trainer:
 
 @contextmanager
 def open_trainer(
-    runtime: Runtime,
-    name: str,
-    objective: Objective,
-    settings: Optimizer,
-    *,
-    policy: str,
-    total: int,
-    row_length: int,
-    per: str,
-    pinned: Collection[int] = (),
-    places: int = 16,
-    most_rows: int = 1,
+    runtime: Runtime, name: str, stage: TrainingStage, objective: Objective, *, total: int, per: str, rows: RowShape
 ) -> Iterator[Trainer]:
-    """Yield a Trainer for one stage, resumed where it stopped. places: responses that a packed row can hold, an even
-    number. most_rows: that any batch takes.
+    """Yield a Trainer for one stage of `total` updates, resumed where it stopped; the other arguments are its fields.
 
     Parameters come from, in this order: 1. this stage's newest checkpoint that is whole; 2. the policy it starts from.
     """
     objective, programs = runtime.loss_of(name, objective)
     folder: epath.Path = runtime.folders[name] / "checkpoints"
-    optimizer, rate = optimizer_of(settings, total)
+    optimizer, rate = optimizer_of(stage.optimizer, total)
     offload = runtime.config.compute.offload_optimizer
     run_step = programs.take(make_train_step, objective, optimizer, runtime.model_config, runtime.mesh, offload)
-    pins, existing = {total, *pinned}, Checkpoints(folder)
-    step, tally, extra_state = None, Cost(), {}
+    pins, existing = {total, *(stage.keep if isinstance(stage, Online) else ())}, Checkpoints(folder)
+    step, tally, extra_state = None, Cost(), ExtraState()
     like = abstract_state(runtime.model_config, optimizer, runtime.mesh, offload)
     resumed = newest(existing, {"params": like.params, "opt_state": like.opt_state}, name, runtime.tracker.say)
     if resumed is None:
-        state = fresh_state(load_policy(runtime, policy), optimizer, runtime.mesh, offload, runtime.programs)
+        state = fresh_state(load_policy(runtime, stage.policy), optimizer, runtime.mesh, offload, runtime.programs)
     else:
         step, trees, host = resumed
         state = TrainState(trees["params"], trees["opt_state"])
-        tally, extra_state = Cost(**host["tally"]), dict(host["extra_state"])
+        tally, extra_state = Cost(**host["tally"]), ExtraState.from_json(host["extra_state"])
         if step in pins:  # it may not have been pinned when it was saved
-            extra_state.setdefault("at", {}).setdefault(str(step), tally.manifest())
-        pins |= {int(pin) for pin in extra_state.get("at", {})}  # pinned steps stay, for others may read them
+            extra_state.costs.setdefault(str(step), tally.manifest())
+        pins |= set(map(int, extra_state.costs))  # pinned steps stay, for others may read them
         runtime.tracker.say(f"{name}: continuing after step {step} of {total}")
-    base = base_of(runtime, policy if step is None else name)
+    base = base_of(runtime, stage.policy if step is None else name)
     processes.on_leader(lambda: storage.write_json(folder.parent / init_params.BASE, base))
     with (
         Checkpoints(folder, keep=runtime.config.checkpoint.keep, pinned=pins) as checkpoints,
@@ -269,21 +264,19 @@ def open_trainer(
         trainer = Trainer(
             runtime=runtime,
             name=name,
+            total=total,
+            per=per,
+            rows=rows,
+            pinned=pins,
             state=state,
-            rest=frozen_params(runtime, base),
+            frozen_params=frozen_params(runtime, base),
             step=step or 0,
             tally=tally,
             extra_state=extra_state,
-            per=per,
-            total=total,
-            row_length=row_length,
             checkpoints=checkpoints,
             run_step=run_step,
             rate=rate,
-            pinned=pins,
             bar=bar,
-            places=places,
-            most_rows=most_rows,
             profiler=profiler,
         )
         if step is None and 0 in pins:
@@ -291,9 +284,7 @@ def open_trainer(
         try:
             yield trainer
         except processes.Preempted:
-            # The step at which a stage ended stays.
-            save = trainer.save_here if "ended" in extra_state else trainer.save_if_new
-            save()
+            trainer.save_if_new()
             runtime.tracker.say(f"{name}: told to stop; saved at step {trainer.step} of {total}")
             raise
         trainer.flush()
@@ -344,3 +335,24 @@ def _damage(checkpoints: Checkpoints, step: int) -> str:
     with processes.barrier():
         mine = checkpoints.damage(step, processes.index(), processes.count())
     return next((text for text in processes.gather(mine) if text), "")
+
+
+def write_batch(folder: epath.Path, packed: Packed, record: Mapping[str, Any]) -> None:
+    """Write the batch of an update that was not finite, for reading.
+
+    batch.safetensors has the packed rows that count, [N, R, …]; record.json the record, and how many values of each
+    array are not finite (all 0: the policy is to blame, or the loss). Raises OSError.
+    """
+    arrays = {name: array[: packed.count] for name, array in packed.arrays.items()}
+    wrong = {name: int((~np.isfinite(x)).sum()) for name, x in arrays.items() if x.dtype.kind == "f"}
+    storage.write_bytes(folder / "batch.safetensors", save({k: np.ascontiguousarray(x) for k, x in arrays.items()}))
+    storage.write_json(folder / "record.json", {**record, "nonfinite_values": wrong})
+
+
+def format_loss(loss: float, grad_norm: float) -> str:
+    """Format the two numbers that decide whether an update is done, for a message."""
+    return f"loss {_number(loss)}, gradient norm {_number(grad_norm)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else "NaN" if math.isnan(value) else "infinite"

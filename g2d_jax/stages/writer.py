@@ -12,13 +12,12 @@ class Writer:
     """A writer whose files are on disk after `wait`, which raises an error of writing."""
 
     def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._pending: list[Future[None]] = []
 
     def submit(self, write: Callable[[], None]) -> None:
         """Let the leader's thread call `write`. All processes make the call."""
         if processes.leader():
-            self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="writer")
             self._pending.append(self._thread.submit(write))
 
     def wait(self) -> None:
@@ -27,8 +26,7 @@ class Writer:
 
     def close(self) -> None:
         """Wait, and end the thread."""
-        if self._thread is not None:
-            self._thread.shutdown()
+        self._thread.shutdown()
 
     def _settle(self) -> None:
         pending, self._pending = self._pending, []

@@ -47,14 +47,14 @@ def redone(workdir: Path) -> int:
 
 
 def _metrics(one: Path, other: Path) -> Iterator[str]:
-    logs = [{(r["stage"], r["step"], r["kind"]): _steady(r["metrics"]) for r in read_metrics(d)} for d in (one, other)]
+    logs = [{(r["stage"], r["step"], r["kind"]): steady(r["metrics"]) for r in read_metrics(d)} for d in (one, other)]
     for key in sorted({*logs[0], *logs[1]}):
         values = [log.get(key) for log in logs]
         if values[0] != values[1]:
             yield f"metrics of {key}: {values[0]} and {values[1]}"
 
 
-def _steady(metrics: dict[str, float]) -> str:
+def steady(metrics: dict[str, float]) -> str:
     kept = {k: v for k, v in metrics.items() if k != "step_time" and not k.startswith(("generation/", "goodput/"))}
     return json.dumps(kept, sort_keys=True)
 

@@ -30,8 +30,8 @@ class Runs:
     def __call__(self, workdir: Path, expected: int = 0, **job: Any) -> dict[str, Any]:
         """Run or continue the tiny config in a work directory; what became of it.
 
-        expected: exit status, negative for a signal. until: as in pipeline.run. overrides: of the config. devices: how
-        many. How it ends before it is through:
+        expected: exit status, negative for a signal. until: as in pipeline.run. config: another one's file. overrides:
+        of the config. devices: how many. How it ends before it is through:
 
             file [pattern, seconds]       SIGKILL so long after a file of the work directory appears
             change [pattern, n]           SIGKILL just before the n-th change (from 0) of a path that matches
@@ -145,7 +145,7 @@ def run(job: dict[str, Any], server: socket.socket, stack: ExitStack) -> int:
 
     signal.signal(signal.SIGINT, processes.on_interrupt)  # as the g2d command does
     processes.initialise()
-    config = resolve(str(HERE.parent / "tiny.py"), job.get("overrides", ()))
+    config = resolve(job.get("config", str(HERE.parent / "tiny.py")), job.get("overrides", ()))
     pipeline.run(config, workdir, until=job.get("until"))
     return 0
 

@@ -1,16 +1,13 @@
 """What is said to have gone wrong in a stage: the rules, and that each is said once."""
 
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from worlds import only, run, training
 
-from g2d_jax import graph, pipeline
-from g2d_jax.config import Config, Offline, Online, Optimizer
+from g2d_jax.config import Offline, Online, Optimizer
 from g2d_jax.config_io import to_dict
 from g2d_jax.report.page import text as markdown
 from g2d_jax.report.read import read_run
@@ -19,21 +16,14 @@ from g2d_jax.runtime.storage import write_json
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import alerts
 from g2d_jax.stages.alerts import SIGNAL_ADVICE, collapse, scarce
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import open_trainer
-from g2d_jax.training import objectives
 
-Opened = Callable[..., Runtime]
 ONLINE = Online()
 
 
 @pytest.fixture
 def small(config: ConfigDict) -> ConfigDict:
     """One stage from random parameters."""
-    with config.unlocked():
-        config.stages = {"dpo": config.stages.dpo}
-    config.stages.dpo.policy = "init"
-    return config
+    return only(config, "dpo")
 
 
 def causes(found: list[alerts.Alert]) -> list[str]:
@@ -48,10 +38,9 @@ def falling(first: float, last: float, steps: int = 60, noise: float = 0.1) -> l
 
 # First and last value of entropy and reward as measured on chains: online GRPO of 20, 60 and 160 steps.
 @pytest.mark.parametrize(
-    ("entropy", "reward"),
-    [((0.35, 0.1), (0.33, 0.81)), ((0.136, 0.016), (0.47, 0.91)), ((0.195, 0.024), (0.33, 0.81))],
+    ("entropy", "reward"), [((0.35, 0.1), (0.33, 0.81)), ((0.136, 0.016), (0.47, 0.91)), ((0.195, 0.024), (0.33, 0.81))]
 )
-def test_a_healthy_run_is_left_alone(entropy: tuple[float, float], reward: tuple[float, float]) -> None:
+def test_a_healthy_run_is_left_alone(entropy, reward):
     series = {
         "entropy": falling(*entropy),
         "reward": falling(*reward),
@@ -79,12 +68,12 @@ def test_a_healthy_run_is_left_alone(entropy: tuple[float, float], reward: tuple
         ({"entropy": [0.0] * 60, "completions/mean_length": []}, []),
     ],
 )
-def test_what_has_collapsed(changes: dict[str, list[float]], expected: list[str]) -> None:
+def test_what_has_collapsed(changes, expected):
     flat = {"entropy": [0.3] * 60, "reward": [0.3] * 60, "completions/mean_length": [600.0] * 60}
     assert causes(collapse({**flat, **changes}, ONLINE)) == expected
 
 
-def test_short_runs_say_nothing() -> None:
+def test_short_runs_say_nothing():
     assert collapse({}, ONLINE) == []
     falls = [1.0] * 5 + [0.01] * 5
     assert collapse({"entropy": falls[:-1]}, ONLINE) == []
@@ -92,21 +81,18 @@ def test_short_runs_say_nothing() -> None:
     assert (alert.cause, alert.values) == ("entropy", {"first": 1.0, "last": 0.01})
 
 
-def test_a_collapse_is_said_once_also_after_a_restart(
-    small: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runtime, stage = opened(small, tmp_path), Online(loss="dpo", sync_every=10)
-    how = {"policy": "init", "total": 40, "row_length": 64, "per": "tokens"}
+def test_a_collapse_is_said_once_also_after_a_restart(small, tmp_path, opened, capsys):
+    runtime, stage = opened(small, tmp_path), Online(policy="init", loss="dpo", sync_every=10)
     lengths = falling(600, 60, 40)
-    for first in (0, 13, 26):  # three processes: what a checkpoint has of facts is JSON
-        with open_trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as trainer:
+    for first in (0, 13, 26):  # three processes: what a checkpoint has of it is JSON
+        with training(runtime, "dpo", 40, stage) as trainer:
             for i in range(first, min(first + 13, 40)):
                 trainer.step = i + 1
                 metrics = {"entropy": 0.3, "completions/mean_length": lengths[i], "reward": math.nan if i % 3 else 0.4}
-                alerts.watch(runtime, "dpo", stage, trainer, metrics)
+                alerts.watch(trainer, stage, metrics, kind="train")
             trainer.save_here()
     said = capsys.readouterr().out
-    (warning,) = alerts.evidence(trainer)["warnings"]
+    (warning,) = trainer.extra_state.warnings
     assert said.count("WARNING: ") == said.count("has collapsed") == 1 and warning["text"] in said
     assert warning["cause"] == "length"
     whole = {"completions/mean_length": lengths[: warning["step"]], "reward": [0.4] * 14}
@@ -119,14 +105,13 @@ def test_a_collapse_is_said_once_also_after_a_restart(
     assert "epsilon" not in warning["text"] and "entropy_coef" not in warning["text"]
 
 
-def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    runtime, stage = opened(small, tmp_path), Offline(optimizer=Optimizer(eps=1e-8))
-    how = {"policy": "init", "total": 4, "row_length": 64, "per": "tokens"}
-    with open_trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as trainer:
+def test_a_probe_after_the_first_can_warn(small, tmp_path, opened):
+    stage = Offline(policy="init", optimizer=Optimizer(eps=1e-8))
+    with training(opened(small, tmp_path), "dpo", 4, stage) as trainer:
         for entropy, reward in ((0.5, 0.3), (0.2, 0.4), (0.4, 0.4), (0.05, 0.2)):
-            alerts.watch(runtime, "dpo", stage, trainer, {"entropy": entropy, "reward": reward}, kind="probe")
+            alerts.watch(trainer, stage, {"entropy": entropy, "reward": reward}, kind="probe")
             trainer.step += 1
-    (warning,) = trainer.extra_state["warnings"]
+    (warning,) = trainer.extra_state.warnings
     assert warning["text"] == (
         "dpo, step 3: the entropy of its samples has collapsed to 0.05 nats a token, 10% of what it was at the start. "
         "To try (arXiv 2506.21495): a larger Adam epsilon, optimizer.eps=1e-4 (now 1e-08); in place of this "
@@ -144,7 +129,7 @@ def test_a_probe_after_the_first_can_warn(small: ConfigDict, tmp_path: Path, ope
         ({"loss": "group_dpo", "sync_every": 5}, "limit", ["reference_sync=True", "a smaller sync_every (now 5)"]),
     ],
 )
-def test_remedies_are_those_not_taken_yet(changes: dict[str, Any], cause: str, expected: list[str]) -> None:
+def test_remedies_are_those_not_taken_yet(changes, cause, expected):
     found = alerts.remedies(cause, Online(**changes))
     assert len(found) == len(expected) and all(map(str.startswith, found, expected))
 
@@ -152,21 +137,15 @@ def test_remedies_are_those_not_taken_yet(changes: dict[str, Any], cause: str, e
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (
-            ("online", 3, 8, 30),
-            "3 problems for 30 steps of 8: each is drawn 80 times, some of them twice in a step. To",
-        ),
+        (("online", 3, 8, 30), "3 problems for 30 steps of 8: each is drawn 80 times, some of them twice in a step."),
         (("online", 7, 8, 1), "each is drawn 1 times, some of them twice in a step"),
         (("online", 100, 32, 200), "each is drawn 64 times. To try: more problems, a smaller prompts_per_step"),
         (("online", 20_000, 32, 160), ""),
-        (
-            ("sft", 64, 64, 21),
-            "64 examples for 21 steps of 64: each is drawn 21 times. To try: more examples, a smaller",
-        ),
+        (("sft", 64, 64, 21), "64 examples for 21 steps of 64: each is drawn 21 times. To try: more examples, a"),
         (("sft", 128_000, 64, 2000), ""),
     ],
 )
-def test_too_little_data_for_a_stage(arguments: tuple[str, int, int, int], expected: str) -> None:
+def test_too_little_data_for_a_stage(arguments, expected):
     found = scarce(*arguments)
     assert len(found) == bool(expected) and all(expected in alert.text for alert in found)
 
@@ -176,11 +155,7 @@ def test_too_little_data_for_a_stage(arguments: tuple[str, int, int, int], expec
     [
         ({"completions/clipped_ratio": 0.98}, ["cut"], "98% of its responses are cut at max_new_tokens, 256"),
         ({"completions/clipped_ratio": 0.5}, [], ""),
-        (
-            {"verdicts/unscorable": 0.15, "verdicts/timeout": 0.1},
-            ["ungraded"],
-            "25% of its responses could not be graded",
-        ),
+        ({"verdicts/unscorable": 0.15, "verdicts/timeout": 0.1}, ["ungraded"], "25% of its responses could not be"),
         ({"verdicts/unscorable": 0.1, "verdicts/timeout": 0.1}, [], ""),
         ({"frac_signal": 0.05, "reward": 0.001}, ["signal"], SIGNAL_ADVICE),
         ({"frac_signal": 0.05, "reward": 0.99}, ["signal"], "To try: harder problems, difficulty.max_pass_rate"),
@@ -188,13 +163,13 @@ def test_too_little_data_for_a_stage(arguments: tuple[str, int, int, int], expec
         ({}, [], ""),
     ],
 )
-def test_what_is_wrong_with_responses(shares: dict[str, float], expected: list[str], words: str) -> None:
+def test_what_is_wrong_with_responses(shares, expected, words):
     found = alerts.sampled(shares, 256)
     assert causes(found) == expected and all(words in alert.text for alert in found)
     assert "cut" not in causes(alerts.sampled(shares, None))
 
 
-def test_few_pairs_and_few_updates() -> None:
+def test_few_pairs_and_few_updates():
     assert alerts.few_updates(10, 8, 80) == []
     (alert,) = alerts.few_updates(2, 8, 17)
     assert alert.text.startswith("17 pairs make 2 updates of 8, which hardly move a policy. To try: more prompts")
@@ -223,11 +198,11 @@ def test_few_pairs_and_few_updates() -> None:
         ([50.0 + i for i in range(40)], []),
     ],
 )
-def test_a_reward_that_hardly_rises(rewards: list[float], expected: list[str]) -> None:
+def test_a_reward_that_hardly_rises(rewards, expected):
     assert causes(alerts.stalled(rewards, ONLINE)) == expected
 
 
-def test_what_is_said_of_a_reward_that_hardly_rises() -> None:
+def test_what_is_said_of_a_reward_that_hardly_rises():
     (alert,) = alerts.stalled([0.25, 0.25, 0.27, 0.25] * 5, ONLINE)
     x, y = np.arange(20), np.array([0.25, 0.25, 0.27, 0.25] * 5)
     (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
@@ -249,7 +224,7 @@ def test_what_is_said_of_a_reward_that_hardly_rises() -> None:
         (0.0, 100, 0.05, 0.9, 1.0),
     ],
 )
-def test_how_often_a_rise_is_called_stalled(rise: float, steps: int, noise: float, low: float, high: float) -> None:
+def test_how_often_a_rise_is_called_stalled(rise, steps, noise, low, high):
     """Of 500 stages whose true reward rises so much in all, each step with noise of this standard deviation."""
     rng = np.random.default_rng(0)
     runs = 0.4 + rise * np.linspace(0, 1, steps) + rng.normal(0, noise, (500, steps))
@@ -257,28 +232,25 @@ def test_how_often_a_rise_is_called_stalled(rise: float, steps: int, noise: floa
 
 
 @pytest.mark.parametrize(("total", "expected"), [(100, [50]), (99, [])])
-def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(
-    small: ConfigDict, tmp_path: Path, opened: Opened, total: int, expected: list[int]
-) -> None:
+def test_a_long_stage_whose_reward_does_not_rise_says_so_halfway(small, tmp_path, opened, total, expected):
     """And takes it back at its end, if the reward has risen by then."""
-    runtime, stage = opened(small, tmp_path), Online()
-    how = {"policy": "init", "total": total, "row_length": 64, "per": "tokens"}
-    with open_trainer(runtime, "dpo", objectives.sft(runtime.compute), stage.optimizer, **how) as trainer:
+    stage = Online(policy="init")
+    with training(opened(small, tmp_path), "dpo", total, stage) as trainer:
         for step in range(1, total + 1):
             trainer.step = step
             rise = 0.01 * max(step - 60, 0)
-            alerts.watch(runtime, "dpo", stage, trainer, {"reward": 0.3 + 0.01 * (step % 3) + rise})
+            alerts.watch(trainer, stage, {"reward": 0.3 + 0.01 * (step % 3) + rise}, kind="train")
             if step == 60:
-                assert [warning["step"] for warning in alerts.evidence(trainer)["warnings"]] == expected
-        alerts.conclude(runtime, "dpo", stage, trainer)
-        assert alerts.evidence(trainer) == {"warnings": []}
-        trainer.extra_state["rewards"] = [0.3] * total
-        alerts.conclude(runtime, "dpo", stage, trainer)
-        assert [warning["cause"] for warning in alerts.evidence(trainer)["warnings"]] == ["stalled"]
+                assert [warning["step"] for warning in trainer.extra_state.warnings] == expected
+        alerts.conclude(trainer, stage)
+        assert trainer.extra_state.warnings == []
+        trainer.extra_state.rewards = [0.3] * total
+        alerts.conclude(trainer, stage)
+        assert [warning["cause"] for warning in trainer.extra_state.warnings] == ["stalled"]
         trainer.step = 0
 
 
-def test_chosen_responses_that_become_unlikely() -> None:
+def test_chosen_responses_that_become_unlikely():
     dpo = Offline()
     assert alerts.displaced(-0.1, dpo) == alerts.displaced(0.5, dpo) == alerts.displaced(math.nan, dpo) == []
     (alert,) = alerts.displaced(-0.31, dpo)
@@ -286,16 +258,14 @@ def test_chosen_responses_that_become_unlikely() -> None:
 
 
 def test_a_run_that_learns_nothing_says_so_in_the_terminal_and_at_the_top_of_the_report(
-    config: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
-) -> None:
+    config, tmp_path, opened, capsys
+):
     """Three problems, four a step, all rewards 0."""
-    with config.unlocked():
-        config.stages = {"warmup": config.stages.warmup}
+    only(config, "warmup").stages.warmup.update(steps=6, keep=())
     config.data.train.limit = 3
-    config.stages.warmup.update(policy="init", steps=6, keep=())
     write_json(tmp_path / "config.json", {"config": to_dict(config)})
     runtime = opened(config, tmp_path, lambda completions, **_: [0.0] * len(completions))
-    manifest = pipeline.run_stage(runtime, "warmup", graph.plan(Config.of(config)))
+    manifest = run(runtime)
     found = [(one["cause"], one["step"]) for one in manifest["warnings"]]
     assert [one for one in found if one[0] != "cut"] == [("data", 0), ("signal", 5)]
     said = capsys.readouterr().out

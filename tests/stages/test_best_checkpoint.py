@@ -1,16 +1,13 @@
 """Selection among kept checkpoints: scores from the answers on disk, and the choice as a policy like any other."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from etils import epath
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
+from worlds import run
 
-from g2d_jax import accounting, commands, graph, pipeline
+from g2d_jax import accounting, commands, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config
 from g2d_jax.config_io import from_dict, to_dict
@@ -24,8 +21,6 @@ from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.sweep.graph import build
 from g2d_jax.sweep.points import points
 from g2d_jax.workdir import claim
-
-Opened = Callable[..., Runtime]
 
 
 def negative(completions: list[str], **columns: object) -> list[float | None]:
@@ -54,10 +49,6 @@ def config(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def run(runtime: Runtime, name: str) -> dict[str, Any]:
-    return pipeline.run_stage(runtime, name, graph.plan(runtime.config))
-
-
 def shard(runtime: Runtime, step: int) -> list[ScoredRollout]:
     return read_rollouts(runtime.folders["best"] / "rollouts" / f"train@{step}.parquet")
 
@@ -69,9 +60,7 @@ def per_token(groups: list[list[ScoredRollout]]) -> float:
     return float(rewards / np.mean([np.mean([len(r.rollout.token_ids) for r in group]) for group in known if group]))
 
 
-def test_the_best_step_is_chosen_and_its_answers_are_read_back(
-    config: ConfigDict, tmp_path: Path, opened: Opened
-) -> None:
+def test_the_best_step_is_chosen_and_its_answers_are_read_back(config, tmp_path, opened):
     runtime = opened(config, tmp_path, None)
     run(runtime, "train")
     manifest = run(runtime, "best")
@@ -102,7 +91,7 @@ def test_the_best_step_is_chosen_and_its_answers_are_read_back(
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")} == before
 
 
-def test_the_choice_is_a_policy_like_any_other(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_the_choice_is_a_policy_like_any_other(config, tmp_path, opened):
     config.stages.best.steps = (0, 1)
     with config.unlocked(), config.stages.unlocked():
         config.stages.more = settings.collect(
@@ -140,7 +129,7 @@ def mixed(config: ConfigDict) -> ConfigDict:
     return from_dict(values)
 
 
-def test_a_mixed_run_averages_its_tasks(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_a_mixed_run_averages_its_tasks(config, tmp_path, opened):
     runtime = opened(mixed(config), tmp_path, negative)
     run(runtime, "train")
     manifest = run(runtime, "best")
@@ -162,7 +151,7 @@ def test_a_mixed_run_averages_its_tasks(config: ConfigDict, tmp_path: Path, open
     assert "rewards of the task main are negative on average" in warning["text"]
 
 
-def test_without_any_score_there_is_no_choice(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_without_any_score_there_is_no_choice(config, tmp_path, opened):
     config.stages.train.update(steps=0, keep=())
     runtime = opened(config, tmp_path, unscorable)
     run(runtime, "train")
@@ -170,7 +159,7 @@ def test_without_any_score_there_is_no_choice(config: ConfigDict, tmp_path: Path
         run(runtime, "best")
 
 
-def test_one_short_reply_does_not_decide() -> None:
+def test_one_short_reply_does_not_decide():
     """Mean reward over mean length; the mean of their quotients is 0.256 for the first and 0.02 for the second."""
     rewards = np.array([[1.0, 1.0], [1.0, 1.0]])
     short, even = np.array([[1.0, 100.0], [100.0, 199.0]]), np.array([[50.0, 50.0], [50.0, 50.0]])
@@ -181,7 +170,7 @@ def test_one_short_reply_does_not_decide() -> None:
     assert error == pytest.approx(0.75 / 20)  # residuals 2 - 1.25 and 3 - 3.75, over the mean length
 
 
-def test_equal_scores_give_the_earlier_step() -> None:
+def test_equal_scores_give_the_earlier_step():
     assert best_step({1: 0.5, 5: 0.75, 10: 0.75}) == 5
     assert best_step({1: float("nan"), 5: -2.0}) == 5
     assert best_step({1: float("nan")}) is None
@@ -198,14 +187,14 @@ def test_equal_scores_give_the_earlier_step() -> None:
         ("evaluate", "policies", ("worst",), "'worst'; there are: init, best, train"),
     ],
 )
-def test_what_cannot_work_is_refused(config: ConfigDict, stage: str, field: str, value: object, message: str) -> None:
+def test_what_cannot_work_is_refused(config, stage, field, value, message):
     pipeline.check(Config.of(config))
     config.stages[stage][field] = value
     with pytest.raises(ValueError, match=message):
         pipeline.check(Config.of(config))
 
 
-def test_steps_of_a_stage_that_may_end_by_itself_are_not_named(config: ConfigDict) -> None:
+def test_steps_of_a_stage_that_may_end_by_itself_are_not_named(config):
     config.stages.train.update(stop="budget")
     config.stages.train.budget.amount = 1.0
     pipeline.check(Config.of(config))
@@ -214,7 +203,7 @@ def test_steps_of_a_stage_that_may_end_by_itself_are_not_named(config: ConfigDic
         pipeline.check(Config.of(config))
 
 
-def test_points_of_a_study_choose_among_their_own_steps(config: ConfigDict) -> None:
+def test_points_of_a_study_choose_among_their_own_steps(config):
     config.unlock()
     config.sweep = settings.sweep(arms={"main": settings.arm(product=("stages.train.steps=1,2",))})
     made = build(points(config.lock()))
@@ -232,7 +221,7 @@ def test_points_of_a_study_choose_among_their_own_steps(config: ConfigDict) -> N
     ]
 
 
-def test_a_selection_on_a_schedule_with_an_end_has_its_own_trajectory(config: ConfigDict) -> None:
+def test_a_selection_on_a_schedule_with_an_end_has_its_own_trajectory(config):
     config.stages.train.optimizer.schedule = "linear"
     config.unlock()
     config.sweep = settings.sweep(arms={"main": settings.arm(product=("stages.train.steps=1,2",))})

@@ -2,25 +2,23 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from alike import steady
 from ml_collections import ConfigDict
+from worlds import bits, only, run
 
 from g2d_jax import config as settings
-from g2d_jax import graph, pipeline
+from g2d_jax import pipeline
 from g2d_jax.config import Config, Online
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages.buffer import SyncWindow, window_at
 from g2d_jax.stages.policies import load_policy
-from g2d_jax.stages.runtime import Runtime
-
-Opened = Callable[..., Runtime]
+from g2d_jax.stages.windows import SyncWindow, window_at
 
 
 @pytest.fixture
@@ -28,15 +26,9 @@ def train(config: ConfigDict) -> ConfigDict:
     """One online stage alone, of 4 updates on 4 prompts with 4 responses each."""
     with config.unlocked():
         config.stages = {"train": config.stages.warmup}
-    config.stages.train.policy = "init"
-    config.stages.train.steps = 4
-    config.stages.train.keep = ()
+    only(config, "train").stages.train.update(steps=4, keep=())
     config.data.train.limit = 60
     return config
-
-
-def run(runtime: Runtime, name: str = "train") -> dict[str, object]:
-    return pipeline.run_stage(runtime, name, graph.plan(runtime.config))
 
 
 def metrics_of(workdir: Path, stage: str = "train") -> list[dict[str, float]]:
@@ -48,15 +40,11 @@ def rollouts(workdir: Path, number: int, extra: str = "") -> list[object]:
     return read_rollouts(workdir / "01-train" / "rollouts" / f"step-{number:06d}{extra}.parquet")
 
 
-def bits(params: object) -> list[bytes]:
-    return [np.asarray(x).tobytes() for x in jax.tree.leaves(params)]
-
-
 def stage(**changes: int) -> Online:
     return Online(**{"steps": 10, **changes})
 
 
-def test_intervals_of_literal_settings() -> None:
+def test_intervals_of_literal_settings():
     assert window_at(7, stage()) == SyncWindow(7, 1, 7, 1)
     assert window_at(7, stage(sync_every=4)) == SyncWindow(4, 4, 4, 4)
     assert window_at(9, stage(sync_every=4)) == SyncWindow(8, 2, 8, 2)  # the last one is cut short
@@ -68,9 +56,7 @@ def test_intervals_of_literal_settings() -> None:
     assert [twice.is_new(step) for step in range(4, 8)] == [True, True, False, False]
 
 
-def test_rollouts_of_an_interval_are_those_of_the_policy_it_began_with(
-    train: ConfigDict, tmp_path: Path, opened: Opened
-) -> None:
+def test_rollouts_of_an_interval_are_those_of_the_policy_it_began_with(train, tmp_path, opened):
     train.stages.train.sync_every = 2
     manifest = run(opened(train, tmp_path / "semi"))
     assert [rollouts(tmp_path / "semi", k)[0].policy for k in range(4)] == ["train@0", "train@0", "train@2", "train@2"]
@@ -90,7 +76,7 @@ def test_rollouts_of_an_interval_are_those_of_the_policy_it_began_with(
     assert abs(ratios[1] - 1) > 1e-4 and abs(ratios[3] - 1) > 1e-4
 
 
-def test_never_synchronised_is_collect_and_offline_dpo(train: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_never_synchronised_is_collect_and_offline_dpo(train, tmp_path, opened):
     """The same prompts in the same order, one pair a prompt: the same pairs and the same updates."""
     online = train.stages.train
     online.update(loss="dpo", sync_every=0, num_generations=8, stream="shared")
@@ -120,9 +106,7 @@ def test_never_synchronised_is_collect_and_offline_dpo(train: ConfigDict, tmp_pa
 
 
 @pytest.mark.parametrize("loss", ["dpo", pytest.param("group_dpo", marks=pytest.mark.slow)])
-def test_a_synchronised_reference_is_the_policy_at_the_start_of_each_interval(
-    train: ConfigDict, tmp_path: Path, opened: Opened, loss: str
-) -> None:
+def test_a_synchronised_reference_is_the_policy_at_the_start_of_each_interval(train, tmp_path, opened, loss):
     train.stages.train.update(loss=loss, sync_every=2, reference_sync=True)
     train.compute.row_length = 0
     run(opened(train, tmp_path))
@@ -136,7 +120,7 @@ def test_a_synchronised_reference_is_the_policy_at_the_start_of_each_interval(
     assert losses[0] == pytest.approx(np.log(2), abs=1e-5) and abs(losses[2] - np.log(2)) > 1e-4
 
 
-def test_several_updates_on_a_batch(train: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_several_updates_on_a_batch(train, tmp_path, opened):
     train.stages.train.update(num_iterations=2, sync_every=2)
     manifest = run(opened(train, tmp_path))
     assert manifest["counts"]["rollouts"] == 2 * 4 * 4
@@ -163,9 +147,7 @@ CASES = {
     "case",
     ["dynamic_sampling", *[pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "dynamic_sampling"]],
 )
-def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(
-    train: ConfigDict, tmp_path: Path, opened: Opened, case: str
-) -> None:
+def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(train, tmp_path, opened, case):
     train.stages.train.update(CASES[case])
     train.compute.row_length = 0
     train.checkpoint.update(every=1, keep=10)
@@ -180,14 +162,12 @@ def test_a_stage_that_goes_on_after_any_checkpoint_ends_the_same(
         again = run(again_runtime)
         assert again_runtime.sampler().usage.generated == 0  # all of it was on disk
         assert bits(load_policy(again_runtime, "train")) == ended
-        assert [timeless(m) for m in metrics_of(tmp_path)] == [timeless(m) for m in metrics]
+        assert list(map(steady, metrics_of(tmp_path))) == list(map(steady, metrics))
         for key in ("tokens", "flops", "counts"):
             assert again[key] == whole[key]
 
 
-def test_refilled_batches_survive_a_kill_between_any_two_journals(
-    train: ConfigDict, tmp_path: Path, opened: Opened
-) -> None:
+def test_refilled_batches_survive_a_kill_between_any_two_journals(train, tmp_path, opened):
     """A batch of the last interval is gone, and what refilled the other one: all is drawn again, and the same."""
     train.stages.train.update(sync_every=2, dynamic_sampling=2)
     train.checkpoint.update(every=1, keep=10)
@@ -208,11 +188,6 @@ def test_refilled_batches_survive_a_kill_between_any_two_journals(
     assert bits(load_policy(again, "train")) == ended
 
 
-def timeless(metrics: dict[str, float]) -> str:
-    kept = {k: v for k, v in metrics.items() if k != "step_time" and not k.startswith(("generation/", "goodput/"))}
-    return json.dumps(kept, sort_keys=True)
-
-
 def first_letter(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
     """About half of the prompts get one same reward, whatever the answer."""
     return [
@@ -221,18 +196,7 @@ def first_letter(prompts: list[str], completions: list[str], **columns: object) 
     ]
 
 
-def test_refilled_batches_train_on_prompts_with_a_signal_only(
-    train: ConfigDict, tmp_path: Path, opened: Opened
-) -> None:
-    train.stages.train.update(dynamic_sampling=3, steps=2, mask_truncated=False)
-    manifest = run(opened(train, tmp_path, first_letter))
-    more = sorted(path.name for path in (tmp_path / "01-train" / "rollouts").glob("*-1.parquet"))
-    assert more and manifest["counts"]["rollouts"] > 2 * 4 * 4
-    for metrics in metrics_of(tmp_path):
-        assert metrics["frac_signal"] < 1
-
-
-def test_retired_prompts_are_not_drawn_again(train: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_retired_prompts_are_not_drawn_again(train, tmp_path, opened):
     train.data.train.limit = 24
     train.stages.train.update(steps=8, drop_solved={"after": 1, "revisit": 0})
     runtime = opened(train, tmp_path, first_letter)
@@ -252,19 +216,7 @@ def test_retired_prompts_are_not_drawn_again(train: ConfigDict, tmp_path: Path, 
     assert last["curriculum/skipped"] > 0
 
 
-def test_truncated_responses_can_be_left_out_and_long_ones_cost(
-    train: ConfigDict, tmp_path: Path, opened: Opened
-) -> None:
-    train.stages.train.update(steps=1, mask_truncated=True)
-    runtime = opened(train, tmp_path)
-    run(runtime)
-    cut = sum(row.rollout.stop_reason == "length" for row in rollouts(tmp_path, 0))
-    tokens = sum(len(r.rollout.token_ids) for r in rollouts(tmp_path, 0) if r.rollout.stop_reason == "stop")
-    assert 0 < cut < 16
-    assert metrics_of(tmp_path)[0]["tokens"] <= tokens
-
-
-def test_two_tasks_with_rewards_of_their_own(train: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
     file = tmp_path / "chat.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"{a}+{a}"}) + "\n" for a in range(16)), "utf-8")
     train.data.max_prompt_length = 64
@@ -305,7 +257,7 @@ def test_two_tasks_with_rewards_of_their_own(train: ConfigDict, tmp_path: Path, 
         ({"sync_every": -1}, "sync_every must be at least 0"),
     ],
 )
-def test_settings_that_cannot_work(train: ConfigDict, changes: dict[str, object], message: str) -> None:
+def test_settings_that_cannot_work(train, changes, message):
     train.stages.train.update(changes)
     with pytest.raises(ValueError, match=message):
         pipeline.check(Config.of(train))

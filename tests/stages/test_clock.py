@@ -7,17 +7,15 @@ import time
 import jax
 import jax.numpy as jnp
 import pytest
+from worlds import run, training
 
-from g2d_jax import graph, pipeline
 from g2d_jax.accounting import ACTIVITIES, goodput, shares
-from g2d_jax.config import Config, Sft
+from g2d_jax.config import Sft
 from g2d_jax.report.tables import goodput_table
 from g2d_jax.runtime.compiling import Compiling, compiling
-from g2d_jax.runtime.storage import finished
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import sft
-from g2d_jax.stages.clock import Clock
-from g2d_jax.stages.trainer import open_trainer
+from g2d_jax.stages.cost import Clock
 from g2d_jax.training import objectives
 
 
@@ -130,12 +128,7 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
     runtime.objectives = {"sft": slow}
     stage = runtime.config.stage("sft", Sft)
     examples, _ = sft.examples(runtime, "sft", stage)
-    with (
-        open_trainer(
-            runtime, "sft", None, stage.optimizer, policy="init", total=3, row_length=64, per="tokens"
-        ) as trainer,
-        runtime.track_cost(trainer.tally),
-    ):
+    with training(runtime, "sft", 3) as trainer, runtime.track_cost(trainer.tally):
         running = []
         for step in range(2):
             trainer.update(sft.batch(examples[4 * step : 4 * step + 4]), {})
@@ -151,12 +144,10 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
 def test_a_run_tells_where_its_time_went(config, opened, tmp_path):
     config.stages.sft.steps = 3
     config.stages.warmup.steps = 2
-    runtime, order = opened(config, tmp_path), graph.plan(Config.of(config))
+    runtime = opened(config, tmp_path)
     sampled = {"generation", "verification"}
     for name, spent_on in (("sft", {"training"}), ("warmup", {"training", *sampled}), ("collect", sampled)):
-        pipeline.run_stage(runtime, name, order)
-        manifest = finished(runtime.folders[name])
-        assert manifest is not None
+        manifest = run(runtime, name)
         found = shares(manifest)
         assert sum(found.values()) == pytest.approx(1) and min(found.values()) >= 0
         assert {name for name in ("training", "generation", "verification") if found[name]} == spent_on

@@ -1,7 +1,6 @@
 """Evaluations of tasks whose rewards are right or wrong, scalar, or both in one run."""
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +8,16 @@ import numpy as np
 import pytest
 from etils import epath
 from ml_collections import ConfigDict
+from worlds import run
 
 from g2d_jax import config as settings
-from g2d_jax import graph, pipeline
+from g2d_jax import graph
 from g2d_jax.config_io import from_dict, to_dict
 from g2d_jax.records import Verdict
 from g2d_jax.report.run import write_run
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.workdir import claim
-
-Opened = Callable[..., Runtime]
 
 
 @pytest.fixture
@@ -49,15 +47,14 @@ def mixed(config: ConfigDict) -> ConfigDict:
     return from_dict(values)
 
 
-def run(runtime: Runtime) -> dict[str, Any]:
+def evaluated(runtime: Runtime) -> dict[str, Any]:
     claim(runtime.config, epath.Path(runtime.workdir))
-    plan = graph.plan(runtime.config)
-    return [pipeline.run_stage(runtime, name, plan) for name in plan.order][-1]["result"]
+    return [run(runtime, name) for name in graph.plan(runtime.config).order][-1]["result"]
 
 
-def test_without_verdicts_there_are_rewards_and_no_accuracy(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, opened):
     runtime = opened(scalar(config), tmp_path, None)
-    result = run(runtime)
+    result = evaluated(runtime)
     means = []
     for entry in result["policies"]:
         rows = read_rollouts(runtime.folders["evaluate"] / entry["rollouts"])
@@ -88,9 +85,9 @@ def test_without_verdicts_there_are_rewards_and_no_accuracy(config: ConfigDict, 
     assert "0/2" not in html and "wrong in both" not in html and "v-scored" in html
 
 
-def test_a_mixed_evaluation_keeps_its_tasks_apart(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_a_mixed_evaluation_keeps_its_tasks_apart(config, tmp_path, opened):
     runtime = opened(mixed(config), tmp_path, None)
-    result = run(runtime)
+    result = evaluated(runtime)
     tasks = {problem.id: problem.task for problem in runtime.problems["dev"]}
     counts = {task: list(tasks.values()).count(task) for task in ("main", "chat")}
     assert counts["main"] == 8 and counts["chat"] > 0
@@ -115,9 +112,9 @@ def test_a_mixed_evaluation_keeps_its_tasks_apart(config: ConfigDict, tmp_path: 
     assert "| pass@1 % |" in text and "| chat reward |" in text and "NaN" not in text
 
 
-def test_one_task_with_verdicts_has_no_tasks(config: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_one_task_with_verdicts_has_no_tasks(config, tmp_path, opened):
     config.stages.evaluate.policies = ("init",)
     with config.unlocked():
         del config.stages.sft
-    result = run(opened(config, tmp_path))
+    result = evaluated(opened(config, tmp_path))
     assert "tasks" not in result["policies"][0] and result["policies"][0]["problems"] == 8

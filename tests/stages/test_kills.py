@@ -45,7 +45,7 @@ def digest(folder: Path) -> str:
 
 @slow
 @from_outside
-def test_whatever_a_kill_leaves_of_a_checkpoint_only_whole_ones_count(seen: Path) -> None:
+def test_whatever_a_kill_leaves_of_a_checkpoint_only_whole_ones_count(seen):
     """At each of some hundred changes that writing three checkpoints, and deleting one, comes to."""
     states = sorted((seen / "kept").iterdir())
     assert len(states) > 100
@@ -64,7 +64,7 @@ def test_whatever_a_kill_leaves_of_a_checkpoint_only_whole_ones_count(seen: Path
 
 @slow
 @from_outside
-def test_runs_continue_from_whatever_a_kill_leaves_of_a_checkpoint(runs: Runs, seen: Path, tmp_path: Path) -> None:
+def test_runs_continue_from_whatever_a_kill_leaves_of_a_checkpoint(runs, seen, tmp_path):
     """From copies of what was on disk, at places all over the writing of checkpoints."""
     states = {digest(state / "01-sft"): state for state in sorted((seen / "kept").iterdir())}
     spread = list(states.values())[:: len(states) // 5]
@@ -78,7 +78,7 @@ def test_runs_continue_from_whatever_a_kill_leaves_of_a_checkpoint(runs: Runs, s
 @slow
 @from_outside
 @pytest.mark.parametrize("share", [0.45, 0.62, 0.95])
-def test_kill_9_while_checkpoints_are_written(runs: Runs, seen: Path, tmp_path: Path, share: float) -> None:
+def test_kill_9_while_checkpoints_are_written(runs, seen, tmp_path, share):
     number = round(share * len(list((seen / "kept").iterdir())))
     workdir = tmp_path / "run"
     killed = runs(workdir, -9, until="sft", change=["01-sft/checkpoints/*", number])
@@ -101,7 +101,7 @@ def check_redone(workdir: Path, newest: int, last: int) -> None:
 
 @slow
 @from_outside
-def test_kill_9_before_and_after_each_manifest(runs: Runs, finished: Path, tmp_path: Path) -> None:
+def test_kill_9_before_and_after_each_manifest(runs, finished, tmp_path):
     """The boundaries of stages: nothing is lost of a finished one, and what is not finished is finished."""
     workdir, done = tmp_path / "run", []
     for stage in STAGES:
@@ -131,9 +131,7 @@ STOPS = {
 
 
 @pytest.mark.parametrize("stops", [[*STOPS][:2], pytest.param([*STOPS], marks=slow)], ids=["in sft", "everywhere"])
-def test_sigterm_and_ctrl_c_save_where_it_is_and_nothing_is_done_twice(
-    stops: list[str], runs: Runs, finished: Path, tmp_path: Path
-) -> None:
+def test_sigterm_and_ctrl_c_save_where_it_is_and_nothing_is_done_twice(stops, runs, finished, tmp_path):
     workdir = tmp_path / "run"
     for what in stops:
         name, number, stage, step = STOPS[what]
@@ -155,7 +153,7 @@ def test_sigterm_and_ctrl_c_save_where_it_is_and_nothing_is_done_twice(
 
 
 @slow
-def test_resume_on_other_numbers_of_devices(runs: Runs, finished: Path, tmp_path: Path) -> None:
+def test_resume_on_other_numbers_of_devices(runs, finished, tmp_path):
     """1, then 4, then 2: the same prompts and keys, and figures within tolerance of those of one device."""
     workdir = tmp_path / "run"
     for devices, number, step in ((1, 1, 2), (4, 1, 4)):

@@ -31,7 +31,7 @@ def whole(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return workdir
 
 
-def test_checkpoints_hold_adapters_alone(whole: Path) -> None:
+def test_checkpoints_hold_adapters_alone(whole):
     for stage in ("01-sft", "02-warmup", "04-dpo"):
         checkpoints = Checkpoints(whole / stage / "checkpoints")
         saved = arrays(checkpoints.folder / str(checkpoints.latest()))
@@ -40,14 +40,14 @@ def test_checkpoints_hold_adapters_alone(whole: Path) -> None:
         assert all(np.any(array) for name, array in saved.items() if name.endswith("_b")), stage  # they were trained
 
 
-def test_dpo_starts_at_its_reference(whole: Path) -> None:
+def test_dpo_starts_at_its_reference(whole):
     """The reference is the warm-up's policy: its adapters beside the same base."""
     first = next(r for r in read_metrics(whole) if r["stage"] == "dpo" and r["kind"] == "train")
     assert first["metrics"]["loss"] == pytest.approx(np.log(2), abs=1e-5)
 
 
 @pytest.mark.slow
-def test_a_stopped_run_ends_like_one_that_never_was(runs: Runs, whole: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_ends_like_one_that_never_was(runs, whole, tmp_path):
     workdir = tmp_path / "run"
     runs(workdir, 75, overrides=ADAPTERS, call=["TERM", "Trainer.update", 7])
     runs(workdir, -9, overrides=ADAPTERS, file=["03-collect/rollouts/part-00000.parquet", 0.0])
@@ -56,7 +56,7 @@ def test_a_stopped_run_ends_like_one_that_never_was(runs: Runs, whole: Path, tmp
     assert redone(workdir) <= 2
 
 
-def test_export_merged_and_alone(whole: Path, tmp_path: Path) -> None:
+def test_export_merged_and_alone(whole, tmp_path):
     merged = commands.export(whole, tmp_path / "merged")
     alone = commands.export(whole, tmp_path / "alone", adapters=True)
     libraries = [(folder / "README.md").read_text().split("\n")[1] for folder in (merged, alone)]
@@ -76,7 +76,7 @@ def test_export_merged_and_alone(whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_base_in_bfloat16_and_another_runs_adapters(runs: Runs, whole: Path, tmp_path: Path) -> None:
+def test_a_base_in_bfloat16_and_another_runs_adapters(runs, whole, tmp_path):
     narrow = [*ADAPTERS, "config.lora.base_dtype=bfloat16"]
     start = f"config.stages.warmup.policy=run:{whole}#sft"
     told = runs(tmp_path / "refused", 1, overrides=[*narrow, start], until="warmup")
@@ -91,7 +91,7 @@ def test_a_base_in_bfloat16_and_another_runs_adapters(runs: Runs, whole: Path, t
 
 
 @pytest.mark.slow
-def test_adapters_are_trained_beside_the_model_that_their_policy_names(runs: Runs, whole: Path, tmp_path: Path) -> None:
+def test_adapters_are_trained_beside_the_model_that_their_policy_names(runs, whole, tmp_path):
     """Policies from "hf:" keep that model as their base through every stage, also in another run's stages."""
     other = commands.export(whole, tmp_path / "other", policy="warmup")
     moved = [*ADAPTERS, f"config.stages.warmup.policy=hf:{other}", f"config.stages.dpo.policy=hf:{other}"]
@@ -112,7 +112,7 @@ def test_adapters_are_trained_beside_the_model_that_their_policy_names(runs: Run
 
 
 @pytest.mark.slow
-def test_a_quantised_base_is_exported_as_what_its_codes_stand_for(runs: Runs, tmp_path: Path) -> None:
+def test_a_quantised_base_is_exported_as_what_its_codes_stand_for(runs, tmp_path):
     pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
     runs(tmp_path / "run", overrides=[*ADAPTERS, "config.lora.quantise=nf4"], until="sft")
     exported = commands.export(tmp_path / "run", tmp_path / "exported", policy="sft")

@@ -1,8 +1,6 @@
 """Numbers that are not finite and checkpoints that are damaged: nothing is trained on them or lost by them."""
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,45 +9,24 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
+from worlds import bits, only, run, training
 
-from g2d_jax import graph, pipeline
 from g2d_jax.config import Sampling
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.records import Request
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import sft
-from g2d_jax.stages.nonfinite import check_rollouts
 from g2d_jax.stages.policies import load_policy
+from g2d_jax.stages.rollouts import check_rollouts
 from g2d_jax.stages.runtime import Runtime, StopRun
-from g2d_jax.stages.trainer import Trainer, open_trainer
-from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint
-
-Opened = Callable[..., Runtime]
 
 
 @pytest.fixture
 def only_sft(config: ConfigDict) -> ConfigDict:
-    with config.unlocked():
-        config.stages = {"sft": config.stages.sft}
-    config.stages.sft.optimizer.schedule = "linear"
+    only(config, "sft").stages.sft.optimizer.schedule = "linear"
     return config
-
-
-@contextmanager
-def training(runtime: Runtime) -> Iterator[Trainer]:
-    with open_trainer(
-        runtime,
-        "sft",
-        objectives.sft(runtime.compute),
-        runtime.config.stages["sft"].optimizer,
-        policy="init",
-        total=6,
-        row_length=64,
-        per="tokens",
-    ) as made:
-        yield made
 
 
 def groups(runtime: Runtime, weight: float | None = None) -> list[Group]:
@@ -61,34 +38,29 @@ def groups(runtime: Runtime, weight: float | None = None) -> list[Group]:
     return [replace(found[0], responses=[first]), *found[1:]]
 
 
-def leaves(tree: object) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(jax.device_get(tree))]
-
-
-def test_skipped_updates_leave_no_trace_but_their_count(
-    only_sft: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_skipped_updates_leave_no_trace_but_their_count(only_sft, tmp_path, opened, capsys):
     """Over a restart too: the schedule goes on where it was, and the learning rates in the log are those used."""
     runtime = opened(only_sft, tmp_path / "with")
-    with training(runtime) as made:
+    with training(runtime, "sft", 6) as trainer:
         for weight in (None, np.nan):
-            made.update(groups(runtime, weight), {})
-            made.checkpoint_if_due()
+            trainer.update(groups(runtime, weight), {})
+            trainer.checkpoint_if_due()
     again = opened(only_sft, tmp_path / "with")
-    with training(again) as made:
-        assert (made.step, made.skips.total, made.skips.row) == (2, 1, 1)
+    with training(again, "sft", 6) as trainer:
+        state = trainer.extra_state
+        assert (trainer.step, state.skipped_updates, state.skipped_in_row) == (2, 1, 1)
         for weight in (np.inf, None, None):
-            made.update(groups(again, weight), {})
-        made.flush()
-        assert (made.skips.total, made.skips.row, made.skips.manifest()) == (2, 0, {"skipped_updates": 2})
-        found = leaves(made.state)
+            trainer.update(groups(again, weight), {})
+        assert trainer.finish({"examples": 3})["counts"] == {"examples": 3, "skipped_updates": 2}
+        assert state.skipped_in_row == 0
+        found = bits(trainer.state)
     without = opened(only_sft, tmp_path / "without")
-    with training(without) as made:
+    with training(without, "sft", 6) as trainer:
         for _ in range(3):
-            made.update(groups(without), {})
-        made.flush()
-        assert leaves(made.state) == found and made.skips.manifest() == {}
-    logged, expected = ([r["metrics"] for r in read_metrics(tmp_path / run)] for run in ("with", "without"))
+            trainer.update(groups(without), {})
+        assert trainer.finish({})["counts"] == {}
+        assert bits(trainer.state) == found
+    logged, expected = ([r["metrics"] for r in read_metrics(tmp_path / name)] for name in ("with", "without"))
     assert [m["skipped_updates"] for m in logged] == [0, 1, 2, 2, 2]
     assert np.isnan(float(logged[1]["loss"]))
     done = [logged[i] for i in (0, 3, 4)]
@@ -98,14 +70,17 @@ def test_skipped_updates_leave_no_trace_but_their_count(
     assert said.count("is skipped") == 1 and "sft: update 2 is skipped, it is not finite (loss NaN" in said
 
 
-def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft, tmp_path, opened):
     only_sft.faults.max_skipped = 2
     runtime = opened(only_sft, tmp_path)
-    with training(runtime) as made, pytest.raises(StopRun, match="sft: 2 updates in a row were not finite") as error:
+    with (
+        training(runtime, "sft", 6) as trainer,
+        pytest.raises(StopRun, match="sft: 2 updates in a row were not finite") as error,
+    ):
         for weight in (None, np.inf, None, np.nan, np.inf):
-            made.update(groups(runtime, weight), {})
+            trainer.update(groups(runtime, weight), {})
     folder = tmp_path / "01-sft" / "nonfinite-000005"
-    assert made.step == 5 and str(folder) in str(error.value)
+    assert trainer.step == 5 and str(folder) in str(error.value)
     batch, record = load_file(folder / "batch.safetensors"), storage.read_json(folder / "record.json")
     response = groups(runtime)[0].responses[0].token_ids
     assert (batch["tokens"][np.isinf(batch["weight"])] == response).all()
@@ -115,31 +90,31 @@ def test_skips_in_a_row_end_the_run_and_leave_the_batch(only_sft: ConfigDict, tm
 
 
 @pytest.mark.slow
-def test_beside_a_quantised_base_training_goes_on(only_sft: ConfigDict, tmp_path: Path, opened: Opened) -> None:
-    """The codes are made again at every start, and the checkpoint holds adapters alone."""
+def test_beside_a_quantised_base_training_goes_on(only_sft, tmp_path, opened):
+    """The codes are trainer again at every start, and the checkpoint holds adapters alone."""
     pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
     only_sft.lora.update(rank=2, targets=("q_proj",), quantise="nf4")
     whole, stopped = (opened(only_sft, tmp_path / name) for name in ("whole", "stopped"))
-    with training(whole) as made:
+    with training(whole, "sft", 6) as trainer:
         for _ in range(2):
-            made.update(groups(whole), {})
-        expected = leaves(made.state)
-    with training(stopped) as made:
-        made.update(groups(stopped), {})
-        made.save_if_new()
-        assert len(jax.tree.leaves(made.state.params)) == 2
+            trainer.update(groups(whole), {})
+        expected = bits(trainer.state)
+    with training(stopped, "sft", 6) as trainer:
+        trainer.update(groups(stopped), {})
+        trainer.save_if_new()
+        assert len(jax.tree.leaves(trainer.state.params)) == 2
     again = opened(only_sft, tmp_path / "stopped")
-    with training(again) as made:
-        assert made.step == 1
-        made.update(groups(again), {})
-        assert leaves(made.state) == expected
+    with training(again, "sft", 6) as trainer:
+        assert trainer.step == 1
+        trainer.update(groups(again), {})
+        assert bits(trainer.state) == expected
 
 
-def test_a_sick_policy_is_not_sampled_from(only_sft: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_a_sick_policy_is_not_sampled_from(only_sft, tmp_path, opened):
     runtime = opened(only_sft, tmp_path)
     params = load_policy(runtime, "init")
     sampler, problem = runtime.sampler(), runtime.problems["train"][0]
-    how = runtime.sampling_params(Sampling(max_new_tokens=4))
+    how = Sampling(max_new_tokens=4).params(runtime.stop_ids)
     requests = [Request(problem.id, runtime.tokenizer.encode_prompt(problem), how, num_samples=3)]
     well = list(sampler.generate(sampler.view(params), requests, "test"))
     check_rollouts(well, "init")
@@ -161,17 +136,11 @@ def damage(folder: Path, name: str) -> None:
     DAMAGES[name](max((f for f in (folder / "params" / "d").iterdir()), key=lambda f: f.stat().st_size))
 
 
-def run(runtime: Runtime) -> None:
-    pipeline.run_stage(runtime, "sft", graph.plan(runtime.config))
-
-
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
-    only_sft: ConfigDict, tmp_path: Path, opened: Opened, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(only_sft, tmp_path, opened, capsys):
     """And ends like a run that was never disturbed; with none before it, it starts the stage again."""
     whole = opened(only_sft, tmp_path / "whole")
     run(whole)
-    expected = leaves(load_policy(whole, "sft"))
+    expected = bits(load_policy(whole, "sft"))
     (tmp_path / "whole" / "01-sft" / "manifest.json").unlink()  # as if killed before the stage was finished
     for name, alone in (("flipped", False), ("cut", True)):
         workdir = tmp_path / name
@@ -183,7 +152,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
         runtime = opened(only_sft, workdir)
         capsys.readouterr()
         run(runtime)
-        assert leaves(load_policy(runtime, "sft")) == expected
+        assert bits(load_policy(runtime, "sft")) == expected
         said = " ".join(capsys.readouterr().out.split())
         assert said.count("WARNING: sft: the checkpoint of step") == 1
         assert f"It was moved to {workdir}/01-sft/damaged/step-000006" in said
@@ -193,9 +162,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
         assert storage.finished(workdir / "01-sft")
 
 
-def test_two_damaged_checkpoints_in_a_row_end_the_run_and_none_is_lost(
-    only_sft: ConfigDict, tmp_path: Path, opened: Opened
-) -> None:
+def test_two_damaged_checkpoints_in_a_row_end_the_run_and_none_is_lost(only_sft, tmp_path, opened):
     """That may be the fault of what reads them."""
     run(opened(only_sft, tmp_path))
     (tmp_path / "01-sft" / "manifest.json").unlink()
@@ -207,11 +174,14 @@ def test_two_damaged_checkpoints_in_a_row_end_the_run_and_none_is_lost(
     assert (tmp_path / "01-sft" / "checkpoints" / "4").is_dir()
 
 
-def test_another_models_checkpoint_is_not_damage(only_sft: ConfigDict, tmp_path: Path, opened: Opened) -> None:
+def test_another_models_checkpoint_is_not_damage(only_sft, tmp_path, opened):
     runtime = opened(only_sft, tmp_path)
-    with training(runtime) as made:
-        made.save_here()
+    with training(runtime, "sft", 6) as trainer:
+        trainer.save_here()
     only_sft.model.intermediate_size = 96
-    with pytest.raises(ValueError, match="saved with another configuration"), training(opened(only_sft, tmp_path)):
+    with (
+        pytest.raises(ValueError, match="saved with another configuration"),
+        training(opened(only_sft, tmp_path), "sft", 6),
+    ):
         pass
     assert (tmp_path / "01-sft" / "checkpoints" / "0").exists() and not (tmp_path / "01-sft" / "damaged").exists()

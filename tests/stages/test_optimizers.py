@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from alike import arrays, contents
+from worlds import training
 
 from g2d_jax.config import Sft
 from g2d_jax.config_load import resolve
 from g2d_jax.stages import sft
-from g2d_jax.stages.runtime import Runtime
-from g2d_jax.stages.trainer import open_trainer
-from g2d_jax.training import objectives
 
 FACTORED = ["model.hidden_size=128", "model.intermediate_size=128"]
 ADAPTERS = ["lora.rank=2", "lora.targets=q_proj,down_proj", "lora.dropout=0.3"]
@@ -30,19 +27,14 @@ TINY = str(Path(__file__).parents[1] / "tiny.py")
 
 
 @pytest.mark.parametrize("overrides", SETTINGS.values(), ids=SETTINGS)
-def test_what_is_continued_ends_like_what_never_stopped(
-    overrides: list[str], opened: Callable[..., Runtime], tmp_path: Path
-) -> None:
+def test_what_is_continued_ends_like_what_never_stopped(overrides, opened, tmp_path):
     """It stops after update 3, of which nothing is kept: the checkpoint is that of update 2."""
     config = resolve(TINY, overrides)
 
     def train(name: str, start: int, stop: int) -> None:
         runtime = opened(config, tmp_path / name)
-        stage, objective = runtime.config.stage("sft", Sft), objectives.sft(runtime.compute)
-        examples, _ = sft.examples(runtime, "sft", stage)
-        with open_trainer(
-            runtime, "sft", objective, stage.optimizer, policy="init", total=4, row_length=64, per="tokens"
-        ) as trainer:
+        examples, _ = sft.examples(runtime, "sft", runtime.config.stage("sft", Sft))
+        with training(runtime, "sft", 4) as trainer:
             assert trainer.step == start
             while trainer.goes_on() and trainer.step < stop:
                 trainer.update(sft.batch(examples[4 * trainer.step :][:4]), {})

@@ -6,6 +6,7 @@ import gzip
 import json
 
 import pytest
+from worlds import run
 
 from g2d_jax import cli, pipeline
 from g2d_jax.config import Config, Logging
@@ -19,7 +20,7 @@ def traced(workdir) -> dict[str, bytes]:
 def test_a_window_is_traced_and_nothing_else(config, opened, tmp_path, capsys):
     config.stages.sft.steps = 4
     config.logging.profile = "sft:2-3"
-    pipeline.run_stage(opened(config, tmp_path), "sft", pipeline.check(Config.of(config)))
+    run(opened(config, tmp_path), "sft")
     found = traced(tmp_path)
     folder = "plugins/profile/sft-2-3"
     assert found.keys() == {f"{folder}/process-0.xplane.pb", f"{folder}/process-0.trace.json.gz"}
@@ -33,12 +34,12 @@ def test_a_window_is_traced_and_nothing_else(config, opened, tmp_path, capsys):
 def test_a_window_up_to_the_last_update(config, opened, tmp_path):
     config.stages.sft.steps = 2
     config.logging.profile = "sft:2-2"
-    pipeline.run_stage(opened(config, tmp_path), "sft", pipeline.check(Config.of(config)))
+    run(opened(config, tmp_path), "sft")
     assert len(traced(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("text", ["", "sft", "sft:3", "sft:3-2", "sft:0-1", "sft:1-x", "sft:-1-1", "a b:1-2"])
-def test_what_is_no_window(text: str):
+def test_what_is_no_window(text):
     with pytest.raises(ValueError, match="write STAGE:START-STOP"):
         _ = Logging(profile=text)
 
@@ -51,7 +52,7 @@ def test_what_is_no_window(text: str):
         ("sft:3-7", "but sft has 6 updates"),
     ],
 )
-def test_a_window_that_cannot_come_is_refused(config, text: str, message: str):
+def test_a_window_that_cannot_come_is_refused(config, text, message):
     config.logging.profile = text
     with pytest.raises(ValueError, match=message):
         pipeline.check(Config.of(config))

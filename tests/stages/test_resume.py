@@ -27,14 +27,14 @@ KILLS = {
 }
 
 
-def test_a_run_killed_once_ends_like_one_that_never_was(runs: Runs, finished: Path, tmp_path: Path) -> None:
+def test_a_run_killed_once_ends_like_one_that_never_was(runs, finished, tmp_path):
     kill_and_continue(runs, finished, tmp_path, ["in the warm-up"])
     check_all_is_there(finished, tmp_path / "exported")
     assert redone(finished) == 0
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_every_stage_ends_like_one_that_never_was(runs: Runs, finished: Path, tmp_path: Path) -> None:
+def test_a_run_killed_at_every_stage_ends_like_one_that_never_was(runs, finished, tmp_path):
     kill_and_continue(runs, finished, tmp_path, [*KILLS])
     again = Path(shutil.copytree(finished, tmp_path / "again"))
     before = {path: path.stat().st_mtime_ns for path in again.rglob("*.parquet")}

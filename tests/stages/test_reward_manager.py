@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from etils import epath
 from judge_server import serving
+from worlds import only, run
 
 from g2d_jax import config as settings
-from g2d_jax import graph, pipeline
-from g2d_jax.config import Config, Reward
+from g2d_jax.config import Reward
 from g2d_jax.mesh import make_mesh
 from g2d_jax.records import Problem
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.section import record
 from g2d_jax.stages.reward_manager import RewardManager
-from g2d_jax.stages.runtime import Runtime
 
 IDS = np.zeros(1, np.int32)
 
@@ -42,7 +41,7 @@ def scorers(tmp_path: Path) -> Iterator[Callable[..., RewardManager]]:
         one.close()
 
 
-def test_the_problem_carries_its_reward(scorers: Callable[..., RewardManager]) -> None:
+def test_the_problem_carries_its_reward(scorers):
     score = scorers(
         main={}, even={"function": "tiny:even"}, long={"function": "tiny:longest", "scalar": True, "correct_above": 0.5}
     )
@@ -52,7 +51,7 @@ def test_the_problem_carries_its_reward(scorers: Callable[..., RewardManager]) -
     assert [one.verdict.value for one in found] == ["correct", "scored", "incorrect", "incorrect"]
 
 
-def test_verifiers_start_early_where_answers_are_more_than_numbers(scorers: Callable[..., RewardManager]) -> None:
+def test_verifiers_start_early_where_answers_are_more_than_numbers(scorers):
     numbers = [Problem("a", "1+1", "2"), Problem("b", "1/2", r"\\frac{1}{2}")]
     for problems, started in ((numbers, 0), ([*numbers, Problem("c", "x", "x+1")], 1)):
         verifiers = scorers(main={"workers": 1})
@@ -60,11 +59,9 @@ def test_verifiers_start_early_where_answers_are_more_than_numbers(scorers: Call
         assert len(verifiers._pools) == started
 
 
-def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path: Path, opened: Callable[..., Runtime]):
+def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path, opened):
     """Rollouts, rewards and pairs of a stage; the judge rates by length."""
-    with config.unlocked():
-        config.stages = {"collect": config.stages.collect}
-    config.stages.collect.update(policy="init", pairs_per_prompt=1)
+    only(config, "collect").stages.collect.pairs_per_prompt = 1
 
     def reply(content: str, _: int) -> str:
         return f"[[{len(content.split('<answer>')[1])}]]"
@@ -73,7 +70,7 @@ def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path: Pat
         config.reward.update(function="judge", scalar=True)
         config.reward.judge.update(url=judge.url, model="m")
         runtime = opened(config, tmp_path, None)
-        manifest = pipeline.run_stage(runtime, "collect", graph.plan(Config.of(config)))
+        manifest = run(runtime)
         rows = read_rollouts(runtime.folders["collect"] / "rollouts")
         asked = len(judge.asked)
     assert 0 < asked <= len(rows) == 32

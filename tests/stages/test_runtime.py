@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -25,10 +24,10 @@ from g2d_jax.stages import sft
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.external import external_groups
 from g2d_jax.stages.policies import base_of, base_path, frozen_params, load_policy, load_reference
-from g2d_jax.stages.rows import CPU_TOKENS, choose_row_length, pack_rows
+from g2d_jax.stages.rows import CPU_TOKENS, RowShape, choose_row_length, pack_rows
 
 
-def test_the_kernel_of_packed_rows_is_said_once(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:
+def test_the_kernel_of_packed_rows_is_said_once(config, tmp_path, opened, capsys):
     config.compute.row_length = 0
     runtime = opened(config, tmp_path)
     assert [choose_row_length(runtime, longest) for longest in (100, 110, 600)] == [112, 112, 608]
@@ -41,29 +40,29 @@ def group(prompt: int, *responses: int) -> Group:
     return Group(np.zeros(prompt, np.int32), made, whole=True)
 
 
-def test_rows_are_as_long_as_leaves_them_full(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+def test_rows_are_as_long_as_leaves_them_full(config, tmp_path, opened):
     """Pairs behind prompts of 64 tokens: all as long as the longest, and of 16 to 128 tokens a side."""
     config.compute.row_length, config.mesh.fsdp = 0, 1
     runtime, draw = opened(config, tmp_path), np.random.default_rng(0).integers
     batches = [[group(64, *draw(16, 129, 2)) for _ in range(64)] for _ in range(8)]
     varying = choose_row_length(runtime, 320, batches[:4])
     assert 320 <= varying <= CPU_TOKENS
-    filled = [pack_rows(runtime, batch, varying, 64) for batch in batches[4:]]
+    filled = [pack_rows(runtime, batch, RowShape(varying, 64)) for batch in batches[4:]]
     assert min(packed.used / (packed.count * packed.arrays["tokens"][0].size) for packed in filled) > 0.9
     alike = [group(64, 128, 128)] * 8
-    packed = pack_rows(runtime, alike, choose_row_length(runtime, 320, [alike]), 8)
+    packed = pack_rows(runtime, alike, RowShape(choose_row_length(runtime, 320, [alike]), 8))
     assert packed.used == packed.count * packed.arrays["tokens"][0].size
     config.compute.row_length = 448
     assert choose_row_length(opened(config, tmp_path), 320, batches) == 448
 
 
-def test_the_kernel_of_prompts_is_said_once(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:
+def test_the_kernel_of_prompts_is_said_once(config, tmp_path, opened, capsys):
     runtime = opened(config, tmp_path)
     assert runtime.sampler() is runtime.sampler()
     assert capsys.readouterr().out.count("attention over prompts: xla") == 1
 
 
-def test_a_kernel_of_another_platform_is_refused(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+def test_a_kernel_of_another_platform_is_refused(config, tmp_path, opened):
     config.compute.attention, config.compute.row_length = "splash", 0
     runtime = opened(config, tmp_path)
     for begin in (runtime.sampler, lambda: choose_row_length(runtime, 100)):
@@ -71,7 +70,7 @@ def test_a_kernel_of_another_platform_is_refused(config: ConfigDict, tmp_path: P
             begin()
 
 
-def test_what_adapters_stand_beside(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+def test_what_adapters_stand_beside(config, tmp_path, opened):
     """The model of "hf:", also where a path has an @ in it, and where the run it was taken from is gone."""
     shape = opened(config, tmp_path / "shape").model_config
     other = hf.save(decoder.init(shape, jax.random.key(9)), tmp_path / "model@main")
@@ -95,7 +94,7 @@ def test_what_adapters_stand_beside(config: ConfigDict, tmp_path: Path, opened: 
         base_of(opened(config, tmp_path / "third"), "dpo")
 
 
-def test_the_model_behind_another_run_s_policy(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+def test_the_model_behind_another_run_s_policy(config, tmp_path, opened):
     """Without adapters it may be another one than this run's."""
     theirs = to_dict(config)
     theirs["model"]["path"] = "org/instruct"
@@ -107,9 +106,7 @@ def test_the_model_behind_another_run_s_policy(config: ConfigDict, tmp_path: Pat
         base_path(opened(config, tmp_path / "ours"), "dpo")
 
 
-def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(
-    config: ConfigDict, tmp_path: Path, opened: Any
-) -> None:
+def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(config, tmp_path, opened):
     config.dtype, config.compute.row_length = "bfloat16", 32
     runtime = opened(config, tmp_path)
     policy, reference = load_policy(runtime, "init"), load_reference(runtime, "init")
@@ -118,7 +115,7 @@ def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(
     draw = np.random.default_rng(0).integers
     words = runtime.model_config.vocab_size
     some = [Group(draw(0, words, 9), [Response(draw(0, words, n)) for n in (5, 12)]) for _ in range(6)]
-    packed, tally = pack_rows(runtime, some, 32, 6), Cost()
+    packed, tally = pack_rows(runtime, some, RowShape(32, 6)), Cost()
     expected, scored = (runtime.score_logprobs(params, packed, tally) for params in (policy, reference))
     assert np.abs(expected).max() > 1
     np.testing.assert_array_equal(scored, expected)
@@ -133,7 +130,7 @@ def write(path: Path, *rows: dict[str, Any]) -> str:
     return str(path)
 
 
-def test_dev_goes_without_the_problems_of_test(config: ConfigDict, tmp_path: Path, opened: Any, capsys: Any) -> None:
+def test_dev_goes_without_the_problems_of_test(config, tmp_path, opened, capsys):
     """Else `best_checkpoint` chooses on what `evaluate` measures."""
     rows = [{"problem": f"{n}+1", "answer": str(n + 1)} for n in range(1, 7)]
     splits = {"train": rows, "dev": rows[:4], "test": rows[2:5]}
@@ -151,7 +148,7 @@ def test_dev_goes_without_the_problems_of_test(config: ConfigDict, tmp_path: Pat
         opened(config, tmp_path).problems  # noqa: B018
 
 
-def test_revisions_reach_the_loader(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+def test_revisions_reach_the_loader(config, tmp_path, opened):
     config.stages.sft.data.revision = "v1"
     runtime = opened(config, tmp_path)
     with pytest.raises(ValueError, match="revision is 'v1', but 'procedural:chains' does not come from the hub"):
@@ -164,15 +161,13 @@ def test_revisions_reach_the_loader(config: ConfigDict, tmp_path: Path, opened: 
     assert runtime.fingerprint != before
 
 
-def test_a_stage_of_another_name_is_named(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+def test_a_stage_of_another_name_is_named(config, tmp_path, opened):
     config.stages.sft.max_length = 2
     with pytest.raises(ValueError, match=r"stages\.cold\.data: .* no example left that fits"):
         sft.examples(opened(config, tmp_path), "cold", config.stages.sft)
 
 
-def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template_opens(
-    config: ConfigDict, tmp_path: Path, opened: Any
-) -> None:
+def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template_opens(config, tmp_path, opened):
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()

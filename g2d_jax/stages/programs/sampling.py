@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,42 +13,16 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models import lora
 from g2d_jax.models.flops import attended, forward_flops, matmul_params
 from g2d_jax.sampler.capacity import bytes_saved
-from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages.programs.program import Outputs, Program, Work, device_bytes, fixed
+from g2d_jax.stages.programs.training import policy_shapes
 from g2d_jax.stages.runtime import Runtime
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The sampling workload of a stage. prompts: of the whole stage, in so many calls, each with `samples` responses;
-    shapes: that its programs are compiled for; longest: tokens that a response can have; response: those of a mean one,
-    None for the longest; weights: of the sampler, as in `Sampler.view`."""
-
-    prompts: float
-    calls: float
-    samples: int
-    shapes: Shapes
-    longest: int
-    response: int | None
-    weights: str = ""
-
-    @property
-    def mean(self) -> int:
-        """The tokens of a mean response."""
-        return min(self.response or self.longest, self.longest)
-
-    @property
-    def steps(self) -> float:
-        """The decode steps of the whole stage: at the end of a call rows wait for its longest response."""
-        waves = self.prompts * self.samples / self.calls / self.shapes.rows
-        return self.calls * (max(waves - 1, 0) * self.mean + self.longest)
+from g2d_jax.stages.workload import Workload
 
 
 def rollouts(
     runtime: Runtime,
     name: str,
-    workload: Asked,
-    params: Any,
+    workload: Workload,
     *,
     prefix: str = "",
     viewed: bool = False,
@@ -62,6 +35,7 @@ def rollouts(
     The frozen parameters beside adapters are always resident. prefix: of the programs' names, where a stage samples
     twice. viewed: whether the stage has the program of the sampler's weights already.
     """
+    params = policy_shapes(runtime)
     _, rest = lora.split(params)
     view = "view" if viewed else f"{prefix}view"
     if not viewed:
@@ -72,7 +46,7 @@ def rollouts(
 
 
 def _generation(
-    runtime: Runtime, name: str, workload: Asked, prefix: str, view: str, resident: tuple[Any, ...]
+    runtime: Runtime, name: str, workload: Workload, prefix: str, view: str, resident: tuple[Any, ...]
 ) -> Iterator[Program]:
     """Yield the sampler's programs for these shapes; decode with the cache at each of its widths that is a program."""
     sampler, config, shapes = runtime.sampler(), runtime.model_config, workload.shapes
@@ -107,15 +81,10 @@ def _generation(
             prefilled=share * workload.prompts * prompt,
         )
         yield Program(
-            name,
-            prefill,
-            jitted["prefill"],
-            partial(inputs_of_prefill, columns),
-            work,
-            resident=(*resident, state),
+            name, prefill, jitted["prefill"], partial(inputs_of_prefill, columns), work, resident=(*resident, state)
         )
     # A row's columns are written when a sample begins in it.
-    responses = workload.prompts * workload.samples
+    responses = workload.prompts * workload.num_generations
     chunks = workload.steps / sampler.chunk
     work = Work(chunks, 0.0, whole * responses / shapes.rows / chunks, parts)
     yield Program(name, insert, jitted["insert"], inputs_of_insert, work, resident=resident, also=(view,))

@@ -22,6 +22,7 @@ from g2d_jax.training.dropout import with_keys
 from g2d_jax.training.objectives import Objective
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import (
+    TrainState,
     abstract_batch,
     abstract_state,
     make_cast,
@@ -55,10 +56,10 @@ def reference_programs(runtime: Runtime, name: str, resident: tuple[Any, ...], c
         yield Program(name, "reference", cast, fixed(params), work, resident=resident)
 
 
-def params_and_state(runtime: Runtime, settings: Optimizer, total: int) -> tuple[Any, Any]:
-    """Return a policy, and the state in which it is trained with an optimiser of these settings."""
+def state_shapes(runtime: Runtime, settings: Optimizer, total: int) -> TrainState:
+    """Return, as shapes, the state in which a policy is trained with an optimiser of these settings."""
     offload, (optimizer, _) = runtime.config.compute.offload_optimizer, optimizer_of(settings, total)
-    return policy_shapes(runtime), abstract_state(runtime.model_config, optimizer, runtime.mesh, offload)
+    return abstract_state(runtime.model_config, optimizer, runtime.mesh, offload)
 
 
 def training_programs(
@@ -75,7 +76,7 @@ def training_programs(
     """Yield the first state, and the train step, `calls` batches like `packed`. settings, total: see `optimizer_of`."""
     config, mesh = runtime.model_config, runtime.mesh
     optimizer, _ = optimizer_of(settings, total)
-    params, state = params_and_state(runtime, settings, total)
+    params, state = policy_shapes(runtime), state_shapes(runtime, settings, total)
     trained, rest = lora.split(params)
     held, changed = (device_bytes(params), device_bytes(state)), device_bytes(trained)
     once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
