@@ -18,7 +18,7 @@ from g2d_jax.models.table import block_params
 UNKNOWN = 256
 """Rows where a platform reports no memory, as on CPUs."""
 
-SPARE = 0.05
+SPARE = 0.06
 """Share of the memory left for the workspace of decode and prefill beside weights and cache."""
 
 LINK = 5.0

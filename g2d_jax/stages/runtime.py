@@ -272,16 +272,19 @@ class Runtime:
         Rows are compute.max_num_seqs, or the quickest that memory allows beside the stage's own arrays.
         weights: as of `sampler_params`.
         """
-        rows = self.config.compute.max_num_seqs
+        sampler, rows = self.sampler(), self.config.compute.max_num_seqs
+        call = prompts, prompts * samples, params, self.prompt_lengths
         if not rows:
-            longest, mesh = max(sampling.max_new_tokens for sampling in params), self.sampling_mesh
-            columns, memory = max(self.prompt_lengths) + longest, self.device_memory
+            longest, memory = max(sampling.max_new_tokens for sampling in params), self.device_memory
+            shapes, mesh = sampler.shapes(*call, 1), self.sampling_mesh
             model, ways = self.model_config.base.held(weights), mesh.size // mesh.shape["data"]
-            settings = model, self.dtype.itemsize, ways, mesh.size, columns
-            rows = max(capacity.rows_that_fit(*settings, memory, self.state_bytes(stage)), 1)
+            settings = model, self.dtype.itemsize, ways, mesh.size, shapes.widths[-1]
+            _, prefilled = sampler.abstract(shapes)
+            beside = self.state_bytes(stage) + meshes.device_bytes(prefilled)
+            rows = max(capacity.rows_that_fit(*settings, memory, beside), 1)
             if memory is not None:
                 rows = capacity.quickest_rows(*settings, longest, rows, prompts * samples)
-        return self.sampler().shapes(prompts, prompts * samples, params, self.prompt_lengths, rows)
+        return sampler.shapes(*call, rows)
 
     def compile_ahead(self, programs: Iterable[Program]) -> None:
         """Let other threads compile programs of a stage, in their order, while this one goes on."""
