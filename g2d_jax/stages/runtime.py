@@ -198,10 +198,9 @@ class Runtime:
             longest = max((stage.sampling.max_new_tokens for stage in stages), default=1)
             columns = self.config.data.max_prompt_length + longest
             beside = max(map(self.state_bytes, self.config.stages.values()), default=0)
-            itemsize, devices = self.dtype.itemsize, self.mesh.size
             samples = min(map(self._samples, stages), default=1)
-            room = columns, longest, self.device_memory, beside
-            tensor = capacity.best_ways(model.base, itemsize, devices, *room, samples)
+            split = capacity.Split(model.base, self.dtype.itemsize, 1, self.mesh.size, columns)
+            tensor = capacity.best_ways(split, longest, self.device_memory, beside, samples)
         return meshes.sampling(self.mesh, tensor, model.num_key_value_heads)
 
     def _samples(self, stage: Stage) -> int:
@@ -289,10 +288,10 @@ class Runtime:
             longest, mesh = max(sampling.max_new_tokens for sampling in params), self.sampling_mesh
             columns, memory = max(self.prompt_lengths) + longest, self.device_memory
             model, ways = self.model_config.base.held(weights), mesh.size // mesh.shape["data"]
-            settings = model, self.dtype.itemsize, ways, mesh.size, columns
-            rows = max(capacity.rows_that_fit(*settings, memory, self.state_bytes(stage)), 1)
+            split = capacity.Split(model, self.dtype.itemsize, ways, mesh.size, columns)
+            rows = max(split.rows_that_fit(memory, self.state_bytes(stage)), 1)
             if memory is not None:
-                rows = capacity.quickest_rows(*settings, longest, rows, prompts * samples)
+                rows = split.quickest_rows(longest, rows, prompts * samples)
         return self.sampler().shapes(prompts, prompts * samples, params, self.prompt_lengths, rows)
 
     def compile_ahead(self, programs: Iterable[Program]) -> None:
