@@ -118,17 +118,16 @@ class Sampler:
         On a CPU a quarter of the samples decode at once: rows that are full cost what they generate, and the rest wait
         to take the place of those that are done. Elsewhere a step costs the same with few rows as with many.
         """
-        ways = meshes.row_ways(self.mesh)
-        waves = 4 if self.platform == "cpu" else 1
-        most_rows = most_rows or self.max_num_seqs
-        rows = min(most_rows, _power(samples), max(_power(samples) // waves, FEWEST))
+        ways, cpu = meshes.row_ways(self.mesh), self.platform == "cpu"
+        enough = max(_power(samples) // (4 if cpu else 1), FEWEST)
+        rows = min(most_rows or self.max_num_seqs, _power(samples), enough)
         columns = _columns(lengths, LANES if self.kernel == "splash" else 16)
         widest = columns[-1] + round_up(max(p.max_new_tokens for p in params), 16)
         if self.stacked:
             widths: tuple[int, ...] = (round_up(widest, COLUMN_BLOCK if widest > COLUMN_BLOCK else 16),)
         else:
             narrow = {round_up(max(widest // part, columns[-1] + self.chunk, NARROWEST), 16) for part in (16, 4)}
-            share = 4 if self.platform == "cpu" else 2  # a CPU copies a narrow part before it reads it
+            share = 4 if cpu else 2  # a CPU copies a narrow part before it reads it
             widths = (*sorted(width for width in narrow if share * width <= widest), widest)
         return Shapes(
             rows=round_up(rows, ways),
@@ -208,7 +207,7 @@ class _Session:
             processes.mark(f"sampling {self.purpose}")
             started = time.perf_counter()
             self._refill()
-            running = self.schedule.running
+            running = [sample for sample in self.schedule.rows if sample is not None]
             if not running:
                 break
             self._widen(max(sample.length + min(sample.remaining, self.sampler.chunk) for sample in running))
@@ -282,12 +281,11 @@ class _Session:
         mine = np.full(self.mesh.size, processes.notice(), np.int32)
         return meshes.put(mine, where)
 
-    def _collect(self, emitted: Emitted[jax.Array]) -> list[Rollout]:
+    def _collect(self, emitted: Emitted) -> list[Rollout]:
         """Add the chunk's tokens to this process's rows, and give the rollouts of those that are complete."""
         counts, stopped, notice = jax.device_get((emitted.counts, emitted.stopped, emitted.notice))
         processes.heed(int(notice))
-        steps = int(counts.max())
-        self.sampler.usage.slot_steps += steps * len(counts)
+        self.sampler.usage.slot_steps += int(counts.max()) * len(counts)
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows
         for first, arrays in _own_rows(emitted.tokens, emitted.logprobs, emitted.entropies):

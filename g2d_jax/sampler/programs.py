@@ -85,19 +85,19 @@ class Prompts:
     hidden: jax.Array
 
 
-class Emitted(NamedTuple, Generic[Array]):
+class Emitted(NamedTuple):
     """The output of a chunk. tokens, logprobs, entropies: [S, C], of which the first counts [S] are the row's.
 
     stopped: bool [S], a stop token was drawn. notice: int32 scalar, the largest of the processes' notices. The last
     three are on every device.
     """
 
-    tokens: Array
-    logprobs: Array
-    entropies: Array
-    counts: Array
-    stopped: Array
-    notice: Array
+    tokens: jax.Array
+    logprobs: jax.Array
+    entropies: jax.Array
+    counts: jax.Array
+    stopped: jax.Array
+    notice: jax.Array
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def decode_chunk(
     mesh: Mesh,
     dtype: jnp.dtype,
     kernel: DecodeKernel = "xla",
-) -> tuple[State, Emitted[jax.Array]]:
+) -> tuple[State, Emitted]:
     """Take up to `chunk` steps with every row that has tokens left; end early when none has.
 
     notices: int32 [devices], 0 or a reason to stop, which reaches all processes this way.
@@ -302,11 +302,11 @@ def decode_chunk(
     nothing = place(jnp.zeros(batch, jnp.int32), "rows")
     emitted = Emitted(floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(notices))
 
-    def running(carry: tuple[jax.Array, State, Emitted[jax.Array]]) -> jax.Array:
+    def running(carry: tuple[jax.Array, State, Emitted]) -> jax.Array:
         step, state, _ = carry
         return (step < chunk) & jnp.any(state.rows.remaining > 0)
 
-    def advance(carry: tuple[jax.Array, State, Emitted[jax.Array]]) -> tuple[jax.Array, State, Emitted[jax.Array]]:
+    def advance(carry: tuple[jax.Array, State, Emitted]) -> tuple[jax.Array, State, Emitted]:
         step, state, emitted = carry
         rows, active = state.rows, state.rows.remaining > 0
         # Each device multiplies its words, and draws for its rows from all words.
@@ -332,12 +332,9 @@ def decode_chunk(
         hidden, cache = decode(
             params, drawn.token, position, state.cache, widths=widths, dtype=dtype, mesh=mesh, kernel=kernel
         )
-        rows = dataclasses.replace(
-            rows,
-            position=rows.position + increment,
-            generated=rows.generated + increment,
-            remaining=jnp.where(stopped, 0, rows.remaining - increment),
-        )
+        remaining = jnp.where(stopped, 0, rows.remaining - increment)
+        position, generated = rows.position + increment, rows.generated + increment
+        rows = dataclasses.replace(rows, position=position, generated=generated, remaining=remaining)
         return step + 1, lay_out_tree(State(rows, cache, hidden), place), emitted
 
     _, state, emitted = jax.lax.while_loop(running, advance, (jnp.int32(0), state, emitted))

@@ -69,13 +69,8 @@ class Schedule:
 
     @property
     def rows(self) -> list[Sample | None]:
-        """The sample of each row."""
+        """The sample of each row, None for one at rest."""
         return [sample for shard in self._shards for sample in shard.rows]
-
-    @property
-    def running(self) -> list[Sample]:
-        """The samples that have a row."""
-        return [sample for sample in self.rows if sample is not None]
 
     def prefill(self) -> dict[int, Request]:
         """Choose prompts to run through the model, by the place of each; {} while no row waits for one.
