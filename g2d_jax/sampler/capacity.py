@@ -8,6 +8,7 @@ them so are a row's key heads and its attention: a row takes the same of all dev
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 from g2d_jax.models import quantise
 from g2d_jax.models.config import ModelConfig
@@ -43,72 +44,74 @@ def bytes_saved(config: ModelConfig, itemsize: int) -> int:
     return config.num_hidden_layers * layer
 
 
-def rows_that_fit(
-    config: ModelConfig, itemsize: int, ways: int, devices: int, columns: int, memory: int | None, beside: int
-) -> int:
-    """Choose the most rows of `columns` tokens that decode together, over all devices; 0 where none fits.
+@dataclass(frozen=True)
+class Split:
+    """Weights split over `ways` of so many devices, beside a cache whose rows have so many columns.
 
-    config: with the kind of codes that the weights are stored as. memory: bytes that a device's programs may use, None
-    where that is not known; beside: bytes of these that other data takes meanwhile.
+    config: with the kind of codes that the weights are stored as. itemsize: bytes of a weight and of a cached number.
     """
-    if memory is None:
-        return UNKNOWN
-    weights = (itemsize * count_params(config) - bytes_saved(config, itemsize)) / ways
-    free = (1 - SPARE) * memory - beside - weights
-    rows = int(max(free, 0) * devices / (columns * kv_bytes(config, itemsize)))
-    parts = devices // ways * 8  # eight rows of each part at least are computed as quickly as one
-    return rows // parts * parts if rows >= parts else rows
+
+    config: ModelConfig
+    itemsize: int
+    ways: int
+    devices: int
+    columns: int
+
+    def rows_that_fit(self, memory: int | None, beside: int) -> int:
+        """Choose the most rows that decode together, over all devices; 0 where none fits.
+
+        memory: bytes that a device's programs may use, None where that is not known; beside: bytes of these that other
+        data takes meanwhile.
+        """
+        if memory is None:
+            return UNKNOWN
+        free = (1 - SPARE) * memory - beside - self._weight_bytes(count_params(self.config))
+        rows = int(max(free, 0) * self.devices / (self.columns * kv_bytes(self.config, self.itemsize)))
+        return rows // self._step * self._step if rows >= self._step else rows
+
+    def quickest_rows(self, longest: int, most: int, samples: int) -> int:
+        """Choose how many rows, at most `most`, draw a call's samples soonest: that, or a half of it again and again.
+
+        Few rows read the weights often; many wait long for the longest response, when nearly all of them are done.
+        longest: tokens of a response at most, of which a mean one is taken to have the share MEAN.
+        """
+        most = min(most, -(-samples // self._step) * self._step)
+        halves = [most >> power for power in range(most.bit_length())]
+        rows = [half // self._step * self._step for half in halves if half >= self._step]
+        return min(rows, key=lambda rows: self.call_bytes(longest, rows, samples), default=most)
+
+    def call_bytes(self, longest: int, rows: int, samples: int) -> float:
+        """Count the bytes that a device reads for a call's samples, and those that it sends as so many more."""
+        config, row_bytes = self.config, kv_bytes(self.config, self.itemsize)
+        read = self._weight_bytes(matmul_params(config)) + rows * self.columns / 2 * row_bytes / self.devices
+        hidden = rows * self.ways / self.devices * config.hidden_size * self.itemsize
+        sent = 2 * config.num_hidden_layers * hidden * 2 * (self.ways - 1) / self.ways  # two all-reduces a layer
+        steps = max(samples / rows - 1, 0) * MEAN * longest + longest
+        return steps * (read + LINK * sent)
+
+    @property
+    def _step(self) -> int:
+        """Eight rows of each part of the mesh: so many at least are computed as quickly as one."""
+        return self.devices // self.ways * 8
+
+    def _weight_bytes(self, params: int) -> float:
+        """Count the bytes of so many of the model's parameters on a device."""
+        return (self.itemsize * params - bytes_saved(self.config, self.itemsize)) / self.ways
 
 
-def best_ways(
-    config: ModelConfig,
-    itemsize: int,
-    devices: int,
-    columns: int,
-    longest: int,
-    memory: int | None,
-    beside: int,
-    samples: int,
-) -> int:
+def best_ways(split: Split, longest: int, memory: int | None, beside: int, samples: int) -> int:
     """Choose over how many devices weights are split: the least power of two that draws a call about as soon as any.
 
-    longest, samples: see `quickest_rows`. Others as in `rows_that_fit`.
+    split: its ways do not matter. longest, samples: see `Split.quickest_rows`. memory, beside: `Split.rows_that_fit`.
     """
     if memory is None:
         return 1
-    ways = [2**power for power in range(devices.bit_length()) if devices % 2**power == 0]
 
     def rate(ways: int) -> float:
-        settings = config, itemsize, ways, devices, columns
-        rows = quickest_rows(*settings, longest, rows_that_fit(*settings, memory, beside), samples)
-        return 1 / _call(*settings, longest, rows, samples) if rows else 0.0
+        candidate = replace(split, ways=ways)
+        rows = candidate.quickest_rows(longest, candidate.rows_that_fit(memory, beside), samples)
+        return 1 / candidate.call_bytes(longest, rows, samples) if rows else 0.0
 
-    rates = {ways: rate(ways) for ways in ways}
+    powers = (2**power for power in range(split.devices.bit_length()))
+    rates = {ways: rate(ways) for ways in powers if split.devices % ways == 0}
     return next(ways for ways, rate in rates.items() if rate >= ENOUGH * max(rates.values()))
-
-
-def quickest_rows(
-    config: ModelConfig, itemsize: int, ways: int, devices: int, columns: int, longest: int, most: int, samples: int
-) -> int:
-    """Choose how many rows, at most `most`, draw a call's samples soonest: that, or a half of it again and again.
-
-    Few rows read the weights often; many wait long for the longest response, when nearly all of them are done. longest:
-    tokens of a response at most, of which a mean one is taken to have the share MEAN.
-    """
-    parts = devices // ways * 8
-    most = min(most, -(-samples // parts) * parts)
-    rows = [halved // parts * parts for power in range(most.bit_length()) if (halved := most >> power) >= parts]
-    settings = config, itemsize, ways, devices, columns, longest
-    return min(rows, key=lambda rows: _call(*settings, rows, samples), default=most)
-
-
-def _call(
-    config: ModelConfig, itemsize: int, ways: int, devices: int, columns: int, longest: int, rows: int, samples: int
-) -> float:
-    """Count the bytes that a device reads for a call's samples, and those that it sends as so many more."""
-    weights = (itemsize * matmul_params(config) - bytes_saved(config, itemsize)) / ways
-    read = weights + rows * columns / 2 * kv_bytes(config, itemsize) / devices
-    hidden = rows * ways / devices * config.hidden_size * itemsize
-    sent = 2 * config.num_hidden_layers * hidden * 2 * (ways - 1) / ways  # two all-reduces a layer
-    steps = max(samples / rows - 1, 0) * MEAN * longest + longest
-    return steps * (read + LINK * sent)

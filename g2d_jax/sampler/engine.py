@@ -7,6 +7,7 @@ that are free, all rows decode together in chunks, and no row moves while it liv
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -80,10 +81,9 @@ class Sampler:
         decode_attention: DecodeKernel = "xla",
         programs: Programs | None = None,
     ) -> None:
-        if min(max_num_seqs, chunk, prefill_rows) < 1:
-            raise ValueError(
-                f"max_num_seqs, chunk and prefill_rows must be positive, got {max_num_seqs}, {chunk}, {prefill_rows}"
-            )
+        sizes = {"max_num_seqs": max_num_seqs, "chunk": chunk, "prefill_rows": prefill_rows}
+        if wrong := {name: size for name, size in sizes.items() if size < 1}:
+            raise ValueError(f"sizes of the sampler must be positive, got {wrong}")
         self.config, self.mesh, self.seed, self.dtype = config, mesh, seed, dtype
         self.max_num_seqs, self.chunk, self.prefill_rows = max_num_seqs, chunk, prefill_rows
         self.platform = platform_of(mesh)
@@ -92,10 +92,10 @@ class Sampler:
         self.kernel = choose(
             attention, platform=self.platform, dtype=dtype, head_dim=config.head_dim, length=LANES, layout="sequence"
         )
-        self._made = programs or Programs()
+        self._programs = programs or Programs()
         check_decode(decode_attention, self.platform)
         settings = config, mesh, chunk, jnp.dtype(dtype), self.kernel, decode_attention
-        self.programs = self._made.take(_jitted, *settings)
+        self.programs = self._programs.take(_jitted, *settings)
 
     def view(self, model: Decoder, weights: str = "") -> Decoder:
         """Convert the model to the form that decode reads: in dtype, split over the sampling mesh. Once per policy.
@@ -106,7 +106,7 @@ class Sampler:
 
     def viewing(self, weights: str = "") -> Jitted:
         """Return the program of `view`."""
-        return self._made.take(_viewing, self.config.held(weights), self.mesh, jnp.dtype(self.dtype))
+        return self._programs.take(_viewing, self.config.held(weights), self.mesh, jnp.dtype(self.dtype))
 
     def shapes(
         self,
@@ -122,10 +122,9 @@ class Sampler:
         On a CPU a quarter of the samples decode at once: rows that are full cost what they generate, and the rest wait
         to take the place of those that are done. Elsewhere a step costs the same with few rows as with many.
         """
-        ways = meshes.row_ways(self.mesh)
-        waves = 4 if self.platform == "cpu" else 1
-        most_rows = most_rows or self.max_num_seqs
-        rows = min(most_rows, _power(samples), max(_power(samples) // waves, FEWEST))
+        ways, cpu = meshes.row_ways(self.mesh), self.platform == "cpu"
+        enough = max(_power(samples) // (4 if cpu else 1), FEWEST)
+        rows = min(most_rows or self.max_num_seqs, _power(samples), enough)
         columns = _columns(lengths, LANES if self.kernel == "splash" else 16)
         fitting = max(PREFILL_TOKENS // columns[-1], 1)
         widest = columns[-1] + round_up(max(p.max_new_tokens for p in params), 16)
@@ -133,7 +132,7 @@ class Sampler:
             widths: tuple[int, ...] = (round_up(widest, COLUMN_BLOCK if widest > COLUMN_BLOCK else 16),)
         else:
             narrow = {round_up(max(widest // part, columns[-1] + self.chunk, NARROWEST), 16) for part in (16, 4)}
-            share = 4 if self.platform == "cpu" else 2  # a CPU copies a narrow part before it reads it
+            share = 4 if cpu else 2  # a CPU copies a narrow part before it reads it
             widths = (*sorted(width for width in narrow if share * width <= widest), widest)
         return Shapes(
             rows=round_up(rows, ways),
@@ -151,8 +150,7 @@ class Sampler:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=meshes.sharding(self.mesh, axes, x.shape))
 
         make = partial(programs.empty, self.config, shapes, stacked=self.stacked, dtype=self.dtype)
-        state, prompts = jax.eval_shape(make)
-        return programs.lay_out_state(state, place), programs.lay_out_prompts(prompts, place)
+        return programs.lay_out_tree(jax.eval_shape(make), place)
 
     def decoded_widths(self, shapes: Shapes) -> list[tuple[int, ...]]:
         """List the cache's widths in use that each decode program is compiled for: on a CPU all are in one."""
@@ -178,13 +176,13 @@ class Sampler:
             needed = len(request.prompt_ids), len(request.prompt_ids) + request.params.max_new_tokens
             if shapes and (needed[0] > shapes.columns[-1] or needed[1] > shapes.widths[-1]):
                 raise ValueError(f"problem {request.problem_id} needs more columns than the sampler is compiled for")
-        if pending:
-            yield from _Session(self, view, pending, purpose, shapes or self._shapes_of(pending)).run()
-
-    def _shapes_of(self, requests: Sequence[Request]) -> Shapes:
-        params = [request.params for request in requests]
-        samples = sum(request.num_samples for request in requests)
-        return self.shapes(len(requests), samples, params, [len(request.prompt_ids) for request in requests])
+        if not pending:
+            return
+        if shapes is None:
+            samples = sum(request.num_samples for request in pending)
+            lengths = [len(request.prompt_ids) for request in pending]
+            shapes = self.shapes(len(pending), samples, [request.params for request in pending], lengths)
+        yield from _Session(self, view, pending, purpose, shapes).run()
 
 
 class _Session:
@@ -195,14 +193,14 @@ class _Session:
     ) -> None:
         self.sampler, self.view, self.purpose, self.shapes = sampler, view, purpose, shapes
         self.mesh, self.ways = sampler.mesh, meshes.row_ways(sampler.mesh)
-        rows, prompts = self.shapes.rows // self.ways, self.shapes.prompts // self.ways
+        rows, prompts = shapes.rows // self.ways, shapes.prompts // self.ways
         self.schedule = Schedule(requests, shards=self.ways, rows=rows, prompts=prompts)
         self.tokens: dict[int, list[tuple[np.ndarray, ...]]] = {}  # row -> tokens, log-probs, entropies of each chunk
         self.widths = sampler.decoded_widths(shapes)
         self.width = shapes.widths[0]
-        self.state: State
-        self.prompts: Prompts
-        self.state, self.prompts = sampler.programs["empty"](shapes=self.shapes)
+        empty: tuple[State, Prompts] = sampler.programs["empty"](shapes=shapes)
+        self.state, self.prompts = empty
+        self.put = partial(meshes.put_rows, self.mesh)
 
     def run(self) -> Iterator[Rollout]:
         """Prefill, insert, decode a chunk, collect, until nothing is left.
@@ -214,17 +212,12 @@ class _Session:
             processes.mark(f"sampling {self.purpose}")
             started = time.perf_counter()
             self._refill()
-            running = self.schedule.running
+            running = [sample for sample in self.schedule.rows if sample is not None]
             if not running:
                 break
             self._widen(max(sample.length + min(sample.remaining, self.sampler.chunk) for sample in running))
-            self.state, emitted = self.sampler.programs["decode"](
-                self.view,
-                self.state,
-                self._notices(),
-                filtered=self.shapes.filtered,
-                widths=next(widths for widths in self.widths if self.width in widths),
-            )
+            static = {"filtered": self.shapes.filtered, "widths": next(w for w in self.widths if self.width in w)}
+            self.state, emitted = self.sampler.programs["decode"](self.view, self.state, self._notices(), **static)
             self.sampler.usage.seconds += time.perf_counter() - started
             yield from finished
             started = time.perf_counter()
@@ -252,8 +245,8 @@ class _Session:
             lengths[place], fresh[place] = len(request.prompt_ids), True
             tokens[place, columns - lengths[place] :] = request.prompt_ids
             self.sampler.usage.prefilled += len(request.prompt_ids)
-        put = partial(meshes.put_rows, self.mesh)
-        self.prompts = self.sampler.programs["prefill"](self.view, self.prompts, put(tokens), put(lengths), put(fresh))
+        inputs = map(self.put, (tokens, lengths, fresh))
+        self.prompts = self.sampler.programs["prefill"](self.view, self.prompts, *inputs)
 
     def _insert(self, inserted: dict[int, tuple[int, Sample]]) -> None:
         shapes = self.shapes
@@ -267,26 +260,16 @@ class _Session:
             places[shard, counts[shard]] = place % (shapes.prompts // self.ways)
             counts[shard] += 1
             self.tokens[row] = []
-        put = partial(meshes.put_rows, self.mesh)
-        self.state = self.sampler.programs["insert"](
-            self.state, self.prompts, jax.tree.map(put, fresh), put(order.ravel()), put(places.ravel()), put(counts)
-        )
+        inputs = jax.tree.map(self.put, (fresh, order.ravel(), places.ravel(), counts))
+        self.state = self.sampler.programs["insert"](self.state, self.prompts, *inputs)
 
     def _describe(self, fresh: Rows[np.ndarray], row: int, sample: Sample) -> None:
         """Write a new sample's settings into the host arrays."""
         request, params = sample.request, sample.request.params
-        values = {
-            "keys": named_keys.key_data(
-                self.sampler.seed, self.purpose, request.problem_id, request.visit, sample.number
-            ),
-            "position": len(request.prompt_ids),
-            "remaining": params.max_new_tokens,
-            "temperature": params.temperature,
-            "top_k": params.top_k,
-            "top_p": params.top_p,
-        }
-        for name, value in values.items():
-            getattr(fresh, name)[row] = value
+        names = request.problem_id, request.visit, sample.number
+        fresh.keys[row] = named_keys.key_data(self.sampler.seed, self.purpose, *names)
+        fresh.position[row], fresh.remaining[row] = len(request.prompt_ids), params.max_new_tokens
+        fresh.temperature[row], fresh.top_k[row], fresh.top_p[row] = params.temperature, params.top_k, params.top_p
         fresh.stop_ids[row, : len(params.stop_ids)] = params.stop_ids
 
     def _widen(self, longest: int) -> None:
@@ -295,7 +278,7 @@ class _Session:
         if width != self.width:
             self.width = width
             cache = self.sampler.programs["resize"](self.state.cache, np.int32(width))
-            self.state = State(self.state.rows, cache, self.state.hidden)
+            self.state = dataclasses.replace(self.state, cache=cache)
 
     def _notices(self) -> jax.Array:
         """Put this process's notice on its devices: see `processes.notice`."""
@@ -303,12 +286,11 @@ class _Session:
         mine = np.full(self.mesh.size, processes.notice(), np.int32)
         return meshes.put(mine, where)
 
-    def _collect(self, emitted: Emitted[jax.Array]) -> list[Rollout]:
+    def _collect(self, emitted: Emitted) -> list[Rollout]:
         """Add the chunk's tokens to this process's rows, and give the rollouts of those that are complete."""
         counts, stopped, notice = jax.device_get((emitted.counts, emitted.stopped, emitted.notice))
         processes.heed(int(notice))
-        steps = int(counts.max())
-        self.sampler.usage.slot_steps += steps * len(counts)
+        self.sampler.usage.slot_steps += int(counts.max()) * len(counts)
         self.sampler.usage.generated += int(counts.sum())
         running = self.schedule.rows
         for first, arrays in _own_rows(emitted.tokens, emitted.logprobs, emitted.entropies):
@@ -316,22 +298,14 @@ class _Session:
                 if sample is not None:
                     self.tokens[row].append(tuple(array[row - first, : counts[row]] for array in arrays))
         finished = self.schedule.collect_finished(counts.tolist(), stopped.tolist())
-        return [self._rollout(running[row], row, bool(stopped[row])) for row in finished if self.tokens[row]]
+        pairs = [(row, sample) for row in finished if (sample := running[row]) and self.tokens[row]]
+        return [self._rollout(row, sample, bool(stopped[row])) for row, sample in pairs]
 
-    def _rollout(self, sample: Sample | None, row: int, stopped: bool) -> Rollout:
-        assert sample is not None
+    def _rollout(self, row: int, sample: Sample, stopped: bool) -> Rollout:
         tokens, logprobs, entropies = (np.concatenate(parts) for parts in zip(*self.tokens.pop(row), strict=True))
-        request = sample.request
-        return Rollout(
-            problem_id=request.problem_id,
-            visit=request.visit,
-            sample=sample.number,
-            prompt_ids=request.prompt_ids,
-            token_ids=tokens,
-            logprobs=logprobs,
-            entropies=entropies,
-            stop_reason="stop" if stopped else "length",
-        )
+        request, stop_reason = sample.request, "stop" if stopped else "length"
+        names = request.problem_id, request.visit, sample.number
+        return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, stop_reason)
 
 
 def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
@@ -359,19 +333,15 @@ def _jitted(
     config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: AttentionSetting, decode_kernel: DecodeKernel
 ) -> dict[str, Jitted]:
     """Return a sampler's programs by name."""
-    stacked = platform_of(mesh) == "tpu"
+    common = {"mesh": mesh, "dtype": dtype}
+    empty = partial(programs.empty, config, stacked=platform_of(mesh) == "tpu", **common)
+    decode = partial(programs.decode_chunk, chunk=chunk, kernel=decode_kernel, **common)
     return {
-        "empty": Jitted(
-            partial(programs.empty, config, stacked=stacked, dtype=dtype, mesh=mesh), static_argnames="shapes"
-        ),
-        "prefill": Jitted(partial(programs.prefill, mesh=mesh, dtype=dtype, attention=kernel), donate_argnums=1),
+        "empty": Jitted(empty, static_argnames="shapes"),
+        "prefill": Jitted(partial(programs.prefill, attention=kernel, **common), donate_argnums=1),
         "insert": Jitted(partial(programs.insert, mesh=mesh), donate_argnums=0),
         "resize": Jitted(programs.resize),
-        "decode": Jitted(
-            partial(programs.decode_chunk, chunk=chunk, mesh=mesh, dtype=dtype, kernel=decode_kernel),
-            static_argnames=("filtered", "widths"),
-            donate_argnums=1,
-        ),
+        "decode": Jitted(decode, static_argnames=("filtered", "widths"), donate_argnums=1),
     }
 
 

@@ -31,12 +31,10 @@ from g2d_jax.sampler.sampling import draw
 Array = TypeVar("Array", jax.Array, np.ndarray)
 """The arrays of a record: on the device or on the host."""
 
+Tree = TypeVar("Tree")
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("keys", "position", "remaining", "temperature", "top_k", "top_p", "stop_ids", "generated"),
-    meta_fields=(),
-)
+
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows(Generic[Array]):
     """The sampler's record of each row, besides its cache: numpy arrays where the host fills them in.
@@ -58,20 +56,13 @@ class Rows(Generic[Array]):
     @classmethod
     def at_rest(cls, rows: int, stops: int) -> Rows[np.ndarray]:
         """Return rows without a sample."""
-        zeros = np.zeros(rows, np.int32)
-        return Rows(
-            keys=np.zeros((rows, 2), np.uint32),
-            position=zeros,
-            remaining=zeros.copy(),
-            temperature=np.ones(rows, np.float32),
-            top_k=zeros.copy(),
-            top_p=np.ones(rows, np.float32),
-            stop_ids=np.full((rows, stops), -1, np.int32),
-            generated=zeros.copy(),
-        )
+        position, remaining, top_k, generated = np.zeros((4, rows), np.int32)
+        temperature, top_p = np.ones((2, rows), np.float32)
+        keys, stop_ids = np.zeros((rows, 2), np.uint32), np.full((rows, stops), -1, np.int32)
+        return Rows(keys, position, remaining, temperature, top_k, top_p, stop_ids, generated)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("rows", "cache", "hidden"), meta_fields=())
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
     """The device state between chunks. hidden: [S, E], from which each row's next token is drawn."""
@@ -81,7 +72,7 @@ class State:
     hidden: jax.Array
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("keys", "values", "hidden"), meta_fields=())
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Prompts:
     """Prompts run through the model once, right-aligned: keys [N, H, D, P] and values [N, H, P, D], as in the cache.
@@ -94,19 +85,19 @@ class Prompts:
     hidden: jax.Array
 
 
-class Emitted(NamedTuple, Generic[Array]):
+class Emitted(NamedTuple):
     """The output of a chunk. tokens, logprobs, entropies: [S, C], of which the first counts [S] are the row's.
 
     stopped: bool [S], a stop token was drawn. notice: int32 scalar, the largest of the processes' notices. The last
     three are on every device.
     """
 
-    tokens: Array
-    logprobs: Array
-    entropies: Array
-    counts: Array
-    stopped: Array
-    notice: Array
+    tokens: jax.Array
+    logprobs: jax.Array
+    entropies: jax.Array
+    counts: jax.Array
+    stopped: jax.Array
+    notice: jax.Array
 
 
 @dataclass(frozen=True)
@@ -129,30 +120,16 @@ ROWS, KEY_COLUMNS, VALUE_COLUMNS = -4, -1, -2
 """The axes of keys and values, counted from the end: they may begin with the layers."""
 
 
-def cache_axes(array: Any) -> tuple[str | None, ...]:
-    """Return the logical axes of an array of keys or values."""
-    return (*(None,) * (array.ndim - 4), "rows", "kv_heads", None, None)
+def logical_axes(array: Any) -> tuple[str | None, ...]:
+    """Return the logical axes of an array of the sampler: keys or values, what each row has a line of, or a number."""
+    if array.ndim >= 4:
+        return (*(None,) * (array.ndim - 4), "rows", "kv_heads", None, None)
+    return ("rows", *(None,) * (array.ndim - 1)) if array.ndim else ()
 
 
-def lay_out_state(state: State, place: Callable[..., Any]) -> State:
-    """Apply place(array, *logical axes) to every array."""
-    cache = state.cache
-    return State(
-        rows=jax.tree.map(lambda x: place(x, "rows", *(None,) * (x.ndim - 1)), state.rows),
-        cache=Cache(
-            tuple(place(x, *cache_axes(x)) for x in cache.keys),
-            tuple(place(x, *cache_axes(x)) for x in cache.values),
-            place(cache.column),
-            place(cache.width),
-        ),
-        hidden=place(state.hidden, "rows", None),
-    )
-
-
-def lay_out_prompts(prompts: Prompts, place: Callable[..., Any]) -> Prompts:
-    """Apply place(array, *logical axes) to every array."""
-    keys, values = (tuple(place(x, *cache_axes(x)) for x in arrays) for arrays in (prompts.keys, prompts.values))
-    return Prompts(keys, values, place(prompts.hidden, "rows", None))
+def lay_out_tree(tree: Tree, place: Callable[..., Any]) -> Tree:
+    """Apply place(array, *logical axes) to every array of a State or of Prompts."""
+    return jax.tree.map(lambda x: place(x, *logical_axes(x)), tree)
 
 
 def empty(
@@ -182,7 +159,7 @@ def empty(
         hidden=jnp.zeros((shapes.prompts, config.hidden_size), dtype),
     )
     place = partial(lay_out, mesh)
-    return lay_out_state(state, place), lay_out_prompts(prompts, place)
+    return lay_out_tree((state, prompts), place)
 
 
 def prefill(
@@ -214,14 +191,14 @@ def prefill(
         padding = [(0, 0)] * new.ndim
         padding[axis] = (old.shape[axis] - columns, 0)
         new = jnp.pad(new, padding)
-        return jnp.where(fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1)), place(new, *cache_axes(new)), old)
+        return jnp.where(fresh.reshape((1,) * (new.ndim - 4) + (-1, 1, 1, 1)), place(new, *logical_axes(new)), old)
 
     filled = Prompts(
         keys=tuple(put(*both, (-4, -1, -3, -2), KEY_COLUMNS) for both in zip(prompts.keys, keys, strict=True)),
         values=tuple(put(*both, (-4, -2, -3, -1), VALUE_COLUMNS) for both in zip(prompts.values, values, strict=True)),
         hidden=jnp.where(fresh[:, None], hidden[:, -1], prompts.hidden),
     )
-    return lay_out_prompts(filled, place)
+    return lay_out_tree(filled, place)
 
 
 def insert(
@@ -239,74 +216,56 @@ def insert(
     order: int32 [S], in every device's part the rows of it that begin, the first counts [ways] of them; places: int32
     [S], the prompt of each, also within the part. fresh: settings of the rows that begin, at their place.
     """
-    rows, replicated = meshes.spec(mesh, ("rows",), order.shape), PartitionSpec()
-    specs = jax.tree.map(lambda x: meshes.spec(mesh, cache_axes(x), x.shape), (state.cache.keys, state.cache.values))
-    sources = jax.tree.map(lambda x: meshes.spec(mesh, cache_axes(x), x.shape), (prompts.keys, prompts.values))
-    split = PartitionSpec(*rows, None)
+    rows = meshes.spec(mesh, ("rows",), order.shape)
+    split, replicated = PartitionSpec(*rows, None), PartitionSpec()
+    arrays, prefixes = (state.cache.keys, state.cache.values), (prompts.keys, prompts.values)
+    cache_specs, prefix_specs = jax.tree.map(lambda x: meshes.spec(mesh, logical_axes(x), x.shape), (arrays, prefixes))
 
     def begin(
-        arrays: Any, hidden: Any, sources: Any, last: Any, order: Any, places: Any, counts: Any, column: Any, width: Any
+        arrays: Any, hidden: Any, prefixes: Any, last: Any, order: Any, places: Any, counts: Any, ring: Any
     ) -> Any:
         def begin_row(number: jax.Array, carry: Any) -> Any:
-            (keys, values), hidden, begun = carry
+            arrays, hidden, begun = carry
             row, place = order[number], places[number]
-            keys = _write(keys, sources[0], row, place, column, width, KEY_COLUMNS)
-            values = _write(values, sources[1], row, place, column, width, VALUE_COLUMNS)
+            keys, values = (
+                tuple(_write(*both, row, place, ring, axis) for both in zip(*pair, strict=True))
+                for *pair, axis in zip(arrays, prefixes, (KEY_COLUMNS, VALUE_COLUMNS), strict=True)
+            )
             hidden = jax.lax.dynamic_update_index_in_dim(hidden, last[place], row, 0)
             return (keys, values), hidden, begun.at[row].set(True)
 
         start = (arrays, hidden, jnp.zeros(order.shape, jnp.bool_))
         return jax.lax.fori_loop(0, counts[0], begin_row, start)
 
-    (keys, values), hidden, begun = jax.shard_map(
-        begin,
-        mesh=mesh,
-        in_specs=(specs, split, sources, split, rows, rows, rows, replicated, replicated),
-        out_specs=(specs, split, rows),
-        check_vma=False,
-    )(
-        (state.cache.keys, state.cache.values),
-        state.hidden,
-        (prompts.keys, prompts.values),
-        prompts.hidden,
-        order,
-        places,
-        counts,
-        state.cache.column,
-        state.cache.width,
-    )
-    facts = jax.tree.map(
-        lambda new, old: jnp.where(begun.reshape(-1, *(1,) * (new.ndim - 1)), new, old), fresh, state.rows
-    )
-    cache = dataclasses.replace(state.cache, keys=keys, values=values)
-    return lay_out_state(State(facts, cache, hidden), partial(lay_out, mesh))
+    inputs = cache_specs, split, prefix_specs, split, rows, rows, rows, replicated
+    begin = jax.shard_map(begin, mesh=mesh, in_specs=inputs, out_specs=(cache_specs, split, rows), check_vma=False)
+    ring = state.cache.column, state.cache.width
+    arrays, hidden, begun = begin(arrays, state.hidden, prefixes, prompts.hidden, order, places, counts, ring)
+
+    def changed(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(begun.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+    cache = Cache(*arrays, *ring)
+    return lay_out_tree(State(jax.tree.map(changed, fresh, state.rows), cache, hidden), partial(lay_out, mesh))
 
 
 def _write(
-    arrays: tuple[jax.Array, ...],
-    sources: tuple[jax.Array, ...],
-    row: jax.Array,
-    place: jax.Array,
-    column: jax.Array,
-    width: jax.Array,
-    axis: int,
-) -> tuple[jax.Array, ...]:
-    """Fill a row of every array with a prompt, its last token in the column before `column`. axis: of the columns."""
+    array: jax.Array, source: jax.Array, row: jax.Array, place: jax.Array, ring: tuple[jax.Array, jax.Array], axis: int
+) -> jax.Array:
+    """Fill a row of keys or values with the prompt at `place`, its last token in the column before the next.
 
-    def write(array: jax.Array, source: jax.Array) -> jax.Array:
-        size, shape = source.shape[axis], list(array.shape)
-        shape[ROWS], shape[axis] = 1, array.shape[axis] + size
-        prompt = jax.lax.dynamic_slice_in_dim(source, place, 1, axis=ROWS)
-        line = jax.lax.dynamic_update_slice_in_dim(
-            jnp.zeros(shape, array.dtype), prompt, (column - size) % width, axis=axis
-        )
-        beyond = jax.lax.dynamic_slice_in_dim(line, width, size, axis=axis)  # goes on in column 0
-        line = jax.lax.slice_in_dim(line, 0, array.shape[axis], axis=axis)
-        head = jax.lax.slice_in_dim(line, 0, size, axis=axis)
-        line = jax.lax.dynamic_update_slice_in_dim(line, head + beyond, 0, axis=axis)
-        return jax.lax.dynamic_update_slice_in_dim(array, line, row, axis=ROWS)
-
-    return tuple(write(array, source) for array, source in zip(arrays, sources, strict=True))
+    ring: the next column, and how many are in use. axis: of the columns.
+    """
+    (column, width), size, shape = ring, source.shape[axis], list(array.shape)
+    shape[ROWS], shape[axis] = 1, array.shape[axis] + size
+    prompt = jax.lax.dynamic_slice_in_dim(source, place, 1, axis=ROWS)
+    start = (column - size) % width
+    line = jax.lax.dynamic_update_slice_in_dim(jnp.zeros(shape, array.dtype), prompt, start, axis=axis)
+    beyond = jax.lax.dynamic_slice_in_dim(line, width, size, axis=axis)  # goes on in column 0
+    line = jax.lax.slice_in_dim(line, 0, array.shape[axis], axis=axis)
+    head = jax.lax.slice_in_dim(line, 0, size, axis=axis)
+    line = jax.lax.dynamic_update_slice_in_dim(line, head + beyond, 0, axis=axis)
+    return jax.lax.dynamic_update_slice_in_dim(array, line, row, axis=ROWS)
 
 
 def resize(cache: Cache, width: jax.Array) -> Cache:
@@ -332,7 +291,7 @@ def decode_chunk(
     mesh: Mesh,
     dtype: jnp.dtype,
     kernel: DecodeKernel = "xla",
-) -> tuple[State, Emitted[jax.Array]]:
+) -> tuple[State, Emitted]:
     """Take up to `chunk` steps with every row that has tokens left; end early when none has.
 
     notices: int32 [devices], 0 or a reason to stop, which reaches all processes this way.
@@ -343,11 +302,11 @@ def decode_chunk(
     nothing = place(jnp.zeros(batch, jnp.int32), "rows")
     emitted = Emitted(floats.astype(jnp.int32), floats, floats, nothing, nothing > 0, jnp.max(notices))
 
-    def running(carry: tuple[jax.Array, State, Emitted[jax.Array]]) -> jax.Array:
+    def running(carry: tuple[jax.Array, State, Emitted]) -> jax.Array:
         step, state, _ = carry
         return (step < chunk) & jnp.any(state.rows.remaining > 0)
 
-    def advance(carry: tuple[jax.Array, State, Emitted[jax.Array]]) -> tuple[jax.Array, State, Emitted[jax.Array]]:
+    def advance(carry: tuple[jax.Array, State, Emitted]) -> tuple[jax.Array, State, Emitted]:
         step, state, emitted = carry
         rows, active = state.rows, state.rows.remaining > 0
         # Each device multiplies its words, and draws for its rows from all words.
@@ -373,13 +332,10 @@ def decode_chunk(
         hidden, cache = decode(
             params, drawn.token, position, state.cache, widths=widths, dtype=dtype, mesh=mesh, kernel=kernel
         )
-        rows = dataclasses.replace(
-            rows,
-            position=rows.position + increment,
-            generated=rows.generated + increment,
-            remaining=jnp.where(stopped, 0, rows.remaining - increment),
-        )
-        return step + 1, lay_out_state(State(rows, cache, hidden), place), emitted
+        remaining = jnp.where(stopped, 0, rows.remaining - increment)
+        position, generated = rows.position + increment, rows.generated + increment
+        rows = dataclasses.replace(rows, position=position, generated=generated, remaining=remaining)
+        return step + 1, lay_out_tree(State(rows, cache, hidden), place), emitted
 
     _, state, emitted = jax.lax.while_loop(running, advance, (jnp.int32(0), state, emitted))
     rows = {name: place(getattr(emitted, name), "rows", None) for name in ("tokens", "logprobs", "entropies")}

@@ -94,22 +94,18 @@ def uniforms(keys: jax.Array, positions: jax.Array) -> jax.Array:
     return jax.vmap(row_uniforms)(keys, positions)
 
 
-def running_sum(x: jax.Array) -> jax.Array:
-    """Compute the inclusive running sum of [..., N] as a product with a triangle: one fast exact-float32 operation."""
-    triangle = jnp.triu(jnp.ones((x.shape[-1],) * 2, x.dtype))
-    return jnp.matmul(x, triangle, precision=jax.lax.Precision.HIGHEST)
-
-
 def first_above(masses: jax.Array, uniform: jax.Array) -> jax.Array:
     """Return the index [B] of the first of masses [B, N], not negative, with a running sum above uniform [B] * total.
 
     An entry of mass 0 is never chosen, even where rounding makes the running sum rise there: the order in which a
     matrix product adds may differ between its columns.
     """
-    reached = jnp.where(masses > 0, running_sum(masses), 0.0)
+    size = masses.shape[-1]
+    triangle = jnp.triu(jnp.ones((size, size), masses.dtype))  # a product with it is the quickest exact running sum
+    sums = jnp.matmul(masses, triangle, precision=jax.lax.Precision.HIGHEST)
+    reached = jnp.where(masses > 0, sums, 0.0)
     above = reached > (uniform * reached.max(axis=-1))[:, None]
-    last = masses.shape[-1] - 1
-    return jnp.min(jnp.where(above, jnp.arange(last + 1)[None], last), axis=-1)
+    return jnp.min(jnp.where(above, jnp.arange(size)[None], size - 1), axis=-1)
 
 
 def inverse_cdf(probs: jax.Array, uniform: jax.Array) -> jax.Array:

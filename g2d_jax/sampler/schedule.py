@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from g2d_jax.records import Request
 
@@ -34,13 +33,6 @@ class Sample:
     def remaining(self) -> int:
         """The greatest number of tokens that may follow."""
         return self.request.params.max_new_tokens - self.generated
-
-
-class _Piece(NamedTuple):
-    """Some samples of one request, drawn by one shard."""
-
-    request: Request
-    samples: range
 
 
 @dataclass(slots=True)
@@ -67,24 +59,18 @@ class Schedule:
 
     def __init__(self, requests: Sequence[Request], *, shards: int, rows: int, prompts: int) -> None:
         most = -(-sum(request.num_samples for request in requests) // shards)  # of one prompt, in one shard
-        pieces = [
-            _Piece(request, range(first, min(first + most, request.num_samples)))
-            for request in requests
-            for first in range(0, request.num_samples, most)
-        ]
         # Prompts of about one length share a prefill.
-        self._waiting = deque(sorted(pieces, key=lambda piece: -len(piece.request.prompt_ids)))
+        ordered = sorted(requests, key=lambda request: -len(request.prompt_ids))
+        numbers = ((request, list(range(request.num_samples))) for request in ordered)
+        self._waiting = deque(
+            (r, samples[i : i + most]) for r, samples in numbers for i in range(0, len(samples), most)
+        )
         self._shards = [_Shard([None] * rows, [deque() for _ in range(prompts)]) for _ in range(shards)]
 
     @property
     def rows(self) -> list[Sample | None]:
-        """The sample of each row."""
+        """The sample of each row, None for one at rest."""
         return [sample for shard in self._shards for sample in shard.rows]
-
-    @property
-    def running(self) -> list[Sample]:
-        """The samples that have a row."""
-        return [sample for sample in self.rows if sample is not None]
 
     def prefill(self) -> dict[int, Request]:
         """Choose prompts to run through the model, by the place of each; {} while no row waits for one.
@@ -99,11 +85,11 @@ class Schedule:
             if not free:
                 break
             chosen = min(free, key=lambda i: self._shards[i].load)
-            shard, piece = self._shards[chosen], self._waiting.popleft()
+            shard, (request, numbers) = self._shards[chosen], self._waiting.popleft()
             place = next(i for i, samples in enumerate(shard.pending) if not samples)
-            shard.pending[place].extend(Sample(piece.request, number) for number in piece.samples)
+            shard.pending[place].extend(Sample(request, number) for number in numbers)
             shard.order.append(place)
-            placed[chosen * len(shard.pending) + place] = piece.request
+            placed[chosen * len(shard.pending) + place] = request
         return placed
 
     def insert(self) -> dict[int, tuple[int, Sample]]:

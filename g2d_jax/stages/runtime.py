@@ -186,10 +186,9 @@ class Runtime:
             longest = max((stage.sampling.max_new_tokens for stage in stages), default=1)
             columns = self.config.data.max_prompt_length + longest
             beside = max(map(self.state_bytes, self.config.stages.values()), default=0)
-            itemsize, devices = self.dtype.itemsize, self.mesh.size
             samples = min(map(self._samples, stages), default=1)
-            room = columns, longest, self.device_memory, beside
-            tensor = capacity.best_ways(model.base, itemsize, devices, *room, samples)
+            split = capacity.Split(model.base, self.dtype.itemsize, 1, self.mesh.size, columns)
+            tensor = capacity.best_ways(split, longest, self.device_memory, beside, samples)
         return meshes.sampling(self.mesh, tensor, model.num_key_value_heads)
 
     def _samples(self, stage: Stage) -> int:
@@ -278,12 +277,12 @@ class Runtime:
             longest, memory = max(sampling.max_new_tokens for sampling in params), self.device_memory
             shapes, mesh = sampler.shapes(*call, 1), self.sampling_mesh
             model, ways = self.model_config.base.held(weights), mesh.size // mesh.shape["data"]
-            settings = model, self.dtype.itemsize, ways, mesh.size, shapes.widths[-1]
+            split = capacity.Split(model, self.dtype.itemsize, ways, mesh.size, shapes.widths[-1])
             _, prefilled = sampler.abstract(shapes)
             beside = self.state_bytes(stage) + meshes.device_bytes(prefilled)
-            rows = max(capacity.rows_that_fit(*settings, memory, beside), 1)
+            rows = max(split.rows_that_fit(memory, beside), 1)
             if memory is not None:
-                rows = capacity.quickest_rows(*settings, longest, rows, prompts * samples)
+                rows = split.quickest_rows(longest, rows, prompts * samples)
         return sampler.shapes(*call, rows)
 
     def compile_ahead(self, programs: Iterable[Program]) -> None:

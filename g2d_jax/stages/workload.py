@@ -35,9 +35,14 @@ class Workload:
         return min(self.response or self.params.max_new_tokens, self.params.max_new_tokens)
 
     @property
+    def responses(self) -> float:
+        """The responses of the whole stage."""
+        return self.prompts * self.num_generations
+
+    @property
     def steps(self) -> float:
         """The decode steps of the whole stage: at the end of a call rows wait for its longest response."""
-        waves = self.prompts * self.num_generations / self.calls / self.shapes.rows
+        waves = self.responses / self.calls / self.shapes.rows
         return self.calls * (max(waves - 1, 0) * self.mean + self.params.max_new_tokens)
 
 

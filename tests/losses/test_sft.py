@@ -1,15 +1,15 @@
-"""SFT loss and the weighted reductions that all losses share."""
+"""SFT loss, the entropy term, and the weighted reductions and means that all losses share."""
 
 from __future__ import annotations
+
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from examples import examples
-from hypothesis import given
-from hypothesis import strategies as st
 
+from g2d_jax.losses.entropy import entropy_loss
 from g2d_jax.losses.reduction import active_sum, mean_metrics, weighted_sum
 from g2d_jax.losses.sft import sft_loss, sft_weights
 
@@ -23,20 +23,6 @@ def test_literal_values() -> None:
     loss, sums = sft_loss(logprobs, weights)
     np.testing.assert_allclose(loss, np.log(2), rtol=1e-6)  # (ln 2 + ln 4 + ln 2 + 0) / 4
     assert mean_metrics(sums, "tokens") == pytest.approx({"tokens": 4.0, "nll": np.log(2)})
-
-
-@examples(20)
-@given(seed=st.integers(0, 2**16), cut=st.sampled_from([0, 13]))
-def test_any_order_and_any_split_into_micro_batches(seed: int, cut: int) -> None:
-    rng = np.random.default_rng(seed)
-    logprobs = -rng.exponential(size=24).astype(np.float32)
-    weights = np.where(rng.random(24) < 0.3, 0, rng.random(24) / 24).astype(np.float32)
-    order = rng.permutation(24)
-    loss, sums = sft_loss(jnp.asarray(logprobs), jnp.asarray(weights))
-    parts = [sft_loss(jnp.asarray(logprobs[i]), jnp.asarray(weights[i])) for i in (order[:cut], order[cut:])]
-    np.testing.assert_allclose(parts[0][0] + parts[1][0], loss, rtol=1e-5, atol=1e-6)
-    for name in sums:
-        np.testing.assert_allclose(parts[0][1][name] + parts[1][1][name], sums[name], rtol=1e-5)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
@@ -66,6 +52,40 @@ def test_nothing_to_train_on() -> None:
     assert means["tokens"] == 0.0 and np.isnan(means["nll"])
 
 
-def test_shapes_must_agree() -> None:
+def test_entropy_literal() -> None:
+    entropies, weights = jnp.array([1.0, 3.0, jnp.nan, 0.5]), jnp.array([0.25, 0.25, 0.0, 0.25])
+    (loss, sums), grad = jax.value_and_grad(lambda x: entropy_loss(x, weights, 0.1), has_aux=True)(entropies)
+    np.testing.assert_allclose(loss, -0.1 * 4.5 / 4, rtol=1e-6)
+    np.testing.assert_allclose(grad, -0.1 * weights, rtol=1e-6)  # a step along it raises the entropy
+    means = mean_metrics({**sums, "pairs": jnp.array(1.0)}, "pairs")
+    assert means == {"policy_entropy": 1.5, "entropy_tokens": 3.0, "pairs": 1.0}
+
+
+def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match=r"logprobs \(2,\), weights \(3,\)"):
         sft_loss(jnp.zeros(2), jnp.zeros(3))
+    with pytest.raises(ValueError, match="one shape"):
+        entropy_loss(jnp.ones(1), jnp.ones(2), 0.1)
+    with pytest.raises(ValueError, match="must not be negative"):
+        entropy_loss(jnp.ones(1), jnp.ones(1), -0.1)
+
+
+def test_a_sum_with_a_count_of_its_own() -> None:
+    sums = {"pairs": 2.0, "rewards/margins": 3.0, "tokens": 8.0, "kl|tokens": 2.0, "x|words": 1.0, "words": 5.0}
+    expected = {"pairs": 2.0, "rewards/margins": 1.5, "tokens": 8.0, "kl": 0.25, "x": 0.2, "words": 5.0}
+    assert mean_metrics(sums, "pairs") == expected
+
+
+def test_nothing_to_measure_is_nan() -> None:
+    means = mean_metrics({"pairs": 0.0, "logps/chosen": 0.0, "tokens": 4.0, "kl|tokens": 2.0}, "pairs")
+    assert math.isnan(means.pop("logps/chosen"))
+    assert means == {"pairs": 0.0, "tokens": 4.0, "kl": 0.5}
+
+
+def test_wrong_sums() -> None:
+    with pytest.raises(KeyError, match="pairs"):
+        mean_metrics({"tokens": 1.0}, "pairs")
+    with pytest.raises(KeyError, match="words"):
+        mean_metrics({"tokens": 1.0, "x|words": 1.0}, "tokens")
+    with pytest.raises(ValueError, match="two sums are called 'kl'"):
+        mean_metrics({"tokens": 1.0, "kl": 1.0, "kl|tokens": 1.0}, "tokens")

@@ -5,7 +5,7 @@ import pytest
 from g2d_jax.models import shapes
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params
-from g2d_jax.sampler.capacity import UNKNOWN, best_ways, bytes_saved, kv_bytes, quickest_rows, rows_that_fit
+from g2d_jax.sampler.capacity import UNKNOWN, Split, best_ways, bytes_saved, kv_bytes
 
 SEVEN = shapes.shape("Qwen/Qwen2.5-7B")
 GIB = 2**30
@@ -17,12 +17,12 @@ def test_a_token_of_the_cache():
 
 def test_rows_fill_what_weights_and_training_leave():
     memory, beside, columns = 28 * GIB, 8 * GIB, 3072
-    rows = rows_that_fit(SEVEN, 2, 4, 8, columns, memory, beside)
+    rows = Split(SEVEN, 2, 4, 8, columns).rows_that_fit(memory, beside)
     taken = beside + 2 * count_params(SEVEN) / 4 + rows * columns * 57_344 / 8
     assert rows % 16 == 0 and 0.9 * memory < taken <= 0.95 * memory
-    assert rows_that_fit(SEVEN, 2, 4, 8, columns, memory, 0) > rows
-    assert rows_that_fit(SEVEN, 2, 1, 8, columns, 15 * GIB, beside) == 0
-    assert rows_that_fit(SEVEN, 2, 1, 1, columns, None, beside) == UNKNOWN
+    assert Split(SEVEN, 2, 4, 8, columns).rows_that_fit(memory, 0) > rows
+    assert Split(SEVEN, 2, 1, 8, columns).rows_that_fit(15 * GIB, beside) == 0
+    assert Split(SEVEN, 2, 1, 1, columns).rows_that_fit(None, beside) == UNKNOWN
 
 
 def test_codes_leave_room_for_rows():
@@ -31,7 +31,7 @@ def test_codes_leave_room_for_rows():
     numbers = 3584 * (3584 + 512 + 512 + 3584 + 3 * 18_944)
     coded = SEVEN.held("int8")
     assert bytes_saved(SEVEN, 2) == 0 and bytes_saved(coded, 2) == 28 * (numbers - 4 * outputs)
-    rows, more = (rows_that_fit(shape, 2, 4, 8, 3072, 28 * GIB, 0) for shape in (SEVEN, coded))
+    rows, more = (Split(shape, 2, 4, 8, 3072).rows_that_fit(28 * GIB, 0) for shape in (SEVEN, coded))
     row = 3072 * 57_344 / 8  # bytes; rows come by sixteens
     assert (more - rows) * row == pytest.approx(bytes_saved(coded, 2) / 4, abs=15 * row)
 
@@ -48,14 +48,14 @@ def test_codes_leave_room_for_rows():
     ],
 )
 def test_weights_are_split_where_it_is_worth_the_sending(gib: int, beside: int, samples: int, ways: int):
-    assert best_ways(SEVEN, 2, 8, 3072, 2048, gib * GIB, beside * GIB, samples) == ways
+    assert best_ways(Split(SEVEN, 2, 1, 8, 3072), 2048, gib * GIB, beside * GIB, samples) == ways
 
 
 def test_few_samples_are_not_given_room_they_cannot_use():
     """With 8 rows the weights are all that is read: the more ways the better; a cache's room does not matter."""
-    assert best_ways(SEVEN, 2, 8, 3072, 2048, 90 * GIB, 0, 8) == 8
+    assert best_ways(Split(SEVEN, 2, 1, 8, 3072), 2048, 90 * GIB, 0, 8) == 8
     assert 2 * matmul_params(SEVEN) > 100 * 8 * 1536 * 57_344 / 8
-    assert best_ways(SEVEN, 2, 8, 3072, 2048, None, 0, 8) == 1
+    assert best_ways(Split(SEVEN, 2, 1, 8, 3072), 2048, None, 0, 8) == 1
 
 
 @pytest.mark.parametrize(("samples", "rows"), [(250, 256), (512, 256), (5120, 800), (16_384, 1600)])
@@ -65,4 +65,4 @@ def test_a_call_has_as_many_rows_as_draw_it_soonest(samples: int, rows: int):
     By hand: a step reads for 2.6 ms of weights, at 2,765 GB/s, and for 0.0040 a row. 5,120 samples with 3,200, 1,600,
     800 and 400 rows take 2,355, 3,174, 4,813 and 8,090 steps, so 36, 28, 28 and 34 s, without what is sent.
     """
-    assert quickest_rows(SEVEN, 2, 2, 8, 3072, 2048, 3200, samples) == rows
+    assert Split(SEVEN, 2, 2, 8, 3072).quickest_rows(2048, 3200, samples) == rows

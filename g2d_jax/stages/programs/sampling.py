@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -49,9 +49,9 @@ def _generation(
     runtime: Runtime, name: str, workload: Workload, prefix: str, view: str, resident: tuple[Any, ...]
 ) -> Iterator[Program]:
     """Yield the sampler's programs for these shapes; decode with the cache at each of its widths that is a program."""
-    sampler, config, shapes = runtime.sampler(), runtime.model_config, workload.shapes
-    mesh, jitted, prompt = sampler.mesh, sampler.programs, runtime.mean_prompt
+    sampler, shapes, mesh = runtime.sampler(), workload.shapes, runtime.sampler().mesh
     empty, prefill, insert, decode = (prefix + kind for kind in ("empty", "prefill", "insert", "decode"))
+    run = sampler.programs
 
     def host(*shape: int, kind: Any = np.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, kind, sharding=meshes.rows_sharding(mesh, shape))
@@ -65,56 +65,51 @@ def _generation(
         fresh = jax.tree.map(lambda x: host(*x.shape, kind=x.dtype), state.rows)
         return state, outputs[prefill], fresh, host(shapes.rows), host(shapes.rows), host(meshes.row_ways(mesh))
 
-    run, static = jitted["empty"], {"shapes": shapes}
+    def inputs_of_decode(outputs: Outputs) -> tuple[Any, ...]:
+        where = meshes.sharding(mesh, ("devices",), (mesh.size,))
+        return outputs[view], outputs[insert], jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=where)
+
     state, _ = sampler.abstract(shapes)
-    whole = device_bytes(state.cache)
-    parts = {"KV cache": whole}
-    yield Program(name, empty, run, fixed(), Work(1, 0.0, whole, parts), static, resident=resident, also=(view,))
+    parts = {"KV cache": device_bytes(state.cache)}
+    work, static = Work(1, 0.0, parts["KV cache"], parts), {"shapes": shapes}
+    yield Program(name, empty, run["empty"], fixed(), work, static, resident=resident, also=(view,))
     for columns in shapes.columns:
-        flops = forward_flops(config, shapes.prompts * columns, shapes.prompts * attended(columns)) / mesh.size
-        share = 1 / len(shapes.columns)
-        work = Work(
-            share * workload.prompts / shapes.prompts,
-            flops,
-            _weights(runtime, workload.weights),
-            parts,
-            prefilled=share * workload.prompts * prompt,
-        )
+        work, inputs = _prefill_work(runtime, workload, columns, parts), partial(inputs_of_prefill, columns)
+        yield Program(name, prefill, run["prefill"], inputs, work, resident=(*resident, state))
+    work = _insert_work(runtime, workload, parts)
+    yield Program(name, insert, run["insert"], inputs_of_insert, work, resident=resident, also=(view,))
+    work = _decode_work(runtime, workload, parts)
+    for widths in sampler.decoded_widths(shapes):
+        static = {"filtered": shapes.filtered, "widths": widths}
         yield Program(
-            name, prefill, jitted["prefill"], partial(inputs_of_prefill, columns), work, resident=(*resident, state)
+            name, decode, run["decode"], inputs_of_decode, work, static, sampler.chunk, resident, also=(prefill,)
         )
-    # A row's columns are written when a sample begins in it.
-    responses = workload.prompts * workload.num_generations
-    chunks = workload.steps / sampler.chunk
-    work = Work(chunks, 0.0, whole * responses / shapes.rows / chunks, parts)
-    yield Program(name, insert, jitted["insert"], inputs_of_insert, work, resident=resident, also=(view,))
-    steps, length = sampler.chunk, prompt + workload.mean / 2
-    flops = forward_flops(config, shapes.rows * steps, shapes.rows * steps * length) / mesh.size
-    moved = steps * (_weights(runtime, workload.weights) + whole * length / shapes.widths[-1])
-    widths = sampler.decoded_widths(shapes)
-    notices = jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=meshes.sharding(mesh, ("devices",), (mesh.size,)))
-    for active_widths in widths:
-        share = 1 / len(widths)
-        work = Work(
-            share * chunks,
-            flops,
-            moved,
-            parts,
-            generated=share * responses * workload.mean,
-            responses=share * responses,
-            rows=shapes.rows,
-        )
-        yield Program(
-            name,
-            decode,
-            jitted["decode"],
-            lambda outputs: (outputs[view], outputs[insert], notices),
-            work,
-            {"filtered": shapes.filtered, "widths": active_widths},
-            steps,
-            resident,
-            also=(prefill,),
-        )
+
+
+def _prefill_work(runtime: Runtime, workload: Workload, columns: int, parts: Mapping[str, int]) -> Work:
+    """Count the work of the prefills of so many columns: each of these sizes has an equal share of the prompts."""
+    shapes, share = workload.shapes, 1 / len(workload.shapes.columns)
+    flops = forward_flops(runtime.model_config, shapes.prompts * columns, shapes.prompts * attended(columns))
+    calls, prefilled = share * workload.prompts / shapes.prompts, share * workload.prompts * runtime.mean_prompt
+    moved = _weights(runtime, workload.weights)
+    return Work(calls, flops / runtime.sampler().mesh.size, moved, parts, prefilled=prefilled)
+
+
+def _insert_work(runtime: Runtime, workload: Workload, parts: Mapping[str, int]) -> Work:
+    """Count the work of insertions, one a chunk of decode: a row's columns are written when a sample begins in it."""
+    chunks = workload.steps / runtime.sampler().chunk
+    return Work(chunks, 0.0, parts["KV cache"] * workload.responses / workload.shapes.rows / chunks, parts)
+
+
+def _decode_work(runtime: Runtime, workload: Workload, parts: Mapping[str, int]) -> Work:
+    """Count the work of decode with the cache at one of its widths, of which each has an equal share of the chunks."""
+    sampler, shapes = runtime.sampler(), workload.shapes
+    share, length = 1 / len(sampler.decoded_widths(shapes)), runtime.mean_prompt + workload.mean / 2
+    steps, chunks = sampler.chunk, workload.steps / sampler.chunk
+    flops = forward_flops(runtime.model_config, shapes.rows * steps, shapes.rows * steps * length) / sampler.mesh.size
+    moved = steps * (_weights(runtime, workload.weights) + parts["KV cache"] * length / shapes.widths[-1])
+    tokens = {"generated": share * workload.responses * workload.mean, "responses": share * workload.responses}
+    return Work(share * chunks, flops, moved, parts, **tokens, rows=shapes.rows)
 
 
 def _weights(runtime: Runtime, weights: str) -> float:
