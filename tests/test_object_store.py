@@ -61,7 +61,8 @@ from g2d_jax.runtime.storage import fingerprint
 from g2d_jax.runtime.tables import read_preferences
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import LOCK, absolute, stage_folders
+from g2d_jax.runtime.lock import LOCK
+from g2d_jax.workdir import absolute, stage_folders
 root = absolute(sys.argv[1])
 folders = stage_folders(root)
 timed = lambda key: key == "step_time" or key.startswith(("generation/", "goodput/"))  # how fast it went

@@ -54,7 +54,7 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
                 watcher.close()
     except processes.Preempted as stopped:
         if processes.leader():
-            print(f"g2d: stopped by {stopped.cause}: {processes.AGAIN}", file=sys.stderr, flush=True)
+            processes.say(f"stopped by {stopped.cause}: {processes.AGAIN}")
         raise
     finally:  # not at the start: a command may have been told to stop before it came so far
         processes.forget()
@@ -119,7 +119,7 @@ def _listen(ears: socket.socket, command: bool) -> None:
             continue
         if first:
             processes.ask(processes.CTRL_C)
-            print("g2d: saving; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+            processes.say("saving; Ctrl-C again ends at once")
             first = False
         elif command:
             cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a progress bar hides
@@ -151,10 +151,6 @@ def _outlast(seconds: float) -> None:
     """Have the leader leave last: its end is that of the store, from which the others read why."""
     if processes.leader():
         time.sleep(seconds)
-
-
-def _print(message: str) -> None:
-    print(f"g2d: {processes.name()}: {message}", file=sys.stderr, flush=True)
 
 
 class _Watcher:
@@ -206,7 +202,8 @@ class _Watcher:
             except Exception as error:  # the store is gone, and so is its leader; JAX may end this process any moment
                 if not self._said_silence:
                     self._said_silence = True
-                    _print(f"{self._peer(0)}, which coordinates, does not answer, it is lost: {error!s:.200}")
+                    silent = f"{self._peer(0)}, which coordinates, does not answer, it is lost"
+                    processes.say(f"{processes.name()}: {silent}: {error!s:.200}")
 
     def _watch(self) -> None:
         while not self._closing.wait(_PAUSE):
@@ -255,7 +252,8 @@ class _Watcher:
 
     def _end(self, message: str, status: int = processes.RESTART) -> NoReturn:
         """End this process at once: its main thread may be inside a collective that never returns."""
-        _print(f"{message}; {processes.AGAIN}" if status == processes.RESTART else message)
+        again = f"; {processes.AGAIN}" if status == processes.RESTART else ""
+        processes.say(f"{processes.name()}: {message}{again}")
         _outlast(3 * _PAUSE)
         os._exit(status)
 

@@ -23,7 +23,6 @@ import os
 import re
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ import fsspec
 from etils import epath
 
 from g2d_jax.runtime import storage
-from g2d_jax.runtime.processes import RESTART, check_stop
+from g2d_jax.runtime.processes import RESTART, check_stop, say
 
 LOCK = ".lock"
 BEAT = 20.0  # seconds between two rewrites of an owner's object; all that use a folder need the same
@@ -78,7 +77,7 @@ def locked(workdir: epath.Path) -> Iterator[None]:
             raise ValueError(f"{workdir} is in use by another process: it {owner}. Wait, or choose another --workdir")
         if first is None:
             first = sight
-            _say(f"{workdir} {owner}: waiting up to {patience:.0f} s to see whether it lives")
+            say(f"{workdir} {owner}: waiting up to {patience:.0f} s to see whether it lives")
         time.sleep(min(1.0, patience / 20))
 
 
@@ -152,7 +151,7 @@ class _Local:
         while not self._closing.wait(LOOK):
             looks = looks + 1 if self._is_gone() else 0
             if looks == 2:
-                _say(f"{self._folder} {GONE}")
+                say(f"{self._folder} {GONE}")
                 os._exit(1)
 
     def release(self) -> None:
@@ -190,7 +189,7 @@ class _Lease:
                 return None
             if now - since < LEASE:
                 return None
-            _say(f"{folder}: {_owner(content)} gave no sign of life for {LEASE:.0f} s, its lock is taken over")
+            say(f"{folder}: {_owner(content)} gave no sign of life for {LEASE:.0f} s, its lock is taken over")
         lease = cls(folder, files, root, number + 1)
         if not lease._create():
             _seen[key] = (*_highest(files, root), now)
@@ -236,7 +235,7 @@ class _Lease:
                 self._files.pipe_file(self._path, self._content("held"))
                 lost = self._files.exists(self._next)
             except Exception as error:  # of any driver; `_guard` decides how long this may go on
-                _say(f"cannot renew the lock of {self._folder}: {type(error).__name__}: {error!s:.200}")
+                say(f"cannot renew the lock of {self._folder}: {type(error).__name__}: {error!s:.200}")
                 continue
             if lost:
                 self._end("another process has taken it over, this one was not heard of in time", 1)
@@ -249,7 +248,7 @@ class _Lease:
 
     def _end(self, why: str, status: int) -> NoReturn:
         """End this process at once: any of its threads may be about to write."""
-        _say(f"the lock of {self._folder} is lost: {why}. Nothing more is written; this process ends")
+        say(f"the lock of {self._folder} is lost: {why}. Nothing more is written; this process ends")
         os._exit(status)
 
     def release(self) -> None:
@@ -284,7 +283,3 @@ def _owner(content: bytes) -> str:
     """Describe who holds a lock, for a message; the text comes from the store."""
     fields = _fields(content)
     return f"process {fields.get('pid', '?')!a:.20} on {fields.get('host', '?')!a:.100}"
-
-
-def _say(message: str) -> None:
-    print(f"g2d: {message}", file=sys.stderr, flush=True)

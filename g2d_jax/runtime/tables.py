@@ -44,7 +44,12 @@ ROLLOUTS = pa.schema(
 )
 """Columns of rollouts/*.parquet. reward is null where the verifier abstained; truncated: stop_reason is "length"."""
 
-_ARRAYS = {"prompt_ids": np.int32, "token_ids": np.int32, "logprobs": np.float32, "entropies": np.float32}
+_ARRAYS: dict[str, Any] = {
+    "prompt_ids": np.int32,
+    "token_ids": np.int32,
+    "logprobs": np.float32,
+    "entropies": np.float32,
+}
 _OF_A_ROLLOUT = ("problem_id", "visit", "sample", *_ARRAYS, "stop_reason")
 
 

@@ -36,7 +36,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from g2d_jax.runtime.compiling import compiling
-from g2d_jax.runtime.storage import Appender, PathLike, Segments, is_local, latest, read_json, read_segments, write_json
+from g2d_jax.runtime.storage import Appender, PathLike, Segments, is_local, read_json, read_segments, write_json
 
 SHOWN = {
     "loss": ("loss", ".4g"),
@@ -352,10 +352,6 @@ class Tracker:
         if self._tensorboard is not None:
             self._tensorboard.flush()
 
-    def close(self) -> None:
-        """Close all logs."""
-        self._stack.close()
-
     def __enter__(self) -> Self:
         return self
 
@@ -368,7 +364,8 @@ def read_metrics(workdir: PathLike) -> list[dict[str, Any]]:
 
     [] if nothing was logged. Raises ValueError naming file and line of a damaged log.
     """
-    records = latest(read_segments(epath.Path(workdir) / "metrics"))
-    for record in records:
-        record["metrics"] = {name: float(value) for name, value in record["metrics"].items()}
-    return records
+    last: dict[tuple[str, int, str], dict[str, Any]] = {}  # in the order of their first
+    for record in read_segments(epath.Path(workdir) / "metrics"):
+        metrics = {name: float(value) for name, value in record["metrics"].items()}
+        last[record["stage"], record["step"], record["kind"]] = {**record, "metrics": metrics}
+    return list(last.values())

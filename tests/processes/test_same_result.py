@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def test_each_stage_from_the_same_artefacts(whole: Path, launch: Launch, tmp_path: Path) -> None:
     """One process with four devices against two with two each."""
     workdir = tmp_path / "stages"
-    launched = launch(1, 4, HERE / "several.py", "stages", HERE / "small.py", whole, workdir)
+    launched = launch(1, 4, "stages", HERE / "small.py", whole, workdir)
     assert launched.statuses() == [0], launched.told()
     same.but_for_rounding(whole, workdir, ("sft", "warmup@1", "warmup", "dpo"), tmp_path / "exports")
 
@@ -48,7 +48,7 @@ def test_tasks_reward_models_adapters_and_rollouts_from_elsewhere(launch: Launch
     one, two = tmp_path / "one", tmp_path / "two"
     launched = launch(1, 2, *command(one, config="mixed"), env={"MIXED": str(tmp_path)})
     assert launched.statuses() == [0], launched.told()
-    again = (HERE / "several.py", "stages", HERE / "mixed.py", one, two)
+    again = ("stages", HERE / "mixed.py", one, two)
     launched = launch(2, 1, *again, env={"MIXED": str(tmp_path)})
     assert launched.statuses() == [0, 0], launched.told()
     same.but_for_rounding(one, two, ("dpo@2", "dpo", "group"), tmp_path / "exports")
