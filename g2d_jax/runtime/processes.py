@@ -330,12 +330,12 @@ def barrier() -> Iterator[list[Any]]:
     outcomes = gather([values, stopped, own_error])
     if failure is not None and not stopped:
         raise failure
-    for *_, error in outcomes:
-        if error:
-            raise PeerFailed(*error)
+    for *_, theirs in outcomes:
+        if theirs:
+            raise PeerFailed(*theirs)
     if cause := max(cause for _, cause, _ in outcomes):
         raise Preempted(cause)
-    values[:] = [value for theirs, _, _ in outcomes for value in theirs]
+    values[:] = [value for put, _, _ in outcomes for value in put]
 
 
 def described(error: BaseException) -> str:
