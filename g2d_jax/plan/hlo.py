@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
-_BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64}
-_BITS |= {"u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128}
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .+ \{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*)$")
 _SHAPE = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+|c\d+)\[([\d,]*)\]")
@@ -169,7 +167,7 @@ def _size_and_group(rest: str, kind: str, start: bool) -> tuple[int | None, int 
     """Return bytes of the full array and devices of one group; None and None for an unknown form."""
     try:
         return _size(rest, kind, start), _group(rest)
-    except (KeyError, ValueError, IndexError):
+    except (ValueError, KeyError):
         return None, None
 
 
@@ -187,7 +185,7 @@ def _size(rest: str, kind: str, start: bool) -> int:
 
 
 def _bytes(kind: str, dimensions: str) -> int:
-    bits = 8 if kind.startswith("f8") else _BITS[kind]
+    bits = 8 if kind == "pred" else int(re.findall(r"\d+", kind)[0])
     return math.prod(int(size) for size in dimensions.split(",") if size) * bits // 8
 
 

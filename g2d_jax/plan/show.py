@@ -26,12 +26,7 @@ TOKENS = ("generated", "prefilled", "scored", "trained")
 
 
 def show(
-    plan: Plan,
-    screen: Screen,
-    *,
-    price: float | None = None,
-    response: int | None = None,
-    verbose: bool = False,
+    plan: Plan, screen: Screen, *, price: float | None = None, response: int | None = None, verbose: bool = False
 ) -> None:
     """Print whether the run fits, how long it takes and what it costs; then a row for each stage.
 

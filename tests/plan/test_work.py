@@ -112,10 +112,7 @@ def test_counts():
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [
-        ("/no/such", "there is no folder /no/such: give one"),
-        ("Qwen/Qwen9-7B", "a folder with its config"),
-    ],
+    [("/no/such", "there is no folder /no/such: give one"), ("Qwen/Qwen9-7B", "a folder with its config")],
 )
 def test_a_model_that_is_not_known(path: str, message: str):
     with pytest.raises(ValueError, match=message):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parent / "stages")]  # for the helpers, here and in the processes
+sys.path += [str(HERE), str(HERE.parent / "stages"), str(HERE.parent / "scoring")]  # for helpers
 
 from forks import Forks  # noqa: E402
 from launched import Launch, Launched, Told, by_jax, command, free_port  # noqa: E402
