@@ -195,7 +195,7 @@ def planned(config: ModelConfig, folder: Path, target: str) -> dict[str, tuple[i
 
     there = topology(target)
     compiling.prepare(there)
-    entries = planning.make(Config.of(recipe(config, folder)), there, planning.Compiler.of(there)).entries
+    entries = planning.make(Config.of(recipe(config, folder)), planning.Compiler(there)).entries
     fullest: dict[str, tuple[int, str]] = {}
     for entry in entries:
         name = entry.program.stage

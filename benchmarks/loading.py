@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from g2d_jax.models.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "processes")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "processes")]
 
 SLACK = 2e9  # bytes beside the largest tensor
 SHAPE = {

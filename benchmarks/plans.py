@@ -87,11 +87,11 @@ def measure(row: Row) -> dict[str, Any]:
 
     machine = topology(row.machine)
     compiling.prepare(machine)
-    compiler = planning.Compiler.of(machine, lambda text: print(f"  {text}", flush=True))
+    compiler = planning.Compiler(machine, lambda text: print(f"  {text}", flush=True))
     found = {}
     for method in METHODS:
         spec = f"{row.config}{',' if row.choice else ':'}method={method}"
-        made = planning.make(Config.of(resolve(spec)), machine, compiler)
+        made = planning.make(Config.of(resolve(spec)), compiler)
         found[method] = [_stage(made, name) for name in dict.fromkeys(entry.program.stage for entry in made.entries)]
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -110,7 +110,7 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
 
 def _stage(made: Any, name: str) -> dict[str, Any]:
     """A stage's fullest program with its GiB a device; what does not fit; hours; tokens of the whole stage."""
-    from g2d_jax.plan.show import EFFICIENCY, hours
+    from g2d_jax.plan.show import hours
     from g2d_jax.plan.topologies import GIB
 
     entries = [entry for entry in made.entries if entry.program.stage == name]
@@ -126,7 +126,7 @@ def _stage(made: Any, name: str) -> dict[str, Any]:
         "peak": round(fullest.total / GIB, 2),
         "program": fullest.program.name,
         "misfits": misfits,
-        "hours": round(hours(entries) / EFFICIENCY, 2),
+        "hours": round(hours(entries), 2),
         **{kind: round(count) for kind, count in tokens.items()},
     }
 

@@ -41,11 +41,11 @@ def machine() -> str:
     """The name of this machine's devices for `g2d plan`, "" if it has none."""
     import jax
 
-    from g2d_jax.plan.topologies import names
+    from g2d_jax.plan.topologies import TOPOLOGIES
 
     name, adds = KINDS.get(jax.devices()[0].device_kind, ("", 0))
     found = name.format(adds * jax.device_count())
-    return found if found in names() else ""
+    return found if found in TOPOLOGIES else ""
 
 
 def rates() -> Device | None:

@@ -30,13 +30,14 @@ from g2d_jax.rewards.judge import check_judge
 from g2d_jax.runtime import compilation, flags, processes, storage
 from g2d_jax.runtime.compiling import compiling
 from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import best_checkpoint, collect, evaluate, init_params, offline, online, sft
 from g2d_jax.stages.policies import check_elsewhere
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.staging import check_processes
-from g2d_jax.workdir import PROGRAMS, absolute, check_token, claim, locked, packages
+from g2d_jax.workdir import PROGRAMS, absolute, check_token, claim, packages
 
 STAGES: Mapping[str, ModuleType] = {
     "sft": sft,

@@ -20,10 +20,7 @@ from g2d_jax import __version__
 from g2d_jax.config import Config
 from g2d_jax.config_io import differences, from_dict, identity, own_differences, to_dict, with_longer
 from g2d_jax.runtime import storage
-from g2d_jax.runtime.lock import LOCK as LOCK
-from g2d_jax.runtime.lock import awaited as awaited
-from g2d_jax.runtime.lock import locked as locked
-from g2d_jax.runtime.lock import try_lock as try_lock
+from g2d_jax.runtime.lock import LOCK
 
 _STAGE = re.compile(r"(\d+)-(.+)")
 _LOGIN = re.compile(r"(://)[^/?#\s@]*@")

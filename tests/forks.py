@@ -47,7 +47,7 @@ class Forked:
         limit = time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > limit:
-                raise subprocess.TimeoutExpired("a forked process", timeout, self.stdout, self.stderr)
+                raise AssertionError(f"still running after {timeout} s: {self.stdout[-3000:]}\n{self.stderr[-3000:]}")
             time.sleep(0.02)
         return status
 

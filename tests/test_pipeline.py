@@ -14,11 +14,12 @@ from g2d_jax.config_io import from_dict, to_dict
 from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
 from g2d_jax.runtime import storage
+from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, read_metrics
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training import objectives
-from g2d_jax.workdir import claim, locked
+from g2d_jax.workdir import claim
 
 TINY = str(Path(__file__).parent / "tiny.py")
 

@@ -2,7 +2,7 @@
 
 name ─► topologies ─► compiling: devices        config ─► programs: jitted functions, abstract inputs
                 └──────────────┬──────────────────────────────┘
-                            planning ─► memory, collectives (hlo), rooflines (work) ─► show
+                            planning ─► memory, collectives (hlo), rooflines (work) ─► show, search
 """
 
 from __future__ import annotations
@@ -61,30 +61,28 @@ def plan(
     compiling.prepare(machine)
     flags.use(settings.compute.flags)
     from g2d_jax import pipeline
-    from g2d_jax.plan import planning, savings, show
+    from g2d_jax.plan import planning, search, show
     from g2d_jax.runtime.tracking import Screen
 
     pipeline.check(settings)
     screen = Screen()
-    compiler = planning.Compiler.of(machine, screen.say)
+    compiler = planning.Compiler(machine, screen.say)
     if auto:
-        choice = planning.search(settings, machine, compiler, stages=stages)
+        choice = search.search(settings, compiler, stages=stages)
         if choice is None:
-            tried = f"none of the {planning.MOST_TRIED} settings tried fits {name}"
+            tried = f"none of the {search.MOST_TRIED} settings tried fits {name}"
             screen.say(f"{tried}; without --auto, bfloat16 moments and LoRA are tried too")
             return False
-        screen.say(f"chosen: {choice.overrides()}")
-        settings = choice.apply(settings)
-    run_plan = planning.make(settings, machine, compiler, stages=stages, prompt=prompt, response=response)
+        screen.say(f"chosen: {search.as_arguments(search.overrides(choice))}")
+        settings = choice
+    run_plan = planning.make(settings, compiler, stages=stages, prompt=prompt, response=response)
     show.show(run_plan, screen, price=price, response=response, verbose=verbose)
     if run_plan.misfits and not auto:
-        choice = planning.search(settings, machine, compiler, stages=stages)
+        choice = search.search(settings, compiler, stages=stages)
         if choice is not None:
-            screen.say(f"what would fit: {choice.overrides()}")
-        elif changed := savings.search_savings(config, machine, compiler, stages=stages):
-            overrides, choice = changed
-            arguments = f"{savings.as_arguments(overrides)} {choice.overrides()}"
-            screen.say(f"what would fit, with another result: {arguments}")
+            screen.say(f"what would fit: {search.as_arguments(search.overrides(choice))}")
+        elif changed := search.search_savings(config, compiler, stages=stages):
+            screen.say(f"what would fit, with another result: {search.as_arguments(changed)}")
         else:
             screen.say(
                 "what would fit: none of the settings tried, neither with bfloat16 moments nor with LoRA, also beside "

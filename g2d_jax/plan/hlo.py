@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
-_BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64}
-_BITS |= {"u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128}
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .+ \{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*)$")
 _SHAPE = re.compile(r"\b(pred|bf16|[suf]\d+|f8\w+|c\d+)\[([\d,]*)\]")
@@ -49,10 +47,8 @@ class Collective:
         return factor * self.size * self.times
 
 
-@dataclass(frozen=True)
-class _Computation:
-    entry: bool
-    lines: dict[str, str]  # instruction -> what follows its "="
+_Lines = dict[str, str]
+"""A computation: instruction -> what follows its "="."""
 
 
 def collectives(text: str, dynamic: int = 1) -> list[Collective]:
@@ -63,8 +59,7 @@ def collectives(text: str, dynamic: int = 1) -> list[Collective]:
     and size in common and count as one, as often as it is started (those in between may lie in a loop that goes on
     beside it). A channel alone does not tell collectives apart: all that are written in a shard_map share one.
     """
-    computations = _parse(text)
-    entry = next(name for name, computation in computations.items() if computation.entry)
+    entry, computations = _parse(text)
     by_place: dict[tuple[str, ...], tuple[bool, Collective]] = {}
     for place, starts, collective in _walk(computations, entry, 1, dynamic):
         previous = by_place.get(place)
@@ -78,27 +73,28 @@ def bytes_sent(sending: list[Collective]) -> dict[str, float]:
     return {kind: sum(collective.sent or 0.0 for collective in sending if collective.kind == kind) for kind in KINDS}
 
 
-def _parse(text: str) -> dict[str, _Computation]:
-    computations: dict[str, _Computation] = {}
-    lines: dict[str, str] | None = None
+def _parse(text: str) -> tuple[str, dict[str, _Lines]]:
+    """Return the name of a module's entry, and its computations by name."""
+    computations: dict[str, _Lines] = {}
+    entry, lines = "", None
     for line in text.splitlines():
         if head := _HEAD.match(line):
-            lines = {}
-            computations[head[2]] = _Computation(bool(head[1]), lines)
+            entry = head[2] if head[1] else entry
+            lines = computations.setdefault(head[2], {})
         elif line.rstrip() == "}":  # not just any line with one: a kernel's metadata may go on over several
             lines = None
         elif lines is not None and (instruction := _INSTRUCTION.match(line)):
             lines[instruction[1]] = instruction[2]
-    return computations
+    return entry, computations
 
 
 def _walk(
-    computations: Mapping[str, _Computation], name: str, times: int, dynamic: int, path: str = "", fused: bool = False
+    computations: Mapping[str, _Lines], name: str, times: int, dynamic: int, path: str = "", fused: bool = False
 ) -> Iterator[tuple[tuple[str, ...], bool, Collective]]:
     """Yield every collective that a computation runs. With it come its identity (of a fused one what its pieces share,
     else the way to it) and whether the computation is the one that starts it asynchronously."""
-    starts = any('"AsyncCollectiveStart"' in rest for rest in computations[name].lines.values())
-    for instruction, rest in computations[name].lines.items():
+    starts = any('"AsyncCollectiveStart"' in rest for rest in computations[name].values())
+    for instruction, rest in computations[name].items():
         opcode = _opcode(rest)
         if loop := _WHILE.search(rest) if opcode == "while" else None:
             trips = _trips(computations, rest, loop[1], loop[2])
@@ -128,11 +124,11 @@ def _opcode(rest: str) -> str:
     return match[1] if match else ""
 
 
-def _trips(computations: Mapping[str, _Computation], rest: str, condition: str, body: str) -> int | None:
+def _trips(computations: Mapping[str, _Lines], rest: str, condition: str, body: str) -> int | None:
     """Count how often a loop runs; None if that is known at run time only."""
     if stated := re.search(r'known_trip_count"?[=:]\{"?n"?:"?(\d+)', rest):
         return int(stated[1])
-    lines = computations[condition].lines
+    lines = computations[condition]
     constants = _constants(lines)
     compares = [line for line in lines.values() if _opcode(line) in ("compare", "fusion")]
     # lax.scan and fori_loop with a constant bound count up from 0: one comparison, with that constant.
@@ -141,7 +137,7 @@ def _trips(computations: Mapping[str, _Computation], rest: str, condition: str, 
     ((name, bound),) = constants.items()
     if not re.search(rf"%?{re.escape(name)}\b", compares[0]):
         return None
-    return -(-bound // _stride(lines, compares[0], computations[body].lines))
+    return -(-bound // _stride(lines, compares[0], computations[body]))
 
 
 def _constants(lines: Mapping[str, str]) -> dict[str, int]:
@@ -171,7 +167,7 @@ def _size_and_group(rest: str, kind: str, start: bool) -> tuple[int | None, int 
     """Return bytes of the full array and devices of one group; None and None for an unknown form."""
     try:
         return _size(rest, kind, start), _group(rest)
-    except (KeyError, ValueError, IndexError):
+    except (ValueError, KeyError):
         return None, None
 
 
@@ -189,7 +185,7 @@ def _size(rest: str, kind: str, start: bool) -> int:
 
 
 def _bytes(kind: str, dimensions: str) -> int:
-    bits = 8 if kind.startswith("f8") else _BITS[kind]
+    bits = 8 if kind == "pred" else int(re.findall(r"\d+", kind)[0])
     return math.prod(int(size) for size in dimensions.split(",") if size) * bits // 8
 
 

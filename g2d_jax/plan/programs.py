@@ -1,13 +1,79 @@
-"""All programs that a run compiles: those of its stages, and reward models beside them."""
+"""All programs that a run compiles: those of its stages, and reward models, which are resident for the whole run."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from g2d_jax import mesh as meshes
+from g2d_jax.config import Config
+from g2d_jax.models import reward_model
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.flops import matmul_params
 from g2d_jax.pipeline import STAGES
-from g2d_jax.plan.rewarding import rewards, scorings
-from g2d_jax.stages.programs.program import Program
+from g2d_jax.plan.work import shape_of
+from g2d_jax.scoring.batches import columns, full_rows, make_program
+from g2d_jax.stages.programs.program import Program, Work, device_bytes, fixed
 from g2d_jax.stages.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """One batch of the longest rows through a reward model. share: of all responses that it scores.
+
+    model, tokens, lengths: shapes with shardings.
+    """
+
+    share: float
+    config: ModelConfig
+    run: Any
+    model: Any
+    tokens: jax.ShapeDtypeStruct
+    lengths: jax.ShapeDtypeStruct
+
+
+def scorings(config: Config, mesh: Mesh) -> Iterator[Scoring]:
+    """Yield a full batch of the longest conversations for every reward model of a run.
+
+    Raises ValueError for a name that models/shapes.py does not know and that is no local folder.
+    """
+    tasks = [(task.weight, task.reward) for task in config.all_tasks.values()]
+    models = {str(reward.model.path): reward.model for _, reward in tasks if reward.function == "model"}
+    for path, settings in models.items():
+        weight = sum(weight for weight, reward in tasks if reward.function == "model" and reward.model.path == path)
+        share = weight / sum(weight for weight, _ in tasks)
+        dtype, length = jnp.dtype(settings.dtype), columns(settings.max_length)
+        rows = full_rows(mesh, length, settings.batch_tokens)
+        tokens, lengths = (
+            jax.ShapeDtypeStruct(size, np.int32, sharding=meshes.rows_sharding(mesh, size))
+            for size in ((rows, length), (rows,))
+        )
+        model = reward_model.abstract_on(shape_of(path), mesh, dtype)
+        yield Scoring(share, model.config, make_program(mesh, dtype), model, tokens, lengths)
+
+
+def rewards(runtime: Runtime, decode: Program) -> Iterator[Program]:
+    """Yield the programs of reward models over the responses that a program decodes, with their prompts."""
+    work, mesh = decode.work, runtime.mesh
+    batches = list(scorings(runtime.config, mesh))
+    for batch in batches:
+        others = tuple(other.model for other in batches if other is not batch)
+        rows, length = batch.tokens.shape
+        scored = batch.share * (work.generated + work.responses * runtime.mean_prompt)
+        flops = reward_model.score_flops(batch.config, [length] * rows) / mesh.size
+        (embed,) = jax.tree.leaves(batch.model.trunk.embed)
+        read = embed.dtype.itemsize * matmul_params(batch.config) / mesh.shape["tensor"]
+        cost = Work(scored / (rows * length), flops, read, {"parameters": device_bytes(batch.model)}, scored=scored)
+        arguments = fixed(batch.model, batch.tokens, batch.lengths)
+        name = decode.name.replace("decode", "reward")
+        yield Program(decode.stage, name, batch.run, arguments, cost, resident=(*decode.resident, *others))
 
 
 def programs_of(runtime: Runtime, name: str, response: int | None = None) -> list[Program]:

@@ -19,18 +19,14 @@ EFFICIENCY = 0.5
 """Assumed share of the roofline: published runs reach 40 to 65 % of the peak in training, and in decoding 40 to 85 % of
 the bandwidth."""
 
-
 DECODING, FLOOR_ROWS, FLOOR_CONTEXT = 0.55, 256, 1024
 """Assumed share of its roofline for decoding, and rows and context of the floor beside which it is shown."""
 
+TOKENS = ("generated", "prefilled", "scored", "trained")
+
 
 def show(
-    plan: Plan,
-    screen: Screen,
-    *,
-    price: float | None = None,
-    response: int | None = None,
-    verbose: bool = False,
+    plan: Plan, screen: Screen, *, price: float | None = None, response: int | None = None, verbose: bool = False
 ) -> None:
     """Print whether the run fits, how long it takes and what it costs; then a row for each stage.
 
@@ -38,8 +34,9 @@ def show(
     program's memory and time, too.
     """
     screen.say(verdict(plan, price))
-    columns = ["stage", "fullest program", "GiB", "of", "fits", "generated", "trained", "hours", "cost"]
-    screen.table(f"the run on {plan.topology.name}", columns, short_rows(plan, price))
+    columns = ["stage", "fullest program", "GiB", "of", "fits", *TOKENS, "hours", "cost"]
+    names = [*dict.fromkeys(entry.program.stage for entry in plan.entries), "all"]
+    screen.table(f"the run on {plan.topology.name}", columns, [stage_row(plan, name, price) for name in names])
     length = "max_new_tokens" if response is None else f"{response} tokens"
     screen.say(
         f"Tokens and hours are for prompts of {plan.prompt:,.0f} tokens and responses of {length} (--prompt N, "
@@ -49,34 +46,44 @@ def show(
     for line in assumptions(plan):
         screen.say(line)
     if verbose:
-        _show_programs(plan, screen, price)
+        _show_programs(plan, screen)
+
+
+def hours(entries: Sequence[Entry]) -> float:
+    """Sum the hours at `EFFICIENCY` of the roofline; programs that do not fit count as nothing."""
+    least = sum(entry.program.work.calls * entry.time.seconds for entry in entries if entry.time)
+    return least / EFFICIENCY / 3600
 
 
 def verdict(plan: Plan, price: float | None) -> str:
     """Say in one line whether the run fits, with hours and cost, or else what does not fit."""
+    usable = _gib(plan.topology.device.usable)
     if plan.misfits:
-        return f"fits: NO, {'; '.join(_need(plan, entry) for entry in plan.misfits)}"
-    spent = hours(plan.entries) / EFFICIENCY
-    chips = plan.topology.chips
+        needs = [
+            f"{entry.program.stage}, {entry.program.name}: {entry.why or f'needs {_gib(entry.total)} of {usable} GiB'}"
+            for entry in plan.misfits
+        ]
+        return f"fits: NO, {'; '.join(needs)}"
+    spent, chips = hours(plan.entries), plan.topology.chips
     cost = "" if price is None else f", {spent * chips * price:,.2f} at {price:g} a chip-hour ({chips} chips)"
     return f"fits: yes, {spent:,.1f} h on {plan.topology.name}{cost}"
 
 
-def _need(plan: Plan, entry: Entry) -> str:
-    needs = entry.why or f"needs {entry.total / GIB:.2f} of {plan.topology.device.usable / GIB:.2f} GiB"
-    return f"{entry.program.stage}, {entry.program.name}: {needs}"
+def stage_row(plan: Plan, name: str, price: float | None) -> list[str]:
+    """Build the row of a stage, or of the run ("all"): fullest program, its memory, tokens, hours and cost."""
+    device = plan.topology.device
+    entries = [entry for entry in plan.entries if name in (entry.program.stage, "all")]
+    fullest = max(entries, key=lambda entry: (not entry.compiled, entry.total))
+    memory = [_gib(fullest.total) if fullest.compiled else "?", _gib(device.usable)]
+    fits = "yes" if all(entry.fits(device) for entry in entries) else "NO"
+    counts = [sum(getattr(entry.program.work, kind) for entry in entries) for kind in TOKENS]
+    spent = hours(entries)
+    cost = "" if price is None else f"{spent * plan.topology.chips * price:,.2f}"
+    return [name, fullest.program.name, *memory, fits, *(f"{count:,.0f}" for count in counts), f"{spent:.2f}", cost]
 
 
-def short_rows(plan: Plan, price: float | None) -> list[list[str]]:
-    """Build a row for each stage, and one for the run: fullest program, its memory, tokens, hours and cost."""
-    rows = []
-    for name, generated, _, _, trained, _, spent, cost in stage_rows(plan, price):
-        entries = [entry for entry in plan.entries if name in (entry.program.stage, "all")]
-        fullest = max(entries, key=lambda entry: (not entry.compiled, entry.total))
-        _, program, _, total, most, _, _ = memory_row(plan, fullest)
-        fits = "yes" if all(entry.fits(plan.topology.device) for entry in entries) else "NO"
-        rows.append([name, program, total, most, fits, generated, trained, spent, cost])
-    return rows
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f}"
 
 
 def assumptions(plan: Plan) -> list[str]:
@@ -102,99 +109,43 @@ def assumptions(plan: Plan) -> list[str]:
     ]
 
 
-def _show_programs(plan: Plan, screen: Screen, price: float | None) -> None:
+def _show_programs(plan: Plan, screen: Screen) -> None:
+    device, compute = plan.topology.device, plan.config.compute
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
-    compute = plan.config.compute
     screen.say(plan.topology.describe())
     screen.say(
         f"model: {count_params(plan.model):,} parameters; mesh {mesh}; microbatch_tokens={compute.microbatch_tokens}, "
         f"remat={compute.remat}, {plan.config.dtype}; the sampler's weights over {plan.sampling_ways} devices"
     )
+    memory, calls, decoding = [], [], []
+    for entry in plan.entries:
+        work, compiled, name = entry.program.work, entry.compiled, [entry.program.stage, entry.program.name]
+        parts = ", ".join(f"{part} {_gib(size)}" for part, size in work.parts.items())
+        peak = [_gib(compiled.peak), _gib(entry.total)] if compiled else ["?", "?"]
+        memory.append([*name, *peak, _gib(device.usable), "yes" if entry.fits(device) else "NO", parts])
+        if compiled is None or entry.time is None:
+            continue
+        sent = f"{sum(compiled.sent.values()) / 1e9:.3g}"
+        sent += f" and {compiled.unknown} unknown" if compiled.unknown else ""
+        least = f"{1e3 * entry.time.seconds:.3g}"
+        calls.append([*name, f"{work.flops / 1e12:.3g}", sent, least, entry.time.bound, f"{work.calls:,.0f}"])
+        if work.generated:
+            rate = DECODING * work.generated / (work.calls * entry.time.seconds) / plan.topology.devices
+            decoding.append([*name, f"{work.rows:,}", f"{rate:,.0f}", f"{rate / _floor(plan):.0%}"])
     columns = ["stage", "program", "peak GiB", "with the rest", "of", "fits", "of it, by formula, GiB"]
-    screen.table("memory of each device", columns, [memory_row(plan, entry) for entry in plan.entries])
+    screen.table("memory of each device", columns, memory)
     columns = ["stage", "program", "TFLOP", "sent GB", "roofline ms", "bound by", "calls"]
-    screen.table("one call on each device", columns, [time_row(entry) for entry in plan.entries if entry.time])
+    screen.table("one call on each device", columns, calls)
     columns = ["stage", "program", "rows", "tokens/s of a device", "share of the floor"]
-    screen.table("decoding", columns, [decode_row(plan, entry) for entry in plan.entries if is_decode(entry)])
+    screen.table("decoding", columns, decoding)
     screen.say(
         f"Decoding at {DECODING:.0%} of its roofline, rows that wait for the longest response included; beside the "
         f"floor of {FLOOR_ROWS} rows a device at a context of {FLOOR_CONTEXT:,} tokens with all weights on it."
     )
-    columns = ["stage", "generated", "prefilled", "scored", "trained", "hours at least", "hours", "cost"]
-    screen.table("the run", columns, stage_rows(plan, price))
-    screen.say(
-        f"Hours at least: every program at its roofline, max(FLOPs, memory, links). Hours: at {EFFICIENCY:.0%} of that."
-    )
 
 
-def memory_row(plan: Plan, entry: Entry) -> list[str]:
-    """Build a row: stage, program, peak, peak with residents beside it, a device's memory, whether it fits, parts."""
-    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in entry.program.work.parts.items())
-    peak = f"{entry.compiled.peak / GIB:.2f}" if entry.compiled else "?"
-    total = f"{entry.total / GIB:.2f}" if entry.compiled else "?"
-    fits = "yes" if entry.fits(plan.topology.device) else "NO"
-    return [
-        entry.program.stage,
-        entry.program.name,
-        peak,
-        total,
-        f"{plan.topology.device.usable / GIB:.2f}",
-        fits,
-        parts,
-    ]
-
-
-def time_row(entry: Entry) -> list[str]:
-    """Build a row: stage, program, TFLOP and GB sent in one call, least milliseconds, bound, calls in the stage."""
-    assert entry.compiled is not None and entry.time is not None
-    sent = f"{sum(entry.compiled.sent.values()) / 1e9:.3g}"
-    if entry.compiled.unknown:
-        sent += f" and {entry.compiled.unknown} unknown"
-    work = entry.program.work
-    return [
-        entry.program.stage,
-        entry.program.name,
-        f"{work.flops / 1e12:.3g}",
-        sent,
-        f"{1e3 * entry.time.seconds:.3g}",
-        entry.time.bound,
-        f"{work.calls:,.0f}",
-    ]
-
-
-def is_decode(entry: Entry) -> bool:
-    """Return whether a program generates tokens, and fits."""
-    return bool(entry.time and entry.program.work.generated)
-
-
-def decode_row(plan: Plan, entry: Entry) -> list[str]:
-    """Build a row: stage, program, rows decoded together, tokens/s of a device, and those as a share of the floor."""
-    assert entry.time is not None
-    work, device = entry.program.work, plan.topology.device
-    rate = DECODING * work.generated / (work.calls * entry.time.seconds) / plan.topology.devices
+def _floor(plan: Plan) -> float:
+    """Count the tokens a second of a device that decodes `FLOOR_ROWS` at `FLOOR_CONTEXT` with all weights on it."""
     itemsize = jnp.dtype(plan.config.dtype).itemsize
     read = matmul_params(plan.model.base) * itemsize + FLOOR_ROWS * FLOOR_CONTEXT * kv_bytes(plan.model, itemsize)
-    share = rate / (FLOOR_ROWS * device.bandwidth / read)
-    return [entry.program.stage, entry.program.name, f"{work.rows:,}", f"{rate:,.0f}", f"{share:.0%}"]
-
-
-def stage_rows(plan: Plan, price: float | None) -> list[list[str]]:
-    """Build rows of tokens, hours and cost: of every stage, and of the run."""
-    names = list(dict.fromkeys(entry.program.stage for entry in plan.entries))
-    rows = [_stage_row(plan, name, [e for e in plan.entries if e.program.stage == name], price) for name in names]
-    return [*rows, _stage_row(plan, "all", plan.entries, price)]
-
-
-def hours(entries: Sequence[Entry]) -> float:
-    """Sum the hours at the roofline; programs that do not fit count as nothing."""
-    return sum(entry.program.work.calls * entry.time.seconds for entry in entries if entry.time) / 3600
-
-
-def _stage_row(plan: Plan, name: str, entries: Sequence[Entry], price: float | None) -> list[str]:
-    counts = [
-        sum(getattr(entry.program.work, kind) for entry in entries)
-        for kind in ("generated", "prefilled", "scored", "trained")
-    ]
-    least = hours(entries)
-    cost = "" if price is None else f"{least / EFFICIENCY * plan.topology.chips * price:,.2f}"
-    return [name, *(f"{count:,.0f}" for count in counts), f"{least:.2f}", f"{least / EFFICIENCY:.2f}", cost]
+    return FLOOR_ROWS * plan.topology.device.bandwidth / read

@@ -13,7 +13,7 @@ H100 SXM and the H200 SXM, dense bfloat16, NVLink 900 GB/s both directions; memo
 from __future__ import annotations
 
 import difflib
-import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from g2d_jax.mesh import USABLE
@@ -66,13 +66,14 @@ DEVICES: dict[str, Device] = {
 # Chips -> the compiler's grid.
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 _CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8"}
+_ONE_HOST = {chips: f"1x1x{chips}" for chips in (1, 2, 4, 8)}
 GRIDS: dict[str, dict[int, str]] = {
     "v5e": _FLAT,
     "v5p": _CUBES,
     "v6e": _FLAT,
     "tpu7x": _CUBES,
-    "h100": {n: f"1x1x{n}" for n in (1, 2, 4, 8)},
-    "h200": {n: f"1x1x{n}" for n in (1, 2, 4, 8)},
+    "h100": _ONE_HOST,
+    "h200": _ONE_HOST,
 }
 
 
@@ -113,28 +114,24 @@ class Topology:
         )
 
 
+def _topologies() -> Iterator[Topology]:
+    """Yield all machines, by kind and size."""
+    for kind, grids in GRIDS.items():
+        device = DEVICES[kind]
+        for chips, grid in grids.items():
+            name = f"{kind}x{chips}" if device.platform == "cuda" else f"{kind}-{chips * device.name_counts}"
+            # A v5e-8 or v6e-8 is one host of eight; larger slices are made of hosts of four.
+            host = 8 if kind in ("v5e", "v6e") and chips == 8 else device.host
+            yield Topology(name, kind, chips, grid, hosts=-(-chips // host))
+
+
+TOPOLOGIES = {machine.name: machine for machine in _topologies()}
+
+
 def topology(name: str) -> Topology:
     """Return the machine of a name such as v5e-16, v5p-16 or h100x8. Raises ValueError with the valid names."""
-    match = re.fullmatch(r"(v5e|v5p|v6e|tpu7x)-(\d+)|(h100|h200)x(\d+)", name)
-    if match:
-        kind, number = (match[1] or match[3]), int(match[2] or match[4])
-        chips, rest = divmod(number, DEVICES[kind].name_counts)
-        if not rest and chips in GRIDS[kind]:
-            return Topology(name, kind, chips, GRIDS[kind][chips], -(-chips // _host(kind, chips)))
-    near = difflib.get_close_matches(name, names(), n=4, cutoff=0.5)
+    if name in TOPOLOGIES:
+        return TOPOLOGIES[name]
+    near = difflib.get_close_matches(name, TOPOLOGIES, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}? " if near else ""
-    raise ValueError(f"unknown topology {name!r}: {hint}there are {', '.join(names())}")
-
-
-def names() -> list[str]:
-    """List all names, by kind and size."""
-    return [
-        f"{kind}x{chips}" if DEVICES[kind].platform == "cuda" else f"{kind}-{chips * DEVICES[kind].name_counts}"
-        for kind, grids in GRIDS.items()
-        for chips in grids
-    ]
-
-
-def _host(kind: str, chips: int) -> int:
-    """Count the chips of one host. A v5e-8 or v6e-8 is one host of eight; larger slices are made of hosts of four."""
-    return 8 if kind in ("v5e", "v6e") and chips == 8 else DEVICES[kind].host
+    raise ValueError(f"unknown topology {name!r}: {hint}there are {', '.join(TOPOLOGIES)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from etils import epath
 
@@ -20,28 +20,23 @@ SUITES = {"math500": 500, "amc23": 40, "gsm8k": 1319}
 ASSUMED = 1000  # held-out problems of a file whose length no setting gives
 
 
-@dataclass(frozen=True)
-class Roofline:
-    """The least seconds of one call, by resource."""
+class Roofline(NamedTuple):
+    """The least seconds of one call, and the resource that takes so long: compute, memory or links."""
 
-    compute: float
-    memory: float
-    links: float
-
-    @property
-    def seconds(self) -> float:
-        """The longest of the three times: all three resources work at once."""
-        return max(self.compute, self.memory, self.links)
-
-    @property
-    def bound(self) -> str:
-        """The name of the resource with the longest time."""
-        return max(("compute", "memory", "links"), key=lambda name: getattr(self, name))
+    seconds: float
+    bound: str
 
 
 def roofline(work: Work, sent: Mapping[str, float], device: Device) -> Roofline:
-    """Compute the roofline of one call. sent: bytes a device sends in it, by kind of collective."""
-    return Roofline(work.flops / device.flops, work.moved / device.bandwidth, sum(sent.values()) / device.link)
+    """Compute the roofline of one call: all three resources work at once, so the longest of their times counts.
+
+    sent: bytes a device sends in it, by kind of collective.
+    """
+    return max(
+        Roofline(work.flops / device.flops, "compute"),
+        Roofline(work.moved / device.bandwidth, "memory"),
+        Roofline(sum(sent.values()) / device.link, "links"),
+    )
 
 
 def shape_of(path: str) -> ModelConfig:

@@ -106,9 +106,9 @@ def cached(setting: str | None, shared: epath.Path | None = None) -> Iterator[No
     """Keep the programs compiled in this block, and take those kept before. Touches the devices.
 
     setting: compute.compilation_cache, a folder; "": none; None: JAX's own setting if there is one (the environment's
-    JAX_COMPILATION_CACHE_DIR), else `user_folder`. Of several processes only the first writes, and GPUs agree on
-    kernels while all compile, which one would not that need not: they need a folder that all of them see, and have
-    `shared`, or none.
+    JAX_COMPILATION_CACHE_DIR), else g2d_jax/compiled in XDG_CACHE_HOME, or in ~/.cache. Of several processes only the
+    first writes, and GPUs agree on kernels while all compile, which one would not that need not: they need a folder
+    that all of them see, and have `shared`, or none.
     Raises OSError for a folder that was asked for and cannot be made; for the user's own it warns.
     """
     before = getattr(jax.config, CACHE)
@@ -122,11 +122,6 @@ def cached(setting: str | None, shared: epath.Path | None = None) -> Iterator[No
         yield
     finally:
         _use(before)
-
-
-def user_folder() -> str:
-    """Name the folder of programs if nothing else is said: g2d_jax/compiled in XDG_CACHE_HOME, or in ~/.cache."""
-    return str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "g2d_jax" / "compiled")
 
 
 def machine() -> str:
@@ -153,7 +148,8 @@ def _folder(setting: str | None) -> str | None:
     """Make the folder to use, and return it; None for none."""
     if setting == "":
         return None
-    folder = epath.Path(setting or user_folder()).expanduser() / machine()
+    own = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "g2d_jax", "compiled")
+    folder = epath.Path(setting or own).expanduser() / machine()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -53,12 +53,11 @@ def add(flag: str, value: str, variable: str = "XLA_FLAGS") -> None:
 def use(setting: Flags) -> None:
     """Set the flags of compute.flags. Raises ValueError if JAX has looked for devices without them."""
     wanted = OVERLAP if setting == "overlap" else {}
-    missing = any(not has(flag, name) for name, flags in wanted.items() for flag in flags)
+    missing = [(*item, name) for name, flags in wanted.items() for item in flags.items() if not has(item[0], name)]
     if missing and _backends_started():
         raise ValueError(f"compute.flags is {setting!r}, but JAX has devices already: begin this run in a new process")
-    for name, flags in wanted.items():
-        for flag, value in flags.items():
-            add(flag, value, name)
+    for flag, value, name in missing:
+        add(flag, value, name)
 
 
 def _backends_started() -> bool:

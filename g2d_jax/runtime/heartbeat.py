@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from g2d_jax.runtime import processes
+from g2d_jax.runtime.threads import repeating
 
 _PAUSE = 1.0  # seconds between two signs of life
 _HEED = 3.0  # seconds from another's leaving to this process's end, if it does not end by itself
@@ -47,14 +48,12 @@ def watched(*, peer_timeout: float, hang_timeout: float) -> Iterator[None]:
                 yield
                 return
             watcher = _Watcher(peer_timeout, hang_timeout)
-            try:
-                with _leaving_together(watcher):
-                    yield
-            finally:
-                watcher.close()
+            calls = (_PAUSE, watcher.give_and_take), (_PAUSE, watcher.judge)
+            with repeating(*calls, patience=5 * _PAUSE), _leaving_together(watcher):
+                yield
     except processes.Preempted as stopped:
         if processes.leader():
-            print(f"g2d: stopped by {stopped.cause}: {processes.AGAIN}", file=sys.stderr, flush=True)
+            processes.say(f"stopped by {stopped.cause}: {processes.AGAIN}")
         raise
     finally:  # not at the start: a command may have been told to stop before it came so far
         processes.forget()
@@ -119,7 +118,7 @@ def _listen(ears: socket.socket, command: bool) -> None:
             continue
         if first:
             processes.ask(processes.CTRL_C)
-            print("g2d: saving; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+            processes.say("saving; Ctrl-C again ends at once")
             first = False
         elif command:
             cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a progress bar hides
@@ -153,19 +152,15 @@ def _outlast(seconds: float) -> None:
         time.sleep(seconds)
 
 
-def _print(message: str) -> None:
-    print(f"g2d: {processes.name()}: {message}", file=sys.stderr, flush=True)
-
-
 class _Watcher:
-    """Two threads: one gives signs of life and looks for those of the others, one ends this process when it must.
+    """What two threads call: one gives signs of life and looks for those of the others, one ends this process when it
+    must.
 
     The first may wait for ever, for the store of a leader whose host is gone. leaving: this process ends by itself now.
     """
 
     def __init__(self, peer_timeout: float, hang_timeout: float) -> None:
         self._peer_timeout, self._hang_timeout = peer_timeout, hang_timeout
-        self._closing = threading.Event()
         self._own_error: tuple[Any, ...] = ()  # its description and exit status
         now, self._prefix = time.monotonic(), f"{processes.PREFIX}/{processes.state.run}/beat/"
         unheard = {"host": "?", "place": "starting", "gathers": 0, "marks": -1}
@@ -174,16 +169,7 @@ class _Watcher:
         self._moved = self._answered = now
         self._left_at: float | None = None
         self._said_silence = self.leaving = False
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._run, self._watch)]
         processes.state.left.clear()
-        for thread in self._threads:
-            thread.start()
-
-    def close(self) -> None:
-        """End the threads."""
-        self._closing.set()
-        for thread in self._threads:
-            thread.join(5 * _PAUSE)
 
     def leave(self, error: BaseException) -> None:
         """Tell the others of the error that ends this process, once all of them have given a sign of life.
@@ -198,20 +184,16 @@ class _Watcher:
             self._beat()
         self.leaving = True
 
-    def _run(self) -> None:
-        while not self._closing.wait(_PAUSE):
-            try:
-                self._beat()
-                self._look()
-            except Exception as error:  # the store is gone, and so is its leader; JAX may end this process any moment
-                if not self._said_silence:
-                    self._said_silence = True
-                    _print(f"{self._peer(0)}, which coordinates, does not answer, it is lost: {error!s:.200}")
-
-    def _watch(self) -> None:
-        while not self._closing.wait(_PAUSE):
-            if not self.leaving:
-                self._judge(time.monotonic())
+    def give_and_take(self) -> None:
+        """Give a sign of life, and look for those of the others."""
+        try:
+            self._beat()
+            self._look()
+        except Exception as error:  # the store is gone, and so is its leader; JAX may end this process any moment
+            if not self._said_silence:
+                self._said_silence = True
+                silent = f"{self._peer(0)}, which coordinates, does not answer, it is lost"
+                processes.say(f"{processes.name()}: {silent}: {error!s:.200}")
 
     def _beat(self) -> None:
         state, here = processes.state, {"host": socket.gethostname(), "time": time.monotonic()}
@@ -233,8 +215,11 @@ class _Watcher:
                 processes.state.left[number] = tuple(sign["error"])
         self._answered = time.monotonic()
 
-    def _judge(self, now: float) -> None:
+    def judge(self) -> None:
         """End this process if a peer is lost, has left, or none gets on."""
+        now = time.monotonic()
+        if self.leaving:
+            return
         if now - self._answered > self._peer_timeout:
             self._end(f"{self._peer(0)} did not answer for {now - self._answered:.0f} s: it is lost")
         for number, heard in enumerate(self._heard):
@@ -255,7 +240,8 @@ class _Watcher:
 
     def _end(self, message: str, status: int = processes.RESTART) -> NoReturn:
         """End this process at once: its main thread may be inside a collective that never returns."""
-        _print(f"{message}; {processes.AGAIN}" if status == processes.RESTART else message)
+        again = f"; {processes.AGAIN}" if status == processes.RESTART else ""
+        processes.say(f"{processes.name()}: {message}{again}")
         _outlast(3 * _PAUSE)
         os._exit(status)
 

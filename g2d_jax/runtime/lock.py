@@ -23,11 +23,9 @@ import os
 import re
 import secrets
 import socket
-import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
 import filelock
@@ -35,7 +33,8 @@ import fsspec
 from etils import epath
 
 from g2d_jax.runtime import storage
-from g2d_jax.runtime.processes import RESTART, check_stop
+from g2d_jax.runtime.processes import RESTART, check_stop, say
+from g2d_jax.runtime.threads import repeating
 
 LOCK = ".lock"
 BEAT = 20.0  # seconds between two rewrites of an owner's object; all that use a folder need the same
@@ -78,7 +77,7 @@ def locked(workdir: epath.Path) -> Iterator[None]:
             raise ValueError(f"{workdir} is in use by another process: it {owner}. Wait, or choose another --workdir")
         if first is None:
             first = sight
-            _say(f"{workdir} {owner}: waiting up to {patience:.0f} s to see whether it lives")
+            say(f"{workdir} {owner}: waiting up to {patience:.0f} s to see whether it lives")
         time.sleep(min(1.0, patience / 20))
 
 
@@ -106,11 +105,14 @@ def try_lock(folder: epath.Path) -> Iterator[bool]:
     """
     with storage.naming("lock", folder):
         lock = _Local.take(folder) if storage.is_local(folder) else _Lease.take(folder)
+    if lock is None:
+        yield False
+        return
     try:
-        yield lock is not None
+        with lock.watched():
+            yield True
     finally:
-        if lock is not None:
-            lock.release()
+        lock.release()
 
 
 class _Local:
@@ -121,9 +123,7 @@ class _Local:
 
     def __init__(self, folder: epath.Path, lock: filelock.BaseFileLock) -> None:
         self._folder, self._lock, self._held = folder, lock, os.stat(folder / LOCK)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="g2d-lock", daemon=True)
-        self._thread.start()
+        self._gone = 0  # looks in a row that did not find it
 
     @classmethod
     def take(cls, folder: epath.Path) -> _Local | None:
@@ -147,18 +147,18 @@ class _Local:
         except OSError:  # a file server that does not answer now
             return False
 
-    def _watch(self) -> None:
-        looks = 0
-        while not self._closing.wait(LOOK):
-            looks = looks + 1 if self._is_gone() else 0
-            if looks == 2:
-                _say(f"{self._folder} {GONE}")
-                os._exit(1)
+    def watched(self) -> AbstractContextManager[None]:
+        """End this process if the folder is taken away while a block runs."""
+        return repeating((LOOK, self._look))
+
+    def _look(self) -> None:
+        self._gone = self._gone + 1 if self._is_gone() else 0
+        if self._gone == 2:
+            say(f"{self._folder} {GONE}")
+            os._exit(1)
 
     def release(self) -> None:
         """Let others in. Raises ValueError if the folder was taken away."""
-        self._closing.set()
-        self._thread.join()
         gone = self._is_gone()
         self._lock.release()
         if gone:
@@ -166,15 +166,13 @@ class _Local:
 
 
 class _Lease:
-    """A number of this process's, kept by two threads: one beats, one ends the process when beats fail."""
+    """A number of this process's. One thread beats, one ends the process when beats fail."""
 
     def __init__(self, folder: epath.Path, files: Any, root: str, number: int) -> None:
         self._folder, self._files, self._number = folder, files, number
         self._path, self._next = (f"{root}/{n:06d}.json" for n in (number, number + 1))
         self._token, self._count = secrets.token_hex(8), 0
-        self._closing = threading.Event()
         self._last = time.monotonic()  # when the last beat that came through was begun
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._keep, self._guard)]
 
     @classmethod
     def take(cls, folder: epath.Path) -> _Lease | None:
@@ -190,15 +188,17 @@ class _Lease:
                 return None
             if now - since < LEASE:
                 return None
-            _say(f"{folder}: {_owner(content)} gave no sign of life for {LEASE:.0f} s, its lock is taken over")
+            say(f"{folder}: {_owner(content)} gave no sign of life for {LEASE:.0f} s, its lock is taken over")
         lease = cls(folder, files, root, number + 1)
         if not lease._create():
             _seen[key] = (*_highest(files, root), now)
             return None
         _seen.pop(key, None)
-        for thread in lease._threads:
-            thread.start()
         return lease
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Keep the lease while a block runs, and end this process if it is lost."""
+        return repeating((BEAT, self._keep), (LEASE / 40, self._guard))
 
     def _content(self, state: str) -> bytes:
         fields = {"state": state, "beat": self._count, "token": self._token}
@@ -229,34 +229,29 @@ class _Lease:
         return True
 
     def _keep(self) -> None:
-        while not self._closing.wait(BEAT):
-            begun = time.monotonic()
-            try:
-                self._count += 1
-                self._files.pipe_file(self._path, self._content("held"))
-                lost = self._files.exists(self._next)
-            except Exception as error:  # of any driver; `_guard` decides how long this may go on
-                _say(f"cannot renew the lock of {self._folder}: {type(error).__name__}: {error!s:.200}")
-                continue
-            if lost:
-                self._end("another process has taken it over, this one was not heard of in time", 1)
-            self._last = begun
+        begun = time.monotonic()
+        try:
+            self._count += 1
+            self._files.pipe_file(self._path, self._content("held"))
+            lost = self._files.exists(self._next)
+        except Exception as error:  # of any driver; `_guard` decides how long this may go on
+            say(f"cannot renew the lock of {self._folder}: {type(error).__name__}: {error!s:.200}")
+            return
+        if lost:
+            self._end("another process has taken it over, this one was not heard of in time", 1)
+        self._last = begun
 
     def _guard(self) -> None:
-        while not self._closing.wait(LEASE / 40):
-            if time.monotonic() - self._last > _KEPT * LEASE:
-                self._end(f"the store could not be written for {_KEPT * LEASE:.0f} s", RESTART)
+        if time.monotonic() - self._last > _KEPT * LEASE:
+            self._end(f"the store could not be written for {_KEPT * LEASE:.0f} s", RESTART)
 
     def _end(self, why: str, status: int) -> NoReturn:
         """End this process at once: any of its threads may be about to write."""
-        _say(f"the lock of {self._folder} is lost: {why}. Nothing more is written; this process ends")
+        say(f"the lock of {self._folder} is lost: {why}. Nothing more is written; this process ends")
         os._exit(status)
 
     def release(self) -> None:
         """Let others in. If the store cannot be written now, they come in when the lease is over."""
-        self._closing.set()
-        for thread in self._threads:
-            thread.join()
         with contextlib.suppress(Exception):
             self._files.pipe_file(self._path, self._content("released"))
 
@@ -284,7 +279,3 @@ def _owner(content: bytes) -> str:
     """Describe who holds a lock, for a message; the text comes from the store."""
     fields = _fields(content)
     return f"process {fields.get('pid', '?')!a:.20} on {fields.get('host', '?')!a:.100}"
-
-
-def _say(message: str) -> None:
-    print(f"g2d: {message}", file=sys.stderr, flush=True)

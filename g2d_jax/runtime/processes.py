@@ -135,6 +135,11 @@ def name() -> str:
     return f"process {index()} on {socket.gethostname()}"
 
 
+def say(message: str) -> None:
+    """Print a line about this process to standard error."""
+    print(f"g2d: {message}", file=sys.stderr, flush=True)
+
+
 # Joining
 
 
@@ -247,7 +252,7 @@ def _in_thread(call: Callable[[], None], place: str) -> None:
         waited = time.monotonic() - began
         if waited > 5 and not said:
             said = True
-            print(f"g2d: {place}: waiting for the others, up to {JOIN} s", file=sys.stderr, flush=True)
+            say(f"{place}: waiting for the others, up to {JOIN} s")
         if state.cause and time.monotonic() - max(state.asked, began) > LINGER:
             raise Preempted
         if waited > JOIN:
@@ -298,46 +303,39 @@ def on_leader(make: Callable[[], T]) -> T:
     make: returns JSON. An error of the leader's is raised there, and PeerFailed elsewhere. Where the leader is told to
     stop while it waits for something, all raise Preempted.
     """
-    if count() == 1:
-        return make()
-    value, failure = None, None
-    try:
-        value = make() if leader() else None
-    except (Exception, Preempted) as error:
-        failure = error
-    return _settle(value, failure)[0]  # type: ignore[no-any-return]
+    with barrier() as values:
+        if leader():
+            values.append(make())
+    return values[0]  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
-def barrier() -> Iterator[None]:
+def barrier() -> Iterator[list[Any]]:
     """Run a block in which every process works for itself: it ends when all are through.
 
+    Yields a list, empty at first: after the block it has, on every process, what all of them put there, by index. JSON.
     The error of one is raised by all, by the others as PeerFailed. Preempted of one is Preempted of all.
     """
-    if count() == 1:
-        yield
-        return
+    values: list[Any] = []
     failure = None
+    if count() == 1:
+        yield values
+        return
     try:
-        yield
+        yield values
     except (Exception, Preempted) as error:
         failure = error
-    _settle(None, failure)
-
-
-def _settle(value: Any, failure: Exception | Preempted | None) -> list[Any]:
-    """Gather the values of all processes, or raise what any of them failed with: this one's own error first."""
     stopped = failure.cause if isinstance(failure, Preempted) else ""
-    error = None if failure is None or stopped else [described(failure), status_of(failure)]
-    outcomes = gather([value, stopped, error])
+    own_error = None if failure is None or stopped else [described(failure), status_of(failure)]
+    outcomes = gather([values, stopped, own_error])
     if failure is not None and not stopped:
         raise failure
-    for *_, error in outcomes:
-        if error:
-            raise PeerFailed(*error)
+    for *_, theirs in outcomes:
+        if theirs:
+            raise PeerFailed(*theirs)
     if cause := max(cause for _, cause, _ in outcomes):
         raise Preempted(cause)
-    return [value for value, _, _ in outcomes]
+    values[:] = [value for put, _, _ in outcomes for value in put]
 
 
 def described(error: BaseException) -> str:

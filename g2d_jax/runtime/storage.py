@@ -25,7 +25,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import fsspec
@@ -134,30 +134,26 @@ def write_bytes(path: PathLike, data: bytes) -> None:
     """
     target = epath.Path(path)
     with naming("write", target):
-        if is_local(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _replace(target, data)
-        else:
+        if not is_local(target):
             target.write_bytes(data)
-
-
-def _replace(target: epath.Path, data: bytes) -> None:
-    temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    handle = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)  # else a power cut may take the new name
-    finally:
-        os.close(handle)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        handle = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)  # else a power cut may take the new name
+        finally:
+            os.close(handle)
 
 
 def plain(value: Any, *, spell: bool = True) -> Any:
@@ -349,8 +345,3 @@ def read_segments(folder: PathLike) -> list[dict[str, Any]]:
                 raise ValueError(f"{path}, line {number}: expected a JSON object, got {type(record).__name__}")
             records.append(record)
     return records
-
-
-def latest(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Keep the last record of each (stage, step, kind), in the first one's place: steps that are redone count once."""
-    return list({tuple(map(record.get, ("stage", "step", "kind"))): dict(record) for record in records}.values())

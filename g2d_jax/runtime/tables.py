@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +18,7 @@ import pyarrow.parquet as pq
 from etils import epath
 
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.runtime.storage import PathLike, naming, read_json, write_bytes
+from g2d_jax.runtime.storage import PathLike, naming, read_bytes, read_json, write_bytes
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _Row = TypeVar("_Row")
@@ -45,7 +43,6 @@ ROLLOUTS = pa.schema(
     ]
 )
 """Columns of rollouts/*.parquet. reward is null where the verifier abstained; truncated: stop_reason is "length"."""
-
 
 _ARRAYS: dict[str, Any] = {
     "prompt_ids": np.int32,
@@ -165,44 +162,16 @@ def _reply(messages: Sequence[Mapping[str, Any]]) -> str:
     return read[0]["content"]
 
 
-def write_columns(path: PathLike, columns: Mapping[str, np.ndarray | Sequence[Any]]) -> None:
-    """Write a table of named columns [N]: numbers or booleans, or texts with None for no text.
+def write_columns(path: PathLike, columns: Mapping[str, np.ndarray | list[str]]) -> None:
+    """Write a table of named columns [N]: arrays of numbers or booleans, or lists of texts.
 
     Raises ValueError for what fits no column and for columns of different lengths; OSError.
     """
-    _write(path, columns, None)
-
-
-def read_columns(path: PathLike, names: Sequence[str] | None = None) -> dict[str, np.ndarray | list[str | None]]:
-    """Read the columns of one file, in order: numbers and booleans as arrays of the dtype written, texts as lists.
-
-    names: which ones, None for all. Raises FileNotFoundError, and ValueError naming the file if it is damaged, lacks a
-    column or has columns of another kind.
-    """
-    with _opened(path) as file:
-        if missing := set(names or ()) - set(file.schema_arrow.names):
-            raise ValueError(f"it has no column {', '.join(sorted(missing))}")
-        table = file.read(names and list(names))
-        table.validate(full=True)
-        return {name: _values(name, table[name]) for name in table.column_names}
-
-
-def _plain(values: np.ndarray | Sequence[Any]) -> Any:
-    if isinstance(values, np.ndarray) and values.dtype.kind not in "OU":
-        return values
-    texts = [safe_text(value) if isinstance(value, str) else value for value in values]
-    return pa.array(texts, pa.string() if all(text is None for text in texts) else None)
-
-
-def _values(name: str, column: pa.ChunkedArray) -> np.ndarray | list[str | None]:
-    kind = column.type
-    if pa.types.is_string(kind):
-        return column.to_pylist()  # type: ignore[no-any-return]
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise ValueError(f"column {name} must hold numbers, booleans or texts, got {kind}")
-    if column.null_count:
-        raise ValueError(f"column {name} has no value in {column.null_count} rows: only texts may be None")
-    return np.array(column.to_numpy())
+    arrays = {
+        name: pa.array(map(safe_text, values), pa.string()) if isinstance(values, list) else values
+        for name, values in columns.items()
+    }
+    _write(path, arrays, None)
 
 
 def _ragged(name: str, arrays: Sequence[np.ndarray], dtype: type[np.generic]) -> pa.Array:
@@ -223,11 +192,10 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
     return [dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _write(path: PathLike, columns: Mapping[str, Any], schema: pa.Schema | None) -> None:
+def _write(path: PathLike, columns: dict[str, Any], schema: pa.Schema | None) -> None:
     sink = pa.BufferOutputStream()
     try:
-        arrays = columns if schema else {name: _plain(values) for name, values in columns.items()}
-        pq.write_table(pa.table(dict(arrays), schema=schema), sink, compression="zstd", write_page_checksum=True)
+        pq.write_table(pa.table(columns, schema=schema), sink, compression="zstd", write_page_checksum=True)
     except (pa.ArrowException, OverflowError, UnicodeError) as error:
         raise ValueError(f"{os.fspath(path)}: cannot write these rows: {error}") from error
     write_bytes(path, sink.getvalue().to_pybytes())
@@ -236,39 +204,25 @@ def _write(path: PathLike, columns: Mapping[str, Any], schema: pa.Schema | None)
 def _read_parts(path: PathLike, parse: Callable[[dict[str, Any]], _Row], *schemas: pa.Schema) -> list[_Row]:
     source = epath.Path(path)
     with naming("list", source):
-        names = [part.name for part in source.iterdir()] if source.is_dir() else None
-    parts = [source] if names is None else [source / name for name in sorted(names) if name.endswith(".parquet")]
+        parts = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
     if not parts:
         raise FileNotFoundError(f"no *.parquet in {source}")
     rows: list[_Row] = []
     for part in parts:
-        with _opened(part) as file:
-            rows += map(parse, _rows(_conform(file.read(), schemas)))
-    return rows
-
-
-@contextmanager
-def _opened(path: PathLike) -> Iterator[pq.ParquetFile]:
-    """Open a part, of which only the columns asked for are fetched; what fails inside for its content is a ValueError.
-
-    Arrow raises a bare OSError for damage; those of the system and of object stores have a number or a kind.
-    """
-    files, name = fsspec.core.url_to_fs(os.fspath(path))
-    with naming("read", path), files.open(name, "rb", cache_type="none") as source:
+        data = pa.BufferReader(read_bytes(part))
         try:
-            with pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True) as file:
-                if len(set(names := file.schema_arrow.names)) < len(names):
-                    raise ValueError(f"it has a column twice, of {', '.join(names)}")
-                yield file
-        except (pa.ArrowException, ValueError, OSError) as error:
-            if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
-                raise
-            raise ValueError(f"{os.fspath(path)} is damaged or not a part written here: {error}") from error
+            table = pq.ParquetFile(data, page_checksum_verification=True).read()
+            rows += map(parse, _rows(_conform(table, schemas)))
+        except (pa.ArrowException, ValueError, OSError) as error:  # Arrow raises an OSError for some damage
+            raise ValueError(f"{part} is damaged or not a part written here: {error}") from error
+    return rows
 
 
 def _conform(table: pa.Table, schemas: Sequence[pa.Schema]) -> pa.Table:
     """Give the table the columns and types of one of the schemas (all have the same names); raises if it differs."""
     names = schemas[0].names
+    if len(set(table.column_names)) < table.num_columns:
+        raise ValueError(f"it has a column twice, of {', '.join(table.column_names)}")
     for name in _TRUNCATED:
         if name in names and name not in table.column_names:
             table = table.append_column(name, pa.nulls(len(table), pa.bool_()))

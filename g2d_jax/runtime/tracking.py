@@ -20,7 +20,6 @@ import math
 import os
 import secrets
 import sys
-import threading
 import time
 import unicodedata
 from collections import deque
@@ -36,7 +35,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from g2d_jax.runtime.compiling import compiling
-from g2d_jax.runtime.storage import Appender, PathLike, Segments, is_local, latest, read_json, read_segments, write_json
+from g2d_jax.runtime.storage import Appender, PathLike, Segments, is_local, read_json, read_segments, write_json
+from g2d_jax.runtime.threads import repeating
 
 SHOWN = {
     "loss": ("loss", ".4g"),
@@ -74,6 +74,7 @@ class Screen:
         self.interactive = file.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
         self.console = Console(file=file, force_terminal=self.interactive, highlight=False)
         self.every, self.long = every, long
+        self._said = "", 0.0  # the compilation that was told of: the program, and when it began
         self._bar: Progress | None = None
 
     def say(self, text: str, style: str = "") -> None:
@@ -110,27 +111,17 @@ class Screen:
             self._bar.close()
             self._bar = None
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> contextlib.AbstractContextManager[None]:
         """Say of each program that compiles long, while it does: a thread looks, for the caller's own waits."""
-        closing = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(closing,), name="g2d-screen", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            closing.set()
-            thread.join()
+        return repeating((self.long / 10, self._watch))
 
-    def _watch(self, closing: threading.Event) -> None:
-        said = "", 0.0  # the compilation that was told of: the program, and when it began
-        while not closing.wait(self.long / 10):
-            program, seconds = compiling.under_way() or ("", 0.0)
-            began = time.perf_counter() - seconds
-            bar = self.interactive and self._bar is not None  # which tells it
-            if seconds >= self.long and not bar and (program != said[0] or began - said[1] >= 1):
-                self.say(_compiling(program, seconds))
-                said = program, began
+    def _watch(self) -> None:
+        program, seconds = compiling.under_way() or ("", 0.0)
+        began = time.perf_counter() - seconds
+        bar = self.interactive and self._bar is not None  # which tells it
+        if seconds >= self.long and not bar and (program != self._said[0] or began - self._said[1] >= 1):
+            self.say(_compiling(program, seconds))
+            self._said = program, began
 
 
 def _compiling(program: str, seconds: float) -> str:
@@ -352,10 +343,6 @@ class Tracker:
         if self._tensorboard is not None:
             self._tensorboard.flush()
 
-    def close(self) -> None:
-        """Close all logs."""
-        self._stack.close()
-
     def __enter__(self) -> Self:
         return self
 
@@ -368,7 +355,8 @@ def read_metrics(workdir: PathLike) -> list[dict[str, Any]]:
 
     [] if nothing was logged. Raises ValueError naming file and line of a damaged log.
     """
-    records = latest(read_segments(epath.Path(workdir) / "metrics"))
-    for record in records:
-        record["metrics"] = {name: float(value) for name, value in record["metrics"].items()}
-    return records
+    last: dict[tuple[str, int, str], dict[str, Any]] = {}  # in the order of their first
+    for record in read_segments(epath.Path(workdir) / "metrics"):
+        metrics = {name: float(value) for name, value in record["metrics"].items()}
+        last[record["stage"], record["step"], record["kind"]] = {**record, "metrics": metrics}
+    return list(last.values())

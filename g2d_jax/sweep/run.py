@@ -31,12 +31,13 @@ from g2d_jax.config_io import to_dict
 from g2d_jax.graph import plan
 from g2d_jax.runtime import compilation, flags, processes, storage
 from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.sweep.graph import Graph, Node, build, node_folder
 from g2d_jax.sweep.points import Point, points
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import LINKS, LOCK, PLANS, absolute, awaited, environment, try_lock
+from g2d_jax.workdir import LINKS, PLANS, absolute, environment
 
 DONE, OPEN = "done", "open"
 PAUSE = 2.0  # seconds between two checks of nodes that other processes run

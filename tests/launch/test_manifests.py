@@ -84,11 +84,9 @@ def test_skypilot_tells_each_node_its_place(tmp_path: Path, task: dict) -> None:
     env["G2D_COMMAND"] = "env"  # `env run --config …` fails; what it was given is what counts
     script = task["run"].replace(' run --config "$G2D_CONFIG" --workdir "$G2D_WORKDIR" $G2D_OVERRIDES', "")
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=30, check=True)
-    assert {
-        "JAX_COORDINATOR_ADDRESS=10.0.0.1:8476",
-        "JAX_NUM_PROCESSES=2",
-        "JAX_PROCESS_ID=1",
-    } <= set(done.stdout.splitlines())
+    assert {"JAX_COORDINATOR_ADDRESS=10.0.0.1:8476", "JAX_NUM_PROCESSES=2", "JAX_PROCESS_ID=1"} <= set(
+        done.stdout.splitlines()
+    )
 
 
 def instructions(image: str) -> list[list[str]]:

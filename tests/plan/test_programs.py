@@ -22,9 +22,9 @@ from g2d_jax.config_load import resolve
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.table import block_params
 from g2d_jax.plan import ready, show
-from g2d_jax.plan.planning import Compiler, Entry, Plan, choices, make, planned, search
+from g2d_jax.plan.planning import Compiler, Entry, Plan, make, planned
 from g2d_jax.plan.programs import programs_of
-from g2d_jax.plan.savings import search_savings
+from g2d_jax.plan.search import as_arguments, choices, overrides, search, search_savings
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import reads_locally
 from g2d_jax.runtime.tracking import Screen
@@ -35,75 +35,76 @@ TINY = str(Path(__file__).parents[1] / "tiny.py")
 SMALL = ["config.model.num_hidden_layers=1", "config.logging.tensorboard=False"]
 
 
+def compiler(chips, **options):
+    """A compiler for so many of the suite's own devices, with a v5e's memory and rates."""
+    return Compiler(topology(f"v5e-{chips}"), devices=jax.devices()[:chips], **options)
+
+
+def planned_on(chips, config):
+    return planned(Config.of(config), compiler(chips))
+
+
 def test_what_fits_is_searched_by_compiling(monkeypatch):
-    """On the suite's own eight devices, with the memory of a v5e and with that of none."""
-    config = resolve(TINY, SMALL)
-    said: list[str] = []
-    compiler, machine = Compiler(jax.devices(), say=said.append), topology("v5e-8")
-    found = search(Config.of(config), machine, compiler, stages=["sft"])
-    assert found == choices(Config.of(config), machine)[0]
-    assert [text.partition(":")[0] for text in said] == [
-        f"trying {found.overrides()}",
+    """With the memory of a v5e and with that of none."""
+    config, lines = resolve(TINY, SMALL), []
+    ours = compiler(8, say=lines.append)
+    best = choices(Config.of(config), ours.topology)[0]
+    assert search(Config.of(config), ours, stages=["sft"]) == best
+    assert [text.partition(":")[0] for text in lines] == [
+        f"trying {as_arguments(overrides(best))}",
         "compiling sft, train step",
         "sft, train step",
         "compiling sft, fresh state",
         "sft, fresh state",
     ]
     monkeypatch.setitem(DEVICES, "v5e", dataclasses.replace(DEVICES["v5e"], hbm=1000))
-    made = make(found.apply(Config.of(config)), machine, compiler, stages=["sft"])
-    assert [(entry.program.name, entry.fits(machine.device)) for entry in made.misfits] == [
-        ("fresh state", False),
-        ("train step", False),
-    ]
-    assert len(said) == 5  # nothing was compiled again
-    lines = shown(made, price=2.0)
-    assert lines[0].startswith("fits: NO, sft, fresh state: needs 0.00 of 0.00 GiB; sft, train step: needs")
-    assert re.search(r"^\| sft +\| (fresh state|train step) +\| .*\| NO ", "\n".join(lines), re.MULTILINE)
+    plan = make(best, ours, stages=["sft"])
+    assert [entry.program.name for entry in plan.misfits] == ["fresh state", "train step"]
+    assert len(lines) == 5  # nothing was compiled again
+    head, *rest = shown(plan, price=2.0)
+    assert head.startswith("fits: NO, sft, fresh state: needs 0.00 of 0.00 GiB; sft, train step: needs")
+    assert any(re.search(r"^\| sft +\| (fresh state|train step) +\| .*\| NO ", line) for line in rest)
     monkeypatch.setitem(DEVICES, "v5e", dataclasses.replace(DEVICES["v5e"], hbm=10**9))
-    fitting = make(found.apply(Config.of(config)), machine, compiler, stages=["sft"])
-    lines = shown(fitting, price=2.0)
-    assert re.fullmatch(r"fits: yes, \d+\.\d h on v5e-8, \d+\.\d\d at 2 a chip-hour \(8 chips\)", lines[0])
-    lines = shown(fitting)
-    assert len(lines) == 7 < 15 < len(shown(fitting, verbose=True)), lines
-    overrides, found = search_savings(config, machine, compiler, stages=["sft"])
-    assert (
-        overrides == ["stages.sft.optimizer.moment_dtype=bfloat16"] and found == choices(Config.of(config), machine)[0]
-    )
+    plan = make(best, ours, stages=["sft"])
+    head, *rest = shown(plan, price=2.0)
+    assert re.fullmatch(r"fits: yes, \d+\.\d h on v5e-8, \d+\.\d\d at 2 a chip-hour \(8 chips\)", head)
+    assert len(rest) == 6 < 15 < len(shown(plan, verbose=True)), rest
+    moments = "stages.sft.optimizer.moment_dtype=bfloat16"
+    assert search_savings(config, ours, stages=["sft"]) == [moments, *overrides(best)]
 
 
-def shown(made, **options):
+def shown(plan, **options):
     """The lines that say it."""
     file = io.StringIO()
-    show.show(made, Screen(file), **options)
+    show.show(plan, Screen(file), **options)
     return file.getvalue().splitlines()
 
 
 def test_what_is_assumed_is_said():
-    config = resolve(TINY, [*SMALL, "config.data.test.limit=none", "config.data.test.path=mine.jsonl"])
-    entries = [Entry(Program("evaluate", "decode", None, fixed(), Work(0, 0, 0, {})), None, 0, "", None)]
-    said = show.assumptions(
-        Plan(topology("v5e-4"), Config.of(config), None, {}, 1, entries, config.data.max_prompt_length)
-    )
-    assert said == [
-        f"prompts of data.max_prompt_length tokens, {config.data.max_prompt_length}, are assumed: tokenizer and "
-        "problems are not all on this machine; --prompt N gives their mean",
+    entries = [Entry(Program("evaluate", "decode", None, fixed(), Work(0, 0, 0, {})))]
+
+    def assumed(prompt, *changes):
+        config = Config.of(resolve(TINY, [*SMALL, *changes]))
+        return show.assumptions(Plan(topology("v5e-4"), config, None, {}, 1, entries, prompt))
+
+    longest = resolve(TINY).data.max_prompt_length
+    path = "config.data.test.path=mine.jsonl"
+    assert assumed(longest, "config.data.test.limit=none", path) == [
+        f"prompts of data.max_prompt_length tokens, {longest}, are assumed: tokenizer and problems are not all on this "
+        "machine; --prompt N gives their mean",
         "evaluate: 1,000 problems of data.test, which is not read and has no limit: set how many there are with "
         "--config.data.test.limit=N",
     ]
-    config.data.test.limit = 86
-    assert show.assumptions(Plan(topology("v5e-4"), Config.of(config), None, {}, 1, entries, 7)) == []
-    config.data.test.path = "procedural:slips"
-    config.data.test.limit = None
-    assert show.assumptions(Plan(topology("v5e-4"), Config.of(config), None, {}, 1, entries, 7)) == []
+    assert assumed(7, "config.data.test.limit=86", path) == []
+    assert assumed(7, "config.data.test.limit=none", "config.data.test.path=procedural:slips") == []
 
 
 def test_the_work_is_of_the_prompts_that_are_here_or_of_a_mean_that_is_told(tmp_path):
     """Prefilled tokens of a stage: its prompts times their mean length."""
     config = resolve(TINY, SMALL)
-    compiler = Compiler(jax.devices())
 
     def prefilled(config, prompt=None):
-        with planned(Config.of(config), compiler, prompt=prompt) as context:
+        with planned(Config.of(config), compiler(8), prompt) as context:
             counted = sum(program.work.prefilled for program in programs_of(context, "collect"))
             return counted / config.stages.collect.prompts, context.prompt_lengths
 
@@ -137,7 +138,7 @@ def test_what_probes_sample_is_in_the_work():
     generated = []
     for every in (0, 2):
         config.stages.warmup.probe.every = every  # before the first step, after two, and after the last
-        with planned(Config.of(config), Compiler(jax.devices()[:1])) as context:
+        with planned_on(1, config) as context:
             generated.append(sum(program.work.generated for program in programs_of(context, "warmup")))
     assert generated == [3 * 4 * 4 * 8, 3 * 4 * 4 * 8 + 3 * 8 * 1 * 8]
 
@@ -148,28 +149,16 @@ def test_every_program_of_every_kind_of_stage_is_compiled():
     for stage in (config.stages.warmup, config.stages.dpo):
         stage.probe.every = 2
     config.stages.dpo.probe_sampling.max_new_tokens = 8
-    made = make(Config.of(config), topology("v5e-1"), Compiler(jax.devices()[:1]))
-    assert {entry.program.stage for entry in made.entries} == set(config.stages)
-    assert not [(entry.program.stage, entry.program.name, entry.why) for entry in made.entries if not entry.compiled]
-
-
-def test_adapters_are_planned_beside_their_base():
-    config = resolve(TINY, [*SMALL, "config.lora.rank=2", "config.lora.base_dtype=bfloat16"])
-    with planned(Config.of(config), Compiler(jax.devices()[:1])) as context:
-        fresh, step = programs_of(context, "sft")
-        state, _, _, rest = step.arguments({})
-        trained = count_trained(context.model_config)
-        assert device_bytes(state) == 3 * 4 * trained + 2 * 4  # parameters and moments; two counts
-        assert device_bytes(rest) == 2 * (count_params(context.model_config) - trained)
-        assert fresh.beside({}) == device_bytes(rest)
-        step.lower({})
+    entries = make(Config.of(config), compiler(1)).entries
+    assert {entry.program.stage for entry in entries} == set(config.stages)
+    assert not [(entry.program.stage, entry.program.name, entry.why) for entry in entries if not entry.compiled]
 
 
 def test_policies_with_adapters_share_their_base():
     """Beside what is sampled from lie the base, once, the state and the reference's adapters; beside the train step,
     which has the base among its arguments, the latter."""
     config = resolve(TINY, [*SMALL, "config.lora.rank=2", "config.stages.warmup.beta=0.1"])
-    with planned(Config.of(config), Compiler(jax.devices()[:1])) as context:
+    with planned_on(1, config) as context:
         programs = {program.name: program for program in programs_of(context, "warmup")}
         state, _, _, rest = programs["train step"].arguments({})
         adapters, base = 4 * count_trained(context.model_config), device_bytes(rest)
@@ -181,23 +170,26 @@ def test_policies_with_adapters_share_their_base():
         assert drawn.beside({}) == base + device_bytes(drawn.resident[-1])
 
 
-@pytest.mark.parametrize("kind", ["int8", "nf4"])
-def test_a_quantised_base_is_planned_at_its_size(kind: str):
-    """A float32 scale for each output, or a bfloat16 one for each of its tiles: of 32 numbers, of 16 within a head."""
-    pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
-    config = resolve(TINY, [*SMALL, "config.lora.rank=2", f"config.lora.quantise={kind}"])
-    with planned(Config.of(config), Compiler(jax.devices()[:1])) as context:
+@pytest.mark.parametrize(
+    ("kind", "bits", "scale", "tiles"), [("", 16, 0, {}), ("int8", 8, 4, {"down": 64}), ("nf4", 4, 2, {"o": 16})]
+)
+def test_adapters_are_planned_beside_their_base(kind, bits, scale, tiles):
+    """Of codes a float32 scale for each output, or a bfloat16 one for each of its tiles: of 32 numbers, of 16 within a
+    head."""
+    if kind:
+        pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
+    dtype = "float32" if kind else "bfloat16"
+    lora = ["config.lora.rank=2", f"config.lora.quantise={kind}", f"config.lora.base_dtype={dtype}"]
+    config = resolve(TINY, [*SMALL, *lora])
+    with planned_on(1, config) as context:
         fresh, step = programs_of(context, "sft")
-        model, rest = context.model_config, step.arguments({})[3]
-        bits, scale, tiles = {"int8": (8, 4, {"down": 64}), "nf4": (4, 2, {"o": 16})}[kind]
+        model, (state, _, _, rest) = context.model_config, step.arguments({})
+        assert device_bytes(state) == 3 * 4 * count_trained(model) + 2 * 4  # parameters and moments; two counts
         sizes = {name: math.prod(row.shape) for name, row in block_params(model).items() if row.quantised}
-        codes = (
-            sum(size * (bits / 8 + scale / tiles.get(name, 32)) for name, size in sizes.items())
-            * model.num_hidden_layers
-        )
-        whole = 4 * (count_params(model.base) - sum(sizes.values()) * model.num_hidden_layers)
-        assert device_bytes(rest) == whole + codes == fresh.beside({})
-        assert rest_bytes(config, model) == device_bytes(rest) < 4 * count_params(model.base)
+        layers = sum(size * (bits / 8 + scale / tiles.get(name, 32)) for name, size in sizes.items())
+        others = count_params(model.base) - sum(sizes.values()) * model.num_hidden_layers
+        assert device_bytes(rest) == layers * model.num_hidden_layers + (4 if kind else 2) * others
+        assert device_bytes(rest) == fresh.beside({}) == rest_bytes(Config.of(config), model)
         step.lower({})
 
 
@@ -209,7 +201,7 @@ def test_codes_to_sample_from_are_planned_at_their_size():
         config = resolve(TINY, SMALL)
         config.stages.warmup.update(sampling_weights=weights, importance_cap=2.0)
         config.stages.warmup.probe.every = 2
-        with planned(Config.of(config), Compiler(jax.devices()[:1])) as context:
+        with planned_on(1, config) as context:
             found.append({program.name: program for program in programs_of(context, "warmup")})
             rows = [row for row in block_params(context.model_config.held("int8")).values() if row.quantised]
     plain, coded = found
@@ -227,7 +219,7 @@ def test_codes_to_sample_from_are_planned_at_their_size():
 def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = resolve("bridging-math:method=grpo,model=qwen2.5-7b", [])
-    with planned(Config.of(config), Compiler(jax.devices())) as context:
+    with planned_on(8, config) as context:
         assert context.model_config.hidden_size == 3584
         step = programs_of(context, "train")[-1]
         assert step.name == "train step"
@@ -237,7 +229,7 @@ def test_a_local_model_folder_and_a_name_give_shapes_without_a_download(monkeypa
 def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = resolve("bridging-chat:method=s1", ["config.reward.model.batch_tokens=16384"])
-    with planned(Config.of(config), Compiler(jax.devices())) as context:
+    with planned_on(8, config) as context:
         programs = {program.name: program for program in programs_of(context, "train")}
         reward = programs["reward"]
         model, tokens, lengths = reward.arguments({})
@@ -253,7 +245,7 @@ def test_a_reward_model_is_scored_with_and_stays(monkeypatch):
         probed = 64 * (1 + 1500 // 100)  # a response to each of 64 prompts, before the first step and every 100
         assert programs["probe reward"].work.scored == probed * longest
     config = resolve("bridging-mixed", [])  # a reward model scores one of the two tasks, with a third of the weight
-    with planned(Config.of(config), Compiler(jax.devices())) as context:
+    with planned_on(8, config) as context:
         scored = sum(program.work.scored for program in programs_of(context, "train") if "reward" in program.name)
         asked = config.stages.train.prompts_per_step * config.stages.train.steps * config.stages.train.num_generations
         asked += 64 * (1 + 15_000 // 100)
@@ -284,17 +276,27 @@ def test_a_missing_compiler_is_named_with_its_extra(capsys, name, package, extra
     assert f"g2d-jax[{extra}]" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is absent")
-def test_a_train_step_compiled_for_a_tpu(tmp_path):
-    """As a user types it, in a process of its own: libtpu reads the environment once."""
-    command = [sys.executable, "-m", "g2d_jax", "plan", "--config", TINY, "--topology", "v5e-4", "--price", "1.5"]
-    overrides = ["--stage", "sft", *(f"--{item}" for item in SMALL), "--config.dtype=bfloat16"]
-    paths = [str(Path(TINY).parent), *sys.path]
-    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run([*command, *overrides], capture_output=True, text=True, env=environment, timeout=240)
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is absent"
+)
+
+
+def run_apart(*arguments):
+    """Run Python in a process of its own, since libtpu reads the environment once; return what it printed."""
+    paths = os.pathsep.join([str(Path(TINY).parent), *sys.path])
+    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 0, done.stderr
-    rows = {cells[1].strip(): cells for line in done.stdout.splitlines() if len(cells := line.split("|")) > 6}
-    assert rows["sft"][2].strip() == "train step" and "fits: yes, 0.0 h on v5e-4" in done.stdout
+    return done.stdout
+
+
+@needs_libtpu
+def test_a_train_step_compiled_for_a_tpu():
+    """As a user types it."""
+    overrides = ["--stage", "sft", *(f"--{item}" for item in SMALL), "--config.dtype=bfloat16"]
+    text = run_apart("-m", "g2d_jax", "plan", "--config", TINY, "--topology", "v5e-4", "--price", "1.5", *overrides)
+    rows = {cells[1].strip(): cells for line in text.splitlines() if len(cells := line.split("|")) > 6}
+    assert rows["sft"][2].strip() == "train step" and "fits: yes, 0.0 h on v5e-4" in text
 
 
 SAMPLER = """
@@ -306,8 +308,8 @@ from g2d_jax.config_load import resolve
 from g2d_jax.stages.programs.program import device_bytes
 machine = topology("v5e-16")
 compiling.prepare(machine)
-compiler = planning.Compiler.of(machine)
-with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler, machine.device.hbm) as context:
+compiler = planning.Compiler(machine)
+with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler) as context:
     made = {{}}
     for program in programs_of(context, "warmup"):
         if program.name in ("view", "empty", "prefill", "insert", "decode"):
@@ -320,7 +322,7 @@ with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler, mac
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is absent")
+@needs_libtpu
 @pytest.mark.parametrize(("tensor", "kernel", "weights"), [(4, "xla", ""), (8, "pallas", ""), (4, "xla", "int8")])
 def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
     """No program copies the cache, insert sends nothing, and decode does not send the cache, with 4 key heads. Codes
@@ -328,18 +330,15 @@ def test_the_sampler_on_a_tpu_of_four_hosts(tensor, kernel, weights):
     shape = ["model.num_hidden_layers=16", "model.head_dim=64", "model.num_key_value_heads=4", "dtype=bfloat16"]
     lengths = ["stages.warmup.sampling.max_new_tokens=2000", "stages.warmup.policy=init", "compute.row_length=0"]
     rows = ["model.num_attention_heads=8", "compute.max_num_seqs=128", "stages.warmup.prompts_per_step=32"]
-    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join([str(Path(TINY).parent), *sys.path])}
     kernels = [f"compute.sampling_tensor={tensor}", f"compute.decode_attention={kernel}"]
     overrides = [*shape, *lengths, *rows, *kernels]
     if weights:
         pytest.importorskip("qwix", reason="qwix is not installed: pip install 'g2d-jax[quant]'")
         overrides += ["model.hidden_size=1024", "model.intermediate_size=4096", "stages.warmup.importance_cap=2.0"]
         overrides += [f"stages.warmup.sampling_weights={weights}"]
-    code = SAMPLER.format(tiny=TINY, overrides=overrides)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=240)
-    assert done.returncode == 0, done.stderr
-    told = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("program ")]
-    more, sent, called = ({name: float(row[i]) for name, *row in told} for i in (0, 1, 2))
+    text = run_apart("-c", SAMPLER.format(tiny=TINY, overrides=overrides))
+    rows = [line.split()[1:] for line in text.splitlines() if line.startswith("program ")]
+    more, sent, called = ({name: float(row[i]) for name, *row in rows} for i in (0, 1, 2))
     assert sent.keys() == {"view", "empty", "prefill", "insert", "decode"}
     assert more["insert"] < 0.2 and more["decode"] < 0.2 and sent["insert"] == 0 and sent["decode"] < 2e7, (more, sent)
     assert called["decode"] == (kernel == "pallas")

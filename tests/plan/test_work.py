@@ -1,5 +1,6 @@
 """Formulas by literal values: rooflines, bytes on a device, saved activations, a train step's memory."""
 
+import dataclasses
 import importlib.util
 
 import jax
@@ -8,12 +9,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from g2d_jax import config as settings
-from g2d_jax.config import Config, Mesh
+from g2d_jax.config import Config
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import shapes
 from g2d_jax.plan.compiling import _needed
-from g2d_jax.plan.planning import Choice, choice_of, choices, train_bytes
-from g2d_jax.plan.savings import savings
+from g2d_jax.plan.search import choices, overrides, savings, train_bytes
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import ASSUMED, problems, roofline, shape_of
 from g2d_jax.stages.programs.program import Work, device_bytes
@@ -21,17 +21,13 @@ from g2d_jax.stages.programs.training import saved_per_token
 
 
 def test_the_roofline_is_the_longest_of_three():
-    device = DEVICES["v5e"]  # 197 TFLOP/s, 819 GB/s, 200 GB/s
-    found = roofline(Work(1, 197e12, 819e9 / 2, {}), {"all-gather": 300e9, "all-reduce": 100e9}, device)
-    assert (found.compute, found.memory, found.links) == (1.0, 0.5, 2.0)
-    assert found.seconds == 2.0 and found.bound == "links"
-
-
-def test_decoding_is_bound_by_memory_as_performance_tables_have_it():
-    """Qwen2.5-1.5B, 256 rows at context 1024 on one v6e chip: 3.09 GB of weights and 7.5 GB of cache, 6.5 ms a step."""
+    work = Work(1, 197e12, 819e9 / 2, {})  # a v5e: 197 TFLOP/s, 819 GB/s, 200 GB/s
+    assert roofline(work, {"all-gather": 300e9, "all-reduce": 100e9}, DEVICES["v5e"]) == (2.0, "links")
+    assert roofline(work, {}, DEVICES["v5e"]) == (1.0, "compute")
+    # Decoding Qwen2.5-1.5B, 256 rows at context 1024 on one v6e chip: 3.09 GB of weights and 7.5 GB of cache.
     moved = 2 * 1.544e9 + 256 * 1024 * 28_672
-    found = roofline(Work(1, 2 * 1.544e9 * 256, moved, {}), {}, DEVICES["v6e"])
-    assert found.bound == "memory" and found.seconds == pytest.approx(6.5e-3, rel=0.01)
+    seconds, bound = roofline(Work(1, 2 * 1.544e9 * 256, moved, {}), {}, DEVICES["v6e"])
+    assert bound == "memory" and seconds == pytest.approx(6.5e-3, rel=0.01)  # as performance tables have it
 
 
 def test_bytes_on_a_device():
@@ -54,25 +50,25 @@ def test_saved_activations():
 
 
 def test_what_a_train_step_needs_by_formula():
-    config = settings.base()
-    config.dtype = "bfloat16"
-    choice = Choice(16, 1, 65_536, "full")
-    found = train_bytes(shapes.shape("Qwen2.5-7B"), Config.of(config), choice, 4096)
-    state, kept = 16 * 7_615_616_512 / 16, 28 * 3584 * 4096 * 2
-    layer, head, logits = (7 * 3584 + 3 * 512 + 3 * 18_944) * 4096 * 4, 152_064 * 3584 * 6, 12 * 768 * 152_064
-    assert found == state + kept + layer + head + logits
+    model, config = shapes.shape("Qwen2.5-7B"), settings.base()
+    config.dtype, config.mesh.fsdp = "bfloat16", 16
+    config.compute.update(microbatch_tokens=65_536, remat="full")
+
+    def needs(*stages: str) -> float:
+        return train_bytes(model, Config.of(config), 4096, stages)
+
+    whole, parameters = needs(), 7_615_616_512 / 16
+    saved, layer = 28 * 3584 * 4096 * 2, (7 * 3584 + 3 * 512 + 3 * 18_944) * 4096 * 4
+    head, logits = 152_064 * 3584 * 6, 12 * 768 * 152_064
+    assert whole == 16 * parameters + saved + layer + head + logits
     config.stages.sft = settings.sft(optimizer=settings.optimizer(1e-3, moment_dtype="bfloat16"))
-    assert found - train_bytes(shapes.shape("Qwen2.5-7B"), Config.of(config), choice, 4096) == 4 * 7_615_616_512 / 16
+    assert whole - needs() == 4 * parameters
     config.stages.sft.optimizer.update(kind="adafactor", moment_dtype="float32")
-    assert found - train_bytes(shapes.shape("Qwen2.5-7B"), Config.of(config), choice, 4096) == 8 * 7_615_616_512 / 16
+    assert whole - needs() == 8 * parameters
     config.stages.dpo = settings.offline()  # AdamW in float32: the largest counts
-    assert train_bytes(shapes.shape("Qwen2.5-7B"), Config.of(config), choice, 4096) == found
-    small = train_bytes(
-        shapes.shape("Qwen2.5-7B"), Config.of(config), choice, 4096, ("sft",)
-    )  # of those that are planned
-    assert found - small == 8 * 7_615_616_512 / 16
+    assert needs() == whole and whole - needs("sft") == 8 * parameters
     config.compute.offload_optimizer = True
-    assert found - train_bytes(shapes.shape("Qwen2.5-7B"), Config.of(config), choice, 4096) == 8 * 7_615_616_512 / 16
+    assert whole - needs() == 8 * parameters
 
 
 def test_what_saves_memory_and_changes_the_result():
@@ -97,33 +93,26 @@ def test_what_saves_memory_and_changes_the_result():
 
 
 def test_choices_are_those_a_config_can_take_quickest_first():
-    config = settings.base()
-    config.mesh.update(fsdp=-1)
-    assert choice_of(Config.of(config), 16) == Choice(16, 1, 16_384, "attention")
-    found = choices(Config.of(config), topology("v5e-16"))
-    assert found[0] == Choice(16, 1, 65_536, "none")
-    assert {choice.tensor for choice in found} == {1, 2, 4}  # within a host
-    assert all(choice.fsdp * choice.tensor == 16 for choice in found)
-    changed = Choice(8, 2, 4096, "full").apply(Config.of(config))
-    assert changed.mesh == Mesh(data=1, fsdp=8, tensor=2) and changed.compute.remat == "full"
-    assert config.compute.remat == "attention"
+    config = Config.of(settings.base())
+    tried = choices(config, topology("v5e-16"))
+    first = ["mesh.data=1", "mesh.fsdp=16", "mesh.tensor=1", "compute.microbatch_tokens=65536", "compute.remat=none"]
+    assert overrides(tried[0]) == first
+    assert {choice.mesh.tensor for choice in tried} == {1, 2, 4}  # within a host
+    assert all(choice.mesh.fsdp * choice.mesh.tensor == 16 for choice in tried)
+    assert dataclasses.replace(tried[0], mesh=config.mesh, compute=config.compute) == config
 
 
 def test_counts():
     config = settings.base()
     assert problems(Config.of(config), "test") == 1024
-    config.data.test = settings.source("math500")
-    assert problems(Config.of(config), "test") == 500
-    config.data.test = settings.source("mine.jsonl")
-    assert problems(Config.of(config), "test") == ASSUMED
+    for source, count in (("math500", 500), ("mine.jsonl", ASSUMED)):
+        config.data.test = settings.source(source)
+        assert problems(Config.of(config), "test") == count
 
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [
-        ("/no/such", "there is no folder /no/such: give one"),
-        ("Qwen/Qwen9-7B", "a folder with its config"),
-    ],
+    [("/no/such", "there is no folder /no/such: give one"), ("Qwen/Qwen9-7B", "a folder with its config")],
 )
 def test_a_model_that_is_not_known(path: str, message: str):
     with pytest.raises(ValueError, match=message):

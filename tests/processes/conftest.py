@@ -3,53 +3,46 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE))  # for the helpers, here and in the processes
+sys.path += [str(HERE), str(HERE.parent / "stages"), str(HERE.parent / "scoring")]  # for helpers
 
-from launched import Launched, Told, by_jax, command  # noqa: E402
+from forks import Forks  # noqa: E402
+from launched import Launch, Launched, Told, by_jax, command, free_port  # noqa: E402
 from once import once  # noqa: E402
 
-Launching = Callable[..., AbstractContextManager[Launched]]
+CODE = f"import sys; sys.path.append({str(HERE)!r}); import several; several.main(*sys.argv[1:])"
 
 
 @pytest.fixture(scope="session")
-def launching(one_device: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Launching:
-    """Launch COUNT processes with so many devices each; what is left of them at the end of the block is killed."""
+def launching(forks: Forks, one_device: dict[str, str]) -> Launch:
+    """Launch COUNT processes of several.py with so many devices each."""
+    path = os.pathsep.join([one_device["PYTHONPATH"], str(HERE)])
 
-    @contextlib.contextmanager
     def launch(
         count: int, devices: int, *arguments: object, env: dict[str, str] | None = None, told: Told = by_jax
-    ) -> Iterator[Launched]:
-        shared = one_device | {
-            "XLA_FLAGS": f"{one_device['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
-            "PYTHONPATH": os.pathsep.join([one_device["PYTHONPATH"], str(HERE)]),
-            "PYTHONUNBUFFERED": "1",
-        }
-        launched = Launched(tmp_path_factory.mktemp("launched"))
-        try:
-            launched.start(count, shared | (env or {}), told, *arguments)
-            yield launched
-        finally:
-            launched.end()
+    ) -> Launched:
+        flags = f"{one_device['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+        shared, port = one_device | {"XLA_FLAGS": flags, "PYTHONPATH": path} | (env or {}), free_port()
+        variables = [shared | (told(count, port, index) if count > 1 else {}) for index in range(count)]
+        return Launched([forks.start(*arguments, code=CODE, env=own) for own in variables])
 
     return launch
 
 
 @pytest.fixture
-def launch(launching: Launching) -> Iterator[Callable[..., Launched]]:
+def launch(launching: Launch) -> Iterator[Launch]:
     """The same for a test: what is left is killed at its end."""
     with contextlib.ExitStack() as stack:
         yield lambda *arguments, **more: stack.enter_context(launching(*arguments, **more))
 
 
 @pytest.fixture(scope="session")
-def whole(launching: Launching, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(launching: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The work directory of an undisturbed run of small.py by 2 processes with 2 devices each. Nothing may write there.
 
     One for all test workers.

@@ -1,15 +1,13 @@
 """Several processes on this machine, each with simulated devices: started, watched, and never left behind."""
 
-import contextlib
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+from forks import Forked
 
 HERE = Path(__file__).parent
 ENDS = 600.0  # seconds in which anything must end
@@ -17,10 +15,11 @@ ENDS = 600.0  # seconds in which anything must end
 
 def command(workdir: Path, *arguments: str, config: str = "small") -> list[object]:
     """`g2d run` of a config of this folder."""
-    return [HERE / "several.py", "run", "--config", HERE / f"{config}.py", "--workdir", workdir, *arguments]
+    return ["run", "--config", HERE / f"{config}.py", "--workdir", workdir, *arguments]
 
 
 Told = Callable[[int, int, int], dict[str, str]]
+"""From the number of processes, port and index to the environment that tells one of the others."""
 
 
 def by_jax(count: int, port: int, index: int) -> dict[str, str]:
@@ -44,37 +43,27 @@ def by_slurm(count: int, port: int, index: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return int(free.getsockname()[1])
 
 
 @dataclass
 class Launched:
-    """Processes of one run. folder: of what each writes to standard output and standard error, 0.out, 0.err …"""
+    """The processes of one run. A context manager that kills what is left of them."""
 
-    folder: Path
-    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    running: list[Forked]
 
-    def start(self, count: int, env: dict[str, str], told: Told, *arguments: object) -> None:
-        """Start them. told: from count, port and index to the environment that tells one of the others."""
-        port = free_port()
-        for index in range(count):
-            own = told(count, port, index) if count > 1 else {}
-            with open(self.folder / f"{index}.out", "wb") as out, open(self.folder / f"{index}.err", "wb") as err:
-                self.running.append(
-                    subprocess.Popen(
-                        [sys.executable, *map(str, arguments)],
-                        env=own | env,
-                        stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=err,
-                        start_new_session=True,
-                    )
-                )
+    def __enter__(self) -> "Launched":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.running:
+            process.kill()
+            process.wait()
 
     def send(self, index: int, number: signal.Signals) -> None:
-        os.kill(self.running[index].pid, number)
+        self.running[index].send_signal(number)
 
     def wait_for(self, workdir: Path, pattern: str, seconds: float = 0.0) -> None:
         """Until a file is there, and so many seconds longer."""
@@ -90,21 +79,12 @@ class Launched:
     def statuses(self, within: float = ENDS) -> list[int]:
         """Exit statuses; -9 for a process killed by signal 9."""
         limit = time.monotonic() + within
-        try:
-            return [process.wait(max(limit - time.monotonic(), 0.1)) for process in self.running]
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {within} s\n{self.told()}") from None
-
-    def output(self, index: int) -> str:
-        return (self.folder / f"{index}.out").read_text()
-
-    def errors(self, index: int) -> str:
-        return (self.folder / f"{index}.err").read_text()
+        return [process.wait(max(limit - time.monotonic(), 0.1)) for process in self.running]
 
     def said(self, index: int, text: str, within: float = 10.0) -> bool:
         """Whether a process, or the one that speaks for it after its end, wrote this to standard error."""
         limit = time.monotonic() + within
-        while text not in self.errors(index):
+        while text not in self.running[index].stderr:
             if time.monotonic() > limit:
                 return False
             time.sleep(0.05)
@@ -112,14 +92,7 @@ class Launched:
 
     def told(self) -> str:
         """The end of each one's standard error, for the message of an assertion."""
-        return "\n".join(f"--- process {i}\n{self.errors(i)[-3000:]}" for i in range(len(self.running)))
-
-    def end(self) -> None:
-        """Kill what is left, and what it started in its session."""
-        for process in self.running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(30)
+        return "\n".join(f"--- process {i}\n{process.stderr[-3000:]}" for i, process in enumerate(self.running))
 
 
 Launch = Callable[..., Launched]

@@ -1,4 +1,4 @@
-"""Comparing what two runs left: to the bit, or but for rounding."""
+"""Comparing what two runs left, but for rounding; tests/stages/alike.py does it to the bit."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
+from alike import timeless
 from safetensors.numpy import load_file
 
 from g2d_jax import commands
@@ -17,32 +18,17 @@ ATOL = {"logprobs": 1e-5, "parameters": 5e-5, "metrics": 1e-4}
 """What rounding may change where devices share a sum in another order; seen are 5e-7, 4e-6 and 5e-6."""
 
 
-def bits(one: Path, other: Path, policy_names: tuple[str, ...], exports: Path) -> None:
-    """All that is no measure of time is the same: every Parquet file, metrics, manifests, parameters."""
-    files = parquet(one)
-    assert files and files == parquet(other)
-    for file in files:
-        assert (one / file).read_bytes() == (other / file).read_bytes(), file
-    figures(one, other, policy_names, exports, dict.fromkeys(ATOL, 0.0))
-
-
 def but_for_rounding(one: Path, other: Path, policy_names: tuple[str, ...], exports: Path) -> None:
-    """The same draws, tokens, verdicts and pairs; log-probabilities, metrics and parameters within ATOL."""
-    assert parquet(one, "rollouts", "probe") == parquet(other, "rollouts", "probe") != []
+    """The same draws, tokens, verdicts, pairs and manifests; log-probabilities, metrics and parameters within ATOL."""
+    assert parquet(one) == parquet(other) != []
     pairs = [folder.relative_to(one) for folder in one.glob("*/preferences")]
-    for path in (*parquet(one, "rollouts", "probe"), *pairs):
+    for path in (*parquet(one), *pairs):
         first, second = (pd.read_parquet(workdir / path) for workdir in (one, other))
         assert len(first)
         pd.testing.assert_frame_equal(first, second, rtol=0, atol=ATOL["logprobs"], obj=str(path))
-    figures(one, other, policy_names, exports, ATOL)
-
-
-def figures(one: Path, other: Path, policy_names: tuple[str, ...], exports: Path, atol: dict[str, float]) -> None:
-    """Manifests, metrics and parameters."""
     for file in sorted(one.glob("*/manifest.json")):
-        manifests = (storage.finished(workdir / file.parent.name) for workdir in (one, other))
-        close(*map(timeless, manifests), atol["metrics"], file.parent.name)
-    close(metrics(one), metrics(other), atol["metrics"], "metrics")
+        close(*(timeless(storage.finished(workdir / file.parent.name)) for workdir in (one, other)), file.parent.name)
+    close(metrics(one), metrics(other), "metrics")
     for policy in policy_names:
         first, second = (
             load_file(commands.export(workdir, exports / workdir.name / policy, policy=policy) / "model.safetensors")
@@ -50,21 +36,21 @@ def figures(one: Path, other: Path, policy_names: tuple[str, ...], exports: Path
         )
         assert first.keys() == second.keys()
         for name, array in first.items():
-            np.testing.assert_allclose(array, second[name], 0, atol["parameters"], err_msg=f"{policy}: {name}")
+            np.testing.assert_allclose(array, second[name], 0, ATOL["parameters"], err_msg=f"{policy}: {name}")
 
 
-def parquet(workdir: Path, *folders: str) -> list[Path]:
+def parquet(workdir: Path) -> list[Path]:
     paths = sorted(path.relative_to(workdir) for path in workdir.rglob("*.parquet"))
-    return [path for path in paths if not folders or path.parts[1] in folders]
+    return [path for path in paths if path.parts[1] in ("rollouts", "probe")]
 
 
-def close(one: Any, other: Any, atol: float, where: str) -> None:
-    """Numbers of JSON within atol of their size, all else equal."""
+def close(one: Any, other: Any, where: str) -> None:
+    """Numbers of JSON within ATOL of their size, all else equal."""
     (first, structure), (second, expected) = jax.tree.flatten(one), jax.tree.flatten(other)
     assert structure == expected and structure.num_leaves, where
     for a, b in zip(first, second, strict=True):
         if isinstance(a, float) and isinstance(b, float):
-            np.testing.assert_allclose(a, b, atol, atol, err_msg=where)
+            np.testing.assert_allclose(a, b, ATOL["metrics"], ATOL["metrics"], err_msg=where)
         else:
             assert a == b, where
 
@@ -80,13 +66,3 @@ def metrics(workdir: Path) -> dict[str, Any]:
         for record in read_metrics(workdir)
         if record["stage"] in there
     }
-
-
-def timeless(value: Any) -> Any:
-    """A manifest without what a clock measured, and what depends on where the run was."""
-    if isinstance(value, list):
-        return [timeless(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    clocked = ("started", "verifier_cpu_seconds", "share", "tokens_per_second", "programs")
-    return {k: timeless(v) for k, v in value.items() if k not in clocked and "seconds" not in k}

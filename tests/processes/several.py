@@ -1,13 +1,7 @@
-"""What the tests of several processes run in each of them.
-
-python several.py run ARGUMENTS                      the command `g2d run`
-python several.py export ARGUMENTS                   the command `g2d export`; FULL: bytes a file of process 0 can have
-python several.py stages CONFIG REFERENCE WORKDIR    each stage by itself, on what REFERENCE has of those before it
-python several.py score PEER_TIMEOUT HANG_TIMEOUT    some responses, with the reward of small.py
-python several.py agreement FOLDER                   every way to agree
-"""
+"""What the tests of several processes run in each of them: a function of this file, by its name, with arguments."""
 
 import contextlib
+import json
 import os
 import re
 import resource
@@ -28,6 +22,8 @@ from g2d_jax import config as settings
 from g2d_jax.config import Config, Reward
 from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
+from g2d_jax.models import hf, lora
+from g2d_jax.models.config import Lora
 from g2d_jax.records import Problem
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.heartbeat import watched
@@ -44,13 +40,14 @@ def run(*arguments: str) -> int:
 
 
 def export(*arguments: str) -> int:
+    """FULL: bytes that a file of process 0 can have."""
     if "FULL" in os.environ and os.environ["JAX_PROCESS_ID"] == "0":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["FULL"]), resource.RLIM_INFINITY))
     return cli.main(["export", *arguments])
 
 
-def stages(config_file: str, reference: str, workdir: str) -> int:
-    """Every stage from the same artefacts, those of another run."""
+def stages(config_file: str, reference: str, workdir: str) -> None:
+    """Every stage by itself, on what another run has of those before it."""
     processes.initialise()
     config, own, other = resolve(config_file), epath.Path(workdir), epath.Path(reference)
     order = graph.plan(Config.of(config))
@@ -65,10 +62,9 @@ def stages(config_file: str, reference: str, workdir: str) -> int:
             for name in order.order:
                 folders = {**order.folders(other), name: order.folders(own)[name]}
                 pipeline.run_stage(first.at(Config.of(config), folders, tracker), name, order)
-    return 0
 
 
-def score(peer_timeout: str, hang_timeout: str) -> int:
+def score(peer_timeout: str, hang_timeout: str) -> None:
     """What a stage does with its share of responses: score them, and wait for the others."""
     processes.initialise()
     scorers = RewardManager({"main": Reward(function="small:even")}, lambda: make_mesh(), epath.Path())
@@ -76,10 +72,36 @@ def score(peer_timeout: str, hang_timeout: str) -> int:
         processes.mark("scoring")
         print("scoring", flush=True)
         print(scorers([Problem("a", "1+1", "2")] * 4, ["ab"] * 4, [np.zeros(1, np.int32)] * 4))
-    return 0
 
 
-def agreement(folder: str) -> int:
+def loads(folder: str, output: str) -> None:
+    """Load two models on several meshes of all processes, export them again, and print what share of a file was read;
+    and whether codes made while loading are those of what was loaded."""
+    processes.initialise()
+    hf._BLOCK = 1 << 20  # so that the even one's embedding comes to the leader in several blocks
+    meshes = {"even": {"ft": {"fsdp": 2, "tensor": 2}, "d": {"data": -1, "fsdp": 1}}, "odd": {"f": {}}}
+    shares, same = {}, []
+    for model, sizes_of in meshes.items():
+        source = Path(folder) / model
+        for name, sizes in sizes_of.items():
+            mesh = make_mesh(**sizes)
+            hf.load(source, mesh=mesh)  # programs are compiled, or read from a cache
+            before = bytes_read()
+            loaded = jax.block_until_ready(hf.load(source, mesh=mesh))
+            shares[f"{model}-{name}"] = (bytes_read() - before) / (source / "model.safetensors").stat().st_size
+            hf.save(loaded, Path(output) / f"{model}-{name}")
+            codes = hf.load(source, mesh=mesh, lora=Lora(2, 4.0), quantised="int8")
+            equal = jax.jit(lambda *two: jax.tree.map(lambda a, b: (a == b).all(), *two))
+            same.append(bool(jax.tree.all(equal(codes, lora.frozen(loaded, codes.config)))))
+    processes.gather("saved")  # the leader writes
+    print(json.dumps({"shares": shares, "codes": same}))
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def agreement(folder: str) -> None:
     """Every way to agree, and what each process gets; an assertion that fails ends it with another status."""
     processes.initialise()
     jax.devices()
@@ -123,7 +145,7 @@ def agreement(folder: str) -> int:
         if processes.leader():  # it leaves with an error while the others wait for it
             fail("the leader's")
         processes.gather(0)
-    return processes.leave(0)
+    processes.leave(0)
 
 
 @contextlib.contextmanager
@@ -174,6 +196,5 @@ def stopped(index: int, number: signal.Signals) -> None:
             processes.check_stop_together()
 
 
-if __name__ == "__main__":
-    commands = {command.__name__: command for command in (run, export, stages, score, agreement)}
-    sys.exit(commands[sys.argv[1]](*sys.argv[2:]))
+def main(name: str, *arguments: str) -> None:
+    sys.exit(globals()[name](*arguments))

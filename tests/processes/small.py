@@ -1,12 +1,11 @@
 """The tiny config with refilled batches, a probed warm-up that may end by itself, and what can go wrong.
 
-The reward can be slow or hang, the seed can differ.
-
-SLOW: seconds that a call of the reward takes. HANGS, DIFFERS: index of the process in which it never returns, and of
-the one with another seed.
+SLOW: seconds that a call of the reward takes. HANGS, DIFFERS, STOPPED: index of the process in which it never returns,
+of the one with another seed, and of the one that gets SIGTERM while it reads this config.
 """
 
 import os
+import signal
 import time
 
 import tiny
@@ -25,7 +24,10 @@ def even(completions, **columns):
 
 def get_config(arg: str = "") -> ConfigDict:
     config = tiny.get_config()
-    config.seed = int(os.environ.get("DIFFERS", "none") == os.environ.get("JAX_PROCESS_ID"))
+    index = os.environ.get("JAX_PROCESS_ID", "0")
+    if os.environ.get("STOPPED") == index:
+        os.kill(os.getpid(), signal.SIGTERM)
+    config.seed = int(os.environ.get("DIFFERS") == index)
     config.reward.function = "small:even"
     config.stages.warmup.update(dynamic_sampling=1, stop="adaptive", adaptive={"min_steps": 1})
     config.stages.warmup.probe.update(every=1, prompts=4, num_generations=2)

@@ -2,14 +2,14 @@
 
 import json
 import signal
-import subprocess
-import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
 import pytest
-from launched import HERE, Launch, Told, by_jax, by_slurm, command, free_port
+from forks import Forks
+from launched import Launch, Told, by_jax, by_slurm, command, free_port
 
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.heartbeat import watched
@@ -39,7 +39,7 @@ def test_a_launcher_starts_again_where_it_may_go_well_next_time() -> None:
 def test_every_way_to_agree(count: int, told: Told, launch: Launch, tmp_path: Path) -> None:
     for index in range(count):
         (tmp_path / f"{index}.jsonl").write_text(json.dumps({"problem": f"9 + {index} =", "answer": "9"}) + "\n")
-    launched = launch(count, 1, HERE / "several.py", "agreement", tmp_path, told=told)
+    launched = launch(count, 1, "agreement", tmp_path, told=told)
     assert launched.statuses() == [0] * count, launched.told()
 
 
@@ -47,9 +47,9 @@ def test_every_way_to_agree(count: int, told: Told, launch: Launch, tmp_path: Pa
 def test_other_settings_on_one_host_are_refused_by_all(launch: Launch, tmp_path: Path) -> None:
     launched = launch(2, 1, *command(tmp_path / "run"), env={"DIFFERS": "1"})
     assert launched.statuses() == [1, 1], launched.told()
-    for index in (0, 1):
-        assert "settings or packages differ between processes" in launched.errors(index)
-        assert "All hosts need the same files, packages and arguments" in launched.errors(index)
+    for process in launched.running:
+        assert "settings or packages differ between processes" in process.stderr
+        assert "All hosts need the same files, packages and arguments" in process.stderr
     assert not (tmp_path / "run" / "config.json").exists()
 
 
@@ -95,28 +95,24 @@ def test_half_an_address_is_refused(variables: dict[str, str], message: str, mon
 
 
 @pytest.mark.parametrize("index", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_who_waits_for_the_others_says_so_and_not_for_ever(index: int, one_device: dict[str, str]) -> None:
+def test_who_waits_for_the_others_says_so_and_not_for_ever(index: int, forks: Forks) -> None:
     """Neither the coordinator alone nor one that cannot reach it: and Ctrl-C is heard."""
     code = (
-        "import signal, sys; from g2d_jax import cli; from g2d_jax.runtime import processes; "
-        "processes.JOIN = int(sys.argv[1]); "
-        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # which a suite in the background ignores
-        f"sys.exit(cli.main(['run', '--config', 'demo', '--coordinator', 'localhost:{free_port()}', "
-        f"'--num-processes', '2', '--process-id', '{index}']))"
+        "import sys; from g2d_jax import cli; from g2d_jax.runtime import processes; "
+        "processes.JOIN = int(sys.argv[1]); sys.exit(cli.main(sys.argv[2:]))"
     )
-    start = [sys.executable, "-c", code]
-    found = subprocess.run([*start, "6"], env=one_device, capture_output=True, text=True, timeout=120)
-    assert found.returncode == processes.RESTART, found.stderr
+    others = ("--coordinator", f"localhost:{free_port()}", "--num-processes", 2, "--process-id", index)
+    ended = forks.run(6, "run", "--config", "demo", *others, code=code, timeout=120)
+    assert ended.returncode == processes.RESTART, ended.stderr
     place = f"process {index} of 2 with the coordinator localhost:"
-    assert f"g2d: {place}" in found.stderr and "waiting for the others, up to 6 s" in found.stderr
-    assert f"the processes did not find each other ({place}" in found.stderr
-    with subprocess.Popen([*start, "100"], env=one_device, stderr=subprocess.PIPE, text=True) as waiting:
-        assert waiting.stderr is not None
-        while "waiting for the others" not in (line := waiting.stderr.readline()):
-            assert line
+    assert f"g2d: {place}" in ended.stderr and "waiting for the others, up to 6 s" in ended.stderr
+    assert f"the processes did not find each other ({place}" in ended.stderr
+    with forks.start(100, "run", "--config", "demo", *others, code=code) as waiting:
+        while "waiting for the others" not in waiting.stderr:
+            assert waiting.poll() is None, waiting.stderr
+            time.sleep(0.05)
         waiting.send_signal(signal.SIGINT)
-        assert waiting.wait(20) == 130
-        assert "interrupted" in waiting.stderr.read()
+        assert waiting.wait(20) == 130 and "interrupted" in waiting.stderr
 
 
 def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

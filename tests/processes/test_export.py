@@ -6,7 +6,7 @@ import adapters
 import jax
 import pytest
 from etils import epath
-from launched import HERE, Launch
+from launched import Launch
 
 from g2d_jax import commands
 from g2d_jax.config import Config
@@ -30,7 +30,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(workdir: Path, output: Path) -> list[object]:
-    return [HERE / "several.py", "export", "--workdir", workdir, "--output", output, "--dtype", "bfloat16"]
+    return ["export", "--workdir", workdir, "--output", output, "--dtype", "bfloat16"]
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_two_processes_export_what_one_does(workdir: Path, launch: Launch, tmp_p
     commands.export(workdir, tmp_path / "one", dtype="bfloat16")
     launched = launch(2, 2, *command(workdir, tmp_path / "two"))
     assert launched.statuses() == [0, 0], launched.told()
-    assert [str(tmp_path / "two") in launched.output(index) for index in (0, 1)] == [True, False]
+    assert [str(tmp_path / "two") in process.stdout for process in launched.running] == [True, False]
     files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "two").iterdir()}
@@ -49,6 +49,6 @@ def test_an_error_in_the_midst_of_writing_ends_all(workdir: Path, launch: Launch
     """The other one is then waiting for a tensor; it hears of the error long before a silent one would be lost."""
     launched = launch(2, 1, *command(workdir, tmp_path / "two"), env={"FULL": "10000"})
     assert launched.statuses(within=50) == [1, 1], launched.told()
-    for index in (0, 1):
-        assert "cannot write: File too large" in launched.errors(index), launched.told()
+    for process in launched.running:
+        assert "cannot write: File too large" in process.stderr, launched.told()
     assert not (tmp_path / "two" / "config.json").exists()

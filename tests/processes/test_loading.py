@@ -1,15 +1,12 @@
 """Several processes that load one model: each reads its share of the file, and together they have all of it."""
 
 import json
-from pathlib import Path
 
 import jax
 import pytest
 
 from g2d_jax.models import decoder, hf
 from g2d_jax.models.config import ModelConfig
-
-HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
@@ -20,9 +17,9 @@ def test_each_process_reads_its_share(launch, tmp_path):
         config = ModelConfig("qwen2", vocab, 128, 3, 4, 2, 32, 512, tie_word_embeddings=True, qkv_bias=True)
         folder = hf.save(decoder.init(config, jax.random.key(0)), tmp_path / name)
         wholes[name] = (folder / "model.safetensors").read_bytes()
-    launched = launch(2, 2, HERE / "loads.py", tmp_path, tmp_path / "out")
+    launched = launch(2, 2, "loads", tmp_path, tmp_path / "out")
     assert launched.statuses() == [0, 0], launched.told()
-    printed = [json.loads(launched.output(index).splitlines()[-1]) for index in range(2)]
+    printed = [json.loads(process.stdout.splitlines()[-1]) for process in launched.running]
     assert all(one["codes"] == [True] * 3 for one in printed)
     told = [one["shares"] for one in printed]
     assert told[0].keys() == {"even-ft", "even-d", "odd-f"}

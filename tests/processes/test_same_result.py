@@ -1,6 +1,5 @@
 """Several processes give what one gives: the same prompts, tokens, verdicts and pairs, and numbers but for rounding."""
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 import same
 from launched import HERE, Launch, command
+from test_reward_model import save_reward_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def test_each_stage_from_the_same_artefacts(whole: Path, launch: Launch, tmp_path: Path) -> None:
     """One process with four devices against two with two each."""
     workdir = tmp_path / "stages"
-    launched = launch(1, 4, HERE / "several.py", "stages", HERE / "small.py", whole, workdir)
+    launched = launch(1, 4, "stages", HERE / "small.py", whole, workdir)
     assert launched.statuses() == [0], launched.told()
     same.but_for_rounding(whole, workdir, ("sft", "warmup@1", "warmup", "dpo"), tmp_path / "exports")
 
@@ -48,7 +48,7 @@ def test_tasks_reward_models_adapters_and_rollouts_from_elsewhere(launch: Launch
     one, two = tmp_path / "one", tmp_path / "two"
     launched = launch(1, 2, *command(one, config="mixed"), env={"MIXED": str(tmp_path)})
     assert launched.statuses() == [0], launched.told()
-    again = (HERE / "several.py", "stages", HERE / "mixed.py", one, two)
+    again = ("stages", HERE / "mixed.py", one, two)
     launched = launch(2, 1, *again, env={"MIXED": str(tmp_path)})
     assert launched.statuses() == [0, 0], launched.told()
     same.but_for_rounding(one, two, ("dpo@2", "dpo", "group"), tmp_path / "exports")
@@ -66,14 +66,4 @@ def write_inputs(folder: Path) -> None:
     ]
     given = [{**row, "reward": float(i % 3 == 0), "prompt": f"1{row['prompt']}"} for i, row in enumerate(outside)]
     (folder / "outside.jsonl").write_text("".join(json.dumps(row) + "\n" for row in outside + given))
-    make_reward_model(folder / "reward-model")
-
-
-def make_reward_model(folder: Path) -> None:
-    """As the tests of reward models make theirs."""
-    file = HERE.parent / "scoring" / "test_reward_model.py"
-    spec = importlib.util.spec_from_file_location("reward_models", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.save_reward_model(folder, "Llama")
+    save_reward_model(folder / "reward-model", "Llama")

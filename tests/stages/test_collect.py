@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas
+import pandas as pd
 import pytest
 from ml_collections import ConfigDict
 from worlds import bits, only, run
@@ -17,7 +18,7 @@ from g2d_jax.config import Config
 from g2d_jax.data.preferences import random_pairs, to_preference
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.runtime import storage
-from g2d_jax.runtime.tables import read_columns, read_preferences, read_rollouts
+from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import collect, offline
 from g2d_jax.stages.cost import Cost
@@ -184,8 +185,8 @@ def test_informativeness_on_disk(small, tmp_path, opened):
     assert {key: float(value) for key, value in measures.items() if key != "pairs"} == pytest.approx(
         summary, nan_ok=True
     )
-    columns = read_columns(folder / "informativeness" / "prompts.parquet")
-    assert columns["problem_id"] == [group[0].rollout.problem_id for group in groups]
+    columns = pd.read_parquet(folder / "informativeness" / "prompts.parquet")
+    assert columns["problem_id"].tolist() == [group[0].rollout.problem_id for group in groups]
     pairs = read_preferences(folder / "preferences")
     assert columns["pairs"].tolist() == [sum(p.problem_id == i for p in pairs) for i in columns["problem_id"]]
     own = {(r.rollout.problem_id, r.text): float(r.rollout.logprobs.sum(dtype=np.float64)) for g in groups for r in g}

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 from ml_collections import ConfigDict
 from worlds import bits, only, run
@@ -16,7 +17,7 @@ from g2d_jax.data.loader import Order
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
 from g2d_jax.runtime import storage
-from g2d_jax.runtime.tables import read_columns, read_preferences, write_preferences
+from g2d_jax.runtime.tables import read_preferences, write_preferences
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import offline
 from g2d_jax.stages.cost import Cost
@@ -86,10 +87,10 @@ def test_nothing_learnt_is_no_reward(small, tmp_path, opened):
 def test_what_is_measured_is_what_the_table_holds(small, tmp_path, opened):
     runtime = opened(small, tmp_path)
     manifest = run(runtime)
-    table = read_columns(tmp_path / "01-dpo" / "pairs.parquet")
+    table = pd.read_parquet(tmp_path / "01-dpo" / "pairs.parquet")
     pairs = read_preferences(tmp_path / "pairs.parquet")
-    lengths = table["chosen_length"], table["rejected_length"]
-    assert table["problem_id"] == [pair.problem_id for pair in pairs]
+    lengths = table["chosen_length"].to_numpy(), table["rejected_length"].to_numpy()
+    assert list(table["problem_id"]) == [pair.problem_id for pair in pairs]
     assert lengths[0].tolist() == [len(pair.chosen_ids) for pair in pairs]
     assert lengths[1].tolist() == [len(pair.rejected_ids) for pair in pairs]
     before, after = (np.stack([table[f"{which}chosen"], table[f"{which}rejected"]], axis=1) for which in ("ref_", ""))

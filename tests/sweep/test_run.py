@@ -14,11 +14,12 @@ from forks import Forked, Forks
 
 from g2d_jax import commands
 from g2d_jax.config_load import resolve
+from g2d_jax.runtime.lock import try_lock
 from g2d_jax.stages.policies import checkpoint_of
 from g2d_jax.sweep import run as sweeps
 from g2d_jax.sweep.graph import build
 from g2d_jax.sweep.points import Point, points, with_axes
-from g2d_jax.workdir import stage_folders, try_lock
+from g2d_jax.workdir import stage_folders
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")
 STEPS = "stages.warmup.steps=0,1,3"

@@ -1,0 +1,163 @@
+"""Settings with which a run would fit: those that leave its result as it is, then those that change it."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import itertools
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from g2d_jax import config_load
+from g2d_jax.config import Config, Remat, TrainingStage
+from g2d_jax.losses import chunk_of
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.decoder import count_trained
+from g2d_jax.plan.planning import Compiler, planned
+from g2d_jax.plan.programs import programs_of
+from g2d_jax.plan.topologies import Topology
+from g2d_jax.stages import init_params
+from g2d_jax.stages.programs.training import saved_per_token
+from g2d_jax.training import optimizer
+
+CHOSEN = ("mesh.data", "mesh.fsdp", "mesh.tensor", "compute.microbatch_tokens", "compute.remat")
+"""Settings that change nothing in a run's result."""
+
+MOST_TRIED = 5  # compilations that --auto, or the search for what fits, may cost
+MOST_TRIED_EACH = 2  # the same with each of `savings`
+RANK = 16
+
+
+def overrides(config: Config) -> list[str]:
+    """List the settings `CHOSEN` of a config as overrides."""
+    return [f"{name}={operator.attrgetter(name)(config)}" for name in CHOSEN]
+
+
+def as_arguments(overrides: Sequence[str]) -> str:
+    """Write the overrides as command-line arguments."""
+    return " ".join(f"--config.{override}" for override in overrides)
+
+
+def choices(config: Config, topology: Topology) -> list[Config]:
+    """List the config with all `CHOSEN` settings to try, quickest first by formula: little computed again, few
+    micro-batches, no tensor split."""
+    devices, own = topology.devices, config.compute
+    tensors = [ways for ways in (1, 2, 4, 8) if ways <= devices // topology.hosts]
+    tokens = [own.microbatch_tokens * 2**power // 16 for power in range(7)]
+
+    def cost(choice: Config) -> tuple[float, int]:
+        again = {"none": 3.0, "attention": 3.9, "full": 4.0}[choice.compute.remat]
+        tensor = choice.mesh.tensor
+        return again * (1 + 0.15 * (tensor > 1) * tensor), -choice.compute.microbatch_tokens
+
+    candidates = [
+        replace(
+            config,
+            mesh=replace(config.mesh, data=1, fsdp=devices // tensor, tensor=tensor),
+            compute=replace(own, microbatch_tokens=count, remat=remat),
+        )
+        for tensor, count, remat in itertools.product(tensors, tokens, get_args(Remat))
+        if count >= devices // tensor
+    ]
+    return sorted(candidates, key=cost)
+
+
+def train_bytes(model: ModelConfig, config: Config, row_length: int, stages: Sequence[str] = ()) -> float:
+    """Count a train step's bytes a device by formula, the largest among these stages (default: all).
+
+    8 bytes a trained parameter, itself and a gradient in float32, and its optimiser's where that is not offloaded,
+    split over fsdp and tensor; the frozen parameters as they are stored. What the layers save; one layer's own work
+    without remat's savings; the head gathered, with its gradient in float32; logits of a chunk of tokens and two more
+    arrays of their size.
+    """
+    mesh, compute = config.mesh, config.compute
+    size = 2 if config.dtype == "bfloat16" else 4
+    tokens = max(compute.microbatch_tokens // row_length // mesh.fsdp, 1) * row_length
+    saved = saved_per_token(model, compute.remat, mesh.tensor) * tokens * size
+    layer = saved_per_token(model, "none", mesh.tensor) / model.num_hidden_layers * tokens * 2 * size
+    head = model.vocab_size * model.hidden_size * (size + 4)
+    logits = 3 * 4 * min(tokens, chunk_of(model.vocab_size, "tpu")) * model.vocab_size
+    named = [config.stages[name] for name in stages or config.stages]
+    settings = [stage.optimizer for stage in named if isinstance(stage, TrainingStage)]
+    state = max((optimizer.state_bytes(s.kind, s.moment_dtype) for s in settings), default=8)
+    trained = 8 if compute.offload_optimizer else 8 + state
+    parameters = trained * count_trained(model) + init_params.rest_bytes(config, model)
+    return parameters / (mesh.fsdp * mesh.tensor) + saved + layer + head + logits
+
+
+def search(config: Config, compiler: Compiler, *, stages: Sequence[str] = (), most: int = MOST_TRIED) -> Config | None:
+    """Find the quickest of `choices` by formula whose programs all compile and fit; at most `most` are tried.
+
+    None if none of those tried fits.
+    """
+    names = stages or tuple(config.stages)
+    with planned(config, compiler) as runtime:
+        model, programs = runtime.model_config, [program for name in names for program in programs_of(runtime, name)]
+        steps = [program.arguments({})[1]["tokens"] for program in programs if program.name == "train step"]
+        row_length = max((tokens.shape[-1] for tokens in steps), default=config.data.max_prompt_length)
+
+    def needs(choice: Config) -> float:
+        return train_bytes(model, choice, row_length, stages)
+
+    tried = choices(config, compiler.topology)
+    likely = [choice for choice in tried if needs(choice) <= compiler.topology.device.usable]
+    likely = likely or sorted(tried, key=needs)  # the formula may be wrong by more than that: try what needs least
+    for place in sorted({round(place) for place in np.linspace(0, len(likely) - 1, most)}):  # ever more frugal ones
+        compiler.say(f"trying {as_arguments(overrides(likely[place]))}")
+        if _all_fit(likely[place], compiler, names):
+            return likely[place]
+    return None
+
+
+def _all_fit(config: Config, compiler: Compiler, stages: Sequence[str]) -> bool:
+    with planned(config, compiler) as runtime:
+        for name in stages:
+            # The train step first: it is what most often does not fit.
+            programs = sorted(programs_of(runtime, name), key=lambda program: program.name != "train step")
+            if not all(entry.fits(compiler.topology.device) for entry in compiler.entries(programs)):
+                return False
+    return True
+
+
+def savings(config: Config, stages: Sequence[str] = ()) -> list[list[str]]:
+    """List overrides that make training need less memory and change its result, the one that changes least first.
+
+    Full training: AdamW's moments in bfloat16; adapters beside a base in bfloat16; with qwix, its layers as int8 codes.
+    With adapters: the base the same way.
+    """
+    codes = ["lora.quantise=int8"] if importlib.util.find_spec("qwix") else []
+    if config.lora.rank:
+        base = ["lora.base_dtype=bfloat16"] if config.lora.base_dtype == "float32" else []
+        beside = [base, [*base, *codes]] if codes and not config.lora.quantise else [base]
+        return [overrides for overrides in beside if overrides]
+    trained = {
+        name: stage.optimizer
+        for name, stage in config.stages.items()
+        if isinstance(stage, TrainingStage) and name in (stages or config.stages)
+    }
+    moments = [
+        f"stages.{name}.optimizer.moment_dtype=bfloat16"
+        for name, optimizer in trained.items()
+        if optimizer.kind == "adamw" and optimizer.moment_dtype == "float32"
+    ]
+    adapters = [f"lora.rank={RANK}", "lora.base_dtype=bfloat16"]
+    beside = ([adapters, [*adapters, *codes]] if codes else [adapters]) if trained else []
+    return [overrides for overrides in (moments, *beside) if overrides]
+
+
+def search_savings(config: ConfigDict, compiler: Compiler, *, stages: Sequence[str] = ()) -> list[str]:
+    """Find the first of `savings` with which something fits; return it with the choice that does, [] if none does."""
+    for saving in savings(Config.of(config), stages):
+        changed = copy.deepcopy(config)
+        for override in saving:
+            config_load.apply(changed, override)
+        compiler.say(f"with {as_arguments(saving)}")
+        choice = search(Config.of(changed), compiler, stages=stages, most=MOST_TRIED_EACH)
+        if choice is not None:
+            return [*saving, *overrides(choice)]
+    return []
