@@ -87,13 +87,10 @@ def problem(task: Task, seed: int, index: int) -> Problem:
 def problems(task: Task, seed: int, count: int, split: Split | None = None) -> list[Problem]:
     """Make the first `count` distinct problems of one split (None: of all three), in the order of the sequence `seed`.
 
-    Splits are disjoint by id, whatever the seeds. Raises ValueError for an unknown split or count below 0, and when
-    the sequence yields too few distinct problems.
+    Splits are disjoint by id, whatever the seeds. Raises ValueError for an unknown split, and when the sequence yields
+    too few distinct problems.
     """
-    if split is not None:
-        check_split(split)
-    if count < 0:
-        raise ValueError(f"count must not be negative, got {count}")
+    check_split(split)
     distinct: dict[str, Problem] = {}
     for index in range(1000 + 100 * count):
         if len(distinct) == count:

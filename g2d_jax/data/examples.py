@@ -13,7 +13,7 @@ from typing import Any
 from g2d_jax.data import arithmetic
 from g2d_jax.data.collect import LoadReport, OnError, collect
 from g2d_jax.data.fields import BrokenRow, Fields, as_messages, as_prompt, as_text, check_fields, find, named
-from g2d_jax.data.problems import check_revision, open_rows, procedural
+from g2d_jax.data.problems import open_rows, procedural
 from g2d_jax.data.splits import Split, problem_id
 from g2d_jax.records import Example, Message
 
@@ -41,8 +41,7 @@ def load_examples(
     if source.startswith("procedural:"):
         if split not in (None, "train"):
             raise ValueError(f"demonstrations of {source} are drawn from the train split only, got split {split!r}")
-        check_revision(source, revision)
-        task, count = procedural(source, limit)
+        task, count = procedural(source, limit, revision)
         examples = [arithmetic.example(task, seed, index) for index in range(count)]
         return examples, LoadReport(source, rows=len(examples), kept=len(examples))
     _, rows = open_rows(source, revision)
@@ -61,7 +60,7 @@ def to_example(values: dict[str, Any], fields: Fields) -> Example:
     """Read one row as an Example. Raises BrokenRow."""
 
     def field(name: str) -> tuple[str | None, Any]:
-        return named(values, fields[name]) if name in fields else find(values, (name,))
+        return named(values, fields[name]) if name in fields else find(values, name)
 
     path, value = field("messages") if "prompt" not in fields else (None, None)
     if path is not None:

@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from g2d_jax.records import Score, Verdict
@@ -37,6 +36,7 @@ REWARDS: Mapping[Verdict, float | None] = {
 }
 START_SECONDS = 300.0
 """How long a worker may take to import math-verify on a machine that is busy compiling."""
+MAX_ANSWER_CHARS = 10_000
 
 Begun = tuple[str | None, Verdict | Future[Verdict]]
 """A response's final answer, and its verdict or where that will be."""
@@ -120,8 +120,8 @@ class VerifierPool:
     """Worker processes that verify answers. Thread-safe; a context manager; workers start when first needed.
 
     workers: processes, at most so many answers are graded at a time. cpu_seconds, memory_mb: limits per answer.
-    wall_seconds: backstop for a worker that neither works nor answers, far above cpu_seconds since the machine may be
-    busy. max_answer_chars: longer answers are INCORRECT unless short against four times the gold.
+    wall_seconds: after which a worker that neither works nor answers is ended, far above cpu_seconds since the machine
+    may be busy. Answers of more than MAX_ANSWER_CHARS are INCORRECT unless short against four times the gold.
     Counts since it was made: answers `graded` by a worker (the others were decided or known here); `stopped`, why
     workers gave up, by "cpu", "memory", "crash", "wall"; `cpu_seconds` of workers on answers.
     Verdicts are a function of (gold, answer) but for answers near the CPU limit: journal them before use.
@@ -132,9 +132,6 @@ class VerifierPool:
         workers: int = 2,
         cpu_seconds: float = 5.0,
         memory_mb: int = 2048,
-        *,
-        wall_seconds: float | None = None,
-        max_answer_chars: int = 10_000,
         cache_size: int = 65_536,
     ) -> None:
         if workers < 1 or cpu_seconds <= 0 or memory_mb < 512:
@@ -143,8 +140,7 @@ class VerifierPool:
                 f"got {workers}, {cpu_seconds}, {memory_mb}"
             )
         self._limits = (float(cpu_seconds), int(memory_mb))
-        self._wall_seconds = max(60.0, 20.0 * cpu_seconds) if wall_seconds is None else wall_seconds
-        self._max_answer_chars = max_answer_chars
+        self.wall_seconds = max(60.0, 20.0 * cpu_seconds)
         self._cache_size = cache_size
         self._count = workers
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="verifier")
@@ -160,9 +156,7 @@ class VerifierPool:
     def __enter__(self) -> VerifierPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def score(self, golds: Sequence[str | None], texts: Sequence[str]) -> list[Score]:
@@ -213,7 +207,7 @@ class VerifierPool:
             return Verdict.UNSCORABLE
         if answer is None:
             return Verdict.NO_ANSWER
-        is_overlong = len(answer) > max(self._max_answer_chars, 4 * len(gold))
+        is_overlong = len(answer) > max(MAX_ANSWER_CHARS, 4 * len(gold))
         is_correct = answer == gold if is_overlong else quick_verdict(gold, answer)
         if is_correct is not None:
             return Verdict.CORRECT if is_correct else Verdict.INCORRECT
@@ -234,7 +228,7 @@ class VerifierPool:
         for _ in range(2):
             worker = self._worker()
             try:
-                reply = worker.ask(gold, answer, self._wall_seconds)
+                reply = worker.ask(gold, answer, self.wall_seconds)
                 break
             except WorkerDied as error:
                 reply = {"verdict": Verdict.TIMEOUT, "stopped": str(error), "cpu_seconds": 0.0}

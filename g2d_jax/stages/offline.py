@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import Collect, Offline, Optimizer
-from g2d_jax.data.loader import InOrder, draw
+from g2d_jax.data.loader import Order, draw
 from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
@@ -60,7 +60,7 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     scoring = Cost()
     with runtime.track_cost(scoring):
         references = reference_logprobs(runtime, name, stage, pairs, row_length, scoring)
-    order = problem_order(runtime.config, len(pairs), f"offline/{name}") if stage.shuffle else InOrder(len(pairs))
+    order = problem_order(runtime.config, len(pairs), f"offline/{name}") if stage.shuffle else Order(len(pairs), None)
     objective = objective_of(runtime.compute, stage)
     before = (
         pair_diagnostics.pair_summary(pairs, references) if stage.diagnose else {}
