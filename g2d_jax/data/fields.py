@@ -23,13 +23,12 @@ class LeftOut(Exception):
     """A sound row that the data set's filter leaves out. Its text is the reason, one of a few."""
 
 
-def check_fields(fields: Fields | None, names: Iterable[str]) -> Fields:
-    """Return `fields`, {} for None; raises ValueError when it maps a field that the record does not have."""
+def check_fields(fields: Fields, names: Iterable[str]) -> None:
+    """Raise ValueError when `fields` maps a field that the record does not have."""
     names = tuple(names)
-    for name in fields or {}:
+    for name in fields:
         if name not in names:
             raise ValueError(f"fields maps {name!r}, which is none of {', '.join(names)}{suggest(name, names)}")
-    return fields or {}
 
 
 def find(values: Mapping[str, Any], *paths: str, scalar: bool = False) -> tuple[str | None, Any]:

@@ -22,12 +22,13 @@ from typing import Any
 
 from etils import epath
 
+from g2d_jax.config import Source
 from g2d_jax.config_io import suggest
 from g2d_jax.data import arithmetic, filters
-from g2d_jax.data.collect import LoadReport, OnError, check_limit, collect
+from g2d_jax.data.collect import LoadReport, collect
 from g2d_jax.data.fields import Fields, as_answer, as_prompt, check_fields, find, named
 from g2d_jax.data.rows import SUFFIXES, Row, file_rows, hub_rows
-from g2d_jax.data.splits import Split, problem_id
+from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import solution_answer
 
@@ -52,40 +53,26 @@ NAMED = {
 """Where data sets known by name lie on the hub: repository[@configuration]:split, the split where none is given."""
 
 
-def load_problems(
-    source: str,
-    *,
-    fields: Fields | None = None,
-    split: Split | None = None,
-    on_error: OnError = "raise",
-    limit: int | None = None,
-    seed: int = 0,
-    revision: str | None = None,
-) -> tuple[list[Problem], LoadReport]:
+def load_problems(source: Source, seed: int = 0) -> tuple[list[Problem], LoadReport]:
     """Load the distinct problems of a source in its order, and what became of its rows.
 
-    fields: names of the row's fields for prompt, answer, solution and subset, where the usual names do not fit.
-    split: only this part by id hash; None: everything.
-    on_error: "skip" leaves broken rows out and counts them.
-    limit: the first so many; must be given for a procedural source, whose sequence is `seed`.
-    revision: a commit, branch or tag of a hub source.
+    source.fields: names of the row's fields for prompt, answer, solution and subset, where the usual names do not fit.
+    source.on_error: "skip" leaves broken rows out and counts them. A procedural source needs a limit; its sequence is
+    `seed`.
     Raises ValueError naming file and line of the first broken row, for a source that is not known, cannot be read or
     holds no problem, and ImportError for a hub source without the extra.
     """
-    mapped = check_fields(fields, _CANDIDATES)
-    if source.startswith("procedural:"):
-        task, count = procedural(source, limit, revision)
-        problems = arithmetic.problems(task, seed, count, split)
-        return problems, LoadReport(source, rows=len(problems), kept=len(problems))
-    label, rows = open_rows(source, revision)
-    read = _READ.get(source.partition(":")[0], to_problem)
+    check_fields(source.fields, _CANDIDATES)
+    if source.path.startswith("procedural:"):
+        task, count = procedural(source)
+        problems = arithmetic.problems(task, seed, count, source.split)
+        return problems, LoadReport(source.path, rows=len(problems), kept=len(problems))
+    label, rows = open_rows(source.path, source.revision)
+    read = _READ.get(source.path.partition(":")[0], to_problem)
     problems, report = collect(
         source,
         rows,
-        lambda values: read(values, label, mapped),
-        split=split,
-        limit=limit,
-        on_error=on_error,
+        lambda values: read(values, label, source.fields),
         key=lambda problem: problem.id,
         content=lambda problem: problem.answer,
     )
@@ -195,18 +182,17 @@ def check_training(source: str, field: str) -> None:
         )
 
 
-def procedural(source: str, limit: int | None, revision: str | None) -> tuple[arithmetic.Task, int]:
-    """Look up the task of a procedural source, and `limit`, which such a source needs.
+def procedural(source: Source) -> tuple[arithmetic.Task, int]:
+    """Look up the task of a procedural source, and its limit, which such a source needs.
 
     Raises ValueError without a limit, with a revision, and for an unknown task.
     """
-    check_revision(source, revision)
-    if source not in arithmetic.TASKS:
-        raise ValueError(f"unknown procedural task {source!r}: there are {', '.join(arithmetic.TASKS)}")
-    check_limit(limit)
-    if limit is None:
-        raise ValueError(f"{source} has no end: say with limit how many to take")
-    return arithmetic.TASKS[source], limit
+    check_revision(source.path, source.revision)
+    if source.path not in arithmetic.TASKS:
+        raise ValueError(f"unknown procedural task {source.path!r}: there are {', '.join(arithmetic.TASKS)}")
+    if source.limit is None:
+        raise ValueError(f"{source.path} has no end: say with limit how many to take")
+    return arithmetic.TASKS[source.path], source.limit
 
 
 def _reference(answer: tuple[str | None, Any], solution: tuple[str | None, Any]) -> tuple[str | None, str | None]:

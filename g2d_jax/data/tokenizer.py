@@ -150,8 +150,8 @@ class PromptTokenizer:
 
     def drop_too_long(self, records: Sequence[Record], max_prompt_length: int) -> tuple[list[Record], int]:
         """Return the records whose prompt has at most `max_prompt_length` tokens, and how many others there are."""
-        kept = [record for record in records if len(self.encode_prompt(record.prompt)) <= max_prompt_length]
-        return kept, len(records) - len(kept)
+        short = [record for record in records if len(self.encode_prompt(record.prompt)) <= max_prompt_length]
+        return short, len(records) - len(short)
 
     def save(self, folder: storage.PathLike) -> None:
         """Write the tokenizer and its chat template as transformers reads them; eos_ids belong to the model's files."""

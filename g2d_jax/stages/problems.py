@@ -71,15 +71,7 @@ def _of_task(config: Config, name: str, task: Task, tokenizer: PromptTokenizer, 
 
 def _read(source: Source, seed: int, label: str, verified: bool, say: Say) -> list[Problem]:
     """Read a source; without problems that lack a reference answer where `verified`."""
-    problems, report = load_problems(
-        source.path,
-        fields=source.fields or None,
-        split=source.split or None,
-        limit=source.limit,
-        on_error=source.on_error,
-        seed=seed,
-        revision=source.revision,
-    )
+    problems, report = load_problems(source, seed)
     _warn(label, report, say)
     if not verified:
         return problems

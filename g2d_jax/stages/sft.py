@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,15 +77,7 @@ def examples(runtime: Runtime, name: str, stage: Sft) -> tuple[list[Encoded], di
     """Load the examples that fit, without those whose prompt is in dev or test, as token ids; and count each kind."""
     data, tokenizer = stage.data, runtime.tokenizer
     limit = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
-    loaded, report = load_examples(
-        data.path,
-        fields=data.fields or None,
-        split=data.split or None,
-        limit=limit,
-        on_error=data.on_error,
-        seed=runtime.config.data.seed,
-        revision=data.revision,
-    )
+    loaded, report = load_examples(replace(data, limit=limit), runtime.config.data.seed)
     distinct, overlap = drop_overlap(loaded, [*runtime.problems["dev"], *runtime.problems["test"]])
     encoded = (tokenizer.encode_example(example) for example in distinct)
     fits = [(prompt, completion) for prompt, completion in encoded if len(prompt) + len(completion) <= stage.max_length]

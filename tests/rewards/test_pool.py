@@ -138,17 +138,17 @@ def test_an_overlong_answer_is_wrong_unless_it_is_the_gold(pool: VerifierPool) -
 
 
 def test_a_worker_that_was_killed_is_replaced_and_one_that_does_not_answer_is_given_up() -> None:
-    with VerifierPool(workers=1, wall_seconds=60.0) as pool:
+    with VerifierPool(workers=1) as pool:
         pool.score(["x+1"], [r"\boxed{1+x}"])
         (killed,) = worker_pids(pool)
         os.kill(killed, signal.SIGKILL)
         assert verdicts(pool.score(["x+3"], [r"\boxed{3+x}"])) == [Verdict.CORRECT]
         (stuck,) = worker_pids(pool)
-        pool._wall_seconds = 0.3
+        pool.wall_seconds = 0.3
         os.kill(stuck, signal.SIGSTOP)
         assert verdicts(pool.score(["x+4"], [r"\boxed{4+x}"])) == [Verdict.TIMEOUT]
         assert pool.stopped == {"wall": 1}
-        pool._wall_seconds = 60.0
+        pool.wall_seconds = 60.0
         assert verdicts(pool.score(["x+4"], [r"\boxed{4+x}"])) == [Verdict.CORRECT]  # not remembered
         assert not alive(killed) and not alive(stuck) and worker_pids(pool) not in ([killed], [stuck])
 
