@@ -120,10 +120,10 @@ def select_pairs(
         rank = 0.0 if at_random else uncertainty if select == "confident" else -uncertainty
         tie, *draws = keys.rng(seed, "select", problem_id, visit).random(1 + count).tolist()
         ranked += [(rank, draws[i] if at_random else tie, problem_id, visit, i, place) for i in range(count)]
-    kept: list[list[int]] = [[] for _ in prompts]
+    chosen: list[list[int]] = [[] for _ in prompts]
     for *_, index, place in sorted(ranked)[:most]:
-        kept[place].append(index)
-    return [sorted(indices) for indices in kept]
+        chosen[place].append(index)
+    return [sorted(indices) for indices in chosen]
 
 
 def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: tuple[int, int]) -> Preference:

@@ -11,7 +11,7 @@ Sources, all texts:
                                                              hub (split "train" if not given), or numinamath:file.jsonl
     procedural:slips, procedural:chains                      see data/arithmetic.py
 
-Fields are found by their usual names (`PROMPT`, `ANSWER`, …) or mapped: fields={"answer": "reward_model.ground_truth"}.
+Fields have their usual names (`_CANDIDATES`) or are mapped: fields={"answer": "reward_model.ground_truth"}.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def _wildchat(values: dict[str, Any], source: str, fields: Fields) -> Problem:
     """
     path = fields.get("prompt", "conversation")
     turn = filters.first_turn(values, path)
-    kept = {name: value for name, value in values.items() if name not in (path, *filters.UNWANTED)}
+    columns = {name: value for name, value in values.items() if name not in (path, *filters.UNWANTED)}
     rest = {name: path for name, path in fields.items() if name != "prompt"}
-    return to_problem({**kept, "problem": [turn]}, source, rest)
+    return to_problem({**columns, "problem": [turn]}, source, rest)
 
 
 _READ: dict[str, Callable[[dict[str, Any], str, Fields], Problem]] = {"numinamath": _numinamath, "wildchat": _wildchat}

@@ -295,18 +295,9 @@ class RolloutBuffer:
 
     def _choose(self, at: dict[str, int], step: int, count: int) -> Draws:
         """Choose the next `count` prompts; move `at` on."""
-        difficulty = self.stage.difficulty
+        stage, seed = self.stage, self.runtime.config.seed
         drawn = curriculum.draw(
-            self.order,
-            at["cursor"],
-            count,
-            self.history,
-            step,
-            retire_after=self.stage.drop_solved.after,
-            revisit=self.stage.drop_solved.revisit,
-            window=difficulty.window,
-            outside=difficulty.outside,
-            seed=self.runtime.config.seed,
+            self.order, at["cursor"], count, self.history, step, stage.drop_solved, stage.difficulty, seed
         )
         at["cursor"] = drawn.cursor
         at["drawn"] += count
