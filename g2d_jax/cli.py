@@ -15,7 +15,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from g2d_jax import __version__
-from g2d_jax.config import Config
+from g2d_jax.config import Config, Judge
 from g2d_jax.config_load import resolve
 from g2d_jax.graph import plan
 from g2d_jax.runtime import flags, processes, storage
@@ -427,10 +427,9 @@ def _outputs(arguments: argparse.Namespace, _: list[str]) -> None:
 def _judge(arguments: argparse.Namespace, _: list[str]) -> None:
     """Judge files of answers; needs neither a run nor a device."""
     from g2d_jax.judging import pairwise
-    from g2d_jax.rewards.chat import Endpoint
     from g2d_jax.runtime.tracking import Screen
 
-    endpoint = Endpoint(**_options(arguments, Endpoint))
+    endpoint = Judge(**_options(arguments, Judge))
     pairwise.judge_files(arguments.files, endpoint, arguments.output, Screen())
 
 

@@ -75,7 +75,7 @@ class Source(Section):
     path: str = ""
     revision: str | None = None  # pins data of the hub: a commit, branch or tag
     split: Literal["", "train", "dev", "test"] = ""
-    limit: int | None = None
+    limit: Positive | None = None  # the first so many
     fields: Mapping[str, str] = field(default_factory=dict)
     on_error: OnError = "raise"
 

@@ -96,7 +96,7 @@ def _check(name: str, value: Any, hint: Any) -> None:
         hint = _present(hint)
     if get_origin(hint) is Literal and value not in get_args(hint):
         choices = ", ".join(repr(choice) if choice == "" else str(choice) for choice in get_args(hint))
-        raise FieldError(name, f"must be one of {choices}, got {value!r}")
+        raise FieldError(name, f"must be one of {choices}, got {value!r:.200}")
     if get_origin(hint) is Annotated:
         for bounds in hint.__metadata__:
             if not bounds.hold(value):

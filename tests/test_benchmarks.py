@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from sources import load_problems
 
 from g2d_jax import pipeline
 from g2d_jax.config import Config
 from g2d_jax.data import arithmetic
-from g2d_jax.data.problems import load_problems
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPT = runpy.run_path(str(BENCHMARKS / "accelerator.py"))

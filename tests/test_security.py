@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 import pytest
 from etils import epath
 from forks import Forks
+from sources import load_problems
 
 from g2d_jax import config as settings
 from g2d_jax import workdir
 from g2d_jax.config import Config
 from g2d_jax.config_io import to_dict
 from g2d_jax.config_load import resolve
-from g2d_jax.data.problems import load_problems
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import load_tokenizer
 from g2d_jax.models import decoder, hf

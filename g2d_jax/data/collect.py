@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
+from g2d_jax.config import Source
 from g2d_jax.data.fields import BrokenRow, LeftOut
 from g2d_jax.data.rows import Row
-from g2d_jax.data.splits import HasId, Split, check_split, split_of
+from g2d_jax.data.splits import HasId, split_of
 
-OnError: TypeAlias = Literal["raise", "skip"]
 T = TypeVar("T", bound=HasId)
 _SHOWN_ERRORS = 20
 
@@ -37,38 +37,23 @@ class LoadReport:
     filtered: Mapping[str, int] = field(default_factory=dict)
 
 
-def check_limit(limit: int | None) -> None:
-    """Raise ValueError for a limit below 1."""
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1, or None for everything, got {limit}")
-
-
 def collect(
-    source: str,
+    source: Source,
     rows: Iterable[Row],
     convert: Callable[[dict[str, Any]], T],
     *,
-    split: Split | None,
-    limit: int | None,
-    on_error: OnError,
     key: Callable[[T], object],
     content: Callable[[T], object] = lambda _: None,
 ) -> tuple[list[T], LoadReport]:
     """Collect the records that `convert` makes, the first of each key, and count what became of the rows.
 
-    split: only records of this one; limit: the first so many, and no more rows are read; None: all. content: what
-    records of one key should agree in. on_error: "raise" at a broken row or "skip" it.
-    Raises ValueError for other values of these, for a broken row unless they are skipped, and when no row at all made a
-    record.
+    Beyond source.limit no more rows are read. content: what records of one key should agree in.
+    Raises ValueError for a broken row unless they are skipped, and when no row at all made a record.
     """
-    check_split(split)
-    check_limit(limit)
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
     counts, filtered = Counter[str](), Counter[str]()
     errors: list[str] = []
     first: dict[object, object] = {}  # key -> content
-    kept: list[T] = []
+    records: list[T] = []
     for row in rows:
         counts["rows"] += 1
         try:
@@ -80,7 +65,7 @@ def collect(
             continue
         except BrokenRow as error:
             message = f"{row.where}: {error}"
-            if on_error == "raise":
+            if source.on_error == "raise":
                 raise ValueError(
                     f'{message}. Mend it, map its fields, or leave broken rows out: on_error="skip"'
                 ) from error
@@ -92,17 +77,18 @@ def collect(
             counts["conflicts"] += first[key(record)] != content(record)
             continue
         first[key(record)] = content(record)
-        if split not in (None, split_of(record.id)):
+        if source.split not in ("", split_of(record.id)):
             counts["other_split"] += 1
             continue
-        kept.append(record)
-        if len(kept) == limit:
+        records.append(record)
+        if len(records) == source.limit:
             break
     if not first:
         shown = f"; the first: {errors[0]}" if errors else ""
         left_out = "".join(f", {count} {reason}" for reason, count in filtered.items())
         raise ValueError(
-            f"{source} holds nothing usable: {counts['rows']} rows, {counts['broken']} of them broken{left_out}{shown}"
+            f"{source.path} holds nothing usable: {counts['rows']} rows, {counts['broken']} of them broken"
+            f"{left_out}{shown}"
         )
-    report = LoadReport(source, kept=len(kept), errors=tuple(errors), filtered=dict(filtered), **counts)
-    return kept, report
+    report = LoadReport(source.path, kept=len(records), errors=tuple(errors), filtered=dict(filtered), **counts)
+    return records, report

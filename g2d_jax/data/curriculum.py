@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from g2d_jax import keys
+from g2d_jax.config import Difficulty, DropSolved
 from g2d_jax.data.loader import Mixture, Order
 
 _NEW_SHARE = 0.5
@@ -43,13 +44,14 @@ class Seen:
     times: int = 0
     step: int = 0
 
-    def retired(self, step: int, after: int, revisit: int) -> bool:
+    def retired(self, step: int, retire: DropSolved) -> bool:
         """Tell whether it is left out at a step. Once `revisit` steps have passed it is not, until its next group."""
-        return 0 < after <= self.times and (revisit == 0 or step - self.step < revisit)
+        rests = retire.revisit == 0 or step - self.step < retire.revisit
+        return 0 < retire.after <= self.times and rests
 
-    def outside(self, window: tuple[float, float]) -> bool:
-        """Tell whether its pass rate lies outside a window; an end at 0 below or at 1 above bounds nothing."""
-        low, high = window
+    def outside(self, difficulty: Difficulty) -> bool:
+        """Tell whether its pass rate lies outside the window; an end at 0 below or at 1 above bounds nothing."""
+        low, high = difficulty.window
         rate = self.pass_rate
         return rate is not None and ((low != 0 and rate < low) or (high != 1 and rate > high))
 
@@ -80,9 +82,9 @@ class History:
         elif values.size >= 2:
             seen.same, seen.times, seen.step = None, 0, 0
 
-    def share_retired(self, step: int, retire: Any, records: int) -> float:
-        """Compute the share of all records that are retired at a step. retire: the section of that name."""
-        return sum(seen.retired(step, retire.after, retire.revisit) for seen in self.seen.values()) / records
+    def share_retired(self, step: int, retire: DropSolved, records: int) -> float:
+        """Compute the share of all records that are retired at a step."""
+        return sum(seen.retired(step, retire) for seen in self.seen.values()) / records
 
     def state(self) -> dict[str, list[Any]]:
         """Write the history for JSON: {index: [groups, pass rate, same, times, step]}."""
@@ -112,19 +114,17 @@ def draw(
     wanted: int,
     history: History,
     step: int,
-    *,
-    retire_after: int = 0,
-    revisit: int = 0,
-    window: tuple[float, float] = (0.0, 1.0),
-    outside: float = 1.0,
-    seed: int = 0,
+    retire: DropSolved,
+    difficulty: Difficulty,
+    seed: int,
 ) -> Draws:
     """Draw the next `wanted` of an order from position `cursor`, less those that are skipped.
 
-    retire_after: skip prompts whose last so many groups, or more, all got one same reward (0: skip none); revisit:
-    until so many steps after the last of them (0: for ever). The prompt is then drawn as any other, and retired again
-    at once if its group gets the same reward. window: of running pass rates; a prompt outside is drawn with
-    probability `outside`, by a key of (seed, index, visit). Prompts never drawn are always drawn.
+    retire.after: skip prompts whose last so many groups, or more, all got one same reward (0: skip none);
+    retire.revisit: until so many steps after the last of them (0: for ever). The prompt is then drawn as any other, and
+    retired again at once if its group gets the same reward. difficulty.window: of running pass rates; a prompt outside
+    is drawn with probability `difficulty.outside`, by a key of (seed, index, visit). Prompts never drawn are always
+    drawn.
 
     Walks at most one epoch, order.count positions, or `wanted` if that is more. If these do not hold enough, those
     skipped make up for it, the ones outside the window first, then the retired ones, each in the order of positions:
@@ -137,9 +137,9 @@ def draw(
         index, visit = order[cursor]
         cursor += 1
         seen = history.seen.get(index, Seen())
-        if seen.retired(step, retire_after, revisit):
+        if seen.retired(step, retire):
             retired.append((index, visit))
-        elif seen.outside(window) and keys.rng(seed, "difficulty", index, visit).random() >= outside:
+        elif seen.outside(difficulty) and keys.rng(seed, "difficulty", index, visit).random() >= difficulty.outside:
             beyond.append((index, visit))
         else:
             drawn.append((index, visit))

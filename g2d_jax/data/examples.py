@@ -10,49 +10,37 @@ from __future__ import annotations
 
 from typing import Any
 
+from g2d_jax.config import Source
 from g2d_jax.data import arithmetic
-from g2d_jax.data.collect import LoadReport, OnError, collect
+from g2d_jax.data.collect import LoadReport, collect
 from g2d_jax.data.fields import BrokenRow, Fields, as_messages, as_prompt, as_text, check_fields, find, named
-from g2d_jax.data.problems import check_revision, open_rows, procedural
-from g2d_jax.data.splits import Split, problem_id
+from g2d_jax.data.problems import open_rows, procedural
+from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Example, Message
 
 _NAMES = ("messages", "prompt", "completion")
 
 
-def load_examples(
-    source: str,
-    *,
-    fields: Fields | None = None,
-    split: Split | None = None,
-    on_error: OnError = "raise",
-    limit: int | None = None,
-    seed: int = 0,
-    revision: str | None = None,
-) -> tuple[list[Example], LoadReport]:
+def load_examples(source: Source, seed: int = 0) -> tuple[list[Example], LoadReport]:
     """Load the distinct examples of a source in its order, and what became of its rows.
 
     An example's id is that of its prompt, so `drop_overlap` takes out those of an evaluation set; examples that share
-    a prompt and differ in the completion are all kept. Arguments and errors are those of `load_problems`; fields maps
-    messages, or prompt and completion. "procedural:slips" gives demonstrations 0 … limit - 1 of its sequence
-    `seed`, which are all from the train split and may recur.
+    a prompt and differ in the completion are all kept. Arguments and errors are those of `load_problems`;
+    source.fields maps messages, or prompt and completion. "procedural:slips" gives demonstrations 0 … limit - 1 of its
+    sequence `seed`, which are all from the train split and may recur.
     """
-    mapped = check_fields(fields, _NAMES)
-    if source.startswith("procedural:"):
-        if split not in (None, "train"):
-            raise ValueError(f"demonstrations of {source} are drawn from the train split only, got split {split!r}")
-        check_revision(source, revision)
-        task, count = procedural(source, limit)
+    check_fields(source.fields, _NAMES)
+    if source.path.startswith("procedural:"):
+        if source.split not in ("", "train"):
+            raise ValueError(f"demonstrations of {source.path} are of the train split only, got split {source.split!r}")
+        task, count = procedural(source)
         examples = [arithmetic.example(task, seed, index) for index in range(count)]
-        return examples, LoadReport(source, rows=len(examples), kept=len(examples))
-    _, rows = open_rows(source, revision)
+        return examples, LoadReport(source.path, rows=len(examples), kept=len(examples))
+    _, rows = open_rows(source.path, source.revision)
     return collect(
         source,
         rows,
-        lambda values: to_example(values, mapped),
-        split=split,
-        limit=limit,
-        on_error=on_error,
+        lambda values: to_example(values, source.fields),
         key=lambda example: (example.id, example.completion),
     )
 
@@ -61,7 +49,7 @@ def to_example(values: dict[str, Any], fields: Fields) -> Example:
     """Read one row as an Example. Raises BrokenRow."""
 
     def field(name: str) -> tuple[str | None, Any]:
-        return named(values, fields[name]) if name in fields else find(values, (name,))
+        return named(values, fields[name]) if name in fields else find(values, name)
 
     path, value = field("messages") if "prompt" not in fields else (None, None)
     if path is not None:

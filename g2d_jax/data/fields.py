@@ -23,32 +23,32 @@ class LeftOut(Exception):
     """A sound row that the data set's filter leaves out. Its text is the reason, one of a few."""
 
 
-def check_fields(fields: Fields | None, names: Iterable[str]) -> Fields:
-    """Return `fields`, {} for None; raises ValueError when it maps a field that the record does not have."""
+def check_fields(fields: Fields, names: Iterable[str]) -> None:
+    """Raise ValueError when `fields` maps a field that the record does not have."""
     names = tuple(names)
-    for name in fields or {}:
+    for name in fields:
         if name not in names:
             raise ValueError(f"fields maps {name!r}, which is none of {', '.join(names)}{suggest(name, names)}")
-    return fields or {}
 
 
-def find(values: Mapping[str, Any], candidates: Iterable[str], *, scalar: bool = False) -> tuple[str | None, Any]:
-    """Find (path, value) of the first candidate that the row has and that is not null; (None, None) if there is none.
+def find(values: Mapping[str, Any], *paths: str, scalar: bool = False) -> tuple[str | None, Any]:
+    """Find (path, value) of the first path that the row has and that is not null; (None, None) if there is none.
 
     scalar: pass over values that are neither text nor number.
     """
-    for path in candidates:
+    for path in paths:
         value = _at(values, path)
         if value is not None and not (scalar and (isinstance(value, bool) or not isinstance(value, str | int | float))):
             return path, value
     return None, None
 
 
-def named(values: Mapping[str, Any], path: str) -> tuple[str, Any]:
-    """Look up (path, value) of a field asked for by name. Raises BrokenRow when the row lacks it, or it is null."""
-    value = _at(values, path)
-    if value is None:
-        raise BrokenRow(f"no field {path!r}; the row has {', '.join(map(repr, values)) or 'none'}"[:500])
+def named(values: Mapping[str, Any], *paths: str) -> tuple[str, Any]:
+    """Look up (path, value) of a field as `find` does. Raises BrokenRow when the row lacks it, or it is null."""
+    path, value = find(values, *paths)
+    if path is None:
+        names = " or ".join(map(repr, paths))
+        raise BrokenRow(f"no field {names}; the row has {', '.join(map(repr, values)) or 'none'}"[:500])
     return path, value
 
 

@@ -75,7 +75,7 @@ def first_turn(values: Mapping[str, Any], path: str) -> Message:
 
     Raises LeftOut for a flagged row and BrokenRow where there is no such message, or it is blank or of one character.
     """
-    conversation = find(values, (path,))[1]
+    conversation = find(values, path)[1]
     if not isinstance(conversation, list | tuple):
         raise BrokenRow(f"{path!r} must be a list of messages, got {type(conversation).__name__}")
     turn = next((m for m in conversation if isinstance(m, Mapping) and m.get("role") == "user"), None)

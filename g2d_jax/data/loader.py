@@ -19,37 +19,22 @@ from fractions import Fraction
 class Order:
     """An endless sequence of draws from `count` records in which every epoch is another permutation.
 
-    count: at least 1. seed: any integer. Raises ValueError for count below 1 or above
-    2^31. The permutations are grain's (`MapDataset.shuffle(seed).repeat()`): no list of `count` entries is kept.
+    count: 1 to 2^31. seed: any integer; None: records as they come, in every epoch.
+    The permutations are grain's (`MapDataset.shuffle(seed).repeat()`): no list of `count` entries is kept.
     """
 
     count: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.count <= 2**31:
-            raise ValueError(f"an order needs 1 to 2^31 records, got {self.count}: is the data set empty?")
+    seed: int | None
 
     def __getitem__(self, position: int) -> tuple[int, int]:
         """Return (index, visit) at a position from 0: the record's index and how often it was drawn before, the epoch.
 
-        Raises ValueError for a negative position.
+        Raises ValueError without records.
         """
-        _check_position(position)
-        visit = position // self.count
-        return _permutation(self.count, self.seed)(position) % self.count, visit
-
-
-@dataclass(frozen=True, slots=True)
-class InOrder:
-    """Draws from `count` records as they come, epoch after epoch."""
-
-    count: int
-
-    def __getitem__(self, position: int) -> tuple[int, int]:
-        """Return (index, visit) at a position from 0, as in `Order`."""
-        _check_position(position)
-        return position % self.count, position // self.count
+        if not self.count:
+            raise ValueError("an order needs records to draw from: is the data set empty?")
+        index = position if self.seed is None else _permutation(self.count, self.seed)(position)
+        return index % self.count, position // self.count
 
 
 @dataclass(frozen=True)
@@ -64,8 +49,7 @@ class Mixture:
     its share of those left, and so on. Of any n positions in a row a task of share w gets n w within 1 if two tasks
     are drawn from, and within k - 1 if k are (within 1 is impossible for most shares of three or more tasks).
 
-    Raises ValueError unless there is a finite weight of at least 0 for every count, and one is positive; and for a task
-    with a weight that has no record.
+    Raises ValueError unless all weights are finite and at least 0, and one is positive.
     """
 
     counts: Sequence[int]
@@ -73,15 +57,8 @@ class Mixture:
     seed: int
 
     def __post_init__(self) -> None:
-        if len(self.counts) != len(self.weights):
-            raise ValueError(f"a mixture needs one weight per task: {len(self.counts)} tasks, weights {self.weights}")
-        if not all(math.isfinite(weight) and weight >= 0 for weight in self.weights):
-            raise ValueError(f"the weights of tasks must be finite and not negative, got {list(self.weights)}")
-        if not any(self.weights):
-            raise ValueError(f"at least one task needs a weight above 0, got {list(self.weights)}")
-        for number, (count, weight) in enumerate(zip(self.counts, self.weights, strict=True)):
-            if count < 0 or (weight and not count):
-                raise ValueError(f"task {number} of weight {weight} has {count} records: is its data set empty?")
+        if not (any(self.weights) and all(math.isfinite(weight) and weight >= 0 for weight in self.weights)):
+            raise ValueError(f"weights of tasks are finite and not negative, one above 0, got {list(self.weights)}")
 
     @property
     def count(self) -> int:
@@ -89,11 +66,7 @@ class Mixture:
         return sum(self.counts)
 
     def __getitem__(self, position: int) -> tuple[int, int]:
-        """Return (index, visit) at a position from 0: among all tasks' records, and the epoch of the record's task.
-
-        Raises ValueError for a negative position.
-        """
-        _check_position(position)
+        """Return (index, visit) at a position from 0: among all tasks' records, and the epoch of the record's task."""
         for start, order, share in self._tasks:
             taken = _taken(position, share)
             if _taken(position + 1, share) > taken:
@@ -123,12 +96,7 @@ def _taken(positions: int, share: Fraction) -> int:
     return (2 * positions * share.numerator + share.denominator) // (2 * share.denominator)
 
 
-def _check_position(position: int) -> None:
-    if position < 0:
-        raise ValueError(f"positions count from 0, got {position}")
-
-
-def draw(order: Order | Mixture | InOrder, start: int, count: int) -> list[tuple[int, int]]:
+def draw(order: Order | Mixture, start: int, count: int) -> list[tuple[int, int]]:
     """Draw (index, visit) at positions start … start + count - 1. Process p of n takes its part of them by slicing."""
     return [order[position] for position in range(start, start + count)]
 

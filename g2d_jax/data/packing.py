@@ -74,6 +74,7 @@ class Packed:
 class _Unit(NamedTuple):
     group: int
     first: int
+    prompt_ids: np.ndarray
     responses: Sequence[Response]
     size: int
 
@@ -99,12 +100,12 @@ def pack(
     per_micro, count = _micro_batches(len(rows), microbatch_rows, rows_multiple, most_rows)
     arrays = _blank(groups, round_up(max(len(rows), most_rows, 1), per_micro), row_length, places)
     where: list[list[Place]] = [[Place(0, 0, 0)] * len(group.responses) for group in groups]
-    used = 0
-    for row, members in enumerate(rows):
-        used += _fill_row(arrays, row, [(unit, groups[unit.group].prompt_ids) for unit in members], where)
+    for row, units in enumerate(rows):
+        _fill_row(arrays, row, units, where)
+    filled = arrays["positions"][arrays["segment_ids"] > 0]
+    attended = int(np.sum(filled + 1, dtype=np.int64))  # the token at position p reads p + 1
     shaped = {name: x.reshape(-1, per_micro, x.shape[-1]) for name, x in arrays.items()}
-    attended = sum(_attended(unit, len(groups[unit.group].prompt_ids)) for members in rows for unit in members)
-    return Packed(shaped, count, where, used, attended)
+    return Packed(shaped, count, where, filled.size, attended)
 
 
 def positions(
@@ -159,18 +160,12 @@ def _units(index: int, group: Group, row_length: int, places: int) -> list[_Unit
                     f"a prompt of {prompt} tokens and its {len(group.responses)} responses must share a row of "
                     f"{row_length} tokens and {places} responses: raise compute.row_length"
                 )
-            units.append(_Unit(index, first, group.responses[first:i], size))
+            units.append(_Unit(index, first, group.prompt_ids, group.responses[first:i], size))
             first, size = i, prompt
         size += length
     if group.responses:
-        units.append(_Unit(index, first, group.responses[first:], size))
+        units.append(_Unit(index, first, group.prompt_ids, group.responses[first:], size))
     return units
-
-
-def _attended(unit: _Unit, prompt: int) -> int:
-    """Count positions read: P (P + 1) / 2 by a prompt of P tokens, P T + T (T + 1) / 2 by a response of T behind it."""
-    lengths = [len(response.token_ids) for response in unit.responses]
-    return prompt * (prompt + 1) // 2 + sum(prompt * n + n * (n + 1) // 2 for n in lengths)
 
 
 def _first_fit(units: Sequence[_Unit], row_length: int, places: int) -> list[list[_Unit]]:
@@ -199,15 +194,13 @@ def _blank(groups: Sequence[Group], rows: int, length: int, places: int) -> dict
     return arrays | {name: np.zeros((rows, places), np.float32) for name in sequence_names}
 
 
-def _fill_row(
-    arrays: dict[str, np.ndarray], row: int, members: Sequence[tuple[_Unit, np.ndarray]], where: list[list[Place]]
-) -> int:
-    """Write the units of one row; returns the columns used."""
+def _fill_row(arrays: dict[str, np.ndarray], row: int, units: Sequence[_Unit], where: list[list[Place]]) -> None:
+    """Write the units of one row, and where their responses lie."""
     column = place = 0
-    for number, (unit, prompt) in enumerate(members, start=1):
-        size = len(prompt)
+    for number, unit in enumerate(units, start=1):
+        size = len(unit.prompt_ids)
         span = slice(column, column + size)
-        arrays["tokens"][row, span] = prompt
+        arrays["tokens"][row, span] = unit.prompt_ids
         arrays["positions"][row, span] = np.arange(size)
         arrays["segment_ids"][row, span] = number * MEMBERS
         last, column = column + size - 1, column + size
@@ -226,4 +219,3 @@ def _fill_row(
             where[unit.group][unit.first + member - 1] = Place(row, column, length)
             column += length
             place += 1
-    return column

@@ -17,18 +17,19 @@ Select: TypeAlias = Literal["all", "random", "uncertain", "confident"]
 
 
 def pairs_of(
-    seed: int, problem_id: str, visit: int, group: Sequence[ScoredRollout], limit: int, *, scalar: bool
+    seed: int, problem_id: str, visit: int, group: Sequence[ScoredRollout], limit: int, *, verifiable: bool
 ) -> list[tuple[int, int]]:
     """Choose up to `limit` pairs of one prompt's responses, as indices (chosen, rejected): the one pair rule.
 
-    scalar: the reward knows no right and wrong; then `best_worst` of the rewards, else `random_pairs` of the verdicts.
+    verifiable: the reward knows right and wrong; then `random_pairs` of the verdicts, else `best_worst` of the rewards.
     Responses of the same text are one, whatever their tokens: no two pairs are equal, and none prefers a text to
     itself. A response whose verification timed out is neither chosen nor rejected.
     """
     contents = [row.text for row in group]
-    if scalar:
-        return best_worst(np.array([_reward(row) for row in group]), limit, contents)
-    return random_pairs(seed, problem_id, visit, right(group), limit, contents)
+    if verifiable:
+        return random_pairs(seed, problem_id, visit, right(group), limit, contents)
+    rewards = [math.nan if row.score.verdict is Verdict.TIMEOUT else row.score.reward for row in group]
+    return best_worst(np.array(rewards, np.float64), limit, contents)  # None becomes NaN
 
 
 def right(group: Sequence[ScoredRollout]) -> np.ndarray:
@@ -36,11 +37,6 @@ def right(group: Sequence[ScoredRollout]) -> np.ndarray:
     verdicts = [Verdict.SCORED if row.score.reward is None else row.score.verdict for row in group]
     unknown = (Verdict.SCORED, Verdict.TIMEOUT)
     return np.array([np.nan if verdict in unknown else float(verdict is Verdict.CORRECT) for verdict in verdicts])
-
-
-def _reward(row: ScoredRollout) -> float:
-    unknown = row.score.reward is None or row.score.verdict is Verdict.TIMEOUT
-    return math.nan if unknown else float(row.score.reward)  # type: ignore[arg-type]  # None is unknown
 
 
 def best_worst(rewards: np.ndarray, limit: int, contents: Sequence[Hashable] | None = None) -> list[tuple[int, int]]:
@@ -124,10 +120,10 @@ def select_pairs(
         rank = 0.0 if at_random else uncertainty if select == "confident" else -uncertainty
         tie, *draws = keys.rng(seed, "select", problem_id, visit).random(1 + count).tolist()
         ranked += [(rank, draws[i] if at_random else tie, problem_id, visit, i, place) for i in range(count)]
-    kept: list[list[int]] = [[] for _ in prompts]
+    chosen: list[list[int]] = [[] for _ in prompts]
     for *_, index, place in sorted(ranked)[:most]:
-        kept[place].append(index)
-    return [sorted(indices) for indices in kept]
+        chosen[place].append(index)
+    return [sorted(indices) for indices in chosen]
 
 
 def to_preference(prompt: Prompt, group: Sequence[ScoredRollout], pair: tuple[int, int]) -> Preference:

@@ -11,89 +11,68 @@ Sources, all texts:
                                                              hub (split "train" if not given), or numinamath:file.jsonl
     procedural:slips, procedural:chains                      see data/arithmetic.py
 
-Fields are found by their usual names (`PROMPT`, `ANSWER`, …) or mapped: fields={"answer": "reward_model.ground_truth"}.
+Fields have their usual names (`_CANDIDATES`) or are mapped: fields={"answer": "reward_model.ground_truth"}.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from etils import epath
 
+from g2d_jax.config import Source
 from g2d_jax.config_io import suggest
 from g2d_jax.data import arithmetic, filters
-from g2d_jax.data.collect import LoadReport, OnError, check_limit, collect
-from g2d_jax.data.fields import BrokenRow, Fields, as_answer, as_prompt, check_fields, find, named
+from g2d_jax.data.collect import LoadReport, collect
+from g2d_jax.data.fields import Fields, as_answer, as_prompt, check_fields, find, named
 from g2d_jax.data.rows import SUFFIXES, Row, file_rows, hub_rows
-from g2d_jax.data.splits import Split, problem_id
+from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Problem
 from g2d_jax.rewards.extract import solution_answer
 
 # Field names in the order they are looked for.
-PROMPT = ("problem", "question", "prompt")
-ANSWER = ("answer", "ground_truth", "reward_model.ground_truth", "final_answer", "expected_answer")
-SOLUTION = ("solution",)
-SUBSET = ("subset", "subject", "data_source")
-_CANDIDATES = {"prompt": PROMPT, "answer": ANSWER, "solution": SOLUTION, "subset": SUBSET}
-_OPTIONAL = ("solution", "subset")  # found by name only where they are texts or numbers
+_CANDIDATES = {
+    "prompt": ("problem", "question", "prompt"),
+    "answer": ("answer", "ground_truth", "reward_model.ground_truth", "final_answer", "expected_answer"),
+    "solution": ("solution",),
+    "subset": ("subset", "subject", "data_source"),
+}
 _BARE_ANSWER_CHARACTERS = 100
 
 
-class Hub(NamedTuple):
-    """Where a data set known by name lies on the hub."""
-
-    repository: str
-    configuration: str | None
-    split: str
-
-
 NAMED = {
-    "math500": Hub("HuggingFaceH4/MATH-500", None, "test"),
-    "amc23": Hub("math-ai/amc23", None, "test"),
-    "gsm8k": Hub("openai/gsm8k", "main", "test"),
-    "math": Hub("nlile/hendrycks-MATH-benchmark", None, "train"),
-    "numinamath": Hub("AI-MO/NuminaMath-CoT", None, "train"),
-    "wildchat": Hub("allenai/WildChat-1M", None, "train"),
+    "math500": "HuggingFaceH4/MATH-500:test",
+    "amc23": "math-ai/amc23:test",
+    "gsm8k": "openai/gsm8k@main:test",
+    "math": "nlile/hendrycks-MATH-benchmark:train",
+    "numinamath": "AI-MO/NuminaMath-CoT:train",
+    "wildchat": "allenai/WildChat-1M:train",
 }
+"""Where data sets known by name lie on the hub: repository[@configuration]:split, the split where none is given."""
 
 
-def load_problems(
-    source: str,
-    *,
-    fields: Fields | None = None,
-    split: Split | None = None,
-    on_error: OnError = "raise",
-    limit: int | None = None,
-    seed: int = 0,
-    revision: str | None = None,
-) -> tuple[list[Problem], LoadReport]:
+def load_problems(source: Source, seed: int = 0) -> tuple[list[Problem], LoadReport]:
     """Load the distinct problems of a source in its order, and what became of its rows.
 
-    fields: names of the row's fields for prompt, answer, solution and subset, where the usual names do not fit.
-    split: only this part by id hash; None: everything.
-    on_error: "skip" leaves broken rows out and counts them.
-    limit: the first so many; must be given for a procedural source, whose sequence is `seed`.
-    revision: a commit, branch or tag of a hub source.
+    source.fields: names of the row's fields for prompt, answer, solution and subset, where the usual names do not fit.
+    source.on_error: "skip" leaves broken rows out and counts them. A procedural source needs a limit; its sequence is
+    `seed`.
     Raises ValueError naming file and line of the first broken row, for a source that is not known, cannot be read or
     holds no problem, and ImportError for a hub source without the extra.
     """
-    mapped = check_fields(fields, _CANDIDATES)
-    if source.startswith("procedural:"):
-        check_revision(source, revision)
-        task, count = procedural(source, limit)
-        problems = arithmetic.problems(task, seed, count, split)
-        return problems, LoadReport(source, rows=len(problems), kept=len(problems))
-    label, rows = open_rows(source, revision)
-    read = _READ.get(source.partition(":")[0], to_problem)
+    check_fields(source.fields, _CANDIDATES)
+    if source.path.startswith("procedural:"):
+        task, count = procedural(source)
+        problems = arithmetic.problems(task, seed, count, source.split)
+        return problems, LoadReport(source.path, rows=len(problems), kept=len(problems))
+    label, rows = open_rows(source.path, source.revision)
+    read = _READ.get(source.path.partition(":")[0], to_problem)
     problems, report = collect(
         source,
         rows,
-        lambda values: read(values, label, mapped),
-        split=split,
-        limit=limit,
-        on_error=on_error,
+        lambda values: read(values, label, source.fields),
         key=lambda problem: problem.id,
         content=lambda problem: problem.answer,
     )
@@ -106,14 +85,13 @@ def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:
     An answer with GSM8K's `#### N` or a `\boxed{}` in it is a worked solution that ends with the answer. With a
     solution only, the answer is found in it the same way; a solution of one short line is taken to be the answer.
     """
-    used: dict[str, tuple[str | None, Any]] = {
-        name: named(values, fields[name]) if name in fields else find(values, candidates, scalar=name in _OPTIONAL)
-        for name, candidates in _CANDIDATES.items()
-    }
-    prompt_path, prompt_value = used["prompt"]
-    if prompt_path is None:
-        raise BrokenRow(f"no field {' or '.join(PROMPT)}; the row has {', '.join(map(repr, values)) or 'none'}"[:500])
-    prompt = as_prompt(prompt_value, prompt_path)
+    used: dict[str, tuple[str | None, Any]] = {}
+    for name, paths in _CANDIDATES.items():
+        if name in fields or name == "prompt":
+            used[name] = named(values, *([fields[name]] if name in fields else paths))
+        else:  # a solution or subset that is neither a text nor a number is another field of that name
+            used[name] = find(values, *paths, scalar=name != "answer")
+    prompt = as_prompt(used["prompt"][1], str(used["prompt"][0]))
     answer, solution = _reference(used["answer"], used["solution"])
     subset = as_answer(used["subset"][1], str(used["subset"][0])) if used["subset"][0] else None
     taken = {path for path, _ in used.values()}
@@ -137,7 +115,7 @@ def _numinamath(values: dict[str, Any], source: str, fields: Fields) -> Problem:
     problem = to_problem(values, source, {"subset": "source", **fields})
     if isinstance(problem.prompt, str):
         filters.long_enough(problem.prompt, fields.get("prompt", "problem"))
-    if "answer" not in fields and find(values, ANSWER)[0] is None:
+    if "answer" not in fields and find(values, *_CANDIDATES["answer"])[0] is None:
         # Here "####" is a heading and no mark of an answer, and a short solution is no bare answer.
         boxed = solution_answer(problem.solution.replace("####", "")) if problem.solution else None
         problem = dataclasses.replace(problem, answer=boxed)
@@ -152,9 +130,9 @@ def _wildchat(values: dict[str, Any], source: str, fields: Fields) -> Problem:
     """
     path = fields.get("prompt", "conversation")
     turn = filters.first_turn(values, path)
-    kept = {name: value for name, value in values.items() if name not in (path, *filters.UNWANTED)}
+    columns = {name: value for name, value in values.items() if name not in (path, *filters.UNWANTED)}
     rest = {name: path for name, path in fields.items() if name != "prompt"}
-    return to_problem({**kept, "problem": [turn]}, source, rest)
+    return to_problem({**columns, "problem": [turn]}, source, rest)
 
 
 _READ: dict[str, Callable[[dict[str, Any], str, Fields], Problem]] = {"numinamath": _numinamath, "wildchat": _wildchat}
@@ -169,15 +147,13 @@ def open_rows(source: str, revision: str | None = None) -> tuple[str, Iterator[R
     """
     head, _, rest = source.partition(":")
     check_revision(source, revision)
-    if head == "hub":
-        repository, _, split = rest.partition(":")
-        repository, _, configuration = repository.partition("@")
-        return repository, hub_rows(repository, configuration or None, split or "train", revision)
-    if head in NAMED:
-        if rest.lower().endswith(SUFFIXES):
-            return head, file_rows(rest)
-        hub = NAMED[head]
-        return head, hub_rows(hub.repository, hub.configuration, rest or hub.split, revision, name=head)
+    if head in NAMED and rest.lower().endswith(SUFFIXES):
+        return head, file_rows(rest)
+    if head in NAMED or head == "hub":
+        place, _, split = NAMED.get(head, rest).partition(":")
+        repository, _, configuration = place.partition("@")
+        name, split = (head, rest or split) if head in NAMED else ("", split or "train")
+        return name or repository, hub_rows(repository, configuration or None, split, revision, name=name)
     if source.lower().endswith(SUFFIXES):
         return epath.Path(source).name, file_rows(source)
     raise ValueError(
@@ -198,25 +174,25 @@ def check_training(source: str, field: str) -> None:
     """Raise ValueError naming the field for the test problems of a suite, by its name or its place on the hub."""
     place, _, split = source.removeprefix("hub:").partition(":")
     name = place.partition("@")[0]
-    default_splits = {short: suite.split for short, suite in NAMED.items()}
-    default_splits |= {suite.repository: "train" for suite in NAMED.values()}  # what hub:… means without a split
-    if name in default_splits and (split or default_splits[name]) == "test":
+    repositories = {place.partition(":")[0].partition("@")[0] for place in NAMED.values()}
+    default = "train" if name in repositories else NAMED.get(name, "").partition(":")[2]
+    if default and (split or default) == "test":
         raise ValueError(
             f"{field} is {source!r}, which are test problems: train on math, numinamath or gsm8k:train, or on a file"
         )
 
 
-def procedural(source: str, limit: int | None) -> tuple[arithmetic.Task, int]:
-    """Look up the task of a procedural source, and `limit`, which such a source needs.
+def procedural(source: Source) -> tuple[arithmetic.Task, int]:
+    """Look up the task of a procedural source, and its limit, which such a source needs.
 
-    Raises ValueError without a limit and for an unknown task.
+    Raises ValueError without a limit, with a revision, and for an unknown task.
     """
-    if source not in arithmetic.TASKS:
-        raise ValueError(f"unknown procedural task {source!r}: there are {', '.join(arithmetic.TASKS)}")
-    check_limit(limit)
-    if limit is None:
-        raise ValueError(f"{source} has no end: say with limit how many to take")
-    return arithmetic.TASKS[source], limit
+    check_revision(source.path, source.revision)
+    if source.path not in arithmetic.TASKS:
+        raise ValueError(f"unknown procedural task {source.path!r}: there are {', '.join(arithmetic.TASKS)}")
+    if source.limit is None:
+        raise ValueError(f"{source.path} has no end: say with limit how many to take")
+    return arithmetic.TASKS[source.path], source.limit
 
 
 def _reference(answer: tuple[str | None, Any], solution: tuple[str | None, Any]) -> tuple[str | None, str | None]:

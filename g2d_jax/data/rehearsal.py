@@ -7,12 +7,14 @@ here; a run that hangs in it is ended by `faults.hang_timeout`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 CPU_SECONDS = 5
@@ -26,8 +28,7 @@ def rehearse(source: str, conversations: Sequence[Sequence[Mapping[str, str]]], 
     variables: what it is given beside the messages, such as the special tokens. What it raises is not told: the caller
     runs it next. Raises ValueError when it takes more than CPU_SECONDS or MEMORY_MB.
     """
-    limits = {"seconds": CPU_SECONDS, "bytes": MEMORY_MB * 2**20}
-    job = {"source": source, "conversations": conversations, "variables": dict(variables), **limits}
+    job = [source, conversations, dict(variables), CPU_SECONDS, MEMORY_MB]
     command = [sys.executable, "-P", __file__]  # -P: this folder's names must not hide other packages
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, input=json.dumps(job, default=str).encode(), capture_output=True, env=environment)
@@ -45,23 +46,19 @@ def _main() -> int:
 
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    job = json.loads(sys.stdin.buffer.read())
-    seconds = int(time.process_time()) + 1 + job["seconds"]
+    source, conversations, variables, cpu_seconds, memory_mb = json.load(sys.stdin)
+    seconds = int(time.process_time()) + 1 + cpu_seconds
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    if os.path.exists("/proc/self/statm"):
-        with open("/proc/self/statm") as status:
-            limit = int(status.read().split()[0]) * resource.getpagesize() + job["bytes"]
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    for conversation in job["conversations"]:
-        for generation in (False, True):
-            try:
-                render_jinja_template(
-                    [conversation], chat_template=job["source"], add_generation_prompt=generation, **job["variables"]
-                )
-            except MemoryError:
-                return _TOO_MUCH
-            except Exception:  # the caller meets it too, and says what to do
-                continue
+    if sys.platform == "linux":  # other kernels do not enforce it
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (memory_mb << 20),) * 2)
+    for conversation, generation in itertools.product(conversations, (False, True)):
+        try:
+            render_jinja_template([conversation], chat_template=source, add_generation_prompt=generation, **variables)
+        except MemoryError:
+            return _TOO_MUCH
+        except Exception:  # the caller meets it too, and says what to do
+            continue
     return 0
 
 

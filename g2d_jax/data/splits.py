@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from g2d_jax.records import Prompt
 
 Split: TypeAlias = Literal["train", "dev", "test"]
-SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 class HasId(Protocol):
@@ -52,14 +51,8 @@ def split_of(identifier: str) -> Split:
     return "train" if fraction < 0.8 else "dev" if fraction < 0.9 else "test"
 
 
-def check_split(split: str | None) -> None:
-    """Raise ValueError for what is neither train, dev nor test, nor None."""
-    if split not in (*SPLITS, None):
-        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
-
-
 def drop_overlap(train: Sequence[T], evaluation: Iterable[HasId]) -> tuple[list[T], int]:
     """Return training records whose prompt does not occur in the evaluation set, and how many were dropped."""
     held_out = {record.id for record in evaluation}
-    kept = [record for record in train if record.id not in held_out]
-    return kept, len(train) - len(kept)
+    distinct = [record for record in train if record.id not in held_out]
+    return distinct, len(train) - len(distinct)

@@ -205,9 +205,8 @@ def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> N
         return
     system, user = {"role": "system", "content": _SYSTEM}, _user(_USER)
     conversations = ([user], [system, user], [user, _ANSWERED], [user, _ANSWERED, _user(_NEXT)])
-    rehearse(
-        _chat_template(tokenizer, settings), conversations, {**tokenizer.special_tokens_map, **_variables(settings)}
-    )
+    variables = {**tokenizer.special_tokens_map, **_variables(settings)}
+    rehearse(_chat_template(tokenizer, settings), conversations, variables)
 
 
 def _user(content: str) -> Message:

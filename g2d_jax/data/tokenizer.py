@@ -113,11 +113,9 @@ class PromptTokenizer:
         ids = self.encode_text(self.template.render(bare))
         if self.adds_bos and not self.template.is_chat:
             ids = [self.bos_id, *ids]  # type: ignore[list-item]  # adds_bos implies that there is one
-        while len(ids) > 1 and ids[0] == ids[1] == self.bos_id:
-            ids = ids[1:]
         if not ids:
             raise ValueError(f"the prompt {bare!r} has no tokens")
-        return np.asarray(ids, np.int32)
+        return np.asarray(self.without_second_bos(ids), np.int32)
 
     def encode_completion(self, text: str) -> Ids:
         """Encode a response and its stop token, [T] int32; a stop token written at the end of `text` is that one.
@@ -152,8 +150,8 @@ class PromptTokenizer:
 
     def drop_too_long(self, records: Sequence[Record], max_prompt_length: int) -> tuple[list[Record], int]:
         """Return the records whose prompt has at most `max_prompt_length` tokens, and how many others there are."""
-        kept = [record for record in records if len(self.encode_prompt(record.prompt)) <= max_prompt_length]
-        return kept, len(records) - len(kept)
+        short = [record for record in records if len(self.encode_prompt(record.prompt)) <= max_prompt_length]
+        return short, len(records) - len(short)
 
     def save(self, folder: storage.PathLike) -> None:
         """Write the tokenizer and its chat template as transformers reads them; eos_ids belong to the model's files."""
@@ -164,10 +162,13 @@ class PromptTokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """Encode a rendered text, whose special tokens count as such. Raises ValueError if it cannot be encoded."""
-        try:
-            return list(self.backend.encode(text, add_special_tokens=False).ids)
-        except Exception as error:  # the bindings raise bare Exceptions, and TypeError for lone surrogates
-            raise ValueError(f"the tokenizer cannot encode {text!r:.200}: {error}") from error
+        return encode(self.backend, text)
+
+    def without_second_bos(self, ids: list[int]) -> list[int]:
+        """Return ids without what stands before the last BOS of those that they begin with."""
+        while len(ids) > 1 and ids[0] == ids[1] == self.bos_id:
+            ids = ids[1:]
+        return ids
 
     def _refuse_special(self, text: str, allowed: Iterable[str] = ()) -> None:
         for name in self.special_tokens:
@@ -202,6 +203,14 @@ class PromptTokenizer:
                 "pad_id": self.pad_id,
             }
         )
+
+
+def encode(backend: Any, text: str) -> list[int]:
+    """Encode a text as it stands by the tokenizer's Rust half. Raises ValueError if it cannot be encoded."""
+    try:
+        return list(backend.encode(text, add_special_tokens=False).ids)
+    except Exception as error:  # the bindings raise bare Exceptions, and TypeError for lone surrogates
+        raise ValueError(f"the tokenizer cannot encode {text!r:.200}: {error}") from error
 
 
 def load_tokenizer(
@@ -246,10 +255,10 @@ def _load_hugging_face(
     """Load a tokenizer from a local folder or hub id; name: what messages call it."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    if (source.startswith((".", "/", "~")) or source.count("/") > 1) and not os.path.isdir(os.path.expanduser(source)):
-        raise ValueError(f"tokenizer {name!r}: there is no such folder")
-    source = os.path.expanduser(source) if source.startswith("~") else source
+    source = os.path.expanduser(source)
     is_folder = os.path.isdir(source)
+    if (source.startswith((".", "/", "~")) or source.count("/") > 1) and not is_folder:
+        raise ValueError(f"tokenizer {name!r}: there is no such folder")
     if is_folder and not any(os.path.exists(os.path.join(source, file)) for file in _VOCABULARIES):
         raise ValueError(  # transformers would make an empty one
             f"tokenizer {name!r}: the folder holds no tokenizer ({_VOCABULARIES[0]}): put the files of the one the "

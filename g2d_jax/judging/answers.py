@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from g2d_jax.data.fields import BrokenRow, as_text
+from g2d_jax.data.fields import BrokenRow, as_text, named
 from g2d_jax.data.rows import Row, file_rows
 from g2d_jax.runtime import storage
 
@@ -133,27 +133,20 @@ def _parsed(row: Row, parse: Any) -> Any:
         raise ValueError(f"{row.where}: {error}") from error
 
 
-def _field(values: Mapping[str, Any], *names: str) -> tuple[str, Any]:
-    for name in names:
-        if name in values:
-            return name, values[name]
-    raise BrokenRow(f"no field {' or '.join(map(repr, names))}; the row has {', '.join(map(repr, values))}"[:500])
-
-
 def _alpaca_question(values: Mapping[str, Any]) -> Question:
     if values.get("input"):
         raise BrokenRow("the field 'input' is not supported: write it into 'instruction'")
     dataset = values.get("dataset", "")
     if not isinstance(dataset, str):
         raise BrokenRow(f"'dataset' must be a text, got {type(dataset).__name__}")
-    name, text = _field(values, "instruction")
+    name, text = named(values, "instruction")
     return Question(as_text(text, name), dataset=dataset)
 
 
 def _arena_question(values: Mapping[str, Any]) -> Question:
-    name, uid = _field(values, "uid", "question_id")
+    name, uid = named(values, "uid", "question_id")
     uid = as_text(uid, name)
-    name, text = _field(values, "prompt", "turns")
+    name, text = named(values, "prompt", "turns")
     if name == "turns":
         if not isinstance(text, list) or len(text) != 1 or not isinstance(text[0], Mapping):
             raise BrokenRow("'turns' must be a list of one turn: conversations of several are not supported")
@@ -164,14 +157,14 @@ def _arena_question(values: Mapping[str, Any]) -> Question:
 def _answer(values: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return (model, question, answer) of a row of either format."""
     if "messages" in values:
-        name, messages = _field(values, "model")[1], values["messages"]
+        name, messages = named(values, "model")[1], values["messages"]
         if not isinstance(messages, list) or len(messages) < 2 or not all(isinstance(m, Mapping) for m in messages):
             raise BrokenRow("'messages' must be a question and an answer")
         question, content = messages[-2].get("content"), messages[-1].get("content")
         answer = content.get("answer") if isinstance(content, Mapping) else content
     else:
-        name, question = _field(values, "generator")[1], _field(values, "instruction")[1]
-        answer = _field(values, "output")[1]
+        name, question = named(values, "generator")[1], named(values, "instruction")[1]
+        answer = values.get("output")
     if not isinstance(answer, str):  # "" is an answer
         raise BrokenRow(f"the answer must be a text, got {type(answer).__name__}")
     return as_text(name, "the model's name"), as_text(question, "the question"), answer

@@ -12,16 +12,18 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from typing import get_args
 
 import numpy as np
 from etils import epath
 
+from g2d_jax.config import Judge
 from g2d_jax.judging.answers import Answers, read_answers
 from g2d_jax.judging.games import Array, Match, Standing, match, rank
 from g2d_jax.report.format import percent, spread
-from g2d_jax.rewards.chat import Chat, Endpoint, Failure, Reply
+from g2d_jax.rewards.chat import Chat, Failure, Reply
 from g2d_jax.rewards.judge import fill
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Screen
@@ -55,33 +57,41 @@ NOTE = (
 )
 
 
-def judge_files(
-    files: Sequence[str], endpoint: Endpoint, output: storage.PathLike, screen: Screen
-) -> tuple[list[Standing], list[Match]]:
-    """Judge two answers files or more, show the tables, and write them to OUTPUT/judgments.json.
+def judge_files(files: Sequence[str], endpoint: Judge, output: storage.PathLike, screen: Screen) -> None:
+    """Judge two answers files or more, show the tables, and write them to OUTPUT/judgments.json, with every game.
 
     The judge's replies are kept in OUTPUT/journal: a second start sends only the missing requests. Raises ValueError
     for files that cannot be read or compared, and as `Chat.ask`.
     """
     answers = comparable(files)
     names = [answer.name for answer in answers]
-    chat = Chat(endpoint, epath.Path(output) / "journal")
-    try:
-        requests = [messages for pair in itertools.combinations(answers, 2) for messages in _games(*pair)]
-        with screen.progress("judge", len(requests)) as bar:
-            replies = chat.ask(requests, bar.update)
-    finally:
-        chat.close()
+    pairs = list(itertools.combinations(range(len(names)), 2))
+    requests = [messages for i, j in pairs for messages in _games(answers[i], answers[j])]
+    with (
+        closing(Chat(endpoint, epath.Path(output) / "journal")) as chat,
+        screen.progress("judge", len(requests)) as bar,
+    ):
+        replies = chat.ask(requests, bar.update)
     verdicts = _table(replies, len(answers), len(answers[0].texts))
-    matches = [match(names[i], names[j], verdicts[i, j]) for i, j in itertools.combinations(range(len(names)), 2)]
+    matches = [match(names[i], names[j], verdicts[i, j]) for i, j in pairs]
     lengths = [float(np.mean([len(text) for text in answer.texts.values()])) for answer in answers]
     standings = rank(names, verdicts, lengths)
-    _write(epath.Path(output) / "judgments.json", files, endpoint, standings, matches, chat, answers, verdicts)
+    result = {
+        "judge": {"url": endpoint.url, "model": endpoint.model, "max_tokens": endpoint.max_tokens, "rubric": RUBRIC},
+        "files": list(files),
+        "models": [asdict(standing) for standing in standings],
+        "pairs": [asdict(match) for match in matches],
+        "requests": dict(chat.counts),
+        "questions": [question for question, _ in answers[0].texts],
+        # points of the first model by the judge in both orders
+        "games": {f"{names[i]} against {names[j]}": verdicts[i, j] for i, j in pairs},
+        "note": NOTE,
+    }
+    storage.write_json(epath.Path(output) / "judgments.json", result)
     for table in tables(standings, matches):
         screen.table(*table)
     screen.say(NOTE)
     screen.say(_requests(chat.counts))
-    return standings, matches
 
 
 def comparable(files: Sequence[str]) -> list[Answers]:
@@ -134,15 +144,12 @@ def tables(standings: Sequence[Standing], matches: Sequence[Match]) -> list[tupl
 
 def _games(first: Answers, second: Answers) -> list[list[dict[str, str]]]:
     """List the conversations of two models: for each question in the first one's order, then the places swapped."""
-    return [
-        _question(key[0], *texts)
+    shown = [
+        {"question": key[0], "first": one, "second": other}
         for key in first.texts
-        for texts in itertools.permutations((first.texts[key], second.texts[key]))
+        for one, other in itertools.permutations((first.texts[key], second.texts[key]))
     ]
-
-
-def _question(question: str, first: str, second: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": fill(RUBRIC, {"question": question, "first": first, "second": second})}]
+    return [[{"role": "user", "content": fill(RUBRIC, values)}] for values in shown]
 
 
 def points(reply: Reply) -> float:
@@ -168,31 +175,3 @@ def _requests(counts: Mapping[str, int]) -> str:
         f"{counts['sent']} requests sent, {counts['journal']} answered from the journal, {counts['cut']} cut at "
         f"max_tokens, {counts['failed']} failed" + (f" ({kinds}): start again to ask those again" if kinds else "")
     )
-
-
-def _write(
-    path: epath.Path,
-    files: Sequence[str],
-    endpoint: Endpoint,
-    standings: Sequence[Standing],
-    matches: Sequence[Match],
-    chat: Chat,
-    answers: Sequence[Answers],
-    verdicts: Array,
-) -> None:
-    """Write everything, with every game: points of the first model by the judge in both orders."""
-    games = {
-        f"{first.name} against {second.name}": verdicts[i, j]
-        for (i, first), (j, second) in itertools.combinations(enumerate(answers), 2)
-    }
-    value = {
-        "judge": {"url": endpoint.url, "model": endpoint.model, "max_tokens": endpoint.max_tokens, "rubric": RUBRIC},
-        "files": list(files),
-        "models": [asdict(standing) for standing in standings],
-        "pairs": [asdict(match) for match in matches],
-        "requests": dict(chat.counts),
-        "questions": [question for question, _ in answers[0].texts],
-        "games": games,
-        "note": NOTE,
-    }
-    storage.write_json(path, value)

@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from g2d_jax.config import Judge
 from g2d_jax.records import Message
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import safe_text
@@ -34,43 +35,6 @@ PATIENCE = 8
 """So many requests without a reply in a row, or `concurrency` if that is more, and the server counts as down."""
 
 _ERROR_CHARACTERS = 300
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A chat model and how to reach it.
-
-    url: the endpoint's base, as in "http://localhost:8000/v1". api_key_env: the environment variable that holds the
-    key, "" if the server wants none. timeout: seconds of one attempt; retries: further attempts, the openai package's
-    own with its backoff. concurrency: requests under way at a time. Raises ValueError for settings that cannot work.
-    """
-
-    url: str
-    model: str
-    api_key_env: str = "OPENAI_API_KEY"
-    max_tokens: int = 1024
-    timeout: float = 120.0
-    retries: int = 5
-    concurrency: int = 16
-
-    def __post_init__(self) -> None:
-        _check_url(self.url)
-        if not self.model:
-            raise ValueError("name the model that the endpoint serves; GET <url>/models lists them")
-        if self.max_tokens < 1 or self.concurrency < 1 or self.retries < 0:
-            raise ValueError("max_tokens and concurrency must be at least 1, and retries not negative")
-        if not (math.isfinite(self.timeout) and self.timeout > 0):
-            raise ValueError(f"timeout must be positive seconds, got {self.timeout}")
-
-    def key(self) -> str:
-        """Return the key. Raises ValueError where it is needed and not set: a server on this machine may want none."""
-        key = os.environ.get(self.api_key_env, "") if self.api_key_env else ""
-        if key or not self.api_key_env or _is_this_machine(urlsplit(self.url).hostname or ""):
-            return key
-        raise ValueError(
-            f"{self.url} needs a key: set the environment variable {self.api_key_env}, name another one with "
-            'api_key_env, or set that to "" if the server wants none'
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +58,26 @@ class Reply:
 class Chat:
     """Asks an endpoint at temperature 0. For one thread, which sends from several; close it at the end.
 
+    retries of the settings are the openai package's own, with its backoff; concurrency: requests under way at a time.
+
     counts, since it was made: requests "sent", those that the "journal" answered (or an equal one beside them),
     "failed" (and by kind of failure) and "cut" at max_tokens, and the "prompt_tokens" and "completion_tokens" that the
     server reported.
     """
 
-    def __init__(self, endpoint: Endpoint, journal: storage.PathLike) -> None:
+    def __init__(self, endpoint: Judge, journal: storage.PathLike) -> None:
         """journal: a folder, local or on an object store.
 
-        Raises ImportError naming the extra without the package openai, ValueError without a key where one is needed.
+        Raises ImportError naming the extra without the package openai, and ValueError as `check_endpoint`.
         """
+        check_endpoint(endpoint)
         try:
             import openai
         except ImportError as error:
             raise ImportError("a judge needs the package openai: pip install 'g2d-jax[judge]'") from error
         self.endpoint = endpoint
         self.counts: Counter[str] = Counter()
-        self._key = endpoint.key()
+        self._key = _api_key(endpoint)
         self._client = openai.OpenAI(
             base_url=endpoint.url,
             api_key=self._key or "none",  # the package insists on one
@@ -237,6 +204,29 @@ def parse_completion(body: str) -> tuple[Reply, dict[str, int]]:
     usage = content.get("usage") if isinstance(content.get("usage"), dict) else {}
     counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
     return Reply(text or "", finish or ""), {name: n for name, n in counts.items() if type(n) is int}
+
+
+def check_endpoint(settings: Judge) -> None:
+    """Raise ValueError for the settings of an endpoint that cannot work, a key that is not set included."""
+    _check_url(settings.url)
+    if not settings.model:
+        raise ValueError("name the model that the endpoint serves; GET <url>/models lists them")
+    if settings.max_tokens < 1 or settings.concurrency < 1 or settings.retries < 0:
+        raise ValueError("max_tokens and concurrency must be at least 1, and retries not negative")
+    if not (math.isfinite(settings.timeout) and settings.timeout > 0):
+        raise ValueError(f"timeout must be positive seconds, got {settings.timeout}")
+    _api_key(settings)
+
+
+def _api_key(settings: Judge) -> str:
+    """Return the key. Raises ValueError where it is needed and not set: a server on this machine may want none."""
+    key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
+    if key or not settings.api_key_env or _is_this_machine(urlsplit(settings.url).hostname or ""):
+        return key
+    raise ValueError(
+        f"{settings.url} needs a key: set the environment variable {settings.api_key_env}, name another one with "
+        'api_key_env, or set that to "" if the server wants none'
+    )
 
 
 def _check_url(url: str) -> None:

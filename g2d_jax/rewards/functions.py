@@ -111,10 +111,6 @@ def call_reward(
     raises, naming the place and the first response that it raises for by itself, and for a result of the wrong length
     or type, or one that is not finite.
     """
-    if not len(problems) == len(texts) == len(token_ids):
-        raise ValueError(
-            f"rewards need as many problems as responses, got {len(problems)}, {len(texts)}, {len(token_ids)}"
-        )
     code = getattr(inspect.unwrap(function), "__code__", None)
     place = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
     name = f"reward {getattr(function, '__qualname__', repr(function))}{place}"

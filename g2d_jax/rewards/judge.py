@@ -18,7 +18,7 @@ import numpy as np
 
 from g2d_jax.config import Judge
 from g2d_jax.records import Problem, Prompt, Score, Verdict
-from g2d_jax.rewards.chat import Chat, Endpoint, Reply
+from g2d_jax.rewards.chat import Chat, Reply, check_endpoint
 from g2d_jax.runtime import storage
 
 RUBRIC = """\
@@ -39,18 +39,20 @@ brackets, as in: Rating: [[5]]"""
 
 PATIENCE = 8  # replies, all without a rating, after which the settings are at fault
 _NAMES = ("prompt", "response", "answer")
-_PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")
-_SETTINGS = ("url", "model", "api_key_env", "max_tokens", "timeout", "retries", "concurrency")
 
 
 class JudgeScorer:
-    """A Scorer; see `judge_scorer`. counts: those of the endpoint (`Chat.counts`) and replies without a "rating".
+    """A Scorer by the judge of `config.reward().judge`. journal: the folder its replies are kept in.
 
-    rated: replies with one.
+    The reward is the first group of the last match of settings.pattern in the reply: Score(x, SCORED). Without a match
+    or a finite number, or when the request failed after all retries: Score(None, UNSCORABLE). Raises as `check_judge`
+    and `Chat`. Close the scorer at the end. rated: replies with a rating.
     """
 
-    def __init__(self, chat: Chat, template: str, pattern: re.Pattern[str]) -> None:
-        self._chat, self._template, self._pattern = chat, template, pattern
+    def __init__(self, settings: Judge, journal: storage.PathLike) -> None:
+        check_judge(settings)
+        self._chat, self._template = Chat(settings, journal), settings.prompt or RUBRIC
+        self._pattern = re.compile(settings.pattern)
         self.rated = 0
 
     def __call__(
@@ -75,7 +77,7 @@ class JudgeScorer:
 
     @property
     def counts(self) -> Counter[str]:
-        """Count requests and replies since the scorer was made."""
+        """Count since the scorer was made: `Chat.counts`, and replies that are "unrated"."""
         return self._chat.counts
 
     def close(self) -> None:
@@ -97,44 +99,27 @@ class JudgeScorer:
         return Score(value, Verdict.SCORED)
 
 
-def judge_scorer(settings: Judge, journal: storage.PathLike) -> JudgeScorer:
-    """Score with the judge of `config.reward().judge`. journal: the folder its replies are kept in.
-
-    The reward is the first group of the last match of settings.pattern in the reply: Score(x, SCORED). Without a match
-    or a finite number, or when the request failed after all retries: Score(None, UNSCORABLE). Raises as `check_judge`
-    and `Chat`. Close the scorer at the end.
-    """
-    check_judge(settings)
-    template = settings.prompt or RUBRIC
-    return JudgeScorer(Chat(endpoint(settings), journal), template, re.compile(settings.pattern))
-
-
 def check_judge(settings: Judge) -> None:
     """Raise ValueError for settings of a judge that cannot work, a key that is not set included, before any work."""
-    endpoint(settings).key()
+    try:
+        check_endpoint(settings)
+    except ValueError as error:
+        raise ValueError(f"reward.judge: {error}") from error
     try:
         pattern = re.compile(settings.pattern)
     except re.error as error:
-        raise ValueError(f"judge.pattern {settings.pattern!r} is no regular expression: {error}") from error
+        raise ValueError(f"reward.judge.pattern {settings.pattern!r} is no regular expression: {error}") from error
     if pattern.groups != 1:
         raise ValueError(
-            f"judge.pattern {settings.pattern!r} has {pattern.groups} groups: put the number, and only it, in (…); "
-            "other brackets are written (?:…)"
+            f"reward.judge.pattern {settings.pattern!r} has {pattern.groups} groups: put the number, and only it, in "
+            "(…); other brackets are written (?:…)"
         )
-    for name in set(re.findall(r"\{(\w+)\}", settings.prompt)) - set(_NAMES):
+    named = set(re.findall(r"\{(\w+)\}", settings.prompt or RUBRIC))
+    for name in named - set(_NAMES):
         if close := difflib.get_close_matches(name, _NAMES, 1, 0.7):  # other braces are text
-            raise ValueError(f"judge.prompt has {{{name}}}: did you mean {{{close[0]}}}?")
-    named = set(_PLACEHOLDER.findall(settings.prompt or RUBRIC))
+            raise ValueError(f"reward.judge.prompt has {{{name}}}: did you mean {{{close[0]}}}?")
     if missing := {"prompt", "response"} - named:
-        raise ValueError(f"judge.prompt lacks {' and '.join('{' + name + '}' for name in sorted(missing))}")
-
-
-def endpoint(settings: Judge) -> Endpoint:
-    """Make the endpoint of a judge section. Raises ValueError naming the section for settings that cannot work."""
-    try:
-        return Endpoint(**{name: getattr(settings, name) for name in _SETTINGS})
-    except ValueError as error:
-        raise ValueError(f"reward.judge: {error}") from error
+        raise ValueError(f"reward.judge.prompt lacks {' and '.join('{' + name + '}' for name in sorted(missing))}")
 
 
 def fill(template: str, values: Mapping[str, str | None]) -> str:

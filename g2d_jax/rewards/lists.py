@@ -6,6 +6,7 @@ A form is a plain number's exact value, a choice's letter, or the canonical stri
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -85,7 +86,8 @@ def same_elements(gold: Sequence[str], answer: Sequence[str]) -> bool | None:
         return True
     if max((a | b).values()) > 1:  # as sets they may be equal
         return None
-    rest = [sorted(_numbers(gold, b), key=_value), sorted(_numbers(answer, a), key=_value)]
+    by_value = operator.attrgetter("value")
+    rest = [sorted(_numbers(gold, b), key=by_value), sorted(_numbers(answer, a), key=by_value)]
     if [len(a - b), len(b - a)] != list(map(len, rest)):
         return None
     return len(rest[0]) == len(rest[1]) and all(map(same_quantity, *rest))
@@ -124,7 +126,3 @@ def _numbers(elements: Sequence[str], others: Counter[Fraction | str]) -> list[Q
     """Return the plain numbers among the elements that are not among the others."""
     numbers = [_plain_number(element) for element in elements if form(element) not in others]
     return [number for number in numbers if number is not None]
-
-
-def _value(quantity: Quantity) -> Fraction:
-    return quantity.value

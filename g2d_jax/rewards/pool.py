@@ -18,12 +18,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from g2d_jax.records import Score, Verdict
@@ -37,13 +34,14 @@ REWARDS: Mapping[Verdict, float | None] = {
 }
 START_SECONDS = 300.0
 """How long a worker may take to import math-verify on a machine that is busy compiling."""
+MAX_ANSWER_CHARS = 10_000
 
 Begun = tuple[str | None, Verdict | Future[Verdict]]
 """A response's final answer, and its verdict or where that will be."""
 
 
 class WorkerDied(Exception):
-    """The worker process ended, or was ended since it did not reply in time ("wall")."""
+    """The worker process ended, or was ended since it did not reply in time."""
 
 
 class Worker:
@@ -70,14 +68,15 @@ class Worker:
                     + errors.read()[-2000:].decode(errors="replace").strip()
                 ) from error
 
-    def ask(self, gold: str, answer: str, wall_seconds: float) -> dict[str, Any]:
-        """Get the reply to one request, see worker.py. Raises WorkerDied, after which the worker is of no more use."""
-        return self._request(json.dumps({"gold": gold, "answer": answer}).encode() + b"\n", wall_seconds)
+    def ask(self, gold: str, answer: str, wall_seconds: float) -> tuple[Verdict, float]:
+        """Get a verdict and its CPU seconds. Raises WorkerDied, after which the worker is of no more use."""
+        verdict, cpu_seconds = self._request(json.dumps([gold, answer]).encode() + b"\n", wall_seconds)
+        return Verdict(verdict), cpu_seconds
 
-    def _request(self, line: bytes, wall_seconds: float) -> dict[str, Any]:
+    def _request(self, line: bytes, wall_seconds: float) -> list[Any]:
         requests, replies = self.process.stdin, self.process.stdout
         assert requests is not None and replies is not None
-        overdue, started, reply = threading.Timer(wall_seconds, self.kill), time.monotonic(), b""
+        overdue, reply = threading.Timer(wall_seconds, self.kill), b""
         overdue.start()
         with contextlib.suppress(OSError):
             requests.write(line)
@@ -86,8 +85,8 @@ class Worker:
         overdue.cancel()
         if not reply:
             self.stop()
-            raise WorkerDied("crash" if time.monotonic() < started + wall_seconds else "wall")
-        return dict(json.loads(reply))
+            raise WorkerDied
+        return list(json.loads(reply))
 
     def kill(self) -> None:
         """End the worker and what it is grading at once, from any thread; its owner then sees WorkerDied."""
@@ -120,10 +119,9 @@ class VerifierPool:
     """Worker processes that verify answers. Thread-safe; a context manager; workers start when first needed.
 
     workers: processes, at most so many answers are graded at a time. cpu_seconds, memory_mb: limits per answer.
-    wall_seconds: backstop for a worker that neither works nor answers, far above cpu_seconds since the machine may be
-    busy. max_answer_chars: longer answers are INCORRECT unless short against four times the gold.
-    Counts since it was made: answers `graded` by a worker (the others were decided or known here); `stopped`, why
-    workers gave up, by "cpu", "memory", "crash", "wall"; `cpu_seconds` of workers on answers.
+    wall_seconds: after which a worker that neither works nor answers is ended, far above cpu_seconds since the machine
+    may be busy. Answers of more than MAX_ANSWER_CHARS are INCORRECT unless short against four times the gold.
+    cpu_seconds: of workers on answers since it was made.
     Verdicts are a function of (gold, answer) but for answers near the CPU limit: journal them before use.
     """
 
@@ -132,9 +130,6 @@ class VerifierPool:
         workers: int = 2,
         cpu_seconds: float = 5.0,
         memory_mb: int = 2048,
-        *,
-        wall_seconds: float | None = None,
-        max_answer_chars: int = 10_000,
         cache_size: int = 65_536,
     ) -> None:
         if workers < 1 or cpu_seconds <= 0 or memory_mb < 512:
@@ -143,8 +138,7 @@ class VerifierPool:
                 f"got {workers}, {cpu_seconds}, {memory_mb}"
             )
         self._limits = (float(cpu_seconds), int(memory_mb))
-        self._wall_seconds = max(60.0, 20.0 * cpu_seconds) if wall_seconds is None else wall_seconds
-        self._max_answer_chars = max_answer_chars
+        self.wall_seconds = max(60.0, 20.0 * cpu_seconds)
         self._cache_size = cache_size
         self._count = workers
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="verifier")
@@ -153,16 +147,12 @@ class VerifierPool:
         self.workers: set[Worker] = set()
         self._closed = False
         self._verdicts: dict[tuple[str, str], Future[Verdict]] = {}
-        self.stopped: Counter[str] = Counter()
-        self.graded = 0
         self.cpu_seconds = 0.0
 
     def __enter__(self) -> VerifierPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def score(self, golds: Sequence[str | None], texts: Sequence[str]) -> list[Score]:
@@ -213,7 +203,7 @@ class VerifierPool:
             return Verdict.UNSCORABLE
         if answer is None:
             return Verdict.NO_ANSWER
-        is_overlong = len(answer) > max(self._max_answer_chars, 4 * len(gold))
+        is_overlong = len(answer) > max(MAX_ANSWER_CHARS, 4 * len(gold))
         is_correct = answer == gold if is_overlong else quick_verdict(gold, answer)
         if is_correct is not None:
             return Verdict.CORRECT if is_correct else Verdict.INCORRECT
@@ -221,7 +211,6 @@ class VerifierPool:
             if self._closed:
                 raise RuntimeError("the verifier pool is closed; make a new one")
             if (gold, answer) not in self._verdicts:
-                self.graded += 1
                 self._verdicts[gold, answer] = self._executor.submit(self._grade, gold, answer)
             future = self._verdicts[gold, answer]
             if len(self._verdicts) > self._cache_size:
@@ -229,25 +218,20 @@ class VerifierPool:
             return future
 
     def _grade(self, gold: str, answer: str) -> Verdict:
-        """Ask a worker, in a thread of the executor. A worker that is found dead is replaced and asked once more."""
-        reply: dict[str, Any] = {}
+        """Ask a worker, in a thread of the executor. One that is dead or does not answer is replaced, once."""
         for _ in range(2):
             worker = self._worker()
             try:
-                reply = worker.ask(gold, answer, self._wall_seconds)
-                break
-            except WorkerDied as error:
-                reply = {"verdict": Verdict.TIMEOUT, "stopped": str(error), "cpu_seconds": 0.0}
-                with self._lock:
-                    self.workers.discard(worker)
-                    if str(error) == "wall":  # the machine's doing: not to be remembered
-                        self._verdicts.pop((gold, answer), None)
-                        break
-        with self._lock:
-            self.cpu_seconds += reply["cpu_seconds"]
-            if reply["stopped"] is not None:
-                self.stopped[reply["stopped"]] += 1
-        return Verdict(reply["verdict"])
+                verdict, seconds = worker.ask(gold, answer, self.wall_seconds)
+            except WorkerDied:
+                self.workers.discard(worker)
+                continue
+            with self._lock:
+                self.cpu_seconds += seconds
+            return verdict
+        with self._lock:  # perhaps the machine's doing: not to be remembered
+            self._verdicts.pop((gold, answer), None)
+        return Verdict.TIMEOUT
 
     def _worker(self) -> Worker:
         """Return this thread's worker, started if there is none. Raises CancelledError once the pool is closed."""

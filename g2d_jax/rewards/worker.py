@@ -6,8 +6,8 @@ grader: CPU seconds by ITIMER_PROF with the default action, memory by RLIMIT_AS.
 work an answer makes and not on how busy the machine is. A grader says nothing but its exit status, and cannot write
 into files.
 
-Lines of JSON on stdin and stdout. Request: {"gold": text, "answer": text}. Reply: {"verdict": Verdict,
-"stopped": null | "cpu" | "memory" | "crash", "cpu_seconds": float}. The first reply is {}: the worker is ready.
+Lines of JSON on stdin and stdout. Request: [gold, answer]. Reply: [verdict, CPU seconds]; TIMEOUT is the verdict of
+every grader that leaves without one. The first reply is []: the worker is ready.
 End of file on stdin ends the worker, so it does not outlive its parent. JAX is never imported.
 """
 
@@ -20,13 +20,12 @@ import os
 import resource
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from g2d_jax.records import Verdict
 from g2d_jax.rewards.verify import grade
 
 _VERDICTS = {10: Verdict.CORRECT, 11: Verdict.INCORRECT, 12: Verdict.UNSCORABLE, 13: Verdict.NO_ANSWER}
-_OUT_OF_MEMORY = 20
 
 # Graded once before the first fork: imports, parser tables and caches that every grader then inherits.
 _WARM_UP = (
@@ -53,24 +52,22 @@ def main() -> None:
     for gold, answer in _WARM_UP:
         grade(gold, answer)
     gc.freeze()
-    replies.write(b"{}\n")
+    replies.write(b"[]\n")
     os.dup2(null, 2)  # what went wrong before this point is shown
     for line in requests:
-        reply = _grade_apart(**json.loads(line), cpu_seconds=cpu_seconds, memory_mb=memory_mb)
+        gold, answer = json.loads(line)
+        reply = _grade_apart(gold, answer, cpu_seconds, memory_mb)
         replies.write(json.dumps(reply).encode() + b"\n")
 
 
-def _grade_apart(gold: str, answer: str, cpu_seconds: float, memory_mb: int) -> dict[str, Any]:
+def _grade_apart(gold: str, answer: str, cpu_seconds: float, memory_mb: int) -> tuple[str, float]:
     """Grade one answer in a process of its own; return the reply."""
     grader = os.fork()
     if grader == 0:
         _run_grader(gold, answer, cpu_seconds, memory_mb)
     _, status, usage = os.wait4(grader, 0)
-    code = os.waitstatus_to_exitcode(status)
-    verdict, stopped = _VERDICTS.get(code, Verdict.TIMEOUT), None
-    if verdict is Verdict.TIMEOUT:
-        stopped = {-signal.SIGPROF: "cpu", _OUT_OF_MEMORY: "memory"}.get(code, "crash")
-    return {"verdict": verdict.value, "stopped": stopped, "cpu_seconds": usage.ru_utime + usage.ru_stime}
+    verdict = _VERDICTS.get(os.waitstatus_to_exitcode(status), Verdict.TIMEOUT)
+    return verdict.value, usage.ru_utime + usage.ru_stime
 
 
 def _run_grader(gold: str, answer: str, cpu_seconds: float, memory_mb: int) -> NoReturn:
@@ -89,9 +86,7 @@ def _run_grader(gold: str, answer: str, cpu_seconds: float, memory_mb: int) -> N
         status = status_of[grade(gold, answer)]
     except RecursionError:  # nested too deeply to be read
         status = status_of[Verdict.INCORRECT]
-    except MemoryError:
-        status = _OUT_OF_MEMORY
-    finally:  # math-verify's own TimeoutException is a BaseException; the reply says "crash"
+    finally:  # also of a MemoryError, and of math-verify's own TimeoutException, which is a BaseException
         os._exit(status)
 
 

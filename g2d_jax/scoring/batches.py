@@ -61,8 +61,6 @@ class BatchScorer:
     """
 
     def __init__(self, model: ScalarModel, mesh: Mesh, *, batch_tokens: int, dtype: jnp.dtype) -> None:
-        if batch_tokens < 1:
-            raise ValueError(f"batch_tokens must be positive, got {batch_tokens}")
         self.model, self.mesh, self.batch_tokens = model, mesh, batch_tokens
         self.usage = Usage()
         self._run = make_program(mesh, dtype)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from g2d_jax.data.tokenizer import Ids, PromptTokenizer
+from g2d_jax.data.tokenizer import Ids, PromptTokenizer, encode
 from g2d_jax.records import Message, Prompt
 
 _PRIVATE = range(0xF0000, 0xFFFFE)
@@ -78,17 +78,11 @@ class Conversations:
             piece = text[start : match.start() if match else None]
             for name, character in hidden.items():
                 piece = piece.replace(character, name)
-            ids += self._encode_plain(piece)
+            ids += encode(self._plain, piece)
             if match:
                 ids.append(self._special[match.group()])
                 start = match.end()
         return ids
-
-    def _encode_plain(self, text: str) -> list[int]:
-        try:
-            return list(self._plain.encode(text, add_special_tokens=False).ids)
-        except Exception as error:  # the bindings raise bare Exceptions, and TypeError for lone surrogates
-            raise ValueError(f"the tokenizer cannot encode {text!r:.200}: {error}") from error
 
     def _checked(self, ids: list[int], frame: list[int]) -> list[int] | None:
         """Return ids if its special tokens are those of the frame, else None."""
@@ -98,9 +92,7 @@ class Conversations:
 
     def _with_one_bos(self, ids: list[int]) -> list[int]:
         """Begin with one BOS: as the template wrote it, or else by the tokenizer's own rule."""
-        bos = self.tokenizer.bos_id
-        while len(ids) > 1 and ids[0] == ids[1] == bos:
-            ids = ids[1:]
+        bos, ids = self.tokenizer.bos_id, self.tokenizer.without_second_bos(ids)
         return [bos, *ids] if self.tokenizer.adds_bos and bos is not None and ids[0] != bos else ids
 
 

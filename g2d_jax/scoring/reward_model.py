@@ -1,6 +1,6 @@
 """Scores of responses by a reward model, with its own tokenizer and template.
 
-scores = load_reward_model(config.reward.model, mesh).score(prompts, responses)
+scores = RewardModel(config.reward.model, mesh).score(prompts, responses)
 """
 
 from __future__ import annotations
@@ -17,38 +17,31 @@ from g2d_jax.data.tokenizer import Ids, PromptTokenizer, load_tokenizer
 from g2d_jax.models import hf, reward_model
 from g2d_jax.models.reward_model import ScalarModel
 from g2d_jax.records import Prompt, Score, Verdict
-from g2d_jax.scoring.batches import BatchScorer, Usage
+from g2d_jax.scoring.batches import BatchScorer
 from g2d_jax.scoring.conversation import Conversations
 
 _UNSCORABLE = Score(None, Verdict.UNSCORABLE)
 
 
 class RewardModel:
-    """A reward model that scores responses to prompts.
+    """The reward model of a config's reward.model section, on the mesh; it scores responses to prompts.
 
-    conversations: with the reward model's own tokenizer. max_length: most tokens of a conversation; a longer one has
-    no score, since the token at which the score is read would be cut. batch_tokens, dtype: see BatchScorer. Raises
-    ValueError for the tokenizer of another model, and for a max_length beyond the model's positions.
+    Raises ValueError for what is wrong with the settings or the folder (see models/reward_model.py), such as the
+    tokenizer of another model, and a max_length beyond the model's positions. max_length: most tokens of a
+    conversation; a longer one has no score, since the token at which the score is read would be cut. batch_tokens,
+    dtype: see BatchScorer. usage: the work of the model so far; read it before and after a call.
     """
 
-    def __init__(
-        self,
-        model: ScalarModel,
-        conversations: Conversations,
-        mesh: Mesh,
-        *,
-        max_length: int,
-        batch_tokens: int,
-        dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
-    ) -> None:
-        _check(model, conversations.tokenizer, max_length)
-        self.conversations, self.max_length, self.read_out = conversations, max_length, model.read_out
-        self.scorer = BatchScorer(model, mesh, batch_tokens=batch_tokens, dtype=dtype)
-
-    @property
-    def usage(self) -> Usage:
-        """The work of the model so far: read it before and after a call."""
-        return self.scorer.usage
+    def __init__(self, settings: Settings, mesh: Mesh) -> None:
+        folder, dtype = hf.resolve(settings.path, revision=settings.revision), jnp.dtype(settings.dtype)
+        # The template is taken as it is, its own system block included: the model was trained with it.
+        tokenizer = load_tokenizer(settings.tokenizer or folder, TemplateSettings(system=DEFAULT_SYSTEM))
+        self.conversations, self.max_length = Conversations(tokenizer), settings.max_length
+        model = reward_model.load(folder, mesh=mesh, dtype=dtype)
+        _check(model, tokenizer, settings.max_length)
+        self.read_out = model.read_out
+        self.scorer = BatchScorer(model, mesh, batch_tokens=settings.batch_tokens, dtype=dtype)
+        self.usage = self.scorer.usage
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
         """Score every response to its prompt: SCORED, or UNSCORABLE with reward None.
@@ -75,25 +68,6 @@ class RewardModel:
         whole = self.read_out.complete(ids)
         scored = self.read_out.scored_part(whole)
         return scored if len(scored) and len(whole) <= self.max_length else None
-
-
-def load_reward_model(settings: Settings, mesh: Mesh) -> RewardModel:
-    """Load the reward model of a config's reward.model section, on the mesh.
-
-    Raises ValueError for what is wrong with the settings or the folder: see models/reward_model.py, RewardModel.
-    """
-    folder, dtype = hf.resolve(settings.path, revision=settings.revision), jnp.dtype(settings.dtype)
-    # The template is taken as it is, its own system block included: the model was trained with it.
-    tokenizer = load_tokenizer(settings.tokenizer or folder, TemplateSettings(system=DEFAULT_SYSTEM))
-    conversations = Conversations(tokenizer)
-    return RewardModel(
-        reward_model.load(folder, mesh=mesh, dtype=dtype),
-        conversations,
-        mesh,
-        max_length=settings.max_length,
-        batch_tokens=settings.batch_tokens,
-        dtype=dtype,
-    )
 
 
 def _check(model: ScalarModel, tokenizer: PromptTokenizer, max_length: int) -> None:

@@ -153,7 +153,7 @@ def _sides(
         is_right = right(usable)
         chosen, rejected = ([counted[i] for i in np.flatnonzero(is_right == side)] for side in (1, 0))
         return (chosen, rejected) if chosen and rejected else NO_PAIR
-    pairs = pairs_of(seed, problem.id, visit, usable, 1, scalar=scalar[problem.task])
+    pairs = pairs_of(seed, problem.id, visit, usable, 1, verifiable=not scalar[problem.task])
     return [counted[i] for i, _ in pairs], [counted[j] for _, j in pairs]
 
 

@@ -240,18 +240,9 @@ class RolloutBuffer:
 
     def _choose(self, cursor: Cursor, step: int, count: int) -> Draws:
         """Choose the next `count` prompts; move the cursor on."""
-        difficulty = self.stage.difficulty
+        stage, seed = self.stage, self.runtime.config.seed
         drawn = curriculum.draw(
-            self.order,
-            cursor.position,
-            count,
-            self.state.history,
-            step,
-            retire_after=self.stage.drop_solved.after,
-            revisit=self.stage.drop_solved.revisit,
-            window=difficulty.window,
-            outside=difficulty.outside,
-            seed=self.runtime.config.seed,
+            self.order, cursor.position, count, self.state.history, step, stage.drop_solved, stage.difficulty, seed
         )
         cursor.position = drawn.cursor
         cursor.drawn += count

@@ -188,7 +188,7 @@ def _offered(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups) -> 
         fate = _scalar_fate(group) if scalar else _fate(group, stage.min_pass_rate, stage.max_pass_rate)
         counts[fate] += 1
         limit = stage.pairs_per_prompt if fate == "mixed" else 0
-        offered.append(pairs_of(runtime.config.seed, problem.id, visit, group, limit, scalar=scalar))
+        offered.append(pairs_of(runtime.config.seed, problem.id, visit, group, limit, verifiable=not scalar))
     for fate in FATES:
         counts.setdefault(fate, 0)
     return offered, dict(counts)

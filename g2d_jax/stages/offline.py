@@ -16,7 +16,7 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import Collect, Offline
-from g2d_jax.data.loader import InOrder, Order, draw
+from g2d_jax.data.loader import Order, draw
 from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
@@ -65,7 +65,7 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     # Before training: it refuses responses without tokens.
     before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths) if stage.diagnose else {}
     signal, diagnosis = _gradient_signal(runtime, name, stage, pairs, references, row_length)
-    order = problem_order(runtime.config, len(pairs), f"offline/{name}") if stage.shuffle else InOrder(len(pairs))
+    order = problem_order(runtime.config, len(pairs), f"offline/{name}") if stage.shuffle else Order(len(pairs), None)
     objective, rows = objective_of(runtime.compute, stage), RowShape(row_length, batch_size)
     with open_trainer(runtime, name, stage, objective, total=steps, per="pairs", rows=rows) as trainer:
         if trainer.step == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from g2d_jax import keys
 from g2d_jax.config import Config, Source, Task
@@ -55,12 +54,6 @@ def load(config: Config, tokenizer: PromptTokenizer, own_reward: bool, say: Say)
     return loaded
 
 
-def reading(source: Source, seed: int) -> dict[str, Any]:
-    """Return how to read a source, as arguments of the loaders of problems and of examples."""
-    split, fields = source.split or None, source.fields or None
-    return {"fields": fields, "split": split, "on_error": source.on_error, "seed": seed, "revision": source.revision}
-
-
 def _of_task(config: Config, name: str, task: Task, tokenizer: PromptTokenizer, own_reward: bool, say: Say) -> Splits:
     prefix, longest = "" if name == "main" else f"{name}, ", config.data.max_prompt_length
     verified = task.reward.function == "verify" and not (own_reward and name == "main")
@@ -78,7 +71,7 @@ def _of_task(config: Config, name: str, task: Task, tokenizer: PromptTokenizer, 
 
 def _read(source: Source, seed: int, label: str, verified: bool, say: Say) -> list[Problem]:
     """Read a source; without problems that lack a reference answer where `verified`."""
-    problems, report = load_problems(source.path, limit=source.limit, **reading(source, seed))
+    problems, report = load_problems(source, seed)
     _warn(label, report, say)
     if not verified:
         return problems

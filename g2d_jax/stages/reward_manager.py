@@ -12,12 +12,12 @@ from jax.sharding import Mesh
 from g2d_jax.config import Reward
 from g2d_jax.records import Problem, Score, Verdict
 from g2d_jax.rewards.functions import RewardFunction, Scorer, VerifierScorer, function_scorer, load_reward
-from g2d_jax.rewards.judge import JudgeScorer, judge_scorer
+from g2d_jax.rewards.judge import JudgeScorer
 from g2d_jax.rewards.normalise import clean
 from g2d_jax.rewards.pool import Begun, VerifierPool
 from g2d_jax.rewards.quantity import parse_quantity
 from g2d_jax.runtime import processes
-from g2d_jax.scoring.reward_model import RewardModel, load_reward_model
+from g2d_jax.scoring.reward_model import RewardModel
 
 
 @dataclass
@@ -169,14 +169,13 @@ class RewardManager:
             self._pools.append(pool)
             return VerifierScorer(pool)
         if own is None and reward.function == "model":
-            model = load_reward_model(reward.model, self.mesh())
+            model = RewardModel(reward.model, self.mesh())
             self._models.append(model)
             return lambda problems, texts, _: model.score([problem.prompt for problem in problems], texts)
         if own is None and reward.function == "judge":
             folder = self.journal / task
-            judge = judge_scorer(
-                reward.judge, folder / f"process-{processes.index()}" if processes.count() > 1 else folder
-            )
+            own_folder = folder / f"process-{processes.index()}" if processes.count() > 1 else folder
+            judge = JudgeScorer(reward.judge, own_folder)
             self._judges.append(judge)
             return judge
         function = own or load_reward(reward.function, reward.folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from g2d_jax.data.splits import drop_overlap
 from g2d_jax.losses import sft_weights
 from g2d_jax.stages import alerts
 from g2d_jax.stages.problems import order as problem_order
-from g2d_jax.stages.problems import reading
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.training import training_programs
 from g2d_jax.stages.rows import RowShape, choose_row_length, pack_rows
@@ -62,7 +62,7 @@ def examples(runtime: Runtime, name: str, stage: Sft) -> tuple[list[Encoded], di
     """Load the examples that fit, without those whose prompt is in dev or test, as token ids; and count each kind."""
     data, tokenizer = stage.data, runtime.tokenizer
     limit = data.limit or (stage.steps * stage.batch_size if data.path.startswith("procedural:") else None)
-    loaded, report = load_examples(data.path, limit=limit, **reading(data, runtime.config.data.seed))
+    loaded, report = load_examples(replace(data, limit=limit), runtime.config.data.seed)
     distinct, overlap = drop_overlap(loaded, [*runtime.problems["dev"], *runtime.problems["test"]])
     encoded = (tokenizer.encode_example(example) for example in distinct)
     fits = [(prompt, completion) for prompt, completion in encoded if len(prompt) + len(completion) <= stage.max_length]

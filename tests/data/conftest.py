@@ -1,5 +1,10 @@
 """Small real tokenizers, made in memory, with the habits of well-known families."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -73,3 +78,15 @@ class Toys:
 def make() -> Toys:
     """See Toys."""
     return Toys()
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Callable[..., str]:
+    """jsonl(*rows): path of a file with these rows, values or raw bytes."""
+
+    def write(*rows: Any) -> str:
+        path = tmp_path / "rows.jsonl"
+        path.write_bytes(b"\n".join(row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows))
+        return str(path)
+
+    return write

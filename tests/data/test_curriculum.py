@@ -1,13 +1,14 @@
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.data.curriculum import History, draw
+from g2d_jax.config import Difficulty, DropSolved
+from g2d_jax.data import curriculum
+from g2d_jax.data.curriculum import History
 from g2d_jax.data.loader import Mixture, Order
 from g2d_jax.data.loader import draw as plain
 
@@ -29,18 +30,23 @@ def update(history, index, rewards, step):
     history.update(index, values, values, step)
 
 
-def indices(found):
-    return [index for index, _ in found.draws]
+def draw(*arguments, retire_after=0, revisit=0, window=(0.0, 1.0), outside=1.0, seed=0):
+    difficulty = Difficulty(min_pass_rate=window[0], max_pass_rate=window[1], outside=outside)
+    return curriculum.draw(*arguments, DropSolved(after=retire_after, revisit=revisit), difficulty, seed)
+
+
+def indices(drawn):
+    return [index for index, _ in drawn.draws]
 
 
 def test_a_group_with_one_reward_counts_up_and_any_other_starts_anew():
     history = History()
-    known = []
+    states = []
     for step, rewards in enumerate([[0, 0], [0, NAN, 0], [1, 1], [1, 0], [0, 0], [NAN, 0], [NAN, NAN], [0, 0]]):
         update(history, 5, rewards, step)
         seen = history.seen[5]
-        known.append((seen.groups, seen.pass_rate, seen.same, seen.times, seen.step))
-    assert known == [
+        states.append((seen.groups, seen.pass_rate, seen.same, seen.times, seen.step))
+    assert states == [
         (1, 0.0, 0.0, 1, 0),
         (2, 0.0, 0.0, 2, 1),
         (3, 0.5, 1.0, 1, 2),
@@ -55,8 +61,8 @@ def test_a_group_with_one_reward_counts_up_and_any_other_starts_anew():
 def test_prompts_retire_are_revisited_and_retire_again():
     history = history_of((0, [0, 0], 1), (4, [1, 1], 1), (4, [1, 1], 2), (0, [1, 1], 2))
     options = {"retire_after": 2, "revisit": 10}
-    found = draw(ORDER, 0, 3, history, 5, **options)
-    assert (indices(found), found.cursor, found.skipped_retired) == ([3, 0, 2], 4, 1)  # 0 got two different ones
+    drawn = draw(ORDER, 0, 3, history, 5, **options)
+    assert (indices(drawn), drawn.cursor, drawn.skipped_retired) == ([3, 0, 2], 4, 1)  # 0 got two different ones
     assert indices(draw(ORDER, 0, 3, history, 11, **options)) == [3, 0, 2]
     assert indices(draw(ORDER, 0, 3, history, 12, **options)) == [3, 0, 4]
     assert indices(draw(ORDER, 0, 3, history, 10**6, retire_after=2)) == [3, 0, 2]  # for ever
@@ -71,13 +77,13 @@ def test_prompts_retire_are_revisited_and_retire_again():
 def test_share_retired_is_of_all_records():
     history = history_of((0, [0, 0], 1), (4, [1, 1], 2), (5, [1, 0], 2))
     for step, after, revisit, share in ((3, 1, 2, 0.125), (2, 1, 2, 0.25), (9, 1, 0, 0.25), (9, 0, 0, 0.0)):
-        assert history.share_retired(step, SimpleNamespace(after=after, revisit=revisit), 8) == share
+        assert history.share_retired(step, DropSolved(after=after, revisit=revisit), 8) == share
 
 
 def test_prompts_outside_the_window():
     history = history_of((3, [0, 0]), (0, [1, 0]), (4, [1, 1]), (2, [1, 1, 1, 0]))
-    found = draw(ORDER, 0, 4, history, 1, window=(0.25, 0.75), outside=0.0)
-    assert (indices(found), found.cursor, found.skipped_outside) == ([0, 2, 7, 5], 6, 2)
+    drawn = draw(ORDER, 0, 4, history, 1, window=(0.25, 0.75), outside=0.0)
+    assert (indices(drawn), drawn.cursor, drawn.skipped_outside) == ([0, 2, 7, 5], 6, 2)
     assert indices(draw(ORDER, 0, 4, history, 1, window=(0.25, 1.0), outside=0.0)) == [0, 4, 2, 7]
     assert indices(draw(ORDER, 0, 4, history, 1, window=(0.25, 0.75), outside=1.0)) == [3, 0, 4, 2]
     scalar = history_of((3, [-5, -3]), (0, [7, 8]))  # the whole window bounds no scalar reward
@@ -89,11 +95,11 @@ def test_prompts_outside_the_window():
 def test_prompts_outside_are_drawn_at_the_rate_asked_for_and_by_visit():
     order = Order(1000, 1)
     history = history_of(*((index, [0, 0]) for index in range(0, 1000, 2)))
-    found = draw(order, 0, 600, history, 1, window=(0.1, 0.9), outside=0.25, seed=3)
-    easy = [index for index, _ in found.draws if index % 2 == 0]
-    assert abs(len(easy) / (len(easy) + found.skipped_outside) - 0.25) < 0.06
+    drawn = draw(order, 0, 600, history, 1, window=(0.1, 0.9), outside=0.25, seed=3)
+    easy = [index for index, _ in drawn.draws if index % 2 == 0]
+    assert abs(len(easy) / (len(easy) + drawn.skipped_outside) - 0.25) < 0.06
     again = draw(order, 0, 1000, history, 1, window=(0.1, 0.9), outside=0.25, seed=3)
-    assert again.draws[:600] == found.draws  # the choice does not depend on how many are asked for
+    assert again.draws[:600] == drawn.draws  # the choice does not depend on how many are asked for
     later = draw(order, 1000, 600, history, 1, window=(0.1, 0.9), outside=0.25, seed=3)
     assert {index for index, _ in later.draws if index % 2 == 0} != set(easy)
 
@@ -101,11 +107,11 @@ def test_prompts_outside_are_drawn_at_the_rate_asked_for_and_by_visit():
 def test_skipped_prompts_make_up_for_missing_ones():
     groups = [(3, [1, 1]), (4, [1, 1]), (0, [1, 1, 0, 1, 1]), (2, [0, 0]), (7, [0, 0]), (6, [1, 1, 1, 1, 0])]
     options = {"retire_after": 1, "window": (0.0, 0.7), "outside": 0.0}
-    found = draw(ORDER, 0, 6, history_of(*groups), 1, **options)
-    assert (indices(found), found.cursor) == ([5, 1, 0, 6, 3, 4], 8)
-    assert (found.skipped_retired, found.skipped_outside) == (2, 0)
-    found = draw(ORDER, 0, 3, history_of(*groups), 1, **options)
-    assert (indices(found), found.skipped_retired, found.skipped_outside) == ([5, 1, 0], 4, 1)
+    drawn = draw(ORDER, 0, 6, history_of(*groups), 1, **options)
+    assert (indices(drawn), drawn.cursor) == ([5, 1, 0, 6, 3, 4], 8)
+    assert (drawn.skipped_retired, drawn.skipped_outside) == (2, 0)
+    drawn = draw(ORDER, 0, 3, history_of(*groups), 1, **options)
+    assert (indices(drawn), drawn.skipped_retired, drawn.skipped_outside) == ([5, 1, 0], 4, 1)
     every = history_of(*((index, [0, 0]) for index in range(8)))
     for options in ({"retire_after": 1}, {}):
         assert draw(ORDER, 3, 20, every, 1, **options).draws == plain(ORDER, 3, 20)
@@ -130,15 +136,15 @@ def reward(index, step, member):
 
 def run(order, history, cursor, steps, wanted, options):
     """(index, visit) of every step of a stage, and the cursor after it."""
-    drawn = []
+    draws = []
     for step in steps:
-        found = draw(order, cursor, wanted, history, step, **options)
-        assert found.cursor - cursor == len(found.draws) + found.skipped_retired + found.skipped_outside
-        cursor = found.cursor
-        drawn.append(found.draws)
-        for index, _ in found.draws:
+        drawn = draw(order, cursor, wanted, history, step, **options)
+        assert drawn.cursor - cursor == len(drawn.draws) + drawn.skipped_retired + drawn.skipped_outside
+        cursor = drawn.cursor
+        draws.append(drawn.draws)
+        for index, _ in drawn.draws:
             update(history, index, [reward(index, step, member) for member in range(3)], step)
-    return drawn, cursor
+    return draws, cursor
 
 
 @given(ORDERS, OPTIONS, st.integers(0, 9), st.integers(0, 8))

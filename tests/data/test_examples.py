@@ -1,27 +1,13 @@
-import json
-
 import pytest
+from sources import load_examples
 
 from g2d_jax.data import arithmetic
-from g2d_jax.data.examples import load_examples
 from g2d_jax.data.splits import drop_overlap, problem_id
 from g2d_jax.records import Problem
 
 SYSTEM = {"role": "system", "content": "s"}
 USER = {"role": "user", "content": "1+1?"}
 ASSISTANT = {"role": "assistant", "content": "2"}
-
-
-@pytest.fixture
-def jsonl(tmp_path):
-    """jsonl(*rows): path of a file with these rows."""
-
-    def write(*rows):
-        path = tmp_path / "rows.jsonl"
-        path.write_text("\n".join(json.dumps(row) for row in rows))
-        return str(path)
-
-    return write
 
 
 @pytest.mark.parametrize(
@@ -78,16 +64,8 @@ def test_examples_of_one_prompt_stay_apart(jsonl):
     assert drop_overlap(examples, [Problem(id=problem_id("x"), prompt="x")]) == ([], 2)
 
 
-def test_splits_are_those_of_the_problems(jsonl):
-    path = jsonl(*({"prompt": str(n), "completion": "y"} for n in range(50)))
-    parts = [load_examples(path, split=split)[0] for split in ("train", "dev", "test")]
-    assert sorted(example.prompt for part in parts for example in part) == sorted(map(str, range(50)))
-
-
 def test_procedural_demonstrations():
     examples, _ = load_examples("procedural:slips", limit=4, seed=3)
     assert examples == [arithmetic.example(arithmetic.SLIPS, 3, index) for index in range(4)]
     with pytest.raises(ValueError, match="train split only"):
         load_examples("procedural:slips", limit=4, split="test")
-    with pytest.raises(ValueError, match="no end"):
-        load_examples("procedural:slips")

@@ -1,23 +1,15 @@
-import json
-
 import pytest
+from sources import load_problems
 
 from g2d_jax.data.filters import has_options
-from g2d_jax.data.problems import load_problems
 
 GOOD = {"problem": "What is 1 + 1?", "solution": r"So it is $\boxed{2}$.", "source": "aops_forum"}
 
 
 @pytest.fixture
-def load(tmp_path):
+def load(jsonl):
     """load(name, *rows): what the named data set makes of a local file of these rows."""
-
-    def load(name, *rows, **options):
-        path = tmp_path / "rows.jsonl"
-        path.write_text("\n".join(map(json.dumps, rows)))
-        return load_problems(f"{name}:{path}", **options)
-
-    return load
+    return lambda name, *rows, **options: load_problems(f"{name}:{jsonl(*rows)}", **options)
 
 
 def test_numinamath_row(load):

@@ -127,17 +127,11 @@ def test_what_cannot_be_selected():
 
 
 def test_the_record():
-    def scored(sample, text, ids, reward):
-        stop = "stop" if reward else "length"
-        rollout = Rollout("p", 3, sample, np.array([1, 2]), np.array(ids), np.zeros(len(ids)), np.zeros(len(ids)), stop)
-        return ScoredRollout(rollout, text, Score(reward, Verdict.CORRECT if reward else Verdict.INCORRECT))
-
-    group = [scored(0, "bad", [5], 0.0), scored(1, "good", [6, 7], 1.0)]
+    group = scored((0.0, "incorrect", "bad"), (1.0, "correct", "good"))
     record = to_preference(({"role": "user", "content": "?"},), group, (1, 0))
     assert (record.problem_id, record.prompt) == ("p", ({"role": "user", "content": "?"},))
     assert (record.chosen, record.rejected, record.chosen_reward, record.rejected_reward) == ("good", "bad", 1.0, 0.0)
-    assert record.prompt_ids.tolist() == [1, 2]
-    assert (record.chosen_ids.tolist(), record.rejected_ids.tolist()) == ([6, 7], [5])
+    assert [ids.tolist() for ids in (record.prompt_ids, record.chosen_ids, record.rejected_ids)] == [[0], [1], [0]]
     assert (record.chosen_truncated, record.rejected_truncated) == (False, True)
 
 
@@ -164,51 +158,51 @@ def test_best_against_worst_uses_no_response_twice(values: list[float], limit: i
 
 def test_the_pair_rule_goes_by_what_the_reward_knows() -> None:
     group = scored((0.2, "scored", "a"), (0.9, "scored", "b"), (None, "unscorable", "c"))
-    assert pairs_of(0, "p", 0, group, 4, scalar=True) == [(1, 0)]
-    assert pairs_of(0, "p", 0, group, 4, scalar=False) == []
+    assert pairs_of(0, "p", 0, group, 4, verifiable=False) == [(1, 0)]
+    assert pairs_of(0, "p", 0, group, 4, verifiable=True) == []
 
 
-@pytest.mark.parametrize("scalar", [True, False])
-def test_a_timeout_is_neither_chosen_nor_rejected(scalar: bool) -> None:
+@pytest.mark.parametrize("verifiable", [True, False])
+def test_a_timeout_is_neither_chosen_nor_rejected(verifiable: bool) -> None:
     late, right, wrong = (0.0, "timeout", "late"), (1.0, "correct", "right"), (0.0, "incorrect", "wrong")
-    assert pairs_of(0, "p", 0, scored(late, right, late), 4, scalar=scalar) == []
-    assert pairs_of(0, "p", 0, scored(late, wrong), 4, scalar=scalar) == []
-    assert pairs_of(0, "p", 0, scored(late, right, wrong), 4, scalar=scalar) == [(1, 2)]
+    assert pairs_of(0, "p", 0, scored(late, right, late), 4, verifiable=verifiable) == []
+    assert pairs_of(0, "p", 0, scored(late, wrong), 4, verifiable=verifiable) == []
+    assert pairs_of(0, "p", 0, scored(late, right, wrong), 4, verifiable=verifiable) == [(1, 2)]
 
 
-@pytest.mark.parametrize("scalar", [True, False])
-def test_responses_of_equal_text_make_one_pair(scalar: bool) -> None:
+@pytest.mark.parametrize("verifiable", [True, False])
+def test_responses_of_equal_text_make_one_pair(verifiable: bool) -> None:
     """Their tokens differ: one text in several tokenisations."""
     right, wrong = (1.0, "correct", "right"), (0.0, "incorrect", "wrong")
-    assert len(pairs_of(0, "p", 0, scored(*[right] * 4, *[wrong] * 4), 4, scalar=scalar)) == 1
+    assert len(pairs_of(0, "p", 0, scored(*[right] * 4, *[wrong] * 4), 4, verifiable=verifiable)) == 1
     other = (0.0, "incorrect", "other")
     group = scored(right, wrong, right, other, wrong)
-    found = pairs_of(0, "p", 0, group, 4, scalar=False)
-    assert {(group[i].text, group[j].text) for i, j in found} == {("right", "wrong"), ("right", "other")}
-    assert len(found) == 2
+    texts = [(group[i].text, group[j].text) for i, j in pairs_of(0, "p", 0, group, 4, verifiable=True)]
+    assert sorted(texts) == [("right", "other"), ("right", "wrong")]
 
 
 def test_what_is_called_right_and_wrong_is_in_no_pair() -> None:
     disputed = (1.0, "correct", "same"), (0.0, "incorrect", "same")
-    assert pairs_of(0, "p", 0, scored(*disputed), 4, scalar=False) == []
-    assert pairs_of(0, "p", 0, scored(*disputed), 4, scalar=True) == []
-    assert pairs_of(0, "p", 0, scored(*disputed, (0.0, "incorrect", "a"), (1.0, "correct", "b")), 4, scalar=False) == [
-        (3, 2)
-    ]
+    assert pairs_of(0, "p", 0, scored(*disputed), 4, verifiable=True) == []
+    assert pairs_of(0, "p", 0, scored(*disputed), 4, verifiable=False) == []
+    group = scored(*disputed, (0.0, "incorrect", "a"), (1.0, "correct", "b"))
+    assert pairs_of(0, "p", 0, group, 4, verifiable=True) == [(3, 2)]
 
 
 def test_a_frequent_response_is_chosen_as_often_as_it_was_drawn() -> None:
     group = scored(*[(1.0, "correct", "often")] * 3, (1.0, "correct", "seldom"), (0.0, "incorrect", "wrong"))
-    firsts = [group[pairs_of(0, "p", visit, group, 1, scalar=False)[0][0]].text for visit in range(400)]
+    firsts = [group[pairs_of(0, "p", visit, group, 1, verifiable=True)[0][0]].text for visit in range(400)]
     assert abs(firsts.count("often") - 300) < 5 * np.sqrt(400 * 3 / 16)
 
 
 def scored(*rows: tuple[float | None, str, str]) -> list[ScoredRollout]:
-    """Responses of (reward, verdict, text), each with token ids of its own."""
+    """Responses of (reward, verdict, text), each with token ids of its own; wrong ones are cut."""
     nats, ids = np.zeros(1, np.float32), np.zeros(1, np.int32)
     return [
         ScoredRollout(
-            Rollout("p", 0, sample, ids * 0, ids + sample, nats, nats, "stop"), text, Score(reward, Verdict(verdict))
+            Rollout("p", 0, sample, ids, ids + sample, nats, nats, "stop" if reward else "length"),
+            text,
+            Score(reward, Verdict(verdict)),
         )
         for sample, (reward, verdict, text) in enumerate(rows)
     ]

@@ -7,22 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hub_server import hub_server
+from sources import load_problems
 
 from g2d_jax.data import rows
-from g2d_jax.data.problems import load_problems, to_problem
+from g2d_jax.data.problems import to_problem
 from g2d_jax.data.splits import problem_id
-
-
-def write(path, *lines):
-    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
-    return str(path)
-
-
-@pytest.fixture
-def jsonl(tmp_path):
-    """jsonl(*rows): path of a file with these rows, dicts or raw bytes."""
-    return lambda *lines: write(tmp_path / "rows.jsonl", *lines)
-
 
 VERL = {
     "data_source": "openai/gsm8k",
@@ -96,11 +85,7 @@ def test_answers_as_text(value, text):
     ("row", "answer", "solution"),
     [
         ({"answer": "She has 3.\n#### 1,600"}, "1,600", "She has 3.\n#### 1,600"),
-        (
-            {"solution": r"So \boxed{1} or \boxed{\frac{1}{2}}."},
-            r"\frac{1}{2}",
-            r"So \boxed{1} or \boxed{\frac{1}{2}}.",
-        ),
+        ({"solution": r"So \boxed{1} or \boxed{1/2}."}, "1/2", r"So \boxed{1} or \boxed{1/2}."),
         ({"solution": r"So \boxed{1}.", "answer": "one"}, "one", r"So \boxed{1}."),
         ({"solution": "34"}, "34", None),
         ({"solution": "First this.\nThen that."}, None, "First this.\nThen that."),
@@ -118,7 +103,7 @@ BROKEN = {
     b'{"problem": "\xff"}': "not UTF-8 at byte 13",
     b"[1, 2]": "an object with named fields is needed, got list",
     b'"x"': "got str",
-    b"{}": "no field problem or question or prompt",
+    b"{}": "no field 'problem' or 'question' or 'prompt'; the row has none",
     b'{"problem": null, "text": 1}': "the row has 'problem', 'text'",
     b'{"problem": 5}': "'problem' must be a text, got int",
     b'{"problem": " "}': "'problem' is blank",
@@ -160,15 +145,10 @@ def test_lines_of_all_kinds(jsonl, monkeypatch):
 
 
 def test_json_and_parquet_read_alike(tmp_path, jsonl):
-    values = [
-        {"question": "a", "answer": 1.0, "reward_model": {"x": 1}},
-        {"question": "b", "answer": 2.0, "reward_model": {"x": 2}},
-    ]
-    listed = tmp_path / "rows.json"
+    values = [{"question": q, "answer": x, "reward_model": {"x": x}} for q, x in (("a", 1.0), ("b", 2.0))]
+    listed, wrapped, table = (tmp_path / name for name in ("rows.json", "wrapped.json", "rows.parquet"))
     listed.write_text(json.dumps(values))
-    wrapped = tmp_path / "wrapped.json"
     wrapped.write_text(json.dumps({"data": values}))
-    table = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_pylist(values), table)
     expected = load_problems(jsonl(*values))[0]
     for path in (listed, wrapped, table):
@@ -207,21 +187,25 @@ def test_files_on_an_object_store(bucket):
         load_problems(str(bucket / "none.jsonl"))
 
 
-def test_missing_file_and_unknown_sources():
-    with pytest.raises(ValueError, match=r"missing.jsonl cannot be read: .*hub:owner/name"):
-        load_problems("missing.jsonl")
-    with pytest.raises(ValueError, match="did you mean math500"):
-        load_problems("math-500")
-    with pytest.raises(ValueError, match="unknown procedural task"):
-        load_problems("procedural:geometry", limit=1)
-    with pytest.raises(ValueError, match="unknown split"):
-        load_problems("procedural:slips", limit=1, split="valid")
-    with pytest.raises(ValueError, match="no end"):
-        load_problems("procedural:slips")
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("missing.jsonl", {}, r"missing.jsonl cannot be read: .*hub:owner/name"),
+        ("math-500", {}, "did you mean math500"),
+        ("procedural:geometry", {"limit": 1}, "unknown procedural task"),
+        ("procedural:slips", {"limit": 1, "split": "valid"}, "split must be one of"),
+        ("procedural:slips", {}, "no end"),
+        *((path, {"limit": 1, "revision": "v1"}, f"revision is 'v1', but '{path}' does not come from the hub")
+          for path in ("math500:file.jsonl", "file.jsonl", "procedural:slips")),
+    ],
+)  # fmt: skip
+def test_sources_that_cannot_be(source, options, message):
+    with pytest.raises(ValueError, match=message):
+        load_problems(source, **options)
 
 
 def test_hub_without_the_extra(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     for source in ("hub:owner/name", "math500", "gsm8k:train"):
         with pytest.raises(ImportError, match=r"pip install 'g2d-jax\[hub\]'"):
             load_problems(source)
@@ -237,8 +221,7 @@ def test_a_suite_when_the_hub_cannot_be_reached(name, monkeypatch, tmp_path):
 
 
 FROM_HUB = """
-from g2d_jax.data.examples import load_examples
-from g2d_jax.data.problems import load_problems
+from sources import load_examples, load_problems
 for revision in (None, "v1"):
     (problem,), _ = load_problems("hub:org/data", revision=revision)
     fields = {"prompt": "question", "completion": "answer"}
@@ -257,14 +240,9 @@ def test_a_revision_pins_hub_data(tmp_path):
     folders = {revision: tmp_path / revision for revision in ("main", "v1")}
     for answer, folder in enumerate(folders.values(), 2):
         folder.mkdir()
-        write(folder / "train.jsonl", {"question": "1+1?", "answer": f"#### {answer}"})
+        (folder / "train.jsonl").write_text(json.dumps({"question": "1+1?", "answer": f"#### {answer}"}))
     with hub_server("org/data", folders, [], kind="datasets") as url:
         env = {**os.environ, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "cache")}
+        env["PYTHONPATH"] = os.pathsep.join(sys.path)
         run = subprocess.run([sys.executable, "-c", FROM_HUB], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert (run.returncode, run.stdout) == (0, "2 #### 2\n3 #### 3\n"), run.stderr
-
-
-@pytest.mark.parametrize("path", ["math500:file.jsonl", "file.jsonl", "procedural:slips"])
-def test_only_hub_data_has_a_revision(path):
-    with pytest.raises(ValueError, match=f"revision is 'v1', but '{path}' does not come from the hub"):
-        load_problems(path, limit=1, revision="v1")

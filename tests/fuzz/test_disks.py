@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from forks import Forks
+from stages.alike import differences
 
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
@@ -37,33 +38,7 @@ def on_disk(folder: Path, env: dict[str, str], *cases: tuple[str, str]) -> dict[
     command = [sys.executable, HERE / "on_disk.py", disk / "work", folder / "left", json.dumps(cases)]
     done = subprocess.run([*MOUNT, disk, *command], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.partition("RESULT ")[2])
-    return found
-
-
-def alike(one: Path, other: Path) -> None:
-    """Rollouts (with log-probabilities) and pairs bit for bit, metrics and manifests but for what a clock measured."""
-    files = sorted(path.relative_to(one) for path in one.rglob("*.parquet"))
-    assert len(files) == 2 + 1 + 1  # parts of rollouts, preferences, informativeness
-    assert files == sorted(path.relative_to(other) for path in other.rglob("*.parquet"))
-    for file in files:
-        assert (one / file).read_bytes() == (other / file).read_bytes(), file
-    for name in ("01-sft", "02-collect"):
-        found = [storage.finished(place / name) for place in (one, other)]
-        assert found[0] and found[1]
-        for key in ("fingerprint", "inputs", "flops", "tokens", "counts"):
-            assert found[0].get(key) == found[1].get(key), (name, key)
-    assert metrics(one) == metrics(other)
-
-
-def metrics(workdir: Path) -> dict[Any, dict[str, float]]:
-    clocked = ("step_time", "generation/", "goodput/")
-    return {
-        (record["stage"], record["step"], record["kind"]): {
-            name: value for name, value in record["metrics"].items() if not name.startswith(clocked)
-        }
-        for record in read_metrics(workdir)
-    }
+    return json.loads(done.stdout.partition("RESULT ")[2])
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +97,8 @@ def test_a_disk_that_is_full_or_read_only(tmp_path: Path, whole: Path, one_devic
         reason = {"full": "No space left on device", "readonly": "Read-only file system", "file": ""}[what]
         assert reason in message[0], (what, where, message)
     assert result["last"][0] == 0, result["last"]
-    alike(whole, tmp_path / "left")
+    assert len([*whole.rglob("*.parquet")]) == 2 + 1 + 1  # parts of rollouts, preferences, informativeness
+    assert differences(whole, tmp_path / "left") == []
 
 
 @pytest.mark.parametrize("how", ["deleted", pytest.param("moved", marks=pytest.mark.slow)])

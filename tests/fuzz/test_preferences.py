@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fuzz.hostile import ODD, TEXTS, accepted, damaged, tries
+from fuzz.hostile import COLUMNS, ODD, TEXTS, accepted, damaged, tries
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -68,38 +68,6 @@ def test_damaged_parts(folder: Path, data: st.DataObject, kind: str) -> None:
     good(kind, path)
     path.write_bytes(data.draw(damaged(path.read_bytes()) | st.sampled_from(ODD)))
     check(path, READERS[kind])
-
-
-MESSAGES = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
-COLUMNS = {
-    "texts": pa.array(["a", "", "c"]),
-    "large texts": pa.array(["a", "b", "c"], pa.large_string()),
-    "texts by number": pa.array(["a", "b", "a"]).dictionary_encode(),
-    "nulls": pa.nulls(3),
-    "null texts": pa.array([None, "a", None], pa.string()),
-    "bytes": pa.array([b"a", b"\xff", b""]),
-    "broken texts": pa.array([b"a", b"\xff", b""]).view(pa.string()),
-    "integers": pa.array([1, -1, 2**40]),
-    "numbers": pa.array([1.5, float("nan"), float("-inf")]),
-    "booleans": pa.array([True, False, True]),
-    "long ids": pa.array([[1], [2**40], []]),
-    "ids": pa.array([[1], [], [-5, 2**31 - 1]], pa.list_(pa.int32())),
-    "ids with nulls": pa.array([[1, None], [None], []], pa.list_(pa.int32())),
-    "null ids": pa.array([None, [1], []], pa.list_(pa.int32())),
-    "large ids": pa.array([[1], [], [2]], pa.large_list(pa.int32())),
-    "three ids": pa.array([[1], [2], [3]], pa.list_(pa.int32(), 1)),
-    "fractions": pa.array([[1.5], [], [float("nan")]]),
-    "ids of ids": pa.array([[[1]], [], [[]]]),
-    "messages": pa.array([[{"role": "user", "content": "a"}]] * 3, MESSAGES),
-    "replies": pa.array([[{"role": "assistant", "content": "a"}]] * 3, MESSAGES),
-    "no messages": pa.array([[]] * 3, MESSAGES),
-    "null messages": pa.array([[None]] * 3, MESSAGES),
-    "null roles": pa.array([[{"role": None, "content": "a"}]] * 3, MESSAGES),
-    "other messages": pa.array([[{"from": "user", "value": "a"}]] * 3),
-    "a message": pa.array([{"role": "user", "content": "a"}] * 3),
-    "times": pa.array([2**62] * 3, pa.timestamp("s")),
-    "a map": pa.array([[("role", "user")]] * 3, pa.map_(pa.string(), pa.string())),
-}
 
 
 @given(st.data(), st.sampled_from(sorted(READERS)))

@@ -1,13 +1,12 @@
 """Tokenizers from hostile files: one that encodes or refuses every text, or an error that names the folder."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fuzz.hostile import DEEP, ODD, TEXTS, VALUES, accepted, as_json, changed, damaged, tries
+from fuzz.hostile import DEEP, ODD, TEXTS, VALUES, accepted, as_json, changed, damaged, tries, write_folder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,13 +37,14 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return files
 
 
+@pytest.fixture(scope="module")
+def files(good: dict[str, Any]) -> dict[str, bytes]:
+    return {name: as_json(content) for name, content in good.items()}
+
+
 def load(folder: Path, files: dict[str, bytes]) -> PromptTokenizer | None:
     """Load these files, and use what was loaded."""
-    place = folder / NAME
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    for name, data in files.items():
-        (place / name).write_bytes(data)
+    place = write_folder(folder / NAME, files)
     tokenizer = accepted(lambda: load_tokenizer(place), NAME)
     if tokenizer is not None:
         use(tokenizer)
@@ -66,23 +66,17 @@ def use(tokenizer: PromptTokenizer) -> None:
 
 
 @given(st.data())
-@tries(60)
-def test_changed_files(folder: Path, good: dict[str, Any], data: st.DataObject) -> None:
-    files = {name: as_json(content) for name, content in good.items()}
-    for name in data.draw(st.lists(st.sampled_from(sorted(files)), min_size=1, max_size=2, unique=True)):
-        files[name] = as_json(data.draw(changed(good[name])))
-    load(folder, files)
-
-
-@given(st.data())
-@tries(40)
-def test_damaged_and_missing_files(folder: Path, good: dict[str, Any], data: st.DataObject) -> None:
-    files = {name: as_json(content) for name, content in good.items()}
-    name = data.draw(st.sampled_from(sorted(files)))
-    files[name] = data.draw(damaged(files[name]) | st.sampled_from(ODD) | VALUES.map(as_json))
-    for missing in data.draw(st.lists(st.sampled_from(sorted(files)), max_size=2)):
-        files.pop(missing, None)
-    load(folder, files)
+@tries(100)
+def test_changed_damaged_and_missing_files(
+    folder: Path, good: dict[str, Any], files: dict[str, bytes], data: st.DataObject
+) -> None:
+    some, names = dict(files), st.sampled_from(sorted(files))
+    for name in data.draw(st.lists(names, min_size=1, max_size=2, unique=True)):
+        odd = damaged(files[name]) | st.sampled_from(ODD) | VALUES.map(as_json)
+        some[name] = data.draw(changed(good[name]).map(as_json) | odd)
+    for missing in data.draw(st.lists(names, max_size=2)):
+        some.pop(missing, None)
+    load(folder, some)
 
 
 # Chat templates
@@ -97,14 +91,11 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_without_end_is_refused(
-    folder: Path, good: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str
+    folder: Path, good: dict[str, Any], files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr("g2d_jax.data.rehearsal.CPU_SECONDS", 1)
-    files = {name: as_json(content) for name, content in good.items()}
-    files["tokenizer_config.json"] = as_json({**good["tokenizer_config.json"], "chat_template": ENDLESS[name]})
-    (folder / "endless").mkdir(exist_ok=True)
-    for file, data in files.items():
-        (folder / "endless" / file).write_bytes(data)
+    settings = as_json({**good["tokenizer_config.json"], "chat_template": ENDLESS[name]})
+    write_folder(folder / "endless", {**files, "tokenizer_config.json": settings})
     with pytest.raises(ValueError, match=r"endless.*the chat template does not end within 1 seconds"):
         load_tokenizer(folder / "endless")
     assert load_tokenizer(folder / "endless", TemplateSettings(chat=False)).stop_id == 1
@@ -113,45 +104,20 @@ def test_a_template_without_end_is_refused(
 @pytest.mark.parametrize(
     "template", [1, True, ["{{ 1 }}"], {"a": 1}, {"default": 7}, [{"name": "default"}], "{{", "\ud800"]
 )
-def test_templates_that_are_none(folder: Path, good: dict[str, Any], template: Any) -> None:
-    files = {name: as_json(content) for name, content in good.items()}
-    load(
-        folder,
-        {**files, "tokenizer_config.json": as_json({**good["tokenizer_config.json"], "chat_template": template})},
-    )
+def test_templates_that_are_none(folder: Path, good: dict[str, Any], files: dict[str, bytes], template: Any) -> None:
+    settings = as_json({**good["tokenizer_config.json"], "chat_template": template})
+    load(folder, {**files, "tokenizer_config.json": settings})
 
 
 WORDS = ["messages", "m", "m.role", "m.content", "bos_token", "add_generation_prompt", "strftime_now('%Y')", "1", "'a'"]
-TAGS = [
-    *(
-        "{{ WORD }}",
-        "{% if WORD %}",
-        "{% else %}",
-        "{% endif %}",
-        "{% for m in WORD %}",
-        "{% endfor %}",
-        "{% set m = WORD %}",
-    ),
-    *(
-        "{{ WORD.x.y }}",
-        "{{ WORD[0] }}",
-        "{{ WORD + WORD }}",
-        "{{ WORD | tojson }}",
-        "{{ raise_exception(WORD) }}",
-        "{{",
-        "%}",
-    ),
-    *(
-        "{% macro f(x) %}",
-        "{% endmacro %}",
-        "{{ f(f) }}",
-        "{{ WORD.__class__ }}",
-        "{% generation %}",
-        "{% break %}",
-        "text\ud800",
-    ),
-]
-PIECES = st.tuples(st.sampled_from(TAGS), st.sampled_from(WORDS)).map(lambda pair: pair[0].replace("WORD", pair[1]))
+TAGS = (
+    "{{ WORD }}  {% if WORD %}  {% else %}  {% endif %}  {% for m in WORD %}  {% endfor %}  {% set m = WORD %}  "
+    "{{ WORD.x.y }}  {{ WORD[0] }}  {{ WORD + WORD }}  {{ WORD | tojson }}  {{ raise_exception(WORD) }}  {{  %}  "
+    "{% macro f(x) %}  {% endmacro %}  {{ f(f) }}  {{ WORD.__class__ }}  {% generation %}  {% break %}  text\ud800"
+)
+PIECES = st.tuples(st.sampled_from(TAGS.split("  ")), st.sampled_from(WORDS)).map(
+    lambda pair: pair[0].replace("WORD", pair[1])
+)
 
 
 @given(st.lists(PIECES, max_size=6).map("".join), st.sampled_from([None, "default", "be kind"]))
@@ -172,16 +138,13 @@ def test_settings_of_any_text(template: str, date: str) -> None:
 
 
 @pytest.mark.parametrize("top", [2**24, 2**31, 2**32 - 1])
-def test_ids_that_no_table_holds(folder: Path, good: dict[str, Any], top: int) -> None:
-    files = {name: as_json(content) for name, content in good.items()}
-    model = good["tokenizer.json"]["model"]
-    changed_model = {**model, "vocab": {**model["vocab"], "x": top}}
-    files["tokenizer.json"] = as_json({**good["tokenizer.json"], "model": changed_model})
-    assert load(folder, files) is None
+def test_ids_that_no_table_holds(folder: Path, good: dict[str, Any], files: dict[str, bytes], top: int) -> None:
+    whole = json.loads(files["tokenizer.json"])
+    whole["model"]["vocab"]["x"] = top
+    assert load(folder, {**files, "tokenizer.json": as_json(whole)}) is None
 
 
 @pytest.mark.parametrize("line", range(len(DEEP)))
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "config.json"])
-def test_deep_nesting(folder: Path, good: dict[str, Any], file: str, line: int) -> None:
-    files = {name: as_json(content) for name, content in good.items()}
+def test_deep_nesting(folder: Path, files: dict[str, bytes], file: str, line: int) -> None:
     assert load(folder, {**files, file: DEEP[line]}) is None

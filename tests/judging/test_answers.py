@@ -11,14 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax.judging.answers import (
-    Question,
-    alpaca_json,
-    arena_jsonl,
-    markdown_counts,
-    read_answers,
-    read_questions,
-)
+from g2d_jax.judging.answers import Question, alpaca_json, arena_jsonl, markdown_counts, read_answers, read_questions
 
 ALPACA = [
     {"dataset": "helpful_base", "datasplit": "eval", "instruction": "Say hi.", "output": "Hi", "generator": "davinci"},

@@ -54,25 +54,27 @@ def test_a_judge_that_loves_length_orders_three_models(
         assert judge(files, tmp_path / "out", server.url) == 0
         assert len(server.asked) == 3 * 6 * 2
         contents = [body["messages"][0]["content"] for body in server.asked]
-        assert any(
-            "Question 3 {first}?" in text and "c[[A]] {second}" in text for text in contents
-        )  # nothing filled in
-    found = result(tmp_path / "out")
-    assert [model["name"] for model in found["models"]] == ["c", "b", "a"]
-    assert [model["mean_length"] for model in found["models"]] == [23, 19, 15]
-    assert found["pairs"][0] | {"first": "a", "second": "b", "wins": 0, "losses": 6, "draws": 0} == found["pairs"][0]
-    assert all(pair["agreed"] == 1.0 and pair["first_place"] == 0.5 for pair in found["pairs"])
-    assert found["games"]["a against b"] == [[0.0, 0.0]] * 6
+        assert any("Question 3 {first}?" in t and "c[[A]] {second}" in t for t in contents)  # nothing filled in
+    written = result(tmp_path / "out")
+    assert [(model["name"], model["mean_length"]) for model in written["models"]] == [("c", 23), ("b", 19), ("a", 15)]
+    pair = written["pairs"][0]
+    assert pair | {"first": "a", "second": "b", "wins": 0, "losses": 6, "draws": 0} == pair
+    assert all(pair["agreed"] == 1.0 and pair["first_place"] == 0.5 for pair in written["pairs"])
+    assert written["games"]["a against b"] == [[0.0, 0.0]] * 6
     out = capsys.readouterr().out
     assert "| c " in out and "a against b" in out and "36 requests sent" in out and "places swapped" in out
 
 
-def test_a_judge_that_always_names_the_first_gives_draws_only(files: list[str], tmp_path: Path) -> None:
-    with serving(lambda content, number: "[[A]]") as server:
+def test_a_judge_of_positions_gives_draws_and_verdicts_that_cannot_be_read_are_counted(
+    files: list[str], tmp_path: Path
+) -> None:
+    with serving(lambda content, number: "?" if "Question 2" in content else "[[A]]") as server:
         assert judge(files, tmp_path / "out", server.url) == 0
-    found = result(tmp_path / "out")
-    assert [(pair["draws"], pair["win_rate"], pair["first_place"]) for pair in found["pairs"]] == [(6, 0.5, 1.0)] * 3
-    assert [model["rating"] for model in found["models"]] == pytest.approx([1000] * 3)
+    written = result(tmp_path / "out")
+    assert [(p["draws"], p["unread"], p["win_rate"], p["first_place"]) for p in written["pairs"]] == [
+        (5, 1, 0.5, 1)
+    ] * 3
+    assert [model["rating"] for model in written["models"]] == pytest.approx([1000] * 3)
 
 
 def test_started_again_only_what_is_missing_is_asked(
@@ -95,13 +97,6 @@ def test_started_again_only_what_is_missing_is_asked(
     assert not any(b"sk-secret" in path.read_bytes() for path in (tmp_path / "out").rglob("*.json*"))
 
 
-def test_verdicts_that_cannot_be_read_are_left_out_and_counted(files: list[str], tmp_path: Path) -> None:
-    with serving(lambda content, number: "?" if "Question 2" in content else by_length(content, number)) as server:
-        assert judge(files[:2], tmp_path / "out", server.url) == 0
-        (pair,) = result(tmp_path / "out")["pairs"]
-        assert (pair["losses"], pair["unread"]) == (5, 1)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -110,11 +105,7 @@ def test_verdicts_that_cannot_be_read_are_left_out_and_counted(files: list[str],
     ],
 )
 def test_files_of_other_questions_are_refused(
-    files: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    change: Callable[[list[dict]], list[dict]],
-    message: str,
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable, message: str
 ) -> None:
     Path(files[2]).write_text(json.dumps(change(json.loads(Path(files[2]).read_text()))))
     assert judge(files, tmp_path / "out", "http://127.0.0.1:9/v1") == 1

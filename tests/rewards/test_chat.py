@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +12,8 @@ from typing import Any
 import pytest
 from judge_server import completion, serving
 
-from g2d_jax.rewards.chat import Chat, Endpoint, Reply, parse_completion
+from g2d_jax.config import Judge
+from g2d_jax.rewards.chat import Chat, Reply, check_endpoint, parse_completion
 
 KEY = "sk-very-secret-123"
 Replies = Callable[[str, int], str | tuple[int, str]]
@@ -26,13 +25,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
-def user(*texts: str) -> list[list[dict[str, str]]]:
-    return [[{"role": "user", "content": text}] for text in texts]
-
-
 def ask(url: str, journal: Any, *texts: str, **settings: Any) -> tuple[list[Reply], dict[str, int]]:
-    with closing(Chat(Endpoint(url, "m", **{"retries": 0, "timeout": 5.0, **settings}), journal)) as chat:
-        return chat.ask(user(*texts)), dict(chat.counts)
+    judge = Judge(**{"url": url, "model": "m", "retries": 0, "timeout": 5.0, **settings})
+    with closing(Chat(judge, journal)) as chat:
+        return chat.ask([[{"role": "user", "content": text}] for text in texts]), dict(chat.counts)
 
 
 def echo(content: str, number: int) -> str:
@@ -100,11 +96,9 @@ def test_one_failure_among_replies_is_a_failure_of_that_request_only(
 
 
 def test_a_slow_answer_is_a_timeout(tmp_path: Path) -> None:
-    with serving(echo) as judge:
-        judge.reply = lambda content, number: time.sleep(1.0 * (content == "slow")) or "done"
+    with serving(lambda content, number: time.sleep(1.0 * (content == "slow")) or "done") as judge:
         replies, _ = ask(judge.url, tmp_path, "quick", "slow", concurrency=1, timeout=0.4)
-    assert replies[0].text == "done"
-    assert replies[1].failure == "timeout" and replies[1].detail == "no answer in 0.4 s"
+    assert [(r.text, r.failure, r.detail) for r in replies] == [("done", "", ""), ("", "timeout", "no answer in 0.4 s")]
 
 
 def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:
@@ -158,10 +152,10 @@ def test_a_key_is_needed_away_from_this_machine_only(tmp_path: Path, monkeypatch
     with serving(echo) as judge:
         assert ask(judge.url, tmp_path, "a")[0][0].text == "re: a"
     with pytest.raises(ValueError, match="set the environment variable OPENAI_API_KEY"):
-        Chat(Endpoint("https://api.example.com/v1", "m"), tmp_path)
-    Chat(Endpoint("http://judge:8000/v1", "m", api_key_env=""), tmp_path).close()
+        Chat(Judge(url="https://api.example.com/v1", model="m"), tmp_path)
+    Chat(Judge(url="http://judge:8000/v1", model="m", api_key_env=""), tmp_path).close()
     with pytest.raises(ValueError, match="set the environment variable MINE"):
-        Endpoint("http://1.2.3.4", "m", api_key_env="MINE").key()
+        check_endpoint(Judge(url="http://1.2.3.4", model="m", api_key_env="MINE"))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +170,7 @@ def test_a_key_is_needed_away_from_this_machine_only(tmp_path: Path, monkeypatch
 )  # fmt: skip
 def test_settings_that_cannot_work(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        Endpoint(**{"url": "http://a/v1", "model": "m", **wrong})
+        check_endpoint(Judge(**{"url": "http://a/v1", "model": "m", **wrong}))
     assert KEY not in str(caught.value)
 
 
@@ -186,11 +180,7 @@ def test_a_reply_without_text_or_cut_short() -> None:
     assert not cut.complete and usage == {"prompt_tokens": 7, "completion_tokens": 3}
 
 
-def test_without_the_package_the_error_names_the_extra(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['openai'] = None; from g2d_jax.rewards.chat import Chat, Endpoint\n"
-        f"try: Chat(Endpoint('http://localhost/v1', 'm'), {str(tmp_path)!r})\n"
-        "except ImportError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ})
-    assert "pip install 'g2d-jax[judge]'" in done.stdout
+def test_without_the_package_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ImportError, match=r"pip install 'g2d-jax\[judge\]'"):
+        Chat(Judge(url="http://localhost/v1", model="m"), tmp_path)

@@ -19,7 +19,9 @@ def test_answers_are_judged_as_people_would_and_bombs_never_correct(pool: Verifi
     scores = pool.score([case["gold"] for case in CASES], [case["response"] for case in CASES])
     correct = [score.verdict is Verdict.CORRECT for score in scores]
     wrong = {case["id"] for case, is_correct in zip(CASES, correct, strict=True) if is_correct != case["expected"]}
-    assert wrong == KNOWN_MISSES and len(CASES) > 170
+    assert wrong == KNOWN_MISSES and len(CASES) > 200
+    refused = [score.verdict for case, score in zip(CASES, scores, strict=True) if case["note"] == "no answer"]
+    assert set(refused) == {Verdict.NO_ANSWER}
 
 
 def table(title: str) -> list[list[str]]:
@@ -40,48 +42,6 @@ DOCUMENTED = [
 @pytest.mark.parametrize(("gold", "answer", "verdict"), [*DOCUMENTED, *APPROXIMATIONS])
 def test_verdicts_as_the_documented_tables_say(pool: VerifierPool, gold: str, answer: str, verdict: str) -> None:
     assert pool.score([gold], [rf"\boxed{{{answer}}}"])[0].verdict is VERDICTS[verdict]
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer", "verdict"),
-    [
-        (r"\sqrt{2}", r"\sqrt{2} \approx 1.42", Verdict.NO_ANSWER),
-        (r"\frac{25}{3}", r"x = \frac{25}{3} \approx 8.33", Verdict.CORRECT),
-        (r"33.3\%", r"\frac{1}{3} \approx 33.3\%", Verdict.CORRECT),
-        ("12.6", r"12.6 \approx 13", Verdict.CORRECT),
-        ("3.14", r"x \approx 3.14", Verdict.CORRECT),
-        (r"\pi", r"\pi \approx 3.14", Verdict.CORRECT),
-        ("2", r"1 \approx 2 \approx 3", Verdict.NO_ANSWER),
-        (r"12\text{ cm}", r"12\text{ cm} \approx 12\text{ m}", Verdict.NO_ANSWER),
-        ("12, 13", r"12, 13 \approx 14", Verdict.NO_ANSWER),
-        ("2", r"AB \approx 2", Verdict.CORRECT),
-        ("5.2", r"\text{Area} \approx 5.2", Verdict.CORRECT),
-        ("0.15", r"P(X>3) \approx 0.15", Verdict.CORRECT),
-        ("0.15", r"p = P(X=3) \approx 0.15", Verdict.CORRECT),
-        ("5.2", r"AB_{12} = CD \approx 5.2", Verdict.CORRECT),
-        ("13", r"12 = x \approx 13", Verdict.NO_ANSWER),
-        ("13", r"x, \pi \approx 13", Verdict.NO_ANSWER),
-        ("24", r"e^\pi \approx 24", Verdict.NO_ANSWER),
-        ("1", r"\log(12) \approx 1.1", Verdict.NO_ANSWER),
-        ("x=1, y=2", "2, 1", Verdict.INCORRECT),
-        ("x=1, y=2", "(2, 1)", Verdict.INCORRECT),
-        ("x=1, y=2", "1, 2", Verdict.CORRECT),
-        ("x=1, y=2", "y=2 and x=1", Verdict.CORRECT),
-        ("x=1, y=2", "x=2, y=1", Verdict.INCORRECT),
-        ("x=1, y=2", "y=2, 1", Verdict.INCORRECT),
-        ("2, 1", "x=1, y=2", Verdict.INCORRECT),
-        ("(1, 2)", "x=1, y=2", Verdict.CORRECT),
-        (r"x=1, y=\sqrt{8}", r"y=2\sqrt{2}, x=1", Verdict.CORRECT),
-        (r"x=1, y=\sqrt{8}", r"2\sqrt{2}, 1", Verdict.INCORRECT),
-        ("x=1, x=2", "2, 1", Verdict.CORRECT),
-        ("1, 2", "x_1=2, x_2=1", Verdict.CORRECT),
-        ("1, 1, 2", "2, 1", Verdict.CORRECT),
-    ],
-)
-def test_approximations_are_no_second_guess_and_named_values_keep_their_order(
-    pool: VerifierPool, gold: str, answer: str, verdict: Verdict
-) -> None:
-    assert pool.score([gold], [rf"\boxed{{{answer}}}"])[0].verdict is verdict
 
 
 def test_many_approximations_are_refused_at_once() -> None:

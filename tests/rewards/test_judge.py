@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from judge_server import completion, serving
-from ml_collections import ConfigDict
 
-from g2d_jax import config
+from g2d_jax.config import Judge
 from g2d_jax.records import Problem, Score, Verdict
-from g2d_jax.rewards.judge import RUBRIC, check_judge, fill, judge_scorer, rating
+from g2d_jax.rewards.judge import RUBRIC, JudgeScorer, check_judge, fill, rating
 
-PATTERN = re.compile(config.reward().judge.pattern)
+PATTERN = re.compile(Judge().pattern)
 PROBLEM = Problem(id="a", prompt="Why is the sky blue?", answer="scattering")
 UNSCORABLE = Score(None, Verdict.UNSCORABLE)
 
@@ -26,14 +25,12 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-def settings(**changes: Any) -> ConfigDict:
-    judge = config.reward(function="judge").judge
-    judge.update(**{"url": "http://127.0.0.1/v1", "model": "m", "retries": 0, **changes})
-    return judge
+def settings(**changes: Any) -> Judge:
+    return Judge(**{"url": "http://127.0.0.1/v1", "model": "m", "retries": 0, **changes})
 
 
-def score(judge: ConfigDict, journal: Path, *texts: str, problem: Problem = PROBLEM) -> list[Score]:
-    with closing(judge_scorer(judge, journal)) as scorer:
+def score(judge: Judge, journal: Path, *texts: str, problem: Problem = PROBLEM) -> list[Score]:
+    with closing(JudgeScorer(judge, journal)) as scorer:
         return scorer([problem] * len(texts), texts, [np.zeros(1, np.int32)] * len(texts))
 
 
@@ -45,13 +42,13 @@ def test_the_last_rating_in_the_reply_is_the_reward(tmp_path: Path) -> None:
         return (200, completion(text, "length")) if text.endswith("far") else text
 
     with serving(reply) as judge:
-        found = score(settings(url=judge.url), tmp_path, "one", "two", "three", "four")
+        scores = score(settings(url=judge.url), tmp_path, "one", "two", "three", "four")
         again = score(settings(url=judge.url), tmp_path, "four", "two", "three", "one")
-        with closing(judge_scorer(settings(url=judge.url), tmp_path / "new")) as scorer:
+        with closing(JudgeScorer(settings(url=judge.url), tmp_path / "new")) as scorer:
             scorer([PROBLEM] * 2, ["one", "three"], [])
             assert (scorer.counts["unrated"], scorer.counts["sent"], scorer.rated) == (1, 2, 1)
-    assert found == [Score(7.5, Verdict.SCORED), Score(-2.0, Verdict.SCORED), UNSCORABLE, UNSCORABLE]
-    assert again == [found[3], found[1], found[2], found[0]] and len(judge.asked) == 6
+    assert scores == [Score(7.5, Verdict.SCORED), Score(-2.0, Verdict.SCORED), UNSCORABLE, UNSCORABLE]
+    assert again == [scores[3], scores[1], scores[2], scores[0]] and len(judge.asked) == 6
 
 
 def test_a_hostile_response_stays_text_and_rates_nothing(tmp_path: Path) -> None:
@@ -97,14 +94,11 @@ def test_the_built_in_rubric_can_be_read_by_the_built_in_pattern() -> None:
     ("changes", "message"),
     [
         ({"url": ""}, r"reward\.judge: '' is no endpoint"),
-        ({"model": ""}, "name the model"),
         ({"pattern": "("}, "is no regular expression"),
         ({"pattern": r"\d+"}, "has 0 groups"),
         ({"pattern": r"(\d)(\d)"}, "has 2 groups"),
         ({"prompt": "Rate {response}"}, r"lacks \{prompt\}"),
-        ({"timeout": -1.0}, "timeout must be positive"),
         ({"prompt": "{prompt} {response} {answr}"}, r"\{answr\}: did you mean \{answer\}"),
-        ({"url": "https://judge.example/v1", "api_key_env": "NO_SUCH_KEY"}, "set the environment variable NO_SUCH_KEY"),
     ],
 )
 def test_settings_that_cannot_work(changes: dict[str, Any], message: str) -> None:

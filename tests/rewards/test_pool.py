@@ -70,7 +70,7 @@ def test_a_hundred_bombs_leave_the_next_answer_unharmed() -> None:
         workers = worker_pids(pool)
         assert verdicts(pool.score(["x+1"], [r"\boxed{1+x}"])) == [Verdict.CORRECT]
         assert worker_pids(pool) == workers  # no worker had to be started again
-        assert pool.stopped == {"cpu": 100} and pool.graded == 101 and pool.cpu_seconds > 5.0
+        assert 5.0 < pool.cpu_seconds < 50.0
 
 
 def bomb_answers() -> list[str]:
@@ -98,22 +98,20 @@ def test_every_verdict_arrives_among_bombs() -> None:
     random.Random(0).shuffle(mixed)
     with VerifierPool(workers=2, cpu_seconds=0.5, memory_mb=1024) as pool:
         scores = pool.score([gold for gold, _, _ in mixed], [text for _, text, _ in mixed])
-        stopped = pool.stopped
     assert len(hostile) == 20 and len(scores) == 400
     wrong = [case for case, score in zip(mixed, scores, strict=True) if (score.verdict is Verdict.CORRECT) != case[2]]
     assert wrong == []
     given_up = [text for score, (_, text, _) in zip(scores, mixed, strict=True) if score.verdict is Verdict.TIMEOUT]
-    assert 5 <= len(given_up) == sum(stopped.values())
+    assert len(given_up) >= 5
     assert {*given_up} <= {text for _, text, _ in hostile}
 
 
 def test_what_is_decided_here_starts_no_worker_and_identical_pairs_are_graded_once() -> None:
     with VerifierPool(workers=2) as pool:
         pool.score(["5", "0.5", None, "5"], [r"\boxed{5}", r"\boxed{1/2}", "5", ""])
-        assert worker_pids(pool) == [] and pool.graded == 0
+        assert worker_pids(pool) == []
         assert verdicts(pool.score(["x+2"] * 20, [r"\boxed{2+x}"] * 20)) == [Verdict.CORRECT] * 20
-        pool.score(["x+2"], [r"\boxed{2+x}"])
-        assert pool.graded == 1
+        assert len(worker_pids(pool)) == 1  # the other one had nothing to do
 
 
 def test_workers_that_were_started_grade_the_first_answer() -> None:
@@ -128,7 +126,7 @@ def test_workers_that_were_started_grade_the_first_answer() -> None:
 def test_out_of_memory_is_a_timeout_of_its_own_kind() -> None:
     with VerifierPool(workers=1, cpu_seconds=20.0, memory_mb=512) as pool:
         assert verdicts(pool.score(["y"], [r"\boxed{2^{2^{35}}}"])) == [Verdict.TIMEOUT]
-        assert pool.stopped == {"memory": 1}
+        assert pool.cpu_seconds < 15.0
         assert verdicts(pool.score(["x+1"], [r"\boxed{1+x}"])) == [Verdict.CORRECT]
 
 
@@ -137,20 +135,23 @@ def test_an_overlong_answer_is_wrong_unless_it_is_the_gold(pool: VerifierPool) -
     assert verdicts(pool.score(["x+1", long], [rf"\boxed{{{long}}}"] * 2)) == [Verdict.INCORRECT, Verdict.CORRECT]
 
 
-def test_a_worker_that_was_killed_is_replaced_and_one_that_does_not_answer_is_given_up() -> None:
-    with VerifierPool(workers=1, wall_seconds=60.0) as pool:
+def test_a_worker_that_was_killed_or_does_not_answer_is_replaced() -> None:
+    with VerifierPool(workers=1, cpu_seconds=1.0) as pool:
         pool.score(["x+1"], [r"\boxed{1+x}"])
         (killed,) = worker_pids(pool)
         os.kill(killed, signal.SIGKILL)
         assert verdicts(pool.score(["x+3"], [r"\boxed{3+x}"])) == [Verdict.CORRECT]
         (stuck,) = worker_pids(pool)
-        pool._wall_seconds = 0.3
+        pool.wall_seconds = 5.0
         os.kill(stuck, signal.SIGSTOP)
-        assert verdicts(pool.score(["x+4"], [r"\boxed{4+x}"])) == [Verdict.TIMEOUT]
-        assert pool.stopped == {"wall": 1}
-        pool._wall_seconds = 60.0
-        assert verdicts(pool.score(["x+4"], [r"\boxed{4+x}"])) == [Verdict.CORRECT]  # not remembered
+        assert verdicts(pool.score(["x+4"], [r"\boxed{4+x}"])) == [Verdict.CORRECT]
         assert not alive(killed) and not alive(stuck) and worker_pids(pool) not in ([killed], [stuck])
+        pool.wall_seconds, spent = 0.1, pool.cpu_seconds
+        assert verdicts(pool.score(["1"], [r"\boxed{9^{9^{9^{9}}}}"])) == [Verdict.TIMEOUT]
+        assert pool.cpu_seconds == spent
+        pool.wall_seconds = 60.0
+        assert verdicts(pool.score(["1"], [r"\boxed{9^{9^{9^{9}}}}"])) == [Verdict.TIMEOUT]
+        assert pool.cpu_seconds > spent + 0.5  # the first verdict was not remembered
 
 
 def test_close_ends_workers_and_what_they_grade() -> None:
@@ -227,8 +228,8 @@ def test_a_running_worker_has_nothing_of_its_parents(monkeypatch: pytest.MonkeyP
     worker = Worker(1.0, 1024)
     try:
         process = Path(f"/proc/{worker.process.pid}")
-        assert worker.ask("x+1", "1+x", 60.0)["verdict"] == "correct"
-        assert worker.ask("\x00 \ud83d ٣ \n", "3", 60.0)["verdict"] == "correct"  # lines carry any text
+        assert worker.ask("x+1", "1+x", 60.0)[0] is Verdict.CORRECT
+        assert worker.ask("\x00 \ud83d ٣ \n", "3", 60.0)[0] is Verdict.CORRECT  # lines carry any text
         environment = dict(pair.split("=", 1) for pair in (process / "environ").read_text().split("\0") if pair)
         names = {"PATH", "LANG", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "OMP_NUM_THREADS"}
         assert environment.keys() == names and "sentinel-hf-token" not in str(environment)
@@ -240,28 +241,29 @@ def test_a_running_worker_has_nothing_of_its_parents(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("graded", "reply"),
+    ("graded", "verdict"),
     [
-        ("raise math_verify.errors.TimeoutException('x')", {"verdict": "timeout", "stopped": "crash"}),
-        ("raise KeyboardInterrupt()", {"verdict": "timeout", "stopped": "crash"}),
-        ("raise MemoryError()", {"verdict": "timeout", "stopped": "memory"}),
-        ("raise RecursionError()", {"verdict": "incorrect", "stopped": None}),
-        ("raise SystemExit(10)", {"verdict": "timeout", "stopped": "crash"}),
-        ("os.fstat(held)", {"verdict": "timeout", "stopped": "crash"}),  # the descriptor is closed
-        ("open('written', 'w').write('text')", {"verdict": "timeout", "stopped": "crash"}),
-        ("while True: pass", {"verdict": "timeout", "stopped": "cpu"}),
+        ("raise math_verify.errors.TimeoutException('x')", "timeout"),
+        ("raise KeyboardInterrupt()", "timeout"),
+        ("raise MemoryError()", "timeout"),
+        ("raise RecursionError()", "incorrect"),
+        ("raise SystemExit(10)", "timeout"),
+        ("os.fstat(held)", "timeout"),  # the descriptor is closed
+        ("open('written', 'w').write('text')", "timeout"),
+        ("while True: pass", "timeout"),
+        ("return Verdict.CORRECT", "correct"),
     ],
 )
-def test_nothing_that_a_grader_does_passes_the_boundary(tmp_path: Path, graded: str, reply: dict[str, str]) -> None:
+def test_nothing_that_a_grader_does_passes_the_boundary(tmp_path: Path, graded: str, verdict: str) -> None:
     script = (
         f"import json, os, signal, math_verify\nos.chdir({str(tmp_path)!r})\n"
-        "from g2d_jax.rewards import worker\n"
+        "from g2d_jax.records import Verdict\nfrom g2d_jax.rewards import worker\n"
         "signal.signal(signal.SIGPROF, signal.SIG_IGN)\n"
         "held = os.open(os.devnull, os.O_RDONLY)\n"
         f"def explode(gold, answer):\n    {graded}\n"
         "worker.grade = explode\n"
         "print(json.dumps(worker._grade_apart('1', '2', 0.5, 2048)))\n"
     )
-    result = json.loads(run_python(script))
-    assert {key: result[key] for key in reply} == reply
+    given, cpu_seconds = json.loads(run_python(script))
+    assert given == verdict and cpu_seconds < 1.0
     assert not any(file.stat().st_size for file in tmp_path.iterdir())

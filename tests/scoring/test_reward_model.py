@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import toys
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -17,7 +18,7 @@ from g2d_jax import config as settings
 from g2d_jax import mesh as meshes
 from g2d_jax.config import RewardModel as Settings
 from g2d_jax.records import Score, Verdict
-from g2d_jax.scoring.reward_model import RewardModel, load_reward_model
+from g2d_jax.scoring.reward_model import RewardModel
 from g2d_jax.section import record
 
 torch = pytest.importorskip("torch")
@@ -31,18 +32,7 @@ TEMPLATE = (
     "{% for m in messages %}{{ '<|start|>' + m.role + '<|end|>\n\n' + m.content | trim + '<|eot|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>\n\n' }}{% endif %}"
 )
-SIZES = {
-    "vocab_size": 262,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.15,
-    "pad_token_id": SMALL[PAD],
-    "num_labels": 1,
-}
+SIZES = {**toys.SIZES, "vocab_size": 262, "initializer_range": 0.15, "pad_token_id": SMALL[PAD], "num_labels": 1}
 PROMPTS = (
     "Why is the sky blue?",
     ({"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}),
@@ -75,7 +65,7 @@ def save_reward_model(folder: Path, family: str) -> None:
 
 def section(folder: Path, **changes: Any) -> Settings:
     model = settings.reward(function="model").model
-    model.update(path=str(folder), dtype="float32", max_length=512, batch_tokens=512)
+    model.update(path=str(folder), dtype="float32", max_length=256, batch_tokens=512)
     model.update(changes)
     return record(Settings, model)
 
@@ -91,7 +81,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def llama(folders: dict[str, Path]) -> RewardModel:
-    return load_reward_model(section(folders["Llama"]), meshes.make_mesh(devices=jax.devices()[:1]))
+    return RewardModel(section(folders["Llama"]), meshes.make_mesh(devices=jax.devices()[:1]))
 
 
 def as_messages(prompt: Any, response: str) -> list[dict[str, str]]:
@@ -118,7 +108,7 @@ def test_scores_equal_transformers_sharded_and_on_one_device(folders: dict[str, 
     assert np.ptp(wanted) > 0.05
     sizes: list[dict[str, Any]] = [{"devices": jax.devices()[:1]}, {"data": 2, "fsdp": 2, "tensor": -1}]
     for mesh in (meshes.make_mesh(**size) for size in sizes[: 2 if jax.device_count() == 8 else 1]):
-        scores = load_reward_model(section(folders[family]), mesh).score(PROMPTS, RESPONSES)
+        scores = RewardModel(section(folders[family]), mesh).score(PROMPTS, RESPONSES)
         np.testing.assert_allclose(rewards(scores), wanted, atol=1e-4, rtol=0)
 
 
@@ -154,7 +144,7 @@ def test_usage_counts_tokens_and_exact_positions(llama: RewardModel) -> None:
 
 
 def test_too_long_a_conversation_is_unscorable_not_cut(folders: dict[str, Path]) -> None:
-    model = load_reward_model(section(folders["Llama"], max_length=64), meshes.make_mesh(devices=jax.devices()[:1]))
+    model = RewardModel(section(folders["Llama"], max_length=64), meshes.make_mesh(devices=jax.devices()[:1]))
     room = 64 - 44 + 3  # "Hi" and "yes" make 44, see above
     first, second = model.score(["Hi", "Hi"], ["y" * room, "y" * (room + 1)])
     assert first.verdict is Verdict.SCORED
@@ -168,7 +158,7 @@ def test_a_score_that_is_not_finite_is_unscorable(folders: dict[str, Path], tmp_
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["score.weight"] = np.full_like(tensors["score.weight"], np.inf)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    model = load_reward_model(section(tmp_path), meshes.make_mesh(devices=jax.devices()[:1]))
+    model = RewardModel(section(tmp_path), meshes.make_mesh(devices=jax.devices()[:1]))
     assert model.score(["Hi"], ["yes"]) == [Score(None, Verdict.UNSCORABLE)]
 
 
@@ -204,7 +194,7 @@ def test_one_bos_whether_the_template_writes_it_or_not(folders: dict[str, Path],
     for number, template in enumerate((TEMPLATE, plain, "{{ bos_token }}" + TEMPLATE)):
         make_tokenizer(SMALL, template).save_pretrained(tmp_path / str(number))
         chosen = section(folders["Llama"], tokenizer=str(tmp_path / str(number)))
-        model = load_reward_model(chosen, meshes.make_mesh(devices=jax.devices()[:1]))
+        model = RewardModel(chosen, meshes.make_mesh(devices=jax.devices()[:1]))
         encoded = model.conversations.encode("Hi", BOS)
         assert encoded is not None and encoded.tolist().count(SMALL[BOS]) == 1
         ids.append(encoded.tolist())
@@ -226,7 +216,7 @@ def save_athene(folder: Path) -> tuple[Any, Any]:
 
 def test_athene_reads_the_appended_cls_token(tmp_path: Path) -> None:
     trunk, head = save_athene(tmp_path)
-    model = load_reward_model(section(tmp_path), meshes.make_mesh(devices=jax.devices()[:1]))
+    model = RewardModel(section(tmp_path), meshes.make_mesh(devices=jax.devices()[:1]))
     tokenizer = make_tokenizer(LLAMA31)
     wanted = []
     for pair in zip(PROMPTS, RESPONSES, strict=True):
@@ -249,7 +239,7 @@ def test_athene_reads_the_appended_cls_token(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"dtype": "float16"}, r"dtype must be one of float32, bfloat16"),
-        ({"max_length": 513}, r"max_length is 513, but the reward model has 512 positions"),
+        ({"max_length": 257}, r"max_length is 257, but the reward model has 256 positions"),
         ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
         ({"tokenizer": "untemplated"}, r"has no chat template.*set reward\.model\.tokenizer"),
         ({"tokenizer": "larger"}, r"262 words, its tokenizer 128010"),
@@ -263,4 +253,4 @@ def test_wrong_settings_say_what_to_do(
     if "tokenizer" in changes:
         changes = {"tokenizer": str(tmp_path / changes["tokenizer"])}
     with pytest.raises(ValueError, match=message):
-        load_reward_model(section(folders["Llama"], **changes), meshes.make_mesh(devices=jax.devices()[:1]))
+        RewardModel(section(folders["Llama"], **changes), meshes.make_mesh(devices=jax.devices()[:1]))
