@@ -33,17 +33,11 @@ Remat = Literal["none", "full", "attention"]
 AttentionSetting = Literal["auto", "xla", "splash", "cudnn"]
 DecodeKernel = Literal["xla", "pallas"]
 Flags = Literal["none", "overlap"]
-OnError = Literal["raise", "skip"]
-Schedule = Literal["constant", "linear", "cosine"]
-OptimizerKind = Literal["adamw", "adafactor"]
 SamplingWeights = Literal["", "int8"]
-Stop = Literal["steps", "budget", "adaptive"]
-Loss = Literal["grpo", "dpo", "group_dpo"]
 GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo"]
 ScaleRewards = Literal["none", "group", "batch"]
 DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo"]
 DPONormalizer = Literal["pairs", "prompts"]
-PairSelection = Literal["all", "random", "uncertain", "confident"]
 Tokens = Literal["generated", "prefilled", "scored", "trained", "tokens"]
 Measure = Literal[Tokens, "flops", "seconds", "device_seconds", "verifier_cpu_seconds"]
 
@@ -81,7 +75,7 @@ class Source(Section):
     split: Literal["", "train", "dev", "test"] = ""
     limit: int | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
-    on_error: OnError = "raise"
+    on_error: Literal["raise", "skip"] = "raise"
 
 
 class Model(Section):
@@ -309,10 +303,10 @@ class Optimizer(Section):
     """The optimiser, AdamW or Adafactor. schedule: "constant", or "linear" or "cosine" decay over the updates after
     warmup_steps."""
 
-    kind: OptimizerKind = "adamw"  # "adafactor" has no use for moment_dtype, b1, b2 and eps
+    kind: Literal["adamw", "adafactor"] = "adamw"  # "adafactor" has no use for moment_dtype, b1, b2 and eps
     moment_dtype: Dtype = "float32"  # of AdamW's moments
     learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = 1e-6
-    schedule: Schedule = "constant"
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NotNegative = 0
     min_lr_ratio: Share = 0.0  # what a decay ends at, of the learning rate
     b1: Annotated[float, Bounds(least=0, below=1)] = 0.9
@@ -437,7 +431,7 @@ class Online(Section):
     policy: str = "sft"
     steps: NotNegative = 20
     keep: tuple[int, ...] = ()
-    stop: Stop = "steps"  # "budget" or "adaptive" may end it earlier: see stages/early_stopping.py and stopping.py
+    stop: Literal["steps", "budget", "adaptive"] = "steps"  # the others may end it earlier: stages/early_stopping.py
     budget: Budget = Budget()
     adaptive: Adaptive = Adaptive()  # measures on probes: set probe.every too
     prompts_per_step: Positive = 32
@@ -448,7 +442,7 @@ class Online(Section):
     sync_every: NotNegative = 1  # updates; 0 is never: offline
     reference_sync: bool = False  # whether the reference becomes the sampling policy at each synchronisation
     num_iterations: Positive = 1  # updates on every batch of rollouts; sync_every must be a multiple
-    loss: Loss = "grpo"
+    loss: Literal["grpo", "dpo", "group_dpo"] = "grpo"
     # GRPO
     loss_type: GRPOLossType = "sum"
     scale_rewards: ScaleRewards = "none"
@@ -584,7 +578,7 @@ class Collect(Section):
     pairs_per_prompt: Positive = 4
     min_pass_rate: float = 0.0  # prompts outside this window of pass rates give no pair
     max_pass_rate: float = 1.0
-    select: PairSelection = "all"  # which pairs to keep when max_pairs is set
+    select: Literal["all", "random", "uncertain", "confident"] = "all"  # which pairs to keep when max_pairs is set
     max_pairs: Positive | None = None  # unset: all pairs
 
     def check(self) -> None:
