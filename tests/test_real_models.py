@@ -223,10 +223,7 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize(
     ("spec", "train", "test"),
-    [
-        ("qwen3-8b:method=g2d,k=2,lora=4", "gsm8k", "amc23"),
-        ("llama-3.1-8b:method=grpo,k=1", "numinamath", "math500"),
-    ],
+    [("qwen3-8b:method=g2d,k=2,lora=4", "gsm8k", "amc23"), ("llama-3.1-8b:method=grpo,k=1", "numinamath", "math500")],
 )
 @pytest.mark.slow
 def test_a_recipe_runs(
