@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from etils import epath
 from forks import Forks
+from toys import their_logits_and_ours
 
 from g2d_jax import cli
 from g2d_jax.config import Config, Mesh
@@ -454,34 +455,26 @@ def test_evaluate_elsewhere(work: Path, folder: Path, forks: Forks) -> None:
 def test_export_loads_in_transformers_with_the_same_logits(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, g2d: G2D
 ) -> None:
-    import jax.numpy as jnp
-
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
     from g2d_jax import commands
     from g2d_jax.data.tokenizer import load_tokenizer
-    from g2d_jax.models.decoder import forward, head_matrix
-    from g2d_jax.records import MEMBERS
 
     monkeypatch.chdir(tmp_path)
     g2d("export", "--workdir", work, "--output", "model")
     model = AutoModelForCausalLM.from_pretrained("model")
-    # AutoTokenizer puts Qwen2's own rules in place of this tokenizer's, as it goes by the model; see test_real_input.
+    # AutoTokenizer puts Qwen2's own rules in place of this tokenizer's, as it goes by the model; see test_real_models.
     tokenizer = PreTrainedTokenizerFast.from_pretrained("model")
     ids = tokenizer("12+3*4=?;\\boxed{60}")["input_ids"]
     assert tokenizer.decode(ids) == "12+3*4=?;\\boxed{60}"
-    with torch.no_grad():
-        theirs = model(torch.tensor([ids])).logits[0].numpy()
     ours = load_tokenizer("model")  # as a later run with model.path=model does
     assert ours.encode_completion("12+3*4=?;\\boxed{60}").tolist()[:-1] == ids
     with commands.opened(work) as runtime:
         params = load_policy(runtime, "dpo")
         assert ids == runtime.tokenizer.encode_completion("12+3*4=?;\\boxed{60}").tolist()[: len(ids)]
         assert set(runtime.tokenizer.eos_ids) <= set(np.atleast_1d(model.generation_config.eos_token_id).tolist())
-    tokens = jnp.asarray([ids])
-    hidden, _ = forward(params, tokens, jnp.arange(len(ids))[None], jnp.full_like(tokens, MEMBERS))
-    np.testing.assert_allclose(np.asarray(hidden @ head_matrix(params))[0], theirs, atol=1e-4)
+    np.testing.assert_allclose(*their_logits_and_ours(model, params, ids), atol=1e-4)
     card = (tmp_path / "model" / "README.md").read_text()
     assert "# tiny: policy dpo" in card and "PreTrainedTokenizerFast.from_pretrained" in card
     check_card(card)

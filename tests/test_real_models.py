@@ -8,15 +8,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+from etils import epath
 from ml_collections import ConfigDict
-from toys import LLAMA, QWEN, save_policy, save_rows, solved_problems
+from toys import (
+    LLAMA,
+    QWEN,
+    make_qwen2_tokenizer,
+    make_tokenizer,
+    save_policy,
+    save_rows,
+    solved_problems,
+    their_logits_and_ours,
+)  # fmt: skip
 
-from g2d_jax import dryrun, graph, pipeline, recipes
+from g2d_jax import commands, dryrun, graph, pipeline, recipes
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
-from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.stages.policies import load_policy
 from g2d_jax.sweep.points import points
 
 ROOT = Path(__file__).parents[1]
@@ -172,9 +183,9 @@ def test_the_study_of_a_real_model(model: str, steps: tuple[int, ...]) -> None:
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a small model of each family, and of problems in the form of each suite."""
     folder = tmp_path_factory.mktemp("toys")
-    save_policy(folder / "llama", "Llama", LLAMA)
-    save_policy(folder / "qwen2.5", "Qwen2", QWEN)
-    save_policy(folder / "qwen3", "Qwen3", QWEN, head_dim=8)
+    save_policy(folder / "llama", "Llama", make_tokenizer(LLAMA))
+    save_policy(folder / "qwen2.5", "Qwen2", make_qwen2_tokenizer())
+    save_policy(folder / "qwen3", "Qwen3", make_tokenizer(QWEN), head_dim=8)
     solved = solved_problems(80)
     answers = [str(1 + k % 2) for k in range(80)]
     save_rows(folder / "numinamath.jsonl", solved)
@@ -222,12 +233,16 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("spec", "train", "test"),
-    [("qwen3-8b:method=g2d,k=2,lora=4", "gsm8k", "amc23"), ("llama-3.1-8b:method=grpo,k=1", "numinamath", "math500")],
+    ("spec", "train", "test", "steps"),
+    [
+        ("qwen2.5-7b:method=g2d,k=2,lora=4", "gsm8k", "amc23", 2),
+        ("llama-3.1-8b:method=grpo,k=1", "numinamath", "math500", 4),
+    ],
 )
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_a_recipe_runs(
-    spec: str, train: str, test: str, toys: Path, process: ProcessPoolExecutor, tmp_path: Path
+    spec: str, train: str, test: str, steps: int, toys: Path, process: ProcessPoolExecutor, tmp_path: Path
 ) -> None:
     config = at_toy_size(f"{spec},length=8", toys, train, test)
     config.dtype = "float32"
@@ -235,26 +250,38 @@ def test_a_recipe_runs(
     config.data.train.limit, config.data.dev.limit, config.data.test.limit = 24, 4, 4
     config.compute.update(row_length=384, microbatch_tokens=384, max_num_seqs=4, chunk=4, prefill_rows=2, remat="none")
     config.reward.workers = 1
-    config.stages.evaluate.num_generations, config.stages.evaluate.greedy = 2, False
-    config.stages.evaluate.pass_at = (1,)
-    first = config.stages["grpo" if "grpo" in config.stages else "warmup"]
-    first.prompts_per_step = 3
-    if "collect" in config.stages:
+    config.stages.evaluate.update(num_generations=2, greedy=False, pass_at=(1,))
+    first, *others, _ = METHODS["g2d" if "g2d" in spec else "grpo"]
+    config.stages[first].prompts_per_step = 3
+    if others:
         config.stages.collect.update(prompts=6, part=6)
         config.stages.dpo.update(batch_size=2, signal_pairs=0)
+        config.stages.dpo.optimizer.learning_rate = 1e-2
     manifests = process.submit(pipeline.run, config, str(tmp_path / "run")).result()
-    method = "grpo" if "grpo" in spec else "g2d"
-    assert tuple(manifests) == METHODS[method]
-    assert manifests[METHODS[method][0]]["counts"]["steps"] == (4 if method == "grpo" else 2)
-    assert [policy["name"] for policy in manifests["evaluate"]["result"]["policies"]] == list(
-        config.stages.evaluate.policies
-    )
-    steps = [row["metrics"] for row in read_metrics(tmp_path / "run") if "loss" in row["metrics"]]
-    assert all(math.isfinite(step["loss"]) for step in steps) and any(step["grad_norm"] > 0 for step in steps)
-    if method == "g2d":
-        assert manifests["collect"]["counts"]["pairs"] > 0
-        dpo = storage.read_json(tmp_path / "run" / "03-dpo" / "manifest.json")
-        assert dpo["counts"]["steps"] > 0
+    assert tuple(manifests) == (first, *others, "evaluate") and manifests[first]["counts"]["steps"] == steps
+    names = [policy["name"] for policy in manifests["evaluate"]["result"]["policies"]]
+    assert names == list(config.stages.evaluate.policies)
+    updates = [row["metrics"] for row in read_metrics(tmp_path / "run") if "loss" in row["metrics"]]
+    assert all(math.isfinite(update["loss"]) for update in updates) and any(u["grad_norm"] > 0 for u in updates)
+    if others:
+        assert manifests["collect"]["counts"]["pairs"] > 0 and manifests["dpo"]["counts"]["steps"] > 0
+        check_in_transformers(tmp_path / "run", commands.export(tmp_path / "run", tmp_path / "trained"))
+
+
+def check_in_transformers(work: Path, exported: epath.Path) -> None:
+    """The exported policy reads and answers prompts there as it does here, with the tokenizer its model brought."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    with commands.opened(work) as runtime:
+        problem = runtime.problems["test"][0]
+        ids = runtime.tokenizer.encode_prompt(problem).tolist()
+        messages = [dict(message) for message in runtime.tokenizer.conversation(problem)]
+        assert set(runtime.tokenizer.eos_ids) == set(np.atleast_1d(model.generation_config.eos_token_id).tolist())
+        before, after = (their_logits_and_ours(model, load_policy(runtime, name), ids) for name in ("init", "dpo"))
+    assert list(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]) == ids
+    np.testing.assert_allclose(*after, atol=1e-4)
+    assert np.abs(after[1] - before[1]).max() > 1e-3  # it was trained
 
 
 # Plans

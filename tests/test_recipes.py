@@ -134,15 +134,15 @@ def test_data_of_the_rows() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("bridging-math:method=s10,sync=5", "choice 'sync' is for method=group_dpo"),
-        ("bridging-math:method=s7", "choice 'method' cannot be 's7'"),
-        ("bridging-mixed:row=chat-to-math", "row=chat-to-math goes on from an earlier run: give start="),
-        ("bridging-mixed:start=run:x#best", "row=both begins anew: leave start out"),
+        ("math:method=s10,sync=5", "choice 'sync' is for method=group_dpo"),
+        ("math:method=s7", "choice 'method' cannot be 's7'"),
+        ("mixed:row=chat-to-math", "row=chat-to-math goes on from an earlier run: give start="),
+        ("mixed:start=run:x#best", "row=both begins anew: leave start out"),
     ],
 )
 def test_choices_that_make_no_row(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        resolve(spec)
+        resolve(f"bridging-{spec}")
 
 
 # Toys
@@ -170,8 +170,8 @@ def save_athene(folder: Path) -> None:
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of small models, and of data in the forms of NuminaMath-CoT, MATH-500 and WildChat-1M."""
     folder = tmp_path_factory.mktemp("toys")
-    save_policy(folder / "llama", "Llama", LLAMA)
-    save_policy(folder / "qwen", "Qwen2", QWEN)
+    save_policy(folder / "llama", "Llama", make_tokenizer(LLAMA))
+    save_policy(folder / "qwen", "Qwen2", make_tokenizer(QWEN))
     save_athene(folder / "athene")
     solved = solved_problems(80)
     left_out = [{**solved[0], "problem": "Prove it."}, {**solved[1], "problem": "What?", "source": "orca_math"}]
