@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Literal
@@ -65,9 +66,11 @@ def test_what_is_wrong_is_told_with_its_whole_path(field: str, value: object, me
     assert str(error.value) == message
 
 
-def test_a_record_made_in_python_is_checked_too():
+def test_a_record_made_in_python_is_checked_too_and_cannot_be_changed():
     with pytest.raises(FieldError, match=r"^rate must be more than 0"):
         Inner(rate=-1.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Inner().rate = 0.1
 
 
 @pytest.mark.parametrize("kind", STAGES)
