@@ -56,11 +56,6 @@ def _check_warmup(optimizer: Optimizer, steps: int) -> None:
         )
 
 
-def _check_smoothing(loss_type: str, label_smoothing: float) -> None:
-    if loss_type == "ipo" and label_smoothing:
-        raise FieldError("label_smoothing", "belongs to 'sigmoid' and 'sigmoid_norm'; set it to 0 with 'ipo'")
-
-
 # Sections outside the stages
 
 
@@ -380,19 +375,25 @@ class Adaptive(Section):
     shift: Annotated[float, Bounds(least=0, most=MOST_SHIFT)] = 0.5
 
 
-class OnlineDPO(Section):
-    """The DPO loss of an online stage."""
+class DPOLoss(Section):
+    """The DPO loss, of a stage of either kind."""
 
     loss_type: DPOLossType = "sigmoid"
     beta: Annotated[float, Bounds(above=0)] = 0.1
     label_smoothing: Annotated[float, Bounds(least=0, below=0.5)] = 0.0
-    normalizer: DPONormalizer = "pairs"  # or "prompts": all of the batch, those without a pair too
-    nll_coef: NotNegativeFloat = 0.0
-    nll_length_normalization: bool = True  # the NLL term is a mean over the chosen response's tokens, not a sum
 
     def check(self) -> None:
         """Refuse label smoothing where the loss has none."""
-        _check_smoothing(self.loss_type, self.label_smoothing)
+        if self.loss_type == "ipo" and self.label_smoothing:
+            raise FieldError("label_smoothing", "belongs to 'sigmoid' and 'sigmoid_norm'; set it to 0 with 'ipo'")
+
+
+class OnlineDPO(DPOLoss):
+    """The DPO loss of an online stage."""
+
+    normalizer: DPONormalizer = "pairs"  # or "prompts": all of the batch, those without a pair too
+    nll_coef: NotNegativeFloat = 0.0
+    nll_length_normalization: bool = True  # the NLL term is a mean over the chosen response's tokens, not a sum
 
 
 class DropSolved(Section):
@@ -591,7 +592,7 @@ class Collect(Section):
             raise ValueError(f"the pass rates {self.min_pass_rate} to {self.max_pass_rate} are no window within 0 to 1")
 
 
-class Offline(Section):
+class Offline(DPOLoss):
     """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from.
 
     diagnose: measure the pairs under the policy, before and after; its cost is counted apart. The trained policy is the
@@ -604,9 +605,6 @@ class Offline(Section):
     epochs: Positive = 1
     batch_size: Positive = 64
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
-    loss_type: DPOLossType = "sigmoid"
-    beta: Annotated[float, Bounds(above=0)] = 0.1
-    label_smoothing: Annotated[float, Bounds(least=0, below=0.5)] = 0.0
     probe: Probe = Probe()
     probe_sampling: Sampling = Sampling()
     diagnose: bool = True
@@ -614,10 +612,10 @@ class Offline(Section):
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
     def check(self) -> None:
-        """Refuse a spread of one, and label smoothing where the loss has none."""
+        """Refuse a spread of one, and what the loss has not."""
+        super().check()
         if self.signal_pairs == 1:
             raise FieldError("signal_pairs", "must be at least 2, or 0 for no measure of it, got 1")
-        _check_smoothing(self.loss_type, self.label_smoothing)
 
 
 class BestCheckpoint(Section):

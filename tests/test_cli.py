@@ -297,12 +297,7 @@ def test_problems_are_typed_until_an_empty_line_or_the_end(end: list[str], monke
     [
         (["--config", "dmo"], "did you mean demo"),
         (["--config", TINY, "--config.stages.warmup.step=4"], "did you mean stages.warmup.steps"),
-        (["--config", TINY, "--config.model.family=gpt2"], "model.family is one of qwen2, qwen3, llama, got 'gpt2'"),
-        (["--config", TINY, "--config.model.head_dim=15"], "model.head_dim must be even"),
-        (["--config", TINY, "--config.model.num_hidden_layers=0"], "model.num_hidden_layers must be at least 1, got 0"),
-        (["--config", TINY, "--config.model.rope_theta=0"], "model.rope_theta must be positive"),
-        (["--config", TINY, "--config.model.init_std=-1"], "model.init_std must be positive"),
-        (["--config", TINY, "--config.stages.warmup.steps=-5"], "stages.warmup.steps must be at least 0, got -5"),
+        (["--config", TINY, "--config.stages.warmup.policy=sf"], "there are: init, dpo, sft"),
     ],
 )
 def test_mistakes_stop_with_a_suggestion_before_any_work(
@@ -500,14 +495,17 @@ def check_card(card: str) -> None:
     front = card.split("---")[1]
     assert "library_name: transformers" in front and "base_model" not in front  # it began with random parameters
     made = card.partition("## How it was made")[2].partition("\n## ")[0]
-    did = {name.strip(): what.strip() for _, name, what, *_ in (line.split("|") for line in made.split("\n")[4:-1])}
-    assert list(did) == ["sft", "warmup", "collect", "dpo"]
-    assert did["sft"].startswith("sft from init: steps 6, examples ") and did["sft"].endswith("learning rate 0.003")
-    assert did["warmup"].startswith("online grpo from sft: steps 3, ") and "learning rate 0.001" in did["warmup"]
-    assert did["collect"].startswith("collect from warmup: ") and "rollouts 32" in did["collect"]
-    assert did["dpo"].startswith("offline from warmup: ") and did["dpo"].endswith("learning rate 0.001")
-    for heading in ("How it was made", "Data", "Results: ", "Use", "Licence", "Settings"):
-        assert f"\n## {heading}" in card, heading
+    did = {name: what for name, what, *_ in cells(made)}
+    rate = "learning rate 0.00"
+    patterns = {
+        "sft": f"sft from init: steps 6, examples .*{rate}3",
+        "warmup": f"online grpo from sft: steps 3, .*{rate}1",
+        "collect": "collect from warmup: .*rollouts 32.*",
+        "dpo": f"offline from warmup: .*{rate}1",
+    }
+    assert list(did) == list(patterns) and all(re.fullmatch(patterns[name], did[name]) for name in did)
+    headings = re.findall(r"^## (\w+)", card, re.MULTILINE)
+    assert headings == ["How", "Data", "Results", "Use", "Licence", "Settings"]
 
 
 def test_help_is_fast_and_light() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from etils import epath
 from ml_collections import ConfigDict
-from toys import LLAMA, PAPER, QWEN, SIZES, make_tokenizer, save_policy, save_rows, solved_problems
+from toys import LLAMA, PAPER, QWEN, SIZES, make_tokenizer, save_policy, save_rows, shrink, solved_problems
 
 from g2d_jax import commands, pipeline
 from g2d_jax.config import Config
@@ -213,21 +213,12 @@ def shrunk(spec: str, toys: Path, family: str = "llama") -> ConfigDict:
     )
     if config.data.test.path == "math500":
         config.data.test.path = f"math500:{toys}/math500.jsonl"
-    for section in (config.data, *config.tasks.values()):
-        section.train.limit, section.dev.limit, section.test.limit = 24, 4, 5
-    for rewards in (config.reward, *(task.reward for task in config.tasks.values())):
-        rewards.workers, rewards.model.max_length, rewards.model.batch_tokens = 1, 256, 192
-    config.data.max_prompt_length = 96
-    config.compute.update(row_length=384, microbatch_tokens=384, max_num_seqs=4, chunk=4, prefill_rows=2, remat="none")
-    config.dtype = "float32"
-    config.logging.tensorboard = False
-    if "train" in config.stages:
-        train = config.stages.train
-        train.prompts_per_step, train.num_generations, train.probe.prompts = 3, 4, 2
-        train.sync_every = min(train.sync_every, 2)  # so that it does within the three steps
+    shrink(config)
+    train = config.stages.train
+    train.prompts_per_step, train.num_generations, train.probe.prompts = 3, 4, 2
+    train.sync_every = min(train.sync_every, 2)  # so that it does within the three steps
     for stage in config.stages.values():
         stage.sampling.max_new_tokens = 8
-    config.stages.evaluate.num_generations = 2
     return config
 
 

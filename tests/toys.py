@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from g2d_jax.models import decoder
 from g2d_jax.records import MEMBERS
@@ -102,6 +103,19 @@ def their_logits_and_ours(model: Any, params: Any, ids: list[int]) -> tuple[np.n
     hidden, _ = decoder.forward(params, tokens, jnp.arange(len(ids))[None], jnp.full_like(tokens, MEMBERS))
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0].numpy(), np.asarray(hidden @ decoder.head_matrix(params))[0]
+
+
+def shrink(config: ConfigDict) -> None:
+    """Set what a run of the toys on a few problems needs, in float32; its stages are left as they are."""
+    config.dtype = "float32"
+    config.logging.tensorboard = False
+    config.data.max_prompt_length = 96
+    config.compute.update(row_length=384, microbatch_tokens=384, max_num_seqs=4, chunk=4, prefill_rows=2, remat="none")
+    for section in (config.data, *config.tasks.values()):
+        section.train.limit, section.dev.limit, section.test.limit = 24, 4, 5
+    for rewards in (config.reward, *(task.reward for task in config.tasks.values())):
+        rewards.workers, rewards.model.max_length, rewards.model.batch_tokens = 1, 256, 192
+    config.stages.evaluate.num_generations = 2
 
 
 def save_rows(file: Path, rows: list[dict[str, Any]]) -> None:
