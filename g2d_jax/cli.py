@@ -485,4 +485,4 @@ _COMMANDS = (
     (_judge, _judge_arguments, "compare models' answers by a judge behind an endpoint"),
     (_status, partial(_workdir, help="of the run, or of studies"), "show how far a run or a study is"),
 )
-"""What each command does, its arguments, and what its help says."""
+"""The functions that the commands are named after, what adds their arguments, and what the help says of them."""

@@ -1,11 +1,11 @@
 """The recipes for real models: every hyper-parameter, every suite by name, and each method run at toy size."""
 
-import importlib.util
 import itertools
 import math
+import runpy
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -267,44 +267,35 @@ def check_in_transformers(work: Path, exported: epath.Path) -> None:
 # Plans
 
 
-@pytest.fixture(scope="module")
-def plans() -> ModuleType:
-    """benchmarks/plans.py."""
-    spec = importlib.util.spec_from_file_location("plans", ROOT / "benchmarks" / "plans.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "plans", module)
-        spec.loader.exec_module(module)
-    return module
+PLANS = SimpleNamespace(**runpy.run_path(str(ROOT / "benchmarks" / "plans.py")))
 
 
-def test_plans_that_are_written_are_those_compiled(plans: ModuleType) -> None:
-    results, _ = plans.read()
-    assert results and all(resolve(row.config) for row in plans.rows())
+def test_plans_that_are_written_are_those_compiled() -> None:
+    results, _ = PLANS.read()
+    assert results and all(resolve(row.config) for row in PLANS.rows())
     for model in MODELS:
         text = (ROOT / "configs" / f"{model}.py").read_text()
-        assert plans.with_plan(text, plans.docstring_lines(model, results)) == text
+        assert PLANS.with_plan(text, PLANS.docstring_lines(model, results)) == text
         assert f"g2d run --config {model} " in text and f"g2d run --config {model}:lora=32 " in text
-    written = [line for line in plans.TABLE.read_text().splitlines() if line.startswith("| `")]
+    written = [line for line in PLANS.TABLE.read_text().splitlines() if line.startswith("| `")]
     assert {f"| {' | '.join(cells)} |" for cells in results.values()} <= set(written)  # none is lost in reading
 
 
-def test_how_a_plan_is_written(plans: ModuleType) -> None:
+def test_how_a_plan_is_written() -> None:
     def stage(name: str, peak: float, hours: float, **misfits: str) -> dict[str, Any]:
         return {"stage": name, "peak": peak, "program": "decode", "misfits": misfits, "hours": hours}
 
     g2d = [stage("warmup", 13.64, 30.0), stage("dpo", 14.1, 4.0), stage("evaluate", 3.0, 0.5)]
     grpo = [stage("grpo", 15.9, 120.0, decode="needs 15.90 GiB")]
-    cells = plans.cells_of(
-        plans.Row("qwen2.5-7b", "", "v5e-16"), {"memory": 15.75, "methods": {"g2d": g2d, "grpo": grpo}}
+    cells = PLANS.cells_of(
+        PLANS.Row("qwen2.5-7b", "", "v5e-16"), {"memory": 15.75, "methods": {"g2d": g2d, "grpo": grpo}}
     )
-    lines = plans.docstring_lines("qwen2.5-7b", {"qwen2.5-7b on v5e-16": cells})
+    lines = PLANS.docstring_lines("qwen2.5-7b", {"qwen2.5-7b on v5e-16": cells})
     assert [line.split() for line in lines[:2]] == [
         ["Plan:", "machine", "choice", "peak", "GiB", "hours", "of", "G2D", "of", "GRPO"],
         ["v5e-16", "15.90", "of", "15.75", "34.5", "-"],
     ]
-    assert plans.with_plan('"""A.\n\nPlan:      old\n           rows\n\nResult: x"""\n', lines[:1]) == (
+    assert PLANS.with_plan('"""A.\n\nPlan:      old\n           rows\n\nResult: x"""\n', lines[:1]) == (
         f'"""A.\n\n{lines[0]}\n\nResult: x"""\n'
     )
     assert cells[2:4] == ("15.90 (grpo, decode)", "15.75")
