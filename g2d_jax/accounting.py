@@ -61,11 +61,7 @@ def goodput(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def cost_of(
-    policy: str,
-    stages: Stages,
-    manifests: Manifests,
-    *,
-    price_per_device_hour: float | None = None,
+    policy: str, stages: Stages, manifests: Manifests, *, price_per_device_hour: float | None = None
 ) -> dict[str, float]:
     """Sum all that was spent to make a policy, by measure: its own stage and all behind it, each once.
 
@@ -75,7 +71,7 @@ def cost_of(
     that was looked at, whichever was chosen, and the answers that were drawn. Raises ValueError for a policy that no
     stage makes, and naming a stage without a manifest, or a step whose cost was not kept.
     """
-    total = dict.fromkeys(cost(_nothing(), price_per_device_hour), 0.0)
+    total = dict.fromkeys(MEASURES if price_per_device_hour is not None else MEASURES[:-1], 0.0)
     for name, step in behind(policy, stages).items():
         if stages[name]["kind"] == "sft":
             continue
@@ -130,7 +126,3 @@ def _record(name: str, step: int | None, manifests: Manifests) -> Mapping[str, A
         raise ValueError(f"stage {name!r} kept no cost of step {step}: add the step to its keep")
     record: Mapping[str, Any] = manifest["at"][str(step)]
     return record
-
-
-def _nothing() -> dict[str, Any]:
-    return {**dict.fromkeys(("flops", *TIMES), 0.0), "tokens": dict.fromkeys(TOKENS, 0)}

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -93,19 +94,10 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="g2d", description="How much online RL is enough?")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _run_arguments(commands.add_parser("run", help="run a config, or continue it"))
-    _plan_arguments(commands.add_parser("plan", help="what a run needs and costs on a target machine"))
-    _sweep_arguments(commands.add_parser("sweep", help="run a config under many overrides, or continue"))
-    _evaluate_arguments(commands.add_parser("evaluate", help="evaluate a policy of a run on a set of problems"))
-    _report_arguments(commands.add_parser("report", help="write what a run or a study measured: HTML, Markdown, CSV"))
-    _compare_arguments(commands.add_parser("compare", help="put runs side by side on the problems they share"))
-    _export_arguments(commands.add_parser("export", help="write a policy as a Hugging Face model"))
-    _sample_arguments(commands.add_parser("sample", help="show a policy's answers to a problem"))
-    _outputs_arguments(commands.add_parser("outputs", help="write a policy's answers as AlpacaEval or Arena-Hard do"))
-    _judge_arguments(commands.add_parser("judge", help="compare models' answers by a judge behind an endpoint"))
-    status = commands.add_parser("status", help="show how far a run or a study is")
-    _workdir(status, "of the run, or of studies")
-    status.set_defaults(command=_status)
+    for function, add_arguments, what in _COMMANDS:
+        command = commands.add_parser(function.__name__[1:], help=what)
+        command.set_defaults(command=function)
+        add_arguments(command)
     arguments, rest = parser.parse_known_args(argv)
     overrides = [item.removeprefix("--") for item in rest if item.startswith("--config.") and "=" in item]
     unknown = [item for item in rest if item.removeprefix("--") not in overrides]
@@ -116,7 +108,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return arguments, overrides
 
 
-def _workdir(parser: argparse.ArgumentParser, help: str, *, required: bool = True) -> None:
+def _workdir(parser: argparse.ArgumentParser, help: str = "of the run", *, required: bool = True) -> None:
     """Add a work directory, as an argument of its own or behind --workdir: `_take_workdir` makes one of both."""
     parser.add_argument("place", nargs="?", metavar="WORKDIR", help=f"work directory: {help}")
     parser.add_argument("--workdir", metavar="WORKDIR", help="the same")
@@ -153,28 +145,22 @@ _SWEEP_EXAMPLES = """examples:
   g2d sweep --config mine.py --workdir runs/k --product stages.warmup.steps=0,50,150 --seeds 0,1,2"""
 
 
-def _explained(parser: argparse.ArgumentParser, examples: str) -> None:
-    """Append settings and examples to a command's help."""
+def _config(parser: argparse.ArgumentParser, help: str, examples: str) -> None:
+    """Add the config, and how settings are written, with examples, to a command's help."""
+    parser.add_argument("--config", required=True, help=help)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = f"{parser.prog} --config NAME_OR_FILE [--config.FIELD=VALUE …] [options]"
     parser.epilog = f"{_SETTINGS}\n\n{examples}"
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config", required=True, help="a shipped config (demo), or a file; NAME:key=value,… for choices"
-    )
+    _config(parser, "a shipped config (demo), or a file; NAME:key=value,… for choices", _RUN_EXAMPLES)
     _workdir(parser, "where results go; chosen and printed if left out", required=False)
-    parser.add_argument("--until", help="stop after this stage")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="check all that a run would; show changed settings, prompts, the reward"
-    )
-    parser.add_argument(
-        "--profile", metavar="STAGE:START-STOP", help="trace these updates of a stage into WORKDIR/profiles"
-    )
+    add = parser.add_argument
+    add("--until", help="stop after this stage")
+    add("--dry-run", action="store_true", help="check all that a run would; show changed settings, prompts, the reward")
+    add("--profile", metavar="STAGE:START-STOP", help="trace these updates of a stage into WORKDIR/profiles")
     _several_arguments(parser)
-    _explained(parser, _RUN_EXAMPLES)
-    parser.set_defaults(command=_run)
 
 
 def _several_arguments(parser: argparse.ArgumentParser) -> None:
@@ -185,27 +171,25 @@ def _several_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", required=True, help="as in g2d run")
-    parser.add_argument("--topology", required=True, metavar="NAME", help="v5e-16, v6e-8, v5p-16, h100x8, h200x1 …")
-    parser.add_argument("--price", type=float, help="of one chip for an hour, in your money")
-    parser.add_argument("--prompt", type=int, metavar="N", help="mean tokens of a prompt; default: the data's own")
-    parser.add_argument("--response", type=int, metavar="N", help="mean tokens of a response; default: max_new_tokens")
-    parser.add_argument("--stage", action="append", default=[], dest="stages", help="this stage only; may be repeated")
-    parser.add_argument("--auto", action="store_true", help="choose mesh, micro-batch and remat")
-    parser.add_argument("--verbose", action="store_true", help="show every program: memory, traffic, roofline")
-    _explained(parser, _PLAN_EXAMPLES)
-    parser.set_defaults(command=_plan)
+    _config(parser, "as in g2d run", _PLAN_EXAMPLES)
+    add = parser.add_argument
+    add("--topology", required=True, metavar="NAME", help="v5e-16, v6e-8, v5p-16, h100x8, h200x1 …")
+    add("--price", type=float, help="of one chip for an hour, in your money")
+    add("--prompt", type=int, metavar="N", help="mean tokens of a prompt; default: the data's own")
+    add("--response", type=int, metavar="N", help="mean tokens of a response; default: max_new_tokens")
+    add("--stage", action="append", default=[], dest="stages", help="this stage only; may be repeated")
+    add("--auto", action="store_true", help="choose mesh, micro-batch and remat")
+    add("--verbose", action="store_true", help="show every program: memory, traffic, roofline")
 
 
 def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", required=True, help="a config with a study (sweep-k), or any other with --product")
+    _config(parser, "a config with a study (sweep-k), or any other with --product", _SWEEP_EXAMPLES)
     _workdir(parser, "where results go; several processes may share it")
-    parser.add_argument("--product", action="append", default=[], metavar="FIELD=V,V", help="every value of a field")
-    parser.add_argument("--zip", action="append", default=[], metavar="FIELD=V,V", help="fields that go together")
-    parser.add_argument("--seeds", type=_integers, default=(), metavar="N,N", help="every point with each seed")
-    parser.add_argument("--dry-run", action="store_true", help="list the points, and what is left to compute")
-    _explained(parser, _SWEEP_EXAMPLES)
-    parser.set_defaults(command=_sweep)
+    add = parser.add_argument
+    add("--product", action="append", default=[], metavar="FIELD=V,V", help="every value of a field")
+    add("--zip", action="append", default=[], metavar="FIELD=V,V", help="fields that go together")
+    add("--seeds", type=_integers, default=(), metavar="N,N", help="every point with each seed")
+    add("--dry-run", action="store_true", help="list the points, and what is left to compute")
 
 
 def _integers(text: str) -> tuple[int, ...]:
@@ -215,86 +199,79 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    _workdir(parser, "of the run")
-    parser.add_argument("--policy", required=True, help="a stage, STAGE@K, init, hf:PATH or run:DIR#STAGE")
-    parser.add_argument("--problems", help="math500, amc23, gsm8k, numinamath, hub:… or a file; default: the run's")
-    parser.add_argument("--split", choices=("train", "dev", "test"), help="of --problems, by id hash; default: all")
-    parser.add_argument("--limit", type=int, help="the first so many of --problems")
-    parser.add_argument("--task", default="main", help="of a mixed run: whose reward scores --problems")
-    parser.add_argument("--num-generations", type=int, help="samples of each problem")
-    parser.add_argument("--temperature", type=float)
-    parser.add_argument("--top-p", type=float)
-    parser.add_argument("--max-new-tokens", type=int)
-    parser.set_defaults(command=_evaluate)
+    _workdir(parser)
+    add = parser.add_argument
+    add("--policy", required=True, help="a stage, STAGE@K, init, hf:PATH or run:DIR#STAGE")
+    add("--problems", help="math500, amc23, gsm8k, numinamath, hub:… or a file; default: the run's")
+    add("--split", choices=("train", "dev", "test"), help="of --problems, by id hash; default: all")
+    add("--limit", type=int, help="the first so many of --problems")
+    add("--task", default="main", help="of a mixed run: whose reward scores --problems")
+    add("--num-generations", type=int, help="samples of each problem")
+    add("--temperature", type=float)
+    add("--top-p", type=float)
+    add("--max-new-tokens", type=int)
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser, "of a run, a point of a study, or a directory of studies")
     parser.add_argument("--study", help="one study of the directory; default: all of them")
-    parser.set_defaults(command=_report)
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="work directories of two runs or more, or of points")
-    parser.add_argument("--output", default="compare", help="folder to write; default: compare")
-    parser.add_argument(
-        "--policies", choices=("ends", "all"), default="ends", help="of each run the first and the last, or every one"
-    )
-    parser.set_defaults(command=_compare)
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="work directories of two runs or more, or of points")
+    add("--output", default="compare", help="folder to write; default: compare")
+    whose = "of each run the first and the last, or every one"
+    add("--policies", choices=("ends", "all"), default="ends", help=whose)
 
 
 def _policy(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--policy",
-        help="a stage, STAGE@K, init, hf:PATH …; default: what the run is for, its last trained or selected one",
-    )
+    what = "a stage, STAGE@K, init, hf:PATH …; default: what the run is for, its last trained or selected one"
+    parser.add_argument("--policy", help=what)
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
-    _workdir(parser, "of the run")
+    _workdir(parser)
     parser.add_argument("--output", required=True, help="folder to write")
     _policy(parser)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--adapters", action="store_true", help="write the adapters alone, as PEFT reads them")
     _several_arguments(parser)
-    parser.set_defaults(command=_export)
 
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
-    _workdir(parser, "of the run")
+    _workdir(parser)
     _policy(parser)
-    parser.add_argument(
-        "--prompt", help="a problem; default: typed one after the other on a terminal, else test problems"
-    )
+    what = "a problem; default: typed one after the other on a terminal, else test problems"
+    parser.add_argument("--prompt", help=what)
     parser.add_argument("--count", type=int, default=4, help="samples of a problem, or test problems")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.set_defaults(command=_sample)
 
 
 def _outputs_arguments(parser: argparse.ArgumentParser) -> None:
-    _workdir(parser, "of the run")
+    _workdir(parser)
     _policy(parser)
-    parser.add_argument("--format", required=True, choices=("alpaca_eval", "arena_hard"), help="of both files")
-    parser.add_argument("--prompts", required=True, metavar="FILE", help="alpaca_eval.json, or question.jsonl")
-    parser.add_argument("--output", required=True, metavar="FILE", help="file to write: NAME.json, or NAME.jsonl")
-    parser.add_argument("--name", help="what the model is called in it; default: NAME")
-    parser.add_argument("--temperature", type=float, default=0.6)
-    parser.add_argument("--top-p", type=float, default=0.9)
-    parser.add_argument("--max-new-tokens", type=int, default=2048)
-    parser.set_defaults(command=_outputs)
+    add = parser.add_argument
+    add("--format", required=True, choices=("alpaca_eval", "arena_hard"), help="of both files")
+    add("--prompts", required=True, metavar="FILE", help="alpaca_eval.json, or question.jsonl")
+    add("--output", required=True, metavar="FILE", help="file to write: NAME.json, or NAME.jsonl")
+    add("--name", help="what the model is called in it; default: NAME")
+    add("--temperature", type=float, default=0.6)
+    add("--top-p", type=float, default=0.9)
+    add("--max-new-tokens", type=int, default=2048)
 
 
 def _judge_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", metavar="FILE", help="answers of two models or more to the same questions")
-    parser.add_argument("--url", required=True, help="the endpoint's base, as in http://localhost:8000/v1")
-    parser.add_argument("--model", required=True, help="the judge's name there")
-    parser.add_argument("--output", default="judgments", help="folder for replies and results; default: judgments")
-    parser.add_argument("--api-key-env", default="OPENAI_API_KEY", help="environment variable of the key; '' for none")
-    parser.add_argument("--max-tokens", type=int, default=1024, help="of a reply")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds of one attempt")
-    parser.add_argument("--retries", type=int, default=5)
-    parser.add_argument("--concurrency", type=int, default=16, help="requests at a time")
-    parser.set_defaults(command=_judge)
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="answers of two models or more to the same questions")
+    add("--url", required=True, help="the endpoint's base, as in http://localhost:8000/v1")
+    add("--model", required=True, help="the judge's name there")
+    add("--output", default="judgments", help="folder for replies and results; default: judgments")
+    add("--api-key-env", default="OPENAI_API_KEY", help="environment variable of the key; '' for none")
+    add("--max-tokens", type=int, default=1024, help="of a reply")
+    add("--timeout", type=float, default=120.0, help="seconds of one attempt")
+    add("--retries", type=int, default=5)
+    add("--concurrency", type=int, default=16, help="requests at a time")
 
 
 def _options(arguments: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
@@ -494,5 +471,17 @@ def _state(name: str, folder: epath.Path, logged: epath.Path) -> str:
     return f"{written} files of rollouts" if written else "waiting"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+_COMMANDS = (
+    (_run, _run_arguments, "run a config, or continue it"),
+    (_plan, _plan_arguments, "what a run needs and costs on a target machine"),
+    (_sweep, _sweep_arguments, "run a config under many overrides, or continue"),
+    (_evaluate, _evaluate_arguments, "evaluate a policy of a run on a set of problems"),
+    (_report, _report_arguments, "write what a run or a study measured: HTML, Markdown, CSV"),
+    (_compare, _compare_arguments, "put runs side by side on the problems they share"),
+    (_export, _export_arguments, "write a policy as a Hugging Face model"),
+    (_sample, _sample_arguments, "show a policy's answers to a problem"),
+    (_outputs, _outputs_arguments, "write a policy's answers as AlpacaEval or Arena-Hard do"),
+    (_judge, _judge_arguments, "compare models' answers by a judge behind an endpoint"),
+    (_status, partial(_workdir, help="of the run, or of studies"), "show how far a run or a study is"),
+)
+"""The functions that the commands are named after, what adds their arguments, and what the help says of them."""

@@ -133,12 +133,10 @@ def evaluate(
         name = f"evaluation-{fingerprint}"
         place = folder / "evaluations" / name
         runtime.folders = {**runtime.folders, name: place}
-        manifest = storage.finished(place)
-        if manifest is None:
+        if not storage.finished(place):
             results = evaluation.run(runtime, name, stage)
             storage.finish(place, {"kind": "evaluate", "name": name, "problems": problems or "test", **results})
-            manifest = storage.finished(place)
-            assert manifest is not None
+        manifest = storage.finished(place) or {}
         runtime.tracker.table(*summary_table(manifest, []))
         runtime.tracker.say(f"completions: {place / 'rollouts'}")
     return manifest

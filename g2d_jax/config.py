@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from ml_collections import ConfigDict
 
 from g2d_jax.records import SamplingParams
-from g2d_jax.section import Bounds, FieldError, NotNegative, Positive, Section, Share, editable, hints, record
+from g2d_jax.section import Bounds, FieldError, NotNegative, Positive, Section, Share, editable, record
 
 RUNTIME = (
     *("mesh", "compute", "logging", "checkpoint", "faults", "reward.workers", "reward.model.batch_tokens"),
@@ -33,28 +33,13 @@ Remat = Literal["none", "full", "attention"]
 AttentionSetting = Literal["auto", "xla", "splash", "cudnn"]
 DecodeKernel = Literal["xla", "pallas"]
 Flags = Literal["none", "overlap"]
-OnError = Literal["raise", "skip"]
-Schedule = Literal["constant", "linear", "cosine"]
-OptimizerKind = Literal["adamw", "adafactor"]
 SamplingWeights = Literal["", "int8"]
-Stop = Literal["steps", "budget", "adaptive"]
-Loss = Literal["grpo", "dpo", "group_dpo"]
 GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo"]
 ScaleRewards = Literal["none", "group", "batch"]
 DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo"]
 DPONormalizer = Literal["pairs", "prompts"]
-PairSelection = Literal["all", "random", "uncertain", "confident"]
-Measure = Literal[
-    "generated",
-    "prefilled",
-    "scored",
-    "trained",
-    "tokens",
-    "flops",
-    "seconds",
-    "device_seconds",
-    "verifier_cpu_seconds",
-]
+Tokens = Literal["generated", "prefilled", "scored", "trained", "tokens"]
+Measure = Literal[Tokens, "flops", "seconds", "device_seconds", "verifier_cpu_seconds"]
 
 NotNegativeFloat = Annotated[float, Bounds(least=0, below=math.inf)]
 
@@ -62,10 +47,18 @@ MOST_SHIFT = 100
 """Nats of adaptive.shift; odds times e^100 are certainty."""
 
 
+def _check_warmup(optimizer: Optimizer, steps: int) -> None:
+    """Refuse a learning rate that would only rise; a stage of no steps has none."""
+    if steps and optimizer.warmup_steps >= steps:
+        raise FieldError(
+            "optimizer.warmup_steps",
+            f"({optimizer.warmup_steps}) must be less than the number of updates ({steps}): lower it or train longer",
+        )
+
+
 # Sections outside the stages
 
 
-@dataclass(frozen=True, kw_only=True)
 class Source(Section):
     """A source of problems. path: a file, "hub:owner/name", "math500" …, or "procedural:slips".
 
@@ -77,10 +70,9 @@ class Source(Section):
     split: Literal["", "train", "dev", "test"] = ""
     limit: Positive | None = None  # the first so many
     fields: Mapping[str, str] = field(default_factory=dict)
-    on_error: OnError = "raise"
+    on_error: Literal["raise", "skip"] = "raise"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Model(Section):
     """The model that a run starts from."""
 
@@ -103,7 +95,6 @@ class Model(Section):
             raise FieldError("init_std", f"must be positive, got {self.init_std}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Lora(Section):
     """Low-rank adapters beside the model's linear layers; only they are trained."""
 
@@ -123,7 +114,6 @@ class Lora(Section):
             raise FieldError("quantise", "is of what stands beside adapters: set lora.rank too, of a recipe lora=RANK")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Tokenizer(Section):
     """The tokenizer and its templates."""
 
@@ -136,19 +126,17 @@ class Tokenizer(Section):
     enable_thinking: bool | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Data(Section):
     """The problems of the task "main"."""
 
-    train: Source = field(default_factory=lambda: Source(path="procedural:slips", split="train", limit=20_000))
-    dev: Source = field(default_factory=lambda: Source(path="procedural:slips", split="dev", limit=256))
-    test: Source = field(default_factory=lambda: Source(path="procedural:slips", split="test", limit=1024))
+    train: Source = Source(path="procedural:slips", split="train", limit=20_000)
+    dev: Source = Source(path="procedural:slips", split="dev", limit=256)
+    test: Source = Source(path="procedural:slips", split="test", limit=1024)
     seed: int = 0
     max_prompt_length: Positive = 256
     weight: NotNegativeFloat = 1.0  # of these problems, beside those of `tasks`
 
 
-@dataclass(frozen=True, kw_only=True)
 class RewardModel(Section):
     """A model that scores responses."""
 
@@ -160,7 +148,6 @@ class RewardModel(Section):
     dtype: Dtype = "bfloat16"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Judge(Section):
     """A language model behind an OpenAI-style endpoint that scores responses."""
 
@@ -175,7 +162,6 @@ class Judge(Section):
     concurrency: int = 16
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reward(Section):
     """The scoring of responses. function: "verify" (math-verify against the reference answer), "model" (a reward
     model), "judge" (a language model behind an OpenAI-style endpoint), or "package.module:function" (TRL's signature),
@@ -192,8 +178,8 @@ class Reward(Section):
     cpu_seconds: float = 5.0
     memory_mb: int = 2048
     workers: Positive = 1
-    model: RewardModel = field(default_factory=RewardModel)
-    judge: Judge = field(default_factory=Judge)
+    model: RewardModel = RewardModel()
+    judge: Judge = Judge()
 
     @property
     def is_scalar(self) -> bool:
@@ -210,18 +196,16 @@ class Reward(Section):
             raise FieldError("model.path", "is not set: give the folder or hub id of a model with a scalar head")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Task(Section):
     """A task: its problems, its share of every batch, and its reward."""
 
-    train: Source = field(default_factory=Source)
-    dev: Source = field(default_factory=Source)
-    test: Source = field(default_factory=Source)
+    train: Source = Source()
+    dev: Source = Source()
+    test: Source = Source()
     weight: NotNegativeFloat = 1.0
-    reward: Reward = field(default_factory=Reward)
+    reward: Reward = Reward()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mesh(Section):
     """The device mesh; -1 stands for the remaining devices."""
 
@@ -230,7 +214,6 @@ class Mesh(Section):
     tensor: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
 class Compute(Section):
     """Settings of the programs; nothing here changes a result beyond rounding."""
 
@@ -263,7 +246,6 @@ class Window:
         return f"{self.stage}-{self.first}-{self.last}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Logging(Section):
     """Settings of logging."""
 
@@ -292,7 +274,6 @@ class Logging(Section):
         _ = self.window
 
 
-@dataclass(frozen=True, kw_only=True)
 class Checkpoint(Section):
     """Checkpoints of a stage in training: one every so many updates, of which the newest are kept."""
 
@@ -300,7 +281,6 @@ class Checkpoint(Section):
     keep: Positive = 2
 
 
-@dataclass(frozen=True, kw_only=True)
 class Faults(Section):
     """Limits at which a run gives up."""
 
@@ -314,15 +294,14 @@ class Faults(Section):
 # Sections of stages
 
 
-@dataclass(frozen=True, kw_only=True)
 class Optimizer(Section):
     """The optimiser, AdamW or Adafactor. schedule: "constant", or "linear" or "cosine" decay over the updates after
     warmup_steps."""
 
-    kind: OptimizerKind = "adamw"  # "adafactor" has no use for moment_dtype, b1, b2 and eps
+    kind: Literal["adamw", "adafactor"] = "adamw"  # "adafactor" has no use for moment_dtype, b1, b2 and eps
     moment_dtype: Dtype = "float32"  # of AdamW's moments
     learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = 1e-6
-    schedule: Schedule = "constant"
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NotNegative = 0
     min_lr_ratio: Share = 0.0  # what a decay ends at, of the learning rate
     b1: Annotated[float, Bounds(least=0, below=1)] = 0.9
@@ -344,7 +323,6 @@ class Optimizer(Section):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sampling(Section):
     """Settings of sampling: temperature 0 is greedy, top_p 1 and top_k 0 are off."""
 
@@ -358,7 +336,6 @@ class Sampling(Section):
         return SamplingParams(**{**self.to_dict(), "stop_ids": stop_ids, **changes})
 
 
-@dataclass(frozen=True, kw_only=True)
 class Probe(Section):
     """Fresh samples of the policy in training, every so many updates (0: none), on the first prompts of a split."""
 
@@ -368,26 +345,22 @@ class Probe(Section):
     split: Literal["train", "dev", "test"] = "dev"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sft(Section):
     """Supervised fine-tuning. data: messages or prompt/completion files, or an embedded task's demonstrations."""
 
     kind: Literal["sft"] = "sft"
     policy: str = "init"
-    data: Source = field(default_factory=lambda: Source(path="procedural:slips"))
+    data: Source = Source(path="procedural:slips")
     steps: NotNegative = 2000
     batch_size: Positive = 64
     max_length: Annotated[int, Bounds(least=2)] = 512
-    optimizer: Optimizer = field(
-        default_factory=lambda: Optimizer(learning_rate=3e-3, schedule="cosine", warmup_steps=50)
-    )
+    optimizer: Optimizer = Optimizer(learning_rate=3e-3, schedule="cosine", warmup_steps=50)
 
     def check(self) -> None:
         """Refuse a warm-up longer than the stage."""
         _check_warmup(self.optimizer, self.steps)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Budget(Section):
     """The cost limit of an online stage with stop="budget"."""
 
@@ -395,7 +368,6 @@ class Budget(Section):
     amount: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Adaptive(Section):
     """The end of an online stage with stop="adaptive": see stopping.py."""
 
@@ -403,23 +375,27 @@ class Adaptive(Section):
     shift: Annotated[float, Bounds(least=0, most=MOST_SHIFT)] = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class OnlineDPO(Section):
-    """The DPO loss of an online stage."""
+class DPOLoss(Section):
+    """The DPO loss, of a stage of either kind."""
 
     loss_type: DPOLossType = "sigmoid"
     beta: Annotated[float, Bounds(above=0)] = 0.1
     label_smoothing: Annotated[float, Bounds(least=0, below=0.5)] = 0.0
+
+    def check(self) -> None:
+        """Refuse label smoothing where the loss has none."""
+        if self.loss_type == "ipo" and self.label_smoothing:
+            raise FieldError("label_smoothing", "belongs to 'sigmoid' and 'sigmoid_norm'; set it to 0 with 'ipo'")
+
+
+class OnlineDPO(DPOLoss):
+    """The DPO loss of an online stage."""
+
     normalizer: DPONormalizer = "pairs"  # or "prompts": all of the batch, those without a pair too
     nll_coef: NotNegativeFloat = 0.0
     nll_length_normalization: bool = True  # the NLL term is a mean over the chosen response's tokens, not a sum
 
-    def check(self) -> None:
-        """Refuse label smoothing where the loss has none."""
-        _check_smoothing(self.loss_type, self.label_smoothing)
 
-
-@dataclass(frozen=True, kw_only=True)
 class DropSolved(Section):
     """A filter of solved prompts. After so many equal rewards in a row a prompt rests so many steps (0: for ever)."""
 
@@ -427,7 +403,6 @@ class DropSolved(Section):
     revisit: NotNegative = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Difficulty(Section):
     """A filter by difficulty: prompts with a running pass rate outside the window are drawn with chance `outside`."""
 
@@ -446,7 +421,6 @@ class Difficulty(Section):
             raise ValueError(f"the window of pass rates must go from low to high, got {self.window}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Online(Section):
     """Online RL, and the range to offline: every `sync_every` updates the sampling policy becomes the trained one.
 
@@ -458,18 +432,18 @@ class Online(Section):
     policy: str = "sft"
     steps: NotNegative = 20
     keep: tuple[int, ...] = ()
-    stop: Stop = "steps"  # "budget" or "adaptive" may end it earlier: see stages/early_stopping.py and stopping.py
-    budget: Budget = field(default_factory=Budget)
-    adaptive: Adaptive = field(default_factory=Adaptive)  # measures on probes: set probe.every too
+    stop: Literal["steps", "budget", "adaptive"] = "steps"  # the others may end it earlier: stages/early_stopping.py
+    budget: Budget = Budget()
+    adaptive: Adaptive = Adaptive()  # measures on probes: set probe.every too
     prompts_per_step: Positive = 32
     num_generations: Positive = 8
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = Sampling()
     sampling_weights: SamplingWeights = ""  # "int8": codes of the linear layers in place of their weights (extra quant)
     stream: str | None = None  # names the order of prompts and the random draws; unset: the stage's own
     sync_every: NotNegative = 1  # updates; 0 is never: offline
     reference_sync: bool = False  # whether the reference becomes the sampling policy at each synchronisation
     num_iterations: Positive = 1  # updates on every batch of rollouts; sync_every must be a multiple
-    loss: Loss = "grpo"
+    loss: Literal["grpo", "dpo", "group_dpo"] = "grpo"
     # GRPO
     loss_type: GRPOLossType = "sum"
     scale_rewards: ScaleRewards = "none"
@@ -480,18 +454,18 @@ class Online(Section):
     importance_sampling_level: Literal["token", "sequence"] = "token"  # "sequence" is GSPO
     importance_cap: NotNegativeFloat = 0.0  # truncated importance sampling of trainer against sampler; 0: off
     # DPO
-    dpo: OnlineDPO = field(default_factory=OnlineDPO)
+    dpo: OnlineDPO = OnlineDPO()
     grpo_coef: NotNegativeFloat = 0.0  # times the GRPO loss, beside "group_dpo"
     # both
     entropy_coef: NotNegativeFloat = 0.0  # times the mean next-token entropy of the responses, which is rewarded
     mask_truncated: bool = False  # leave responses that reached max_new_tokens out of the loss
     overlong_buffer: NotNegative = 0  # tokens before max_new_tokens over which a reward falls linearly by 1 (DAPO)
     dynamic_sampling: NotNegative = 0  # more rounds of prompts, at most, in place of those without a signal
-    drop_solved: DropSolved = field(default_factory=DropSolved)
-    difficulty: Difficulty = field(default_factory=Difficulty)
+    drop_solved: DropSolved = DropSolved()
+    difficulty: Difficulty = Difficulty()
     patience: Positive = 50  # stop after so many steps in a row without any reward signal
-    probe: Probe = field(default_factory=Probe)
-    optimizer: Optimizer = field(default_factory=lambda: Optimizer(eps=1e-4))
+    probe: Probe = Probe()
+    optimizer: Optimizer = Optimizer(eps=1e-4)
 
     @property
     def compares(self) -> bool:
@@ -586,7 +560,6 @@ class Online(Section):
             raise ValueError("overlong_buffer is a part of sampling.max_new_tokens and cannot be larger")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Collect(Section):
     """Rollouts of a frozen policy, and preference pairs from them.
 
@@ -600,13 +573,13 @@ class Collect(Section):
     prompts: Positive = 1024
     part: Positive = 128  # prompts of a file
     num_generations: Positive = 8
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = Sampling()
     sampling_weights: SamplingWeights = ""  # "int8": codes of the linear layers in place of their weights (extra quant)
     stream: str | None = None  # names the order of prompts and the random draws; unset: the stage's own
     pairs_per_prompt: Positive = 4
     min_pass_rate: float = 0.0  # prompts outside this window of pass rates give no pair
     max_pass_rate: float = 1.0
-    select: PairSelection = "all"  # which pairs to keep when max_pairs is set
+    select: Literal["all", "random", "uncertain", "confident"] = "all"  # which pairs to keep when max_pairs is set
     max_pairs: Positive | None = None  # unset: all pairs
 
     def check(self) -> None:
@@ -619,8 +592,7 @@ class Collect(Section):
             raise ValueError(f"the pass rates {self.min_pass_rate} to {self.max_pass_rate} are no window within 0 to 1")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offline(Section):
+class Offline(DPOLoss):
     """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from.
 
     diagnose: measure the pairs under the policy, before and after; its cost is counted apart. The trained policy is the
@@ -633,23 +605,19 @@ class Offline(Section):
     epochs: Positive = 1
     batch_size: Positive = 64
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
-    loss_type: DPOLossType = "sigmoid"
-    beta: Annotated[float, Bounds(above=0)] = 0.1
-    label_smoothing: Annotated[float, Bounds(least=0, below=0.5)] = 0.0
-    probe: Probe = field(default_factory=Probe)
-    probe_sampling: Sampling = field(default_factory=Sampling)
+    probe: Probe = Probe()
+    probe_sampling: Sampling = Sampling()
     diagnose: bool = True
     signal_pairs: NotNegative = 256  # of the gradient's signal at the start, in 16 batches; 0: not measured
-    optimizer: Optimizer = field(default_factory=lambda: Optimizer(eps=1e-4))
+    optimizer: Optimizer = Optimizer(eps=1e-4)
 
     def check(self) -> None:
-        """Refuse a spread of one, and label smoothing where the loss has none."""
+        """Refuse a spread of one, and what the loss has not."""
+        super().check()
         if self.signal_pairs == 1:
             raise FieldError("signal_pairs", "must be at least 2, or 0 for no measure of it, got 1")
-        _check_smoothing(self.loss_type, self.label_smoothing)
 
 
-@dataclass(frozen=True, kw_only=True)
 class BestCheckpoint(Section):
     """The best of a policy's kept checkpoints by its reward on held-out problems; a policy's name like any other.
 
@@ -660,11 +628,10 @@ class BestCheckpoint(Section):
     policy: str = "train"
     steps: tuple[int, ...] = ()
     num_generations: Positive = 1
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.6, top_p=0.9))
+    sampling: Sampling = Sampling(temperature=0.6, top_p=0.9)
     length_normalise: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluate(Section):
     """Accuracy of policies on held-out problems."""
 
@@ -672,7 +639,7 @@ class Evaluate(Section):
     policies: tuple[str, ...] = ("sft", "warmup", "dpo")
     split: Split = "test"  # which of data.dev and data.test
     num_generations: Positive = 4
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = Sampling()
     pass_at: tuple[int, ...] = (1, 2, 4)
     greedy: bool = True
 
@@ -694,41 +661,26 @@ STAGES: Mapping[str, type[Stage]] = {
 StageT = TypeVar("StageT", Sft, Online, Collect, Offline, BestCheckpoint, Evaluate)
 
 
-def _check_warmup(optimizer: Optimizer, steps: int) -> None:
-    """Refuse a learning rate that would only rise; a stage of no steps has none."""
-    if steps and optimizer.warmup_steps >= steps:
-        raise FieldError(
-            "optimizer.warmup_steps",
-            f"({optimizer.warmup_steps}) must be less than the number of updates ({steps}): lower it or train longer",
-        )
-
-
-def _check_smoothing(loss_type: str, label_smoothing: float) -> None:
-    if loss_type == "ipo" and label_smoothing:
-        raise FieldError("label_smoothing", "belongs to 'sigmoid' and 'sigmoid_norm'; set it to 0 with 'ipo'")
-
-
 # All settings
 
 
-@dataclass(frozen=True, kw_only=True)
 class Config(Section):
     """The settings of a run. tasks: further tasks of a mixed run, by name. stages: by name, in no order."""
 
     name: str = "run"
     seed: int = 0
     dtype: Dtype = "float32"  # of activations; parameters are float32
-    model: Model = field(default_factory=Model)
-    lora: Lora = field(default_factory=Lora)
-    tokenizer: Tokenizer = field(default_factory=Tokenizer)
-    data: Data = field(default_factory=Data)
-    reward: Reward = field(default_factory=Reward)
+    model: Model = Model()
+    lora: Lora = Lora()
+    tokenizer: Tokenizer = Tokenizer()
+    data: Data = Data()
+    reward: Reward = Reward()
     tasks: Mapping[str, Task] = field(default_factory=dict)
-    mesh: Mesh = field(default_factory=Mesh)
-    compute: Compute = field(default_factory=Compute)
-    logging: Logging = field(default_factory=Logging)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    faults: Faults = field(default_factory=Faults)
+    mesh: Mesh = Mesh()
+    compute: Compute = Compute()
+    logging: Logging = Logging()
+    checkpoint: Checkpoint = Checkpoint()
+    faults: Faults = Faults()
     stages: Mapping[str, Stage] = field(default_factory=dict)
 
     @classmethod
@@ -737,15 +689,9 @@ class Config(Section):
 
         Raises ValueError naming the field, with its full path, or the stage.
         """
-        fields: dict[str, Any] = {}
-        for name, hint in hints(cls).items():
-            value = config[name]
-            fields[name] = record(hint, value, name) if isinstance(hint, type) and issubclass(hint, Section) else value
-        fields["tasks"] = {name: record(Task, task, f"tasks.{name}") for name, task in config.tasks.items()}
-        fields["stages"] = {
-            name: record(STAGES[stage.kind], stage, f"stages.{name}") for name, stage in config.stages.items()
-        }
-        return cls(**fields)
+        tasks = {name: record(Task, task, f"tasks.{name}") for name, task in config.tasks.items()}
+        stages = {name: record(STAGES[stage.kind], stage, f"stages.{name}") for name, stage in config.stages.items()}
+        return record(cls, config, tasks=tasks, stages=stages)
 
     @property
     def all_tasks(self) -> dict[str, Task]:

@@ -17,19 +17,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from g2d_jax import config as schema
 from g2d_jax.runtime import storage
-from g2d_jax.section import Section
-
-STAGES = {
-    kind: getattr(schema, kind) for kind in ("sft", "online", "collect", "offline", "best_checkpoint", "evaluate")
-}
-"""The kinds of stages and where their fields come from."""
-
-RENAMED = {
-    "responses_at_once": "generation_batch_size",
-    "refill": "dynamic_sampling",
-    "retire": "drop_solved",
-}
-"""Former name of a field -> its present name."""
+from g2d_jax.section import Section, editable
 
 _MEANING = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list like 0,10,20"}
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as written by storage
@@ -68,47 +56,33 @@ def from_dict(values: Mapping[str, Any]) -> ConfigDict:
     if not isinstance(values, Mapping):
         raise ValueError(f"a config must be a section, got {values!r:.200}")
     config = schema.base()
-    stages = values.get("stages", {})
-    if not isinstance(stages, Mapping):
-        raise ValueError(f"stages must be a section, got {stages!r:.200}")
-    for name, stage in stages.items():
-        config.stages[name] = _stage_template(name, stage)
-    config.unlock()
-    tasks = values.get("tasks", {})
-    for name in tasks if isinstance(tasks, Mapping) else ():
-        _check_name("tasks", name)
+    for name, stage in _named(values, "stages"):
+        kind = stage.get("kind") if isinstance(stage, Mapping) else None
+        if not isinstance(kind, str) or kind not in schema.STAGES:
+            known = f"{listed(schema.STAGES)}, got {kind!r:.50}{suggest(kind, schema.STAGES)}"
+            raise ValueError(f"stages.{name}.kind must be one of {known}")
+        config.stages[name] = editable(schema.STAGES[kind]())
+    for name, _ in _named(values, "tasks"):
         if name == "main":
             raise ValueError("tasks.main: that is the name of the task of data.* and reward.*; choose another")
-        config.tasks[name] = schema.task(*(schema.source("") for _ in range(3)))
-    if "sweep" in values:
-        _add_sweep(config, values["sweep"])
+        config.tasks[name] = editable(schema.Task())
+    if "sweep" in values:  # only configs of studies have it
+        config.sweep = schema.sweep().unlock()
+        for name, _ in _named(values["sweep"], "arms", "sweep."):
+            config.sweep.arms[name] = schema.arm()
     _fill(config, values, "", config)
     return config.lock()
 
 
-def _add_sweep(config: ConfigDict, values: Any) -> None:
-    """Add the fields of a study with these arms, which only configs of studies have."""
-    config.sweep = schema.sweep()
-    arms = values.get("arms", {}) if isinstance(values, Mapping) else {}
-    for name in arms if isinstance(arms, Mapping) else ():
-        _check_name("sweep.arms", name)
-        with config.sweep.arms.unlocked():
-            config.sweep.arms[name] = schema.arm()
-
-
-def _check_name(section: str, name: Any) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", str(name)):
-        raise ValueError(f"{section}.{name}: a name is made of letters, digits, - and _")
-
-
-def _stage_template(name: str, stage: Any) -> ConfigDict:
-    _check_name("stages", name)
-    kind = stage.get("kind") if isinstance(stage, Mapping) else None
-    if kind == "select":
-        raise ValueError(f"stages.{name}.kind: 'select' is called 'best_checkpoint' now")
-    if not isinstance(kind, str) or kind not in STAGES:
-        raise ValueError(f"stages.{name}.kind must be one of {listed(STAGES)}, got {kind!r:.50}{suggest(kind, STAGES)}")
-    return STAGES[kind]()
+def _named(values: Any, section: str, prefix: str = "") -> list[tuple[str, Any]]:
+    """List the items of a section whose names are the user's own. Raises ValueError for a name that cannot be one."""
+    items = values.get(section, {}) if isinstance(values, Mapping) else {}
+    if not isinstance(items, Mapping):
+        raise ValueError(f"{prefix}{section} must be a section, got {items!r:.200}")
+    for name in items:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", str(name)):
+            raise ValueError(f"{prefix}{section}.{name}: a name is made of letters, digits, - and _")
+    return list(items.items())
 
 
 def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: ConfigDict) -> None:
@@ -142,8 +116,6 @@ def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
     if not isinstance(section, ConfigDict):
         raise ValueError(f"unknown field {path!r}{suggest(path, _paths(config))}")
     fields = dict(section.items(preserve_field_references=True))
-    if key not in fields and RENAMED.get(key) in fields:
-        raise ValueError(f"{path!r} is called {RENAMED[key]} now")
     if key not in fields:
         hint = suggest(path, _paths(config)) or f"; there are {listed(fields)}"
         raise ValueError(f"unknown field {path!r}{hint}")

@@ -19,16 +19,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from ml_collections import ConfigDict
 
-from g2d_jax.config_io import (
-    assign,
-    field_of,
-    from_dict,
-    kind_of,
-    listed,
-    suggest,
-    typed,
-    wrong_type,
-)
+from g2d_jax.config_io import assign, field_of, from_dict, kind_of, listed, suggest, typed, wrong_type
 
 Scalar: TypeAlias = bool | int | float | str
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from tempfile import TemporaryDirectory
 
@@ -53,9 +53,11 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
             _show_stages(runtime, order, place)
             counts = [[split, len(problems)] for split, problems in runtime.problems.items()]
             tracker.table("problems", ["split", "count"], counts)
-            for problem in _shown(runtime):
-                _show_problem(runtime, problem)
-            _try_rewards(runtime)
+            for task in runtime.tasks:
+                problems = [problem for problem in runtime.problems["train"] if problem.task == task]
+                for problem in problems[:SHOWN]:
+                    _show_problem(runtime, problem)
+                _try_reward(runtime, task, problems)
 
 
 def _show_settings(runtime: Runtime, config: ConfigDict, named: ConfigDict) -> None:
@@ -106,12 +108,6 @@ def _show_stages(runtime: Runtime, order: Plan, place: epath.Path) -> None:
     runtime.tracker.say(f"model: {total:,} parameters{parts}; devices: {runtime.mesh.size}")
 
 
-def _shown(runtime: Runtime) -> Iterator[Problem]:
-    """Yield the first training problems of each task."""
-    for task in runtime.tasks:
-        yield from [problem for problem in runtime.problems["train"] if problem.task == task][:SHOWN]
-
-
 def _show_problem(runtime: Runtime, problem: Problem) -> None:
     """Print the prompt as the model reads it, and the reference answer as it was parsed."""
     prompt = runtime.tokenizer.encode_prompt(problem)
@@ -125,17 +121,11 @@ def _show_problem(runtime: Runtime, problem: Problem) -> None:
     )
 
 
-def _try_rewards(runtime: Runtime) -> None:
-    """Score the reference answer, and the answer of another problem, in a box: a right and a wrong response."""
-    for task, section in runtime.tasks.items():
-        problems = [problem for problem in runtime.problems["train"] if problem.task == task]
-        if why := _NOT_TRIED.get(section.reward.function, "" if problems else "there is no problem"):
-            runtime.tracker.say(f"the reward of {task} is not tried: {why}")
-            continue
-        _try_reward(runtime, task, problems)
-
-
 def _try_reward(runtime: Runtime, task: str, problems: Sequence[Problem]) -> None:
+    """Score the reference answer, and the answer of another problem, in a box: a right and a wrong response."""
+    if why := _NOT_TRIED.get(runtime.tasks[task].reward.function, "" if problems else "there is no problem"):
+        runtime.tracker.say(f"the reward of {task} is not tried: {why}")
+        return
     answers = list(dict.fromkeys(problem.answer for problem in problems if problem.answer is not None))
     tried = [problem for problem in problems[:SHOWN] for _ in ("right", "wrong")]
     texts = []
@@ -143,15 +133,10 @@ def _try_reward(runtime: Runtime, task: str, problems: Sequence[Problem]) -> Non
         wrong = next((answer for answer in answers if answer != problem.answer), f"{problem.answer}1")
         texts += [f"\\boxed{{{problem.answer or ''}}}", f"\\boxed{{{wrong}}}"]
     scores = runtime.scorer.apart(tried, texts, [np.zeros(1, np.int32)] * len(texts))
+    kinds = ["right" if i % 2 == 0 else "wrong" for i in range(len(tried))]
     rows = [
-        [
-            problem.id,
-            "" if problem.answer is None else ("right", "wrong")[i % 2],
-            text,
-            score.reward,
-            score.verdict.value,
-        ]
-        for i, (problem, text, score) in enumerate(zip(tried, texts, scores, strict=True))
+        [problem.id, "" if problem.answer is None else kind, text, score.reward, score.verdict.value]
+        for problem, kind, text, score in zip(tried, kinds, texts, scores, strict=True)
     ]
     runtime.tracker.table(f"the reward of {task}, tried", ["problem", "", "response", "reward", "verdict"], rows)
     pairs = zip(tried[::2], scores[::2], scores[1::2], strict=True)

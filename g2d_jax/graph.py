@@ -140,7 +140,7 @@ def check_inputs(config: Config, order: Plan) -> None:
             if isinstance(stage, Online) and stage.stop == "adaptive":
                 _check_adaptive(name, stage, config)
             elif isinstance(stage, Collect):
-                _check_rollouts(stage, config.stages)
+                _check_rollouts(name, stage, config.stages)
             elif isinstance(stage, Offline):
                 _check_preferences(stage, config.stages)
             elif isinstance(stage, BestCheckpoint):
@@ -170,7 +170,7 @@ def _check_adaptive(name: str, stage: Online, config: Config) -> None:
         )
 
 
-def _check_rollouts(stage: Collect, stages: Stages) -> None:
+def _check_rollouts(name: str, stage: Collect, stages: Stages) -> None:
     """Raise ValueError if stage.rollouts leads nowhere, to those of another policy, or to some without entropies."""
     if stage.rollouts == "archive":
         source, _, step = stage.policy.partition("@")
@@ -196,8 +196,7 @@ def _check_rollouts(stage: Collect, stages: Stages) -> None:
         raise ValueError(
             f"rollouts is {stage.rollouts!r}: write sample, archive, a collect stage, or the path of a file that exists"
         )
-    other_name = rollout_source(stage, stages)
-    origin = stages[drawn_by(other_name, stages)] if other_name else stage
+    origin = stages[drawn_by(name, stages)]
     assert isinstance(origin, Collect)
     if stage.select in ("uncertain", "confident") and origin.rollouts not in ("sample", "archive"):
         raise ValueError(

@@ -170,10 +170,7 @@ JAX itself leaves a tenth."""
 def memory(mesh: Mesh) -> int | None:
     """Return the bytes that programs may use of each local device, None where the platform does not say."""
     stats = [device.memory_stats() for device in mesh.local_devices]
-    limit = min(
-        (info["bytes_limit"] for info in stats if info and "bytes_limit" in info),
-        default=None,
-    )
+    limit = min((info["bytes_limit"] for info in stats if info and "bytes_limit" in info), default=None)
     return int(USABLE * limit) if limit and mesh.devices.flat[0].platform == "tpu" else limit
 
 

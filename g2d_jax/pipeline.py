@@ -39,13 +39,12 @@ from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.staging import check_processes
 from g2d_jax.workdir import PROGRAMS, absolute, check_token, claim, packages
 
+Objectives = Mapping[str, Callable[[Compute], Objective]]
+"""Stage -> the function that makes its loss."""
+
 STAGES: Mapping[str, ModuleType] = {
-    "sft": sft,
-    "online": online,
-    "collect": collect,
-    "offline": offline,
-    "best_checkpoint": best_checkpoint,
-    "evaluate": evaluate,
+    **{"sft": sft, "online": online, "offline": offline},  # these train
+    **{"collect": collect, "best_checkpoint": best_checkpoint, "evaluate": evaluate},
 }
 """The module of each kind of stage: run(runtime, name, stage) returns its manifest's fields, and
 programs(runtime, name, stage, response) yields its programs (see stages/programs)."""
@@ -95,7 +94,7 @@ def run(
     workdir: storage.PathLike,
     *,
     reward: RewardFunction | None = None,
-    objectives: Mapping[str, Callable[[Compute], Objective]] | None = None,
+    objectives: Objectives | None = None,
     until: str | None = None,
 ) -> dict[str, Any]:
     """Run, or continue, every stage of a config in a work directory; return the manifests by stage.
@@ -107,7 +106,7 @@ def run(
     """
     settings = Config.of(config)
     order = check(settings, until)
-    with _opened(settings, order, absolute(workdir), until, reward, objectives or {}) as runtime:
+    with _opened(settings, order, absolute(workdir), until or "", reward, objectives or {}) as runtime:
         names = order.order[: order.order.index(until) + 1 if until else None]
         compile_ahead(runtime, names)
         manifests = {name: run_stage(runtime, name, order) for name in names}
@@ -118,12 +117,7 @@ def run(
 
 @contextlib.contextmanager
 def _opened(
-    config: Config,
-    order: Plan,
-    folder: epath.Path,
-    until: str | None,
-    reward: RewardFunction | None,
-    objectives: Mapping[str, Callable[[Compute], Objective]],
+    config: Config, order: Plan, folder: epath.Path, until: str, reward: RewardFunction | None, objectives: Objectives
 ) -> Iterator[Runtime]:
     """Take a work directory for a run and yield what its stages work with; all processes enter it together."""
     flags.take_memory()
@@ -137,13 +131,14 @@ def _opened(
         compilation.cached(config.compute.compilation_cache, folder / PROGRAMS),
     ):
         own_functions = _own(reward, objectives)
-        mine = {"config": to_dict(config), "until": until or "", "own": own_functions, "packages": packages()}
+        mine = {"config": to_dict(config), "until": until, "own": own_functions, "packages": packages()}
         processes.agreed("settings or packages", mine)
         token = processes.on_leader(lambda: claim(config, folder, own_functions, made_from_ends(config, order)))
         with processes.barrier():
             check_token(folder, token)
         shown = folder if processes.leader() else None
-        with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=_wandb(config)) as tracker:
+        wandb = {"project": config.logging.wandb, "name": config.name} if config.logging.wandb else None
+        with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=wandb) as tracker:
             runtime = Runtime(config, folder, tracker, order.folders(folder), reward, objectives)
             with contextlib.closing(runtime):
                 _ = runtime.sampling_mesh  # raises for an impossible mesh, before any work
@@ -202,15 +197,13 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
             f"stages.{name}: {error}. Mend it, and {processes.AGAIN}: nothing that was written is lost"
         ) from error
     runtime.writer.wait()
-    inputs = {
-        needed: (storage.finished(runtime.folders[needed]) or {}).get("fingerprint") for needed in order.inputs[name]
-    }
-    identity = [runtime.fingerprint(), stage.to_dict(), inputs]
+    read = {needed: storage.finished(runtime.folders[needed]) or {} for needed in order.inputs[name]}
+    inputs = {needed: manifest.get("fingerprint") for needed, manifest in read.items()}
     manifest = {
         "kind": stage.kind,
         "name": name,
         "inputs": inputs,
-        "fingerprint": storage.fingerprint(identity),
+        "fingerprint": storage.fingerprint([runtime.fingerprint(), stage.to_dict(), inputs]),
         "started": started,
         "programs": compiling.take_programs(),
         **fields,
@@ -223,20 +216,13 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
     return storage.finished(folder) or manifest
 
 
-def _own(
-    reward: RewardFunction | None, objectives: Mapping[str, Callable[[Compute], Objective]] | None
-) -> dict[str, str]:
+def _own(reward: RewardFunction | None, objectives: Objectives) -> dict[str, str]:
     """Return the names of a caller's own functions, which are part of the run's identity."""
-    functions = {**({"reward": reward} if reward else {}), **(objectives or {})}
+    functions = {**({"reward": reward} if reward else {}), **objectives}
     return {
         name: f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
         for name, function in functions.items()
     }
-
-
-def _wandb(config: Config) -> dict[str, Any] | None:
-    project = config.logging.wandb
-    return {"project": project, "name": config.name} if project else None
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """Settings as frozen records: names, defaults, types, choices and bounds in one place, checked where one is made.
 
-@dataclass(frozen=True, kw_only=True)
 class Sampling(Section):
     temperature: Annotated[float, Bounds(least=0)] = 1.0
 
@@ -10,11 +9,13 @@ editable(Sampling()) ─► ConfigDict, which config files and --config.FIELD=VA
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 import types
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
@@ -31,25 +32,23 @@ class Bounds:
     most: float | None = None
     below: float | None = None
 
+    @property
+    def _limits(self) -> dict[str, tuple[Any, float | None]]:
+        """What each bound is called, how a value is compared with it, and the bound."""
+        return {
+            "at least": (operator.ge, self.least),
+            "more than": (operator.gt, self.above),
+            "at most": (operator.le, self.most),
+            "less than": (operator.lt, self.below),
+        }
+
     def __str__(self) -> str:
         """Return the bounds for a message: "at least 1 and at most 90"."""
-        limits = (
-            ("at least", self.least),
-            ("more than", self.above),
-            ("at most", self.most),
-            ("less than", self.below),
-        )
-        return " and ".join(f"{words} {limit:g}" for words, limit in limits if limit is not None)
+        return " and ".join(f"{words} {limit:g}" for words, (_, limit) in self._limits.items() if limit is not None)
 
     def hold(self, value: float) -> bool:
         """Return whether a value keeps to the bounds; NaN keeps to none."""
-        limits = (
-            (self.least, operator.ge),
-            (self.above, operator.gt),
-            (self.most, operator.le),
-            (self.below, operator.lt),
-        )
-        return all(within(value, limit) for limit, within in limits if limit is not None)
+        return all(within(value, limit) for within, limit in self._limits.values() if limit is not None)
 
 
 NotNegative = Annotated[int, Bounds(least=0)]
@@ -65,87 +64,88 @@ class FieldError(ValueError):
         self.path, self.what = path, what
 
 
+class Hint(NamedTuple):
+    """What a field's annotation says of its values: their plain type, whether it may be None, choices and bounds."""
+
+    kind: type
+    optional: bool = False
+    choices: tuple[Any, ...] = ()
+    bounds: Bounds = Bounds()
+
+
+def _read(annotation: Any) -> Hint:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return _read(next(kind for kind in arguments if kind is not type(None)))._replace(optional=True)
+    if origin is Annotated:
+        return _read(arguments[0])._replace(bounds=arguments[1])
+    if origin is Literal:
+        return Hint(type(arguments[0]), choices=arguments)
+    return Hint(origin or annotation)
+
+
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section of the settings. Making one raises FieldError, or ValueError where several fields do not fit."""
+    """A section of the settings: classes made from it are frozen dataclasses, their fields given by name.
+
+    Making one raises FieldError, or ValueError where several fields do not fit.
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
-        for name, hint in hints(type(self)).items():
-            _check(name, getattr(self, name), hint)
+        for name, hint in self.hints().items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if hint.choices and value not in hint.choices:
+                raise FieldError(name, f"must be one of {', '.join(c or repr(c) for c in hint.choices)}, got {value!r:.200}")
+            if not hint.bounds.hold(value):
+                raise FieldError(name, f"must be {hint.bounds}, got {value}")
         self.check()
 
     def check(self) -> None:
         """Raise ValueError where fields do not go together; a section with such rules has its own."""
+
+    @classmethod
+    @functools.cache
+    def hints(cls) -> dict[str, Hint]:
+        """Return what the annotation of every field says, by name."""
+        return {name: _read(annotation) for name, annotation in typing.get_type_hints(cls, include_extras=True).items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values as a dictionary, sections within it as such too."""
         return dataclasses.asdict(self)
 
 
-def hints(section: type[Section]) -> dict[str, Any]:
-    """Return the annotation of every field, with its bounds."""
-    annotations = get_type_hints(section, include_extras=True)
-    return {field.name: annotations[field.name] for field in dataclasses.fields(section)}
-
-
-def _check(name: str, value: Any, hint: Any) -> None:
-    """Raise FieldError for a value outside its field's choices or bounds."""
-    if value is None:
-        return
-    if get_origin(hint) in (Union, types.UnionType):
-        hint = _present(hint)
-    if get_origin(hint) is Literal and value not in get_args(hint):
-        choices = ", ".join(repr(choice) if choice == "" else str(choice) for choice in get_args(hint))
-        raise FieldError(name, f"must be one of {choices}, got {value!r:.200}")
-    if get_origin(hint) is Annotated:
-        for bounds in hint.__metadata__:
-            if not bounds.hold(value):
-                raise FieldError(name, f"must be {bounds}, got {value}")
-
-
-def _present(hint: Any) -> Any:
-    """Return the type of an optional field when it is set: `int` of `int | None`."""
-    return next(kind for kind in get_args(hint) if kind is not type(None))
-
-
-def _kind(hint: Any) -> type:
-    """Return the plain type of a field's values: bool, int, float, str, tuple, dict or a section."""
-    if get_origin(hint) is Annotated:
-        return _kind(get_args(hint)[0])
-    if get_origin(hint) is Literal:
-        return type(get_args(hint)[0])
-    return get_origin(hint) or hint
-
-
 def editable(section: Section) -> ConfigDict:
     """Return a section as the ConfigDict that users change; a field that may be None keeps its type when it is set."""
     config = ConfigDict()
-    for name, hint in hints(type(section)).items():
+    for name, hint in section.hints().items():
         value = getattr(section, name)
-        if isinstance(value, Section):
-            config[name] = editable(value)
-        elif get_origin(hint) in (Union, types.UnionType):
-            config[name] = placeholder(_kind(_present(hint)))
-            config[name] = value
-        else:
-            config[name] = ConfigDict(value) if isinstance(value, Mapping) else value
+        if hint.optional:
+            config[name] = placeholder(hint.kind)
+        is_open = isinstance(value, Mapping)
+        config[name] = editable(value) if isinstance(value, Section) else ConfigDict(value) if is_open else value
     return config
 
 
-def record(section: type[S], values: ConfigDict, path: str = "") -> S:
+def record(section: type[S], values: ConfigDict, path: str = "", **fields: Any) -> S:
     """Return the checked record of a ConfigDict that `editable` made. path: the section's own, for messages.
 
-    Raises FieldError or ValueError naming the full path. Fields that the record lacks are left out.
+    fields: records that stand in place of some of the values. Values that the record has no field for are left out.
+    Raises FieldError or ValueError naming the full path.
     """
     prefix = f"{path}." if path else ""
-    fields: dict[str, Any] = {}
-    for name, hint in hints(section).items():
-        value, kind = values[name], _kind(hint)
-        if isinstance(kind, type) and issubclass(kind, Section):
-            value = record(kind, value, f"{prefix}{name}")
-        elif isinstance(value, ConfigDict):
-            value = value.to_dict()
-        fields[name] = value
+    for name, hint in section.hints().items():
+        if name in fields:
+            continue
+        value = values[name]
+        if issubclass(hint.kind, Section):
+            value = record(hint.kind, value, f"{prefix}{name}")
+        fields[name] = value.to_dict() if isinstance(value, ConfigDict) else value
     try:
         return section(**fields)
     except FieldError as error:

@@ -19,60 +19,42 @@ def hub_server(name: str, folders: Path | Mapping[str, Path], asked: list[str], 
     asked: gets the files that are downloaded. kind: "models" or "datasets".
     """
     folders = folders if isinstance(folders, Mapping) else {"main": folders}
-    revisions = {
-        revision: {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        for revision, folder in folders.items()
-    }
-    commits = {revision: sha1(revision.encode()).hexdigest() for revision in revisions}
-    named = {
-        **{commit: revision for revision, commit in commits.items()},
-        **{revision: revision for revision in commits},
-    }
-    api, home = f"/api/{kind}/{name}/", f"/{name}/" if kind == "models" else f"/{kind}/{name}/"
+    api, home = f"/api/{kind}/{name}", f"/{name}" if kind == "models" else f"/{kind}/{name}"
+    answers: dict[str, tuple[bytes | Path, str, str]] = {}  # path -> content, commit, the file that it downloads
+    for revision, folder in folders.items():
+        files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        commit = sha1(revision.encode()).hexdigest()
+        info = {"id": name, "sha": commit, "siblings": [{"rfilename": file} for file in files]}
+        sizes = {file: path.stat().st_size for file, path in files.items()}
+        tree = [{"type": "file", "path": file, "size": size, "oid": commit} for file, size in sizes.items()]
+        for called in (revision, commit):
+            answers[f"{api}/revision/{called}"] = json.dumps(info).encode(), commit, ""
+            answers[f"{api}/tree/{called}"] = json.dumps(tree).encode(), commit, ""
+            answers |= {f"{home}/resolve/{called}/{file}": (path, commit, file) for file, path in files.items()}
+        if revision == "main":
+            answers[api] = answers[f"{api}/revision/main"]
+    revisions = {commit for _, commit, _ in answers.values()} | folders.keys()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.answer()
-
         def do_GET(self) -> None:
-            self.answer()
-
-        def answer(self) -> None:
-            path = self.path.partition("?")[0]
-            path = f"{api}revision/main" if f"{path}/" == api else path
-            prefix = api if path.startswith(api) else home if path.startswith(home) else None
-            what, _, rest = path.removeprefix(prefix or "/").partition("/")
-            wanted, _, file = rest.partition("/")
-            revision = named.get(wanted)
-            if prefix is None or revision is None:
-                return self.send(b"", 404, error="RevisionNotFound" if prefix else "RepoNotFound")
-            files, self.commit = revisions[revision], commits[revision]
-            if what == "revision":
-                siblings = [{"rfilename": one} for one in files]
-                return self.send(json.dumps({"id": name, "sha": self.commit, "siblings": siblings}).encode())
-            if what == "tree" and not file:
-                sizes = {one: there.stat().st_size for one, there in files.items()}
-                entries = [
-                    {"type": "file", "path": one, "size": size, "oid": self.commit} for one, size in sizes.items()
-                ]
-                return self.send(json.dumps(entries).encode())
-            if what != "resolve" or file not in files:
-                return self.send(b"", 404, error="EntryNotFound")
-            if self.command == "GET":
+            path = self.path.partition("?")[0].rstrip("/")
+            content, commit, file = answers.get(path, (b"", "", ""))
+            data = content.read_bytes() if isinstance(content, Path) else content
+            if file and self.command == "GET":
                 asked.append(file)
-            return self.send(files[file].read_bytes())
-
-        commit = ""
-
-        def send(self, data: bytes, status: int = 200, *, error: str = "") -> None:
-            self.send_response(status)
-            headers = {"Content-Length": len(data), "ETag": f'"{sha256(data).hexdigest()}"'}
-            headers |= {"X-Error-Code": error} if error else {"X-Repo-Commit": self.commit}
-            for key, value in headers.items():
-                self.send_header(key, str(value))
+            missing = "EntryNotFound" if revisions & {*path.split("/")} else "RevisionNotFound"
+            self.send_response(200 if commit else 404)
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("ETag", f'"{sha256(data).hexdigest()}"')
+            if commit:
+                self.send_header("X-Repo-Commit", commit)
+            else:
+                self.send_header("X-Error-Code", missing if path.startswith((api, home)) else "RepoNotFound")
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(data)
+
+        do_HEAD = do_GET
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -35,32 +35,18 @@ MANIFESTS = {
 
 
 def test_a_record_by_measure() -> None:
+    tokens = {"generated": 2, "prefilled": 4, "scored": 6, "trained": 8, "tokens": 20}
+    times = {"seconds": 2, "device_seconds": 16, "verifier_cpu_seconds": 1}
     found = cost(record(2), price_per_device_hour=9.0)
-    assert found == {
-        "generated": 2,
-        "prefilled": 4,
-        "scored": 6,
-        "trained": 8,
-        "tokens": 20,
-        "flops": 200,
-        "seconds": 2,
-        "device_seconds": 16,
-        "verifier_cpu_seconds": 1,
-        "price": pytest.approx(0.04),
-    }
+    assert found == {**tokens, "flops": 200, **times, "price": pytest.approx(0.04)}
     assert tuple(found) == MEASURES and "price" not in cost(record(2))
 
 
 @pytest.mark.parametrize(
     ("policy", "seconds"),
     [
-        ("init", 0),
-        ("hf:some/model", 0),
-        ("run:elsewhere#dpo", 0),
-        ("sft", 0),  # left out unless asked for
-        ("warmup@10", 10),
-        ("warmup@50", 50),
-        ("warmup", 50),
+        *(("init", 0), ("hf:some/model", 0), ("run:elsewhere#dpo", 0), ("sft", 0)),
+        *(("warmup@10", 10), ("warmup@50", 50), ("warmup", 50)),
         ("dpo", 5 + 20 + 3),  # the trajectory once, up to the later of its steps; the lent rollouts once
     ],
 )
@@ -68,9 +54,11 @@ def test_everything_a_policy_is_made_from_counts_once(policy: str, seconds: floa
     assert cost_of(policy, STAGES, MANIFESTS)["seconds"] == seconds
 
 
-def test_a_later_branch_extends_the_trajectory() -> None:
+def test_a_later_branch_extends_the_trajectory_and_a_policy_may_be_another_offline_stage_s() -> None:
     stages = {**STAGES, "collect": {**STAGES["collect"], "policy": "warmup"}}
     assert cost_of("dpo", stages, MANIFESTS)["seconds"] == 5 + 50 + 3
+    stages = {**STAGES, "again": {"kind": "offline", "policy": "dpo", "preferences": "/some/pairs.parquet"}}
+    assert cost_of("again", stages, {**MANIFESTS, "again": record(7)})["seconds"] == 7 + 5 + 20 + 3
 
 
 @pytest.mark.parametrize(("steps", "seconds"), [((10, 20), 20), ((10,), 10), ((), 50)])
@@ -80,11 +68,6 @@ def test_a_choice_costs_all_that_was_looked_at(steps: tuple[int, ...], seconds: 
     manifests = {**MANIFESTS, "best": record(2), "more": record(1)}
     assert cost_of("best", stages, manifests)["seconds"] == seconds + 2
     assert cost_of("more", stages, manifests)["seconds"] == seconds + 2 + 1
-
-
-def test_the_policy_of_an_offline_stage_may_be_another_offline_stage() -> None:
-    stages = {**STAGES, "again": {"kind": "offline", "policy": "dpo", "preferences": "/some/pairs.parquet"}}
-    assert cost_of("again", stages, {**MANIFESTS, "again": record(7)})["seconds"] == 7 + 5 + 20 + 3
 
 
 def test_every_measure_adds_up_and_has_its_price() -> None:

@@ -1,7 +1,6 @@
 """Benchmarks run on a CPU, so that an hour on an accelerator is not lost to them."""
 
 import importlib.util
-import os
 import runpy
 import subprocess
 import sys
@@ -38,12 +37,6 @@ def test_variants_of_the_demo_can_run(variant, monkeypatch):
     problems, _ = load_problems(config.data.train.path, split="train", limit=100)
     assert config.stages.evaluate.split == "dev"
     assert max(len(problem.prompt) for problem in problems) <= config.data.max_prompt_length
-
-
-@pytest.fixture
-def one_device():
-    flags = os.environ["XLA_FLAGS"].split()
-    return {**os.environ, "XLA_FLAGS": " ".join(flag for flag in flags if "device_count" not in flag)}
 
 
 @pytest.mark.parametrize("table", ["sampling", pytest.param("dpo", marks=pytest.mark.slow)])

@@ -14,13 +14,7 @@ pytestmark = pytest.mark.quick
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [
-        ((1, -1, 1), (1, 8, 1)),
-        ((2, -1, 2), (2, 2, 2)),
-        ((-1, 1, 4), (2, 1, 4)),
-        ((8, 1, 1), (8, 1, 1)),
-        ((1, 8, -1), (1, 8, 1)),
-    ],
+    [((1, -1, 1), (1, 8, 1)), ((2, -1, 2), (2, 2, 2)), ((-1, 1, 4), (2, 1, 4)), ((8, 1, 1), (8, 1, 1))],
 )
 def test_sizes(sizes, expected):
     mesh = meshes.make_mesh(*sizes)

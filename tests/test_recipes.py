@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from etils import epath
 from ml_collections import ConfigDict
-from toys import LLAMA, PAPER, QWEN, SIZES, make_tokenizer, save_policy, save_rows, solved_problems
+from toys import LLAMA, PAPER, QWEN, SIZES, make_tokenizer, save_policy, save_rows, shrink, solved_problems
 
 from g2d_jax import commands, pipeline
 from g2d_jax.config import Config
@@ -96,9 +96,8 @@ def test_what_else_sets_the_rows_apart() -> None:
     found = [train(f"bridging-math:method=entropy{more}").entropy_coef for more in ("", ",entropy=1e-4")]
     assert found == [3e-4, 1e-4]
     plain = train("bridging-math:method=s1")
-    assert (plain.grpo_coef, plain.beta, plain.entropy_coef, plain.dpo.nll_coef, plain.dpo.loss_type) == (
-        0.0, 0.0, 0.0, 0.0, "sigmoid"
-    )  # fmt: skip
+    assert plain.grpo_coef == plain.beta == plain.entropy_coef == plain.dpo.nll_coef == 0.0
+    assert plain.dpo.loss_type == "sigmoid"
     assert plain.keep == (250, 500, 750, 1000, 1250, 1500)
 
 
@@ -106,16 +105,14 @@ def test_data_of_the_rows() -> None:
     maths, chat, both = map(resolve, ("bridging-math", "bridging-chat", "bridging-mixed"))
     read = [(maths.data[split].path, maths.data[split].split, maths.data[split].limit) for split in ("train", "dev")]
     assert read == [("numinamath", "train", None), ("numinamath", "dev", 1980)]
-    assert (maths.data.test.path, maths.reward.function, maths.tokenizer.prompt_template) == (
-        "math500", "verify", "paper"
-    )  # fmt: skip
+    assert (maths.data.test.path, maths.reward.function) == ("math500", "verify")
+    assert maths.tokenizer.prompt_template == "paper"
     assert (maths.stages.evaluate.num_generations, maths.tokenizer.system) == (50, None)
 
     read = [(chat.data[split].split, chat.data[split].limit) for split in ("train", "dev")]
     assert read == [("train", 1000), ("dev", 470)] and chat.data.train.path == "wildchat"
-    assert (chat.reward.function, Config.of(chat).reward.is_scalar, chat.reward.model.path) == (
-        "model", True, "Nexusflow/Athene-RM-8B"
-    )  # fmt: skip
+    assert (chat.reward.function, chat.reward.model.path) == ("model", "Nexusflow/Athene-RM-8B")
+    assert Config.of(chat).reward.is_scalar
     assert resolve("bridging-chat:dev=held-out.jsonl").data.dev.path == "held-out.jsonl"
 
     assert (both.data.train.path, both.data.train.limit, both.data.weight) == ("numinamath", 100_000, 2.0)
@@ -134,15 +131,15 @@ def test_data_of_the_rows() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("bridging-math:method=s10,sync=5", "choice 'sync' is for method=group_dpo"),
-        ("bridging-math:method=s7", "choice 'method' cannot be 's7'"),
-        ("bridging-mixed:row=chat-to-math", "row=chat-to-math goes on from an earlier run: give start="),
-        ("bridging-mixed:start=run:x#best", "row=both begins anew: leave start out"),
+        ("math:method=s10,sync=5", "choice 'sync' is for method=group_dpo"),
+        ("math:method=s7", "choice 'method' cannot be 's7'"),
+        ("mixed:row=chat-to-math", "row=chat-to-math goes on from an earlier run: give start="),
+        ("mixed:start=run:x#best", "row=both begins anew: leave start out"),
     ],
 )
 def test_choices_that_make_no_row(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        resolve(spec)
+        resolve(f"bridging-{spec}")
 
 
 # Toys
@@ -170,8 +167,8 @@ def save_athene(folder: Path) -> None:
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of small models, and of data in the forms of NuminaMath-CoT, MATH-500 and WildChat-1M."""
     folder = tmp_path_factory.mktemp("toys")
-    save_policy(folder / "llama", "Llama", LLAMA)
-    save_policy(folder / "qwen", "Qwen2", QWEN)
+    save_policy(folder / "llama", "Llama", make_tokenizer(LLAMA))
+    save_policy(folder / "qwen", "Qwen2", make_tokenizer(QWEN))
     save_athene(folder / "athene")
     solved = solved_problems(80)
     left_out = [{**solved[0], "problem": "Prove it."}, {**solved[1], "problem": "What?", "source": "orca_math"}]
@@ -216,21 +213,12 @@ def shrunk(spec: str, toys: Path, family: str = "llama") -> ConfigDict:
     )
     if config.data.test.path == "math500":
         config.data.test.path = f"math500:{toys}/math500.jsonl"
-    for section in (config.data, *config.tasks.values()):
-        section.train.limit, section.dev.limit, section.test.limit = 24, 4, 5
-    for rewards in (config.reward, *(task.reward for task in config.tasks.values())):
-        rewards.workers, rewards.model.max_length, rewards.model.batch_tokens = 1, 256, 192
-    config.data.max_prompt_length = 96
-    config.compute.update(row_length=384, microbatch_tokens=384, max_num_seqs=4, chunk=4, prefill_rows=2, remat="none")
-    config.dtype = "float32"
-    config.logging.tensorboard = False
-    if "train" in config.stages:
-        train = config.stages.train
-        train.prompts_per_step, train.num_generations, train.probe.prompts = 3, 4, 2
-        train.sync_every = min(train.sync_every, 2)  # so that it does within the three steps
+    shrink(config)
+    train = config.stages.train
+    train.prompts_per_step, train.num_generations, train.probe.prompts = 3, 4, 2
+    train.sync_every = min(train.sync_every, 2)  # so that it does within the three steps
     for stage in config.stages.values():
         stage.sampling.max_new_tokens = 8
-    config.stages.evaluate.num_generations = 2
     return config
 
 

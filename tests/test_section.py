@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
 import pytest
@@ -13,7 +14,6 @@ from g2d_jax.config import STAGES, Config
 from g2d_jax.section import Bounds, FieldError, Section, editable, record
 
 
-@dataclass(frozen=True, kw_only=True)
 class Inner(Section):
     rate: Annotated[float, Bounds(above=0, below=1)] = 0.5
     limit: Annotated[int, Bounds(least=1)] | None = None
@@ -23,12 +23,11 @@ class Inner(Section):
             raise ValueError("limit 13 does not go with anything")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Outer(Section):
     kind: Literal["a", "b"] = "a"
     names: tuple[str, ...] = ()
     words: Mapping[str, str] = field(default_factory=dict)
-    inner: Inner = field(default_factory=Inner)
+    inner: Inner = Inner()
 
 
 def test_a_record_becomes_editable_and_a_record_again():
@@ -67,9 +66,11 @@ def test_what_is_wrong_is_told_with_its_whole_path(field: str, value: object, me
     assert str(error.value) == message
 
 
-def test_a_record_made_in_python_is_checked_too():
+def test_a_record_made_in_python_is_checked_too_and_cannot_be_changed():
     with pytest.raises(FieldError, match=r"^rate must be more than 0"):
         Inner(rate=-1.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Inner().rate = 0.1
 
 
 @pytest.mark.parametrize("kind", STAGES)

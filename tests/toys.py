@@ -8,7 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from ml_collections import ConfigDict
+
+from g2d_jax.models import decoder
+from g2d_jax.records import MEMBERS
 
 LLAMA = (  # Llama 3.1's: the system block is there unasked
     "{{ bos_token }}<|start|>system<|end|>\n\nToday Date: 26 Jul 2024\n\n"
@@ -62,12 +68,22 @@ def make_tokenizer(template: str, cls_id: int | None = None) -> Any:
     return tokenizer
 
 
-def save_policy(folder: Path, family: str, template: str, **sizes: int) -> None:
+def make_qwen2_tokenizer() -> Any:
+    """One of Qwen2's own class."""
+    from transformers import Qwen2Tokenizer
+
+    options = {"new_special_tokens": SPECIAL, "show_progress": False}
+    tokenizer = Qwen2Tokenizer().train_new_from_iterator([PAPER] * 5, 400, **options)
+    tokenizer.add_tokens(ANSWERS)
+    tokenizer.chat_template, tokenizer.eos_token, tokenizer.pad_token = QWEN, "<|eot|>", "<|pad|>"
+    return tokenizer
+
+
+def save_policy(folder: Path, family: str, tokenizer: Any, **sizes: int) -> None:
     """A model whose likeliest tokens are the answers and the end of turn: coordinate 0 is the same everywhere."""
     torch = pytest.importorskip("torch")
     import transformers
 
-    tokenizer = make_tokenizer(template)
     eos = tokenizer.convert_tokens_to_ids("<|eot|>")
     torch.manual_seed(0)
     shape = getattr(transformers, f"{family}Config")(**{**SIZES, **sizes}, vocab_size=len(tokenizer), eos_token_id=eos)
@@ -78,6 +94,28 @@ def save_policy(folder: Path, family: str, template: str, **sizes: int) -> None:
         model.lm_head.weight[[eos, *tokenizer.convert_tokens_to_ids(ANSWERS)], 0] = 1.0
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def their_logits_and_ours(model: Any, params: Any, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The logits of some tokens, of a model of transformers and of the library's parameters."""
+    torch = pytest.importorskip("torch")
+    tokens = jnp.asarray([ids])
+    hidden, _ = decoder.forward(params, tokens, jnp.arange(len(ids))[None], jnp.full_like(tokens, MEMBERS))
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].numpy(), np.asarray(hidden @ decoder.head_matrix(params))[0]
+
+
+def shrink(config: ConfigDict) -> None:
+    """Set what a run of the toys on a few problems needs, in float32; its stages are left as they are."""
+    config.dtype = "float32"
+    config.logging.tensorboard = False
+    config.data.max_prompt_length = 96
+    config.compute.update(row_length=384, microbatch_tokens=384, max_num_seqs=4, chunk=4, prefill_rows=2, remat="none")
+    for section in (config.data, *config.tasks.values()):
+        section.train.limit, section.dev.limit, section.test.limit = 24, 4, 5
+    for rewards in (config.reward, *(task.reward for task in config.tasks.values())):
+        rewards.workers, rewards.model.max_length, rewards.model.batch_tokens = 1, 256, 192
+    config.stages.evaluate.num_generations = 2
 
 
 def save_rows(file: Path, rows: list[dict[str, Any]]) -> None:

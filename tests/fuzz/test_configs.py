@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax import config_io, config_load, pipeline, workdir
-from g2d_jax.config import Config
+from g2d_jax.config import STAGES, Config
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory")]
 
-KINDS = sorted(config_io.STAGES)
+KINDS = sorted(STAGES)
 WHOLE = config_io.from_dict(
     {
         "stages": {kind: {"kind": kind} for kind in KINDS},
