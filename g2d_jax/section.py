@@ -101,7 +101,8 @@ class Section:
             if value is None:
                 continue
             if hint.choices and value not in hint.choices:
-                raise FieldError(name, f"must be one of {', '.join(c or repr(c) for c in hint.choices)}, got {value!r:.200}")
+                choices = ", ".join(choice or repr(choice) for choice in hint.choices)
+                raise FieldError(name, f"must be one of {choices}, got {value!r:.200}")
             if not hint.bounds.hold(value):
                 raise FieldError(name, f"must be {hint.bounds}, got {value}")
         self.check()
