@@ -74,7 +74,7 @@ def interval(value: Interval | None, sign: str = "") -> str:
     return f"{mean} [{low}, {high}]"
 
 
-def measured(value: float, error: float, sign: str = "") -> str:
+def measured(value: float, error: float, *, sign: str = "") -> str:
     """Format a reward with its error, "1.234 ± 0.021"; sign: "+" for a difference."""
     if math.isnan(value):
         return UNKNOWN

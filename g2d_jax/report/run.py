@@ -168,7 +168,7 @@ def headline(evaluation: Manifest | None) -> str:
         size = f"{fmt.change(difference, error)} points"
         if kind:
             reached = fmt.measured(number(after, *kind, "reward"), math.nan)
-            size = fmt.measured(difference, error, "+")
+            size = fmt.measured(difference, error, sign="+")
         parts.append(_step(before, after, reached, difference, error, size))
     # Not capitalised where it begins with a path.
     sentence = "; ".join(parts) + "."
@@ -259,7 +259,7 @@ def logged_metrics(run: Run) -> Logged:
             if stage not in evaluations and not {kind.partition("/")[0], name.partition("/")[0]} & {*ELSEWHERE}:
                 points.setdefault(stage, {}).setdefault((kind, name), []).append((record["step"], value))
     return {
-        stage: {key: sorted(some) for key, some in metrics.items() if len(some) > 1}
+        stage: {key: sorted(values) for key, values in metrics.items() if len(values) > 1}
         for stage, metrics in points.items()
     }
 

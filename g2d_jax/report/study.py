@@ -260,11 +260,11 @@ def headline(study: Study) -> str:
     questions = [("K", group.rows) for group in study.swept if not group.stops]
     questions = questions or [(f"The setting of {arm}", rows) for arm, rows in by_arm.items() if len(rows) > 1]
     questions = questions or [("The best policy", [row for group in study.groups for row in group.rows])]
-    said = [
+    answers = [
         _not_chosen(study, what, rows) if (row := contrasts.chosen(rows)) is None else _chosen(study, row, rows)
         for what, rows in questions
     ]
-    return f"On {fmt.count(len(study.groups[0].rows[0].ids))} test problems: {' '.join(said)}"
+    return f"On {fmt.count(len(study.groups[0].rows[0].ids))} test problems: {' '.join(answers)}"
 
 
 def _chosen(study: Study, row: Row, rows: Sequence[Row]) -> str:
@@ -330,9 +330,9 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
         return None
     joined = {group.name for group in (*study.offline, *study.baselines) if len(group.rows) > 1}
     note = "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points are K."
-    name += " tokens" * (measure in ("generated", "trained"))
+    name += {"generated": " tokens", "trained": " tokens", "verifier_cpu_seconds": " time"}.get(measure, "")
     title = f"Test accuracy, %, against {name}"
-    return figures.points(measure, title, series, x_title=name, written=written, root=True, joined=joined, note=note)
+    return figures.points(measure, title, series, x_title=name, written=written, joined=joined, note=note)
 
 
 def taught(study: Study) -> Table:

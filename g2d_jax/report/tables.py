@@ -145,11 +145,8 @@ def gains(evaluation: Manifest, *kind: str) -> dict[str, tuple[float, float]]:
 
 def tasks(evaluation: Manifest | None) -> dict[str, bool]:
     """Return the tasks of an evaluation, and whether their rewards are scalar; {} if it has accuracy alone."""
-    return {
-        name: one.get("accuracy") is None
-        for entry in policies(evaluation)[:1]
-        for name, one in entry.get("tasks", {}).items()
-    }
+    first = next(iter(policies(evaluation)), {})
+    return {name: result.get("accuracy") is None for name, result in first.get("tasks", {}).items()}
 
 
 def has_accuracy(evaluation: Manifest) -> bool:
@@ -194,7 +191,7 @@ def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
         name = "" if len(tasks(evaluation)) == 1 else f"{task} "
         cells[f"{name}reward"] = reward(policy, task)
         gain = gains(evaluation, "tasks", task).get(policy["name"], NOT_MEASURED)
-        cells[f"{name}change"] = fmt.measured(*gain, "+")
+        cells[f"{name}change"] = fmt.measured(*gain, sign="+")
     return cells
 
 
@@ -217,7 +214,7 @@ def _makers(ordered: Sequence[Manifest], stage_manifests: Iterable[Manifest]) ->
     def claim(name: str) -> list[Manifest]:
         if (stage := waiting.pop(name, None)) is None:
             return []
-        return [*(one for needed in stage.get("inputs", {}) for one in claim(needed)), stage]
+        return [*(maker for needed in stage.get("inputs", {}) for maker in claim(needed)), stage]
 
     stages = [str(policy["name"]).partition("@")[0] for policy in ordered]  # "warmup@20" is of the stage warmup
     return [[] if name in stages[i + 1 :] else claim(name) for i, name in enumerate(stages)]
@@ -229,17 +226,19 @@ def tasks_table(evaluation: Manifest) -> Table:
         {
             "policy": policy_name(policy),
             "task": task,
-            "accuracy %": fmt.percent(number(one, "accuracy")),
+            "accuracy %": fmt.percent(number(result, "accuracy")),
             "reward": reward(policy, task),
-            "runs' std": fmt.value(number(one, "std_runs")),
-            "reward / token": fmt.measured(number(one, "length_normalised"), number(one, "length_normalised_sem")),
-            "greedy": fmt.value(number(one, "greedy")),
-            "length": fmt.value(number(one, "mean_length")),
-            "problems": fmt.count(number(one, "problems")),
-            "unscorable %": fmt.percent(number(one, "unscorable")),
+            "runs' std": fmt.value(number(result, "std_runs")),
+            "reward / token": fmt.measured(
+                number(result, "length_normalised"), number(result, "length_normalised_sem")
+            ),
+            "greedy": fmt.value(number(result, "greedy")),
+            "length": fmt.value(number(result, "mean_length")),
+            "problems": fmt.count(number(result, "problems")),
+            "unscorable %": fmt.percent(number(result, "unscorable")),
         }
         for policy in policies(evaluation)
-        for task, one in policy.get("tasks", {}).items()
+        for task, result in policy.get("tasks", {}).items()
     ]
     return table("Each task (± standard error clustered by problem; lengths in tokens)", rows)
 
@@ -252,7 +251,7 @@ def verdicts_table(evaluation: Manifest) -> Table:
         counts = {verdict.value: number(policy, "verdicts", verdict.value) for verdict in Verdict}
         total = max(sum(count for count in counts.values() if count > 0), 1)
         others = [name for name in counts if name not in (Verdict.CORRECT.value, Verdict.SCORED.value)]
-        occur = [name for name in others if any(number(one, "verdicts", name) > 0 for one in ordered)]
+        occur = [name for name in others if any(number(policy, "verdicts", name) > 0 for policy in ordered)]
         shares = {words(name): fmt.percent(counts[name] / total) for name in occur}
         rows.append({"policy": policy_name(policy), **shares})
     return table("Answers that are not right, by verdict, %", rows if any(len(row) > 1 for row in rows) else [])

@@ -13,6 +13,9 @@ An evaluation is one node a policy, shared by all points that evaluate this poli
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -20,11 +23,11 @@ from types import MappingProxyType
 from etils import epath
 
 from g2d_jax import pipeline
-from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online
+from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online, Sft
 from g2d_jax.config_io import begins_more, identity, to_dict
-from g2d_jax.graph import followers, kept_steps, plan
+from g2d_jax.graph import followers, kept_steps, plan, policies_read
 from g2d_jax.runtime import storage
-from g2d_jax.sweep.contents import contents
+from g2d_jax.stages.policies import stage_of_run
 from g2d_jax.sweep.points import Point
 
 ENDING = ("steps", "keep", "stop", "budget", "adaptive")
@@ -49,10 +52,6 @@ class Node:
     stages: Mapping[str, str]
     evaluated: Mapping[str, str]
     inputs: Sequence[str]
-
-    def folder(self, root: epath.Path) -> epath.Path:
-        """Return the folder of the node's files."""
-        return node_folder(root, self.id)
 
 
 @dataclass(frozen=True)
@@ -177,3 +176,38 @@ def _restricted(config: Config, name: str) -> Config:
             needed.add(stage)
             waiting += [*inputs[stage], *_weighed(config, stage)]
     return replace(config, stages={stage: own for stage, own in config.stages.items() if stage in needed})
+
+
+def contents(config: Config, name: str) -> dict[str, str]:
+    """Map path or policy to digest, for the local files and the other runs' stages that a stage of the config reads."""
+    stage = config.stages[name]
+    named = [source.path for source in (config.data.train, config.data.dev, config.data.test)]
+    named += [stage.data.path] if isinstance(stage, Sft) else []
+    inside = {"sample", "archive", *config.stages}
+    read = [getattr(stage, field, "sample") for field in ("rollouts", "preferences")]
+    named += [path for path in read if path not in inside]
+    digests = {path: digest for path in named if (digest := _file(path))}
+    policies = [policy for policy in policies_read(stage) if policy.startswith("run:")]
+    return digests | {policy: _run(policy) for policy in policies}
+
+
+def _file(path: str) -> str:
+    """Return the digest of a local file, or of a folder's files; "" if there is none. "math500:FILE" is the file."""
+    for candidate in (path, path.partition(":")[2]):
+        if candidate and storage.is_local(candidate) and epath.Path(candidate).expanduser().exists():
+            place = epath.Path(candidate).expanduser()
+            files = sorted(child for child in place.iterdir() if child.is_file()) if place.is_dir() else [place]
+            return "-".join(_digest(os.fspath(file), file.stat().mtime, file.stat().length) for file in files)
+    return ""
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(path: str, changed: float, size: int) -> str:
+    """Return the digest of a file's bytes; they are read again only when its time or size has changed."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+
+
+def _run(policy: str) -> str:
+    """Return the fingerprint of the stage that made a policy of another run, "" as long as it is not finished."""
+    return str((storage.finished(stage_of_run(policy)) or {}).get("fingerprint", ""))

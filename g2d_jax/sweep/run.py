@@ -83,7 +83,7 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
             left = [name for name in plan(settings).order if storage.finished(node_folder(root, ids[name])) is None]
             rows.append([point.label, ", ".join(left) or "done"])
         tracker.table(f"{len(rows)} points", ["point", "left to do"], rows)
-        done = sum(_state(node, node.folder(root)) == DONE for node in graph.nodes.values())
+        done = sum(_state(node, node_folder(root, node.id)) == DONE for node in graph.nodes.values())
         tracker.say(f"{len(graph.nodes)} stages after sharing, {done} of them done")
 
 
@@ -165,7 +165,7 @@ class _Worker:
 
     def _take(self, node: Node) -> bool:
         """Run a node, or see that it is finished; False if another process has it."""
-        folder = node.folder(self.root)
+        folder = node_folder(self.root, node.id)
         if (state := _state(node, folder)) == OPEN:
             with try_lock(folder) as got:
                 if not got:
