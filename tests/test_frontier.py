@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from g2d_jax.study.frontier import (
-    bootstrap,
-    interpolate,
-    seed_spread,
-)
+from g2d_jax.study.frontier import bootstrap, interpolate, seed_spread
 from g2d_jax.study.stats import accuracy
 
 NAN = float("nan")
@@ -66,15 +62,10 @@ def test_the_interval_is_that_of_all_draws(table, level):
         assert (every <= value + 1e-9).mean() >= share - 0.01
 
 
-def test_one_run_has_the_interval_of_its_problems():
-    values = np.random.default_rng(0).random((1, 400))
-    got = bootstrap(values)
-    assert got.high - got.low == pytest.approx(2 * 1.96 * accuracy(values.T).sem_clustered, rel=0.06)
-
-
-def test_copies_of_a_run_are_no_more_certain_about_the_problems():
+def test_one_run_has_the_interval_of_its_problems_and_copies_of_it_no_more_certainty():
     values = np.random.default_rng(0).random((1, 400))
     one, fifty = bootstrap(values), bootstrap(np.repeat(values, 50, axis=0))
+    assert one.high - one.low == pytest.approx(2 * 1.96 * accuracy(values.T).sem_clustered, rel=0.06)
     assert fifty.high - fifty.low == pytest.approx(one.high - one.low, rel=0.06)  # not a seventh: problems are shared
     assert (fifty.seeds, fifty.problems) == (50, 400)
 
@@ -88,21 +79,19 @@ def test_runs_that_differ_widen_the_interval():
     assert (got.high - got.low) / 2 == pytest.approx(math.hypot(problems, 1.96 * spread / 10**0.5 * 0.9**0.5), rel=0.08)
 
 
-def test_two_runs_that_differ_give_no_more_than_themselves():
+def test_two_runs_that_differ_give_no_more_than_themselves_and_a_seed_the_same_each_time():
     got = bootstrap([[0.2] * 8, [0.6] * 8])
     assert (got.mean, got.low, got.high) == pytest.approx((0.4, 0.2, 0.6))
-
-
-def test_the_same_seed_gives_the_same_interval():
     values = np.random.default_rng(2).random((5, 64))
-    assert bootstrap(values, seed=3) == bootstrap(values, seed=3)
-    assert bootstrap(values, seed=3) != bootstrap(values, seed=4)
+    assert bootstrap(values, seed=3) == bootstrap(values, seed=3) != bootstrap(values, seed=4)
 
 
 @examples(30)
 @given(tables)
-def test_intervals_stay_among_the_values(values):
+def test_intervals_stay_among_the_values_and_what_is_not_scored_changes_nothing(values):
     got = bootstrap(values, samples=60)
+    more = bootstrap(np.pad(values, ((1, 0), (0, 2)), constant_values=NAN), samples=60)
+    assert repr(more) == repr(got)  # as text, where NaN equals NaN
     if got.seeds:
         least, greatest = np.nanmin(values) - 1e-12, np.nanmax(values) + 1e-12
         assert least <= got.mean <= greatest
@@ -111,16 +100,6 @@ def test_intervals_stay_among_the_values(values):
         for name in ("mean", "low", "high"):
             assert getattr(shifted, name) == pytest.approx(getattr(got, name) + 2, nan_ok=True)
             assert getattr(scaled, name) == pytest.approx(getattr(got, name) * 4, nan_ok=True)
-
-
-@examples(30)
-@given(tables)
-def test_unscored_runs_and_problems_change_nothing(values):
-    got, expected = (
-        bootstrap(np.pad(values, ((1, 0), (0, 2)), constant_values=NAN), samples=60),
-        bootstrap(values, samples=60),
-    )
-    assert repr(got) == repr(expected)  # as text, where NaN equals NaN
 
 
 def test_seed_spread_by_hand():
@@ -133,29 +112,11 @@ COSTS = np.array([1e18, 3e18, 7e18])
 VALUES = np.array([[0.0, 0.5, NAN], [0.4, 0.5, 1.0], [0.4, 0.1, 0.0]])
 
 
-def test_lines_between_points():
+def test_lines_between_points_and_nothing_beyond():
     np.testing.assert_allclose(interpolate(COSTS, VALUES, 1.5e18), [0.1, 0.5, NAN])
     np.testing.assert_allclose(interpolate(COSTS, VALUES, 6e18), [0.4, 0.2, 0.25])
-
-
-def test_a_point_is_itself_and_nothing_is_extrapolated():
     for cost, values in zip(COSTS, VALUES, strict=True):
         np.testing.assert_array_equal(interpolate(COSTS, VALUES, cost), values)
     assert interpolate(COSTS, VALUES, np.nextafter(1e18, 0)) is None
     assert interpolate(COSTS, VALUES, np.nextafter(7e18, 1e19)) is None
     np.testing.assert_array_equal(interpolate(np.array([2.0]), np.array([[0.5, 1.0]]), 2.0), [0.5, 1.0])
-
-
-@given(
-    st.lists(st.integers(0, 10**6), min_size=2, max_size=6, unique=True),
-    st.floats(0, 1),
-    st.floats(-2, 2),
-    st.floats(-1, 1),
-)
-def test_a_straight_line_is_followed(costs, share, slope, level):
-    costs = np.sort(np.array(costs, dtype=float))
-    cost = float(np.clip(costs[0] + share * (costs[-1] - costs[0]), costs[0], costs[-1]))
-    line = np.stack([level + slope * costs / 1e6, -costs / 1e6], axis=1)
-    np.testing.assert_allclose(
-        interpolate(costs, line, cost), [level + slope * cost / 1e6, -cost / 1e6], rtol=1e-9, atol=1e-12
-    )

@@ -74,28 +74,13 @@ def test_prompts_by_hand():
 
 def test_summary_by_hand():
     got = summary(example())
-    # Confidences e^-1 (right), e^-2, e^-4 and 1 (wrong) fall in four bins.
-    calibration = (abs(1 - math.exp(-1)) + math.exp(-2) + math.exp(-4) + 1) / 4
-    assert got == pytest.approx(
-        {
-            "prompts": 2,
-            "responses": 6,
-            "scored": 4,
-            "pass_rate": 1 / 4,
-            "reward_variance": 3 / 16,
-            "frac_mixed": 1 / 2,
-            "entropy": (12 + 12) / 13,
-            "distinct_answers": 5 / 2,
-            "mean_length": 13 / 6,
-            "mean_length_correct": 2,
-            "mean_length_incorrect": 7 / 3,
-            "frac_truncated": 1 / 6,
-            "confidence": ((math.exp(-1) + math.exp(-2) + math.exp(-4) + 1) / 4 + math.exp(-1)) / 2,
-            "logprob_gap": 10 / 3,
-            "ece": calibration,
-            "auroc": 2 / 3,
-        }
-    )
+    confidences = [math.exp(-1), math.exp(-2), math.exp(-4), 1]  # the first of a right answer; four bins
+    expected = {"prompts": 2, "responses": 6, "scored": 4, "pass_rate": 1 / 4, "reward_variance": 3 / 16}
+    expected |= {"frac_mixed": 1 / 2, "entropy": (12 + 12) / 13, "distinct_answers": 5 / 2, "mean_length": 13 / 6}
+    expected |= {"mean_length_correct": 2, "mean_length_incorrect": 7 / 3, "frac_truncated": 1 / 6}
+    expected |= {"confidence": (sum(confidences) / 4 + math.exp(-1)) / 2, "logprob_gap": 10 / 3}
+    expected |= {"ece": (1 - confidences[0] + sum(confidences[1:])) / 4, "auroc": 2 / 3}
+    assert got == pytest.approx(expected)
 
 
 def test_a_scalar_reward_is_neither_right_nor_wrong():
@@ -129,46 +114,31 @@ def test_rewards_that_are_not_numbers_and_responses_without_tokens():
     assert total["ece"] == pytest.approx(1 - math.exp(-1)) and math.isnan(total["auroc"])
 
 
-def test_partial_rewards_vary_without_a_mixed_verdict():
-    group = [response(Verdict.INCORRECT, [-1.0], [1.0], reward=reward) for reward in (0.1, 0.3)]
-    got = prompts([group])
-    assert got["reward_variance"][0] == pytest.approx(0.01) and not got["mixed"][0]
+def test_rewards_and_log_probs_at_their_edges():
+    partial = prompts([[response(Verdict.INCORRECT, [-1.0], [1.0], reward=reward) for reward in (0.1, 0.3)]])
+    assert partial["reward_variance"][0] == pytest.approx(0.01) and not partial["mixed"][0]
+    certain = [response(Verdict.CORRECT, [1e-7], [0.0]), response(Verdict.INCORRECT, [-1e-7], [0.0])]  # by rounding
+    assert prompts([certain])["confidence"][0] == pytest.approx(1)
+    assert summary([certain])["ece"] == pytest.approx(0.5)
+    late = prompts([[response(Verdict.CORRECT, [-1.0], [1.0]), response(Verdict.TIMEOUT, [-9.0], [1.0])]])
+    assert (late["pass_rate"][0], late["reward_mean"][0]) == (0.5, 0.5)  # a timeout is wrong,
+    assert not late["mixed"][0]  # and on neither side of a pair
 
 
-def test_log_probs_that_round_to_above_0_are_certain():
-    group = [response(Verdict.CORRECT, [1e-7], [0.0]), response(Verdict.INCORRECT, [-1e-7], [0.0])]
-    assert prompts([group])["confidence"][0] == pytest.approx(1)
-    assert summary([group])["ece"] == pytest.approx(0.5)
-
-
-verdicts = st.lists(st.sampled_from(Verdict), min_size=1, max_size=8)
-
-
-@given(verdicts, st.randoms(use_true_random=False))
-def test_binary_variance_and_order(found, random):
-    group = [response(verdict, [-i - 0.5], [0.5 * i], answer=str(i % 3)) for i, verdict in enumerate(found)]
+@given(st.lists(st.sampled_from(Verdict), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_binary_variance_order_and_what_is_not_scored(verdicts, random):
+    group = [response(verdict, [-i - 0.5], [0.5 * i], answer=str(i % 3)) for i, verdict in enumerate(verdicts)]
     got = prompts([group])
     rate = got["pass_rate"][0]
     assert got["reward_variance"][0] == pytest.approx(rate * (1 - rate), nan_ok=True)
-    assert bool(got["mixed"][0]) == (Verdict.CORRECT in found and bool({"incorrect", "no_answer"} & set(found)))
+    assert bool(got["mixed"][0]) == (Verdict.CORRECT in verdicts and bool({"incorrect", "no_answer"} & set(verdicts)))
     assert math.isnan(got["logprob_gap"][0]) == (not got["reward_variance"][0] > 0)
     random.shuffle(group)
     for name, values in prompts([group]).items():
         assert values[0] == got[name][0] or values[0] == pytest.approx(got[name][0], nan_ok=True), name
-
-
-@given(verdicts)
-def test_unscored_responses_leave_rewards_alone(found):
-    group = [response(verdict, [-1.0], [1.0]) for verdict in found]
-    got, more = prompts([group]), prompts([[*group, response(Verdict.UNSCORABLE, [-9.0], [1.0])]])
+    more = prompts([[*group, response(Verdict.UNSCORABLE, [-9.0], [1.0])]])
     for name in ("scored", "pass_rate", "reward_mean", "reward_variance", "mixed", "logprob_gap"):
         assert more[name][0] == pytest.approx(got[name][0], nan_ok=True)
-
-
-def test_a_timeout_is_wrong_and_on_neither_side_of_a_pair():
-    right, late = response(Verdict.CORRECT, [-1.0], [1.0]), response(Verdict.TIMEOUT, [-9.0], [1.0])
-    got = prompts([[right, late]])
-    assert (got["pass_rate"][0], got["reward_mean"][0], bool(got["mixed"][0])) == (0.5, 0.5, False)
 
 
 def test_groups_of_several_prompts_or_policies_are_refused():
@@ -185,17 +155,6 @@ def test_expected_calibration_error_by_hand():
     assert expected_calibration_error([0.75] * 4, [1, 1, 1, 0]) == 0
     assert expected_calibration_error([1.0, 1.0], [False, False]) == 1
     assert math.isnan(expected_calibration_error([], []))
-
-
-probabilities = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=30)
-
-
-@given(probabilities)
-def test_calibration_error_is_bounded(pairs):
-    confidence, correct = zip(*pairs, strict=True)
-    error = expected_calibration_error(confidence, correct)
-    # Bins only take apart what one bin would let cancel.
-    assert abs(np.mean(confidence) - np.mean(correct)) - 1e-12 <= error <= 1 + 1e-12
 
 
 def test_auroc_by_hand():
@@ -219,33 +178,11 @@ def test_auroc_against_all_pairs(pairs):
     assert auroc(score, label) == np.mean((difference > 0) + 0.5 * (difference == 0))
 
 
-@given(scores, st.randoms(use_true_random=False))
-def test_auroc_knows_only_the_order(pairs, random):
-    shuffled = random.sample(pairs, len(pairs))
-    (score, label), (other, its_label) = ([np.array(c) for c in zip(*p, strict=True)] for p in (pairs, shuffled))
-    expected = auroc(score, label)
-    assert auroc(other, its_label) == expected
-    assert auroc(np.exp(0.5 * score) - 7, label) == expected
-    assert auroc(-score, label) == auroc(score, ~label) == pytest.approx(1 - expected, abs=1e-15)
-
-
 def test_pair_summary_by_hand():
-    got = pair_summary([-2.0, -4.0, -6.0], [-4.0, -4.0, -3.0], [2, 4, 3], [4, 2, 3])
-    assert got == pytest.approx(
-        {
-            "pairs": 3,
-            "gap_mean": -1 / 3,  # of 2, 0, -3
-            "gap_std": math.sqrt(13 / 3 - 1 / 9),
-            "gap_p10": -2.4,
-            "gap_p50": 0,
-            "gap_p90": 1.6,
-            "gap_per_token": (0 + 1 - 1) / 3,
-            "frac_ranked": 1 / 3,
-            "chosen_length": 3,
-            "rejected_length": 3,
-        },
-        abs=1e-15,
-    )
+    got = pair_summary([-2.0, -4.0, -6.0], [-4.0, -4.0, -3.0], [2, 4, 3], [4, 2, 3])  # gaps 2, 0, -3
+    expected = {"pairs": 3, "gap_mean": -1 / 3, "gap_std": math.sqrt(13 / 3 - 1 / 9), "gap_p10": -2.4, "gap_p50": 0}
+    expected |= {"gap_p90": 1.6, "gap_per_token": (0 + 1 - 1) / 3, "frac_ranked": 1 / 3}
+    assert got == pytest.approx({**expected, "chosen_length": 3, "rejected_length": 3}, abs=1e-15)
     nothing = pair_summary([], [], [], [])
     assert nothing.pop("pairs") == 0 and all(map(math.isnan, nothing.values()))
     broken = pair_summary([NAN, 1.0], [0.0, 0.0], [1, 1], [1, 1])
@@ -271,10 +208,7 @@ def test_a_policy_that_is_its_reference_has_no_margins(ref):
     got = margin_summary(0.1, ref, ref)
     assert (got.pop("pairs"), got.pop("loss")) == (len(ref), pytest.approx(math.log(2), rel=1e-15))
     assert set(got.values()) == {0.0}
-
-
-def test_margins_without_pairs_and_huge_ones():
-    nothing = margin_summary(0.1, np.zeros((0, 2)), np.zeros((0, 2)))
+    nothing = margin_summary(0.1, ref[:0], ref[:0])
     assert nothing.pop("pairs") == 0 and all(map(math.isnan, nothing.values()))
     assert margin_summary(1.0, [[0.0, 0.0]], [[-1e4, 0.0]])["loss"] == 1e4  # no overflow
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from itertools import combinations
-from typing import NamedTuple
 
 from etils import epath
 
-from g2d_jax import accounting
 from g2d_jax.report import format as fmt
+from g2d_jax.report.contrasts import compare
 from g2d_jax.report.format import UNKNOWN, number
 from g2d_jax.report.page import Note, Part, Report, Section, write
-from g2d_jax.report.read import SAMPLING, Comparison, Row
+from g2d_jax.report.read import SAMPLING, Comparison
 from g2d_jax.report.samples import most_different
 from g2d_jax.report.study import row_cells
 from g2d_jax.report.tables import Table, sheet, table
 from g2d_jax.runtime.storage import PathLike
-from g2d_jax.study import elo, frontier, stats
+from g2d_jax.study import elo, stats
 from g2d_jax.workdir import absolute
 
 FILES = ("compare.html", "compare.md", "compare.csv", "figures")
@@ -38,40 +36,16 @@ ELO = (
     "games. Intervals (95 %) are over another draw of problems."
 )
 
-
-class Pair(NamedTuple):
-    """after - before over the common problems, with its interval over another draw of problems.
-
-    better, equal, worse: on how many of them `after` is that.
-    """
-
-    before: Row
-    after: Row
-    paired: stats.Paired
-    interval: frontier.Interval
-    better: int
-    equal: int
-    worse: int
-
-    @property
-    def is_beyond_noise(self) -> bool | None:
-        """Whether the interval leaves 0 out; None with fewer than two problems."""
-        return None if math.isnan(self.paired.sem) else self.interval.low > 0 or self.interval.high < 0
-
-
-@functools.lru_cache(maxsize=1024)  # page and CSV have the same ones
-def compare(before: Row, after: Row) -> Pair:
-    """Compare two policies problem by problem."""
-    apart = after.accuracies - before.accuracies
-    paired = stats.paired(before.correct[0], after.correct[0])
-    counts = (int((apart > 0).sum()), int((apart == 0).sum()), int((apart < 0).sum()))
-    return Pair(before, after, paired, frontier.bootstrap(apart), *counts)
+DIFFERENCES = (
+    "± standard error, clustered by problem; 95 % interval: over another draw of problems. Beyond noise: the interval "
+    "leaves zero out. Better, equal, worse: problems on which the second policy's accuracy is higher, the same, lower."
+)
 
 
 def ratings(comparison: Comparison) -> list[elo.Rating]:
     """Compute the policies' Elo ratings in their order: a problem is won by the higher mean, equal ones are draws."""
-    points = elo.outcomes([row.accuracies[0] for row in comparison.rows])
-    return elo.elo([row.name for row in comparison.rows], points)
+    points = elo.outcomes([row.accuracies[0] for _, row in comparison.rows])
+    return elo.elo([row.name for _, row in comparison.rows], points)
 
 
 def check_output(output: PathLike) -> epath.Path:
@@ -85,17 +59,19 @@ def check_output(output: PathLike) -> epath.Path:
     return folder
 
 
-def write_comparison(comparison: Comparison, made: Report, output: PathLike) -> list[str]:
-    """Write `FILES` into a folder, which is made if it is not there; returns their paths. made: its `report`.
+def write_comparison(comparison: Comparison, content: Report, output: PathLike) -> list[str]:
+    """Write `FILES` into a folder, which is made if it is not there; returns their paths. content: its `report`.
 
     The same comparison gives the same bytes. Raises ValueError as `check_output`; OSError.
     """
-    return write(made, sheet(COLUMNS, records(comparison)), check_output(output), "compare")
+    return write(content, sheet(COLUMNS, records(comparison)), check_output(output), "compare")
 
 
 def report(comparison: Comparison) -> Report:
     """Put together all that a comparison shows. Raises ValueError for damaged completions."""
     labels = " · ".join(f"{side.mark}: {side.label}" for side in comparison.sides)
+    count = math.comb(len(comparison.rows), 2)
+    chance = f" Of {count} pairs without any difference about {0.05 * count:.1f} would seem beyond noise by chance."
     return Report(
         kind="comparison",
         name=labels if len(labels) <= 60 else f"{len(comparison.sides)} runs compared",
@@ -104,7 +80,7 @@ def report(comparison: Comparison) -> Report:
         warnings=comparison.warnings,
         sections=[
             Section("results", "Result", [*map(Note, notes(comparison)), results(comparison), _runs(comparison)]),
-            Section("differences", "Differences", [Note(_differences_note(comparison)), differences(comparison)]),
+            Section("differences", "Differences", [Note(DIFFERENCES + chance * (count > 4)), differences(comparison)]),
             Section("elo", "Elo", [Note(ELO), _elo(comparison)]),
             Section("problems", "Problems", most_different(comparison)),
             Section("settings", "Settings", _settings(comparison)),
@@ -118,7 +94,7 @@ def headline(comparison: Comparison) -> str:
     pair, count = compare(second, best), len(comparison.problems)
     over = f"{fmt.count(count)} common problem{'s' * (count != 1)}"
     reached = f"{best.name} answers {fmt.percent(best.accuracy.mean)} % of {over} correctly"
-    size = fmt.spread(pair.paired.difference, pair.paired.sem)
+    size = fmt.spread(pair.difference, pair.sem)
     noise = {True: "beyond noise", False: "within noise", None: "too few problems to tell"}[pair.is_beyond_noise]
     return f"{reached}, {second.name} {fmt.percent(second.accuracy.mean)} %: {size} points apart, {noise}."
 
@@ -128,43 +104,41 @@ def notes(comparison: Comparison) -> list[str]:
     count, sides = len(comparison.problems), comparison.sides
     others = [f"{n - count:,} of {side.mark}" for side in sides if (n := len(side.stage.problems)) > count]
     left = f"; {', '.join(others)} are not, and count nowhere here" if others else ", all there are"
-    found = [f"{count:,} problems are common to all{left}.", RESULT_NOTE]
+    texts = [f"{count:,} problems are common to all{left}.", RESULT_NOTE]
     if comparison.left_out:
         listed = ", ".join(f"{policy} of {mark}" for mark, policy in comparison.left_out)
-        found.append(f"Evaluated once for several of these runs, and listed with the first of them: {listed}.")
-    starts = [
-        (side.mark, row.policies[0].outside) for row, (side, _) in zip(comparison.rows, comparison.files, strict=True)
-    ]
-    found += [
+        texts.append(f"Evaluated once for several of these runs, and listed with the first of them: {listed}.")
+    starts = dict.fromkeys((side.mark, row.policies[0].outside) for side, row in comparison.rows)
+    texts += [
         f"{mark} starts from {start}: what was done there is in neither its costs nor its K."
-        for mark, start in dict.fromkeys(starts)
+        for mark, start in starts
         if start
     ]
     same = [side.mark for side, changes in comparison.settings if not changes]
-    return [*found, *([f"{', '.join(same)}: all settings as those of {sides[0].mark}."] if same else [])]
+    return [*texts, *([f"{', '.join(same)}: all settings as those of {sides[0].mark}."] if same else [])]
 
 
 def results(comparison: Comparison) -> Table:
     """Policies with accuracy, pass@k, length, entropy, K, seed and costs."""
-    title = f"Policies on the {fmt.count(len(comparison.problems))} common problems"
-    rows = [
-        {"policy": row.name, "K": fmt.count(row.steps), **row_cells(row), "run": side.label}
-        for row, (side, _) in zip(comparison.rows, comparison.files, strict=True)
-    ]
-    return table(title, rows)
+    cells = row_cells([row for _, row in comparison.rows])
+    rows = []
+    for (side, row), own in zip(comparison.rows, cells, strict=True):
+        reached = {"policy": row.name, "K": fmt.count(row.steps), "accuracy % [95 %]": fmt.interval(row.accuracy)}
+        rows.append({**reached, **own, "run": side.label})
+    return table(f"Policies on the {fmt.count(len(comparison.problems))} common problems", rows)
 
 
 def _runs(comparison: Comparison) -> Table:
     """Build the tables of the runs and of how they were evaluated."""
-    names = {"num_generations": "answers each", "max_new_tokens": "max tokens"}
+    heads = {"num_generations": "answers each", "max_new_tokens": "max tokens"}
     rows = [
         {
             "run": side.mark,
             "seed": str(side.run.config.get("seed", UNKNOWN)),
             "evaluation": side.stage.name,
-            "split": str(side.sampling["split"]),
+            "split": str(side.stage.split),
             "problems": fmt.count(len(side.stage.problems)),
-            **{names.get(name, name): fmt.value(number(side.sampling, name)) for name in SAMPLING},
+            **{heads.get(name, name): fmt.value(number(side.sampling, name)) for name in SAMPLING},
             "config": str(side.run.config.get("name", UNKNOWN)),
             "folder": side.label,
         }
@@ -173,46 +147,34 @@ def _runs(comparison: Comparison) -> Table:
     return table("Runs and how they were evaluated", rows)
 
 
-def _pairs(comparison: Comparison) -> list[Pair]:
-    return [compare(before, after) for before, after in combinations(comparison.rows, 2)]
-
-
 def differences(comparison: Comparison) -> Table:
     """Every two policies, the second minus the first."""
-    rows = [
-        {
-            "pair": f"{pair.before.name} → {pair.after.name}",
-            "difference": fmt.change(pair.paired.difference, pair.paired.sem),
-            "95 % interval": UNKNOWN if pair.is_beyond_noise is None else fmt.points(pair.interval).partition(" ")[2],
-            **{name: fmt.count(getattr(pair, name)) for name in ("better", "equal", "worse")},
-            "beyond noise": {True: "yes", False: "no", None: UNKNOWN}[pair.is_beyond_noise],
-        }
-        for pair in _pairs(comparison)
-    ]
+    rows = []
+    for (_, before), (_, after) in combinations(comparison.rows, 2):
+        pair = compare(before, after)
+        is_known, ends = pair.is_beyond_noise is not None, f"[{100 * pair.low:+.1f}, {100 * pair.high:+.1f}]"
+        rows.append(
+            {
+                "pair": f"{before.name} → {after.name}",
+                "difference": fmt.change(pair.difference, pair.sem),
+                "95 % interval": ends if is_known else UNKNOWN,
+                **{name: fmt.count(getattr(pair, name)) for name in ("better", "equal", "worse")},
+                "beyond noise": {True: "yes", False: "no", None: UNKNOWN}[pair.is_beyond_noise],
+            }
+        )
     return table("Paired differences in accuracy, points (second minus first)", rows)
-
-
-def _differences_note(comparison: Comparison) -> str:
-    note = (
-        "± standard error, clustered by problem; 95 % interval: over another draw of problems. Beyond noise: the "
-        "interval leaves zero out. Better, equal, worse: problems on which the second policy's accuracy is higher, the "
-        "same, lower."
-    )
-    if (count := math.comb(len(comparison.rows), 2)) > 4:
-        note += f" Of {count} pairs without any difference about {0.05 * count:.1f} would seem beyond noise by chance."
-    return note
 
 
 def _elo(comparison: Comparison) -> Table:
     """Elo ratings with intervals, best first."""
     rows = [
         {
-            "policy": one.name,
-            "rating": f"{one.rating:.0f}",
-            "95 % interval": f"{one.low:.0f} to {one.high:.0f}",
-            "games": fmt.count(one.games),
+            "policy": rating.name,
+            "rating": f"{rating.rating:.0f}",
+            "95 % interval": f"{rating.low:.0f} to {rating.high:.0f}",
+            "games": fmt.count(rating.games),
         }
-        for one in sorted(ratings(comparison), key=lambda one: -one.rating)
+        for rating in sorted(ratings(comparison), key=lambda rating: -rating.rating)
     ]
     return table("Elo ratings over the common problems", rows)
 
@@ -228,21 +190,16 @@ def _settings(comparison: Comparison) -> list[Part | None]:
 
 def records(comparison: Comparison) -> Iterator[tuple[str, str, str, str, str, float]]:
     """All figures of compare.csv, columns `COLUMNS`: fractions, tokens, nats, seconds, Elo points."""
-    names = {
-        id(row): (side.label, row.policies[0].name)
-        for row, (side, _) in zip(comparison.rows, comparison.files, strict=True)
-    }
-    for row, rating in zip(comparison.rows, ratings(comparison), strict=True):
+    names = [(side.label, row.policies[0].name) for side, row in comparison.rows]
+    for name, (_, row), rating in zip(names, comparison.rows, ratings(comparison), strict=True):
         accuracy, k = stats.accuracy(row.correct[0]), row.correct[0].shape[1]
         figures = {name: getattr(accuracy, name) for name in ("mean", "sem_clustered", "problems")}
         figures |= {f"pass_at/{k}": stats.pass_at(row.correct[0], k), "steps": row.steps}
-        figures |= {"mean_length": row.evaluated("mean_length"), "entropy": row.evaluated("entropy")}
-        figures |= {f"cost/{name}": row.cost(name) for name in accounting.MEASURES if name in row.policies[0].costs}
+        figures |= {measure: row.evaluated(row.split, measure) for measure in ("mean_length", "entropy")}
+        figures |= {f"cost/{measure}": cost for measure, cost in row.costs.items()}
         figures |= {f"elo/{name}": getattr(rating, name) for name in ("rating", "low", "high")}
         for measure, value in figures.items():
-            yield *names[id(row)], "", "", measure, float(value)
-    for pair in _pairs(comparison):
-        found = {"difference": pair.paired.difference, "sem": pair.paired.sem, "low": pair.interval.low}
-        found |= {"high": pair.interval.high, "better": pair.better, "equal": pair.equal, "worse": pair.worse}
-        for measure, value in found.items():
-            yield *names[id(pair.after)], *names[id(pair.before)], measure, float(value)
+            yield *name, "", "", measure, float(value)
+    for (before, (_, row)), (after, (_, other)) in combinations(zip(names, comparison.rows, strict=True), 2):
+        for measure, value in compare(row, other)._asdict().items():
+            yield *after, *before, measure, float(value)

@@ -1,4 +1,4 @@
-"""What the policies of a study show beside each other: at equal compute, at equal K, and chosen on dev."""
+"""What policies show beside each other: at equal compute, at equal K, chosen on dev, problem by problem."""
 
 from __future__ import annotations
 
@@ -8,32 +8,63 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from g2d_jax.report.read import ONLINE, Array, Group, Policy, Row, Study
-from g2d_jax.study import frontier
+from g2d_jax.study import frontier, stats
 
 
-class Advantage(NamedTuple):
-    """What offline training is worth against a baseline that spent as many FLOPs, seed by seed.
+class Difference(NamedTuple):
+    """after - before in accuracy, with its standard error and its interval over another draw of problems.
 
-    difference: None where no seed's cost is within its baseline's. seeds: those that have both a point and a baseline.
+    better, equal, worse: on how many of the problems `after` is that.
     """
 
-    difference: frontier.Interval | None
-    seeds: int
+    difference: float
+    sem: float
+    low: float
+    high: float
+    better: int
+    equal: int
+    worse: int
+
+    @property
+    def is_beyond_noise(self) -> bool | None:
+        """Whether the interval leaves 0 out; None with fewer than two problems."""
+        return None if math.isnan(self.sem) else self.low > 0 or self.high < 0
 
 
 @functools.lru_cache(maxsize=1024)  # page and CSV have the same ones
-def advantage(row: Row, baseline: Group) -> Advantage:
-    """Compare a row with a baseline, whose accuracy is interpolated at the row's FLOPs."""
-    there = [
-        (values, frontier.interpolate(*curve, policy.costs["flops"]))
-        for policy, seed, values in zip(row.policies, row.seeds, row.accuracies, strict=True)
-        if baseline.rows[0].ids == row.ids and (curve := _curve(baseline, seed)) is not None
-    ]
-    reached = [values - other for values, other in there if other is not None]
-    return Advantage(frontier.bootstrap(np.stack(reached)) if reached else None, len(there))
+def compare(before: Row, after: Row) -> Difference:
+    """Compare two rows of one policy each, whatever their seeds, problem by problem."""
+    apart = after.accuracies - before.accuracies
+    paired, interval = stats.paired(before.correct[0], after.correct[0]), frontier.bootstrap(apart)
+    counts = (int((apart > 0).sum()), int((apart == 0).sum()), int((apart < 0).sum()))
+    return Difference(paired.difference, paired.sem, interval.low, interval.high, *counts)
+
+
+def difference(row: Row, other: Row) -> frontier.Interval | None:
+    """Subtract another row's accuracy, paired by seed and problem; None without a seed or the problems in common."""
+    if row.ids != other.ids:
+        return None
+    there = dict(zip(other.seeds, other.accuracies, strict=True))
+    pairs = [values - there[seed] for seed, values in zip(row.seeds, row.accuracies, strict=True) if seed in there]
+    return frontier.bootstrap(np.stack(pairs)) if pairs else None
+
+
+@functools.lru_cache(maxsize=1024)  # page and CSV have the same ones
+def advantage(row: Row, baseline: Group) -> frontier.Interval | None:
+    """Compute what offline training is worth against a baseline that spent as many FLOPs, seed by seed.
+
+    The baseline's accuracy is interpolated at the row's FLOPs. None where no seed's cost is within its baseline's.
+    """
+    if baseline.rows[0].ids != row.ids:
+        return None
+    reached = []
+    for policy, seed, values in zip(row.policies, row.seeds, row.accuracies, strict=True):
+        curve = _curve(baseline, seed)
+        there = None if curve is None else frontier.interpolate(*curve, policy.costs["flops"])
+        reached += [] if there is None else [values - there]
+    return frontier.bootstrap(np.stack(reached)) if reached else None
 
 
 def _curve(group: Group, seed: int) -> tuple[Array, Array] | None:
@@ -49,15 +80,6 @@ def _curve(group: Group, seed: int) -> tuple[Array, Array] | None:
     if len(points) < 2 or not np.isfinite(costs).all() or (np.diff(costs) <= 0).any():
         return None
     return costs, np.stack([values for _, values in points])
-
-
-def difference(row: Row, other: Row) -> frontier.Interval | None:
-    """Subtract another row's accuracy, paired by seed and problem; None without a seed or the problems in common."""
-    if row.ids != other.ids:
-        return None
-    there = dict(zip(other.seeds, other.accuracies, strict=True))
-    pairs = [values - there[seed] for seed, values in zip(row.seeds, row.accuracies, strict=True) if seed in there]
-    return frontier.bootstrap(np.stack(pairs)) if pairs else None
 
 
 def comparable(rows: Iterable[Row]) -> list[Row]:
@@ -84,20 +106,20 @@ def best_at(study: Study, row: Row) -> Group | None:
     baselines = [group for group in study.baselines if group.rows[0].ids == row.ids]
     if len(baselines) == 1:
         return baselines[0]
-    rows = comparable(one for group in baselines for one in group.rows)
+    rows, cost = comparable(other for group in baselines for other in group.rows), row.costs["flops"]
     at_cost = []
     for group in baselines:
-        points = sorted((one.cost("flops"), one.dev) for one in group.rows if one in rows)
-        costs, dev = [cost for cost, _ in points], [value for _, value in points]
-        if points and costs[0] <= row.cost("flops") <= costs[-1]:
-            at_cost.append((group, float(np.interp(row.cost("flops"), costs, dev))))
-    return max(at_cost, key=lambda one: one[1], default=(None, 0.0))[0]
+        points = sorted((other.costs["flops"], other.dev) for other in group.rows if other in rows)
+        if points and points[0][0] <= cost <= points[-1][0]:
+            costs, dev = zip(*points, strict=True)
+            at_cost.append((float(np.interp(cost, costs, dev)), group))
+    return max(at_cost, key=lambda candidate: candidate[0], default=(math.nan, None))[1]
 
 
 def swept_rows(study: Study) -> list[Row]:
     """Return the rows of all groups that vary K and do not stop by themselves, cheapest first."""
     rows = [row for group in study.swept if not group.stops for row in group.rows]
-    return sorted(rows, key=lambda row: row.cost("flops"))
+    return sorted(rows, key=lambda row: row.costs["flops"])
 
 
 def reference(study: Study, group: Group, row: Row) -> Row | None:
@@ -109,9 +131,8 @@ def reference(study: Study, group: Group, row: Row) -> Row | None:
     if group.stops:
         return chosen(swept_rows(study))
     if not group.is_offline:
-        return next((one for _, one in spectrum(study) if sync_every(one.policies[0]) == 0), None)
-    alike = [one for other in study.offline if other.arm == group.arm for one in other.rows if one.k == row.k]
-    return alike[0]
+        return next((other for _, other in spectrum(study) if sync_every(other.policies[0]) == 0), None)
+    return next(other for same in study.offline if same.arm == group.arm for other in same.rows if other.k == row.k)
 
 
 def sync_every(policy: Policy) -> int:
@@ -130,55 +151,35 @@ def spectrum(study: Study) -> list[tuple[Group, Row]]:
     [] if all have the same s and loss: the study is about something else. The range is that of "Bridging Offline and
     Online Reinforcement Learning for LLMs" (arXiv 2506.21495).
     """
-    arms = [(group, row) for group in study.groups for row in group.rows if row.policies[0].kind == ONLINE]
-    spans: dict[str, list[float]] = {}
-    for _, row in arms:
-        spans.setdefault(loss_of(row.policies[0]), []).append(_distance(row))
-    losses = sorted(spans, key=lambda loss: (-len(set(spans[loss])), -max(spans[loss])))
-    arms.sort(key=lambda arm: (losses.index(loss_of(arm[1].policies[0])), -_distance(arm[1])))
-    return arms if len({(loss_of(row.policies[0]), _distance(row)) for _, row in arms}) > 1 else []
-
-
-def _distance(row: Row) -> float:
-    return sync_every(row.policies[0]) or math.inf
+    arms = [
+        (loss_of(row.policies[0]), sync_every(row.policies[0]) or math.inf, (group, row))
+        for group in study.groups
+        for row in group.rows
+        if row.policies[0].kind == ONLINE
+    ]
+    spans: dict[str, set[float]] = {}
+    for loss, interval, _ in arms:
+        spans.setdefault(loss, set()).add(interval)
+    losses = sorted(spans, key=lambda loss: (-len(spans[loss]), -max(spans[loss])))
+    arms.sort(key=lambda arm: (losses.index(arm[0]), -arm[1]))
+    return [arm for _, _, arm in arms] if sum(map(len, spans.values())) > 1 else []
 
 
 def start_of(rows: Sequence[Row]) -> Row | None:
     """Return the policy that all rows were trained from, where it is one for each seed and was evaluated on test."""
     starts: dict[int, Policy] = {}
-    for row in rows:
-        for seed, policy in zip(row.seeds, row.policies, strict=True):
-            start = policy.parent
-            if start is None or not _same(start, starts.setdefault(seed, start)):
-                return None
-    evaluated = [
-        (policy, answers)
-        for policy in starts.values()
-        if (answers := policy.answers("test")) is not None and answers.ids == rows[0].ids
-    ]
-    if len({policy.name for policy in starts.values()}) > 1 or not evaluated:
+    for seed, policy in ((seed, policy) for row in rows for seed, policy in zip(row.seeds, row.policies, strict=True)):
+        start = policy.parent
+        if start is None or _made(start) != _made(starts.setdefault(seed, start)):
+            return None
+    answers = {seed: start.answers("test") for seed, start in starts.items()}
+    same = {seed: frame for seed, frame in answers.items() if frame is not None and list(frame.index) == rows[0].ids}
+    if len({start.name for start in starts.values()}) > 1 or not same:
         return None
-    return Row(
-        evaluated[0][0].name, [one for one, _ in evaluated], None, rows[0].ids, [two.correct for _, two in evaluated]
-    )
+    return Row(starts[next(iter(same))].name, [starts[seed] for seed in same], list(same.values()))
 
 
-def _same(one: Policy, other: Policy) -> bool:
-    """Whether two runs' policies are of one stage's folder, or have none."""
-    folders = [policy.run.stages.get(policy.name.partition("@")[0]) for policy in (one, other)]
-    return one.name == other.name and len({str(stage and stage.folder) for stage in folders}) == 1
-
-
-def rank_correlation(x: ArrayLike, y: ArrayLike) -> tuple[float, int]:
-    """Give Spearman's rho of two measures [N], ties sharing their mean rank, and how many points have both.
-
-    NaN for fewer than three points and for a measure that is the same everywhere.
-    """
-    from scipy.stats import spearmanr  # here: it takes a second to import
-
-    first, second = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    known = ~np.isnan(first + second)
-    n = int(known.sum())
-    if n < 3 or any(len(np.unique(values[known])) == 1 for values in (first, second)):
-        return math.nan, n
-    return float(spearmanr(first[known], second[known]).statistic), n
+def _made(policy: Policy) -> tuple[str, str]:
+    """Tell a policy from those of other runs: its name, and the folder of its stage, "" if it has none."""
+    stage = policy.run.stages.get(policy.name.partition("@")[0])
+    return policy.name, str(stage.folder if stage else "")

@@ -13,7 +13,7 @@ import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -70,25 +70,20 @@ class Chart:
     note: str
     figure: Figure
 
-    def svg(self) -> str:
-        """Write the SVG of a file."""
-        return self._written("svg", Date=None).decode()
-
-    def pdf(self) -> bytes:
-        """Write the PDF of a file."""
-        return self._written("pdf", CreationDate=None)
-
-    def _written(self, form: str, **metadata: None) -> bytes:
+    def file(self, form: Literal["svg", "pdf"]) -> bytes:
+        """Write a file, without the date."""
         buffer = io.BytesIO()
         with _styled():
-            self.figure.savefig(buffer, format=form, metadata=metadata)
+            self.figure.savefig(
+                buffer, format=form, metadata={"svg": {"Date": None}, "pdf": {"CreationDate": None}}[form]
+            )
         return buffer.getvalue()
 
     def inline(self) -> Markup:
         """Write the SVG as part of a page: no style attributes and no styles, which its policy forbids."""
-        root = ET.fromstring(self.svg())
+        root = ET.fromstring(self.file("svg"))
         for parent in list(root.iter()):
-            for child in [one for one in parent if one.tag.endswith(("}metadata", "}style"))]:
+            for child in [child for child in parent if child.tag.endswith(("}metadata", "}style"))]:
                 parent.remove(child)
         for node in root.iter():
             node.tag, attributes = node.tag.rpartition("}")[2], node.attrib
@@ -164,7 +159,7 @@ def curves(
     """
     names = list(dict.fromkeys(series for lines in panels.values() for series in lines))
     values = {(panel, series): _drawable(lines[series][1]) for panel, lines in panels.items() for series in lines}
-    missing, total = (sum(int(f(one).sum()) for one in values.values()) for f in (np.isnan, np.ones_like))
+    missing, total = (sum(int(f(line).sum()) for line in values.values()) for f in (np.isnan, np.ones_like))
     if missing == total:
         return None
     with _styled():
@@ -181,11 +176,12 @@ def curves(
                     ax.fill_between(steps, band[1], band[2], color=look["color"], alpha=0.16, linewidth=0)
                 ax.plot(steps, band[0], label=visible(series), marker="o" if len(steps) <= 30 else "", **look)
         _finish(figure, axes, titled=len(panels) > 1)
-    longest = max(len(one) for one in values.values())
+    longest = max(map(len, values.values()))
     notes = [f"Lines are means over about {round(longest / MAX_POINTS)} points, bands their smallest and largest."]
     notes = [note, *(notes if longest >= 2 * MAX_POINTS else [])]
     notes += [f"{missing} of {total} values are not finite and not drawn."] if missing else []
-    return Chart(name, title, "; ".join(_told(*one) for one in values.items()), " ".join(filter(None, notes)), figure)
+    words = "; ".join(f"{series} in {panel} {_in_words(line)}" for (panel, series), line in values.items())
+    return Chart(name, title, words, " ".join(filter(None, notes)), figure)
 
 
 def _thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -195,10 +191,10 @@ def _thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[NDAr
     return np.array([part.mean() for part in np.array_split(steps, MAX_POINTS)]), np.array(band).T
 
 
-def _told(where: tuple[str, str], values: NDArray[np.float64]) -> str:
-    known = values[~np.isnan(values)]
-    ends = f"from {fmt.value(known[0])} to {fmt.value(known[-1])}" if len(known) else "not known"
-    return f"{where[1]} in {where[0]} {ends} over {len(known)} points"
+def _in_words(line: NDArray[np.float64]) -> str:
+    values = line[~np.isnan(line)]
+    ends = f"from {fmt.value(values[0])} to {fmt.value(values[-1])}" if len(values) else "not known"
+    return f"{ends} over {len(values)} points"
 
 
 def points(
@@ -208,43 +204,41 @@ def points(
     *,
     x_title: str,
     written: Callable[[float], str] = fmt.value,
-    root: bool = False,
     joined: Collection[str] = (),
     note: str = "",
 ) -> Chart | None:
-    """Draw points with their bars and labels; None without a finite point.
+    """Draw points with their bars and labels over a square-root axis; None without a finite point.
 
-    root: a square-root x axis, on which points crowd less near zero and lines, straight in the numbers as interpolation
-    is, bend. joined: series that a line joins. written: numbers on the x axis as text.
+    On the axis points crowd less near zero, and lines, straight in the numbers as interpolation is, bend.
+    joined: series that a line joins. written: numbers on the x axis as text.
     """
-    drawn = {key: [p for p in some if abs(p.x) < 1e300 and abs(p.y) < 1e300] for key, some in series.items()}
-    missing, total = sum(len(some) - len(drawn[key]) for key, some in series.items()), sum(map(len, series.values()))
+    drawn = {key: [p for p in points if abs(p.x) < 1e300 and abs(p.y) < 1e300] for key, points in series.items()}
+    total, every = sum(map(len, series.values())), [p for points in drawn.values() for p in points]
+    missing = total - len(every)
     if missing == total:
         return None
     with _styled():
         figure, (ax,) = _axes(height=3.0, named=True)
-        if root:
-            ax.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
-        for i, (key, some) in enumerate(drawn.items()):
-            _draw_points(ax, visible(key), some, _look(i), joined=key in joined)
-        if root:
-            ax.set_xlim(0, 1.06 * max(p.x for some in drawn.values() for p in some) or 1)
+        ax.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
+        for i, (key, points) in enumerate(drawn.items()):
+            _draw_points(ax, visible(key), points, _look(i), joined=key in joined)
+        ax.set_xlim(0, 1.06 * max(p.x for p in every) or 1)
         ax.set_xlabel(x_title)
         ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.xaxis.set_major_formatter(lambda x, _: written(x))
-        _label(ax, [p for some in drawn.values() for p in some])
+        _label(ax, every)
         _finish(figure, [ax])
-    told = [
-        f"{key}: " + ", ".join(f"{p.label} {fmt.value(p.y)} at {written(p.x)}".strip() for p in some)
-        for key, some in drawn.items()
-        if some
+    words = [
+        f"{key}: " + ", ".join(f"{p.label} {fmt.value(p.y)} at {written(p.x)}".strip() for p in points)
+        for key, points in drawn.items()
+        if points
     ]
-    notes = [note, "Square-root axis." * root, f"{missing} of {total} points are not known." * bool(missing)]
-    return Chart(name, title, "; ".join(told), " ".join(filter(None, notes)), figure)
+    notes = [note, "Square-root axis.", f"{missing} of {total} points are not known." * bool(missing)]
+    return Chart(name, title, "; ".join(words), " ".join(filter(None, notes)), figure)
 
 
-def _draw_points(ax: Axes, label: str, some: Sequence[Point], look: dict[str, Any], *, joined: bool) -> None:
-    xs, ys, low, high = np.array([p[:4] for p in sorted(some)], np.float64).T.reshape(4, -1)
+def _draw_points(ax: Axes, label: str, points: Sequence[Point], look: dict[str, Any], *, joined: bool) -> None:
+    xs, ys, low, high = np.array([p[:4] for p in sorted(points)], np.float64).T.reshape(4, -1)
     ends = np.nan_to_num(np.abs([ys - low, high - ys]))
     ax.errorbar(xs, ys, ends, fmt="o", color=look["color"], label="" if joined else label, elinewidth=1)
     if joined:
@@ -252,10 +246,10 @@ def _draw_points(ax: Axes, label: str, some: Sequence[Point], look: dict[str, An
         ax.plot(np.interp(place, range(len(xs)), xs), np.interp(place, range(len(xs)), ys), label=label, **look)
 
 
-def _label(ax: Axes, some: Sequence[Point]) -> None:
+def _label(ax: Axes, points: Sequence[Point]) -> None:
     """Write labels above their points, but none that would cover one before."""
     taken: list[NDArray[np.float64]] = []
-    for p in (p for p in some if p.label):
+    for p in (p for p in points if p.label):
         place = ax.transAxes.inverted().transform(ax.transData.transform((p.x, p.y)))
         if all((abs(place - other) > (0.02 + 0.02 * len(p.label), 0.06)).any() for other in taken):
             taken.append(place)
@@ -269,21 +263,21 @@ def intervals(
 
     rows: name, value, the interval's ends, NaN where none is known.
     """
-    known = [row for row in rows if abs(row[1]) < 1e300]
-    if not known:
+    rows = [row for row in rows if abs(row[1]) < 1e300]
+    if not rows:
         return None
     with _styled():
-        names = [_short(visible(row[0])) for row in known]
-        figure, (ax,) = _axes(height=0.5 + 0.26 * len(known), left=0.2 + 0.065 * max(map(len, names)))
+        names = [_short(visible(row[0])) for row in rows]
+        figure, (ax,) = _axes(height=0.5 + 0.26 * len(rows), left=0.2 + 0.065 * max(map(len, names)))
         ax.grid(axis="x")
         ax.grid(visible=False, axis="y")
-        for i, (_, value, low, high) in enumerate(known):
+        for i, (_, value, low, high) in enumerate(rows):
             ends = np.nan_to_num(np.abs([[value - low], [high - value]]))
             ax.errorbar([value], [i], xerr=ends, fmt="o", color=list(COLOURS)[i % len(COLOURS)], elinewidth=1.4)
-        ax.set_yticks(range(len(known)), names)
-        ax.set_ylim(len(known) - 0.5, -0.5)
-    told = "; ".join(f"{row[0]}: {fmt.value(row[1])} ({fmt.value(row[2])} to {fmt.value(row[3])})" for row in known)
-    return Chart(name, title, told, note, figure)
+        ax.set_yticks(range(len(rows)), names)
+        ax.set_ylim(len(rows) - 0.5, -0.5)
+    words = "; ".join(f"{row[0]}: {fmt.value(row[1])} ({fmt.value(row[2])} to {fmt.value(row[3])})" for row in rows)
+    return Chart(name, title, words, note, figure)
 
 
 def _short(text: str, limit: int = 26) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from g2d_jax.study.frontier import Interval
 
 UNKNOWN = "–"
+Written = Callable[[float], str]
+"""A number as text."""
 
 
 def number(record: Mapping[str, Any], *keys: str) -> float:
@@ -41,7 +44,7 @@ def words(measure: str) -> str:
     return measure.replace("_", " ").replace("/", ", ")
 
 
-def fixed(digits: int) -> Callable[[float], str]:
+def fixed(digits: int) -> Written:
     """Numbers with so many digits after the point."""
     return lambda value: UNKNOWN if math.isnan(value) else f"{value:.{digits}f}"
 
@@ -63,25 +66,19 @@ def change(difference: float, error: float) -> str:
     return f"{100 * difference:+.1f}" + ("" if math.isnan(error) else f" ± {100 * error:.1f}")
 
 
-def percents(interval: Interval | None) -> str:
-    """Format a mean with its interval in percent, "84.2 [83.1, 85.3]"."""
-    if interval is None or math.isnan(interval.mean):
+def interval(value: Interval | None, sign: str = "") -> str:
+    """Format a mean with its interval in percent, "84.2 [83.1, 85.3]"; sign: "+" for a difference in points."""
+    if value is None or math.isnan(value.mean):
         return UNKNOWN
-    return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    mean, low, high = (f"{100 * end:{sign}.1f}" for end in (value.mean, value.low, value.high))
+    return f"{mean} [{low}, {high}]"
 
 
-def points(interval: Interval | None) -> str:
-    """Format a difference with its interval in percentage points, "+3.1 [+2.0, +4.2]"."""
-    if interval is None or math.isnan(interval.mean):
-        return UNKNOWN
-    return f"{100 * interval.mean:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
-
-
-def measured(value: float, error: float, *, signed: bool = False) -> str:
-    """Format a reward with its error, "1.234 ± 0.021"; signed: with its sign, as a difference has."""
+def measured(value: float, error: float, *, sign: str = "") -> str:
+    """Format a reward with its error, "1.234 ± 0.021"; sign: "+" for a difference."""
     if math.isnan(value):
         return UNKNOWN
-    return f"{value:{'+' if signed else ''}.4g}" + ("" if math.isnan(error) else f" ± {error:.2g}")
+    return f"{value:{sign}.4g}" + ("" if math.isnan(error) else f" ± {error:.2g}")
 
 
 def count(value: float) -> str:
@@ -100,18 +97,31 @@ def quantity(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """ "0.7 s", "45 s", "4 min 05 s", "2 h 03 min"."""
+    """ "0.05 s", "0.7 s", "45 s", "4 min 05 s", "2 h 03 min"."""
     if not math.isfinite(seconds):
         return UNKNOWN
     if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(whole / 60)
+        return f"{seconds:.1g} s" if 0 < seconds < 0.095 else f"{seconds:.1f} s"
+    if round(seconds) < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    minutes = round(round(seconds) / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def price(amount: float) -> str:
+    """Format an amount of money, "1,234.50"; little is not rounded to nothing, "0.0021"."""
+    if math.isnan(amount):
+        return UNKNOWN
+    return f"{amount:.2g}" if 0 < amount < 0.095 else f"{amount:,.2f}"
+
+
+def until(times: Iterable[float]) -> str:
+    """Say when the last of some measurements was made, by Unix seconds; "" of none."""
+    last = max((time for time in times if not math.isnan(time)), default=None)
+    return "" if last is None else f"measured until {datetime.fromtimestamp(last, UTC):%d %B %Y, %H:%M} UTC"
 
 
 def value(number: float) -> str:

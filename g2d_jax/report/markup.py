@@ -15,8 +15,8 @@ _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format (text
 
 def _invisible(text: str) -> dict[str, str | int | None]:
     r"""Each character of a text that is invisible or steers its direction -> its escape, such as \u202e."""
-    found = [] if text.isprintable() else sorted({c for c in text if unicodedata.category(c) in _INVISIBLE} - {*"\n\t"})
-    return {char: char.encode("unicode_escape").decode("ascii") for char in found}
+    chars = [] if text.isprintable() else sorted({c for c in text if unicodedata.category(c) in _INVISIBLE} - {*"\n\t"})
+    return {char: char.encode("unicode_escape").decode("ascii") for char in chars}
 
 
 def visible(text: str) -> str:

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -84,11 +84,6 @@ class Report(NamedTuple):
     warnings: Sequence[str]
     sections: Sequence[Section]
 
-    @property
-    def charts(self) -> Iterator[Chart]:
-        """Its figures, but for those that are folded."""
-        return (part for section in self.sections for part in section.parts if isinstance(part, Chart))
-
 
 def _has_content(part: Part) -> bool:
     if isinstance(part, Fold):
@@ -124,9 +119,9 @@ def _grouped(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
 
 def _fitting(listing: Listing) -> list[Markup]:
     """Render the rows of a list as markup, in their order as long as they fit the page."""
-    made = _environment().get_template("samples.html.j2").module.row  # type: ignore[attr-defined]
+    render = _environment().get_template("samples.html.j2").module.row  # type: ignore[attr-defined]
     rows, size = [], 0
-    for row in map(made, listing.rows):
+    for row in map(render, listing.rows):
         if size + len(row) <= BUDGET:
             rows.append(row)
             size += len(row)
@@ -163,14 +158,15 @@ def text(report: Report) -> str:
 def write(report: Report, csv: str, folder: epath.Path, name: str, *, figures: bool = True) -> list[str]:
     """Write NAME.html, NAME.md and NAME.csv into a folder, whose paths are returned, and figures/NAME-….svg and .pdf.
 
-    The figures are for papers. The same report gives the same bytes. Raises OSError.
+    The figures, but for those that are folded, are for papers. The same report gives the same bytes. Raises OSError.
     """
     paths = []
     for form, content in {"html": html(report), "md": text(report), "csv": csv}.items():
         paths.append(folder / f"{name}.{form}")
         write_bytes(paths[-1], content.encode())
-    for chart in report.charts if figures else ():
+    charts = [part for section in report.sections for part in section.parts if isinstance(part, Chart)]
+    for chart in charts if figures else ():
         stem = re.sub(r"[^\w.-]+", "-", f"{name}-{chart.name}")
-        write_bytes(folder / "figures" / f"{stem}.svg", chart.svg().encode())
-        write_bytes(folder / "figures" / f"{stem}.pdf", chart.pdf())
+        write_bytes(folder / "figures" / f"{stem}.svg", chart.file("svg"))
+        write_bytes(folder / "figures" / f"{stem}.pdf", chart.file("pdf"))
     return [str(path) for path in paths]

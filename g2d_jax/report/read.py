@@ -1,7 +1,7 @@
 """Read what runs and studies left on disk into records: runs, their policies, and rows of policies that differ in seed.
 
-Run ─► Policy ─┬► Row, its seeds ─► Group, its K ─► Study
-               └► Player, on the problems common to all ─► Comparison
+Run ─► Policy ─► Row, its seeds ─┬► Group, its K ─► Study
+                                 └► Comparison, on the problems common to all
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from string import ascii_uppercase
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,22 +29,13 @@ from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.study import frontier, stats
 from g2d_jax.workdir import PLANS, absolute, no_run, stage_folders
 
+if TYPE_CHECKING:
+    import pandas as pd  # takes half a second, which `g2d status` need not wait for
+
 Array = NDArray[np.float64]
 ONLINE, OFFLINE, SELECT, COLLECT, EVALUATE = "online", "offline", "best_checkpoint", "collect", "evaluate"
 SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "num_generations")
 """Settings of an evaluation without which accuracies are not of the same thing."""
-
-
-class Answers(NamedTuple):
-    """A policy's answers to N problems, S each. ids [N], ascending; correct [N, S]: 1, 0, NaN not scored, missing."""
-
-    ids: tuple[str, ...]
-    correct: Array
-
-    @property
-    def means(self) -> Array:
-        """Each problem's mean accuracy [N], NaN without a scored answer."""
-        return stats.row_means(self.correct)
 
 
 def read_parquet(file: epath.Path, columns: Sequence[str], problems: Collection[str] | None = None) -> pa.Table:
@@ -64,36 +55,52 @@ def read_parquet(file: epath.Path, columns: Sequence[str], problems: Collection[
     return table
 
 
-def read_answers(file: epath.Path) -> Answers:
-    """Read the correctness matrix of a file of rollouts. Raises as `read_parquet`."""
+def read_answers(file: epath.Path) -> pd.DataFrame:
+    """Read the correctness matrix of a file of rollouts, problem ids ascending by samples: 1, 0, NaN not scored.
+
+    Raises as `read_parquet`.
+    """
     frame = read_parquet(file, ["problem_id", "verdict"]).to_pandas()
-    frame["correct"] = frame["verdict"].map({verdict.value: verdict.accuracy for verdict in Verdict})
+    frame["correct"] = frame["verdict"].map({verdict.value: verdict.accuracy for verdict in Verdict}).astype(np.float64)
     frame["sample"] = frame.groupby("problem_id").cumcount()
-    matrix = frame.pivot(index="problem_id", columns="sample", values="correct").sort_index()
-    return Answers(tuple(matrix.index), matrix.to_numpy(np.float64))
+    return frame.pivot(index="problem_id", columns="sample", values="correct").sort_index()
 
 
 def read_optional(path: epath.Path) -> Any:
-    """Read a JSON file, None if there is no such file. Raises ValueError if it is damaged."""
+    """Read a JSON file, {} if there is no such file. Raises ValueError if it is damaged."""
     try:
         return read_json(path)
     except FileNotFoundError:
-        return None
+        return {}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage's folder. manifest None: not finished. kind: of the manifest, else of the config, else ""."""
+    """One stage's folder. section: its config, {} if unknown. manifest: {} if it is not finished."""
 
     folder: epath.Path
     name: str
-    kind: str
-    manifest: Manifest | None
+    section: Mapping[str, Any]
+    manifest: Manifest
 
-    def rollouts_file(self, policy: str) -> epath.Path | None:
-        """Where a finished evaluate stage has a policy's completions; None if they are gone."""
-        named = next((str(one["rollouts"]) for one in policies(self.manifest) if one["name"] == policy), "")
-        return file if named and (file := absolute(self.folder / named)).exists() else None
+    @property
+    def kind(self) -> str:
+        """The kind of the manifest, else of the config, else ""."""
+        return str(self.manifest.get("kind") or self.section.get("kind", ""))
+
+    @property
+    def split(self) -> str | None:
+        """The split that an evaluate stage is about, as its manifest has it, else its config."""
+        return self.manifest.get("result", {}).get("split") or self.section.get("split")
+
+    @cached_property
+    def policies(self) -> dict[str, Manifest]:
+        """The policies of a finished evaluate stage by name, in the order they were evaluated."""
+        return {str(entry.get("name", "")): entry for entry in policies(self.manifest)}
+
+    def rollouts_file(self, policy: str) -> epath.Path:
+        """Where the stage wrote the completions of a policy that it evaluated; they may be gone."""
+        return absolute(self.folder / str(self.policies[policy]["rollouts"]))
 
     def parts(self, name: str = "rollouts") -> list[epath.Path]:
         """List the Parquet files in a folder of the stage, in order; [] if there is none."""
@@ -102,7 +109,7 @@ class Stage:
 
     def json(self, name: str) -> Any:
         """Read a JSON file of the stage, {} if there is none; raises ValueError if it is damaged."""
-        return read_optional(self.folder / name) or {}
+        return read_optional(self.folder / name)
 
     @cached_property
     def problems(self) -> dict[str, Mapping[str, Any]]:
@@ -120,7 +127,7 @@ class Run:
     workdir: epath.Path
     config: Mapping[str, Any]
     stages: Mapping[str, Stage]
-    answers: Callable[[epath.Path], Answers]
+    answers: Callable[[epath.Path], pd.DataFrame]
 
     @property
     def name(self) -> str:
@@ -135,12 +142,12 @@ class Run:
     @property
     def manifests(self) -> dict[str, Manifest]:
         """Stage -> manifest, of the finished stages in order."""
-        return {name: stage.manifest for name, stage in self.stages.items() if stage.manifest is not None}
+        return {name: stage.manifest for name, stage in self.stages.items() if stage.manifest}
 
     @property
     def evaluations(self) -> list[Stage]:
         """Finished evaluate stages, in order; the last one is the result."""
-        return [stage for stage in self.stages.values() if stage.kind == EVALUATE and stage.manifest is not None]
+        return [stage for stage in self.stages.values() if stage.kind == EVALUATE and stage.manifest]
 
     @property
     def price(self) -> float | None:
@@ -151,7 +158,7 @@ class Run:
     @property
     def environment(self) -> Mapping[str, Any]:
         """Where it was made, {} if that is not written."""
-        return read_optional(self.workdir / "environment.json") or {}
+        return read_optional(self.workdir / "environment.json")
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -162,18 +169,16 @@ class Run:
     def warnings(self) -> list[str]:
         """What the stages warned of, in their order: as manifests have it; of one under way, as it was logged."""
         logged = [record for record in self.metrics if str(record["kind"]).startswith("warning/")]
-        return [
-            str(warning["text"])
+        by_stage = [
+            stage.manifest.get("warnings", ())
+            if stage.manifest
+            else [record for record in logged if record["stage"] == name]
             for name, stage in self.stages.items()
-            for warning in (
-                [record for record in logged if record["stage"] == name]
-                if stage.manifest is None
-                else stage.manifest.get("warnings", ())
-            )
         ]
+        return [str(warning["text"]) for warnings in by_stage for warning in warnings]
 
 
-def read_run(workdir: PathLike, answers: Callable[[epath.Path], Answers] | None = None) -> Run:
+def read_run(workdir: PathLike, answers: Callable[[epath.Path], pd.DataFrame] | None = None) -> Run:
     """Read config and manifests; all else is read when it is asked for. What is not written yet is empty.
 
     answers: `Run.answers`, shared by the points of a study, which share evaluations.
@@ -184,14 +189,13 @@ def read_run(workdir: PathLike, answers: Callable[[epath.Path], Answers] | None 
         folders = stage_folders(root)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise no_run(root) from error
-    config = (read_optional(root / "config.json") or {}).get("config", {})
+    config = read_optional(root / "config.json").get("config", {})
     if not config and not folders:
         raise no_run(root)
-    kinds = {name: str(section.get("kind", "")) for name, section in config.get("stages", {}).items()}
-    stages = {}
-    for name, folder in folders.items():
-        manifest = finished(folder)
-        stages[name] = Stage(folder, name, str((manifest or {}).get("kind") or kinds.get(name, "")), manifest)
+    sections = config.get("stages", {})
+    stages = {
+        name: Stage(folder, name, sections.get(name, {}), finished(folder) or {}) for name, folder in folders.items()
+    }
     return Run(root, config, stages, answers or functools.cache(read_answers))
 
 
@@ -205,6 +209,9 @@ class Policy:
     def _section(self, policy: str) -> Mapping[str, Any]:
         return self.run.sections.get(policy.partition("@")[0], {})
 
+    def _manifest(self, policy: str) -> Manifest:
+        return self.run.manifests.get(policy.partition("@")[0], {})
+
     @cached_property
     def chain(self) -> list[str]:
         """Itself, what it was trained from, or chosen from, and so on down to the first that neither made.
@@ -213,10 +220,10 @@ class Policy:
         """
         names = [self.name]
         for _ in self.run.sections:  # a config that goes in a circle ends too
-            name, section = names[-1].partition("@")[0], self._section(names[-1])
+            section = self._section(names[-1])
             if section.get("kind") not in (ONLINE, OFFLINE, SELECT):
                 break
-            chosen = self.run.manifests.get(name, {}).get("result", {}).get("policy", "")
+            chosen = self._manifest(names[-1]).get("result", {}).get("policy", "")
             names.append(str((section["kind"] == SELECT and chosen) or section.get("policy", "")))
         return names
 
@@ -226,19 +233,19 @@ class Policy:
         return int(self._section(self.name).get("kind") == SELECT)
 
     @property
-    def kind(self) -> str:
-        """The kind of the stage that trained it, "" if none did."""
-        return str(self._section(self.chain[self._trained]).get("kind", ""))
-
-    @property
     def section(self) -> Mapping[str, Any]:
         """The config of the stage that trained it, {} if none did."""
         return self._section(self.chain[self._trained])
 
     @property
+    def kind(self) -> str:
+        """The kind of the stage that trained it, "" if none did."""
+        return str(self.section.get("kind", ""))
+
+    @property
     def manifest(self) -> Manifest:
         """The manifest of the stage that trained it, {} if none did."""
-        return self.run.manifests.get(self.chain[self._trained].partition("@")[0], {})
+        return self._manifest(self.chain[self._trained])
 
     @property
     def parent(self) -> Policy | None:
@@ -255,7 +262,7 @@ class Policy:
     @property
     def pairs_from(self) -> Manifest:
         """The manifest of the collect stage whose pairs it was trained on, {} without one."""
-        return self.run.manifests.get(str(self.section.get("preferences", "")), {})
+        return self._manifest(str(self.section.get("preferences", "")))
 
     @property
     def online(self) -> list[str]:
@@ -271,16 +278,18 @@ class Policy:
     @property
     def steps(self) -> float:
         """K: the online steps behind it; NaN if a stage that counts them is not finished."""
-        named = [policy.partition("@") for policy in self.online]
-        counted = [number(self.run.manifests.get(name, {}), "counts", "steps") for name, _, _ in named]
-        return sum(float(step) if step.isdecimal() else all_ for (_, _, step), all_ in zip(named, counted, strict=True))
+        at = [(policy, policy.partition("@")[2]) for policy in self.online]
+        return sum(
+            float(step) if step.isdecimal() else number(self._manifest(policy), "counts", "steps")
+            for policy, step in at
+        )
 
     @property
     def stop(self) -> Manifest:
         """Why the last online stage ended, of one that may end by itself (a manifest's "stop"); {} of any other."""
-        name = self.online[0].partition("@")[0] if self.online else ""
-        stops = self._section(name).get("stop", "steps") != "steps"
-        return self.run.manifests.get(name, {}).get("stop", {}) if stops else {}
+        policy = self.online[0] if self.online else ""
+        stops = self._section(policy).get("stop", "steps") != "steps"
+        return self._manifest(policy).get("stop", {}) if stops else {}
 
     @cached_property
     def costs(self) -> dict[str, float]:
@@ -288,34 +297,28 @@ class Policy:
         run = self.run
         return accounting.cost_of(self.name, run.sections, run.manifests, price_per_device_hour=run.price)
 
-    def _evaluated(self, split: str) -> tuple[Stage, Manifest] | None:
-        """Return its last evaluation on a split, and its entry there."""
-        for stage in self.run.evaluations[::-1]:
-            told = (stage.manifest or {}).get("result", {}).get("split") or self.run.sections.get(stage.name, {}).get(
-                "split"
-            )
-            entry = next((one for one in policies(stage.manifest) if one["name"] == self.name), None)
-            if entry is not None and told == split:
-                return stage, entry
-        return None
+    def _evaluation(self, split: str) -> Stage | None:
+        """Return the last stage that evaluated it on a split."""
+        stages = (stage for stage in self.run.evaluations[::-1] if stage.split == split)
+        return next((stage for stage in stages if self.name in stage.policies), None)
 
     def result(self, split: str) -> Manifest:
         """Return its measurements on a split, {} if there are none."""
-        evaluated = self._evaluated(split)
-        return evaluated[1] if evaluated else {}
+        stage = self._evaluation(split)
+        return stage.policies[self.name] if stage else {}
 
-    def answers(self, split: str) -> Answers | None:
-        """Its answers on a split, None if it was not evaluated there."""
-        evaluated = self._evaluated(split)
-        if evaluated is None:
-            return None
-        return self.run.answers(absolute(evaluated[0].folder / str(evaluated[1]["rollouts"])))
+    def answers(self, split: str) -> pd.DataFrame | None:
+        """Its answers on a split, as `read_answers` has them; None if it was not evaluated there."""
+        stage = self._evaluation(split)
+        return self.run.answers(stage.rollouts_file(self.name)) if stage else None
 
     @cached_property
     def gain(self) -> Array | None:
         """What the stage that trained it added on each test problem [N]; None if that is not known."""
         before, after = self.parent.answers("test") if self.parent else None, self.answers("test")
-        return None if before is None or after is None or before.ids != after.ids else after.means - before.means
+        if before is None or after is None or not before.index.equals(after.index):
+            return None
+        return (after.mean(axis=1) - before.mean(axis=1)).to_numpy()
 
     def measure(self, kind: str, *keys: str) -> float:
         """Read a number in the manifest of `pairs_from` (kind "collect") or of the stage that trained it, else NaN."""
@@ -326,20 +329,29 @@ class Policy:
 class Row:
     """Policies that differ in their seed alone, on the same problems. k: steps where points of a study vary them.
 
-    correct: of each policy [N, S], as in `Answers`, over the problems `ids` [N] of a split.
+    answers: of each policy, as `read_answers` has them, to the same problems of a split.
     """
 
     name: str
     policies: Sequence[Policy]
-    k: int | None
-    ids: tuple[str, ...]
-    correct: Sequence[Array]
+    answers: Sequence[pd.DataFrame]
+    k: int | None = None
     split: str = "test"
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """The problems [N], ids ascending."""
+        return list(self.answers[0].index)
+
+    @cached_property
+    def correct(self) -> list[Array]:
+        """Each policy's answers [N, samples]."""
+        return [answers.to_numpy() for answers in self.answers]
 
     @cached_property
     def accuracies(self) -> Array:
         """Each problem's mean accuracy [seeds, N], NaN without a scored answer."""
-        return np.stack([stats.row_means(one) for one in self.correct])
+        return np.stack([stats.row_means(correct) for correct in self.correct])
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -351,9 +363,9 @@ class Row:
         """The mean K of the seeds: where a warm-up stops by itself they differ."""
         return float(np.mean([policy.steps for policy in self.policies]))
 
-    def evaluated(self, *keys: str) -> float:
-        """Average a number of the evaluation over seeds; NaN if one lacks it."""
-        return float(np.mean([number(policy.result(self.split), *keys) for policy in self.policies]))
+    def evaluated(self, split: str, *keys: str) -> float:
+        """Average a number of the evaluation on a split over seeds; NaN if one lacks it."""
+        return float(np.mean([number(policy.result(split), *keys) for policy in self.policies]))
 
     @cached_property
     def accuracy(self) -> frontier.Interval:
@@ -363,17 +375,19 @@ class Row:
     @cached_property
     def dev(self) -> float:
         """The mean accuracy on dev, NaN if a seed was not evaluated there."""
-        return float(np.mean([number(policy.result("dev"), "mean") for policy in self.policies]))
+        return self.evaluated("dev", "mean")
 
     @cached_property
     def gain(self) -> frontier.Interval | None:
         """What the last training added over the policy it started from, paired by seed and problem; None: not known."""
-        known = [gain for policy in self.policies if (gain := policy.gain) is not None and len(gain) == len(self.ids)]
-        return frontier.bootstrap(np.stack(known)) if known else None
+        gains = [gain for policy in self.policies if (gain := policy.gain) is not None and len(gain) == len(self.ids)]
+        return frontier.bootstrap(np.stack(gains)) if gains else None
 
-    def cost(self, measure: str) -> float:
-        """Average a cost over seeds; NaN if one lacks it."""
-        return float(np.mean([policy.costs.get(measure, np.nan) for policy in self.policies]))
+    @cached_property
+    def costs(self) -> dict[str, float]:
+        """`Policy.costs` averaged over seeds; NaN where one lacks it."""
+        costs = [policy.costs for policy in self.policies]
+        return {name: float(np.mean([cost.get(name, np.nan) for cost in costs])) for name in costs[0]}
 
     def mean(self, kind: str, *keys: str) -> float:
         """Average `Policy.measure` over seeds; NaN if one lacks it."""
@@ -424,7 +438,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Study:
-    """A study's directory. unfinished: labels of points that lack a stage; untested: of those without a test split.
+    """A study's directory. left_out: label of a point -> why it is in no group.
 
     warmups: online training alone, as points that end offline evaluated it on their way, where no point is about it.
     """
@@ -434,8 +448,7 @@ class Study:
     config: Mapping[str, Any]
     groups: Sequence[Group]
     warmups: Sequence[Group]
-    unfinished: Sequence[str]
-    untested: Sequence[str]
+    left_out: Mapping[str, str]
 
     @property
     def policies(self) -> list[Policy]:
@@ -458,6 +471,9 @@ class Study:
         return [group for group in self.offline if len(group.rows) > 1]
 
 
+UNFINISHED, UNTESTED = "not finished", "not evaluated on test"
+"""Why a point is left out of a study."""
+
 WARMUP = "warm-up (GRPO goes on)"
 """The name of `Study.warmups`."""
 
@@ -478,22 +494,20 @@ def read_study(workdir: PathLike, name: str) -> Study:
     if name not in studies(root):
         raise ValueError(f"{root} holds no study {name!r}; there are: {', '.join(studies(root)) or 'none'}")
     plan = read_json(root / PLANS / f"{name}.json")
-    answers, unfinished, untested = functools.cache(read_answers), list[str](), list[str]()
+    answers, left_out = functools.cache(read_answers), dict[str, str]()
     arms: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int | None, list[Policy]]] = {}
     for point in plan["points"]:
         run = read_run(root / "points" / name / point["label"], answers)
         policy = _last_evaluated(run)
-        if policy is None:
-            unfinished.append(point["label"])
-        elif not policy.result("test"):
-            untested.append(point["label"])
-        else:
-            varied = [field for field in point["values"] if _is_steps(field, run)]
-            k = int(point["values"][varied[0]]) if varied else None
-            values = tuple((field, text) for field, text in point["values"].items() if field not in varied)
-            arms.setdefault((point["arm"], values), {}).setdefault(k, []).append(policy)
+        if policy is None or not policy.result("test"):
+            left_out[point["label"]] = UNFINISHED if policy is None else UNTESTED
+            continue
+        values = dict(point["values"])
+        steps = [int(values.pop(field)) for field in point["values"] if _is_steps(field, run)]
+        by_steps = arms.setdefault((point["arm"], tuple(values.items())), {})
+        by_steps.setdefault(steps[0] if steps else None, []).append(policy)
     groups = [_group(arm, dict(values), by_steps) for (arm, values), by_steps in arms.items()]
-    return Study(root, name, plan["config"], groups, _warmups(groups), unfinished, untested)
+    return Study(root, name, plan["config"], groups, _warmups(groups), left_out)
 
 
 def _last_evaluated(run: Run) -> Policy | None:
@@ -501,9 +515,11 @@ def _last_evaluated(run: Run) -> Policy | None:
 
     So points of K = 0 do not wait for a warm-up.
     """
-    evaluated = {name: one["policies"] for name, one in run.sections.items() if one["kind"] == EVALUATE}
-    behind = {stage for some in evaluated.values() for one in some for stage in accounting.behind(one, run.sections)}
-    if not evaluated or not {*evaluated, *behind} <= run.manifests.keys():
+    evaluated = {name: section["policies"] for name, section in run.sections.items() if section["kind"] == EVALUATE}
+    needed = {*evaluated}.union(
+        *(accounting.behind(policy, run.sections) for names in evaluated.values() for policy in names)
+    )
+    if not evaluated or not needed <= run.manifests.keys():
         return None
     return Policy(run, list(evaluated.values())[-1][-1])
 
@@ -518,13 +534,13 @@ def _group(arm: str, values: Mapping[str, str], by_steps: Mapping[int | None, Se
     group = Group(arm, values, [])
     for k in sorted(by_steps, key=lambda k: -1 if k is None else k):
         seeds = by_steps[k]
-        answers = [found for policy in seeds if (found := policy.answers("test")) is not None]
-        for policy, one in zip(seeds, answers, strict=True):
-            if one.ids != answers[0].ids:
+        answers = [answers for policy in seeds if (answers := policy.answers("test")) is not None]
+        for policy, its_answers in zip(seeds, answers, strict=True):
+            if not its_answers.index.equals(answers[0].index):
                 names = f"{seeds[0].run.workdir.name} and {policy.run.workdir.name}"
                 raise ValueError(f"{names} were tested on different problems")
         name = group.name if len(by_steps) == 1 else f"{group.name}, K = {np.mean([p.steps for p in seeds]):g}"
-        group.rows.append(Row(name, seeds, k, answers[0].ids, [one.correct for one in answers]))
+        group.rows.append(Row(name, seeds, answers, k))
     return group
 
 
@@ -536,12 +552,13 @@ def _warmups(groups: Sequence[Group]) -> list[Group]:
             continue
         if any(group.goes_on_from(other) for other in alone):
             continue
-        family = next((some for some in families if any(group.goes_on_from(other) for other in some)), None)
-        if family is None:
-            families.append(family := [])
-        family.append(group)
-    found = [_warmup(family, several=len(families) > 1) for family in families]
-    return [group for group in found if len(group.rows) > 1]
+        related = [family for family in families if any(group.goes_on_from(other) for other in family)]
+        if not related:
+            families.append([group])
+        else:
+            related[0].append(group)
+    warmups = [_warmup(family, several=len(families) > 1) for family in families]
+    return [group for group in warmups if len(group.rows) > 1]
 
 
 def _warmup(family: Sequence[Group], *, several: bool) -> Group:
@@ -550,10 +567,10 @@ def _warmup(family: Sequence[Group], *, several: bool) -> Group:
     values = {name: text for name, text in family[0].values.items() if (name, text) in shared}
     arm = f"{WARMUP} of {', '.join(dict.fromkeys(group.arm for group in family))}" if several else WARMUP
     by_steps: dict[int | None, dict[int, Policy]] = {}
-    for policy in (policy for group in family for policy in group.policies):
-        for one in (Policy(policy.run, name) for name in policy.chain[1:]):
-            if one.answers("test") is not None:
-                by_steps.setdefault(int(one.steps), {}).setdefault(int(one.run.config.get("seed", 0)), one)
+    for trained in (policy for group in family for policy in group.policies):
+        for policy in (Policy(trained.run, name) for name in trained.chain[1:]):
+            if policy.result("test"):
+                by_steps.setdefault(int(policy.steps), {}).setdefault(int(policy.run.config.get("seed", 0)), policy)
     rows = {k: [policies[seed] for seed in sorted(policies)] for k, policies in by_steps.items()}
     return _group(arm, values, rows)
 
@@ -562,7 +579,7 @@ def _warmup(family: Sequence[Group], *, several: bool) -> Group:
 class Side:
     """One run of a comparison. mark: A, B, … label: its folder's name, or its path where another has that.
 
-    stage: the evaluation that takes part. sampling: its split and settings by name, None where none is known.
+    stage: the evaluation that takes part.
     """
 
     mark: str
@@ -572,46 +589,44 @@ class Side:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """ "split" and `SAMPLING`, as the evaluation's manifest has them."""
-        result = (self.stage.manifest or {}).get("result", {})
-        known = {**result.get("sampling", {}), "split": result.get("split"), "num_generations": result.get("samples")}
-        return {name: known.get(name) for name in ("split", *SAMPLING)}
+        """ "split" and `SAMPLING` of the evaluation, None where one is not known."""
+        result = self.stage.manifest.get("result", {})
+        values = {**result.get("sampling", {}), "split": self.stage.split, "num_generations": result.get("samples")}
+        return {name: values.get(name) for name in ("split", *SAMPLING)}
 
     @property
-    def names(self) -> list[str]:
-        """The policies evaluated, in order."""
-        return list(dict.fromkeys(str(entry.get("name", "")) for entry in policies(self.stage.manifest)))
-
-    def title(self, policy: str) -> str:
-        """Return the run's mark and the policy's name for readers."""
-        entry = next(one for one in policies(self.stage.manifest) if str(one.get("name", "")) == policy)
-        return f"{self.mark}: {policy_name(entry)}"
+    def last(self) -> str:
+        """The last of the policies evaluated, by name."""
+        return list(self.stage.policies)[-1]
 
     def file(self, policy: str) -> epath.Path:
         """Where a policy's completions are. Raises ValueError if they are gone."""
         file = self.stage.rollouts_file(policy)
-        if file is None:
+        if not file.exists():
             raise ValueError(f"{self.stage.folder} has no completions of {policy!r} any more: they cannot be compared")
         return file
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side. rows: one a policy, over the common `problems`, ids ascending; files: their completions.
+    """Runs side by side. rows: a policy of a run each, over the common `problems`, ids ascending.
 
-    last: the rows that are their runs' last policies. warnings: why accuracies may not be comparable. settings: of each
-    run but the first, what differs from the first, as "field: there -> here". left_out: policies of a study's points
-    that were evaluated once for several of these and are a row already, as (run's mark, policy).
+    warnings: why accuracies may not be comparable. settings: of each run but the first, what differs from the first, as
+    "field: there -> here". left_out: policies of a study's points that were evaluated once for several of these and are
+    a row already, as (run's mark, policy).
     """
 
     sides: Sequence[Side]
-    rows: Sequence[Row]
-    files: Sequence[tuple[Side, epath.Path]]
-    last: Sequence[Row]
+    rows: Sequence[tuple[Side, Row]]
     problems: Sequence[str]
     warnings: Sequence[str]
     settings: Sequence[tuple[Side, Sequence[str]]]
     left_out: Sequence[tuple[str, str]]
+
+    @property
+    def last(self) -> list[Row]:
+        """The rows that are their runs' last policies."""
+        return [row for side, row in self.rows if row.policies[0].name == side.last]
 
 
 def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> Comparison:
@@ -627,35 +642,32 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
     sides = _sides(workdirs)
     chosen, left_out, files = list[tuple[Side, str]](), list[tuple[str, str]](), set[epath.Path]()
     for side in sides:
-        for name in side.names if policies == "all" else dict.fromkeys((side.names[0], side.names[-1])):
+        names = list(side.stage.policies)
+        for name in names if policies == "all" else dict.fromkeys((names[0], names[-1])):
             file = side.file(name)
-            if file in files and name != side.names[-1]:
+            if file in files and name != side.last:
                 left_out.append((side.mark, name))
             else:
                 chosen.append((side, name))
             files.add(file)
-    answers = [read_answers(side.file(name)) for side, name in chosen]
-    common = sorted(set.intersection(*(set(one.ids) for one in answers)))
+    answers = [side.run.answers(side.file(name)) for side, name in chosen]
+    common = sorted(set.intersection(*(set(frame.index) for frame in answers)))
     if not common:
-        known = (
-            f"{side.mark} ({side.label}) {len(side.stage.problems):,} of {side.sampling['split']}" for side in sides
-        )
+        evaluated = (f"{side.mark} ({side.label}) {len(side.stage.problems):,} of {side.stage.split}" for side in sides)
         raise ValueError(
-            f"the runs have no problem in common, they cannot be compared; evaluated are {', '.join(known)}"
+            f"the runs have no problem in common, they cannot be compared; evaluated are {', '.join(evaluated)}"
         )
     rows = []
-    for (side, name), one in zip(chosen, answers, strict=True):
-        correct, title = one.correct[np.searchsorted(one.ids, common)], side.title(name)
-        if np.isnan(correct).all():
+    for (side, name), frame in zip(chosen, answers, strict=True):
+        title = f"{side.mark}: {policy_name(side.stage.policies[name])}"
+        if frame.loc[common].isna().to_numpy().all():
             raise ValueError(
                 f"none of the {len(common):,} common problems is scored for {title} as right or wrong: "
                 "accuracies are compared, not rewards"
             )
-        rows.append(Row(title, [Policy(side.run, name)], None, tuple(common), [correct], side.sampling["split"]))
-    last = [row for row, (side, name) in zip(rows, chosen, strict=True) if name == side.names[-1]]
+        rows.append((side, Row(title, [Policy(side.run, name)], [frame.loc[common]], split=str(side.stage.split))))
     settings = [(side, _changes(sides[0].run, side.run)) for side in sides[1:]]
-    places = [(side, side.file(name)) for side, name in chosen]
-    return Comparison(sides, rows, places, last, common, list(_incomparable(sides, common)), settings, left_out)
+    return Comparison(sides, rows, common, list(_incomparable(sides, common)), settings, left_out)
 
 
 def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
@@ -666,12 +678,12 @@ def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
         raise ValueError(f"{twice} is given twice: compare runs that differ")
     names, sides = [root.name for root in roots], list[Side]()
     for i, root in enumerate(roots):
-        label, run = names[i] if names.count(names[i]) == 1 else str(root), read_run(root)
-        done = [Side(_mark(i), label, run, stage) for stage in run.evaluations if policies(stage.manifest)]
-        if not done:
+        label, run = root.name if names.count(root.name) == 1 else str(root), read_run(root)
+        stages = [stage for stage in run.evaluations if stage.policies]
+        if not stages:
             raise ValueError(f"{run.workdir} has no finished evaluation: let its evaluate stage finish first")
-        alike = [side for side in done if sides and side.sampling["split"] == sides[0].sampling["split"]]
-        sides.append([*done, *alike][-1])
+        alike = [stage for stage in stages if sides and stage.split == sides[0].stage.split]
+        sides.append(Side(_mark(i), label, run, [*stages, *alike][-1]))
     return sides
 
 
@@ -693,7 +705,7 @@ def _incomparable(sides: Sequence[Side], common: Sequence[str]) -> Iterator[str]
         if len({str(value) for value in values.values()}) > 1:
             listed = ", ".join(f"{mark} {value}" for mark, value in values.items())
             yield f"The evaluations differ in {name}: {listed}. A difference in accuracy may come from this."
-    known = [[side.stage.problems.get(problem, {}) for side in sides] for problem in common]
-    different = sum(len({str(row.get("answer")) for row in rows if row}) > 1 for rows in known)
+    rows = [[side.stage.problems.get(problem, {}) for side in sides] for problem in common]
+    different = sum(len({str(row.get("answer")) for row in in_runs if row}) > 1 for in_runs in rows)
     if different:
         yield f"{different:,} of the common problems have other reference answers in one run than in another."

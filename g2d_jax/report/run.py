@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -13,14 +11,13 @@ from g2d_jax.accounting import TRAINING
 from g2d_jax.report import figures, tables
 from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import Chart, Lines
-from g2d_jax.report.format import number, policy_name
+from g2d_jax.report.format import Written, number, policy_name
 from g2d_jax.report.page import Code, Fold, Note, Part, Report, Section, write
 from g2d_jax.report.read import COLLECT, EVALUATE, OFFLINE, SELECT, Run, Stage, read_parquet, read_run
 from g2d_jax.report.samples import browser
 from g2d_jax.report.tables import Manifest, has_accuracy, leaves, policies, sheet, steps, table
 from g2d_jax.runtime.storage import PathLike
 
-Written = Callable[[float], str]
 COLUMNS = ("stage", "policy", "measure", "value")
 
 CURVES: Mapping[str, tuple[tuple[str, ...], bool]] = {
@@ -112,6 +109,9 @@ def write_run(workdir: PathLike, *, figures: bool = True) -> list[str]:
 def report(run: Run) -> Report:
     """Put together all that there is to show of a run."""
     latest = run.evaluations[-1].manifest if run.evaluations else None
+    manifests = list(run.manifests.values())
+    compute = [tables.compute_table(manifests, run.price), tables.goodput_table(manifests)]
+    settings = {"Configuration (config.json)": run.config, "Environment (environment.json)": run.environment}
     return Report(
         kind="report",
         name=run.name,
@@ -120,28 +120,22 @@ def report(run: Run) -> Report:
         warnings=[*filter(None, [state(run)]), *run.warnings],
         sections=[
             Section("results", "Result", list(_results(run, latest))),
-            Section("compute", "Compute", _compute(run)),
+            Section("compute", "Compute", [*compute, Fold("Programs", [tables.compiled_table(manifests)])]),
             Section("curves", "Training", list(_training(run))),
             Section("informativeness", "Informativeness", list(_informativeness(run))),
             Section("pairs", "Preference pairs", [part for stage in run.stages.values() for part in _pairs(stage)]),
             Section("browser", "Browser", browser(run)),
-            Section("settings", "Settings", settings(run.config, run.environment)),
+            Section("settings", "Settings", [Code(title, values) for title, values in settings.items()]),
         ],
     )
 
 
-def settings(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[Part | None]:
-    """Show settings and environment as they are on disk."""
-    return [Code("Configuration (config.json)", config), Code("Environment (environment.json)", environment)]
-
-
 def _eyebrow(run: Run) -> str:
     """When, which config, which seed."""
-    times = [float(record["time"]) for record in run.metrics]
-    parts = ["G2D report"]
-    parts += [f"measured until {datetime.fromtimestamp(max(times), UTC):%d %B %Y, %H:%M} UTC"] if times else []
-    parts += [f"{name} {run.config[key]}" for name, key in (("config", "name"), ("seed", "seed")) if key in run.config]
-    return " · ".join(parts)
+    keys = {"config": "name", "seed": "seed"}
+    config = " · ".join(f"{title} {run.config[key]}" for title, key in keys.items() if key in run.config)
+    measured = fmt.until(float(record["time"]) for record in run.metrics)
+    return " · ".join(filter(None, ["G2D report", measured, config]))
 
 
 def state(run: Run) -> str:
@@ -162,19 +156,20 @@ def headline(evaluation: Manifest | None) -> str:
         return "No policy has been evaluated yet."
     first, name, over = ordered[0], policy_name(ordered[0]), tables.problems(evaluation, "held-out problems")
     if has_accuracy(evaluation):
+        kind: tuple[str, ...] = ()
         parts = [
             f"{name} answers {fmt.spread(number(first, 'mean'), number(first, 'sem_clustered'))} % of {over} correctly"
         ]
-        for before, after, difference, error in steps(evaluation):
-            reached, size = f"{fmt.percent(number(after, 'mean'))} %", f"{fmt.change(difference, error)} points"
-            parts.append(_step(before, after, reached, difference, error, size))
     else:
-        task = next(iter(tables.tasks(evaluation)))
-        parts = [f"{name} has a mean reward of {tables.reward(first, task)} on {over}"]
-        for before, after, difference, error in steps(evaluation, "tasks", task):
-            reached = fmt.measured(number(after, "tasks", task, "reward"), math.nan)
-            size = fmt.measured(difference, error, signed=True)
-            parts.append(_step(before, after, reached, difference, error, size))
+        kind = ("tasks", next(iter(tables.tasks(evaluation))))
+        parts = [f"{name} has a mean reward of {tables.reward(first, kind[1])} on {over}"]
+    for before, after, difference, error in steps(evaluation, *kind):
+        reached = f"{fmt.percent(number(after, 'mean'))} %"
+        size = f"{fmt.change(difference, error)} points"
+        if kind:
+            reached = fmt.measured(number(after, *kind, "reward"), math.nan)
+            size = fmt.measured(difference, error, sign="+")
+        parts.append(_step(before, after, reached, difference, error, size))
     # Not capitalised where it begins with a path.
     sentence = "; ".join(parts) + "."
     sentence = f"The policy {sentence}" if any(c in name for c in ":/\\") else sentence[0].upper() + sentence[1:]
@@ -208,9 +203,9 @@ def _results(run: Run, latest: Manifest | None) -> Iterator[Part | None]:
         yield tables.tasks_table(latest)
         yield tables.verdicts_table(latest)
         bars = [
-            (policy_name(one), 100 * (mean := number(one, "mean")), 100 * (mean - 2 * sem), 100 * (mean + 2 * sem))
-            for one in policies(latest)
-            for sem in [number(one, "sem_clustered")]
+            (policy_name(policy), 100 * mean, 100 * (mean - 2 * sem), 100 * (mean + 2 * sem))
+            for policy in policies(latest)
+            for mean, sem in [(number(policy, "mean"), number(policy, "sem_clustered"))]
         ]
         note = "Bars: ± 2 standard errors, clustered by problem."
         yield figures.intervals("accuracy", "Accuracy (pass@1), %", bars, note=note)
@@ -230,26 +225,21 @@ def _pass_at(ordered: Sequence[Manifest]) -> Chart | None:
     return figures.curves("pass-at-k", "pass@k, %", {"": lines}, x_title="k", note=note) if len(ks) > 1 else None
 
 
-def _compute(run: Run) -> list[Part | None]:
-    manifests = list(run.manifests.values())
-    cost, spent = tables.compute_table(manifests, run.price), tables.goodput_table(manifests)
-    return [cost, spent, Fold("Programs", [tables.compiled_table(manifests)])]
-
-
 def _training(run: Run) -> Iterator[Part | None]:
     """Build the counts of training, and metrics over steps, stages side by side."""
-    counted = {name: one for name, one in run.manifests.items() if one.get("kind") in TRAINING}
-    counts = {name: {part: one.get(part, {}) for part in ("counts", "generation")} for name, one in counted.items()}
-    yield tables.counts_table(
-        "What training did", {n: {**c["counts"], "generation": c["generation"]} for n, c in counts.items()}
-    )
+    counts = {
+        name: {**manifest.get("counts", {}), "generation": manifest.get("generation", {})}
+        for name, manifest in run.manifests.items()
+        if manifest.get("kind") in TRAINING
+    }
+    yield tables.counts_table("What training did", counts)
     logged = logged_metrics(run)
     charts = [_curves(logged, title, names, share) for title, (names, share) in CURVES.items()]
     yield Note(TRAINING_NOTE) if any(charts) else None
     yield from charts
-    named = {name for names, _ in CURVES.values() for name in names}
+    drawn = {name for names, _ in CURVES.values() for name in names}
     families: dict[str, list[str]] = {}
-    for name in sorted({name for metrics in logged.values() for _, name in metrics} - named):
+    for name in sorted({name for metrics in logged.values() for _, name in metrics} - drawn):
         families.setdefault(name.rpartition("/")[0] or name, []).append(name)
     others = [_curves(logged, family, names, False) for family, names in families.items()]
     yield Fold(f"More metrics ({len(others)})", [chart for chart in others if chart is not None])
@@ -261,17 +251,16 @@ Logged = Mapping[str, Mapping[tuple[str, str], Sequence[tuple[float, float]]]]
 
 def logged_metrics(run: Run) -> Logged:
     """Read what the run's stages logged on their way, in the order of their folders; evaluations are in the result."""
-    table: dict[str, dict[tuple[str, str], list[tuple[float, float]]]] = {name: {} for name in run.stages}
+    points: dict[str, dict[tuple[str, str], list[tuple[float, float]]]] = {name: {} for name in run.stages}
+    evaluations = {name for name, stage in run.stages.items() if stage.kind == EVALUATE}
     for record in run.metrics:
         stage, kind = str(record["stage"]), str(record["kind"])
-        if kind.partition("/")[0] in ELSEWHERE or (stage in run.stages and run.stages[stage].kind == EVALUATE):
-            continue
         for name, value in record["metrics"].items():
-            if name.partition("/")[0] not in ELSEWHERE:
-                table.setdefault(stage, {}).setdefault((kind, name), []).append((record["step"], value))
+            if stage not in evaluations and not {kind.partition("/")[0], name.partition("/")[0]} & {*ELSEWHERE}:
+                points.setdefault(stage, {}).setdefault((kind, name), []).append((record["step"], value))
     return {
-        stage: {key: sorted(points) for key, points in metrics.items() if len(points) > 1}
-        for stage, metrics in table.items()
+        stage: {key: sorted(values) for key, values in metrics.items() if len(values) > 1}
+        for stage, metrics in points.items()
     }
 
 
@@ -290,30 +279,25 @@ def _curves(logged: Logged, title: str, names: Sequence[str], share: bool) -> Ch
 
 def _informativeness(run: Run) -> Iterator[Part | None]:
     """How much rollouts of each policy can teach."""
+    measured: list[tuple[Stage, Manifest, Manifest]] = []
+    for stage in run.stages.values():
+        measured += [(stage, entry, entry.get("informativeness", {})) for entry in stage.policies.values()]
+        if stage.kind == COLLECT:
+            policy = stage.json("preferences/_manifest.json").get("policy") or stage.section.get("policy") or stage.name
+            measured.append((stage, {"name": str(policy)}, stage.json("informativeness.json")))
     rows = [
         {
-            "policy": policy,
-            "rollouts of": stage,
-            **{head: of(number(one, name)) for name, (head, of) in MEASURES.items()},
+            "policy": policy_name(entry),
+            "rollouts of": stage.name,
+            **{head: written(number(values, name)) for name, (head, written) in MEASURES.items()},
         }
-        for policy, stage, one in _measured(run)
+        for stage, entry, values in measured
+        if values
     ]
     yield Note(MEANINGS)
     yield table("Rollouts of each policy", rows)
     for stage in run.stages.values():
         yield _pass_rates(stage)
-
-
-def _measured(run: Run) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Return the policy's name, the stage of these rollouts, and measure -> number, in the order of the stages."""
-    for stage in run.stages.values():
-        if stage.kind == COLLECT and (found := stage.json("informativeness.json")):
-            policy = stage.json("preferences/_manifest.json").get("policy")
-            name = policy or run.sections.get(stage.name, {}).get("policy") or stage.name
-            yield policy_name({"name": str(name)}), stage.name, found
-        for entry in policies(stage.manifest) if stage.kind == EVALUATE else ():
-            if entry.get("informativeness"):
-                yield policy_name(entry), stage.name, entry["informativeness"]
 
 
 def _pass_rates(stage: Stage) -> Chart | None:
@@ -323,15 +307,16 @@ def _pass_rates(stage: Stage) -> Chart | None:
         return None
     columns = read_parquet(file, ["pass_rate", "scored"]).to_pydict()
     rates, scored = np.asarray(columns["pass_rate"], np.float64), np.asarray(columns["scored"])
-    known = ~np.isnan(rates)
-    if not known.any():
+    is_rated = ~np.isnan(rates)
+    if not is_rated.any():
         return None
-    samples = set(scored[known].tolist())
+    samples = set(scored[is_rated].tolist())
     bins = samples.pop() if len(samples) == 1 and max(samples) <= 32 else 10  # one for each number of right answers
-    counts = np.bincount(np.round(rates[known] * bins).astype(int), minlength=bins + 1)
-    lines = {"share": (np.arange(bins + 1) / bins, 100 * counts / known.sum())}
+    counts = np.bincount(np.round(rates[is_rated] * bins).astype(int), minlength=bins + 1)
+    lines = {"share": (np.arange(bins + 1) / bins, 100 * counts / is_rated.sum())}
+    unrated = int(np.sum(~is_rated))
     note = f"Pass rates in steps of 1/{bins}. Prompts at 0 and 1 give no pairs."
-    note += f" {fmt.count(np.sum(~known))} prompts have no pass rate and are left out." if not known.all() else ""
+    note += f" {fmt.count(unrated)} prompts have no pass rate and are left out." if unrated else ""
     title = f"Prompts of {stage.name} by pass rate, %"
     return figures.curves(f"pass-rates-{stage.name}", title, {"": lines}, x_title="pass rate", note=note)
 
@@ -339,24 +324,19 @@ def _pass_rates(stage: Stage) -> Chart | None:
 def _pairs(stage: Stage) -> Iterator[Part | None]:
     """Build the fates of a collection's prompts; pairs under the policy before and after training on them."""
     if stage.kind == COLLECT:
-        counts = (stage.manifest or {}).get("counts", {})
+        counts = stage.manifest.get("counts", {})
         yield tables.counts_table(f"What became of the prompts of {stage.name}", {stage.name: counts})
         provenance = stage.json("preferences/_manifest.json")
         yield Code(f"How {stage.name} made its pairs (preferences/_manifest.json)", provenance)
     if stage.kind == OFFLINE:
-        result, rows = (stage.manifest or {}).get("result") or {}, []
-        for name, ((before, after, key), of) in PAIR_MEASURES.items():
-            ends = [number(result, part, key) for part in (before, after)]
-            moved = fmt.UNKNOWN if math.isnan(ends[1] - ends[0]) else f"{ends[1] - ends[0]:+.3g}"
-            if before == "" or of is fmt.percent:
-                moved = (
-                    fmt.UNKNOWN
-                    if before == "" or math.isnan(ends[1] - ends[0])
-                    else f"{100 * (ends[1] - ends[0]):+.1f}"
-                )
-            cells = {"before": of(ends[0]), "after": of(ends[1]), "change": moved}
-            rows += [{"measure": name, **cells}] if set(cells.values()) != {fmt.UNKNOWN} else []
-        yield table(f"The pairs under the policy before and after {stage.name}", rows)
+        rows = []
+        for name, ((before, after, key), written) in PAIR_MEASURES.items():
+            start, end = (number(stage.manifest, "result", part, key) for part in (before, after))
+            moved = f"{100 * (end - start):+.1f}" if written is fmt.percent else f"{end - start:+.3g}"
+            change = fmt.UNKNOWN if math.isnan(end - start) else moved
+            rows.append({"measure": name, "before": written(start), "after": written(end), "change": change})
+        measured = [row for row in rows if set(row.values()) != {row["measure"], fmt.UNKNOWN}]
+        yield table(f"The pairs under the policy before and after {stage.name}", measured)
 
 
 def records(run: Run) -> Iterator[tuple[str, str, str, float]]:
@@ -368,21 +348,16 @@ def records(run: Run) -> Iterator[tuple[str, str, str, float]]:
     """
     for name, manifest in run.manifests.items():
         stage = run.stages[name]
-        found = stage.json("informativeness.json") if stage.kind == COLLECT else {}
-        yield from _tidy(name, "", {**dict(leaves(found, "informativeness/")), **dict(leaves(manifest))}.items())
-        for policy in policies(manifest) if stage.kind == EVALUATE else ():
-            yield from _tidy(name, str(policy["name"]), leaves(policy))
-        for pair in manifest.get("result", {}).get("paired", ()) if stage.kind == EVALUATE else ():
-            measured = {"": pair} if "difference" in pair else {}
-            measured |= {"greedy/": pair["greedy"]} if "greedy" in pair else {}
-            measured |= {f"{task}/": found for task, found in pair.get("tasks", {}).items()}
-            paths = {
-                f"paired/{pair['before']}/{prefix}{m}": number(one, m)
-                for prefix, one in measured.items()
-                for m in ("difference", "sem")
-            }
-            yield from _tidy(name, str(pair["after"]), paths.items())
-
-
-def _tidy(stage: str, policy: str, figures: Iterable[tuple[str, float]]) -> Iterator[tuple[str, str, str, float]]:
-    return ((stage, policy, measure, value) for measure, value in figures)
+        rollouts = stage.json("informativeness.json") if stage.kind == COLLECT else {}
+        figures = {**dict(leaves(rollouts, "informativeness/")), **dict(leaves(manifest))}
+        yield from ((name, "", *figure) for figure in figures.items())
+        if stage.kind != EVALUATE:
+            continue
+        for policy, entry in stage.policies.items():
+            yield from ((name, policy, *figure) for figure in leaves(entry))
+        for pair in manifest.get("result", {}).get("paired", ()):
+            tasks = {f"{task}/": values for task, values in pair.get("tasks", {}).items()}
+            for prefix, values in {"": pair, "greedy/": pair.get("greedy", {}), **tasks}.items():
+                path = f"paired/{pair['before']}/{prefix}"
+                measured = {m: number(values, m) for m in ("difference", "sem") if m in values}
+                yield from ((name, str(pair["after"]), path + m, value) for m, value in measured.items())

@@ -18,7 +18,6 @@ from g2d_jax.records import Prompt, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import on_one_line, shorten
 from g2d_jax.report.read import COLLECT, Comparison, Run, Stage, read_parquet
-from g2d_jax.report.tables import policies
 from g2d_jax.report.tokens import Span, coloured, run_tokenizer
 
 PROBLEMS, SAMPLES, MOST_DIFFERENT = 60, 4, 40
@@ -34,7 +33,12 @@ _ROLLOUT = (
 _PAIRS = (
     "problem_id",
     "prompt",
-    *(f"{side}{part}" for side in ("chosen", "rejected") for part in ("", "_ids", "_reward")),
+    "chosen",
+    "chosen_ids",
+    "chosen_reward",
+    "rejected",
+    "rejected_ids",
+    "rejected_reward",
 )
 
 Answer = Mapping[str, Any]
@@ -93,8 +97,8 @@ def browser(run: Run) -> list[Listing]:
     paint, note = painter(run)
     collected = [stage for stage in run.stages.values() if stage.kind == COLLECT]
     listings = [_evaluated(stage, paint, note) for stage in run.evaluations]
-    listings += [one for stage in collected for one in _collected(run, stage, paint, note)]
-    return [one for one in listings if one.rows]
+    listings += [listing for stage in collected for listing in _collected(run, stage, paint, note)]
+    return [listing for listing in listings if listing.rows]
 
 
 def painter(run: Run) -> tuple[Painter, str]:
@@ -129,23 +133,36 @@ def read_samples(
     there = {str(name) for file in files for name in read_parquet(file, ["problem_id"])["problem_id"].to_pylist()}
     wanted = {*sorted(there)[:first], *also}
     rows = [row for file in files for row in read_parquet(file, columns, wanted).to_pylist()]
-    found: dict[str, list[Answer]] = {}
+    by_problem: dict[str, list[Answer]] = {}
     for row in sorted(rows, key=lambda row: (row["problem_id"], row.get("visit", 0), row.get("sample", 0))):
-        found.setdefault(row["problem_id"], []).append(row)
-    return found, len(there)
+        by_problem.setdefault(row["problem_id"], []).append(row)
+    return by_problem, len(there)
 
 
-Column = tuple[str, Mapping[str, Sequence[Answer]], Painter]
-"""A policy's name, its answers by problem, and what shows them."""
+class Column(NamedTuple):
+    """What stands in one column of a list: a policy's name, its answers by problem, and what shows them."""
+
+    name: str
+    answers: Mapping[str, Sequence[Answer]]
+    paint: Painter
 
 
-def beside(problem: str, known: Mapping[str, Any], columns: Sequence[Column]) -> Row:
-    """Put the policies' answers to a problem beside each other. known: its entry of problems.json, as far as known."""
-    answered = [(i, name, rows, paint) for i, (name, by, paint) in enumerate(columns) if (rows := by.get(problem))]
-    cells = [Cell(i, name, [_sample(row, paint) for row in rows[:SAMPLES]]) for i, name, rows, paint in answered]
-    facts = " · ".join(f"{name} {_outcome(rows)}" for _, name, rows, _ in answered)
-    gold = None if known.get("answer") is None else str(known["answer"])
-    return Row(conversation(known.get("prompt", "")) or f"problem {problem}", facts, gold, cells)
+def _listing(
+    title: str, rule: str, problems: Mapping[str, Mapping[str, Any]], columns: Sequence[Column], note: str
+) -> Listing:
+    """Put policies' answers beside each other. problems: those listed, with their entries of problems.json, or {}."""
+    rows = []
+    for problem, entry in problems.items():
+        answered = [(i, column, column.answers.get(problem, ())) for i, column in enumerate(columns)]
+        cells = [
+            Cell(i, column.name, [_sample(answer, column.paint) for answer in answers[:SAMPLES]])
+            for i, column, answers in answered
+            if answers
+        ]
+        facts = " · ".join(f"{column.name} {_outcome(answers)}" for _, column, answers in answered if answers)
+        reference = None if entry.get("answer") is None else str(entry["answer"])
+        rows.append(Row(conversation(entry.get("prompt", "")) or f"problem {problem}", facts, reference, cells))
+    return Listing(title, rule, [column.name for column in columns], rows, note)
 
 
 def _sample(row: Answer, paint: Painter) -> Sample:
@@ -168,56 +185,49 @@ def _outcome(rows: Sequence[Answer]) -> str:
 
 def _evaluated(stage: Stage, paint: Painter, note: str) -> Listing:
     """Every policy's answers to the same problems."""
-    files = {fmt.policy_name(one): stage.rollouts_file(one["name"]) for one in policies(stage.manifest)}
-    read = {name: read_samples([file], _ROLLOUT) for name, file in files.items() if file}
-    columns = [(name, answers, paint) for name, (answers, _) in read.items()]
+    files = {fmt.policy_name(entry): stage.rollouts_file(name) for name, entry in stage.policies.items()}
+    read = {name: read_samples([file], _ROLLOUT) for name, file in files.items() if file.exists()}
     first = sorted({problem for answers, _ in read.values() for problem in answers})[:PROBLEMS]
-    rows = [beside(problem, stage.problems.get(problem, {}), columns) for problem in first]
-    rule = _rule(len(rows), max((count for _, count in read.values()), default=0), "problems")
-    return Listing(f"Held-out problems, {stage.name}", rule, list(read), rows, note)
+    rule = _rule(len(first), max((count for _, count in read.values()), default=0), "problems")
+    columns = [Column(name, answers, paint) for name, (answers, _) in read.items()]
+    problems = {problem: stage.problems.get(problem, {}) for problem in first}
+    return _listing(f"Held-out problems, {stage.name}", rule, problems, columns, note)
 
 
 def _collected(run: Run, stage: Stage, paint: Painter, note: str) -> list[Listing]:
     """List the rollouts of a collect stage, and its pairs: the chosen ones beside the rejected ones."""
     pairs, paired = read_samples(stage.parts("preferences"), _PAIRS)
-    chosen = sorted(pairs)[:PROBLEMS]
-    answers, total = read_samples(_rollouts(run, stage), _ROLLOUT, chosen)
-    prompts = {problem: {"prompt": rows[0]["prompt"]} for problem, rows in pairs.items()}
-    first = sorted(answers)[:PROBLEMS]
-    names = sorted({row["policy"] for problem in first for row in answers[problem]})
+    pairs = {problem: pairs[problem] for problem in sorted(pairs)[:PROBLEMS]}
+    answers, total = read_samples(_rollouts(run, stage), _ROLLOUT, pairs)
+    problems = {problem: {"prompt": pairs[problem][0]["prompt"]} if problem in pairs else {} for problem in answers}
+    first = {problem: problems[problem] for problem in sorted(answers)[:PROBLEMS]}
     columns = [
-        (
+        Column(
             fmt.policy_name({"name": name}),
-            {p: [row for row in answers[p] if row["policy"] == name] for p in first},
+            {problem: [row for row in answers[problem] if row["policy"] == name] for problem in first},
             paint,
         )
-        for name in names
+        for name in sorted({row["policy"] for problem in first for row in answers[problem]})
     ]
-    rollouts = Listing(
-        f"Rollouts, {stage.name}",
-        _rule(len(first), total, "problems"),
-        [name for name, _, _ in columns],
-        [beside(problem, prompts.get(problem, {}), columns) for problem in first],
-        note,
-    )
-    nats = {(p, tuple(row["token_ids"])): row["logprobs"] for p in chosen for row in answers.get(p, ())}
+    rollouts = _listing(f"Rollouts, {stage.name}", _rule(len(first), total, "problems"), first, columns, note)
+    nats = {(p, tuple(row["token_ids"])): row["logprobs"] for p in pairs for row in answers.get(p, ())}
     couples = []
-    for problem in chosen:
+    for rows in pairs.values():
         sides = [
-            Cell(i, side, [_side(row, side, verdict, nats, paint) for row in pairs[problem][:SAMPLES]])
+            Cell(i, side, [_side(row, side, verdict, nats, paint) for row in rows[:SAMPLES]])
             for i, (side, verdict) in enumerate((("chosen", "correct"), ("rejected", "incorrect")))
         ]
-        count = len(pairs[problem])
-        couples.append(Row(conversation(prompts[problem]["prompt"]), f"{count} pair{'s' * (count != 1)}", None, sides))
+        facts = f"{len(rows)} pair{'s' * (len(rows) != 1)}"
+        couples.append(Row(conversation(rows[0]["prompt"]), facts, None, sides))
     rule = _rule(len(couples), paired, "problems with pairs")
     return [rollouts, Listing(f"Chosen and rejected, {stage.name}", rule, ["chosen", "rejected"], couples, note)]
 
 
 def _rollouts(run: Run, stage: Stage) -> list[epath.Path]:
     """Return the stage's own rollouts, or those of the online stage whose archive it reads."""
-    section = run.sections.get(stage.name, {})
-    source = str(section.get("policy", "")).partition("@")[0] if section.get("rollouts") == "archive" else ""
-    return stage.parts() or (run.stages[source].parts() if source in run.stages else [])
+    is_archive = stage.section.get("rollouts") == "archive"
+    source = run.stages.get(str(stage.section.get("policy", "")).partition("@")[0]) if is_archive else None
+    return stage.parts() or (source.parts() if source else [])
 
 
 def _side(row: Answer, side: str, verdict: str, nats: Mapping[Any, Sequence[float]], paint: Painter) -> Sample:
@@ -238,10 +248,12 @@ def most_different(comparison: Comparison) -> list[Listing]:
     """Show the problems on which the runs' last policies differ most, with every policy's answers."""
     wanted = furthest_apart(comparison)[:MOST_DIFFERENT]
     painters = {side.mark: painter(side.run) for side in comparison.sides}
-    known = {p: one for side in comparison.sides[::-1] for p, one in side.stage.problems.items() if one}
+    entries = {p: entry for side in comparison.sides[::-1] for p, entry in side.stage.problems.items() if entry}
     columns = [
-        (row.name, read_samples([file], _ROLLOUT, wanted, 0)[0], painters[side.mark][0])
-        for row, (side, file) in zip(comparison.rows, comparison.files, strict=True)
+        Column(
+            row.name, read_samples([side.file(row.policies[0].name)], _ROLLOUT, wanted, 0)[0], painters[side.mark][0]
+        )
+        for side, row in comparison.rows
     ]
     rule = (
         f"{len(wanted):,} of {len(comparison.problems):,} common problems: those on which the accuracies of the runs' "
@@ -249,8 +261,8 @@ def most_different(comparison: Comparison) -> list[Listing]:
         f"{SAMPLES} samples; beside the prompt, right answers among all samples."
     )
     note = " ".join(dict.fromkeys(note for _, note in painters.values() if note))
-    names, rows = [name for name, _, _ in columns], [beside(p, known.get(p, {}), columns) for p in wanted]
-    return [Listing("Where the runs differ most", rule, names, rows, note)] if rows else []
+    problems = {problem: entries.get(problem, {}) for problem in wanted}
+    return [_listing("Where the runs differ most", rule, problems, columns, note)] if wanted else []
 
 
 def _rule(listed: int, total: int, things: str) -> str:

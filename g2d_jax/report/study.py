@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 
 import numpy as np
+import pandas as pd
 
 from g2d_jax.report import contrasts, figures
 from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import Chart, Point
-from g2d_jax.report.format import UNKNOWN, number
+from g2d_jax.report.format import UNKNOWN, Written, number
 from g2d_jax.report.page import Code, Note, Part, Report, Section, write
-from g2d_jax.report.read import COLLECT, ONLINE, Group, Policy, Row, Study, read_study
-from g2d_jax.report.run import MEANINGS, MEASURES, Written
-from g2d_jax.report.tables import Table, cost_cells, leaves, sheet, table
+from g2d_jax.report.read import COLLECT, ONLINE, UNFINISHED, UNTESTED, Group, Policy, Row, Study, read_study
+from g2d_jax.report.run import MEANINGS, MEASURES
+from g2d_jax.report.tables import COSTS, Table, cost_cells, leaves, sheet, table
 from g2d_jax.runtime.storage import PathLike, fingerprint
 from g2d_jax.study import frontier, stats
 from g2d_jax.study.frontier import Interval
@@ -24,17 +24,8 @@ COLUMNS = ("arm", "values", "seed", "K", "split", "measure", "value")
 FEW_SEEDS = 5
 """Intervals of fewer seeds are too narrow (see frontier.py)."""
 OUT_OF_RANGE = "out of range"
-
-COSTS: Mapping[str, tuple[str, Written]] = {
-    "flops": ("FLOPs", fmt.quantity),
-    "generated": ("generated tokens", fmt.quantity),
-    "tokens": ("tokens of all kinds", fmt.quantity),
-    "trained": ("trained tokens", fmt.quantity),
-    "device_seconds": ("device time", fmt.duration),
-    "verifier_cpu_seconds": ("verifier CPU time", lambda seconds: f"{fmt.value(seconds)} s"),
-    "price": ("price", fmt.value),
-}
-"""Cost -> its name and its numbers as text, a figure each."""
+FRONTIERS = ("flops", "generated", "tokens", "trained", "device_seconds", "verifier_cpu_seconds", "price")
+"""Costs that accuracy is drawn against, a figure each."""
 
 EVALUATED: Mapping[str, tuple[str, Written]] = {
     "greedy %": ("greedy", fmt.percent),
@@ -87,29 +78,22 @@ def write_study(workdir: PathLike, name: str, *, show: Callable[..., None] | Non
 def report(study: Study) -> Report:
     """Put together all that a study shows."""
     arms = contrasts.spectrum(study)
-    bars = [(row.name, 100 * one.mean, 100 * one.low, 100 * one.high) for _, row in arms for one in [row.accuracy]]
-    left_out = [{"point": label, "why": "not finished"} for label in study.unfinished]
-    left_out += [{"point": label, "why": "not evaluated on test"} for label in study.untested]
-    charts = [frontier_chart(study, measure) for measure in COSTS]
+    intervals = [(row.name, row.accuracy) for _, row in arms]
+    bars = [(name, 100 * interval.mean, 100 * interval.low, 100 * interval.high) for name, interval in intervals]
+    accuracies = figures.intervals("accuracy", "Test accuracy, % (bars: 95 %)", bars)
+    costs = [*(frontier_chart(study, measure) for measure in FRONTIERS), details(study)]
+    left_out = [{"point": label, "why": why} for label, why in study.left_out.items()]
     return Report(
         kind="study",
         name=study.name,
         eyebrow=_eyebrow(study),
         headline=headline(study),
-        warnings=[*filter(None, [state(study)])],
+        warnings=list(filter(None, [state(study)])),
         sections=[
-            Section(
-                "results",
-                "Result",
-                [
-                    Note(caution(study)),
-                    results(study),
-                    figures.intervals("accuracy", "Test accuracy, % (bars: 95 %)", bars),
-                ],
-            ),
-            Section("frontier", "Accuracy against compute", [*charts, details(study)]),
+            Section("results", "Result", [Note(caution(study)), results(study), accuracies]),
+            Section("frontier", "Accuracy against compute", costs),
             Section("informativeness", "Informativeness", [Note(TAUGHT_NOTE), taught(study), correlations(study)]),
-            Section("stopping", "K that chose itself", _stopping(study)),
+            Section("stopping", "K that chose itself", [Note(STOP_NOTE), stopping(study)]),
             Section("points", "Points left out", [table("Points left out", left_out)]),
             Section("settings", "Settings", _settings(study)),
         ],
@@ -118,24 +102,22 @@ def report(study: Study) -> Report:
 
 def _eyebrow(study: Study) -> str:
     """How much there is, and until when it was measured."""
-    manifests = [one for policy in study.policies for one in policy.run.manifests.values()]
-    times = [number(one, "started") + number(one, "seconds") for one in manifests]
-    last = max((time for time in times if time == time), default=math.nan)
+    manifests = [manifest for policy in study.policies for manifest in policy.run.manifests.values()]
+    measured = fmt.until(number(manifest, "started") + number(manifest, "seconds") for manifest in manifests)
     seeds = {seed for group in study.groups for row in group.rows for seed in row.seeds}
-    parts = ["G2D study", f"{len(study.policies)} points, {len(seeds)} seed{'s' * (len(seeds) != 1)}"]
-    parts += [f"measured until {datetime.fromtimestamp(last, UTC):%d %B %Y, %H:%M} UTC"] if last == last else []
-    return " · ".join(parts)
+    size = f"{len(study.policies)} points, {len(seeds)} seed{'s' * (len(seeds) != 1)}"
+    return " · ".join(filter(None, ["G2D study", size, measured]))
 
 
 def state(study: Study) -> str:
     """Say what is missing, and the command that runs it; "" if nothing is."""
-    parts = []
-    if study.unfinished:
-        total = len(study.unfinished) + len(study.untested) + len(study.policies)
-        parts.append(f"{len(study.unfinished)} of {total} points are not finished and left out (listed under Points).")
+    reasons, parts = list(study.left_out.values()), []
+    if unfinished := reasons.count(UNFINISHED):
+        total = len(reasons) + len(study.policies)
+        parts.append(f"{unfinished} of {total} points are not finished and left out (listed under Points).")
         parts.append(f"To finish them: {command(study)}")
-    if study.untested:
-        parts.append(f"{len(study.untested)} points were not evaluated on the test split and are left out.")
+    if untested := reasons.count(UNTESTED):
+        parts.append(f"{untested} points were not evaluated on the test split and are left out.")
     if len({frozenset(row.seeds) for group in study.groups for row in group.rows}) > 1:
         parts.append("Rows have different seeds: their means are not yet comparable.")
     return " ".join(parts)
@@ -155,22 +137,26 @@ def caution(study: Study) -> str:
     """Explain the columns, and that intervals of few seeds are too narrow."""
     counts = {len(row.seeds) for group in study.groups for row in group.rows} or {0}
     many = f"{min(counts)}{f' to {max(counts)}' * (len(counts) > 1)} seed{'s' * (max(counts) != 1)}"
-    text = f"Intervals are 95 %, over problems and {many}"
-    text += f": with fewer than {FEW_SEEDS} seeds they are too narrow" if min(counts) < FEW_SEEDS else ""
-    text += ". Gain: over the policy its last training started from; differences are in points on test, paired by seed "
-    text += "and problem. Costs leave out supervised fine-tuning, which is the same for all."
+    few = f": with fewer than {FEW_SEEDS} seeds they are too narrow" if min(counts) < FEW_SEEDS else ""
+    texts = [
+        f"Intervals are 95 %, over problems and {many}{few}.",
+        "Gain: over the policy its last training started from; differences are in points on test, paired by seed and "
+        "problem. Costs leave out supervised fine-tuning, which is the same for all.",
+    ]
     if contrasts.spectrum(study):
-        text += " s: updates between two synchronisations of the sampling policy with the trained one; 1 is online, ∞ "
-        text += "(never) is offline."
+        texts.append(
+            "s: updates between two synchronisations of the sampling policy with the trained one; 1 is online, ∞ "
+            "(never) is offline."
+        )
     swept = contrasts.swept_rows(study)
     if swept and any(group.stops for group in study.groups):
-        costs = [row.cost("flops") for row in swept]
-        spent = sum(cost * len(row.seeds) for cost, row in zip(costs, swept, strict=True))
-        text += (
-            f" The swept K spent {flops(float(np.median(costs)))} in the median, {flops(spent)} in all (each seed's "
+        median = float(np.median([row.costs["flops"] for row in swept]))
+        spent = sum(row.costs["flops"] * len(row.seeds) for row in swept)
+        texts.append(
+            f"The swept K spent {flops(median)} in the median, {flops(spent)} in all (each seed's shared steps counted "
+            "once for every K)."
         )
-        text += "shared steps counted once for every K)."
-    return text
+    return " ".join(texts)
 
 
 def flops(amount: float) -> str:
@@ -179,82 +165,83 @@ def flops(amount: float) -> str:
     return f"{text}{' ' * text[-1:].isdigit()}FLOPs"
 
 
-def row_cells(row: Row) -> dict[str, str]:
-    """Accuracy, how it answers, and cost of a row, as all reports of several policies have them."""
-    k = min(one.shape[1] for one in row.correct)
-    passed = float(np.mean([stats.pass_at(one, k) for one in row.correct])) if k > 1 else math.nan
-    return {
-        "accuracy % [95 %]": fmt.percents(row.accuracy),
-        "seed std": fmt.percent(frontier.seed_spread(row.accuracies)),
-        f"pass@{k} %": fmt.percent(passed),
-        **{head: of(row.evaluated(name)) for head, (name, of) in EVALUATED.items()},
-        **cost_cells({measure: row.cost(measure) for measure in row.policies[0].costs}),
-    }
+def row_cells(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """How each row answers, and what it cost, as all reports of several policies have it.
+
+    pass@k is of the k answers that all of them have.
+    """
+    k = min((correct.shape[1] for row in rows for correct in row.correct), default=1)
+    measures = ("generated", "trained", "flops", "seconds", "device_seconds", "price")
+    cells = []
+    for row in rows:
+        passed = float(np.mean([stats.pass_at(correct, k) for correct in row.correct])) if k > 1 else math.nan
+        evaluated = {head: of(row.evaluated(row.split, name)) for head, (name, of) in EVALUATED.items()}
+        cells.append({f"pass@{k} %": fmt.percent(passed), **evaluated, **cost_cells(row.costs, measures)})
+    return cells
 
 
 def results(study: Study) -> Table:
     """Every row of the study: offline training after K online steps first, then online training alone."""
     arms = contrasts.spectrum(study)
     start = contrasts.start_of([row for _, row in arms]) if arms else None
-    rows = [(group, row) for group in study.offline for row in group.rows]
+    rows = [] if start is None else [(Group(start.name, {}, [start]), start)]
+    rows += [(group, row) for group in study.offline for row in group.rows]
     rows += arms or [(group, row) for group in study.baselines for row in group.rows]
-    best = [one for one in (contrasts.chosen(group.rows) for group in study.swept) if one is not None]
-    rows = [(Group(start.name, {}, [start]), start), *rows] if start is not None else rows
+    best = [contrasts.chosen(group.rows) for group in study.swept]
     others = [contrasts.reference(study, group, row) for group, row in rows]
     names = {other.name for other in others if other is not None}
     over = f"over {names.pop()}" if len(names) == 1 else "over"
-    lines = [_line(study, *rows[i], rows[i][1] in best, over, other) for i, other in enumerate(others)]
-    title = f"Accuracy on {fmt.count(len(rows[0][1].ids) if rows else 0)} test problems"
-    hidden = {"seeds"} if len({line["seeds"] for line in lines}) == 1 else set()
-    return table(title, lines, hidden=hidden if arms else {*hidden, "s", "loss"})
-
-
-def _line(study: Study, group: Group, row: Row, is_chosen: bool, over: str, other: Row | None) -> dict[str, str]:
-    """Build a row's cells. over: head of the column of the difference to another row; without a name it is in cells."""
-    policy, cells = row.policies[0], row_cells(row)
-    apart = UNKNOWN
-    if other is not None and other is not row:
-        apart = _of_seeds(contrasts.difference(row, other), len(row.seeds)) + f", {other.name}" * (over == "over")
-    return {
-        "policy": f"{row.name} (best on dev)" if is_chosen else row.name,
-        "K": f"{row.steps:g}",
-        "s": str(contrasts.sync_every(policy) or "∞") if policy.kind == ONLINE else UNKNOWN,
-        "loss": contrasts.loss_of(policy) or UNKNOWN,
-        "seeds": str(len(row.seeds)),
-        "dev %": fmt.percent(row.dev),
-        "accuracy % [95 %]": cells["accuracy % [95 %]"],
-        "seed std": cells["seed std"],
-        "gain": _of_seeds(row.gain, len(row.seeds)),
-        over: apart,
-        "against GRPO at this budget": _versus(study, row) if group.is_offline and study.baselines else UNKNOWN,
-        "FLOPs": cells["FLOPs"],
-    }
+    several = len({len(row.seeds) for _, row in rows}) > 1
+    lines = []
+    for (group, row), other in zip(rows, others, strict=True):
+        apart = UNKNOWN
+        if other is not None and other is not row:
+            apart = _of_seeds(contrasts.difference(row, other), row) + f", {other.name}" * (over == "over")
+        policy = row.policies[0]
+        lines.append(
+            {
+                "policy": f"{row.name} (best on dev)" if row in best else row.name,
+                "K": f"{row.steps:g}",
+                "s": str(contrasts.sync_every(policy) or "∞") if arms and policy.kind == ONLINE else UNKNOWN,
+                "loss": (arms and contrasts.loss_of(policy)) or UNKNOWN,
+                "seeds": str(len(row.seeds)) if several else UNKNOWN,
+                "dev %": fmt.percent(row.dev),
+                "accuracy % [95 %]": fmt.interval(row.accuracy),
+                "seed std": fmt.percent(frontier.seed_spread(row.accuracies)),
+                "gain": _of_seeds(row.gain, row),
+                over: apart,
+                "against GRPO at this budget": _versus(study, row) if group.is_offline else UNKNOWN,
+                "FLOPs": fmt.quantity(row.costs["flops"]),
+            }
+        )
+    return table(f"Accuracy on {fmt.count(len(rows[0][1].ids) if rows else 0)} test problems", lines)
 
 
 def details(study: Study) -> Table:
     """How the policies of every row answer, and what else making them cost."""
     rows = [row for group in (*study.groups, *study.warmups) for row in group.rows]
-    cells = [{"policy": row.name, **row_cells(row)} for row in rows]
-    return table("Their answers, and what they cost", cells, hidden={"accuracy % [95 %]", "seed std", "FLOPs"})
+    cells = [{"policy": row.name, **own} for row, own in zip(rows, row_cells(rows), strict=True)]
+    return table("Their answers, and what they cost", cells)
 
 
-def _of_seeds(found: Interval | None, seeds: int) -> str:
-    """Format a difference, and its number of seeds where that is not all of them."""
-    some = f" ({found.seeds} of {seeds} seeds)" if found is not None and 0 < found.seeds < seeds else ""
-    return fmt.points(found) + some
+def _of_seeds(interval: Interval | None, row: Row) -> str:
+    """Format a difference, and its number of seeds where that is not all of the row's."""
+    total = len(row.seeds)
+    some = f" ({interval.seeds} of {total} seeds)" if interval is not None and 0 < interval.seeds < total else ""
+    return fmt.interval(interval, "+") + some
 
 
 def _versus(study: Study, row: Row) -> str:
     """Compare a row with the baseline `best_at` its cost, named if there are several."""
     best = contrasts.best_at(study, row)
     if best is None:
-        on_dev = any(one.dev == one.dev for baseline in study.baselines for one in baseline.rows)
+        on_dev = any(other.dev == other.dev for baseline in study.baselines for other in baseline.rows)
         return OUT_OF_RANGE if on_dev else UNKNOWN
-    found = contrasts.advantage(row, best)
-    if found.difference is None:
-        return OUT_OF_RANGE if found.seeds else UNKNOWN
-    named = f", {best.setting or best.name}" if len(study.baselines) > 1 else ""
-    return _of_seeds(found.difference, found.seeds) + named
+    advantage = contrasts.advantage(row, best)
+    if advantage is None:
+        costs = sorted(other.costs["flops"] for other in best.rows)
+        return UNKNOWN if costs[0] <= row.costs["flops"] <= costs[-1] else OUT_OF_RANGE
+    return _of_seeds(advantage, row) + f", {best.setting or best.name}" * (len(study.baselines) > 1)
 
 
 def headline(study: Study) -> str:
@@ -266,50 +253,40 @@ def headline(study: Study) -> str:
         return f"No point of this study is finished and tested yet. To go on: {command(study)}"
     arms = contrasts.spectrum(study)
     if arms and not study.offline:
-        return _span(arms)
-    by_arm = {arm: [row for g in study.offline if g.arm == arm for row in g.rows] for arm in _arms(study.offline)}
+        return _span([row for _, row in arms])
+    by_arm: dict[str, list[Row]] = {}
+    for group in study.offline:
+        by_arm.setdefault(group.arm, []).extend(group.rows)
     questions = [("K", group.rows) for group in study.swept if not group.stops]
     questions = questions or [(f"The setting of {arm}", rows) for arm, rows in by_arm.items() if len(rows) > 1]
     questions = questions or [("The best policy", [row for group in study.groups for row in group.rows])]
-    over = f"On {fmt.count(len(study.groups[0].rows[0].ids))} test problems"
-    said = [
-        _chosen(study, rows) if contrasts.chosen(rows) else _not_chosen(study, *one)
-        for one in questions
-        for rows in [one[1]]
+    answers = [
+        _not_chosen(study, what, rows) if (row := contrasts.chosen(rows)) is None else _chosen(study, row, rows)
+        for what, rows in questions
     ]
-    return f"{over}: {' '.join(said)}"
+    return f"On {fmt.count(len(study.groups[0].rows[0].ids))} test problems: {' '.join(answers)}"
 
 
-def _arms(groups: Sequence[Group]) -> list[str]:
-    return list(dict.fromkeys(group.arm for group in groups))
-
-
-def _chosen(study: Study, rows: Sequence[Row]) -> str:
-    row = contrasts.chosen(rows)
-    assert row is not None
-    among = (
-        ""
-        if len(contrasts.comparable(rows)) == len(rows)
-        else f" among {len(contrasts.comparable(rows))} of {len(rows)}"
-    )
-    text = f"{row.name}, chosen on dev{among}, answers {fmt.percents(row.accuracy)} % correctly"
-    every = [one for group in (*study.groups, *study.warmups) for one in group.rows if set(one.seeds) >= set(row.seeds)]
-    best = max(every, key=lambda one: one.accuracy.mean)
+def _chosen(study: Study, row: Row, rows: Sequence[Row]) -> str:
+    candidates = len(contrasts.comparable(rows))
+    among = f" among {candidates} of {len(rows)}" if candidates < len(rows) else ""
+    text = f"{row.name}, chosen on dev{among}, answers {fmt.interval(row.accuracy)} % correctly"
+    every = [other for group in (*study.groups, *study.warmups) for other in group.rows]
+    best = max((other for other in every if {*other.seeds} >= {*row.seeds}), key=lambda other: other.accuracy.mean)
     lost = contrasts.difference(row, best)
     if best is row or lost is None:
-        text += f", more than all others, for {flops(row.cost('flops'))}"
+        text += f", more than all others, for {flops(row.costs['flops'])}"
     else:
-        interval = fmt.points(lost).partition(" ")[2]
+        interval = fmt.interval(lost, "+").partition(" ")[2]
         text += f", {-100 * lost.mean:.1f} points below the best, {best.name} (difference {interval})"
-        text += f", for {flops(row.cost('flops'))}"
-        share = row.cost("flops") / best.cost("flops") if best.cost("flops") else math.nan
+        share = row.costs["flops"] / best.costs["flops"] if best.costs["flops"] else math.nan
+        text += f", for {flops(row.costs['flops'])}"
         text += "" if math.isnan(share) else f" or {100 * share:.0f} % of its compute"
     if row.gain is not None:
-        text += f"; its last training added {fmt.points(row.gain)} points"
+        text += f"; its last training added {fmt.interval(row.gain, '+')} points"
     baseline = contrasts.best_at(study, row)
-    found = contrasts.advantage(row, baseline).difference if baseline else None
-    if baseline and found is not None:
-        text += f"; against {baseline.name} at these FLOPs it has {fmt.points(found)} points"
+    if baseline and (advantage := contrasts.advantage(row, baseline)) is not None:
+        text += f"; against {baseline.name} at these FLOPs it has {fmt.interval(advantage, '+')} points"
     return f"{text}."
 
 
@@ -327,13 +304,12 @@ def _not_chosen(study: Study, what: str, rows: Sequence[Row]) -> str:
     )
 
 
-def _span(arms: Sequence[tuple[Group, Row]]) -> str:
-    rows = [row for _, row in arms]
+def _span(rows: Sequence[Row]) -> str:
     start, updates = contrasts.start_of(rows), {f"{row.steps:g}" for row in rows}
     text = f"On {fmt.count(len(rows[0].ids))} test problems"
     text += f", from {start.name} ({fmt.percent(start.accuracy.mean)} %)" if start else ""
     text += f", after {updates.pop()} updates" if len(updates) == 1 else ""
-    reached = [f"{row.name}{' answers' * (i == 0)} {fmt.percents(row.accuracy)} %" for i, row in enumerate(rows)]
+    reached = [f"{row.name}{' answers' * (i == 0)} {fmt.interval(row.accuracy)} %" for i, row in enumerate(rows)]
     return f"{text}: {', '.join(reached)} correctly."
 
 
@@ -349,71 +325,76 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
         for row in group.rows:
             mean, low, high = (100 * end for end in (row.accuracy.mean, row.accuracy.low, row.accuracy.high))
             label = ", ".join(group.values.values()) if line != group.name else f"{row.steps:g}"
-            series.setdefault(line, []).append(Point(row.cost(measure), mean, low, high, label))
+            series.setdefault(line, []).append(Point(row.costs.get(measure, math.nan), mean, low, high, label))
     if not any(point.x > 0 for points in series.values() for point in points):
         return None
     joined = {group.name for group in (*study.offline, *study.baselines) if len(group.rows) > 1}
     note = "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points are K."
+    name += {"generated": " tokens", "trained": " tokens", "verifier_cpu_seconds": " time"}.get(measure, "")
     title = f"Test accuracy, %, against {name}"
-    return figures.points(measure, title, series, x_title=name, written=written, root=True, joined=joined, note=note)
+    return figures.points(measure, title, series, x_title=name, written=written, joined=joined, note=note)
 
 
 def taught(study: Study) -> Table:
     """Show what the rollouts behind every row that ends offline could teach."""
-    return table(
-        "Rollouts and pairs that offline training was given",
-        [
-            {"policy": row.name, **{head: of(row.mean(*path)) for head, (path, of) in TAUGHT.items()}}
-            for group in study.offline
-            for row in group.rows
-        ],
-    )
+    rows = [
+        {"policy": row.name, **{head: of(row.mean(*path)) for head, (path, of) in TAUGHT.items()}}
+        for group in study.offline
+        for row in group.rows
+    ]
+    return table("Rollouts and pairs that offline training was given", rows)
 
 
 def correlations(study: Study) -> Table:
     """Each measure's rank correlation with what offline training added, over all points at several K."""
     policies = [policy for group in study.swept for policy in group.policies]
     gains = [math.nan if policy.gain is None else float(np.nanmean(policy.gain)) for policy in policies]
-    lines = []
-    for name in ("K", *TAUGHT):
-        found = [policy.steps if name == "K" else policy.measure(*TAUGHT[name][0]) for policy in policies]
-        rho, n = contrasts.rank_correlation(found, gains)
-        lines += [] if math.isnan(rho) else [{"measure": name, "rank correlation": f"{rho:+.2f}", "points": str(n)}]
+    measures = {head: [policy.measure(*path) for policy in policies] for head, (path, _) in TAUGHT.items()}
+    ranked = rank_correlations({"K": [policy.steps for policy in policies], **measures}, gains)
+    rows = [{"measure": name, "rank correlation": f"{rho:+.2f}", "points": str(n)} for name, rho, n in ranked]
     title = "Spearman's rank correlation with what offline training added on test, over points (K and seed). "
-    return table(
-        f"{title}Points of one seed share a trajectory and all measures move with K: no test of a cause", lines
-    )
+    title += "Points of one seed share a trajectory and all measures move with K: no test of a cause"
+    return table(title, rows)
 
 
-def _stopping(study: Study) -> list[Part | None]:
+def rank_correlations(measures: Mapping[str, Sequence[float]], gains: Sequence[float]) -> list[tuple[str, float, int]]:
+    """Give each measure's name, Spearman's rho with the gains [N] (ties share their mean rank), and the points of both.
+
+    A measure is left out where fewer than three points have both, or it is the same in all.
+    """
+    frame = pd.DataFrame({**measures, "gain": gains}, dtype=np.float64)
+    rho, counts = frame.corr("spearman", min_periods=3)["gain"], frame[frame["gain"].notna()].count()
+    return [(name, float(rho[name]), int(counts[name])) for name in measures if not math.isnan(rho[name])]
+
+
+def stopping(study: Study) -> Table:
     """Why each warm-up that may end by itself did, seed by seed."""
     lines = []
-    for policy, seed, name in (
-        (policy, seed, row.name)
-        for group in study.groups
-        if group.stops
-        for row in group.rows
-        for policy, seed in zip(row.policies, row.seeds, strict=True)
-    ):
-        stop = policy.stop
-        last = (stop.get("probes") or [{}])[-1]
-        step, whole = number(last, "step_flops") / 1e12, number(last, "offline_flops") / 1e12
-        why = f"{stop['rule']} ({stop['measure']})" if "measure" in stop else str(stop["rule"])
-        rate = fmt.spread(number(last, "slope") / step, number(last, "slope_error") / step)
-        cells = {"K": f"{policy.steps:g}", "why": why, "online rate": rate}
-        lines.append(
-            {"policy": name, "seed": str(seed), **cells, "offline rate": fmt.percent(number(last, "gain") / whole)}
-        )
-    return [Note(STOP_NOTE), table("Where each warm-up ended", lines)]
+    for row in (row for group in study.groups if group.stops for row in group.rows):
+        for policy, seed in zip(row.policies, row.seeds, strict=True):
+            stop = policy.stop
+            last = (stop.get("probes") or [{}])[-1]
+            step, whole = number(last, "step_flops") / 1e12, number(last, "offline_flops") / 1e12
+            lines.append(
+                {
+                    "policy": row.name,
+                    "seed": str(seed),
+                    "K": f"{policy.steps:g}",
+                    "why": f"{stop['rule']} ({stop['measure']})" if "measure" in stop else str(stop["rule"]),
+                    "online rate": fmt.spread(number(last, "slope") / step, number(last, "slope_error") / step),
+                    "offline rate": fmt.percent(number(last, "gain") / whole),
+                }
+            )
+    return table("Where each warm-up ended", lines)
 
 
 def _settings(study: Study) -> list[Part | None]:
     """Show the study's config, and the environments its stages were made in, but for the command."""
     stages = {stage.folder: stage for policy in study.policies for stage in policy.run.stages.values()}
-    found = [{**stage.json("environment.json"), "command": ""} for stage in stages.values()]
-    distinct = {fingerprint(content): content for content in found}
-    environments = [Code("Environment (environment.json)", distinct[key]) for key in sorted(distinct)]
-    return [Code("Configuration of the study", study.config), *environments]
+    environments = [{**stage.json("environment.json"), "command": ""} for stage in stages.values()]
+    distinct = {fingerprint(environment): environment for environment in environments}
+    codes = [Code("Environment (environment.json)", distinct[key]) for key in sorted(distinct)]
+    return [Code("Configuration of the study", study.config), *codes]
 
 
 def records(study: Study) -> Iterator[tuple[str, str, str, str, str, str, float]]:
@@ -438,31 +419,29 @@ def _of_policy(policy: Policy) -> Iterator[tuple[str, str, float]]:
     for split in ("dev", "test"):
         answers = policy.answers(split)
         if answers is not None:
-            yield split, "accuracy", stats.accuracy(answers.correct).mean
-        for measure, value in leaves(policy.result(split)):
-            yield split, measure, value
-    gain = policy.gain if policy.kind == "offline" else None
-    yield "test", "offline_gain", math.nan if gain is None else float(np.nanmean(gain))
-    for measure, value in policy.costs.items():
-        yield "", f"cost/{measure}", value
+            yield split, "accuracy", stats.accuracy(answers.to_numpy()).mean
+        yield from ((split, *figure) for figure in leaves(policy.result(split)))
     kind = "offline" if policy.kind == "offline" else "online"
+    gain = policy.gain if kind == "offline" else None
+    yield "test", "offline_gain", math.nan if gain is None else float(np.nanmean(gain))
+    yield from (("", f"cost/{measure}", value) for measure, value in policy.costs.items())
     for name, manifest in ((COLLECT, policy.pairs_from), (kind, policy.manifest)):
         for measure, value in leaves({part: manifest.get(part, {}) for part in ("counts", "result")}):
             yield "", f"{name}/{measure.removeprefix('counts/')}", value
-    ended = policy.kind == ONLINE and policy.steps == number(policy.manifest, "counts", "steps")
-    for measure, value in leaves(policy.manifest.get("generation", {})) if ended else ():
-        yield "", f"online/generation/{measure}", value
+    if policy.kind == ONLINE and policy.steps == number(policy.manifest, "counts", "steps"):
+        yield from (("", *figure) for figure in leaves(policy.manifest.get("generation", {}), "online/generation/"))
 
 
 def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, float]]:
     yield "dev", "accuracy/mean", row.dev
     intervals = {"accuracy": row.accuracy, "gain": row.gain, "offline_gain": row.gain if group.is_offline else None}
-    for baseline in study.baselines if group.is_offline else ():
-        intervals[f"advantage/{baseline.name}/flops"] = contrasts.advantage(row, baseline).difference
-    if group.is_offline and (best := contrasts.best_at(study, row)) is not None:
-        intervals["advantage/best on dev/flops"] = contrasts.advantage(row, best).difference
+    if group.is_offline:
+        baselines = {baseline.name: baseline for baseline in study.baselines}
+        baselines |= {"best on dev": best} if (best := contrasts.best_at(study, row)) is not None else {}
+        intervals |= {
+            f"advantage/{name}/flops": contrasts.advantage(row, baseline) for name, baseline in baselines.items()
+        }
     for name, interval in intervals.items():
         for part in ("mean", "low", "high", "seeds") if interval is not None else ():
             yield "test", f"{name}/{part}", float(getattr(interval, part))
-    for measure in row.policies[0].costs:
-        yield "", f"cost/{measure}", row.cost(measure)
+    yield from (("", f"cost/{measure}", value) for measure, value in row.costs.items())

@@ -7,18 +7,29 @@ import io
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from g2d_jax.accounting import ACTIVITIES, TOKENS, shares
+from g2d_jax.accounting import TIMES, TOKENS, cost, shares
 from g2d_jax.records import Verdict
 from g2d_jax.report import format as fmt
-from g2d_jax.report.format import UNKNOWN, number, policy_name, words
+from g2d_jax.report.format import UNKNOWN, Written, number, policy_name, words
 from g2d_jax.runtime.tracking import clean
 
 Manifest = Mapping[str, Any]
 NOT_MEASURED = (math.nan, math.nan)
 """A difference and its error that nobody measured."""
+
+COSTS: Mapping[str, tuple[str, Written]] = {
+    **{name: (name, fmt.quantity) for name in TOKENS},
+    "tokens": ("tokens of all kinds", fmt.quantity),
+    "flops": ("FLOPs", fmt.quantity),
+    "seconds": ("time", fmt.duration),
+    "device_seconds": ("device time", fmt.duration),
+    "verifier_cpu_seconds": ("verifier CPU", fmt.duration),
+    "price": ("price", fmt.price),
+}
+"""Measure of a cost -> head of its column, and its numbers as text."""
 
 
 class Table(NamedTuple):
@@ -35,15 +46,12 @@ class Table(NamedTuple):
         return [i > 0 and all(c.isdigit() or c in "+-" for c in first) for i, first in enumerate(starts)]
 
 
-def table(title: str, rows: Iterable[Mapping[str, str]], *, hidden: Container[str] = (), known: bool = True) -> Table:
-    """Make a table of rows that map the same heads to cells.
-
-    hidden: heads that are left out. known: leave out those of which no row knows anything too.
-    """
+def table(title: str, rows: Iterable[Mapping[str, str]]) -> Table:
+    """Make a table of rows that map heads to cells, without heads of which no row knows anything."""
     rows = list(rows)
-    heads = [name for name in (rows[0] if rows else ()) if name not in hidden]
-    heads = [name for name in heads if not known or any(row[name] != UNKNOWN for row in rows)]
-    return Table(title, heads, [[row[name] for name in heads] for row in rows])
+    heads = list(dict.fromkeys(head for row in rows for head in row))
+    heads = [head for head in heads if any(row.get(head, UNKNOWN) != UNKNOWN for row in rows)]
+    return Table(title, heads, [[row.get(head, UNKNOWN) for head in heads] for row in rows])
 
 
 def markdown(table: Table) -> str:
@@ -94,18 +102,17 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
             yield path, float(value)
 
 
-def cost_cells(costs: Mapping[str, float]) -> dict[str, str]:
-    """Build the cells of a policy's cost; device time only where there were several devices."""
-    several = costs["device_seconds"] > costs["seconds"]
-    price = costs.get("price", math.nan)
-    return {
-        "generated": fmt.quantity(costs["generated"]),
-        "trained": fmt.quantity(costs["trained"]),
-        "FLOPs": fmt.quantity(costs["flops"]),
-        "time": fmt.duration(costs["seconds"]),
-        "device time": fmt.duration(costs["device_seconds"]) if several else UNKNOWN,
-        "price": UNKNOWN if math.isnan(price) else f"{price:,.2f}",
-    }
+def cost_cells(costs: Mapping[str, float], measures: Iterable[str]) -> dict[str, str]:
+    """Format these measures of a cost, those it lacks as unknown; device time only where there were several devices."""
+    if not costs.get("device_seconds", math.nan) > costs.get("seconds", math.nan):
+        costs = {**costs, "device_seconds": math.nan}
+    return {head: written(costs.get(name, math.nan)) for name in measures for head, written in [COSTS[name]]}
+
+
+def total_cost(manifests: Iterable[Manifest], price_per_device_hour: float | None = None) -> dict[str, float]:
+    """Add up what stages cost, by measure; {} for none."""
+    costs = [cost(manifest, price_per_device_hour) for manifest in manifests]
+    return {measure: sum(stage[measure] for stage in costs) for measure in (costs[0] if costs else ())}
 
 
 def policies(evaluation: Manifest | None) -> list[Manifest]:
@@ -138,11 +145,8 @@ def gains(evaluation: Manifest, *kind: str) -> dict[str, tuple[float, float]]:
 
 def tasks(evaluation: Manifest | None) -> dict[str, bool]:
     """Return the tasks of an evaluation, and whether their rewards are scalar; {} if it has accuracy alone."""
-    return {
-        name: one.get("accuracy") is None
-        for entry in policies(evaluation)[:1]
-        for name, one in entry.get("tasks", {}).items()
-    }
+    first = next(iter(policies(evaluation)), {})
+    return {name: result.get("accuracy") is None for name, result in first.get("tasks", {}).items()}
 
 
 def has_accuracy(evaluation: Manifest) -> bool:
@@ -171,18 +175,13 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
             "change": fmt.change(*sampled.get(policy["name"], NOT_MEASURED)),
             "greedy change": fmt.change(*greedy.get(policy["name"], NOT_MEASURED)),
         }
+        made_by = {"made by": " + ".join(str(stage.get("name", "")) for stage in makers) or UNKNOWN}
+        costs = cost_cells(total_cost(makers), ("generated", "trained", "flops", "seconds"))
         shown = accuracy if has_accuracy(evaluation) else {}
-        rows.append({"policy": policy_name(policy), **shown, **_rewards(evaluation, policy), **_cost(makers)})
+        rows.append({"policy": policy_name(policy), **shown, **_rewards(evaluation, policy), **made_by, **costs})
     over = f"{problems(evaluation, 'problems')}, {fmt.count(number(evaluation, 'result', 'samples'))} answers each"
     what, unit = ("Accuracy", ", in points") if has_accuracy(evaluation) else ("Reward", "")
-    costs = set(_cost(())) if all(row["made by"] == UNKNOWN for row in rows) else set()
-    compared = any(not math.isnan(difference) for difference, _ in greedy.values())
-    return table(
-        f"{what} on {over} (± standard error clustered by problem; changes are paired{unit})",
-        rows,
-        hidden=costs if compared else {*costs, "greedy change"},
-        known=False,
-    )
+    return table(f"{what} on {over} (± standard error clustered by problem; changes are paired{unit})", rows)
 
 
 def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
@@ -192,7 +191,7 @@ def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
         name = "" if len(tasks(evaluation)) == 1 else f"{task} "
         cells[f"{name}reward"] = reward(policy, task)
         gain = gains(evaluation, "tasks", task).get(policy["name"], NOT_MEASURED)
-        cells[f"{name}change"] = fmt.measured(*gain, signed=True)
+        cells[f"{name}change"] = fmt.measured(*gain, sign="+")
     return cells
 
 
@@ -208,21 +207,6 @@ def problems(evaluation: Manifest, what: str) -> str:
     return f"{fmt.count(counted if judged else number(evaluation, 'result', 'problems'))} {what}"
 
 
-def _cost(made_by: Sequence[Manifest]) -> dict[str, str]:
-    return {
-        "made by": " + ".join(str(stage.get("name", "")) for stage in made_by) or UNKNOWN,
-        "generated": fmt.quantity(_sum(made_by, "tokens", "generated")),
-        "trained": fmt.quantity(_sum(made_by, "tokens", "trained")),
-        "FLOPs": fmt.quantity(_sum(made_by, "flops")),
-        "time": fmt.duration(_sum(made_by, "seconds")),
-    }
-
-
-def _sum(stages: Sequence[Manifest], *keys: str) -> float:
-    """Their sum, NaN for no stages."""
-    return sum(number(stage, *keys) for stage in stages) if stages else math.nan
-
-
 def _makers(ordered: Sequence[Manifest], stage_manifests: Iterable[Manifest]) -> list[list[Manifest]]:
     """For each policy the stages that led to it and are not yet in a row above: its own, with those it reads."""
     waiting = {str(stage["name"]): stage for stage in stage_manifests if stage.get("kind") != "evaluate"}
@@ -230,7 +214,7 @@ def _makers(ordered: Sequence[Manifest], stage_manifests: Iterable[Manifest]) ->
     def claim(name: str) -> list[Manifest]:
         if (stage := waiting.pop(name, None)) is None:
             return []
-        return [*(one for needed in stage.get("inputs", {}) for one in claim(needed)), stage]
+        return [*(maker for needed in stage.get("inputs", {}) for maker in claim(needed)), stage]
 
     stages = [str(policy["name"]).partition("@")[0] for policy in ordered]  # "warmup@20" is of the stage warmup
     return [[] if name in stages[i + 1 :] else claim(name) for i, name in enumerate(stages)]
@@ -242,17 +226,19 @@ def tasks_table(evaluation: Manifest) -> Table:
         {
             "policy": policy_name(policy),
             "task": task,
-            "accuracy %": fmt.percent(number(one, "accuracy")),
+            "accuracy %": fmt.percent(number(result, "accuracy")),
             "reward": reward(policy, task),
-            "runs' std": fmt.value(number(one, "std_runs")),
-            "reward / token": fmt.measured(number(one, "length_normalised"), number(one, "length_normalised_sem")),
-            "greedy": fmt.value(number(one, "greedy")),
-            "length": fmt.value(number(one, "mean_length")),
-            "problems": fmt.count(number(one, "problems")),
-            "unscorable %": fmt.percent(number(one, "unscorable")),
+            "runs' std": fmt.value(number(result, "std_runs")),
+            "reward / token": fmt.measured(
+                number(result, "length_normalised"), number(result, "length_normalised_sem")
+            ),
+            "greedy": fmt.value(number(result, "greedy")),
+            "length": fmt.value(number(result, "mean_length")),
+            "problems": fmt.count(number(result, "problems")),
+            "unscorable %": fmt.percent(number(result, "unscorable")),
         }
         for policy in policies(evaluation)
-        for task, one in policy.get("tasks", {}).items()
+        for task, result in policy.get("tasks", {}).items()
     ]
     return table("Each task (± standard error clustered by problem; lengths in tokens)", rows)
 
@@ -265,7 +251,7 @@ def verdicts_table(evaluation: Manifest) -> Table:
         counts = {verdict.value: number(policy, "verdicts", verdict.value) for verdict in Verdict}
         total = max(sum(count for count in counts.values() if count > 0), 1)
         others = [name for name in counts if name not in (Verdict.CORRECT.value, Verdict.SCORED.value)]
-        occur = [name for name in others if any(number(one, "verdicts", name) > 0 for one in ordered)]
+        occur = [name for name in others if any(number(policy, "verdicts", name) > 0 for policy in ordered)]
         shares = {words(name): fmt.percent(counts[name] / total) for name in occur}
         rows.append({"policy": policy_name(policy), **shares})
     return table("Answers that are not right, by verdict, %", rows if any(len(row) > 1 for row in rows) else [])
@@ -300,44 +286,30 @@ def subsets_table(evaluation: Manifest) -> Table:
 def selection_table(manifest: Manifest) -> Table:
     """Show the scores of a finished best_checkpoint stage at every step, and of each task if several."""
     result = manifest.get("result", {})
-    found: Mapping[str, Any] = result.get("steps", {})
-    names = list({name: None for one in found.values() for name in one.get("tasks", {})})
-    rows = [
-        {
-            "step": f"{step} (chosen)" if str(result.get("policy")).endswith(f"@{step}") else step,
-            "score": fmt.measured(number(one, "score"), number(one, "sem")),
-            **{
-                name: fmt.measured(*(number(one, "tasks", name, key) for key in ("score", "score_sem")))
-                for name in (names if len(names) > 1 else ())
-            },
-        }
-        for step, one in sorted(found.items(), key=lambda one: (not one[0].isdecimal(), one[0].zfill(20)))
-    ]
+    measured: Mapping[str, Any] = result.get("steps", {})
+    names = list(dict.fromkeys(name for scores in measured.values() for name in scores.get("tasks", {})))
+    rows = []
+    for step in sorted(measured, key=lambda step: (not step.isdecimal(), step.zfill(20))):
+        is_chosen, scores = str(result.get("policy")).endswith(f"@{step}"), measured[step]
+        row = {"step": f"{step}{' (chosen)' * is_chosen}"}
+        row["score"] = fmt.measured(number(scores, "score"), number(scores, "sem"))
+        for name in names if len(names) > 1 else ():
+            row[name] = fmt.measured(*(number(scores, "tasks", name, key) for key in ("score", "score_sem")))
+        rows.append(row)
     title = f"Selection {manifest.get('name')}: {result.get('policy')} by its score on {result.get('split')}"
     return table(f"{title} (± standard error)", rows)
 
 
 def compute_table(manifests: Sequence[Manifest], price_per_device_hour: float | None = None) -> Table:
     """Build each finished stage's cost; the last row is the total. A price adds a column for the device time."""
-    several = any(number(stage, "device_seconds") > number(stage, "seconds") for stage in manifests)
-    hidden = {*([] if several else ["device time"]), *(["price"] if price_per_device_hour is None else [])}
     groups = [(str(stage.get("name", "")), str(stage.get("kind", "")), [stage]) for stage in manifests]
     groups += [("all stages", "", list(manifests))] if len(manifests) > 1 else []
-    rows = []
-    for name, kind, stages in groups:
-        paid = _sum(stages, "device_seconds") / 3600 * (price_per_device_hour or 0.0)
-        rows.append(
-            {
-                **{"stage": name, "kind": kind},
-                **{f"{what} tokens": fmt.quantity(_sum(stages, "tokens", what)) for what in TOKENS},
-                "FLOPs": fmt.quantity(_sum(stages, "flops")),
-                "time": fmt.duration(_sum(stages, "seconds")),
-                "device time": fmt.duration(_sum(stages, "device_seconds")),
-                "verifier CPU": fmt.duration(_sum(stages, "verifier_cpu_seconds")),
-                "price": UNKNOWN if math.isnan(paid) else f"{paid:,.2f}",
-            }
-        )
-    return table("Compute of each finished stage", rows, hidden=hidden, known=False)
+    measures = (*TOKENS, "flops", *TIMES, "price")
+    rows = [
+        {"stage": name, "kind": kind, **cost_cells(total_cost(stages, price_per_device_hour), measures)}
+        for name, kind, stages in groups
+    ]
+    return table("Compute of each finished stage (generated to trained: tokens)", rows)
 
 
 def goodput_table(manifests: Iterable[Manifest]) -> Table:
@@ -349,7 +321,7 @@ def goodput_table(manifests: Iterable[Manifest]) -> Table:
         {
             "stage": str(manifest.get("name", "")),
             "wall time": fmt.duration(number(manifest, "seconds") + number(manifest, "checkpointing_seconds")),
-            **{name: fmt.percent(spent[name]) for name in (*ACTIVITIES, "other")},
+            **{activity: fmt.percent(share) for activity, share in spent.items()},
         }
         for manifest in manifests
         if (spent := shares(manifest))
@@ -359,20 +331,21 @@ def goodput_table(manifests: Iterable[Manifest]) -> Table:
 
 def compiled_table(manifests: Iterable[Manifest]) -> Table:
     """Build a row for the programs that took longest to compile, those of a name together, and the rest."""
+    programs = [program for manifest in manifests for program in (manifest.get("programs") or {}).items()]
     compiled, seconds = Counter[str](), defaultdict[str, float](float)
-    for manifest in manifests:
-        for name, program in (manifest.get("programs") or {}).items():
-            compiled[name] += int(program["compiled"])
-            seconds[name] += float(program["seconds"])
+    for name, program in programs:
+        compiled[name] += int(program["compiled"])
+        seconds[name] += float(program["seconds"])
     longest = sorted(seconds, key=lambda name: -seconds[name])
-    groups = [(name, [name]) for name in longest[:8]] + ([("others", longest[8:])] if longest[8:] else [])
+    groups = [*((name, [name]) for name in longest[:8]), ("others", longest[8:])]
     rows = [
         {
-            "program": name,
-            "times": str(sum(compiled[one] for one in names)),
-            "took": f"{sum(seconds[one] for one in names):.1f} s",
+            "program": title,
+            "times": str(sum(compiled[name] for name in names)),
+            "took": f"{sum(seconds[name] for name in names):.1f} s",
         }
-        for name, names in groups
+        for title, names in groups
+        if names
     ]
     return table("Programs compiled, or read from the cache", rows)
 
@@ -380,14 +353,13 @@ def compiled_table(manifests: Iterable[Manifest]) -> Table:
 def counts_table(title: str, by_stage: Mapping[str, Mapping[str, Any]]) -> Table:
     """Build the counts of stages, a column each, without what is 0 everywhere."""
     counted = {stage: dict(leaves(values)) for stage, values in by_stage.items()}
+    counts = dict.fromkeys(name for values in counted.values() for name, value in values.items() if value)
     rows = [
-        {
-            "count": words(name),
-            **{
-                stage: fmt.count(value) if (value := one.get(name, math.nan)).is_integer() else fmt.quantity(value)
-                for stage, one in counted.items()
-            },
-        }
-        for name in dict.fromkeys(name for one in counted.values() for name, value in one.items() if value)
+        {"count": words(name), **{stage: _counted(values.get(name, math.nan)) for stage, values in counted.items()}}
+        for name in counts
     ]
     return table(title, rows)
+
+
+def _counted(value: float) -> str:
+    return fmt.count(value) if value.is_integer() else fmt.quantity(value)

@@ -86,15 +86,15 @@ def pieces(tokenizer: PromptTokenizer, ids: Ids, offset: int = 0) -> list[Piece]
 
     offset: number of the first token.
     """
-    found: list[Piece] = []
+    cut: list[Piece] = []
     anchor = start = 0  # of the piece before, which tells whether a space belongs to the next; of the piece under way
     for end in range(1, len(ids) + 1):
         before, now = tokenizer.decode_raw(ids[anchor:start]), tokenizer.decode_raw(ids[anchor:end])
         if now.endswith(_BROKEN) and end < min(start + _CHARACTER + 1, len(ids)):
             continue
-        found.append(Piece(now[len(before) :], offset + start, offset + end))
+        cut.append(Piece(now[len(before) :], offset + start, offset + end))
         anchor, start = start, end
-    return found if "".join(piece.text for piece in found) == tokenizer.decode_raw(ids) else None
+    return cut if "".join(piece.text for piece in cut) == tokenizer.decode_raw(ids) else None
 
 
 def _special(tokenizer: PromptTokenizer, ids: Ids) -> set[int]:

@@ -13,24 +13,29 @@ An evaluation is one node a policy, shared by all points that evaluate this poli
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 from etils import epath
-from ml_collections import ConfigDict
 
 from g2d_jax import pipeline
-from g2d_jax.config import Config, Evaluate, Online
-from g2d_jax.config_io import begins_more, from_dict, identity, to_dict
-from g2d_jax.graph import followers, plan
+from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online, Sft
+from g2d_jax.config_io import begins_more, identity, to_dict
+from g2d_jax.graph import followers, kept_steps, plan, policies_read
 from g2d_jax.runtime import storage
-from g2d_jax.sweep.contents import contents
+from g2d_jax.stages.policies import stage_of_run
 from g2d_jax.sweep.points import Point
 
 ENDING = ("steps", "keep", "stop", "budget", "adaptive")
 """Settings of an online stage that say where it ends, not what it does."""
+
+
+Trajectories = Mapping[str, tuple[int, Sequence[int]]]
+"""Node of an online stage -> the most steps that are asked of it, and the steps to keep."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +53,16 @@ class Node:
     evaluated: Mapping[str, str]
     inputs: Sequence[str]
 
-    def folder(self, root: epath.Path) -> epath.Path:
-        """Return the folder of the node's files."""
-        return node_folder(root, self.id)
-
 
 @dataclass(frozen=True)
 class Graph:
     """The stages of a study. nodes: by id, each after those it reads. points: each with its config and its stages'
-    nodes.
-
-    trajectories: node -> the most steps of it, and the steps to keep.
+    nodes. trajectories: those of its online stages that are shared.
     """
 
     nodes: Mapping[str, Node]
     points: Sequence[tuple[Point, Config, Mapping[str, str]]]
-    trajectories: Mapping[str, tuple[int, list[int]]]
+    trajectories: Trajectories
 
 
 def node_folder(root: epath.Path, name: str) -> epath.Path:
@@ -71,83 +70,69 @@ def node_folder(root: epath.Path, name: str) -> epath.Path:
     return root / "stages" / name
 
 
-@dataclass
-class _Steps:
-    """The steps of one online trajectory that all points together need."""
-
-    most: int = 0
-    pinned: set[int] = field(default_factory=set)
-
-
-def build(studied: Sequence[Point], requested: Mapping[str, tuple[int, Sequence[int]]] = MappingProxyType({})) -> Graph:
+def build(studied: Sequence[Point], requested: Trajectories = MappingProxyType({})) -> Graph:
     """Build the graph of these points. Raises ValueError, naming the point, for a config that cannot work.
 
-    requested: steps that other studies need of trajectories, as in `Graph.trajectories`.
+    requested: steps that other studies need of trajectories.
     """
-    trajectories: dict[str, _Steps] = {}
-    explicit = []
+    trajectories: dict[str, tuple[int, Sequence[int]]] = {}
+    configs = []
     for point in studied:
         try:
-            pipeline.check(Config.of(point.config))
+            config = Config.of(point.config)
+            pipeline.check(config)
         except ValueError as error:
             raise ValueError(f"point {point.label}: {error}") from error
-        values = _explicit(point.config)
-        explicit.append(values)
-        for name, key in _ids(values).items():
-            if begins_more(values["stages"][name]):
-                most, pinned = requested.get(key, (0, ()))
-                steps, stage = trajectories.setdefault(key, _Steps(most, set(pinned))), values["stages"][name]
-                steps.most = max(steps.most, stage["steps"])
-                steps.pinned |= {stage["steps"], *(k for k in stage["keep"] if k <= stage["steps"])}
+        configs.append(_explicit(config))
+        for name, key in _ids(configs[-1]).items():
+            if isinstance(stage := configs[-1].stages[name], Online) and begins_more(to_dict(stage)):
+                most, pinned = trajectories.get(key) or requested.get(key, (0, ()))
+                trajectories[key] = max(most, stage.steps), sorted({*pinned, *kept_steps(stage)})
     nodes: dict[str, Node] = {}
     points = []
-    for point, values in zip(studied, explicit, strict=True):
-        ids = _ids(values)
-        for name, key in ids.items():
-            if key in trajectories:
-                steps = trajectories[key]
-                values["stages"][name] |= {"steps": steps.most, "keep": tuple(sorted(steps.pinned))}
-        config = Config.of(from_dict(values))
+    for point, config in zip(studied, configs, strict=True):
+        ids, stages = _ids(config), dict(config.stages)
+        for name, stage in config.stages.items():
+            if isinstance(stage, Online) and ids[name] in trajectories:
+                most, pinned = trajectories[ids[name]]
+                stages[name] = replace(stage, steps=most, keep=tuple(pinned))
+        config = replace(config, stages=stages)
         for name in plan(config).order:
-            for node in _nodes(config, ids, name):
-                nodes.setdefault(node.id, node)
+            nodes |= {node.id: node for node in _nodes(config, ids, name) if node.id not in nodes}
         points.append((point, config, ids))
-    return Graph(nodes, points, {key: (steps.most, sorted(steps.pinned)) for key, steps in trajectories.items()})
+    return Graph(nodes, points, trajectories)
 
 
-def _explicit(config: ConfigDict) -> dict[str, Any]:
-    """Return the config as a dictionary in which policies of shared trajectories are named with their step."""
-    values = to_dict(config)
-    stages = values["stages"]
+def _explicit(config: Config) -> Config:
+    """Return the config in which policies of shared trajectories are named with their step."""
+    values, stages = to_dict(config)["stages"], dict(config.stages)
 
     def named(policy: str) -> str:
-        stage = stages.get(policy)
-        if stage is None or not begins_more(stage):
+        stage = config.stages.get(policy)
+        if not isinstance(stage, Online) or not begins_more(values[policy]):
             return policy
-        return f"{policy}@{stage['steps']}" if stage["steps"] else named(stage["policy"])  # 0 steps change nothing
+        return f"{policy}@{stage.steps}" if stage.steps else named(stage.policy)  # 0 steps change nothing
 
-    for stage in stages.values():
-        if "policies" in stage:
-            stage["policies"] = list(dict.fromkeys(named(policy) for policy in stage["policies"]))
-        elif stage["kind"] == "best_checkpoint":  # a trajectory keeps steps for all points; these are this point's
-            source = stages[stage["policy"]]
-            saved_steps = sorted({*(k for k in source.get("keep", ()) if k <= source["steps"]), source["steps"]})
-            stage["steps"] = stage["steps"] or (saved_steps if begins_more(source) else [])
-        else:
-            stage["policy"] = named(stage["policy"])
-    return values
+    for name, stage in stages.items():
+        if isinstance(stage, Evaluate):
+            stages[name] = replace(stage, policies=tuple(dict.fromkeys(map(named, stage.policies))))
+        elif not isinstance(stage, BestCheckpoint):
+            stages[name] = replace(stage, policy=named(stage.policy))
+        elif not stage.steps and begins_more(values[stage.policy]):
+            # A trajectory keeps steps for all points; these are this point's.
+            stages[name] = replace(stage, steps=tuple(kept_steps(config.stages[stage.policy])))
+    return replace(config, stages=stages)
 
 
-def _ids(values: Mapping[str, Any]) -> dict[str, str]:
+def _ids(config: Config) -> dict[str, str]:
     """Map stage to node id, for a config made explicit."""
-    config = Config.of(from_dict(values))
+    stages = to_dict(config)["stages"]
     shared = {key: value for key, value in identity(config).items() if key != "stages"}
     order = plan(config)
     ids: dict[str, str] = {}
     for name in order.order:
-        stage = values["stages"][name]
-        own = {k: v for k, v in stage.items() if not (begins_more(stage) and k in ENDING)}
-        weighed = {other: values["stages"][other] for other in _weighed(config, name)}
+        own = {k: v for k, v in stages[name].items() if k not in ENDING or not begins_more(stages[name])}
+        weighed = {other: stages[other] for other in _weighed(config, name)}
         inputs = {needed: ids[needed] for needed in order.inputs[name]}
         more = [part for part in (weighed, contents(config, name)) if part]
         ids[name] = f"{name}-{storage.fingerprint([shared, name, own, inputs, *more])}"
@@ -169,15 +154,14 @@ def _nodes(config: Config, ids: Mapping[str, str], name: str) -> list[Node]:
     parts = []
     for policy in stage.policies:
         alone = replace(config, stages={**config.stages, name: replace(stage, policies=(policy,))})
-        parts.append(_node(alone, {**ids, name: _ids(to_dict(_restricted(alone, name)))[name]}, name, {}))
+        parts.append(_node(alone, {**ids, name: _ids(_restricted(alone, name))[name]}, name, {}))
     evaluated = {policy: part.id for policy, part in zip(stage.policies, parts, strict=True)}
     return [*parts, _node(config, ids, name, evaluated)]
 
 
 def _node(config: Config, ids: Mapping[str, str], name: str, evaluated: Mapping[str, str]) -> Node:
     alone = _restricted(config, name)
-    needed = [ids[other] for other in plan(alone).inputs[name]]
-    inputs = list(dict.fromkeys([*needed, *evaluated.values()]))
+    inputs = list(dict.fromkeys([*(ids[other] for other in plan(alone).inputs[name]), *evaluated.values()]))
     return Node(ids[name], name, alone, {stage: ids[stage] for stage in alone.stages}, evaluated, inputs)
 
 
@@ -192,3 +176,38 @@ def _restricted(config: Config, name: str) -> Config:
             needed.add(stage)
             waiting += [*inputs[stage], *_weighed(config, stage)]
     return replace(config, stages={stage: own for stage, own in config.stages.items() if stage in needed})
+
+
+def contents(config: Config, name: str) -> dict[str, str]:
+    """Map path or policy to digest, for the local files and the other runs' stages that a stage of the config reads."""
+    stage = config.stages[name]
+    named = [source.path for source in (config.data.train, config.data.dev, config.data.test)]
+    named += [stage.data.path] if isinstance(stage, Sft) else []
+    inside = {"sample", "archive", *config.stages}
+    read = [getattr(stage, field, "sample") for field in ("rollouts", "preferences")]
+    named += [path for path in read if path not in inside]
+    digests = {path: digest for path in named if (digest := _file(path))}
+    policies = [policy for policy in policies_read(stage) if policy.startswith("run:")]
+    return digests | {policy: _run(policy) for policy in policies}
+
+
+def _file(path: str) -> str:
+    """Return the digest of a local file, or of a folder's files; "" if there is none. "math500:FILE" is the file."""
+    for candidate in (path, path.partition(":")[2]):
+        if candidate and storage.is_local(candidate) and epath.Path(candidate).expanduser().exists():
+            place = epath.Path(candidate).expanduser()
+            files = sorted(child for child in place.iterdir() if child.is_file()) if place.is_dir() else [place]
+            return "-".join(_digest(os.fspath(file), file.stat().mtime, file.stat().length) for file in files)
+    return ""
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(path: str, changed: float, size: int) -> str:
+    """Return the digest of a file's bytes; they are read again only when its time or size has changed."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+
+
+def _run(policy: str) -> str:
+    """Return the fingerprint of the stage that made a policy of another run, "" as long as it is not finished."""
+    return str((storage.finished(stage_of_run(policy)) or {}).get("fingerprint", ""))

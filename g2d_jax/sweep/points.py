@@ -44,9 +44,7 @@ def with_axes(config: ConfigDict, product: Sequence[str], zipped: Sequence[str],
     study: ConfigDict = config.copy_and_resolve_references()
     study.unlock()
     if "sweep" not in study:
-        study.sweep = schema.sweep()
-    study.sweep.unlock()
-    study.sweep.arms.unlock()
+        study.sweep = schema.sweep().unlock()
     if product or zipped:
         if len(study.sweep.arms):
             raise ValueError(
@@ -98,14 +96,13 @@ def _combinations(name: str, arm: ConfigDict) -> list[dict[str, str]]:
 def _values(name: str, entry: str) -> tuple[str, list[str]]:
     """Split "a.b=1,2,(3,4)" into ("a.b", ["1", "2", "(3,4)"])."""
     field, equals, text = entry.partition("=")
-    if field.strip().removeprefix("config.") in ("seed", "name"):
-        raise ValueError(
-            f"sweep.arms.{name}: {entry!r}: seeds are given by sweep.seeds or --seeds, names are made here"
-        )
+    field, arm = field.strip().removeprefix("config."), f"sweep.arms.{name}"
+    if field in ("seed", "name"):
+        raise ValueError(f"{arm}: {entry!r}: seeds are given by sweep.seeds or --seeds, names are made here")
     values = [value.strip() for value in re.findall(r"(?:\([^)]*\)|\[[^\]]*\]|[^,])+", text)]
     if not equals or not values:
-        raise ValueError(f"sweep.arms.{name}: {entry!r} has no values: write FIELD=VALUE,VALUE")
-    return field.strip().removeprefix("config."), values
+        raise ValueError(f"{arm}: {entry!r} has no values: write FIELD=VALUE,VALUE")
+    return field, values
 
 
 def _point(config: ConfigDict, name: str, seed: int, values: Mapping[str, str]) -> Point:
@@ -132,12 +129,9 @@ def _point(config: ConfigDict, name: str, seed: int, values: Mapping[str, str]) 
     return Point(name, seed, dict(values), changed, label)
 
 
-def short(field: str) -> str:
-    """Shorten a field's name for readers: without "stages." and "optimizer."."""
-    return field.removeprefix("stages.").replace(".optimizer.", ".")
-
-
 def _label(arm: str, values: Mapping[str, str], seed: int) -> str:
-    text = ",".join([*filter(None, [arm]), *(f"{short(k)}={v}" for k, v in values.items()), f"seed={seed}"])
+    """Name a point for readers: its arm, fields without "stages." and "optimizer.", and seed."""
+    short = {field.removeprefix("stages.").replace(".optimizer.", "."): value for field, value in values.items()}
+    text = ",".join([*filter(None, [arm]), *(f"{field}={value}" for field, value in short.items()), f"seed={seed}"])
     safe = re.sub(r"[^\w.,=+()-]", "_", text)
     return safe if safe == text and len(safe) < 120 else f"{safe[:100]}-{storage.fingerprint(text)[:8]}"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -84,7 +84,7 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
             left = [name for name in plan(settings).order if storage.finished(node_folder(root, ids[name])) is None]
             rows.append([point.label, ", ".join(left) or "done"])
         tracker.table(f"{len(rows)} points", ["point", "left to do"], rows)
-        done = sum(_state(node, node.folder(root)) == DONE for node in graph.nodes.values())
+        done = sum(_state(node, node_folder(root, node.id)) == DONE for node in graph.nodes.values())
         tracker.say(f"{len(graph.nodes)} stages after sharing, {done} of them done")
 
 
@@ -112,36 +112,20 @@ def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Gr
     """
     with awaited(root / PLANS):
         graph = build(studied, _requested_steps(root))
-        _write_plan(config, graph, root)
+        file, listed = root / PLANS / f"{config.name}.json", dict[str, dict[str, Any]]()
+        if file.exists():
+            listed = {point["label"]: point for point in storage.read_json(file)["points"]}
+        for point, settings, ids in graph.points:
+            folder = root / "points" / config.name / point.label
+            storage.write_json(folder / "config.json", {"config": to_dict(settings), "own": {}, "version": __version__})
+            steps = {name: point.config.stages[name].steps for name in ids if ids[name] in graph.trajectories}
+            links = [[name, f"../../../stages/{ids[name]}", steps.get(name)] for name in plan(settings).order]
+            storage.write_json(folder / LINKS, links)
+            own = {"label": point.label, "arm": point.arm, "seed": point.seed}
+            listed[point.label] = {**own, "values": dict(point.values), "stages": dict(ids)}
+        content = {"config": to_dict(config), "points": list(listed.values()), "trajectories": graph.trajectories}
+        storage.write_json(file, {**content, "version": __version__})
     return graph
-
-
-def _write_plan(config: ConfigDict, graph: Graph, root: epath.Path) -> None:
-    for point, settings, ids in graph.points:
-        folder = root / "points" / config.name / point.label
-        storage.write_json(folder / "config.json", {"config": to_dict(settings), "own": {}, "version": __version__})
-        links = [
-            [
-                name,
-                f"../../../stages/{ids[name]}",
-                point.config.stages[name].steps if ids[name] in graph.trajectories else None,
-            ]
-            for name in plan(settings).order
-        ]
-        storage.write_json(folder / LINKS, links)
-    listed = {
-        point.label: {"arm": point.arm, "seed": point.seed, "values": dict(point.values), "stages": dict(ids)}
-        for point, _, ids in graph.points
-    }
-    file = root / PLANS / f"{config.name}.json"
-    before = {point.pop("label"): point for point in storage.read_json(file)["points"]} if file.exists() else {}
-    content = {
-        "config": to_dict(config),
-        "points": [{"label": label, **point} for label, point in {**before, **listed}.items()],
-        "trajectories": graph.trajectories,
-        "version": __version__,
-    }
-    storage.write_json(file, content)
 
 
 class _Worker:
@@ -182,7 +166,7 @@ class _Worker:
 
     def _take(self, node: Node) -> bool:
         """Run a node, or see that it is finished; False if another process has it."""
-        folder = node.folder(self.root)
+        folder = node_folder(self.root, node.id)
         if (state := _state(node, folder)) == OPEN:
             with try_lock(folder) as got:
                 if not got:
@@ -206,7 +190,7 @@ class _Worker:
     def _run(self, node: Node, folder: epath.Path) -> str:
         """Run the stage; return DONE, or why it cannot go on."""
         number = list(self.graph.nodes).index(node.id) + 1
-        self.tracker.say(f"[{number}/{len(self.graph.nodes)}] {node.id} ({', '.join(self._users(node))})")
+        self.tracker.say(f"[{number}/{len(self.graph.nodes)}] {node.id} ({self._users(node)})")
         storage.write_json(folder / "stage.json", {"config": to_dict(node.config), "stages": dict(node.stages)})
         storage.write_json(folder / "environment.json", environment())
         folders = {name: node_folder(self.root, other) for name, other in node.stages.items()}
@@ -224,16 +208,14 @@ class _Worker:
                 return f"{error}"
         return DONE
 
-    def _users(self, node: Node) -> list[str]:
-        """List the points the node is for, the first few."""
-        labels = [
-            p.label for p, _, ids in self.graph.points if node.id in {ids.get(node.name), *self._parts(ids, node)}
-        ]
-        return labels if len(labels) <= 2 else [*labels[:2], f"{len(labels) - 2} more"]
-
-    def _parts(self, ids: Mapping[str, str], node: Node) -> set[str]:
-        whole = self.graph.nodes[ids[node.name]] if node.name in ids else None
-        return set(whole.evaluated.values()) if whole else set()
+    def _users(self, node: Node) -> str:
+        """Name the points the node is for, the first few."""
+        labels = []
+        for point, _, ids in self.graph.points:
+            whole = self.graph.nodes.get(ids.get(node.name, ""))
+            if whole is not None and node.id in (whole.id, *whole.evaluated.values()):
+                labels.append(point.label)
+        return ", ".join(labels if len(labels) <= 2 else [*labels[:2], f"{len(labels) - 2} more"])
 
     def _common(self, node: Node) -> Runtime:
         """Return the runtime that nodes of equal settings outside the stages share: problems, tokenizer, programs."""

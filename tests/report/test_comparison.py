@@ -10,7 +10,8 @@ import pytest
 from reports import HOSTILE, STEERING, Page, completions, evaluation
 
 from g2d_jax.report import comparison as side_by_side
-from g2d_jax.report.comparison import check_output, compare, headline, notes, records, report, results, write_comparison
+from g2d_jax.report.comparison import check_output, headline, notes, records, report, results, write_comparison
+from g2d_jax.report.contrasts import compare
 from g2d_jax.report.page import html, text
 from g2d_jax.report.read import Comparison, read_comparison
 from g2d_jax.report.samples import furthest_apart, read_samples
@@ -19,7 +20,7 @@ from g2d_jax.runtime.storage import finish, read_json, write_json
 from g2d_jax.runtime.tables import write_rollouts
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 48}
-TOLD = {"split": "test", "sampling": SAMPLING, "samples": 2}
+MEASURED = {"split": "test", "sampling": SAMPLING, "samples": 2}
 STAGES = {
     "sft": {"kind": "sft", "policy": "init"},
     "warmup": {"kind": "online", "policy": "sft", "steps": 20},
@@ -31,13 +32,13 @@ OTHER = {"p0": [1, 1], "p1": [1, 1], "p2": [1, 0], "p3": [0, 1]}
 COST = {"tokens": {"generated": 1, "prefilled": 10, "scored": 100, "trained": 1000}, "flops": 7.0, "seconds": 60.0}
 
 
-def run(folder: Path, policies: dict, told: dict = TOLD, stages: dict = STAGES, **config) -> Path:
+def run(folder: Path, policies: dict, result: dict = MEASURED, stages: dict = STAGES, **config) -> Path:
     """A finished run of these stages, whose manifests know no device time."""
     write_json(folder / "config.json", {"config": {"name": folder.name, "seed": 3, "stages": stages, **config}})
     for i, (name, stage) in enumerate(stages.items()):
         counts = {"steps": 20} if stage["kind"] == "online" else {}
         finish(folder / f"{i:02d}-{name}", {"kind": stage["kind"], "name": name, "counts": counts, **COST})
-    evaluation(folder / "09-evaluate", policies, told, mean_length=3.0, entropy=0.5)
+    evaluation(folder / "09-evaluate", policies, result, mean_length=3.0, entropy=0.5)
     return folder
 
 
@@ -48,12 +49,8 @@ def two(tmp_path: Path) -> tuple[Path, Path]:
     return one, run(tmp_path / "other", {"dpo": {**OTHER, "only-there": [1, 1], "and-this": [1, 1]}})
 
 
-@pytest.fixture
-def three(tmp_path: Path) -> tuple[Path, Path]:
-    """Two runs that evaluated three policies each."""
-    tables = {"sft": {"p0": [0, 0], "p1": [0, 1]}, "warmup": {"p0": [1, 0], "p1": [0, 1]}}
-    one = run(tmp_path / "one", {**tables, "dpo": {"p0": [1, 1], "p1": [0, 1]}})
-    return one, run(tmp_path / "other", {**tables, "dpo": {"p0": [1, 0], "p1": [1, 1]}})
+def names(comparison: Comparison) -> list[str]:
+    return [row.name for _, row in comparison.rows]
 
 
 def lines(comparison: Comparison) -> list[dict[str, str]]:
@@ -70,13 +67,13 @@ def change(folder: Path, **result) -> None:
 def test_known_figures_over_common_problems_only(two):
     comparison = read_comparison(two)
     assert list(comparison.problems) == ["p0", "p1", "p2", "p3"]
-    a, b = comparison.rows
+    a, b = (row for _, row in comparison.rows)
     assert (a.name, b.name) == ("A: G2D (dpo)", "B: G2D (dpo)")
     assert (a.accuracy.mean, b.accuracy.mean) == (0.625, 0.75)
     pair = compare(a, b)
-    assert pair.paired.difference == 0.125 and pair.paired.sem == pytest.approx(0.2393568)  # of 0, 1/2, 1/2, -1/2
+    assert pair.difference == 0.125 and pair.sem == pytest.approx(0.2393568)  # of 0, 1/2, 1/2, -1/2
     assert (pair.better, pair.equal, pair.worse, pair.is_beyond_noise) == (2, 1, 1, False)
-    assert pair.interval.mean == 0.125 and -0.5 <= pair.interval.low < 0 < pair.interval.high <= 0.5
+    assert -0.5 <= pair.low < 0 < pair.high <= 0.5
     assert notes(comparison)[0] == "4 problems are common to all; 1 of A, 2 of B are not, and count nowhere here."
     assert headline(comparison) == (
         "B: G2D (dpo) answers 75.0 % of 4 common problems correctly, A: G2D (dpo) 62.5 %: 12.5 ± 23.9 points apart, "
@@ -90,32 +87,39 @@ def test_known_figures_over_common_problems_only(two):
     }  # of warmup, collect and dpo; not of sft
 
 
-def test_elo_of_a_known_count_of_wins(two):
-    """B wins 2 and draws 1 of 4; the model's virtual draw makes that 3 to 2."""
-    a, b = side_by_side.ratings(read_comparison(two))
-    assert (a.name, a.games) == ("A: G2D (dpo)", 4)
-    assert (a.rating + b.rating) / 2 == pytest.approx(1000)
-    assert b.rating - a.rating == pytest.approx(400 * math.log10(3 / 2)) and a.low < a.rating < a.high
-
-
-def test_which_policies_take_part(three):
-    ends = read_comparison(three)
-    assert [row.name for row in ends.rows] == ["A: cold (sft)", "A: G2D (dpo)", "B: cold (sft)", "B: G2D (dpo)"]
+def test_which_policies_take_part(tmp_path):
+    tables = {"sft": {"p0": [0, 0], "p1": [0, 1]}, "warmup": {"p0": [1, 0], "p1": [0, 1]}}
+    runs = [
+        run(tmp_path / name, {**tables, "dpo": {"p0": [1, i], "p1": [0, 1]}}) for i, name in enumerate(("one", "other"))
+    ]
+    ends = read_comparison(runs)
+    assert names(ends) == ["A: cold (sft)", "A: G2D (dpo)", "B: cold (sft)", "B: G2D (dpo)"]
     assert [row.name for row in ends.last] == ["A: G2D (dpo)", "B: G2D (dpo)"]
-    assert len(read_comparison(three, policies="all").rows) == 6
+    assert len(read_comparison(runs, policies="all").rows) == 6
     page = Page(html(report(ends)))
     pairs = [row["pair"] for row in page.table("Paired differences")]
     assert len(pairs) == 6 and pairs[1] == "A: cold (sft) → B: cold (sft)" and "Of 6 pairs" in page.text
+    with pytest.raises(ValueError, match="policies must be ends or all, got 'some'"):
+        read_comparison(runs, policies="some")
+
+
+def test_policies_with_different_numbers_of_answers_are_compared_at_the_pass_at_k_of_all(tmp_path):
+    few, many = ({f"p{i}": [1, *[0] * more] for i in range(3)} for more in (1, 3))
+    comparison = read_comparison([run(tmp_path / "few", {"dpo": few}), run(tmp_path / "many", {"dpo": many})])
+    assert [row["pass@2 %"] for row in lines(comparison)] == ["100.0", "50.0"]
 
 
 def test_a_timeout_is_wrong_and_what_cannot_be_scored_counts_nowhere(tmp_path):
     one = run(tmp_path / "one", {"dpo": {"p0": [1, "t"], "p1": ["u", "u"], "p2": [1, "u"]}})
     other = run(tmp_path / "other", {"dpo": {"p0": [1, 1], "p1": [0, 0], "p2": [0, 1]}})
-    a, b = read_comparison([one, other]).rows
+    a, b = (row for _, row in read_comparison([one, other]).rows)
     np.testing.assert_array_equal(a.accuracies, [[0.5, np.nan, 1.0]])
     assert a.accuracy.mean == 0.75 and b.accuracy.mean == 0.5
     pair = compare(a, b)
-    assert (pair.paired.difference, pair.paired.problems, pair.equal) == (0.0, 2, 0)
+    assert (pair.difference, pair.better, pair.equal, pair.worse) == (0.0, 1, 0, 1)
+    bad = run(tmp_path / "bad", {"dpo": {"p0": ["u", "u"]}})
+    with pytest.raises(ValueError, match="none of the 1 common problems is scored for B: G2D"):
+        read_comparison([one, bad])
 
 
 def test_one_common_problem_has_no_interval(tmp_path):
@@ -147,7 +151,7 @@ def test_several_devices_a_price_and_what_comes_from_elsewhere(two):
 )
 def test_other_sampling_is_warned_of(tmp_path, name, value):
     one = run(tmp_path / "one", {"dpo": ONE})
-    other = run(tmp_path / "other", {"dpo": OTHER}, {**TOLD, "sampling": {**SAMPLING, name: value}})
+    other = run(tmp_path / "other", {"dpo": OTHER}, {**MEASURED, "sampling": {**SAMPLING, name: value}})
     comparison = read_comparison([one, other])
     expected = f"The evaluations differ in {name}: A {SAMPLING[name]}, B {value}. A difference in accuracy may"
     assert len(comparison.warnings) == 1 and comparison.warnings[0].startswith(expected)
@@ -155,14 +159,15 @@ def test_other_sampling_is_warned_of(tmp_path, name, value):
 
 
 def test_evaluations_of_one_split_are_compared_and_reference_answers_with_them(tmp_path):
-    one, other = run(tmp_path / "one", {"dpo": ONE}), run(tmp_path / "other", {"dpo": OTHER})
-    evaluation(other / "10-dev", {"dpo": {"d0": [1, 1]}}, {**TOLD, "split": "dev"})
+    one, other = run(tmp_path / "a/run", {"dpo": ONE}), run(tmp_path / "b/run", {"dpo": OTHER})
+    evaluation(other / "10-dev", {"dpo": {"d0": [1, 1]}}, {**MEASURED, "split": "dev"})
     path = other / "09-evaluate/problems.json"
     write_json(path, [{**row, "answer": "8" if row["id"] == "p1" else "7"} for row in read_json(path)])
     comparison = read_comparison([one, other])
     assert [side.stage.name for side in comparison.sides] == ["evaluate", "evaluate"]
+    assert [side.label for side in comparison.sides] == [str(one), str(other)]  # folders of one name
     assert comparison.warnings == ["1 of the common problems have other reference answers in one run than in another."]
-    with pytest.raises(ValueError, match=r"no problem in common.* A \(other\) 1 of dev, B \(one\) 4 of test"):
+    with pytest.raises(ValueError, match=r"no problem in common.* A \(.*b/run\) 1 of dev, B \(.*a/run\) 4 of test"):
         read_comparison([other, one])
 
 
@@ -186,14 +191,9 @@ def test_what_points_of_a_study_share_is_listed_once(tmp_path):
     shared = [{**entry, "rollouts": f"../../one/09-evaluate/{entry['rollouts']}"} for entry in entries]
     change(other, policies=shared)
     comparison = read_comparison([one, other])
-    assert [row.name for row in comparison.rows] == ["A: cold (sft)", "A: G2D (dpo)", "B: G2D (dpo)"]
+    assert names(comparison) == ["A: cold (sft)", "A: G2D (dpo)", "B: G2D (dpo)"]
     assert any("listed with the first of them: sft of B." in note for note in notes(comparison))
-    assert compare(*comparison.rows[1:]).is_beyond_noise is False
-
-
-def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path):
-    one, other = run(tmp_path / "a" / "run", {"dpo": ONE}), run(tmp_path / "b" / "run", {"dpo": OTHER})
-    assert [side.label for side in read_comparison([one, other]).sides] == [str(one), str(other)]
+    assert compare(comparison.rows[1][1], comparison.rows[2][1]).is_beyond_noise is False
 
 
 def test_problems_where_runs_differ_most(tmp_path):
@@ -201,8 +201,8 @@ def test_problems_where_runs_differ_most(tmp_path):
     table = {"a": [1, 1], "b": [1, 0], "c": [0, 1], "d": [1, 1], "p0": ["u", "u"]}
     comparison = read_comparison([one, run(tmp_path / "other", {"dpo": table})])
     assert furthest_apart(comparison) == ["d", "b"]  # a and c are equal, p0 is not scored
-    found, count = read_samples([comparison.files[1][1]], ("problem_id", "sample"), {"d"}, 0)
-    assert [row["sample"] for row in found["d"]] == [0, 1] and list(found) == ["d"] and count == 5
+    answers, count = read_samples([comparison.sides[1].file("dpo")], ("problem_id", "sample"), {"d"}, 0)
+    assert [row["sample"] for row in answers["d"]] == [0, 1] and list(answers) == ["d"] and count == 5
     page = Page(html(report(comparison)))
     assert page.links == ["#results", "#differences", "#elo", "#problems"]
     assert "2 of 5 common problems: those on which" in page.text and page.source.count("<details data-row>") == 2
@@ -210,7 +210,7 @@ def test_problems_where_runs_differ_most(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("choose", "message"),
     [
         (lambda one, other: [one], "two runs or more, got 1"),
         (lambda one, other: [one, f"{one}/../one"], "is given twice"),
@@ -219,21 +219,13 @@ def test_problems_where_runs_differ_most(tmp_path):
         (lambda one, other: (other / "09-evaluate/rollouts/0.parquet").unlink() or [one, other], "no completions"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_compared_is_refused(two, change, message):
+def test_what_cannot_be_compared_and_folders_of_other_things_are_refused(two, choose, message):
     with pytest.raises(ValueError, match=message):
-        read_comparison(change(*two))
-
-
-def test_unknown_choices_unscorable_problems_and_folders_of_other_things_are_refused(tmp_path, two):
-    with pytest.raises(ValueError, match="policies must be ends or all, got 'some'"):
-        read_comparison(two, policies="some")
-    bad = run(tmp_path / "bad", {"dpo": {"p0": ["u", "u"]}})
-    with pytest.raises(ValueError, match="none of the 1 common problems is scored for B: G2D"):
-        read_comparison([two[0], bad])
+        read_comparison(choose(*two))
     with pytest.raises(ValueError, match=r"holds other things than a comparison \(00-sft\)"):
-        check_output(bad)
+        check_output(two[0])
     with pytest.raises(ValueError, match="is a file"):
-        check_output(bad / "config.json")
+        check_output(two[0] / "config.json")
 
 
 def test_three_files_the_same_bytes_each_time_with_every_figure(two, tmp_path):

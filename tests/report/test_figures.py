@@ -75,7 +75,7 @@ def test_ticks_do_not_repeat_where_values_hardly_differ():
 
 def test_points_have_bars_labels_and_a_square_root_axis():
     series = {"one": [Point(0, 40, label="0"), Point(25, 60, label="5"), Point(100, 80, 70, 90, "10")]}
-    chart = figures.points("f", "Accuracy", series, x_title="cost", root=True, joined={"one"})
+    chart = figures.points("f", "Accuracy", series, x_title="cost", joined={"one"})
     dots = drawn(chart)[0]
     assert dots[1][0] - dots[0][0] == pytest.approx((dots[2][0] - dots[0][0]) / 2)
     assert {"0", "5", "10", "cost"} <= set(texts(chart)) and chart.note == "Square-root axis."
@@ -83,7 +83,7 @@ def test_points_have_bars_labels_and_a_square_root_axis():
     crowd = {"one": [Point(1 + i / 1000, 5, label=f"label{i}") for i in range(20)] + [Point(9, 9), Point(1, math.nan)]}
     chart = figures.points("f", "Crowd", crowd, x_title="x")
     assert 1 <= sum("label" in text for text in texts(chart)) <= 4 and "label19 5" in chart.words
-    assert chart.note == "1 of 22 points are not known."
+    assert chart.note == "Square-root axis. 1 of 22 points are not known."
 
 
 def test_intervals_reach_to_their_ends():
@@ -101,7 +101,8 @@ def test_a_pages_policy_allows_the_svg_and_hostile_names_stay_text():
     assert not re.search(r"https?:|#[0-9a-f]{6}\"", source) and "var(--s0)" in source and "var(--soft)" in source
     named = figures.intervals("x", HOSTILE, [(HOSTILE, 0.5, 0.4, 0.6)])
     Page(str(named.inline()))
-    assert chart.svg() == chart.svg() and chart.pdf() == chart.pdf() and "Date" not in chart.pdf().decode("latin1")
+    for form in ("svg", "pdf"):
+        assert chart.file(form) == chart.file(form) and b"Date" not in chart.file(form)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), NUMBERS), min_size=1, max_size=40))

@@ -11,7 +11,7 @@ from reports import Page, evaluation
 from g2d_jax.report import contrasts
 from g2d_jax.report.page import html, text
 from g2d_jax.report.read import read_study, studies
-from g2d_jax.report.study import headline, report, results, state, write_study
+from g2d_jax.report.study import headline, rank_correlations, report, results, state, write_study
 from g2d_jax.runtime.storage import finish, read_json, write_json
 
 STEPS, RATE, SELECT = "stages.warmup.steps", "stages.warmup.optimizer.learning_rate", "stages.collect.select"
@@ -35,10 +35,8 @@ class Fake:
         self.root, self.points = root, []
 
     def stage(self, name: str, kind: str, flops: float = 0, **content) -> str:
-        folder = self.root / "stages" / name
-        finish(
-            folder, {"kind": kind, "name": name.partition("-")[0], "counts": {}, "result": {}, **cost(flops), **content}
-        )
+        folder, base = self.root / "stages" / name, {"counts": {}, "result": {}, **cost(flops)}
+        finish(folder, {"kind": kind, "name": name.partition("-")[0], **base, **content})
         write_json(folder / "environment.json", {"jax": "0.10.2", "command": COMMAND})
         return name
 
@@ -168,11 +166,11 @@ def test_points_are_read_with_their_cost_and_answers(root, study):
     assert [one.name for one in study.baselines] == ["grpo, learning rate 0.1", "grpo, learning rate 0.2"]
     g2d = group(study, "g2d")
     assert [row.k for row in g2d.rows] == [0, 2, 4] and [row.steps for row in g2d.rows] == [0, 2, 4]
-    assert [row.cost("flops") for row in g2d.rows] == [50.0, 150.0, 250.0]  # the warm-up up to K, and 20 + 30
+    assert [row.costs["flops"] for row in g2d.rows] == [50.0, 150.0, 250.0]  # the warm-up up to K, and 20 + 30
     assert [row.accuracy.mean for row in g2d.rows] == [0.25, 0.875, 1.0]
     assert [row.dev for row in g2d.rows] == pytest.approx([0.2, 0.7, 0.6])
     assert [row.gain.mean for row in g2d.rows] == [0.25, 0.625, 0.5]
-    assert study.unfinished == ["g2d,steps=4,s2"]
+    assert study.left_out == {"g2d,steps=4,s2": "not finished"}
     with pytest.raises(ValueError, match="holds no study 'other'; there are: fake"):
         read_study(root, "other")
 
@@ -180,11 +178,11 @@ def test_points_are_read_with_their_cost_and_answers(root, study):
 def test_an_advantage_is_taken_between_the_baselines_points_and_never_beyond(study):
     rows, slow, fast = group(study, "g2d").rows, *study.baselines
     # at 150 FLOPs the slow baseline is halfway from [1 0 0 0] to [1 1 0 0]: 0.375; the seeds have 0.75 and 1
-    found = contrasts.advantage(rows[1], slow)
-    assert found.difference.mean == pytest.approx(0.5) and (found.seeds, found.difference.seeds) == (2, 2)
-    assert contrasts.advantage(rows[0], slow).difference.mean == pytest.approx(0.125)
-    assert contrasts.advantage(rows[2], slow).difference is None  # 250 FLOPs: it spent 200 at most
-    assert contrasts.advantage(rows[2], fast).difference.mean == pytest.approx(1 - 5 / 12)
+    worth = contrasts.advantage(rows[1], slow)
+    assert worth.mean == pytest.approx(0.5) and worth.seeds == 2
+    assert contrasts.advantage(rows[0], slow).mean == pytest.approx(0.125)
+    assert contrasts.advantage(rows[2], slow) is None  # 250 FLOPs: it spent 200 at most
+    assert contrasts.advantage(rows[2], fast).mean == pytest.approx(1 - 5 / 12)
 
 
 def test_k_and_the_baseline_are_chosen_on_dev_and_the_headline_answers(study):
@@ -221,16 +219,14 @@ def test_what_was_not_evaluated_on_dev_is_named_with_what_to_run(tmp_path):
     )
     (alone,) = study.baselines  # the warm-ups that the points evaluated on their way
     assert alone.name == "warm-up (GRPO goes on)" and [row.k for row in alone.rows] == [0, 2, 4]
-    assert [row.cost("flops") for row in alone.rows] == [0.0, 100.0, 200.0]
+    assert [row.costs["flops"] for row in alone.rows] == [0.0, 100.0, 200.0]
     assert [row.accuracy.mean for row in alone.rows] == [0.0, 0.25, 0.5]
-    assert contrasts.advantage(group(study, "g2d").rows[1], alone).difference.mean == pytest.approx(
-        0.5
-    )  # 0.875 - 0.375
+    assert contrasts.advantage(group(study, "g2d").rows[1], alone).mean == pytest.approx(0.5)  # 0.875 - 0.375
     assert lines(results(study))["g2d, K = 2"][VERSUS].startswith("+50.0 [") and len(study.policies) == 6
 
 
-def test_a_row_that_lacks_seeds_is_never_chosen(tmp_path):
-    fake = Fake(tmp_path)
+def test_a_row_that_lacks_seeds_is_never_chosen_and_as_many_seeds_are_not_the_same_seeds(tmp_path):
+    fake, apart = Fake(tmp_path), Fake(tmp_path / "apart")
     for seed in (0, 1):
         fake.warmup("0.1", seed, 50.0)
         fake.warmup("0.2", seed, 50.0)
@@ -246,14 +242,10 @@ def test_a_row_that_lacks_seeds_is_never_chosen(tmp_path):
     assert contrasts.best_at(study, rows[1]).name == "grpo, learning rate 0.1"  # as are those of the faster one
     assert "g2d, K = 2, chosen on dev among 2 of 3, answers" in headline(study)
     assert state(study) == "Rows have different seeds: their means are not yet comparable."
-
-
-def test_as_many_seeds_are_not_the_same_seeds(tmp_path):
-    fake = Fake(tmp_path)
     for k, seed in ((2, 0), (4, 1)):
-        fake.warmup("0.1", seed, 50.0)
-        fake.k(k, seed)
-    study = fake.study()
+        apart.warmup("0.1", seed, 50.0)
+        apart.k(k, seed)
+    study = apart.study()
     assert contrasts.chosen(group(study, "g2d").rows) is None
     assert "K cannot be chosen yet: no row has all seeds. To finish them: g2d sweep" in headline(study)
     assert state(study) == "Rows have different seeds: their means are not yet comparable."
@@ -268,9 +260,9 @@ def test_a_baselines_learning_rate_is_chosen_for_each_budget(tmp_path):
         fake.online("0.2", 0, k, {0: 0.1, 2: 0.2, 4: 0.9}[k])  # best in the end
         fake.k(k, 0)
     study = fake.study()
-    found = [contrasts.best_at(study, row) for row in group(study, "g2d").rows]  # at 50, 150 and 250 FLOPs
+    best = [contrasts.best_at(study, row) for row in group(study, "g2d").rows]  # at 50, 150 and 250 FLOPs
     # on dev 0.25 and 0.15 at 50 FLOPs, 0.45 and 0.55 at 150; neither has spent 250
-    assert [one and one.values[RATE] for one in found] == ["0.1", "0.2", None]
+    assert [baseline and baseline.values[RATE] for baseline in best] == ["0.1", "0.2", None]
     cells = [row[VERSUS] for name, row in lines(results(study)).items() if name.startswith("g2d")]
     assert [cell.rpartition(", ")[2] for cell in cells] == ["learning rate 0.1", "learning rate 0.2", "out of range"]
 
@@ -281,15 +273,15 @@ def test_a_point_of_no_steps_does_not_wait_for_its_warm_up(tmp_path):
         fake.offline("g2d", 0, {STEPS: str(k)}, f"warmup@{k}" if k else "init", "none", ENDS[k][0], dev=0.5)
     study = fake.study()
     assert [policy.run.workdir.name for policy in study.policies] == ["g2d,steps=0,s0"]
-    assert study.unfinished == ["g2d,steps=2,s0"]
+    assert study.left_out == {"g2d,steps=2,s0": "not finished"}
     assert state(study).endswith("To finish them: g2d sweep --config mine:x --workdir runs/fake")
     assert headline(dataclasses.replace(study, groups=[], warmups=[])).startswith("No point of this study is finished")
 
 
-def test_ranks_share_ties():
-    assert contrasts.rank_correlation([1, 2, 3, 4], [10, 20, 20, 40])[0] == pytest.approx(0.9486832980505138)
-    assert contrasts.rank_correlation([3, 2, 1, math.nan], [1, 2, 3, 4]) == (pytest.approx(-1.0), 3)
-    assert math.isnan(contrasts.rank_correlation([1, 1, 1], [1, 2, 3])[0])
+def test_ranks_share_ties_and_what_has_none_is_left_out():
+    measures = {"ties": [10, 20, 20, 40, 5], "reversed": [4, 3, 2, math.nan, 1], "same": [1] * 5, "few": [math.nan] * 5}
+    ranked = rank_correlations(measures, [1, 2, 3, 4, math.nan])
+    assert ranked == [("ties", pytest.approx(0.9486832980505138), 4), ("reversed", pytest.approx(-1.0), 3)]
 
 
 def test_the_files_have_the_same_bytes_every_time(root, study):

@@ -9,8 +9,7 @@ from g2d_jax import pipeline
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import storage
-from g2d_jax.sweep.contents import contents
-from g2d_jax.sweep.graph import Graph, build
+from g2d_jax.sweep.graph import Graph, build, contents
 from g2d_jax.sweep.points import points
 
 TINY = str(Path(__file__).parents[1] / "tiny.py")

@@ -26,41 +26,35 @@ def test_product_zip_and_seeds_are_multiplied_out() -> None:
         product=("stages.warmup.steps=1,3",),
         zip=("stages.dpo.epochs=1,2", "stages.collect.pairs_per_prompt=4,2"),
     )
-    found = points(study((7, 8), main=arm))
-    assert [point.label for point in found[:4]] == [
+    studied = points(study((7, 8), main=arm))
+    assert [point.label for point in studied[:4]] == [
         "warmup.steps=1,dpo.epochs=1,collect.pairs_per_prompt=4,seed=7",
         "warmup.steps=1,dpo.epochs=2,collect.pairs_per_prompt=2,seed=7",
         "warmup.steps=3,dpo.epochs=1,collect.pairs_per_prompt=4,seed=7",
         "warmup.steps=3,dpo.epochs=2,collect.pairs_per_prompt=2,seed=7",
     ]
-    assert len(found) == 8 and {point.seed for point in found} == {7, 8}
-    last = found[-1].config
+    assert len(studied) == 8 and {point.seed for point in studied} == {7, 8}
+    last = studied[-1].config
     assert (last.seed, last.stages.warmup.steps, last.stages.dpo.epochs, last.stages.dpo.beta) == (8, 3, 2, 0.5)
     assert last.stages.collect.pairs_per_prompt == 2 and "sweep" not in last
 
 
-def test_arms_keep_their_stages_and_name_their_points() -> None:
+def test_arms_keep_their_stages_and_name_their_points_with_labels_that_are_safe_as_folders() -> None:
     few = settings.arm(stages=("sft", "warmup", "evaluate"), fixed=("stages.evaluate.policies=sft,warmup",), product=())
-    found = points(study((), g2d=settings.arm(), grpo=few))
-    assert [point.label for point in found] == ["g2d,seed=0", "grpo,seed=0"]
-    assert set(found[1].config.stages) == {"sft", "warmup", "evaluate"}
-
-
-def test_lists_as_values_stand_in_brackets_and_odd_labels_are_safe_as_folders() -> None:
-    arm = settings.arm(product=("stages.evaluate.pass_at=(1,2),[1]", "tokenizer.prompt_template=a/{problem},plain"))
-    found = points(study(main=arm))
-    assert [tuple(point.config.stages.evaluate.pass_at) for point in found] == [(1, 2), (1, 2), (1,), (1,)]
-    assert all("/" not in point.label and "{" not in point.label for point in found)
-    assert len({point.label for point in found}) == 4
+    both = points(study((), g2d=settings.arm(), grpo=few))
+    assert [point.label for point in both] == ["g2d,seed=0", "grpo,seed=0"]
+    assert set(both[1].config.stages) == {"sft", "warmup", "evaluate"}
+    lists = settings.arm(product=("stages.evaluate.pass_at=(1,2),[1]", "tokenizer.prompt_template=a/{problem},plain"))
+    odd = points(study(main=lists))
+    assert [tuple(point.config.stages.evaluate.pass_at) for point in odd] == [(1, 2), (1, 2), (1,), (1,)]
+    assert all("/" not in point.label and "{" not in point.label for point in odd)
+    assert len({point.label for point in odd}) == 4
 
 
 @pytest.mark.parametrize(
     ("arm", "message"),
     [
-        (
-            {"product": ("stages.warmup.stepz=1,2",)},
-            "main: unknown field 'stages.warmup.stepz', did you mean",
-        ),
+        ({"product": ("stages.warmup.stepz=1,2",)}, "main: unknown field 'stages.warmup.stepz', did you mean"),
         ({"product": ("stages.warmup.steps=one",)}, "sweep.arms.main: stages.warmup.steps must be an integer"),
         ({"product": ("stages.warmup.steps",)}, "has no values"),
         ({"zip": ("stages.dpo.epochs=1,2", "stages.dpo.beta=1")}, "equally many values"),

@@ -17,7 +17,7 @@ from g2d_jax.config_load import resolve
 from g2d_jax.runtime.lock import try_lock
 from g2d_jax.stages.policies import checkpoint_of
 from g2d_jax.sweep import run as sweeps
-from g2d_jax.sweep.graph import build
+from g2d_jax.sweep.graph import build, node_folder
 from g2d_jax.sweep.points import Point, points, with_axes
 from g2d_jax.workdir import stage_folders
 
@@ -137,7 +137,7 @@ def test_a_worker_that_waits_for_another_is_stopped(
     [sft] = [node for node in build(studied(STEPS)).nodes.values() if node.name == "sft"]
     (root / "sweeps").mkdir(parents=True)  # the folder holds studies, though this test was there first
     with (
-        try_lock(sft.folder(root)) as got,
+        try_lock(node_folder(root, sft.id)) as got,
         forks.start("sweep", "--config", TINY, "--workdir", root, "--product", STEPS) as sweeping,
     ):
         assert got
