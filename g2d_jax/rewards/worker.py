@@ -55,7 +55,8 @@ def main() -> None:
     replies.write(b"[]\n")
     os.dup2(null, 2)  # what went wrong before this point is shown
     for line in requests:
-        reply = _grade_apart(*json.loads(line), cpu_seconds, memory_mb)
+        gold, answer = json.loads(line)
+        reply = _grade_apart(gold, answer, cpu_seconds, memory_mb)
         replies.write(json.dumps(reply).encode() + b"\n")
 
 
