@@ -57,20 +57,17 @@ def collect(
     for row in rows:
         counts["rows"] += 1
         try:
-            if row.error is not None:
-                raise BrokenRow(row.error)
-            record = convert(row.values)
+            record = row.read(convert)
         except LeftOut as reason:
             filtered[str(reason)] += 1
             continue
         except BrokenRow as error:
-            message = f"{row.where}: {error}"
             if source.on_error == "raise":
                 raise ValueError(
-                    f'{message}. Mend it, map its fields, or leave broken rows out: on_error="skip"'
+                    f'{error}. Mend it, map its fields, or leave broken rows out: on_error="skip"'
                 ) from error
             counts["broken"] += 1
-            errors += [message] if len(errors) < _SHOWN_ERRORS else []
+            errors += [str(error)] if len(errors) < _SHOWN_ERRORS else []
             continue
         if key(record) in first:
             counts["duplicates"] += 1

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from etils import epath
 
+from g2d_jax.data.fields import BrokenRow
 from g2d_jax.runtime import storage
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_LINE_BYTES = 64 * 2**20
 _BOM = b"\xef\xbb\xbf"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,15 @@ class Row:
     where: str
     values: dict[str, Any]
     error: str | None = None
+
+    def read(self, convert: Callable[[dict[str, Any]], T]) -> T:
+        """Convert the values. Raises BrokenRow with the place where they could not be read, or are not as they must."""
+        try:
+            if self.error is not None:
+                raise BrokenRow(self.error)
+            return convert(self.values)
+        except BrokenRow as error:
+            raise BrokenRow(f"{self.where}: {error}") from error
 
 
 def file_rows(path: str) -> Iterator[Row]:

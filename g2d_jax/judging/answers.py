@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from g2d_jax.data.fields import BrokenRow, as_text, named
-from g2d_jax.data.rows import Row, file_rows
+from g2d_jax.data.rows import file_rows
 from g2d_jax.runtime import storage
 
 Format: TypeAlias = Literal["alpaca_eval", "arena_hard"]
@@ -54,7 +54,7 @@ class Answers:
 def read_questions(path: str, form: Format) -> list[Question]:
     """Read the questions of a prompts file in order. Raises ValueError naming file and line for anything else."""
     parse = {"alpaca_eval": _alpaca_question, "arena_hard": _arena_question}[form]
-    questions = [_parsed(row, parse) for row in file_rows(path)]
+    questions = [row.read(parse) for row in file_rows(path)]
     if not questions:
         raise ValueError(f"{path} holds no prompt")
     twice = [uid for uid, count in Counter(question.id for question in questions if question.id).items() if count > 1]
@@ -69,7 +69,7 @@ def read_answers(path: str) -> Answers:
     names: dict[str, None] = {}
     repeats: Counter[str] = Counter()
     for row in file_rows(path):
-        name, question, text = _parsed(row, _answer)
+        name, question, text = row.read(_answer)
         names[name] = None
         texts[question, repeats[question]] = text
         repeats[question] += 1
@@ -122,15 +122,6 @@ def markdown_counts(text: str) -> dict[str, dict[str, int]]:
     return {
         name: {kind: len(pattern.findall(prose)) for kind, pattern in kinds.items()} for name, kinds in counted.items()
     }
-
-
-def _parsed(row: Row, parse: Any) -> Any:
-    if row.error is not None:
-        raise ValueError(f"{row.where}: {row.error}")
-    try:
-        return parse(row.values)
-    except BrokenRow as error:
-        raise ValueError(f"{row.where}: {error}") from error
 
 
 def _alpaca_question(values: Mapping[str, Any]) -> Question:

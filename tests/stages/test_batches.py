@@ -181,7 +181,7 @@ def test_dpo_takes_the_pair_of_the_pair_rule(task, scored):
         batch = make(groups, [task] * 2, visit=visit, seed=7, loss="dpo", mask_truncated=True)
         for some, rows in zip(batch.groups, groups, strict=True):
             some_rows, problem = [rows[i] for i in usable], rows[0].rollout.problem_id
-            [(chosen, rejected)] = pairs_of(7, problem, visit, some_rows, 1, scalar=scored)
+            [(chosen, rejected)] = pairs_of(7, problem, visit, some_rows, 1, verifiable=not scored)
             assert [named(r)[1] for r in some.responses] == [usable[chosen], usable[rejected]]
             assert [dict(r.sequence) for r in some.responses] == [{"weight": 0.5}] * 2 and some.whole
             found.add((chosen, rejected))
