@@ -123,7 +123,7 @@ class _Local:
 
     def __init__(self, folder: epath.Path, lock: filelock.BaseFileLock) -> None:
         self._folder, self._lock, self._held = folder, lock, os.stat(folder / LOCK)
-        self._gone = 0  # looks in a row that did not find it
+        self._missed = 0  # looks in a row that did not find it
 
     @classmethod
     def take(cls, folder: epath.Path) -> _Local | None:
@@ -152,8 +152,8 @@ class _Local:
         return repeating((LOOK, self._look))
 
     def _look(self) -> None:
-        self._gone = self._gone + 1 if self._is_gone() else 0
-        if self._gone == 2:
+        self._missed = self._missed + 1 if self._is_gone() else 0
+        if self._missed == 2:
             say(f"{self._folder} {GONE}")
             os._exit(1)
 
@@ -169,7 +169,7 @@ class _Lease:
     """A number of this process's. One thread beats, one ends the process when beats fail."""
 
     def __init__(self, folder: epath.Path, files: Any, root: str, number: int) -> None:
-        self._folder, self._files, self._number = folder, files, number
+        self._folder, self._files = folder, files
         self._path, self._next = (f"{root}/{n:06d}.json" for n in (number, number + 1))
         self._token, self._count = secrets.token_hex(8), 0
         self._last = time.monotonic()  # when the last beat that came through was begun

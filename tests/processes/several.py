@@ -197,4 +197,7 @@ def stopped(index: int, number: signal.Signals) -> None:
 
 
 def main(name: str, *arguments: str) -> None:
-    sys.exit(globals()[name](*arguments))
+    status = globals()[name](*arguments)
+    if processes.count() > 1:  # forked processes end at once, where an interpreter would wait here for the others
+        jax.distributed.shutdown()
+    sys.exit(status)
