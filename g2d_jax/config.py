@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from ml_collections import ConfigDict
 
@@ -653,9 +653,7 @@ Stage: TypeAlias = Sft | Online | Collect | Offline | BestCheckpoint | Evaluate
 TrainingStage: TypeAlias = Sft | Online | Offline
 SamplingStage: TypeAlias = Online | Collect | BestCheckpoint | Evaluate
 
-STAGES: Mapping[str, type[Stage]] = {
-    kind.kind: kind for kind in (Sft, Online, Collect, Offline, BestCheckpoint, Evaluate)
-}
+STAGES: Mapping[str, type[Stage]] = {kind.kind: kind for kind in get_args(Stage)}
 """The kinds of stages."""
 
 StageT = TypeVar("StageT", Sft, Online, Collect, Offline, BestCheckpoint, Evaluate)

@@ -34,7 +34,7 @@ class Bounds:
 
     @property
     def _limits(self) -> dict[str, tuple[Any, float | None]]:
-        """What each bound is called, how a value is compared with it, and the bound."""
+        """Return what each bound is called, how a value is compared with it, and the bound."""
         return {
             "at least": (operator.ge, self.least),
             "more than": (operator.gt, self.above),

@@ -230,6 +230,7 @@ def test_a_recipe_runs(
 ) -> None:
     config = at_toy_size(f"{spec},length=8", toys, train, test)
     toy.shrink(config)
+    config.tokenizer.system, config.data.max_prompt_length = "default", 128  # as transformers has it
     config.stages.evaluate.update(greedy=False, pass_at=(1,))
     first, *others, _ = METHODS["g2d" if "g2d" in spec else "grpo"]
     config.stages[first].prompts_per_step = 3
