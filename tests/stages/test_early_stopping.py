@@ -322,6 +322,7 @@ def enough(probe: dict[str, float]) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_an_adaptive_stage_that_is_killed_ends_where_it_would_have(tmp_path, runs):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     early: dict[str, Any] = {"config": HERE / "early.py", "until": "warmup"}

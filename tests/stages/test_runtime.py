@@ -27,12 +27,14 @@ from g2d_jax.stages.policies import base_of, base_path, frozen_params, load_poli
 from g2d_jax.stages.rows import CPU_TOKENS, RowShape, choose_row_length, pack_rows
 
 
-def test_the_kernel_of_packed_rows_is_said_once(config, tmp_path, opened, capsys):
+def test_kernels_of_attention_are_said_once(config, tmp_path, opened, capsys):
     config.compute.row_length = 0
     runtime = opened(config, tmp_path)
     assert [choose_row_length(runtime, longest) for longest in (100, 110, 600)] == [112, 112, 608]
+    assert runtime.sampler() is runtime.sampler()
     said = [line for line in capsys.readouterr().out.splitlines() if "attention" in line]
-    assert said == ["attention over packed rows of 112 tokens: xla", "attention over packed rows of 608 tokens: xla"]
+    rows = [f"attention over packed rows of {length} tokens: xla" for length in (112, 608)]
+    assert said == [*rows, "attention over prompts: xla"]
 
 
 def group(prompt: int, *responses: int) -> Group:
@@ -54,12 +56,6 @@ def test_rows_are_as_long_as_leaves_them_full(config, tmp_path, opened):
     assert packed.used == packed.count * packed.arrays["tokens"][0].size
     config.compute.row_length = 448
     assert choose_row_length(opened(config, tmp_path), 320, batches) == 448
-
-
-def test_the_kernel_of_prompts_is_said_once(config, tmp_path, opened, capsys):
-    runtime = opened(config, tmp_path)
-    assert runtime.sampler() is runtime.sampler()
-    assert capsys.readouterr().out.count("attention over prompts: xla") == 1
 
 
 def test_a_kernel_of_another_platform_is_refused(config, tmp_path, opened):
