@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
+
+from g2d_jax.config import TrainingStage
 
 TOKENS = ("generated", "prefilled", "scored", "trained")
 TIMES = ("seconds", "device_seconds", "verifier_cpu_seconds")
@@ -19,7 +21,7 @@ generation: sampling. verification: rewards. logprobs: log-probabilities outside
 training: updates. checkpointing: waiting for checkpoints to be written. compilation: of programs, wherever it happens.
 """
 
-TRAINING = ("sft", "online", "offline")
+TRAINING: tuple[str, ...] = tuple(kind.kind for kind in get_args(TrainingStage))
 """The kinds of stages that make policies."""
 
 POLICIES = (*TRAINING, "best_checkpoint")

@@ -21,6 +21,9 @@ import numpy as np
 from g2d_jax.config import DPOLossType, DPONormalizer
 from g2d_jax.losses.reduction import Sums, active_count, active_sum, check_same_shape, fill_inactive, weighted_sum
 
+PER_TOKEN = ("sigmoid_norm", "ipo")
+"""The losses whose log-ratios are means over a response's tokens."""
+
 
 def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
     """Weigh each pair, [num_pairs] float32: 1 / (pairs in the global batch), as in TRL. Padding pairs take 0.
@@ -88,7 +91,7 @@ def dpo_loss(
     Raises ValueError for differing shapes, an unknown loss_type or a parameter out of range.
     """
     check_dpo(loss_type=loss_type, beta=beta, label_smoothing=label_smoothing, nll_coef=nll_coef)
-    if loss_type != "sigmoid" and (chosen_lengths is None or rejected_lengths is None):
+    if loss_type in PER_TOKEN and (chosen_lengths is None or rejected_lengths is None):
         raise ValueError(
             f"loss_type {loss_type!r} averages log-probabilities: pass chosen_lengths and rejected_lengths"
         )
@@ -103,7 +106,7 @@ def dpo_loss(
     chosen_logratio = policy_chosen - jax.lax.stop_gradient(ref_chosen)
     rejected_logratio = policy_rejected - jax.lax.stop_gradient(ref_rejected)
     gaps = chosen_logratio - rejected_logratio
-    if chosen_lengths is not None and rejected_lengths is not None and loss_type != "sigmoid":
+    if chosen_lengths is not None and rejected_lengths is not None and loss_type in PER_TOKEN:
         gaps = _per_token(chosen_logratio, chosen_lengths) - _per_token(rejected_logratio, rejected_lengths)
     pair_loss = ipo_loss(gaps, beta) if loss_type == "ipo" else sigmoid_loss(beta * gaps, label_smoothing)
 
