@@ -67,16 +67,15 @@ def use(tokenizer: PromptTokenizer) -> None:
 
 @given(st.data())
 @tries(100)
-def test_changed_damaged_and_missing_files(
-    folder: Path, good: dict[str, Any], files: dict[str, bytes], data: st.DataObject
-) -> None:
-    some, names = dict(files), st.sampled_from(sorted(files))
+def test_changed_files(folder: Path, good: dict[str, Any], files: dict[str, bytes], data: st.DataObject) -> None:
+    """Changed, damaged, or missing ones."""
+    hostile, names = dict(files), st.sampled_from(sorted(files))
     for name in data.draw(st.lists(names, min_size=1, max_size=2, unique=True)):
         odd = damaged(files[name]) | st.sampled_from(ODD) | VALUES.map(as_json)
-        some[name] = data.draw(changed(good[name]).map(as_json) | odd)
+        hostile[name] = data.draw(changed(good[name]).map(as_json) | odd)
     for missing in data.draw(st.lists(names, max_size=2)):
-        some.pop(missing, None)
-    load(folder, some)
+        hostile.pop(missing, None)
+    load(folder, hostile)
 
 
 # Chat templates
