@@ -49,10 +49,8 @@ def read_header(file: storage.PathLike) -> dict[str, Stored]:
     """
     try:
         return _parse(file, ranges.size(file))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{os.fspath(file)} is not a readable safetensors file: {error}") from error
-    except OSError as error:
-        if not storage.is_local(file):
+    except (ValueError, RecursionError, OSError) as error:
+        if isinstance(error, OSError) and not storage.is_local(file):
             raise
         raise ValueError(f"{os.fspath(file)} is not a readable safetensors file: {error}") from error
 

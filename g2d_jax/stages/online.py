@@ -105,7 +105,7 @@ def programs(runtime: Runtime, name: str, stage: Online, response: int | None = 
         pack_rows(runtime, groups, columns, rows, places=places(stage)) for groups in _longest_batch(runtime, stage)
     )
     params, state = params_and_state(runtime, stage.optimizer, stage.steps)
-    own, _ = lora.split(reference_shapes(runtime))  # all policies of a run share the frozen parameters
+    own, _ = lora.partition(reference_shapes(runtime))  # all policies of a run share the frozen parameters
     reference = (own,) if stage.compares and not stage.reference_sync else ()
     workload = asked_of(runtime, stage, response)
     yield from rollouts(

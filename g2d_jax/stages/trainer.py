@@ -113,7 +113,7 @@ class Trainer:
     @property
     def policy(self) -> Decoder:
         """The policy as it is now; the next update donates its trained parameters."""
-        return lora.join(self.state.params, self.rest)
+        return lora.combine(self.state.params, self.rest)
 
     def settled(self) -> Decoder:
         """Return the policy, once the update under way is done: else sampling would wait for it in its own time."""

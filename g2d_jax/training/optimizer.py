@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
@@ -114,26 +114,22 @@ def opt_state_shardings(
     counts and the like are on every device. params_abstract: the parameters' tree with arrays or ShapeDtypeStructs;
     params_shardings: the same tree with NamedShardings.
     """
-    state = jax.eval_shape(optimizer.init, params_abstract)
-    whole = jax.tree.structure(params_abstract)
-
-    def is_whole(part: Any) -> bool:
-        return bool(jax.tree.structure(part) == whole)  # type: ignore[operator]
-
-    def place(part: Any) -> Any:
-        if not is_whole(part):
-            return meshes.replicated(mesh)
-        return jax.tree.map(partial(_like_parameter, mesh), part, params_abstract, params_shardings)
-
-    return jax.tree.map(place, state, is_leaf=is_whole)
+    return optax.tree_map_params(
+        optimizer,
+        _like_parameter,
+        jax.eval_shape(optimizer.init, params_abstract),
+        params_abstract,
+        params_shardings,
+        transform_non_params=lambda _: meshes.replicated(mesh),
+    )
 
 
-def _like_parameter(mesh: Mesh, part: Any, parameter: Any, where: NamedSharding) -> NamedSharding:
+def _like_parameter(part: Any, parameter: Any, where: NamedSharding) -> NamedSharding:
     """Return the sharding of an array of the state that belongs to a parameter."""
     if part.shape == parameter.shape:
         return where
     axes = [*where.spec, *(None,) * (len(parameter.shape) - len(where.spec))]
     for gone in range(len(axes)):
         if part.shape == parameter.shape[:gone] + parameter.shape[gone + 1 :]:
-            return NamedSharding(mesh, PartitionSpec(*axes[:gone], *axes[gone + 1 :]))
-    return meshes.replicated(mesh)
+            return NamedSharding(where.mesh, PartitionSpec(*axes[:gone], *axes[gone + 1 :]))
+    return NamedSharding(where.mesh, PartitionSpec())

@@ -46,8 +46,8 @@ def state_shardings(
 
     offload: the optimiser's arrays lie in pinned memory of the host, each device's part with its own host.
     """
-    params, _ = lora.split(shardings(config, mesh))
-    shapes, _ = lora.split(abstract(config))
+    params, _ = lora.partition(shardings(config, mesh))
+    shapes, _ = lora.partition(abstract(config))
     where = opt_state_shardings(optimizer, shapes, params, mesh)
     if offload:
         where = jax.tree.map(
@@ -62,7 +62,7 @@ def abstract_state(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
 ) -> TrainState:
     """Return the TrainState tree with a ShapeDtypeStruct and its sharding in place of every array."""
-    params, _ = lora.split(abstract(config))
+    params, _ = lora.partition(abstract(config))
     shapes = TrainState(params, jax.eval_shape(optimizer.init, params))
     return meshes.placed(shapes, state_shardings(config, optimizer, mesh, offload))
 
@@ -76,7 +76,7 @@ def fresh_state(
 ) -> TrainState:
     """Start training from a policy. What is trained is copied: the step donates its state."""
     start = (programs or Programs()).take(make_fresh_state, policy.config, optimizer, mesh, offload)
-    return start(lora.split(policy)[0])
+    return start(lora.partition(policy)[0])
 
 
 def make_fresh_state(
@@ -119,7 +119,7 @@ def make_train_step(
 ) -> Jitted:
     """Return step(state, arrays [N, R, …], count, rest=None) -> (state, metrics); state is donated.
 
-    rest: what is not trained of a policy with adapters, see `lora.split`.
+    rest: what is not trained of a policy with adapters, see `lora.partition`.
     Only the first `count` micro-batches are run. metrics: the objective's sums, loss, grad_norm (before clipping) and
     skipped, float32 scalars on the device; fetch them a step late so that the device never waits.
     skipped: 1 where loss or grad_norm is not finite. The state then stays as it was, bit for bit; the count of updates
@@ -135,28 +135,22 @@ def make_train_step(
         grads, loss, sums = accumulate(objective, state.params, arrays, count, rest)
         grads = jax.lax.with_sharding_constraint(grads, where.params)
         norm = optax.tree.norm(grads)
-        new_state, sound = (updated_offloaded if offload else updated)(state, grads, loss, norm)
-        return new_state, {**sums, "loss": loss, "grad_norm": norm, "skipped": (~sound).astype(jnp.float32)}
-
-    def updated(state: TrainState, grads: Decoder, loss: jax.Array, norm: jax.Array) -> tuple[TrainState, jax.Array]:
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        moved = TrainState(optax.apply_updates(state.params, updates), opt_state)
         sound = jnp.isfinite(loss) & jnp.isfinite(norm)
-        # Chosen element by element, in the loops that write the new state anyway: no second copy of the state.
-        return jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, state), sound
+        if offload:
+            # A branch, which begins when its condition is known: without it XLA for TPU copies the arrays to the
+            # devices at the start of the step, where they lie beside the activations.
+            state = jax.lax.cond(sound, updated, lambda state, _: state, state, grads)
+        else:
+            # Chosen element by element, in the loops that write the new state anyway: no second copy of the state.
+            state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), updated(state, grads), state)
+        return state, {**sums, "loss": loss, "grad_norm": norm, "skipped": (~sound).astype(jnp.float32)}
 
-    def updated_offloaded(
-        state: TrainState, grads: Decoder, loss: jax.Array, norm: jax.Array
-    ) -> tuple[TrainState, jax.Array]:
-        def move(state: TrainState, grads: Decoder) -> TrainState:
-            opt_state = jax.device_put(state.opt_state, near.opt_state)
-            updates, opt_state = optimizer.update(grads, opt_state, state.params)
-            return TrainState(optax.apply_updates(state.params, updates), jax.device_put(opt_state, where.opt_state))
-
-        sound = jnp.isfinite(loss) & jnp.isfinite(norm)
-        # A branch, which begins when its condition is known: without it XLA for TPU copies the arrays to the devices at
-        # the start of the step, where they lie beside the activations.
-        return jax.lax.cond(sound, move, lambda state, _: state, state, grads), sound
+    def updated(state: TrainState, grads: Decoder) -> TrainState:
+        opt_state = jax.device_put(state.opt_state, near.opt_state) if offload else state.opt_state
+        updates, opt_state = optimizer.update(grads, opt_state, state.params)
+        if offload:
+            opt_state = jax.device_put(opt_state, where.opt_state)
+        return TrainState(optax.apply_updates(state.params, updates), opt_state)
 
     return Jitted(train_step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))
 
@@ -165,7 +159,7 @@ def accumulate(
     objective: Objective, params: Decoder, arrays: Arrays, count: jax.Array, rest: Decoder | None = None
 ) -> tuple[Decoder, jax.Array, dict[str, jax.Array]]:
     """Compute gradient in params, loss and sums over the first `count` micro-batches, float32. rest: as in the step."""
-    value_and_grad = jax.value_and_grad(lambda p, micro: objective(lora.join(p, rest), micro), has_aux=True)
+    value_and_grad = jax.value_and_grad(lambda p, micro: objective(lora.combine(p, rest), micro), has_aux=True)
 
     def micro(index: jax.Array | int) -> dict[str, jax.Array]:
         return {name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for name, x in arrays.items()}
@@ -180,7 +174,9 @@ def accumulate(
         (grads, loss, sums), more = total, micro_gradient(index)
         return jax.tree.map(jnp.add, grads, more[0]), loss + more[1], add_sums(sums, more[2])
 
-    loss, sums = jax.eval_shape(lambda: objective(lora.join(params, rest), micro(0)))  # traced once, without gradients
+    loss, sums = jax.eval_shape(
+        lambda: objective(lora.combine(params, rest), micro(0))
+    )  # traced once, without gradients
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, loss))
     return jax.lax.fori_loop(0, count, add, (*zeros, empty_sums(sums)))
 

@@ -25,8 +25,8 @@ COMMON: dict[str, Any] = {
     "intermediate_size": 40,
 }
 CONFIGS = {
-    "qwen2": ModelConfig("qwen2", head_dim=6, qkv_bias=True, tie_word_embeddings=True, **COMMON),
-    "qwen3": ModelConfig("qwen3", head_dim=10, qk_norm=True, **COMMON),
+    "qwen2": ModelConfig("qwen2", head_dim=6, tie_word_embeddings=True, **COMMON),
+    "qwen3": ModelConfig("qwen3", head_dim=10, **COMMON),
     "llama": ModelConfig("llama", head_dim=6, rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16), **COMMON),
 }
 TOLERANCE = 1e-5

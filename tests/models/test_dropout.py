@@ -14,7 +14,7 @@ from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.dropout import of_layer, token_keys
 from g2d_jax.records import MEMBERS
 
-CONFIG = ModelConfig("qwen3", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, qk_norm=True, lora=Lora(3, 6.0))
+CONFIG = ModelConfig("qwen3", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, lora=Lora(3, 6.0))
 SOME = ("k_proj", "o_proj", "gate_proj")
 POSITIONS = np.tile(np.arange(6, dtype=np.int32), (2, 1))
 
@@ -73,7 +73,7 @@ def test_forward_drops_with_keys_only() -> None:
         config = dataclasses.replace(CONFIG, lora=Lora(3, 6.0, SOME, dropout=rate))
         trained = lora.adapters(config, jax.random.key(1))
         trained = jax.tree.map(lambda x: x + b, trained)
-        policy = lora.join(trained, lora.frozen(base, config))
+        policy = lora.combine(trained, lora.frozen(base, config))
         run = jax.jit(lambda policy, dropout: decoder.forward(policy, tokens, POSITIONS, ids, dropout=dropout)[0])
         return np.asarray(run(policy, dropout))
 

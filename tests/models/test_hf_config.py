@@ -130,4 +130,4 @@ def test_unsupported_is_refused_by_name(base: dict[str, Any], change: dict[str, 
 
 def test_flags_without_a_hugging_face_class_are_refused() -> None:
     with pytest.raises(ValueError, match="no Hugging Face architecture"):
-        config_to_hf(dataclasses.replace(SHAPES["Llama-3.2-1B"], qk_norm=True))
+        config_to_hf(dataclasses.replace(SHAPES["Llama-3.2-1B"]))

@@ -23,7 +23,7 @@ from g2d_jax.models.table import Param, block_params
 from g2d_jax.records import MEMBERS
 
 # A width that is no multiple of the tile, and head_dim times heads that is one.
-BASE = ModelConfig("qwen2", 64, 96, 2, 4, 2, 16, 128, tie_word_embeddings=True, qkv_bias=True)
+BASE = ModelConfig("qwen2", 64, 96, 2, 4, 2, 16, 128, tie_word_embeddings=True)
 KINDS = ("int8", "nf4")
 TOKENS = np.arange(16).reshape(2, 8) % 64
 
@@ -47,7 +47,7 @@ def policy(request: pytest.FixtureRequest, base: decoder.Decoder) -> decoder.Dec
     needs_qwix()
     config = of(request.param)
     made = jax.tree.map(lambda x: x + 0.05, lora.adapters(config, jax.random.key(1)))
-    return lora.join(made, jax.jit(lambda base: lora.frozen(base, config))(base))
+    return lora.combine(made, jax.jit(lambda base: lora.frozen(base, config))(base))
 
 
 def explicit(policy: decoder.Decoder) -> decoder.Decoder:
@@ -55,7 +55,7 @@ def explicit(policy: decoder.Decoder) -> decoder.Decoder:
     import qwix
 
     config = policy.config.held("")
-    trained, rest = lora.split(policy)
+    trained, rest = lora.partition(policy)
     assert rest is not None
 
     def make(name: str, row: Param, stacked: bool) -> Any:
@@ -129,10 +129,10 @@ def test_logits_and_gradients_are_those_of_explicit_weights(policy: decoder.Deco
     other = explicit(policy)
 
     def gradient(policy: decoder.Decoder, remat: decoder.Remat) -> Any:
-        trained, rest = lora.split(policy)
+        trained, rest = lora.partition(policy)
 
         def loss(trained: decoder.Decoder) -> tuple[jax.Array, jax.Array]:
-            found = logits(lora.join(trained, rest), remat)
+            found = logits(lora.combine(trained, rest), remat)
             return jnp.sum(jnp.sin(found)), found
 
         return jax.grad(loss, has_aux=True), trained

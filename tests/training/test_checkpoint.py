@@ -26,7 +26,7 @@ from g2d_jax.models.config import ModelConfig
 from g2d_jax.training.checkpoint import Checkpoints, DamagedCheckpoint, checksums, host_checksum
 from g2d_jax.training.optimizer import make_optimizer, opt_state_shardings
 
-CONFIG = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True, qkv_bias=True)
+CONFIG = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True)
 OPTIMIZER, _ = make_optimizer(Optimizer(learning_rate=0.1, weight_decay=0.1), total_steps=10)
 HOST = {"step": 3, "rate": 0.1, "data": {"position": 17}, "names": ["a", "b"], "none": None, "worst": math.inf}
 
@@ -155,7 +155,7 @@ def test_reading_an_unknown_folder_makes_no_file(tmp_path: Path):
 def test_mismatches_name_the_parameter_and_both_shapes(tmp_path: Path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(), {})
-    wider = ModelConfig("qwen2", 40, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True, qkv_bias=True)
+    wider = ModelConfig("qwen2", 40, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True)
     with pytest.raises(ValueError, match=r"params.embed is float32\[32, 16\] in checkpoint .*1, .* float32\[40, 16\]"):
         checkpoints.restore_params(1, abstract(1, wider)["params"])
     unbiased = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True)

@@ -46,13 +46,13 @@ def batch(row_length: int = 32, microbatch_rows: int = 4, multiple: int = 1, ste
 @partial(jax.jit, static_argnums=(0, 1))
 def policy(config: ModelConfig = CONFIG, b: float = 0.1) -> decoder.Decoder:
     trained = jax.tree.map(lambda x: x + b, lora.adapters(config, jax.random.key(1)))
-    return lora.join(trained, lora.frozen(decoder.init(config.base, jax.random.key(0), std=0.2), config))
+    return lora.combine(trained, lora.frozen(decoder.init(config.base, jax.random.key(0), std=0.2), config))
 
 
 def gradient(
     packed: Packed, mesh: jax.sharding.Mesh = ONE, remat: decoder.Remat = "none"
 ) -> tuple[decoder.Decoder, float]:
-    trained, rest = lora.split(jax.device_put(policy(), decoder.shardings(CONFIG, mesh)))
+    trained, rest = lora.partition(jax.device_put(policy(), decoder.shardings(CONFIG, mesh)))
     run = jax.jit(partial(accumulate, objectives.sft(Compute(mesh, remat=remat))))
     grads, loss, _ = jax.device_get(run(trained, *put_batch(packed, mesh), rest))
     return grads, float(loss)

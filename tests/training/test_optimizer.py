@@ -19,8 +19,8 @@ from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.moments import scale_by_adam_bfloat16, stochastic_round
 from g2d_jax.training.optimizer import decay_mask, make_optimizer, make_schedule, opt_state_shardings
 
-QWEN2 = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True, qkv_bias=True)
-QWEN3 = ModelConfig("qwen3", 32, 16, 2, 4, 2, 4, 24, qk_norm=True)
+QWEN2 = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True)
+QWEN3 = ModelConfig("qwen3", 32, 16, 2, 4, 2, 4, 24)
 
 
 def rates(schedule: str, warmup: int, total: int, steps: tuple[int, ...]) -> list[float]:
@@ -243,7 +243,7 @@ def test_adafactor_by_hand():
 
 @pytest.mark.parametrize("settings", [{"kind": "adafactor"}, {"moment_dtype": "bfloat16"}], ids=str)
 def test_other_states_lie_on_the_mesh_and_in_checkpoints(settings: dict, tmp_path):
-    wide = ModelConfig("qwen2", 256, 128, 2, 2, 2, 64, 256, tie_word_embeddings=False, qkv_bias=True)
+    wide = ModelConfig("qwen2", 256, 128, 2, 2, 2, 64, 256, tie_word_embeddings=False)
     mesh = meshes.make_mesh(1, 4, 2)
     optimizer, _ = make_optimizer(Optimizer(learning_rate=0.1, weight_decay=0.5, **settings), total_steps=10)
     where, shapes = decoder.shardings(wide, mesh), decoder.abstract(wide)

@@ -20,7 +20,7 @@ from g2d_jax.training.gradient_noise import alike, fresh_sums, gradient_norms, m
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.step import put_batch
 
-CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, qkv_bias=True)
+CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 BETA, BATCHES, PAIRS = 0.1, 4, 3
 WIDTH = 32

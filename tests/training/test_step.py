@@ -22,7 +22,7 @@ from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import abstract_state, accumulate, fresh_state, make_scorer, make_train_step, put_batch
 
-CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, qkv_bias=True)
+CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 TEMPERATURE, EPSILON, KL, BETA = 0.8, 0.2, 0.05, 0.1
 RELATIVE = 1e-5

@@ -62,7 +62,7 @@ def rollouts(
     The frozen parameters beside adapters are always resident. prefix: of the programs' names, where a stage samples
     twice. viewed: whether the stage has the program of the sampler's weights already.
     """
-    _, rest = lora.split(params)
+    _, rest = lora.partition(params)
     view = "view" if viewed else f"{prefix}view"
     if not viewed:
         held = device_bytes(params)
