@@ -206,19 +206,19 @@ def quantised(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 def project(
     c: ModelConfig, block: Block, name: str, x: jax.Array, inputs: int = 1, dropout: Dropout | None = None
 ) -> jax.Array:
-    """Apply the linear layer `name`, with its adapter if it has one.
+    """Apply the linear layer `name`, with its adapter and its bias if it has them.
 
     The adapter's part is added before the sum is rounded to x's type: beside y in bfloat16 it would be lost while B is
     small, rounded away in all of y alike.
     """
     weight = getattr(block, name).get_value()
-    adapted = c.lora is not None and c.adapted(name)
+    adapted = c.adapted(name)
     product = wide_linear if adapted else linear
     y = (quantised(product) if quantise.held(weight) else product)(x, weight, inputs)
-    if c.lora is None or not adapted:
-        return y
-    low = linear(x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs)
-    return (y + c.lora.scale * wide_linear(low, getattr(block, f"{name}_b")[...])).astype(x.dtype)
+    if c.lora and adapted:
+        low = linear(x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs)
+        y = (y + c.lora.scale * wide_linear(low, getattr(block, f"{name}_b")[...])).astype(x.dtype)
+    return y + getattr(block, f"{name}_bias")[...][None, None] if hasattr(block, f"{name}_bias") else y
 
 
 def project_qkv(
@@ -226,10 +226,6 @@ def project_qkv(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E], rotated."""
     q, k, v = (project(c, block, name, x, dropout=dropout) for name in ("q", "k", "v"))
-    if c.traits.qkv_bias:
-        q, k, v = (
-            y + getattr(block, f"{name}_bias")[...][None, None] for name, y in zip("qkv", (q, k, v), strict=True)
-        )
     if c.traits.qk_norm:
         q, k = rms_norm(q, block.q_norm[...], c.rms_norm_eps), rms_norm(k, block.k_norm[...], c.rms_norm_eps)
     return rotate(q, rope), rotate(k, rope), v

@@ -52,7 +52,6 @@ FINISHED = {CONFIG: "a model", ADAPTER_CONFIG: "adapters"}
 
 _OUR_FILES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 _COMPARE_ROWS = 16_384
-_BLOCK = 32 << 20  # bytes of an array that every device is given at a time, to bring it to the host that writes
 
 
 def load(
@@ -214,16 +213,21 @@ def save(
     writes. Raises ValueError when the folder already holds a finished model or adapters; Preempted between two files
     of a watched process.
     """
-    place, names = epath.Path(folder), jnp.dtype(dtype).name
-    if names not in ("float32", "bfloat16"):
-        raise ValueError(f"weights are saved as float32 or bfloat16, not {names}")
-    config = config_to_hf(model.config.base, eos_ids=eos_ids, bos_id=bos_id, pad_id=pad_id, dtype=names)
-    generation = {"eos_token_id": one_or_list(eos_ids), "bos_token_id": bos_id, "pad_token_id": pad_id}
-    writer = jax.process_index() == 0
+    place, stored = epath.Path(folder), jnp.dtype(dtype)
+    if stored.name not in ("float32", "bfloat16"):
+        raise ValueError(f"weights are saved as float32 or bfloat16, not {stored.name}")
+    config = config_to_hf(model.config.base, eos_ids=eos_ids, bos_id=bos_id, pad_id=pad_id, dtype=stored.name)
+    ids = {"eos_token_id": one_or_list(eos_ids), "bos_token_id": bos_id, "pad_token_id": pad_id}
     processes.on_leader(lambda: _clear(place))
-    _save_shards(model, place, jnp.dtype(dtype), max_shard_bytes, writer)
-    if writer:
-        generation = {name: value for name, value in generation.items() if value is not None}
+    shapes, fetch = expected_shapes(model.config.base), fetcher(model, stored)
+    split = plan_shards(shapes, stored.itemsize, max_shard_bytes)
+    for file, names in split.filename_to_tensors.items():
+        processes.check_stop_together()
+        shard.write(place / file, {name: shapes[name] for name in names}, stored, fetch)
+    if jax.process_index() == 0:
+        if split.is_sharded:
+            storage.write_json(place / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+        generation = {name: value for name, value in ids.items() if value is not None}
         storage.write_json(place / GENERATION, {**generation, **(generation_entries or {})})
         storage.write_json(place / CONFIG, config)
     return place
@@ -241,9 +245,9 @@ def save_adapters(policy: Decoder, folder: storage.PathLike, *, base: str, dtype
         raise ValueError("the policy has no adapters: all its parameters were trained, export it as a model")
     processes.on_leader(lambda: _clear(place))
     shapes = {name: row.stored_shape for name, (_, row, _) in tensors(policy.config).items() if row.adapter}
-    writer, stored = jax.process_index() == 0, jnp.dtype(dtype)
-    shard.write(place / "adapter_model.safetensors", shapes, stored, fetcher(policy, stored), writer=writer)
-    if writer:
+    stored = jnp.dtype(dtype)
+    shard.write(place / "adapter_model.safetensors", shapes, stored, fetcher(policy, stored))
+    if jax.process_index() == 0:
         adapter_config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -273,16 +277,6 @@ def _clear(folder: epath.Path) -> None:
                 path.unlink()
 
 
-def _save_shards(model: Decoder, folder: epath.Path, dtype: jnp.dtype, max_bytes: float, writer: bool) -> None:
-    shapes, fetch = expected_shapes(model.config.base), fetcher(model, dtype)
-    split = plan_shards(shapes, dtype.itemsize, max_bytes)
-    for file, names in split.filename_to_tensors.items():
-        processes.check_stop_together()
-        shard.write(folder / file, {name: shapes[name] for name in names}, dtype, fetch, writer=writer)
-    if writer and split.is_sharded:
-        storage.write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
-
-
 def plan_shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes: float) -> StateDictSplit:
     """Share tensors of these stored shapes out over files of at most max_bytes, or of a single tensor that is larger.
 
@@ -297,7 +291,8 @@ def plan_shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes:
 
 
 def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
-    """Return a function from Hugging Face's name to the host array in the stored layout. Every process calls it.
+    """Return a function from Hugging Face's name to the host array in the stored layout. Every process calls it: with
+    several, every device holds a tensor whole while it is fetched.
 
     A layer with adapters comes merged with them, and a quantised one as the weights that its codes stand for.
     """
@@ -307,9 +302,8 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
         name, row, layer = table[hf_name]
         value = _parameter(model, name, layer).astype(dtype)
         array = value if row.flat is None else value.reshape(row.flat).T
-        if array.is_fully_addressable:
-            return np.ascontiguousarray(array)
-        return np.ascontiguousarray(_gathered(array, jax.tree.leaves(model)[0].sharding.mesh))
+        gathered = array if array.is_fully_addressable else multihost_utils.process_allgather(array, tiled=True)
+        return np.ascontiguousarray(gathered)
 
     return fetch
 
@@ -317,11 +311,10 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
 def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
     """Return one parameter in our layout, of one layer if it belongs to the layers."""
     value, adapter = lora.parts(model, name)
-    if layer is None:
-        return value  # type: ignore[no-any-return]
-    if model.config.lora is None or not (adapter or quantise.held(value)):
-        return value[layer]  # type: ignore[no-any-return]
-    return _merged_layer(value, adapter, layer, model.config.lora.scale)  # type: ignore[no-any-return]
+    if adapter or quantise.held(value):
+        assert model.config.lora is not None
+        return _merged_layer(value, adapter, layer, model.config.lora.scale)  # type: ignore[no-any-return]
+    return value if layer is None else value[layer]  # type: ignore[no-any-return]
 
 
 @functools.partial(jax.jit, static_argnames="scale")
@@ -329,27 +322,3 @@ def _merged_layer(stack: Any, adapter: tuple[jax.Array, ...], layer: int, scale:
     """Apply `lora.merged` to one layer of a parameter, so that no more is decoded or multiplied."""
     value, own_adapter = jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, layer, 1), (stack, adapter))
     return lora.merged(value, own_adapter, scale)[0]
-
-
-def _gathered(array: jax.Array, mesh: Mesh) -> np.ndarray:
-    """Gather an array of several processes on each. Of a large one, devices hold a block at a time beside their part.
-
-    Every device has as many rows; a block is some of each. Rows that cannot be shared out so are gathered whole.
-    """
-    if array.nbytes <= _BLOCK or array.shape[0] % mesh.size:
-        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
-    spread = _spreader(mesh)(array)
-    gathered = np.empty(spread.shape, array.dtype)
-    step = max(_BLOCK * spread.shape[1] // array.nbytes, 1)
-    for start in range(0, spread.shape[1], step):
-        size = min(step, spread.shape[1] - start)
-        block = jax.lax.dynamic_slice_in_dim(spread, start, size, 1)
-        gathered[:, start : start + size] = multihost_utils.process_allgather(block, tiled=True)
-    return gathered.reshape(array.shape)
-
-
-@functools.cache
-def _spreader(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
-    """Return a jitted program from [rows, …] to [devices, rows / devices, …], each device with its own part."""
-    rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    return jax.jit(lambda array: array.reshape(mesh.size, -1, *array.shape[1:]), out_shardings=rows)

@@ -22,10 +22,14 @@ from orbax.checkpoint import checkpoint_managers
 
 from g2d_jax import mesh as meshes
 from g2d_jax.runtime import storage
+from g2d_jax.training.optimizer import leaf_name
 from g2d_jax.training.staging import Staged, is_staged
 
 T = TypeVar("T")
 Tree = TypeVar("Tree")
+
+Checksums = Mapping[str, Mapping[str, int]]
+"""By tree and array."""
 
 HOST = "host"
 
@@ -61,9 +65,9 @@ class _Direct:
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        if self._manager is not None:
-            self._manager.close()
-            self._manager = None
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.close()
 
     def fetched(self, step: int, names: Collection[str] | None) -> AbstractContextManager[epath.Path]:
         return nullcontext(self._folder / str(step))
@@ -204,9 +208,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return DamagedCheckpoint(f"checkpoint {own} is damaged: {reason:.300}. Delete that folder{also} to {then}.")
 
-    def _compare(
-        self, folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Mapping[str, Mapping[str, int]]
-    ) -> None:
+    def _compare(self, folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Checksums) -> None:
         """Raise ValueError for the first array that is not saved as wanted. saved: the checksums of what was."""
         for name, arrays in wanted.items():
             if name not in saved:
@@ -253,9 +255,7 @@ def _read_host(folder: epath.Path) -> dict[str, Any]:
     return record
 
 
-def _read(
-    folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Mapping[str, Mapping[str, int]]
-) -> dict[str, dict[str, Any]]:
+def _read(folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Checksums) -> dict[str, dict[str, Any]]:
     """Read arrays by tree and name, checked against the checksums in `saved`. Raises anything."""
     items: dict[str, Any] = {name: ocp.args.StandardRestore(arrays) for name, arrays in wanted.items()}
     if not items:
@@ -290,11 +290,8 @@ def _compare_array(folder: epath.Path, name: str, saved: Any, wanted: Any) -> No
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """Map leaves by path, in the tree's order: a Decoder's `blocks.q`, Adam's `1.mu.blocks.q`."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"): leaf for path, leaf in leaves
-    }
+    """Map leaves by name, in the tree's order."""
+    return {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:

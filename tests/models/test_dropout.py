@@ -49,21 +49,6 @@ def test_every_sequence_position_layer_and_adapter_has_a_mask_of_its_own() -> No
     np.testing.assert_array_equal(mask(0.5, sequence_keys(2, 1)), mask(0.5, sequence_keys(1, 2))[::-1])
 
 
-def test_the_mean_over_masks_is_the_layer_without_dropout() -> None:
-    policy = jax.jit(lambda: decoder.init(CONFIG, jax.random.key(0)))()
-    block = jax.tree.map(lambda array: array[1] + 0.1, policy.blocks)
-    x = jax.random.normal(jax.random.key(5), (1, 1, 32))
-
-    def one(seed: jax.Array) -> jax.Array:
-        dropout = of_layer(0.5, jax.random.split(seed, (1, 1)), 0)
-        return decoder.project(CONFIG, block, "gate", x, dropout=dropout)
-
-    draws = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(2), 4000))
-    expected = decoder.project(CONFIG, block, "gate", x)
-    error = draws.std(axis=0) / np.sqrt(4000)
-    assert error.min() > 0 and np.abs((draws.mean(axis=0) - expected) / error).max() < 4.5
-
-
 def test_forward_drops_with_keys_only() -> None:
     base = jax.jit(lambda: decoder.init(CONFIG.base, jax.random.key(0), 0.2))()
     tokens = np.arange(12, dtype=np.int32).reshape(2, 6)

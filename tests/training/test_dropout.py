@@ -43,10 +43,10 @@ def batch(row_length: int = 32, microbatch_rows: int = 4, multiple: int = 1, ste
     return with_keys(made, CONFIG, 0, "sft", step)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def policy(config: ModelConfig = CONFIG, b: float = 0.1) -> decoder.Decoder:
-    trained = jax.tree.map(lambda x: x + b, lora.adapters(config, jax.random.key(1)))
-    return lora.combine(trained, lora.frozen(decoder.init(config.base, jax.random.key(0), std=0.2), config))
+@jax.jit
+def policy() -> decoder.Decoder:
+    trained = jax.tree.map(lambda x: x + 0.1, lora.adapters(CONFIG, jax.random.key(1)))
+    return lora.combine(trained, lora.frozen(decoder.init(CONFIG.base, jax.random.key(0), std=0.2), CONFIG))
 
 
 def gradient(
@@ -56,12 +56,6 @@ def gradient(
     run = jax.jit(partial(accumulate, objectives.sft(Compute(mesh, remat=remat))))
     grads, loss, _ = jax.device_get(run(trained, *put_batch(packed, mesh), rest))
     return grads, float(loss)
-
-
-def loss(made: decoder.Decoder, packed: Packed) -> float:
-    arrays, count = put_batch(packed, ONE)
-    run = jax.jit(objectives.sft(Compute(ONE)))
-    return sum(float(run(made, {name: x[i] for name, x in arrays.items()})[0]) for i in range(int(count)))
 
 
 @pytest.fixture(scope="module")
@@ -94,17 +88,9 @@ def test_nothing_but_rounding_changes(
         assert size > 0 and np.linalg.norm(ours - theirs) <= 2e-5 * size, jax.tree_util.keystr(path)
 
 
-def test_a_rate_of_0_and_a_b_of_0_change_nothing(expected: tuple[decoder.Decoder, float]) -> None:
+def test_keys_are_named_by_the_place_in_the_data() -> None:
     bare = pack(groups(), row_length=32, microbatch_rows=4)
     assert with_keys(bare, PLAIN, 0, "sft", 3) is bare and with_keys(bare, PLAIN.base, 0, "sft", 3) is bare
-    plain = loss(policy(PLAIN), bare)
-    assert abs(plain - expected[1]) > 1e-3
-    start = policy(CONFIG, 0.0)
-    assert not np.any(start.blocks.q_b[...])
-    assert loss(start, batch()) == loss(lora.merge(start), bare) != plain
-
-
-def test_keys_are_named_by_the_place_in_the_data() -> None:
     packed = batch(row_length=16)
     found = packed.arrays[KEYS]
     assert found.dtype == np.uint32 and found.shape == (*packed.arrays["tokens"].shape, 2)
