@@ -28,8 +28,8 @@ from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
 from g2d_jax.models.table import Param, block_params, outer_params, params
 
 
-class Block(nnx.Module):
-    """The parameters of one layer, or of all layers stacked: one attribute a row of `block_params`."""
+class Parameters(nnx.Module):
+    """Arrays, or what stands for them in a tree, as attributes: one a row of the table."""
 
     def __init__(self, values: Mapping[str, jax.Array]):
         for name, value in values.items():
@@ -40,7 +40,11 @@ class Block(nnx.Module):
         def __getattr__(self, name: str) -> nnx.Param: ...
 
 
-class Decoder(Block):
+class Block(Parameters):
+    """The parameters of one layer, or of all layers stacked: those of `block_params`."""
+
+
+class Decoder(Parameters):
     """The parameters of a model. blocks: one stacked Block (training), or one Block a layer (`unstack`, decode)."""
 
     def __init__(self, config: ModelConfig, outer: Mapping[str, jax.Array], blocks: Block | nnx.List):
@@ -71,7 +75,7 @@ def init(config: ModelConfig, key: jax.Array, std: float = 0.02) -> Decoder:
 def fresh(name: str, row: Param, key: jax.Array, std: float) -> jax.Array:
     """Draw one random array, float32. normal(0, std), norms one, biases and adapters' B zero, their A as PEFT has it,
     uniform within 1 / sqrt(inputs). Each array's key is its name's."""
-    shape, own = (*row.stacked, *row.shape), jax.random.fold_in(key, zlib.crc32(name.encode()))
+    shape, own = row.full_shape, jax.random.fold_in(key, zlib.crc32(name.encode()))
     if row.init == "normal":
         return std * jax.random.normal(own, shape)
     if row.init == "uniform":
@@ -116,7 +120,7 @@ def cast(model: Decoder, dtype: jnp.dtype) -> Decoder:
 
 def count_params(config: ModelConfig) -> int:
     """Count the parameters, a tied head once, quantised ones as the weights they stand for."""
-    return sum(math.prod((*row.stacked, *row.shape)) for row in params(config).values())
+    return sum(math.prod(row.full_shape) for row in params(config).values())
 
 
 def count_trained(config: ModelConfig) -> int:

@@ -31,15 +31,7 @@ from g2d_jax.models import decoder, lora, quantise, shard
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf, one_or_list
-from g2d_jax.models.hf_folder import (
-    CONFIG,
-    GENERATION,
-    INDEX,
-    find_weights,
-    read_config,
-    read_sampling,
-    resolve,
-)
+from g2d_jax.models.hf_folder import CONFIG, GENERATION, INDEX, find_weights, read_config, read_sampling, resolve
 from g2d_jax.models.shard import Stored
 from g2d_jax.models.table import Param, expected_shapes, tensors
 from g2d_jax.runtime import processes, storage

@@ -175,11 +175,7 @@ def splash_attention(
 
 
 def cudnn_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array,
-    implementation: Literal["cudnn", "xla"] = "cudnn",
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, implementation: Literal["cudnn", "xla"] = "cudnn"
 ) -> jax.Array:
     """Attend in rows of one sequence by jax.nn.dot_product_attention, on one device: bfloat16, layout "sequence" only.
 

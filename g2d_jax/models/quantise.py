@@ -70,10 +70,10 @@ def scale_shape(row: Param) -> tuple[int, ...]:
 def tree(row: Param, make: Callable[[tuple[int, ...], Any], Any], dtype: Any = None) -> Any:
     """Build a parameter, stacked as its row says: make(shape, dtype), or a QArray of its codes and scales."""
     if not row.quantised:
-        return make((*row.stacked, *row.shape), dtype)
+        return make(row.full_shape, dtype)
     import qwix
 
-    codes = make((*row.stacked, *row.shape), CODES[row.quantised])
+    codes = make(row.full_shape, CODES[row.quantised])
     scales = make((*row.stacked, *scale_shape(row)), SCALES[row.quantised])
     return qwix.QArray(codes, scales, None, row.quantised)
 

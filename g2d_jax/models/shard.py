@@ -110,10 +110,7 @@ def read_rows(stored: Stored, start: int = 0, stop: int | None = None) -> np.nda
 
 
 def write(
-    file: storage.PathLike,
-    shapes: Mapping[str, tuple[int, ...]],
-    dtype: np.dtype,
-    fetch: Callable[[str], np.ndarray],
+    file: storage.PathLike, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, fetch: Callable[[str], np.ndarray]
 ) -> None:
     """Write a file tensor by tensor, in the order of `shapes`; its folder must be there.
 

@@ -37,6 +37,11 @@ class Param:
         return (self.layers,) if self.layers else ()
 
     @property
+    def full_shape(self) -> tuple[int, ...]:
+        """The array's shape, the layers' dimension included."""
+        return (*self.stacked, *self.shape)
+
+    @property
     def stored_shape(self) -> tuple[int, ...]:
         """The shape in which Hugging Face stores it, of one layer."""
         return self.shape if self.flat is None else self.flat[::-1]

@@ -78,14 +78,6 @@ def test_a_forced_kernel_is_refused_while_tracing() -> None:
         jax.eval_shape(run, q, q, q, jax.ShapeDtypeStruct((1, 128), jnp.int32))
 
 
-def test_block_sizes() -> None:
-    assert kernels.block_size("TPU v5 lite", 4096, "sequence") == 512
-    assert kernels.block_size("TPU v6 lite", 4096, "sequence") == 1024
-    assert kernels.block_size("TPU v6 lite", 4096, "packed") == 512
-    assert kernels.block_size("TPU v5p", 768, "sequence") == 256
-    assert kernels.block_size("TPU v5p", 384, "packed") == 128
-
-
 def spans(length: int, *parts: tuple[int, int]) -> list[int]:
     """Segment ids: (id, tokens) one after the other, then padding."""
     ids = [number for number, tokens in parts for _ in range(tokens)]

@@ -127,7 +127,7 @@ def test_bfloat16_keeps_the_effect_of_small_adapters(size: float) -> None:
 
     @partial(jax.jit, static_argnames=("dtype", "made"))
     def logprobs(model: decoder.Decoder, dtype: jnp.dtype, made: Any) -> jax.Array:
-        return jax.nn.log_softmax(plain.logits(made(model), tokens, dtype=dtype).astype(jnp.float32))
+        return jax.nn.log_softmax(plain.logits(made(model), tokens, dtype=dtype))
 
     def effect(base: decoder.Decoder, dtype: jnp.dtype, made: Any) -> np.ndarray:
         return np.ravel(logprobs(beside(base, size), dtype, made) - logprobs(beside(base, 0.0), dtype, made))

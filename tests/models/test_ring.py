@@ -16,7 +16,7 @@ from g2d_jax.models import decoder
 from g2d_jax.models.attention import attend_blocks, attend_cached, blocks_back
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.kernels import check_decode
-from g2d_jax.models.ring import attend_ring, block_columns
+from g2d_jax.models.ring import attend_ring
 
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 kernel = jax.jit(partial(attend_ring, mesh=ONE))
@@ -87,12 +87,6 @@ def test_blocks_of_a_row_are_those_that_hold_its_tokens(block: int, total: int) 
     for column in range(width):
         held = [len({(column - age) % width // block for age in range(earlier + 1)}) for earlier in range(width)]
         assert blocks_back(jnp.arange(width), jnp.int32(column), block, total).tolist() == held
-
-
-def test_blocks_are_as_large_as_the_width_allows() -> None:
-    assert block_columns(3072, 256) == 1024  # a key head of 128 in bfloat16
-    assert block_columns(3072, 512) == 512 == block_columns(1536, 256)
-    assert block_columns(3072, 2048) == 256 == block_columns(768, 256) and block_columns(48, 256) == 48
 
 
 def test_over_rows_and_heads() -> None:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain import assert_near
 
 from g2d_jax import losses
 from g2d_jax import mesh as meshes
@@ -163,11 +164,6 @@ def run(objective, model, arrays):
     return float(loss), {name: float(x) for name, x in sums.items()}, grads
 
 
-def same_gradients(a, b, scale: float = 1.0) -> None:
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, scale * y, rtol=1e-4, atol=1e-5)
-
-
 def test_group_dpo_is_the_mean_over_pairs_then_prompts(model):
     groups = response_groups()
     packed = pack(groups, row_length=24, microbatch_rows=4, places=8)
@@ -203,7 +199,7 @@ def test_neighbours_in_a_row_and_devices_change_nothing(model, shape):
     loss, sums, grads = run(everything(Compute(mesh)), placed, together)
     expected, expected_sums, expected_grads = run(everything(), model, in_rows(24))
     assert loss == pytest.approx(expected, rel=1e-5) and sums == pytest.approx(expected_sums, rel=1e-4)
-    same_gradients(jax.device_get(grads), jax.device_get(expected_grads))
+    assert_near(jax.device_get(grads), jax.device_get(expected_grads), 1e-4)
 
 
 def test_the_combination_is_its_parts(model):
@@ -214,7 +210,7 @@ def test_the_combination_is_its_parts(model):
     group = run(objectives.group_dpo(COMPUTE, **GROUP), model, arrays)
     policy = run(objectives.grpo(COMPUTE, **GRPO, **level), model, arrays)
     assert both[0] == pytest.approx(group[0] + 0.7 * policy[0], rel=1e-5)
-    same_gradients(both[2], jax.tree.map(lambda x, y: x + 0.7 * y, group[2], policy[2]))
+    assert_near(both[2], jax.tree.map(lambda x, y: x + 0.7 * y, group[2], policy[2]), 1e-4)
     found = losses.mean_metrics(both[1], "pairs")
     parts = losses.mean_metrics(group[1], "pairs") | losses.mean_metrics(policy[1], "tokens")
     assert found == pytest.approx(parts, rel=1e-5)
