@@ -45,7 +45,7 @@ SLACK = 2e9  # bytes beside the largest tensor
 SHAPE = {
     "family": "qwen2", "vocab_size": 151_936, "hidden_size": 1536, "num_attention_heads": 12,
     "num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 8960, "tie_word_embeddings": True,
-    "qkv_bias": True, "rope_theta": 1e6,
+    "rope_theta": 1e6,
 }  # fmt: skip
 
 
@@ -55,7 +55,8 @@ def write_checkpoint(folder: Path, config: ModelConfig, shard_bytes: float) -> N
     import numpy as np
 
     from g2d_jax.models import hf, shard
-    from g2d_jax.models.hf_folder import INDEX, expected_shapes
+    from g2d_jax.models.hf_folder import INDEX
+    from g2d_jax.models.table import expected_shapes
 
     if (folder / "config.json").exists():
         return

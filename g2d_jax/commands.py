@@ -21,7 +21,7 @@ from g2d_jax.config_io import from_dict, to_dict
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
 from g2d_jax.mesh import make_mesh
-from g2d_jax.models import hf, peft
+from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict
 from g2d_jax.report.tables import summary_table
@@ -193,7 +193,7 @@ def _check_free(folder: epath.Path) -> None:
     """Raise ValueError for a folder that holds a model or adapters, and for what is no folder."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: choose another --output")
-    for name, what in (("config.json", "a model"), (peft.CONFIG, "adapters")):
+    for name, what in hf.FINISHED.items():
         if (folder / name).exists():
             raise ValueError(f"{folder} holds {what} already: choose another --output")
 
@@ -207,7 +207,7 @@ def _export(runtime: Runtime, policy: str, folder: epath.Path, dtype: str, adapt
     if adapters:
         if not (base := base_path(runtime, policy)):
             runtime.tracker.say("these adapters' base is the run's own random model: export it with --policy init")
-        peft.save(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]
+        hf.save_adapters(params, folder, base=base, dtype=dtype)  # type: ignore[arg-type]
     else:
         _save_model(runtime, policy, params, folder, dtype)
     processes.on_leader(lambda: _add_note(runtime, folder, text))

@@ -1,7 +1,13 @@
-"""Attention as it is defined, with the scores of all pairs of tokens in memory: what the library's is compared with."""
+"""Attention and logits as they are defined, all pairs of tokens in memory: what the library's are compared with."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from g2d_jax.models import decoder
+from g2d_jax.records import MEMBERS
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
@@ -10,3 +16,27 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     scores = jnp.einsum("bthd,bshd->bhts", q, k, preferred_element_type=jnp.float32) * q.shape[3] ** -0.5
     weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), axis=-1)
     return jnp.einsum("bhts,bshd->bthd", weights.astype(v.dtype), v)
+
+
+def logits(model: decoder.Decoder, tokens: Any, **settings: Any) -> jax.Array:
+    """The logits, float32 [B, T, V], of rows of one sequence each. settings: of `decoder.forward`."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
+    hidden, _ = decoder.forward(model, jnp.asarray(tokens), positions, jnp.full_like(positions, MEMBERS), **settings)
+    head = decoder.head_matrix(model, hidden.dtype)[None]
+    return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+
+
+def noisy(tree: Any, size: float = 0.1) -> Any:
+    """The tree with noise in every array: norms start as ones, biases and adapters' B as zeros, and would not tell."""
+    leaves, structure = jax.tree.flatten(tree)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    noise = [x + size * jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, noise)
+
+
+def assert_near(found: Any, expected: Any, share: float) -> None:
+    """Every array of a tree of gradients, none of them zero, is within this share of its own length."""
+    paths = jax.tree_util.tree_leaves_with_path(expected)
+    for (path, theirs), ours in zip(paths, jax.tree.leaves(found), strict=True):
+        size = np.linalg.norm(theirs)
+        assert size > 0 and np.linalg.norm(ours - theirs) <= share * size, jax.tree_util.keystr(path)

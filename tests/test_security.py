@@ -125,7 +125,7 @@ def evil(tmp_path: Path, marker: Path) -> Path:
 CODE = {
     "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil", "AutoTokenizer": ["evil.Evil"] * 2}
 }
-MODEL = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True, qkv_bias=True)
+MODEL = ModelConfig("qwen2", 32, 16, 2, 4, 2, 4, 24, tie_word_embeddings=True)
 
 
 def test_the_bomb_is_live(tmp_path: Path) -> None:

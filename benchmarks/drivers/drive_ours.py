@@ -31,8 +31,7 @@ class Library:
 
     def __init__(self, case: Case) -> None:
         family = "qwen2" if case.model == "qwen2" else "qwen3"
-        flags = {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "tie_word_embeddings": True}
-        config = ModelConfig(family, case.vocabulary, **MODELS[case.model], **flags)
+        config = ModelConfig(family, case.vocabulary, **MODELS[case.model], tie_word_embeddings=True)
         self.case, self.mesh = case, meshes.make_mesh()
         init = jax.jit(lambda key: decoder.init(config, key), out_shardings=decoder.shardings(config, self.mesh))
         self.model = jax.block_until_ready(init(jax.random.key(0)))

@@ -86,8 +86,8 @@ def attend_cached(q: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Ar
         products = grouped[..., None].astype(jnp.float32) * keys[:, :, None].astype(jnp.float32)
         scores = jnp.sum(products, axis=3)  # [B, K, R, S]
     else:
-        scores = jnp.einsum("bkrd,bkds->bkrs", grouped, keys, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[:, None, None], scores * dim**-0.5, jnp.finfo(jnp.float32).min)
+        scores = _product("bkrd,bkds->bkrs", grouped, keys)
+    scores = jnp.where(mask[:, None, None], scores * dim**-0.5, LOWEST)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     return jnp.einsum("bkrs,bksd->bkrd", weights, values).astype(q.dtype).reshape(q.shape)
 
@@ -115,21 +115,14 @@ def attend_blocks(
     reached = blocks_back(most, column, block, total)
 
     def add_block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        largest, mass, mixed = carry
         first = (column // block - number) % total * block
         k = jax.lax.dynamic_slice(keys, (layer, 0, 0, 0, first), (1, *keys.shape[1:4], block))[0]
         v = jax.lax.dynamic_slice(values, (layer, 0, 0, first, 0), (1, *values.shape[1:3], block, dim))[0]
-        scores = jnp.einsum("bkrd,bkds->bkrs", grouped, k, preferred_element_type=jnp.float32) * dim**-0.5
+        scores = _product("bkrd,bkds->bkrs", grouped, k) * dim**-0.5
         mask = ((column - first - jnp.arange(block)) % width)[None] <= earlier[:, None]  # [B, block]
-        scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-        now = jnp.maximum(largest, scores.max(axis=-1))
-        weights, decay = jnp.exp(scores - now[..., None]), jnp.exp(largest - now)
-        product = jnp.einsum("bkrs,bksd->bkrd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-        return now, mass * decay + weights.sum(axis=-1), mixed * decay[..., None] + product
+        return _softmax_step(carry, jnp.where(mask[:, None, None], scores, LOWEST), v)
 
-    shape = grouped.shape[:3]
-    start = (jnp.full(shape, jnp.finfo(jnp.float32).min), jnp.zeros(shape), jnp.zeros(grouped.shape, jnp.float32))
-    _, mass, mixed = jax.lax.fori_loop(0, reached, add_block, start)
+    _, mass, mixed = jax.lax.fori_loop(0, reached, add_block, _softmax_start(grouped.shape))
     return (mixed / mass[..., None]).astype(q.dtype).reshape(q.shape)
 
 
@@ -161,22 +154,12 @@ def _attended(
     pairs, count = _visible_pairs(ids)
 
     def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        largest, mass, mixed = carry
         i, j = pairs[number]
-        scores = _scores(queries[i], keys[j], ids, i, j)
         # Where a query sees none of these keys its weights are 1, until a pair that it sees takes them off by `decay`.
-        now = jnp.maximum(largest[i], scores.max(axis=-1))
-        weights, decay = jnp.exp(scores - now[..., None]), jnp.exp(largest[i] - now)
-        more = _product("bkqs,bksd->bkqd", weights.astype(v.dtype), values[j])
-        return (
-            largest.at[i].set(now),
-            mass.at[i].set(mass[i] * decay + weights.sum(axis=-1)),
-            mixed.at[i].set(mixed[i] * decay[..., None] + more),
-        )
+        new = _softmax_step(tuple(x[i] for x in carry), _scores(queries[i], keys[j], ids, i, j), values[j])
+        return tuple(x.at[i].set(part) for x, part in zip(carry, new, strict=True))
 
-    shape = queries.shape[:-1]
-    start = (jnp.full(shape, LOWEST), jnp.zeros(shape), jnp.zeros(queries.shape, jnp.float32))
-    largest, mass, mixed = jax.lax.fori_loop(0, count, add, start)
+    largest, mass, mixed = jax.lax.fori_loop(0, count, add, _softmax_start(queries.shape))
     out = checkpoint_name(_in_rows((mixed / mass[..., None]).astype(q.dtype), q.shape), SAVED)
     return out, (q, k, v, segment_ids, out, checkpoint_name(largest + jnp.log(mass), SAVED))
 
@@ -248,6 +231,20 @@ def _scores(queries: jax.Array, keys: jax.Array, ids: jax.Array, i: jax.Array, j
     mask = visible(ids[i, :, 0, :, 0], ids[j, :, 0, :, 0], (i - j) * columns)
     grouped = scores.reshape(batch, kv_heads, -1, columns, columns)
     return jnp.where(mask[:, None, None], grouped, LOWEST).reshape(scores.shape)
+
+
+def _softmax_start(shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the greatest score, the sum of weights and that of weighted values over no keys, of queries [..., D]."""
+    return jnp.full(shape[:-1], LOWEST), jnp.zeros(shape[:-1]), jnp.zeros(shape, jnp.float32)
+
+
+def _softmax_step(carry: tuple[jax.Array, ...], scores: jax.Array, values: jax.Array) -> tuple[jax.Array, ...]:
+    """Add a block of keys to `_softmax_start`: scores float32 [B, K, Q, S], values [B, K, S, D]."""
+    largest, mass, mixed = carry
+    now = jnp.maximum(largest, scores.max(axis=-1))
+    weights, decay = jnp.exp(scores - now[..., None]), jnp.exp(largest - now)
+    more = _product("bkqs,bksd->bkqd", weights.astype(values.dtype), values)
+    return now, mass * decay + weights.sum(axis=-1), mixed * decay[..., None] + more
 
 
 _product = partial(jnp.einsum, preferred_element_type=jnp.float32)

@@ -5,13 +5,39 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-Family = Literal["qwen2", "qwen3", "llama"]
-_SIZES = (
-    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    "intermediate_size",
-)
+
+@dataclass(frozen=True)
+class Family:
+    """What sets one family of models apart.
+
+    architecture: Hugging Face's class. qkv_bias: queries, keys and values have biases. qk_norm: queries and keys are
+    normalised, each head for itself. exported: what config.json says is not in use. The rest: what transformers takes
+    where config.json leaves the field out; kv_heads_optional: as many as there are heads.
+    """
+
+    architecture: str
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    exported: tuple[str, ...] = ("use_sliding_window",)
+    kv_heads_optional: bool = False
+    head_dim: int | None = None
+    max_position_embeddings: int = 32_768
+
+
+FAMILIES = {
+    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True),
+    "qwen3": Family("Qwen3ForCausalLM", qk_norm=True, head_dim=128),
+    "llama": Family(
+        "LlamaForCausalLM",
+        exported=("attention_bias", "mlp_bias"),
+        kv_heads_optional=True,
+        max_position_embeddings=2048,
+    ),
+}
+
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+"""The sizes that every config.json states."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +50,7 @@ class Llama3Rope:
     original_max_position_embeddings: int
 
 
-LINEAR = {
-    "q_proj": "q",
-    "k_proj": "k",
-    "v_proj": "v",
-    "o_proj": "o",
-    "gate_proj": "gate",
-    "up_proj": "up",
-    "down_proj": "down",
-}
+LINEAR = {f"{name}_proj": name for name in ("q", "k", "v", "o", "gate", "up", "down")}
 """The linear layers of a block: Hugging Face's name -> the parameter's here."""
 
 
@@ -71,13 +89,12 @@ class Lora:
 class ModelConfig:
     """A decoder-only transformer: pre-norm, RMSNorm, RoPE, grouped-query attention, SwiGLU.
 
-    family decides qkv_bias and qk_norm only through the two flags below; it is kept for export. lora: adapters beside
-    the linear layers; only they are trained then. quantise: the kind of codes, of quantise.py, that the linear layers
-    are held as; empty: as they are. Raises ValueError for a family that is not known, and for sizes that do not go
-    together.
+    family: a name in FAMILIES. lora: adapters beside the linear layers; only they are trained then. quantise: the kind
+    of codes, of quantise.py, that the linear layers are held as; empty: as they are. Raises ValueError for a family
+    that is not known, and for sizes that do not go together.
     """
 
-    family: Family
+    family: str
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
@@ -86,14 +103,17 @@ class ModelConfig:
     head_dim: int
     intermediate_size: int
     tie_word_embeddings: bool = False
-    qkv_bias: bool = False
-    qk_norm: bool = False
     rope_theta: float = 10_000.0
     rope_scaling: Llama3Rope | None = None
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 32_768
     lora: Lora | None = None
     quantise: str = ""
+
+    @property
+    def traits(self) -> Family:
+        """What sets the model's family apart."""
+        return FAMILIES[self.family]
 
     @property
     def base(self) -> ModelConfig:
@@ -105,13 +125,13 @@ class ModelConfig:
         return dataclasses.replace(self, quantise=quantise)
 
     def adapted(self, name: str) -> bool:
-        """Tell whether a parameter of the layers, a value of LINEAR or another, has an adapter beside it."""
+        """Tell whether a parameter has an adapter beside it."""
         return self.lora is not None and name in (LINEAR[target] for target in self.lora.targets)
 
     def __post_init__(self) -> None:
-        if self.family not in (families := get_args(Family)):
-            raise ValueError(f"family is one of {', '.join(families)}, got {self.family!r}")
-        for name in _SIZES:
+        if self.family not in FAMILIES:
+            raise ValueError(f"family is one of {', '.join(FAMILIES)}, got {self.family!r}")
+        for name in (*SIZES, "num_key_value_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.rope_theta < math.inf:

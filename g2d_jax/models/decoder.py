@@ -11,12 +11,12 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Remat
@@ -25,65 +25,57 @@ from g2d_jax.models.attention import SAVED, attend_blocks, attend_cached, packed
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
-from g2d_jax.models.table import Param, block_params, full_shape, outer_params
+from g2d_jax.models.table import Param, block_params, outer_params, params
 
 
-class Block(nnx.Module):
-    """The parameters of one layer, or of all layers stacked: one attribute a row of `block_params`."""
-
-    attn_norm: nnx.Param
-    q: nnx.Param
-    k: nnx.Param
-    v: nnx.Param
-    o: nnx.Param
-    mlp_norm: nnx.Param
-    gate: nnx.Param
-    up: nnx.Param
-    down: nnx.Param
-    q_bias: nnx.Param
-    k_bias: nnx.Param
-    v_bias: nnx.Param
-    q_norm: nnx.Param
-    k_norm: nnx.Param
+class Parameters(nnx.Module):
+    """Arrays, or what stands for them in a tree, as attributes: one a row of the table."""
 
     def __init__(self, values: Mapping[str, jax.Array]):
         for name, value in values.items():
             setattr(self, name, nnx.Param(value))
 
+    if TYPE_CHECKING:
 
-class Decoder(nnx.Module):
+        def __getattr__(self, name: str) -> nnx.Param: ...
+
+
+class Block(Parameters):
+    """The parameters of one layer, or of all layers stacked: those of `block_params`."""
+
+
+class Decoder(Parameters):
     """The parameters of a model. blocks: one stacked Block (training), or one Block a layer (`unstack`, decode)."""
 
-    embed: nnx.Param
-    final_norm: nnx.Param
-    head: nnx.Param
-
     def __init__(self, config: ModelConfig, outer: Mapping[str, jax.Array], blocks: Block | nnx.List):
+        super().__init__(outer)
         self.config = config
         self.blocks = blocks
-        for name, value in outer.items():
-            setattr(self, name, nnx.Param(value))
 
 
-def build(config: ModelConfig, make: Callable[[str, Param, bool], jax.Array]) -> Decoder:
-    """Make a Decoder from the table: make(name, row, stacked) gives each array ([L, …] when stacked).
+def build(config: ModelConfig, make: Callable[[str, Param], Any]) -> Decoder:
+    """Make a stacked Decoder from the table: make(name, row) gives each array.
 
     `make` may return arrays, shapes or shardings: the tree is the same.
     """
-    outer = {name: make(name, row, False) for name, row in outer_params(config).items()}
-    blocks = {name: make(name, row, True) for name, row in block_params(config).items()}
-    return Decoder(config, outer, Block(blocks))
+    outer = {name: make(name, row) for name, row in outer_params(config).items()}
+    return Decoder(config, outer, Block({name: make(name, row) for name, row in block_params(config).items()}))
+
+
+def parameter(model: Decoder, name: str) -> Any:
+    """Return a parameter by its name in the table; one of the layers is that of all, stacked."""
+    return getattr(model if name in outer_params(model.config) else model.blocks, name).get_value()
 
 
 def init(config: ModelConfig, key: jax.Array, std: float = 0.02) -> Decoder:
     """Draw random float32 parameters: see `fresh`."""
-    return build(config, lambda name, row, stacked: fresh(config, name, row, stacked, key, std))
+    return build(config, lambda name, row: fresh(name, row, key, std))
 
 
-def fresh(config: ModelConfig, name: str, row: Param, stacked: bool, key: jax.Array, std: float) -> jax.Array:
+def fresh(name: str, row: Param, key: jax.Array, std: float) -> jax.Array:
     """Draw one random array, float32. normal(0, std), norms one, biases and adapters' B zero, their A as PEFT has it,
     uniform within 1 / sqrt(inputs). Each array's key is its name's."""
-    shape, own = full_shape(config, row, stacked), jax.random.fold_in(key, zlib.crc32(name.encode()))
+    shape, own = row.full_shape, jax.random.fold_in(key, zlib.crc32(name.encode()))
     if row.init == "normal":
         return std * jax.random.normal(own, shape)
     if row.init == "uniform":
@@ -95,37 +87,25 @@ def fresh(config: ModelConfig, name: str, row: Param, stacked: bool, key: jax.Ar
 def shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
     """Return the Decoder tree with a NamedSharding in place of every array."""
 
-    return build(config, lambda _, row, stacked: _sharding(config, mesh, row, stacked))
+    def place(_: str, row: Param) -> Any:
+        axes = (*("layers" for _ in row.stacked), *row.axes)
+        return quantise.tree(row, lambda shape, _: meshes.sharding(mesh, axes, shape))
 
-
-def _sharding(config: ModelConfig, mesh: Mesh, row: Param, stacked: bool) -> Any:
-    def where(shape: tuple[int, ...], _: Any = None) -> jax.sharding.NamedSharding:
-        axes = ("layers", *row.axes) if stacked else row.axes
-        return meshes.sharding(mesh, axes, (config.num_hidden_layers, *shape) if stacked else shape)
-
-    return quantise.tree(row, where) if row.quantised else where(row.shape)
+    return build(config, place)
 
 
 def unstacked_shardings(config: ModelConfig, mesh: Mesh) -> Decoder:
     """Return the `shardings` of the tree that `unstack` gives."""
-
-    def make(rows: Mapping[str, Param]) -> Any:
-        return {name: _sharding(config, mesh, row, False) for name, row in rows.items()}
-
-    blocks = [Block(make(block_params(config))) for _ in range(config.num_hidden_layers)]
-    return Decoder(config, make(outer_params(config)), nnx.List(blocks))
+    return _by_layer(shardings(config, mesh), lambda at, _: NamedSharding(mesh, PartitionSpec(*at.spec[1:])))
 
 
 def abstract(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
     """Return the Decoder tree with a ShapeDtypeStruct in place of every array; adapters are always float32."""
 
-    def make(_: str, row: Param, stacked: bool) -> Any:
-        def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((config.num_hidden_layers, *shape) if stacked else shape, dtype)
+    def describe(_: str, row: Param) -> Any:
+        return quantise.tree(row, jax.ShapeDtypeStruct, jnp.float32 if row.adapter else dtype)
 
-        return quantise.tree(row, array) if row.quantised else array(row.shape, jnp.float32 if row.adapter else dtype)
-
-    return build(config, make)
+    return build(config, describe)
 
 
 def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype = jnp.float32) -> Decoder:  # type: ignore[assignment]
@@ -140,9 +120,7 @@ def cast(model: Decoder, dtype: jnp.dtype) -> Decoder:
 
 def count_params(config: ModelConfig) -> int:
     """Count the parameters, a tied head once, quantised ones as the weights they stand for."""
-    rows = block_params(config).values()
-    layer = sum(math.prod(row.shape) for row in rows)
-    return sum(math.prod(row.shape) for row in outer_params(config).values()) + config.num_hidden_layers * layer
+    return sum(math.prod(row.full_shape) for row in params(config).values())
 
 
 def count_trained(config: ModelConfig) -> int:
@@ -152,8 +130,13 @@ def count_trained(config: ModelConfig) -> int:
 
 def unstack(model: Decoder) -> Decoder:
     """Return the same parameters with one Block a layer: decode then reads each layer's arrays where they lie."""
-    layers = [jax.tree.map(lambda x, i=i: x[i], model.blocks) for i in range(model.config.num_hidden_layers)]
-    outer = {name: getattr(model, name)[...] for name in outer_params(model.config)}
+    return _by_layer(model, lambda x, layer: x[layer])
+
+
+def _by_layer(model: Decoder, take: Callable[[Any, int], Any]) -> Decoder:
+    """Make one Block a layer of a stacked tree, of take(leaf, layer)."""
+    layers = [jax.tree.map(lambda x, i=i: take(x, i), model.blocks) for i in range(model.config.num_hidden_layers)]
+    outer = {name: parameter(model, name) for name in outer_params(model.config)}
     return Decoder(model.config, outer, nnx.List(layers))
 
 
@@ -227,19 +210,19 @@ def quantised(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 def project(
     c: ModelConfig, block: Block, name: str, x: jax.Array, inputs: int = 1, dropout: Dropout | None = None
 ) -> jax.Array:
-    """Apply the linear layer `name`, with its adapter if it has one.
+    """Apply the linear layer `name`, with its adapter and its bias if it has them.
 
     The adapter's part is added before the sum is rounded to x's type: beside y in bfloat16 it would be lost while B is
     small, rounded away in all of y alike.
     """
     weight = getattr(block, name).get_value()
-    adapted = c.lora is not None and c.adapted(name)
+    adapted = c.adapted(name)
     product = wide_linear if adapted else linear
     y = (quantised(product) if quantise.held(weight) else product)(x, weight, inputs)
-    if c.lora is None or not adapted:
-        return y
-    low = linear(x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs)
-    return (y + c.lora.scale * wide_linear(low, getattr(block, f"{name}_b")[...])).astype(x.dtype)
+    if c.lora and adapted:
+        low = linear(x if dropout is None else dropout(name, x), getattr(block, f"{name}_a")[...], inputs)
+        y = (y + c.lora.scale * wide_linear(low, getattr(block, f"{name}_b")[...])).astype(x.dtype)
+    return y + getattr(block, f"{name}_bias")[...][None, None] if hasattr(block, f"{name}_bias") else y
 
 
 def project_qkv(
@@ -247,11 +230,7 @@ def project_qkv(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E], rotated."""
     q, k, v = (project(c, block, name, x, dropout=dropout) for name in ("q", "k", "v"))
-    if c.qkv_bias:
-        q, k, v = (
-            y + getattr(block, f"{name}_bias")[...][None, None] for name, y in zip("qkv", (q, k, v), strict=True)
-        )
-    if c.qk_norm:
+    if c.traits.qk_norm:
         q, k = rms_norm(q, block.q_norm[...], c.rms_norm_eps), rms_norm(k, block.k_norm[...], c.rms_norm_eps)
     return rotate(q, rope), rotate(k, rope), v
 
@@ -312,33 +291,22 @@ def forward(
     rope = rotary_table(c, positions)
     keys = None if dropout is None else token_keys(dropout, positions)
 
-    def layer(
-        x: jax.Array, own: tuple[Block, jax.Array | None]
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+    def layer(x: jax.Array, own: tuple[Block, Any]) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         block, number = own
-        dropped = None if keys is None or number is None or c.lora is None else of_layer(c.lora.dropout, keys, number)
+        dropped = of_layer(c.lora.dropout, keys, number) if c.lora and keys is not None else None
         x, kv = apply_block(c, block, x, rope, lambda q, k, v: attention(q, k, v, segment_ids), dropped)
         return laid_out(x, "rows", None, None), kv if keep_kv else None
 
-    numbers = None if keys is None else jnp.arange(c.num_hidden_layers)
-    x, kv = scan_layers(rematerialise(layer, remat), x, model.blocks, numbers)
+    layer, numbers = rematerialise(layer, remat), jnp.arange(c.num_hidden_layers)
+    if isinstance(model.blocks, Block):
+        x, kv = jax.lax.scan(layer, x, (model.blocks, numbers))
+    else:
+        outputs = []
+        for block, number in zip(model.blocks, numbers, strict=True):
+            x, output = layer(x, (block, number))
+            outputs.append(output)
+        kv = jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
     return rms_norm(x, model.final_norm[...].astype(dtype), c.rms_norm_eps), kv
-
-
-def scan_layers(
-    layer: Callable, x: jax.Array, blocks: Block | nnx.List, numbers: jax.Array | None = None
-) -> tuple[jax.Array, Any]:
-    """Run layer(x, (block, number)) in order: lax.scan over a stacked Block, a Python loop over a list of them.
-
-    numbers: int32 [L], or None where the layers do not ask for theirs.
-    """
-    if isinstance(blocks, Block):
-        return jax.lax.scan(layer, x, (blocks, numbers))
-    outputs = []
-    for i, block in enumerate(blocks):
-        x, output = layer(x, (block, None if numbers is None else numbers[i]))
-        outputs.append(output)
-    return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
 
 def lay_out(mesh: Mesh | None, x: jax.Array, *axes: str | None) -> jax.Array:

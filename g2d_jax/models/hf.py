@@ -2,6 +2,7 @@
 
     model = load(resolve("Qwen/Qwen2.5-0.5B"), mesh=mesh)
     save(model, "exported", dtype="bfloat16", eos_ids=[151645])
+    save_adapters(policy, "adapters", base="Qwen/Qwen2.5-0.5B")    as PEFT reads them: PeftModel.from_pretrained
 
 The host holds one tensor of the file at a time, when loading and when saving; conversion to our layout (transpose,
 reshape, cast) runs on the devices. Folders may be on an object store. `benchmarks/loading.py` measures both.
@@ -12,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from flax import nnx
 from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -32,25 +31,19 @@ from g2d_jax.models import decoder, lora, quantise, shard
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf, one_or_list
-from g2d_jax.models.hf_folder import (
-    CONFIG,
-    GENERATION,
-    INDEX,
-    expected_shapes,
-    find_weights,
-    read_config,
-    read_sampling,
-    resolve,
-)
+from g2d_jax.models.hf_folder import CONFIG, GENERATION, INDEX, find_weights, read_config, read_sampling, resolve
 from g2d_jax.models.shard import Stored
-from g2d_jax.models.table import Param, block_params, outer_params
+from g2d_jax.models.table import Param, expected_shapes, tensors
 from g2d_jax.runtime import processes, storage
 
-__all__ = ["config_from_hf", "config_to_hf", "load", "read_config", "read_sampling", "resolve", "save"]
+__all__ = ["config_from_hf", "config_to_hf", "load", "read_config", "read_sampling", "resolve", "save", "save_adapters"]
+
+ADAPTER_CONFIG = "adapter_config.json"
+FINISHED = {CONFIG: "a model", ADAPTER_CONFIG: "adapters"}
+"""The files that are written last, and what a folder holds that has one."""
 
 _OUR_FILES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 _COMPARE_ROWS = 16_384
-_BLOCK = 32 << 20  # bytes of an array that every device is given at a time, to bring it to the host that writes
 
 
 def load(
@@ -87,87 +80,49 @@ def load_decoder(
     """Read the Decoder of config from tensors whose headers have been checked; mesh and dtype as in `load`."""
     placements = None if mesh is None else decoder.shardings(config, mesh)
 
-    def make(name: str, row: Param, stacked: bool) -> Any:
+    def read(name: str, row: Param) -> Any:
         if row.adapter:
             return None
-        target = None if placements is None else getattr(placements.blocks if stacked else placements, name).get_value()
-        if stacked:
-            names = [row.hf.format(layer=layer) for layer in range(config.num_hidden_layers)]
-            return _load_stack(row, names, headers, target, jnp.dtype(dtype))
-        return load_array(row, headers, target, jnp.dtype(dtype))
+        target = None if placements is None else decoder.parameter(placements, name)
+        return load_parameter(row, headers, target, jnp.dtype(dtype))
 
-    return decoder.build(config, make)
+    return decoder.build(config, read)
 
 
-def load_array(row: Param, headers: Mapping[str, Stored], target: NamedSharding | None, dtype: jnp.dtype) -> jax.Array:
-    """Read one parameter that is not in a layer, in our layout and dtype, placed by target."""
-    staged = target and _stored_sharding(row, target)
-    return _converter(row.shape, row.flat, jnp.dtype(dtype), target, staged)(_read(headers[row.hf], staged))
+def load_parameter(row: Param, headers: Mapping[str, Stored], target: Any, dtype: jnp.dtype) -> Any:
+    """Read a parameter in our layout. A stack [L, …] is allocated once on the devices and filled in place: the host
+    never holds more than a layer.
 
-
-def _load_stack(row: Param, names: Sequence[str], headers: Mapping[str, Stored], target: Any, dtype: jnp.dtype) -> Any:
-    """Read a stack [L, …], allocated once on the devices and filled in place: the host never holds more than a layer.
-
-    target: a sharding; of a quantised parameter, whose dtype is that of its codes, a QArray of them.
+    target: a sharding, or a QArray of them for a quantised parameter, whose dtypes are those of its codes and scales.
     """
-    where = target and (target.qvalue if row.quantised else target)
-    staged = where and _stored_sharding(row, NamedSharding(where.mesh, PartitionSpec(*where.spec[1:])))
-    make_zeros, fill = _stack_programs(len(names), dataclasses.replace(row, hf=""), dtype, target, staged)
-    stack = make_zeros()
-    for layer, name in enumerate(names):
-        stack = fill(stack, _read(headers[name], staged), layer)
-        jax.block_until_ready(stack)  # or the host would read ahead and queue up layers
-    return stack
+    staged = _stored_sharding(row, target)
+    make_zeros, fill = _programs(dataclasses.replace(row, hf=""), dtype, target, staged)
+    array = make_zeros() if row.layers else None
+    for layer in range(row.layers or 1):
+        array = fill(array, _read(headers[row.hf.format(layer=layer)], staged), layer)
+        jax.block_until_ready(array)  # or the host would read ahead and queue up layers
+    return array
 
 
 @functools.cache  # jit compiles once for each function object: parameters of one shape share theirs
-def _stack_programs(
-    layers: int, row: Param, dtype: jnp.dtype, target: Any, staged: NamedSharding | None
+def _programs(
+    row: Param, dtype: jnp.dtype, target: Any, staged: NamedSharding | None
 ) -> tuple[Callable[[], Any], Callable[[Any, jax.Array, int], Any]]:
-    """Return two jitted programs: make an empty stack; write one stored layer into a (donated) stack."""
-
-    def zeros() -> Any:
-        def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-            return jnp.zeros((layers, *shape), dtype)
-
-        return quantise.tree(row, empty) if row.quantised else empty(row.shape, dtype)
+    """Return two jitted programs: make an empty stack; write one stored layer into a (donated) stack, or convert what
+    is in no layer."""
 
     def fill(stack: Any, theirs: jax.Array, layer: int) -> Any:
-        weight = _ours(row.shape, row.flat, jnp.dtype(jnp.float32) if row.quantised else dtype, staged, theirs)
-        layer_value = quantise.encode(row, weight) if row.quantised else weight
-        return jax.tree.map(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, layer, 0), stack, layer_value)
+        if staged is not None:
+            # What processes read is brought to its devices in the stored dtype; the rest each does with its own part.
+            theirs = jax.lax.with_sharding_constraint(theirs, staged)
+        weight = (theirs if row.flat is None else theirs.T).reshape(row.shape)
+        value = quantise.encode(row, weight) if row.quantised else weight.astype(dtype)
+        if not row.layers:
+            return value
+        return jax.tree.map(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, layer, 0), stack, value)
 
-    return jax.jit(zeros, out_shardings=target), jax.jit(fill, donate_argnums=0, out_shardings=target)
-
-
-@functools.cache
-def _converter(
-    shape: tuple[int, ...],
-    flat: tuple[int, ...] | None,
-    dtype: jnp.dtype,
-    target: NamedSharding | None,
-    staged: NamedSharding | None,
-) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(functools.partial(_ours, shape, flat, dtype, staged), out_shardings=target)
-
-
-def _ours(
-    shape: tuple[int, ...],
-    flat: tuple[int, ...] | None,
-    dtype: jnp.dtype,
-    staged: NamedSharding | None,
-    theirs: jax.Array,
-) -> jax.Array:
-    """Convert a stored tensor to our layout. staged: `_stored_sharding`, into which the parts that processes read are
-    brought first, in the stored dtype: what the devices then do, each does with its own part."""
-    if staged is not None:
-        theirs = jax.lax.with_sharding_constraint(theirs, staged)
-    return (theirs if flat is None else theirs.T).reshape(shape).astype(dtype)
-
-
-def _theirs(row: Param, ours: jax.Array) -> jax.Array:
-    """Convert one layer's parameter to the stored layout."""
-    return ours if row.flat is None else ours.reshape(row.flat).T
+    zeros = jax.jit(lambda: quantise.tree(row, jnp.zeros, dtype), out_shardings=target)
+    return zeros, jax.jit(fill, donate_argnums=0, out_shardings=target)
 
 
 def _read(stored: Stored, staged: NamedSharding | None) -> jax.Array:
@@ -200,11 +155,15 @@ def _reading(shape: tuple[int, ...], staged: NamedSharding) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
 
-def _stored_sharding(row: Param, target: NamedSharding) -> NamedSharding:
-    """Carry the sharding of our array over to the stored layout, where head_dim is folded into the axis before it."""
-    spec = (*target.spec, *(None,) * (len(row.axes) - len(target.spec)))
-    parts = [part for axis, part in zip(row.axes, spec, strict=True) if axis != "head_dim"]
-    return NamedSharding(target.mesh, PartitionSpec(*(parts if row.flat is None else parts[::-1])))
+def _stored_sharding(row: Param, target: Any) -> NamedSharding | None:
+    """Carry the sharding of a parameter over to the stored layout of one layer, where head_dim is folded into the axis
+    before it. target: as in `load_parameter`."""
+    if target is None:
+        return None
+    ours: NamedSharding = target.qvalue if row.quantised else target
+    spec = (*ours.spec, *(None,) * len(row.axes))[len(row.stacked) :]
+    parts = [part for axis, part in zip(row.axes, spec, strict=False) if axis != "head_dim"]
+    return NamedSharding(ours.mesh, PartitionSpec(*(parts if row.flat is None else parts[::-1])))
 
 
 def _check_tied(headers: Mapping[str, Stored]) -> None:
@@ -239,59 +198,75 @@ def save(
 ) -> epath.Path:
     """Write a model folder that transformers and `load` read: safetensors, generation_config.json, config.json.
 
-    model: stacked or unstacked; adapters are merged into it as `lora.merge` does, a layer at a time, when that layer is
-    written. dtype: "float32" or "bfloat16". Files beyond max_shard_bytes are split, with an index.
+    model: stacked; adapters are merged into it as `lora.merge` does, a layer at a time, when that layer is written.
+    dtype: "float32" or "bfloat16". Files beyond max_shard_bytes are split, with an index.
     generation_entries are added to generation_config.json. config.json is written last: a folder without it is an
     unfinished export. Write tokenizer and model card before calling this. Every process must call it; the first one
-    writes. Raises ValueError when the folder already holds a finished model; Preempted between two files of a watched
-    process.
+    writes. Raises ValueError when the folder already holds a finished model or adapters; Preempted between two files
+    of a watched process.
     """
-    place, names = epath.Path(folder), jnp.dtype(dtype).name
-    if names not in ("float32", "bfloat16"):
-        raise ValueError(f"weights are saved as float32 or bfloat16, not {names}")
-    config = config_to_hf(model.config.base, eos_ids=eos_ids, bos_id=bos_id, pad_id=pad_id, dtype=names)
-    generation = {"eos_token_id": one_or_list(eos_ids), "bos_token_id": bos_id, "pad_token_id": pad_id}
-    writer = jax.process_index() == 0
+    place, stored = epath.Path(folder), jnp.dtype(dtype)
+    if stored.name not in ("float32", "bfloat16"):
+        raise ValueError(f"weights are saved as float32 or bfloat16, not {stored.name}")
+    config = config_to_hf(model.config.base, eos_ids=eos_ids, bos_id=bos_id, pad_id=pad_id, dtype=stored.name)
+    ids = {"eos_token_id": one_or_list(eos_ids), "bos_token_id": bos_id, "pad_token_id": pad_id}
     processes.on_leader(lambda: _clear(place))
-    _save_shards(model, place, jnp.dtype(dtype), max_shard_bytes, writer)
-    if writer:
-        generation = {name: value for name, value in generation.items() if value is not None}
-        write_json(place / GENERATION, {**generation, **(generation_entries or {})})
-        write_json(place / CONFIG, config)
+    shapes, fetch = expected_shapes(model.config.base), fetcher(model, stored)
+    split = plan_shards(shapes, stored.itemsize, max_shard_bytes)
+    for file, names in split.filename_to_tensors.items():
+        processes.check_stop_together()
+        shard.write(place / file, {name: shapes[name] for name in names}, stored, fetch)
+    if jax.process_index() == 0:
+        if split.is_sharded:
+            storage.write_json(place / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+        generation = {name: value for name, value in ids.items() if value is not None}
+        storage.write_json(place / GENERATION, {**generation, **(generation_entries or {})})
+        storage.write_json(place / CONFIG, config)
+    return place
+
+
+def save_adapters(policy: Decoder, folder: storage.PathLike, *, base: str, dtype: str = "float32") -> epath.Path:
+    """Write a policy's adapters alone, as Hugging Face's PEFT reads them. base: the model they stand beside, a hub id
+    or a folder; PEFT loads it by that name.
+
+    adapter_config.json is written last. Every process must call it; the first one writes. Raises ValueError for a
+    policy without adapters, and for a folder that holds some, or a model, already.
+    """
+    place, low_rank = epath.Path(folder), policy.config.lora
+    if low_rank is None:
+        raise ValueError("the policy has no adapters: all its parameters were trained, export it as a model")
+    processes.on_leader(lambda: _clear(place))
+    shapes = {name: row.stored_shape for name, (_, row, _) in tensors(policy.config).items() if row.adapter}
+    stored = jnp.dtype(dtype)
+    shard.write(place / "adapter_model.safetensors", shapes, stored, fetcher(policy, stored))
+    if jax.process_index() == 0:
+        adapter_config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "r": low_rank.rank,
+            "lora_alpha": low_rank.alpha,
+            "use_rslora": low_rank.rslora,
+            "target_modules": low_rank.targets,
+            "lora_dropout": low_rank.dropout,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+        }
+        storage.write_json(place / ADAPTER_CONFIG, adapter_config)
     return place
 
 
 def _clear(folder: epath.Path) -> None:
     """Make the folder and take away what would make a half-written export look complete or mix two exports."""
-    if (folder / CONFIG).exists():
-        raise ValueError(f"{folder} already holds a model; choose another folder")
+    for name, what in FINISHED.items():
+        if (folder / name).exists():
+            raise ValueError(f"{folder} already holds {what}; choose another folder")
     with storage.naming("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).unlink(missing_ok=True)
         for path in folder.iterdir():
             if _OUR_FILES.fullmatch(path.name):
                 path.unlink()
-
-
-def _save_shards(model: Decoder, folder: epath.Path, dtype: jnp.dtype, max_bytes: float, writer: bool) -> None:
-    shapes, fetch = expected_shapes(model.config.base), fetcher(model, dtype)
-    split = plan_shards(shapes, dtype.itemsize, max_bytes)
-    for file, names in split.filename_to_tensors.items():
-        processes.check_stop_together()
-        shard.write(folder / file, {name: shapes[name] for name in names}, dtype, fetch, writer=writer)
-    if writer and split.is_sharded:
-        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
-
-
-def tensors(config: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
-    """Map Hugging Face's name to (our name, row, layer), in file order."""
-    table: dict[str, tuple[str, Param, int | None]] = {
-        row.hf: (name, row, None) for name, row in outer_params(config).items()
-    }
-    rows = block_params(config).items()
-    for layer in range(config.num_hidden_layers):
-        table |= {row.hf.format(layer=layer): (name, row, layer) for name, row in rows}
-    return table
 
 
 def plan_shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes: float) -> StateDictSplit:
@@ -308,7 +283,8 @@ def plan_shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes:
 
 
 def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
-    """Return a function from Hugging Face's name to the host array in the stored layout. Every process calls it.
+    """Return a function from Hugging Face's name to the host array in the stored layout. Every process calls it: with
+    several, every device holds a tensor whole while it is fetched.
 
     A layer with adapters comes merged with them, and a quantised one as the weights that its codes stand for.
     """
@@ -316,27 +292,21 @@ def fetcher(model: Decoder, dtype: jnp.dtype) -> Callable[[str], np.ndarray]:
 
     def fetch(hf_name: str) -> np.ndarray:
         name, row, layer = table[hf_name]
-        value = _parameter(model, name, layer)
-        array = _theirs(row, value.astype(dtype))
-        if array.is_fully_addressable:
-            return np.ascontiguousarray(array)
-        return np.ascontiguousarray(_gathered(array, jax.tree.leaves(model)[0].sharding.mesh))
+        value = _parameter(model, name, layer).astype(dtype)
+        array = value if row.flat is None else value.reshape(row.flat).T
+        gathered = array if array.is_fully_addressable else multihost_utils.process_allgather(array, tiled=True)
+        return np.ascontiguousarray(gathered)
 
     return fetch
 
 
 def _parameter(model: Decoder, name: str, layer: int | None) -> jax.Array:
     """Return one parameter in our layout, of one layer if it belongs to the layers."""
-    if layer is None:
-        return getattr(model, name)[...]  # type: ignore[no-any-return]
-    if isinstance(model.blocks, nnx.List):
-        if model.config.lora is not None:
-            raise ValueError("a model with adapters is written from stacked layers: see decoder.unstack")
-        return getattr(model.blocks[layer], name)[...]  # type: ignore[no-any-return]
-    stack, adapter = lora.parts(model, name)
-    if model.config.lora is None or not (adapter or quantise.held(stack)):
-        return stack[layer]  # type: ignore[no-any-return]
-    return _merged_layer(stack, adapter, layer, model.config.lora.scale)  # type: ignore[no-any-return]
+    value, adapter = lora.parts(model, name)
+    if adapter or quantise.held(value):
+        assert model.config.lora is not None
+        return _merged_layer(value, adapter, layer, model.config.lora.scale)  # type: ignore[no-any-return]
+    return value if layer is None else value[layer]  # type: ignore[no-any-return]
 
 
 @functools.partial(jax.jit, static_argnames="scale")
@@ -344,32 +314,3 @@ def _merged_layer(stack: Any, adapter: tuple[jax.Array, ...], layer: int, scale:
     """Apply `lora.merged` to one layer of a parameter, so that no more is decoded or multiplied."""
     value, own_adapter = jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, layer, 1), (stack, adapter))
     return lora.merged(value, own_adapter, scale)[0]
-
-
-def _gathered(array: jax.Array, mesh: Mesh) -> np.ndarray:
-    """Gather an array of several processes on each. Of a large one, devices hold a block at a time beside their part.
-
-    Every device has as many rows; a block is some of each. Rows that cannot be shared out so are gathered whole.
-    """
-    if array.nbytes <= _BLOCK or array.shape[0] % mesh.size:
-        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
-    spread = _spreader(mesh)(array)
-    gathered = np.empty(spread.shape, array.dtype)
-    step = max(_BLOCK * spread.shape[1] // array.nbytes, 1)
-    for start in range(0, spread.shape[1], step):
-        size = min(step, spread.shape[1] - start)
-        block = jax.lax.dynamic_slice_in_dim(spread, start, size, 1)
-        gathered[:, start : start + size] = multihost_utils.process_allgather(block, tiled=True)
-    return gathered.reshape(array.shape)
-
-
-@functools.cache
-def _spreader(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
-    """Return a jitted program from [rows, …] to [devices, rows / devices, …], each device with its own part."""
-    rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    return jax.jit(lambda array: array.reshape(mesh.size, -1, *array.shape[1:]), out_shardings=rows)
-
-
-def write_json(path: epath.Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file at once, so that it is whole or absent; keys stay in their order."""
-    storage.write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())

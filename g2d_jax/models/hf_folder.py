@@ -17,7 +17,7 @@ from etils import epath
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.hf_config import config_from_hf
 from g2d_jax.models.shard import DTYPES, Stored, read_header
-from g2d_jax.models.table import Param, block_params, outer_params
+from g2d_jax.models.table import expected_shapes
 from g2d_jax.runtime import storage
 
 CONFIG = "config.json"
@@ -36,8 +36,8 @@ def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epa
     one on an object store, is taken as it is.
 
     Only JSON, safetensors and tokenizer files of the repository's top folder are fetched, into Hugging Face's cache.
-    Raises ValueError when neither a folder nor a readable hub repository, ImportError when huggingface_hub or an object
-    store's driver is absent. `read_config` checks that a folder on an object store exists.
+    Raises ValueError when neither a folder nor a readable hub repository, ImportError when an object store's driver is
+    absent. `read_config` checks that a folder on an object store exists.
     """
     if not storage.is_local(path_or_id):
         storage.check_driver(path_or_id)
@@ -51,13 +51,9 @@ def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epa
     name = str(path_or_id)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
         raise ValueError(f"model {name!r} is neither an existing folder nor a hub id of the form org/name")
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise ImportError(
-            f"model {name!r} is not a local folder; downloading it needs: pip install 'g2d-jax[hub]'"
-        ) from error
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
     try:
         # The second pattern keeps out subfolders: copies in other formats, the original checkpoint.
         downloaded = snapshot_download(name, revision=revision, allow_patterns=_DOWNLOAD, ignore_patterns=["*/*"])
@@ -108,20 +104,6 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     return content
 
 
-def stored_shape(row: Param) -> tuple[int, ...]:
-    """Return the shape in which Hugging Face stores a parameter."""
-    return row.shape if row.flat is None else row.flat[::-1]
-
-
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Map every tensor name of the architecture to its stored shape, in Hugging Face's order."""
-    shapes = {row.hf: stored_shape(row) for row in outer_params(config).values()}
-    rows = block_params(config).values()
-    for layer in range(config.num_hidden_layers):
-        shapes |= {row.hf.format(layer=layer): stored_shape(row) for row in rows}
-    return shapes
-
-
 def find_weights(folder: epath.Path, config: ModelConfig) -> dict[str, Stored]:
     """Read every tensor's header in the folder, by name, checked as `check_headers` says."""
     return check_headers(folder, read_headers(folder), config)
@@ -129,13 +111,19 @@ def find_weights(folder: epath.Path, config: ModelConfig) -> dict[str, Stored]:
 
 def read_headers(folder: epath.Path) -> dict[str, Stored]:
     """Map each tensor's name to its header, unchecked. Raises ValueError naming a missing or unreadable file."""
-    headers: dict[str, Stored] = {}
-    for header in _headers(folder):
-        for name, stored in header.items():
-            if name in headers:
-                raise ValueError(f"tensor {name} is in both {headers[name].file} and {stored.file}")
-            headers[name] = stored
-    return headers
+    if _is_file(folder / WEIGHTS):
+        return read_header(folder / WEIGHTS)
+    if _is_file(folder / INDEX):
+        return _indexed_headers(folder)
+    with storage.naming("list", folder):
+        pickled = any(path.suffix in (".bin", ".pth") for path in folder.iterdir())
+    if pickled:
+        raise ValueError(
+            f"{folder} holds only pickled weights (.bin, .pth), which are not read because loading a pickle runs "
+            "code; convert it once, where you trust it, with transformers: "
+            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
+        )
+    raise ValueError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
 
 
 def check_headers(
@@ -179,36 +167,21 @@ def _refuse(folder: epath.Path, what: str, names: list[str]) -> None:
         raise ValueError(f"{folder}: tensors {what}: {'; '.join(names[:_NAMED])}{more}")
 
 
-def _headers(folder: epath.Path) -> list[dict[str, Stored]]:
-    """Read the header of each weight file."""
-    if _is_file(folder / WEIGHTS):
-        return [read_header(folder / WEIGHTS)]
-    if _is_file(folder / INDEX):
-        return _indexed_headers(folder)
-    with storage.naming("list", folder):
-        pickled = any(path.suffix in (".bin", ".pth") for path in folder.iterdir())
-    if pickled:
-        raise ValueError(
-            f"{folder} holds only pickled weights (.bin, .pth), which are not read because loading a pickle runs "
-            "code; convert it once, where you trust it, with transformers: "
-            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
-        )
-    raise ValueError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
-
-
-def _indexed_headers(folder: epath.Path) -> list[dict[str, Stored]]:
+def _indexed_headers(folder: epath.Path) -> dict[str, Stored]:
     """Read the headers of the shards the index names; every tensor it promises must be in the header of its shard."""
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, Mapping) or not all(
         isinstance(file, str) and Path(file).name == file for file in weight_map.values()
     ):
         raise ValueError(f"{folder / INDEX}: weight_map must map tensor names to file names in the same folder")
-    headers = {}
+    headers: dict[str, Stored] = {}
     for file in sorted(set(weight_map.values())):
+        promised = [name for name, shard_file in weight_map.items() if shard_file == file]
         if not _is_file(folder / file):
-            name = next(name for name, shard_file in weight_map.items() if shard_file == file)
-            raise ValueError(f"{folder}: file {file} is missing; {INDEX} says that it holds {name}")
-        headers[file] = read_header(folder / file)
-    absent = [f"{name} (by {INDEX} in {file})" for name, file in weight_map.items() if name not in headers[file]]
-    _refuse(folder, "missing", absent)
-    return list(headers.values())
+            raise ValueError(f"{folder}: file {file} is missing; {INDEX} says that it holds {promised[0]}")
+        shard = read_header(folder / file)
+        _refuse(folder, "missing", [f"{name} (by {INDEX} in {file})" for name in promised if name not in shard])
+        for name in shard.keys() & headers.keys():
+            raise ValueError(f"tensor {name} is in both {headers[name].file} and {shard[name].file}")
+        headers |= shard
+    return headers

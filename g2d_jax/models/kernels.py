@@ -60,8 +60,6 @@ def choose(
     kernel is asked for that cannot serve.
     """
     kernel = _OF_PLATFORM.get(platform, "xla") if setting == "auto" else setting
-    if kernel == "xla":
-        return kernel
     obstacle = _obstacle(kernel, platform, jnp.dtype(dtype), head_dim, length, layout)
     if obstacle and setting != "auto":
         raise ValueError(f"compute.attention is {setting!r}, but {obstacle} set compute.attention to auto")
@@ -70,6 +68,8 @@ def choose(
 
 def _obstacle(kernel: Kernel, platform: str, dtype: jnp.dtype, head_dim: int, length: int, layout: Layout) -> str:
     """Explain why the kernel cannot serve, up to what would change that besides "auto"; "" if it can."""
+    if kernel == "xla":
+        return ""
     if _OF_PLATFORM.get(platform) != kernel:
         machine = "a TPU" if kernel == "splash" else "an NVIDIA GPU"
         return f"that kernel needs {machine} and these devices are {platform!r}: run there, or"
@@ -104,43 +104,20 @@ def platform_of(mesh: Mesh) -> str:
 
 def attention_for(setting: AttentionSetting, mesh: Mesh, layout: Layout) -> Attention:
     """Return the attention of `decoder.forward`; the shapes it is traced with decide which kernel it is."""
+    platform = platform_of(mesh)
 
     def attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
-        kernel = choose(
-            setting,
-            platform=platform_of(mesh),
-            dtype=q.dtype,
-            head_dim=q.shape[3],
-            length=q.shape[1],
-            layout=layout,
-        )
+        length, dim = q.shape[1], q.shape[3]
+        kernel = choose(setting, platform=platform, dtype=q.dtype, head_dim=dim, length=length, layout=layout)
+        run: Attention = partial(packed_attention, block=CPU_BLOCK if platform == "cpu" else XLA_BLOCK)
         if kernel == "splash":
-            return splash_attention(q, k, v, segment_ids, mesh=mesh, layout=layout)
+            block = block_size(str(mesh.devices.flat[0].device_kind), length, layout)
+            run = partial(splash_attention, layout=layout, block=block)
         if kernel == "cudnn":
-            return cudnn_attention(q, k, v, segment_ids, mesh=mesh)
-        block = CPU_BLOCK if platform_of(mesh) == "cpu" else XLA_BLOCK
-        return _per_device(partial(packed_attention, block=block), mesh, q, k, v, segment_ids)
+            run = cudnn_attention
+        return per_device(run, mesh, q, k, v, segment_ids)
 
     return attention
-
-
-def splash_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array,
-    *,
-    mesh: Mesh,
-    layout: Layout,
-    interpret: bool = False,
-) -> jax.Array:
-    """Attend by jax.experimental.pallas.ops.tpu.splash_attention, each device with its rows and heads.
-
-    interpret: run the kernel's program step by step on any platform, for tests. Its output and log-sum-exp carry the
-    name SAVED, so that remat "attention" does not run the forward kernel again.
-    """
-    block = block_size(str(mesh.devices.flat[0].device_kind), q.shape[1], layout)
-    return _per_device(partial(_splash, layout=layout, block=block, interpret=interpret), mesh, q, k, v, segment_ids)
 
 
 def block_size(device_kind: str, length: int, layout: Layout) -> int:
@@ -150,10 +127,21 @@ def block_size(device_kind: str, length: int, layout: Layout) -> int:
     return next(size for size in sizes if length % size == 0)
 
 
-def _splash(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, *, layout: Layout, block: int, interpret: bool
+def splash_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    *,
+    layout: Layout,
+    block: int,
+    interpret: bool = False,
 ) -> jax.Array:
-    """Attend on one device's rows and heads."""
+    """Attend by jax.experimental.pallas.ops.tpu.splash_attention, on one device.
+
+    block: columns of a block. interpret: run the kernel's program step by step on any platform, for tests. Its output
+    and log-sum-exp carry the name SAVED, so that remat "attention" does not run the forward kernel again.
+    """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -187,35 +175,22 @@ def _splash(
 
 
 def cudnn_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array,
-    *,
-    mesh: Mesh,
-    implementation: Literal["cudnn", "xla"] = "cudnn",
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, implementation: Literal["cudnn", "xla"] = "cudnn"
 ) -> jax.Array:
-    """Attend in rows of one sequence by jax.nn.dot_product_attention: bfloat16, layout "sequence" only.
+    """Attend in rows of one sequence by jax.nn.dot_product_attention, on one device: bfloat16, layout "sequence" only.
 
     Rows are rolled to the left until they begin in column 0. All padding then lies behind the sequence, where causality
     hides it, so that no lengths are needed; what padding itself sees differs from `visible`, and nobody reads it.
     implementation: "xla" computes the same without a GPU, for tests.
     """
-    mixed = _per_device(partial(_causal, implementation=implementation), mesh, q, k, v, segment_ids)
-    return checkpoint_name(mixed, SAVED)
-
-
-def _causal(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, *, implementation: Literal["cudnn", "xla"]
-) -> jax.Array:
-    """Attend on one device's rows and heads."""
     first = jnp.argmax(segment_ids != 0, axis=1)  # [B]
     roll = jax.vmap(lambda x, by: jnp.roll(x, by, axis=0))
     q, k, v = (roll(x, -first) for x in (q, k, v))
-    return roll(jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation), first)
+    mixed = roll(jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation), first)
+    return checkpoint_name(mixed, SAVED)
 
 
-def _per_device(
+def per_device(
     kernel: Attention, mesh: Mesh, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
 ) -> jax.Array:
     """Run the kernel on each device's rows and heads: XLA cannot split a kernel by itself, nor a loop as long as data.
@@ -228,7 +203,6 @@ def _per_device(
         k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
     kv_spec = meshes.spec(mesh, ("rows", None, "kv_heads", None), k.shape)
     ids_spec = meshes.spec(mesh, ("rows", None), segment_ids.shape)
-    run = jax.shard_map(
-        kernel, mesh=mesh, in_specs=(q_spec, kv_spec, kv_spec, ids_spec), out_specs=q_spec, check_vma=False
-    )
+    specs = q_spec, kv_spec, kv_spec, ids_spec
+    run = jax.shard_map(kernel, mesh=mesh, in_specs=specs, out_specs=q_spec, check_vma=False)
     return run(q, k, v, segment_ids)

@@ -1,14 +1,14 @@
 """Low-rank adapters: a Decoder whose config has `lora` carries them in its blocks, as NAME_a and NAME_b beside NAME.
 
-    policy = join(adapters(config, key), frozen(base, config))     B is zero: it computes what the base does
-    trained, rest = split(policy)        only `trained` has gradients, moments and checkpoints
-    join(trained, rest)                  the policy again; all policies of a run share one frozen tree
+    policy = combine(adapters(config, key), frozen(base, config))     B is zero: it computes what the base does
+    trained, rest = partition(policy)    only `trained` has gradients, moments and checkpoints
+    combine(trained, rest)               the policy again; all policies of a run share one frozen tree
     viewed, unstacked(policy, dtype)     the policy as the sampler reads it: adapters apart, as in training, since
                                          bfloat16, or int8, is too coarse for W + scale A B while B is small
     merge(policy)                        a Decoder without adapters that computes the same; exports (models/hf.py) merge
                                          a layer at a time
 
-Without `lora` all parameters are trained: split gives the model and None.
+Without `lora` all parameters are trained: partition gives the model and None.
 """
 
 from __future__ import annotations
@@ -22,17 +22,13 @@ from flax import nnx
 
 from g2d_jax.models import quantise
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import Block, Decoder, build, cast, fresh, unstack
+from g2d_jax.models.decoder import Block, Decoder, build, cast, fresh, parameter, unstack
 from g2d_jax.models.table import Param, block_params, outer_params
 
 
 def adapters(config: ModelConfig, key: jax.Array) -> Decoder:
     """Draw fresh adapters, float32, A random and B zero; None in place of the rest. Each array's key is its name's."""
-
-    def make(name: str, row: Param, stacked: bool) -> Any:
-        return fresh(config, name, row, stacked, key, 0.0) if row.adapter else None
-
-    return build(config, make)
+    return build(config, lambda name, row: fresh(name, row, key, 0.0) if row.adapter else None)
 
 
 def frozen(base: Decoder, config: ModelConfig) -> Decoder:
@@ -41,36 +37,32 @@ def frozen(base: Decoder, config: ModelConfig) -> Decoder:
     With `quantise` in the config its linear layers are quantised, one after the other; the base's stay as they are.
     """
 
-    def make(name: str, row: Param, stacked: bool) -> Any:
+    def make(name: str, row: Param) -> Any:
         if row.adapter:
             return None
-        value = _value(base, name, stacked)
+        value = parameter(base, name)
         return quantise.encode(row, value) if row.quantised else value
 
     return build(config, make)
 
 
-def split(model: Decoder) -> tuple[Decoder, Decoder | None]:
-    """Split the tree into (trained, rest), each with None for what the other has. Leaves may be shapes or shardings."""
+def partition(model: Decoder) -> tuple[Decoder, Decoder | None]:
+    """Partition the tree into (trained, rest), each with None for what the other has. Leaves may be shapes or
+    shardings."""
+    if not model.config.lora:
+        return model, None
 
     def part(adapters: bool) -> Decoder:
-        def make(name: str, row: Param, stacked: bool) -> Any:
-            return _value(model, name, stacked) if row.adapter == adapters else None
+        return build(model.config, lambda name, row: parameter(model, name) if row.adapter == adapters else None)
 
-        return build(model.config, make)
-
-    return (part(True), part(False)) if model.config.lora else (model, None)
+    return part(True), part(False)
 
 
-def join(trained: Decoder, rest: Decoder | None) -> Decoder:
-    """Join the two trees that `split` gives."""
+def combine(trained: Decoder, rest: Decoder | None) -> Decoder:
+    """Combine the two trees that `partition` gives."""
     if rest is None:
         return trained
-
-    def make(name: str, row: Param, stacked: bool) -> Any:
-        return _value(trained if row.adapter else rest, name, stacked)
-
-    return build(trained.config, make)
+    return build(trained.config, lambda name, row: parameter(trained if row.adapter else rest, name))
 
 
 def merge(model: Decoder) -> Decoder:
@@ -81,18 +73,14 @@ def merge(model: Decoder) -> Decoder:
     lora = model.config.lora
     if lora is None:
         return model
-
-    def make(name: str, row: Param, stacked: bool) -> Any:
-        return merged(*parts(model, name), lora.scale) if stacked else _value(model, name, stacked)
-
-    return build(model.config.base, make)
+    return build(model.config.base, lambda name, _: merged(*parts(model, name), lora.scale))
 
 
 @partial(jax.jit, static_argnames=("dtype", "weights"))
 def viewed(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
     """Cast a policy to dtype, with its linear layers as codes of this kind; empty: with weights."""
     config = model.config.held(weights)
-    return build(config, lambda name, row, stacked: _viewed(row, _value(model, name, stacked), dtype))
+    return build(config, lambda name, row: _viewed(row, parameter(model, name), dtype))
 
 
 def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
@@ -104,7 +92,7 @@ def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
     if not (model.config.quantise or weights):
         return unstack(cast(model, dtype))
     rows = block_params(config)
-    stacks = {name: _value(model, name, True) for name in rows}
+    stacks = {name: parameter(model, name) for name in rows}
     layers: list[dict[str, jax.Array]] = []
     for i in range(model.config.num_hidden_layers):
         layer = jax.tree.map(lambda x, i=i: x[i : i + 1], stacks)
@@ -112,7 +100,7 @@ def unstacked(model: Decoder, dtype: jnp.dtype, weights: str = "") -> Decoder:
             layer, layers[-1] = jax.lax.optimization_barrier((layer, layers[-1]))
         views = {name: _viewed(rows[name], value, dtype) for name, value in layer.items()}
         layers.append({name: jax.tree.map(lambda x: x[0], view) for name, view in views.items()})
-    outer = {name: getattr(model, name)[...].astype(dtype) for name in outer_params(model.config)}
+    outer = {name: parameter(model, name).astype(dtype) for name in outer_params(config)}
     return Decoder(config, outer, nnx.List([Block(layer) for layer in layers]))
 
 
@@ -126,9 +114,9 @@ def _viewed(row: Param, value: Any, dtype: jnp.dtype) -> Any:
 
 
 def parts(model: Decoder, name: str) -> tuple[Any, tuple[jax.Array, ...]]:
-    """Return a parameter of all layers, W or its codes; and its adapter, A and B, or () if it has none."""
+    """Return a parameter, W or its codes; and its adapter, A and B, or () if it has none. Of all layers."""
     sides = "ab" if model.config.adapted(name) else ""
-    return _value(model, name, True), tuple(_value(model, f"{name}_{side}", True) for side in sides)
+    return parameter(model, name), tuple(parameter(model, f"{name}_{side}") for side in sides)
 
 
 def merged(value: Any, adapter: tuple[jax.Array, ...], scale: float) -> jax.Array:
@@ -144,8 +132,3 @@ def merged(value: Any, adapter: tuple[jax.Array, ...], scale: float) -> jax.Arra
     a, b = (array.astype(jnp.float32) for array in adapter)
     product = jnp.einsum("lir,lro->lio", a.reshape(layers, -1, rank), b.reshape(layers, rank, -1))
     return value.astype(jnp.float32) + scale * product.reshape(value.shape)  # type: ignore[no-any-return]
-
-
-def _value(model: Decoder, name: str, stacked: bool) -> Any:
-    assert isinstance(model.blocks, Block), "adapters are of a stacked model"
-    return getattr(model.blocks if stacked else model, name).get_value()

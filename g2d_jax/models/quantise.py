@@ -67,11 +67,14 @@ def scale_shape(row: Param) -> tuple[int, ...]:
     return (*row.shape[:last], tiles, *row.shape[last + 1 :])
 
 
-def tree(row: Param, make: Callable[[tuple[int, ...], Any], Any]) -> Any:
-    """Build one layer's weight as a QArray of whatever make(shape, dtype) gives for its codes and for its scales."""
+def tree(row: Param, make: Callable[[tuple[int, ...], Any], Any], dtype: Any = None) -> Any:
+    """Build a parameter, stacked as its row says: make(shape, dtype), or a QArray of its codes and scales."""
+    if not row.quantised:
+        return make(row.full_shape, dtype)
     import qwix
 
-    codes, scales = make(row.shape, CODES[row.quantised]), make(scale_shape(row), SCALES[row.quantised])
+    codes = make(row.full_shape, CODES[row.quantised])
+    scales = make((*row.stacked, *scale_shape(row)), SCALES[row.quantised])
     return qwix.QArray(codes, scales, None, row.quantised)
 
 

@@ -14,7 +14,7 @@ none is loaded.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, flops, hf
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, forward
-from g2d_jax.models.hf_folder import CONFIG, check_headers, read_config, read_headers, read_json, stored_shape
+from g2d_jax.models.hf_folder import CONFIG, check_headers, read_config, read_headers, read_json
 from g2d_jax.models.kernels import attention_for
 from g2d_jax.models.shard import Stored
 from g2d_jax.models.table import Param
@@ -91,7 +91,7 @@ def load(folder: storage.PathLike, *, mesh: Mesh | None = None, dtype: jnp.dtype
     config, headers, head, read_out = check(folder)
     trunk = hf.load_decoder(config, headers, mesh=mesh, dtype=dtype)
     everywhere = None if mesh is None else meshes.replicated(mesh)
-    return ScalarModel(trunk, hf.load_array(head, headers, everywhere, jnp.dtype(jnp.float32)), read_out)
+    return ScalarModel(trunk, hf.load_parameter(head, headers, everywhere, jnp.dtype(jnp.float32)), read_out)
 
 
 def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Param, ReadOut]:
@@ -102,13 +102,16 @@ def check(folder: storage.PathLike) -> tuple[ModelConfig, dict[str, Stored], Par
     place = epath.Path(folder)
     config = dataclasses.replace(read_config(place), tie_word_embeddings=True)
     headers = read_headers(place)
-    name = _head_name(place, headers)
+    heads = [name for name in (SCORE, V_HEAD) if name in headers]
+    if len(heads) != 1:
+        what = f"both {SCORE} and {V_HEAD}" if heads else f"neither {SCORE} nor {V_HEAD}"
+        raise ValueError(f"{folder} holds {what}: a reward model has one scalar head, under one of these names")
     try:
-        read_out = _read_out(read_json(place / CONFIG), name, config)
+        read_out = _read_out(read_json(place / CONFIG), heads[0], config)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
-    head = _head_row(config, name)
-    return config, check_headers(place, headers, config, {name: stored_shape(head)}), head, read_out
+    head = Param((config.hidden_size,), ("norm",), "normal", heads[0], (config.hidden_size, 1))
+    return config, check_headers(place, headers, config, {head.hf: head.stored_shape}), head, read_out
 
 
 def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> ScalarModel:
@@ -116,19 +119,6 @@ def abstract_on(config: ModelConfig, mesh: Mesh, dtype: jnp.dtype) -> ScalarMode
     head = jax.ShapeDtypeStruct((config.hidden_size,), jnp.float32, sharding=meshes.replicated(mesh))
     trunk = decoder.abstract_on(dataclasses.replace(config, tie_word_embeddings=True), mesh, dtype)
     return ScalarModel(trunk, head, ReadOut())  # type: ignore[arg-type]  # shapes in place of arrays
-
-
-def _head_row(config: ModelConfig, name: str) -> Param:
-    """Return the head's row of the table: stored [1, E], loaded [E]."""
-    return Param((config.hidden_size,), ("norm",), "normal", name, (config.hidden_size, 1))
-
-
-def _head_name(folder: epath.Path, headers: Collection[str]) -> str:
-    heads = [name for name in (SCORE, V_HEAD) if name in headers]
-    if len(heads) != 1:
-        what = f"both {SCORE} and {V_HEAD}" if heads else f"neither {SCORE} nor {V_HEAD}"
-        raise ValueError(f"{folder} holds {what}: a reward model has one scalar head, under one of these names")
-    return heads[0]
 
 
 def _read_out(raw: Mapping[str, Any], name: str, config: ModelConfig) -> ReadOut:
@@ -149,7 +139,7 @@ def _read_out(raw: Mapping[str, Any], name: str, config: ModelConfig) -> ReadOut
             f"config.json: architectures {unknown} may read {SCORE} elsewhere; supported: {', '.join(_ARCHITECTURES)}"
         )
     pad = raw.get("pad_token_id")
-    if pad is not None and (not isinstance(pad, int) or isinstance(pad, bool)):
+    if type(pad) not in (int, type(None)):
         raise ValueError(f"config.json: pad_token_id must be a token id or null, got {pad!r}")
     return ReadOut(pad_id=pad)
 

@@ -36,19 +36,13 @@ def attend_ring(
     layer: jax.Array,
     column: jax.Array,
     earlier: jax.Array,
-    *,
     mesh: Mesh,
 ) -> jax.Array:
     """Compute `attention.attend_blocks`, [B, 1, H, D], each device for its rows and heads."""
     query = meshes.spec(mesh, ("rows", None, "kv_heads", None), (*q.shape[:2], *values.shape[2:3], q.shape[3]))
     cache = PartitionSpec(None, query[0], query[2], None, None)
-    run = jax.shard_map(
-        _attend,
-        mesh=mesh,
-        in_specs=(query, cache, cache, PartitionSpec(), PartitionSpec(), PartitionSpec(query[0])),
-        out_specs=query,
-        check_vma=False,
-    )
+    specs = query, cache, cache, PartitionSpec(), PartitionSpec(), PartitionSpec(query[0])
+    run = jax.shard_map(_attend, mesh=mesh, in_specs=specs, out_specs=query, check_vma=False)
     return run(q, keys, values, layer, column, earlier)
 
 
@@ -59,12 +53,7 @@ def block_columns(width: int, column_bytes: int) -> int:
 
 
 def _attend(
-    q: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    layer: jax.Array,
-    column: jax.Array,
-    earlier: jax.Array,
+    q: jax.Array, keys: jax.Array, values: jax.Array, layer: jax.Array, column: jax.Array, earlier: jax.Array
 ) -> jax.Array:
     """Attend on one device's rows and heads."""
     batch, _, heads, dim = q.shape

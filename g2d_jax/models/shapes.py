@@ -13,8 +13,8 @@ from typing import Any
 from g2d_jax.models.config import Llama3Rope, ModelConfig
 
 _FAMILIES: dict[str, dict[str, Any]] = {
-    "Qwen2.5": {"family": "qwen2", "vocab_size": 152_064, "qkv_bias": True, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
-    "Qwen3": {"family": "qwen3", "vocab_size": 151_936, "qk_norm": True, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
+    "Qwen2.5": {"family": "qwen2", "vocab_size": 152_064, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
+    "Qwen3": {"family": "qwen3", "vocab_size": 151_936, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
     "Llama-3": {"family": "llama", "vocab_size": 128_256, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5},
 }
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
@@ -49,10 +50,8 @@ def read_header(file: storage.PathLike) -> dict[str, Stored]:
     """
     try:
         return _parse(file, ranges.size(file))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{os.fspath(file)} is not a readable safetensors file: {error}") from error
-    except OSError as error:
-        if not storage.is_local(file):
+    except (ValueError, RecursionError, OSError) as error:
+        if isinstance(error, OSError) and not storage.is_local(file):
             raise
         raise ValueError(f"{os.fspath(file)} is not a readable safetensors file: {error}") from error
 
@@ -111,20 +110,15 @@ def read_rows(stored: Stored, start: int = 0, stop: int | None = None) -> np.nda
 
 
 def write(
-    file: storage.PathLike,
-    shapes: Mapping[str, tuple[int, ...]],
-    dtype: np.dtype,
-    fetch: Callable[[str], np.ndarray],
-    *,
-    writer: bool = True,
+    file: storage.PathLike, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, fetch: Callable[[str], np.ndarray]
 ) -> None:
     """Write a file tensor by tensor, in the order of `shapes`; its folder must be there.
 
-    fetch: from a name to the array of that shape and dtype, one of DTYPES; it is asked for one at a time. writer: false
-    in processes that only take part in fetching. The file is as readable as its folder allows (umask). Raises OSError
-    naming it; what was written by then stays, and is not a safetensors file.
+    fetch: from a name to the array of that shape and dtype, one of DTYPES; it is asked for one at a time. Every process
+    must call it, to take part in fetching; the first one writes. The file is as readable as its folder allows (umask).
+    Raises OSError naming it; what was written by then stays, and is not a safetensors file.
     """
-    if not writer:
+    if jax.process_index() > 0:
         for name in shapes:
             fetch(name)
         return

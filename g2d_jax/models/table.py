@@ -15,10 +15,11 @@ _PEFT = "base_model.model."  # in front of the names in PEFT's files
 class Param:
     """One row of the table.
 
-    shape and axes leave out the layer dimension. hf: Hugging Face's tensor name, {layer} where there is one per layer.
+    shape and axes are of one layer. hf: Hugging Face's tensor name, {layer} where there is one per layer.
     Hugging Face stores a linear layer as [out, in]; `flat` gives our shape as (in, out), a bias as (out,), so that
     ours.reshape(flat).T is theirs. None means stored alike. adapter: of LoRA; the name is PEFT's then. quantised: the
-    kind of codes that stand for it, see quantise.py; empty: none.
+    kind of codes that stand for it, see quantise.py; empty: none. layers: how many are stacked in one array, which
+    begins with that dimension; 0: it is in no layer.
     """
 
     shape: tuple[int, ...]
@@ -28,6 +29,22 @@ class Param:
     flat: tuple[int, ...] | None = None
     adapter: bool = False
     quantised: str = ""
+    layers: int = 0
+
+    @property
+    def stacked(self) -> tuple[int, ...]:
+        """The dimension of the layers, [L], or none."""
+        return (self.layers,) if self.layers else ()
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """The array's shape, the layers' dimension included."""
+        return (*self.stacked, *self.shape)
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape in which Hugging Face stores it, of one layer."""
+        return self.shape if self.flat is None else self.flat[::-1]
 
     @property
     def inputs(self) -> int:
@@ -51,13 +68,13 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
         "up": Param((e, m), ("embed", "mlp"), "normal", f"{mlp}.up_proj.weight", (e, m)),
         "down": Param((m, e), ("mlp", "embed"), "normal", f"{mlp}.down_proj.weight", (m, e)),
     }
-    if c.qkv_bias:
+    if c.traits.qkv_bias:
         table |= {
             "q_bias": Param((h, d), ("heads", "head_dim"), "zeros", f"{attn}.q_proj.bias", (h * d,)),
             "k_bias": Param((k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.k_proj.bias", (k * d,)),
             "v_bias": Param((k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.v_proj.bias", (k * d,)),
         }
-    if c.qk_norm:
+    if c.traits.qk_norm:
         table |= {
             "q_norm": Param((d,), ("norm",), "ones", f"{attn}.q_norm.weight"),
             "k_norm": Param((d,), ("norm",), "ones", f"{attn}.k_norm.weight"),
@@ -67,7 +84,7 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
     if c.lora:
         for target in c.lora.targets:
             table |= _adapter(LINEAR[target], table[LINEAR[target]], c.lora.rank)
-    return table
+    return {name: replace(row, layers=c.num_hidden_layers) for name, row in table.items()}
 
 
 def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
@@ -93,6 +110,21 @@ def outer_params(c: ModelConfig) -> dict[str, Param]:
     return table
 
 
-def full_shape(config: ModelConfig, row: Param, stacked: bool) -> tuple[int, ...]:
-    """Return the array's shape with the layer dimension."""
-    return (config.num_hidden_layers, *row.shape) if stacked else row.shape
+def params(c: ModelConfig) -> dict[str, Param]:
+    """Return the whole table: what is not in a layer, then the layers."""
+    return outer_params(c) | block_params(c)
+
+
+def tensors(c: ModelConfig) -> dict[str, tuple[str, Param, int | None]]:
+    """Map Hugging Face's names to (our name, row, layer or None), in Hugging Face's order."""
+    table: dict[str, tuple[str, Param, int | None]] = {}
+    table |= {row.hf: (name, row, None) for name, row in outer_params(c).items()}
+    rows = block_params(c).items()
+    for layer in range(c.num_hidden_layers):
+        table |= {row.hf.format(layer=layer): (name, row, layer) for name, row in rows}
+    return table
+
+
+def expected_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Map the names of all of the architecture's tensors to their stored shapes, in Hugging Face's order."""
+    return {name: row.stored_shape for name, (_, row, _) in tensors(c).items()}

@@ -41,9 +41,8 @@ def shape(settings: Model, vocab_size: int, adapters: Mapping[str, Any]) -> Mode
     """Return the shape that the section model.* describes, for random parameters, with `adapters`. Raises ValueError
     naming its field."""
     sizes = {name: value for name, value in settings.to_dict().items() if name not in ("path", "revision", "init_std")}
-    bias, norm = settings.family == "qwen2", settings.family == "qwen3"
     try:
-        return ModelConfig(**sizes, vocab_size=vocab_size, qkv_bias=bias, qk_norm=norm, **adapters)
+        return ModelConfig(**sizes, vocab_size=vocab_size, **adapters)
     except ValueError as error:
         raise ValueError(f"model.{error}") from error
 
@@ -56,7 +55,7 @@ def base_dtype(config: Config) -> jnp.dtype:
 
 def rest_bytes(config: Config, shape: ModelConfig) -> int:
     """Count the bytes of all frozen parameters, on all devices together."""
-    _, rest = lora.split(decoder.abstract(shape, base_dtype(config)))
+    _, rest = lora.partition(decoder.abstract(shape, base_dtype(config)))
     return sum(x.size * jax.dtypes.itemsize_bits(x.dtype) // 8 for x in jax.tree.leaves(rest))
 
 
@@ -79,26 +78,25 @@ def random(config: Config, shape: ModelConfig, mesh: Mesh) -> Decoder:
         return lora.frozen(model, shape) if shape.lora else model
     where = decoder.shardings(shape, mesh)
 
-    def make(name: str, row: Param, stacked: bool) -> Any:  # a program each: no two exist unquantised
+    def make(name: str, row: Param) -> Any:  # a program each: no two exist unquantised
         def array() -> Any:
-            weight = decoder.fresh(shape, name, row, stacked, key, std).astype(dtype)
+            weight = decoder.fresh(name, row, key, std).astype(dtype)
             return quantise.encode(row, weight) if row.quantised else weight
 
-        target = getattr(where.blocks if stacked else where, name).get_value()
-        return None if row.adapter else jax.jit(array, out_shardings=target)()
+        return None if row.adapter else jax.jit(array, out_shardings=decoder.parameter(where, name))()
 
     return decoder.build(shape, make)
 
 
 def add_lora(frozen: Decoder, shape: ModelConfig, mesh: Mesh, seed: int) -> Decoder:
     """Add fresh adapters, on the mesh, to the frozen part of a policy (`lora.frozen`)."""
-    where, _ = lora.split(decoder.shardings(shape, mesh))
+    where, _ = lora.partition(decoder.shardings(shape, mesh))
     key = keys.key(seed, "lora")
 
     def random_adapters() -> Decoder:
         return lora.adapters(shape, key)
 
-    return lora.join(jax.jit(random_adapters, out_shardings=where)(), frozen)
+    return lora.combine(jax.jit(random_adapters, out_shardings=where)(), frozen)
 
 
 BASE = "base.json"  # in the folder of a stage that trains: its `base_policy`

@@ -84,7 +84,7 @@ def programs(runtime: Runtime, name: str, stage: Online, response: int | None = 
     config, sampling, rows = runtime.config, stage.sampling, row_shape(runtime, stage)
     bare, filled = (pack_rows(runtime, groups, rows) for groups in _longest_batch(runtime, stage))
     state = state_shapes(runtime, stage.optimizer, stage.steps)
-    own, _ = lora.split(reference_shapes(runtime))  # all policies of a run share the frozen parameters
+    own, _ = lora.partition(reference_shapes(runtime))  # all policies of a run share the frozen parameters
     reference = (own,) if stage.compares and not stage.reference_sync else ()
     workload = workload_of(runtime, name, stage, response)
     yield from rollouts(runtime, name, workload, beside=(state.opt_state, *reference), meanwhile=(state, *reference))

@@ -36,8 +36,8 @@ def load_policy(runtime: Runtime, name: str) -> Decoder:
             listed = ", ".join(map(str, steps))
             why = f"of that step in {folder} (there: {listed}); see stages.*.keep" if listed else f"in {folder} yet"
             raise ValueError(f"policy {name!r}: no checkpoint {why}")
-        like, _ = lora.split(decoder.abstract_on(runtime.model_config, runtime.mesh))
-        return lora.join(checkpoints.restore_params(chosen, like), rest)
+        like, _ = lora.partition(decoder.abstract_on(runtime.model_config, runtime.mesh))
+        return lora.combine(checkpoints.restore_params(chosen, like), rest)
 
 
 def load_reference(runtime: Runtime, policy: str) -> Decoder:

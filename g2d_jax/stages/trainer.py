@@ -116,7 +116,7 @@ class Trainer:
     @property
     def policy(self) -> Decoder:
         """The policy as it is now; the next update donates its trained parameters."""
-        return lora.join(self.state.params, self.frozen_params)
+        return lora.combine(self.state.params, self.frozen_params)
 
     def finished_policy(self) -> Decoder:
         """Return the policy, once the update under way is done: else sampling would wait for it in its own time."""

@@ -22,10 +22,14 @@ from orbax.checkpoint import checkpoint_managers
 
 from g2d_jax import mesh as meshes
 from g2d_jax.runtime import storage
+from g2d_jax.training.optimizer import leaf_name
 from g2d_jax.training.staging import Staged, is_staged
 
 T = TypeVar("T")
 Tree = TypeVar("Tree")
+
+Checksums = Mapping[str, Mapping[str, int]]
+"""By tree and array."""
 
 HOST = "host"
 
@@ -36,6 +40,39 @@ class DamagedCheckpoint(ValueError):
     """A finished checkpoint whose files are missing, cut off or changed."""
 
 
+class _Direct:
+    """The checkpoints of one folder that Orbax writes where they stay, with the methods of `Staged`."""
+
+    def __init__(self, folder: epath.Path, keep: int, pinned: Collection[int]) -> None:
+        policies = [checkpoint_managers.LatestN(keep), checkpoint_managers.CustomSteps(pinned)]
+        self._options = ocp.CheckpointManagerOptions(
+            preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+            cleanup_tmp_directories=True,  # what a killed run left half written
+        )
+        self._folder = folder
+        self._manager: ocp.CheckpointManager | None = None  # made by the first save: it creates and cleans the folder
+
+    def steps(self) -> list[int]:
+        return sorted(ocp.utils.checkpoint_steps(self._folder)) if self._folder.exists() else []
+
+    def save(self, step: int, args: ocp.args.Composite) -> None:
+        if self._manager is None:
+            self._manager = ocp.CheckpointManager(self._folder, options=self._options)
+        self._manager.save(step, args=args, force=True)
+
+    def wait(self) -> None:
+        if self._manager is not None:
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.close()
+
+    def fetched(self, step: int, names: Collection[str] | None) -> AbstractContextManager[epath.Path]:
+        return nullcontext(self._folder / str(step))
+
+
 class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints of one stage, by step. Reading never writes: another stage may read a folder still in use.
 
@@ -44,13 +81,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     """
 
     def __init__(self, folder: storage.PathLike, *, keep: int = 2, pinned: Collection[int] = ()) -> None:
-        """Touches no file. Raises ValueError for keep < 1."""
-        if keep < 1:
-            raise ValueError(f"checkpoint.keep must be at least 1, got {keep}")
+        """Touches no file."""
         self.folder = epath.Path(folder)
-        self._keep, self._pinned = keep, frozenset(pinned)
-        self._staged = Staged(self.folder, keep, self._pinned) if is_staged(self.folder) else None
-        self._manager: ocp.CheckpointManager | None = None  # made by the first save: it creates and cleans the folder
+        self._store = (Staged if is_staged(folder) else _Direct)(self.folder, keep, frozenset(pinned))
 
     def save(self, step: int, state: Mapping[str, Any], host: Mapping[str, Any]) -> None:
         """Begin to write a checkpoint; returns when the arrays are copied, so that the caller may donate them.
@@ -66,28 +99,11 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         }
         items: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         items[HOST] = ocp.args.JsonSave({**record, "fingerprint": storage.fingerprint(record)})
-        if self._staged is not None:
-            self._staged.save(step, ocp.args.Composite(**items))
-        else:
-            self._open().save(step, args=ocp.args.Composite(**items), force=True)
-
-    def _open(self) -> ocp.CheckpointManager:
-        if self._manager is None:
-            policies = [checkpoint_managers.LatestN(self._keep), checkpoint_managers.CustomSteps(self._pinned)]
-            options = ocp.CheckpointManagerOptions(
-                preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-                cleanup_tmp_directories=True,  # what a killed run left half written
-            )
-            self._manager = ocp.CheckpointManager(self.folder, options=options)
-        return self._manager
+        self._store.save(step, ocp.args.Composite(**items))
 
     def steps(self) -> list[int]:
         """List the steps of all complete checkpoints on disk, ascending; a save still under way is not among them."""
-        if self._staged is not None:
-            return self._staged.steps()
-        if not self.folder.exists():
-            return []
-        return sorted(ocp.utils.checkpoint_steps(self.folder))
+        return self._store.steps()
 
     def latest(self) -> int | None:
         """Return the newest complete checkpoint's step, or None."""
@@ -95,18 +111,11 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def wait(self) -> None:
         """Return when the save under way, if any, is complete. Raises what made it fail."""
-        if self._staged is not None:
-            self._staged.wait()
-        if self._manager is not None:
-            self._manager.wait_until_finished()
+        self._store.wait()
 
     def close(self) -> None:
         """Wait, and end the background threads. Raises what made the last save fail."""
-        if self._staged is not None:
-            self._staged.close()
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            manager.close()
+        self._store.close()
 
     def __exit__(self, *error: object) -> None:
         """Close."""
@@ -123,18 +132,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         if step not in self.steps():
             raise FileNotFoundError(f"no checkpoint of step {step} in {self.folder}; there are {self.steps()}")
         wanted = {name: flatten(tree) for name, tree in like.items()}
-        with self._readable(step, [*wanted, HOST]) as folder:
+        with self._store.fetched(step, [*wanted, HOST]) as folder:
             record = self._reading(folder, lambda: _read_host(folder))
             self._compare(folder, wanted, record["checksums"])
             values = self._reading(folder, lambda: _read(folder, wanted, record["checksums"]))
         trees = {name: jax.tree.unflatten(jax.tree.structure(like[name]), values[name].values()) for name in like}
         return trees, record["content"]
-
-    def _readable(self, step: int, names: Collection[str] | None = None) -> AbstractContextManager[epath.Path]:
-        """Open where Orbax can read a step, or only these items of it."""
-        if self._staged is not None:
-            return self._staged.fetched(step, names)
-        return nullcontext(self.folder / str(step))
 
     def restore_params(self, step: int, like: Tree) -> Tree:
         """Read the tree "params" alone, for the next stage: neither optimiser nor reference. See `restore`."""
@@ -147,7 +150,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         when files cannot be read now.
         """
         try:
-            with self._readable(step) as folder:
+            with self._store.fetched(step, None) as folder:
                 self._reading(folder, lambda: _check_arrays(folder, part, parts), alone=True)
         except DamagedCheckpoint as error:
             return str(error)
@@ -205,9 +208,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return DamagedCheckpoint(f"checkpoint {own} is damaged: {reason:.300}. Delete that folder{also} to {then}.")
 
-    def _compare(
-        self, folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Mapping[str, Mapping[str, int]]
-    ) -> None:
+    def _compare(self, folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Checksums) -> None:
         """Raise ValueError for the first array that is not saved as wanted. saved: the checksums of what was."""
         for name, arrays in wanted.items():
             if name not in saved:
@@ -254,9 +255,7 @@ def _read_host(folder: epath.Path) -> dict[str, Any]:
     return record
 
 
-def _read(
-    folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Mapping[str, Mapping[str, int]]
-) -> dict[str, dict[str, Any]]:
+def _read(folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Checksums) -> dict[str, dict[str, Any]]:
     """Read arrays by tree and name, checked against the checksums in `saved`. Raises anything."""
     items: dict[str, Any] = {name: ocp.args.StandardRestore(arrays) for name, arrays in wanted.items()}
     if not items:
@@ -291,11 +290,8 @@ def _compare_array(folder: epath.Path, name: str, saved: Any, wanted: Any) -> No
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """Map leaves by path, in the tree's order: a Decoder's `blocks.q`, Adam's `1.mu.blocks.q`."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"): leaf for path, leaf in leaves
-    }
+    """Map leaves by name, in the tree's order."""
+    return {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def checksums(arrays: Mapping[str, jax.Array]) -> dict[str, int]:

@@ -44,24 +44,24 @@ def gradient_norms(
     them decide what each gradient is a mean of. programs: where the program may lie already. NaN or infinite gradients
     are not caught.
     """
-    trained, rest = lora.split(params)
+    trained, rest = lora.partition(params)
     totals = fresh_sums(params.config, mesh)
     add = (programs or Programs()).take(make_gradient_sums, objective, params.config, mesh)
     for batch in alike(batches):
         totals = add(totals, trained, *put_batch(batch, mesh), rest)
-    squares = jax.device_get(jax.jit(_squares, out_shardings=meshes.replicated(mesh))(totals))
-    of_sum, of_batches = (float(square) for square in squares)
-    return of_sum / len(batches) ** 2, of_batches / len(batches)
+    square_of_sum = jax.jit(partial(optax.tree.norm, squared=True), out_shardings=meshes.replicated(mesh))
+    norms = jax.device_get((square_of_sum(totals.gradient), totals.square_norm))
+    return float(norms[0]) / len(batches) ** 2, float(norms[1]) / len(batches)
 
 
 def fresh_sums(config: ModelConfig, mesh: Mesh) -> GradientSums:
     """Return sums over no batch, on the mesh."""
-    shapes, _ = lora.split(abstract(config))
-    make = jax.jit(
-        lambda: GradientSums(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes), jnp.zeros(())),
-        out_shardings=_where(config, mesh),
-    )
-    return make()
+    shapes, _ = lora.partition(abstract(config))
+
+    def zeros() -> GradientSums:
+        return GradientSums(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes), jnp.zeros(()))
+
+    return jax.jit(zeros, out_shardings=_where(config, mesh))()  # type: ignore[no-any-return]
 
 
 def make_gradient_sums(objective: Objective, config: ModelConfig, mesh: Mesh) -> Jitted:
@@ -92,9 +92,5 @@ def alike(batches: Sequence[Packed]) -> list[Packed]:
 
 
 def _where(config: ModelConfig, mesh: Mesh) -> GradientSums:
-    where, _ = lora.split(shardings(config, mesh))
+    where, _ = lora.partition(shardings(config, mesh))
     return GradientSums(where, meshes.replicated(mesh))  # type: ignore[arg-type]  # in place of arrays
-
-
-def _squares(totals: GradientSums) -> tuple[jax.Array, jax.Array]:
-    return optax.tree.norm(totals.gradient, squared=True), totals.square_norm

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from g2d_jax.models.decoder import Decoder, Remat, forward, head_matrix
 from g2d_jax.models.kernels import attention_for, platform_of
 from g2d_jax.training.dropout import KEYS
 
+ImportanceLevel = Literal["token", "sequence"]
 Micro = Mapping[str, jax.Array]
 Objective = Callable[[Decoder, Micro], tuple[jax.Array, dict[str, jax.Array]]]
 
@@ -80,12 +82,10 @@ def grpo(
     compute: Compute,
     *,
     temperature: float,
-    epsilon: float,
-    epsilon_high: float | None,
     beta: float,
-    importance_sampling_level: str = "token",
-    importance_cap: float = 0.0,
+    importance_sampling_level: ImportanceLevel = "token",
     entropy_coef: float = 0.0,
+    **clipping: Any,
 ) -> Objective:
     """Return GRPO's objective. micro: weight, advantage and, for beta > 0, ref_logprob, each [R, T]; old_logprob and
     sampler_logprob if present.
@@ -93,52 +93,38 @@ def grpo(
     Without old_logprob the update is the first on its rollouts, at ratio 1 (`losses.grpo_loss`).
     importance_sampling_level: "token", or "sequence" for one ratio a response (GSPO). entropy_coef: if not 0, times the
     mean entropy at this temperature, which is rewarded; micro then needs entropy_weight [R, T] (`losses.sft_weights`).
+    clipping: epsilon, epsilon_high and importance_cap of `losses.grpo_loss`.
     """
-    _check_level(importance_sampling_level)
 
     def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
         logprobs, entropies = response_logprobs(compute, params, micro, temperature, with_entropy=bool(entropy_coef))
-        result = _policy_term(logprobs, micro, epsilon, epsilon_high, beta, importance_sampling_level, importance_cap)
+        result = _policy_term(logprobs, micro, importance_sampling_level, beta=beta, **clipping)
         return _with_entropy(result, entropies, micro, entropy_coef)
 
     return objective
 
 
 @cache
-def dpo(
-    compute: Compute,
-    *,
-    beta: float,
-    label_smoothing: float,
-    loss_type: str,
-    nll_coef: float = 0.0,
-    nll_length_normalization: bool = True,
-    entropy_coef: float = 0.0,
-) -> Objective:
+def dpo(compute: Compute, *, entropy_coef: float = 0.0, **settings: Any) -> Objective:
     """Return DPO's objective. micro: weight and reference (summed log-probability), [R, M]; chosen in even places,
     rejected in odd ones.
 
     entropy_coef: if not 0, as in `grpo` but at temperature 1; micro then needs entropy_weight [R, T].
+    settings: of `losses.dpo_loss`.
     """
 
     def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
         logprobs, entropies = response_logprobs(compute, params, micro, with_entropy=bool(entropy_coef))
-        sums = place_sums(logprobs, micro)
-        lengths = place_sums(jnp.ones_like(logprobs), micro)
-        reference = micro["reference"]
+        sums, lengths = place_sums(logprobs, micro), place_sums(jnp.ones_like(logprobs), micro)
         result = losses.dpo_loss(
             sums[:, 0::2],
             sums[:, 1::2],
-            reference[:, 0::2],
-            reference[:, 1::2],
+            micro["reference"][:, 0::2],
+            micro["reference"][:, 1::2],
             micro["weight"][:, 0::2],
-            beta=beta,
-            label_smoothing=label_smoothing,
-            loss_type=loss_type,  # type: ignore[arg-type]  # checked by the loss
-            nll_coef=nll_coef,
-            nll_length_normalization=nll_length_normalization,
             chosen_lengths=lengths[:, 0::2],
             rejected_lengths=lengths[:, 1::2],
+            **settings,
         )
         return _with_entropy(result, entropies, micro, entropy_coef)
 
@@ -149,47 +135,31 @@ def dpo(
 def group_dpo(
     compute: Compute,
     *,
-    beta: float,
-    label_smoothing: float,
-    loss_type: str,
-    nll_coef: float = 0.0,
-    nll_length_normalization: bool = True,
     entropy_coef: float = 0.0,
     grpo_coef: float = 0.0,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
     kl_beta: float = 0.0,
-    importance_sampling_level: str = "token",
+    importance_sampling_level: ImportanceLevel = "token",
     importance_cap: float = 0.0,
+    **settings: Any,
 ) -> Objective:
     """Return the objective GroupDPO + grpo_coef * GRPO, in one forward pass, at temperature 1.
 
-    micro, [R, M]: pair_weight, side, prompt (a number of its own within the row), reference; see
-    `losses.group_dpo_loss`. A prompt's responses must share a row.
+    micro, [R, M]: pair_weight, side, prompt (a number of its own within the row), reference. A prompt's responses must
+    share a row. settings: of `losses.group_dpo_loss`.
     With grpo_coef also those of `grpo`, whose beta is kl_beta here; its metrics then carry their own count, "|tokens".
     With entropy_coef also entropy_weight [R, T].
     """
-    _check_level(importance_sampling_level)
+    clipping = {"epsilon": epsilon, "epsilon_high": epsilon_high, "importance_cap": importance_cap}
 
     def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
         logprobs, entropies = response_logprobs(compute, params, micro, with_entropy=bool(entropy_coef))
-        loss, sums = losses.group_dpo_loss(
-            place_sums(logprobs, micro),
-            micro["reference"],
-            micro["side"],
-            micro["prompt"],
-            micro["pair_weight"],
-            beta=beta,
-            label_smoothing=label_smoothing,
-            loss_type=loss_type,  # type: ignore[arg-type]  # checked by the loss
-            nll_coef=nll_coef,
-            nll_length_normalization=nll_length_normalization,
-            lengths=place_sums(jnp.ones_like(logprobs), micro),
-        )
+        of_responses = (micro[name] for name in ("reference", "side", "prompt", "pair_weight"))
+        lengths = place_sums(jnp.ones_like(logprobs), micro)
+        loss, sums = losses.group_dpo_loss(place_sums(logprobs, micro), *of_responses, lengths=lengths, **settings)
         if grpo_coef:
-            other, more = _policy_term(
-                logprobs, micro, epsilon, epsilon_high, kl_beta, importance_sampling_level, importance_cap
-            )
+            other, more = _policy_term(logprobs, micro, importance_sampling_level, beta=kl_beta, **clipping)
             tokens = more.pop("tokens")
             loss = loss + grpo_coef * other
             sums = sums | {"tokens": tokens} | {f"{name}|tokens": value for name, value in more.items()}
@@ -210,13 +180,7 @@ def _numbered(sequence: jax.Array, places: int) -> jax.Array:
 
 
 def _policy_term(
-    logprobs: jax.Array,
-    micro: Micro,
-    epsilon: float,
-    epsilon_high: float | None,
-    beta: float,
-    level: str,
-    importance_cap: float,
+    logprobs: jax.Array, micro: Micro, level: ImportanceLevel, *, beta: float, **clipping: Any
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     # A row of T tokens holds at most T responses, so that T numbers a row suffice whatever its number of places.
     ids = _numbered(micro["sequence"], logprobs.shape[1]) if level == "sequence" else None
@@ -226,12 +190,10 @@ def _policy_term(
         micro["ref_logprob"] if beta else None,
         micro["advantage"],
         micro["weight"],
-        epsilon=epsilon,
-        epsilon_high=epsilon_high,
         beta=beta,
         sampler_logprobs=micro.get("sampler_logprob"),
-        importance_cap=importance_cap,
         sequence_ids=ids,
+        **clipping,
     )
 
 
@@ -242,8 +204,3 @@ def _with_entropy(
         return result
     loss, sums = losses.entropy_loss(entropies, micro["entropy_weight"], coef)
     return result[0] + loss, result[1] | sums
-
-
-def _check_level(level: str) -> None:
-    if level not in ("token", "sequence"):
-        raise ValueError(f"unknown importance_sampling_level {level!r}; choose 'token' or 'sequence'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
@@ -96,44 +96,40 @@ def _promoting(transform: optax.GradientTransformation) -> optax.GradientTransfo
 
 def decay_mask(params: Any) -> Any:
     """Return a tree with True for arrays that weight decay applies to: all but norms (`*norm`) and biases (`*bias`)."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: not _leaf_name(path).endswith(("norm", "bias")), params)
+
+    def decays(path: Any, _: Any) -> bool:
+        return not leaf_name(path).endswith(("norm", "bias"))
+
+    return jax.tree_util.tree_map_with_path(decays, params)
 
 
-def _leaf_name(path: tuple[Any, ...]) -> str:
-    """Return the parameter's own name: the last named key but "value", since nnx.Param adds no key of ours."""
-    names = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
-    return next((name for name in reversed(names) if name not in ("", "value")), "")
+def leaf_name(path: Any) -> str:
+    """Name a leaf by its path in a tree: a Decoder's `blocks.q`, Adam's `1.mu.blocks.q`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
 
 
-def opt_state_shardings(
-    optimizer: optax.GradientTransformation, params_abstract: Any, params_shardings: Any, mesh: Mesh
-) -> Any:
-    """Return the optimiser state's tree with a NamedSharding in place of every array.
+def abstract_opt_state(optimizer: optax.GradientTransformation, params: Any, mesh: Mesh) -> Any:
+    """Return the optimiser state's tree with a ShapeDtypeStruct and its sharding in place of every array.
 
     What has a parameter's shape lies like it, what has one dimension less, as Adafactor's factors, like the rest of it;
-    counts and the like are on every device. params_abstract: the parameters' tree with arrays or ShapeDtypeStructs;
-    params_shardings: the same tree with NamedShardings.
+    counts and the like are on every device. params: the parameters' tree of ShapeDtypeStructs with shardings.
     """
-    state = jax.eval_shape(optimizer.init, params_abstract)
-    whole = jax.tree.structure(params_abstract)
 
-    def is_whole(part: Any) -> bool:
-        return bool(jax.tree.structure(part) == whole)  # type: ignore[operator]
+    def describe(x: Any, parameter: Any = None) -> jax.ShapeDtypeStruct:
+        where = meshes.replicated(mesh) if parameter is None else _like_parameter(x.shape, parameter)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
-    def place(part: Any) -> Any:
-        if not is_whole(part):
-            return meshes.replicated(mesh)
-        return jax.tree.map(partial(_like_parameter, mesh), part, params_abstract, params_shardings)
-
-    return jax.tree.map(place, state, is_leaf=is_whole)
+    state = jax.eval_shape(optimizer.init, params)
+    return optax.tree_map_params(optimizer, describe, state, params, transform_non_params=describe)
 
 
-def _like_parameter(mesh: Mesh, part: Any, parameter: Any, where: NamedSharding) -> NamedSharding:
+def _like_parameter(shape: tuple[int, ...], parameter: Any) -> NamedSharding:
     """Return the sharding of an array of the state that belongs to a parameter."""
-    if part.shape == parameter.shape:
+    where = parameter.sharding
+    if shape == parameter.shape:
         return where
     axes = [*where.spec, *(None,) * (len(parameter.shape) - len(where.spec))]
     for gone in range(len(axes)):
-        if part.shape == parameter.shape[:gone] + parameter.shape[gone + 1 :]:
-            return NamedSharding(mesh, PartitionSpec(*axes[:gone], *axes[gone + 1 :]))
-    return meshes.replicated(mesh)
+        if shape == parameter.shape[:gone] + parameter.shape[gone + 1 :]:
+            return NamedSharding(where.mesh, PartitionSpec(*axes[:gone], *axes[gone + 1 :]))
+    return NamedSharding(where.mesh, PartitionSpec())

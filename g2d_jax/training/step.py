@@ -21,12 +21,14 @@ from g2d_jax.data.packing import Packed
 from g2d_jax.losses import add_sums, empty_sums
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.models.decoder import Decoder, abstract, cast, shardings
+from g2d_jax.models.decoder import Decoder, abstract_on, cast, shardings
 from g2d_jax.runtime.compilation import Jitted, Programs
 from g2d_jax.training.objectives import Compute, Objective, response_logprobs
-from g2d_jax.training.optimizer import opt_state_shardings
+from g2d_jax.training.optimizer import abstract_opt_state
 
 Arrays = Mapping[str, jax.Array]
+Totals = tuple[Decoder, jax.Array, dict[str, jax.Array]]
+"""Gradient, loss and sums of micro-batches."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("params", "opt_state"), meta_fields=())
@@ -39,32 +41,27 @@ class TrainState:
     opt_state: Any
 
 
-def state_shardings(
-    config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
-) -> TrainState:
-    """Return the TrainState tree with a sharding in place of every array; moments lie like their parameters.
-
-    offload: the optimiser's arrays lie in pinned memory of the host, each device's part with its own host.
-    """
-    params, _ = lora.split(shardings(config, mesh))
-    shapes, _ = lora.split(abstract(config))
-    where = opt_state_shardings(optimizer, shapes, params, mesh)
-    if offload:
-        where = jax.tree.map(
-            lambda x, at: at.with_memory_kind(meshes.HOST) if x.ndim else at,
-            jax.eval_shape(optimizer.init, shapes),
-            where,
-        )
-    return TrainState(params, where)
-
-
 def abstract_state(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
 ) -> TrainState:
-    """Return the TrainState tree with a ShapeDtypeStruct and its sharding in place of every array."""
-    params, _ = lora.split(abstract(config))
-    shapes = TrainState(params, jax.eval_shape(optimizer.init, params))
-    return meshes.placed(shapes, state_shardings(config, optimizer, mesh, offload))
+    """Return the TrainState tree with a ShapeDtypeStruct and its sharding in place of every array; moments lie like
+    their parameters.
+
+    offload: the optimiser's arrays lie in pinned memory of the host, each device's part with its own host.
+    """
+    params, _ = lora.partition(abstract_on(config, mesh))
+
+    def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return x.update(sharding=x.sharding.with_memory_kind(meshes.HOST)) if offload and x.ndim else x
+
+    return TrainState(params, jax.tree.map(place, abstract_opt_state(optimizer, params, mesh)))
+
+
+def state_shardings(
+    config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, offload: bool = False
+) -> TrainState:
+    """Return the shardings of `abstract_state`."""
+    return jax.tree.map(lambda x: x.sharding, abstract_state(config, optimizer, mesh, offload))
 
 
 def fresh_state(
@@ -76,7 +73,7 @@ def fresh_state(
 ) -> TrainState:
     """Start training from a policy. What is trained is copied: the step donates its state."""
     start = (programs or Programs()).take(make_fresh_state, policy.config, optimizer, mesh, offload)
-    return start(lora.split(policy)[0])
+    return start(lora.partition(policy)[0])
 
 
 def make_fresh_state(
@@ -119,12 +116,12 @@ def make_train_step(
 ) -> Jitted:
     """Return step(state, arrays [N, R, …], count, rest=None) -> (state, metrics); state is donated.
 
-    rest: what is not trained of a policy with adapters, see `lora.split`.
+    rest: what is not trained of a policy with adapters, see `lora.partition`.
     Only the first `count` micro-batches are run. metrics: the objective's sums, loss, grad_norm (before clipping) and
     skipped, float32 scalars on the device; fetch them a step late so that the device never waits.
     skipped: 1 where loss or grad_norm is not finite. The state then stays as it was, bit for bit; the count of updates
     too, so that the schedule does not move on.
-    offload: as in `state_shardings`; the optimiser's arrays are on the devices only while they are used.
+    offload: as in `abstract_state`; the optimiser's arrays are on the devices only while they are used.
     """
     where = state_shardings(config, optimizer, mesh, offload)
     near = state_shardings(config, optimizer, mesh)
@@ -135,54 +132,46 @@ def make_train_step(
         grads, loss, sums = accumulate(objective, state.params, arrays, count, rest)
         grads = jax.lax.with_sharding_constraint(grads, where.params)
         norm = optax.tree.norm(grads)
-        new_state, sound = (updated_offloaded if offload else updated)(state, grads, loss, norm)
-        return new_state, {**sums, "loss": loss, "grad_norm": norm, "skipped": (~sound).astype(jnp.float32)}
-
-    def updated(state: TrainState, grads: Decoder, loss: jax.Array, norm: jax.Array) -> tuple[TrainState, jax.Array]:
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        moved = TrainState(optax.apply_updates(state.params, updates), opt_state)
         sound = jnp.isfinite(loss) & jnp.isfinite(norm)
-        # Chosen element by element, in the loops that write the new state anyway: no second copy of the state.
-        return jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, state), sound
+        if offload:
+            # A branch, which begins when its condition is known: without it XLA for TPU copies the arrays to the
+            # devices at the start of the step, where they lie beside the activations.
+            state = jax.lax.cond(sound, updated, lambda state, _: state, state, grads)
+        else:
+            # Chosen element by element, in the loops that write the new state anyway: no second copy of the state.
+            state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), updated(state, grads), state)
+        return state, {**sums, "loss": loss, "grad_norm": norm, "skipped": (~sound).astype(jnp.float32)}
 
-    def updated_offloaded(
-        state: TrainState, grads: Decoder, loss: jax.Array, norm: jax.Array
-    ) -> tuple[TrainState, jax.Array]:
-        def move(state: TrainState, grads: Decoder) -> TrainState:
-            opt_state = jax.device_put(state.opt_state, near.opt_state)
-            updates, opt_state = optimizer.update(grads, opt_state, state.params)
-            return TrainState(optax.apply_updates(state.params, updates), jax.device_put(opt_state, where.opt_state))
-
-        sound = jnp.isfinite(loss) & jnp.isfinite(norm)
-        # A branch, which begins when its condition is known: without it XLA for TPU copies the arrays to the devices at
-        # the start of the step, where they lie beside the activations.
-        return jax.lax.cond(sound, move, lambda state, _: state, state, grads), sound
+    def updated(state: TrainState, grads: Decoder) -> TrainState:
+        opt_state = jax.device_put(state.opt_state, near.opt_state) if offload else state.opt_state
+        updates, opt_state = optimizer.update(grads, opt_state, state.params)
+        if offload:
+            opt_state = jax.device_put(opt_state, where.opt_state)
+        return TrainState(optax.apply_updates(state.params, updates), opt_state)
 
     return Jitted(train_step, donate_argnums=0, out_shardings=(where, meshes.replicated(mesh)))
 
 
 def accumulate(
     objective: Objective, params: Decoder, arrays: Arrays, count: jax.Array, rest: Decoder | None = None
-) -> tuple[Decoder, jax.Array, dict[str, jax.Array]]:
+) -> Totals:
     """Compute gradient in params, loss and sums over the first `count` micro-batches, float32. rest: as in the step."""
-    value_and_grad = jax.value_and_grad(lambda p, micro: objective(lora.join(p, rest), micro), has_aux=True)
+    value_and_grad = jax.value_and_grad(lambda p, micro: objective(lora.combine(p, rest), micro), has_aux=True)
 
-    def micro(index: jax.Array | int) -> dict[str, jax.Array]:
-        return {name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for name, x in arrays.items()}
+    def add(index: jax.Array, total: Totals) -> Totals:
+        grads, loss, sums = total
+        (more_loss, more_sums), more_grads = value_and_grad(params, _micro(arrays, index))
+        return jax.tree.map(jnp.add, grads, more_grads), loss + more_loss, add_sums(sums, more_sums)
 
-    def micro_gradient(index: jax.Array | int) -> tuple[Decoder, jax.Array, dict[str, jax.Array]]:
-        (loss, sums), grads = value_and_grad(params, micro(index))
-        return grads, loss, sums
-
-    def add(
-        index: jax.Array, total: tuple[Decoder, jax.Array, dict[str, jax.Array]]
-    ) -> tuple[Decoder, jax.Array, dict[str, jax.Array]]:
-        (grads, loss, sums), more = total, micro_gradient(index)
-        return jax.tree.map(jnp.add, grads, more[0]), loss + more[1], add_sums(sums, more[2])
-
-    loss, sums = jax.eval_shape(lambda: objective(lora.join(params, rest), micro(0)))  # traced once, without gradients
+    # Traced once, without gradients.
+    loss, sums = jax.eval_shape(lambda: objective(lora.combine(params, rest), _micro(arrays, 0)))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, loss))
     return jax.lax.fori_loop(0, count, add, (*zeros, empty_sums(sums)))
+
+
+def _micro(arrays: Arrays, index: jax.Array | int) -> dict[str, jax.Array]:
+    """Take one micro-batch of a batch."""
+    return {name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for name, x in arrays.items()}
 
 
 def make_scorer(compute: Compute) -> Jitted:
@@ -196,7 +185,7 @@ def make_scorer(compute: Compute) -> Jitted:
         blank = jnp.zeros(tokens.shape, jnp.float32)
 
         def score_micro(index: jax.Array, total: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            micro = {name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for name, x in arrays.items()}
+            micro = _micro(arrays, index)
             logprobs, entropies = response_logprobs(compute, params, micro, temperature, with_entropy=True)
             assert entropies is not None
             return total[0].at[index].set(logprobs), total[1].at[index].set(entropies)

@@ -19,7 +19,8 @@ from safetensors.numpy import save
 
 from g2d_jax.models import hf
 from g2d_jax.models.hf_config import config_from_hf
-from g2d_jax.models.hf_folder import expected_shapes, find_weights, read_headers
+from g2d_jax.models.hf_folder import find_weights, read_headers
+from g2d_jax.models.table import expected_shapes
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory")]
 

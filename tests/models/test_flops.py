@@ -10,13 +10,13 @@ import pytest
 
 from g2d_jax.config import Optimizer
 from g2d_jax.mesh import make_mesh
-from g2d_jax.models import decoder, flops, shapes
+from g2d_jax.models import flops
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.training import objectives
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import abstract_state, make_train_step
 
-TINY = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
+TINY = ModelConfig("llama", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 # A layer: q and o 32*32 each, k and v 32*16 each, three of 32*48, two norms of 32. Outside: embedding, norm.
 LAYER = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32
 
@@ -25,14 +25,6 @@ def test_parameters_used_in_products():
     assert flops.matmul_params(TINY) == 2 * LAYER + 32 + 64 * 32 == 17_568
     untied = dataclasses.replace(TINY, tie_word_embeddings=False)  # two matrices, one of them only looked up in
     assert flops.matmul_params(untied) == 17_568
-
-
-@pytest.mark.parametrize(
-    ("name", "billions"),
-    [("Qwen2.5-0.5B", 0.494), ("Qwen2.5-1.5B", 1.544), ("Qwen2.5-7B", 7.070), ("Llama-3.1-8B", 7.505)],
-)
-def test_parameters_of_known_models(name, billions):
-    assert flops.matmul_params(shapes.shape(name)) / 1e9 == pytest.approx(billions, abs=1e-3)
 
 
 def test_literal_values():
@@ -54,19 +46,6 @@ def test_adapters():
 def test_positions_read():
     assert [flops.attended(n) for n in (0, 1, 4)] == [0, 1, 1 + 2 + 3 + 4]
     assert flops.attended(3, before=5) == 6 + 7 + 8
-
-
-def test_near_the_compilers_count():
-    """XLA counts a loop's body once, so the model has one layer; it adds norms, softmax, rotations: a few percent."""
-    config = dataclasses.replace(TINY, num_hidden_layers=1, hidden_size=128, intermediate_size=512, vocab_size=512)
-    tokens = jax.ShapeDtypeStruct((4, 16), jnp.int32)
-
-    def logits(model: decoder.Decoder, tokens: jax.Array) -> jax.Array:
-        hidden, _ = decoder.forward(model, tokens, tokens, tokens)
-        return hidden @ decoder.head_matrix(model)
-
-    cost = jax.jit(logits).lower(decoder.abstract(config), tokens).compile().cost_analysis()
-    assert flops.forward_flops(config, 4 * 16, 4 * 16 * 16) == pytest.approx(cost["flops"], rel=0.1)
 
 
 def test_a_train_step_is_near_the_compilers_count():

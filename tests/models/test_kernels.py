@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -76,14 +78,6 @@ def test_a_forced_kernel_is_refused_while_tracing() -> None:
         jax.eval_shape(run, q, q, q, jax.ShapeDtypeStruct((1, 128), jnp.int32))
 
 
-def test_block_sizes() -> None:
-    assert kernels.block_size("TPU v5 lite", 4096, "sequence") == 512
-    assert kernels.block_size("TPU v6 lite", 4096, "sequence") == 1024
-    assert kernels.block_size("TPU v6 lite", 4096, "packed") == 512
-    assert kernels.block_size("TPU v5p", 768, "sequence") == 256
-    assert kernels.block_size("TPU v5p", 384, "packed") == 128
-
-
 def spans(length: int, *parts: tuple[int, int]) -> list[int]:
     """Segment ids: (id, tokens) one after the other, then padding."""
     ids = [number for number, tokens in parts for _ in range(tokens)]
@@ -95,6 +89,7 @@ PACKED = [
     spans(384, (M, 100), (M + 1, 60), (M + 2, 130), (M + 3, 1), (2 * M, 20), (2 * M + 1, 40)),  # over three blocks
     spans(384, (M, 1), (M + 1, 128), (2 * M, 127), (2 * M + 1, 128)),  # ends where a block ends
 ]
+SPREAD = [spans(128, (M, 40), (M + 1, 30), (M + 2, 30)), spans(128, (M, 5), (M + 1, 123))]
 SEQUENCE = [spans(384, (0, 200), (M, 184)), spans(384, (0, 383), (M, 1))]
 
 
@@ -116,26 +111,24 @@ def both(run: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array
 
 
 @pytest.mark.parametrize(
-    ("layout", "segments"), [("packed", PACKED), pytest.param("sequence", SEQUENCE, marks=pytest.mark.slow)]
+    ("layout", "segments", "kv_heads", "sizes"),
+    [
+        ("packed", PACKED, 1, (1, 1, 1)),
+        pytest.param("sequence", SEQUENCE, 1, (1, 1, 1), marks=pytest.mark.slow),
+        ("packed", SPREAD, 1, (1, 2, 2)),  # the tensor axis divides the query heads: the key head is repeated for it
+        pytest.param("packed", SPREAD, 2, (1, 2, 2), marks=pytest.mark.slow),  # and shared out
+    ],
 )
-def test_splash_is_xla_in_value_and_gradient(layout: Any, segments: list[list[int]]) -> None:
+def test_splash_is_xla_in_value_and_gradient(
+    layout: Any, segments: list[list[int]], kv_heads: int, sizes: tuple[int, int, int]
+) -> None:
     ids = jnp.asarray(segments, jnp.int32)
-    q, k, v, w = inputs(2, 384, 2, 1)
-    ours = both(lambda *x: kernels.splash_attention(*x, ids, mesh=ONE, layout=layout, interpret=True), q, k, v, w)
+    mesh = meshes.make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
+    q, k, v, w = inputs(2, ids.shape[1], 2 * sizes[2], kv_heads)
+    splash = partial(kernels.splash_attention, layout=layout, block=128, interpret=True)
+    ours = both(lambda *x: kernels.per_device(splash, mesh, *x, ids), q, k, v, w)
     theirs = both(lambda *x: attend(*x, visible(ids, ids)), q, k, v, w)
     for one, other in zip(ours, theirs, strict=True):  # padding's rows too
-        np.testing.assert_allclose(one, other, atol=1e-5)
-
-
-@pytest.mark.parametrize("kv_heads", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_splash_over_rows_and_heads(kv_heads: int) -> None:
-    """The tensor axis divides the query heads; one key head is repeated for it, two are shared out."""
-    mesh = meshes.make_mesh(1, 2, 2, devices=jax.devices()[:4])
-    ids = jnp.asarray([spans(128, (M, 40), (M + 1, 30), (M + 2, 30)), spans(128, (M, 5), (M + 1, 123))], jnp.int32)
-    q, k, v, w = inputs(2, 128, 4, kv_heads)
-    ours = both(lambda *x: kernels.splash_attention(*x, ids, mesh=mesh, layout="packed", interpret=True), q, k, v, w)
-    theirs = both(lambda *x: attend(*x, visible(ids, ids)), q, k, v, w)
-    for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
@@ -144,7 +137,7 @@ def test_rolled_causal_rows_are_xla_where_there_are_tokens() -> None:
     q, k, v, w = inputs(3, 24, 4, 2)
     tokens = (ids != 0)[:, :, None, None]
     w = jnp.where(tokens, w, 0)
-    ours = both(lambda *x: kernels.cudnn_attention(*x, ids, mesh=ONE, implementation="xla"), q, k, v, w)
+    ours = both(lambda *x: kernels.cudnn_attention(*x, ids, implementation="xla"), q, k, v, w)
     theirs = both(lambda *x: attend(*x, visible(ids, ids)), q, k, v, w)
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(jnp.where(tokens, one, 0), jnp.where(tokens, other, 0), atol=1e-5)
@@ -157,7 +150,7 @@ def test_cudnn_is_in_the_program_for_cuda(monkeypatch: pytest.MonkeyPatch) -> No
     ids = jax.ShapeDtypeStruct((2, 32), jnp.int32)
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
-        return jnp.sum(kernels.cudnn_attention(q, k, v, ids, mesh=ONE).astype(jnp.float32))
+        return jnp.sum(kernels.cudnn_attention(q, k, v, ids).astype(jnp.float32))
 
     def program(run: Callable[..., Any]) -> str:
         return jax.jit(run).trace(q, k, k, ids).lower(lowering_platforms=("cuda",)).as_text()

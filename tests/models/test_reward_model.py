@@ -21,17 +21,9 @@ transformers = pytest.importorskip("transformers")
 
 VOCAB, PAD = 131, 7
 SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.15,
-}
-LENGTHS = (1, 30, 17, 9)
-TOLERANCE = 1e-4
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.15,
+}  # fmt: skip
 
 
 def roughen(model: Any) -> Any:
@@ -51,9 +43,9 @@ def save_classifier(folder: Path, family: str, **changes: Any) -> Any:
     return model
 
 
-def ragged(vocab: int = VOCAB) -> list[np.ndarray]:
+def ragged() -> list[np.ndarray]:
     rng = np.random.default_rng(0)
-    return [rng.integers(8, min(vocab, VOCAB), length).astype(np.int32) for length in LENGTHS]
+    return [rng.integers(8, VOCAB, length).astype(np.int32) for length in (1, 30, 17, 9)]
 
 
 def padded(sequences: list[np.ndarray], fill: int) -> np.ndarray:
@@ -67,11 +59,8 @@ def ours(folder: Path, sequences: list[np.ndarray]) -> np.ndarray:
     model = reward_model.load(folder)
     parts = [model.read_out.scored_part(model.read_out.complete(ids)) for ids in sequences]
     lengths = jnp.asarray([len(part) for part in parts], jnp.int32)
-    return np.asarray(
-        reward_model.read_scores(
-            model, jnp.asarray(padded(parts, 3)), lengths, mesh=meshes.make_mesh(devices=jax.devices()[:1])
-        )
-    )
+    mesh = meshes.make_mesh(devices=jax.devices()[:1])
+    return np.asarray(reward_model.read_scores(model, jnp.asarray(padded(parts, 3)), lengths, mesh=mesh))
 
 
 @pytest.mark.parametrize(
@@ -86,16 +75,13 @@ def ours(folder: Path, sequences: list[np.ndarray]) -> np.ndarray:
 def test_scores_equal_transformers(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
     model = save_classifier(tmp_path, family, **changes)
     pad = model.config.pad_token_id
-    sequences = [
-        *ragged(),
-        np.asarray([9, 11, pad, 12, pad], np.int32),
-    ]  # a padding token is passed over wherever it is
+    sequences = [*ragged(), np.asarray([9, 11, pad, 12, pad], np.int32)]  # padding is passed over wherever it is
     tokens = padded(sequences, pad)
     mask = torch.tensor(np.arange(tokens.shape[1])[None] < np.asarray([len(s) for s in sequences])[:, None]).long()
     with torch.no_grad():
         wanted = model(torch.tensor(tokens).long(), attention_mask=mask).logits[:, 0].numpy()
     assert np.ptp(wanted) > 0.1
-    np.testing.assert_allclose(ours(tmp_path, sequences), wanted, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(ours(tmp_path, sequences), wanted, atol=1e-4, rtol=0)
 
 
 def save_athene(folder: Path) -> tuple[Any, Any]:
@@ -122,7 +108,7 @@ def test_athene_is_read_at_the_last_cls_token(tmp_path: Path) -> None:
             rewards = head(trunk(tokens).last_hidden_state)[0, :, 0]
         wanted.append(rewards[(tokens[0] == CLS_ID).nonzero()[-1].item()].item())
     assert np.ptp(wanted) > 0.1
-    np.testing.assert_allclose(ours(tmp_path, sequences), wanted, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(ours(tmp_path, sequences), wanted, atol=1e-4, rtol=0)
 
 
 def test_read_out() -> None:
@@ -140,21 +126,16 @@ def test_load_onto_a_mesh_in_bfloat16_keeps_the_head_in_float32(tmp_path: Path) 
     mesh = meshes.make_mesh(fsdp=-1)
     model = reward_model.load(tmp_path, mesh=mesh, dtype=jnp.bfloat16)
     stored = load_file(tmp_path / "model.safetensors")
-    assert model.head.dtype == jnp.float32 and model.head.sharding == meshes.replicated(mesh)
+    assert model.head.dtype == jnp.float32 and model.head.sharding.is_fully_replicated
     np.testing.assert_array_equal(model.head, stored["score.weight"][0])
     assert model.trunk.embed[...].dtype == jnp.bfloat16
     assert model.trunk.blocks.q[...].sharding == decoder.shardings(model.config, mesh).blocks.q.get_value()
     assert not hasattr(model.trunk, "head")
 
 
-def change_config(folder: Path, **changes: Any) -> None:
-    raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**raw, **changes}))
-
-
-def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
-    tensors = {**load_file(folder / "model.safetensors"), **{k.replace("__", "."): v for k, v in changes.items()}}
-    save_file({k: v for k, v in tensors.items() if v is not None}, folder / "model.safetensors")
+def change_tensors(folder: Path, changes: dict[str, np.ndarray | None]) -> None:
+    tensors = {**load_file(folder / "model.safetensors"), **changes}
+    save_file({name: x for name, x in tensors.items() if x is not None}, folder / "model.safetensors")
 
 
 def zeros(*shape: int) -> np.ndarray:
@@ -164,25 +145,24 @@ def zeros(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("tensors", "config", "message"),
     [
-        ({"score__bias": zeros(1)}, {}, r"not part of the architecture: score\.bias"),
-        ({"score__weight": zeros(2, 48)}, {}, r"score\.weight in .*: \[2, 48\], expected \[1, 48\]"),
+        ({"score.bias": zeros(1)}, {}, r"not part of the architecture: score\.bias"),
+        ({"score.weight": zeros(2, 48)}, {}, r"score\.weight in .*: \[2, 48\], expected \[1, 48\]"),
         ({}, {"id2label": {"0": "bad", "1": "good"}}, r"num_labels is 2"),
-        ({}, {"num_labels": 3}, r"num_labels is 3"),
         ({}, {"architectures": ["LlamaForOtherThings"]}, r"LlamaForOtherThings.* may read score\.weight elsewhere"),
         ({}, {"pad_token_id": "x"}, r"pad_token_id must be a token id"),
-        ({"score__weight": None}, {}, r"holds neither score\.weight nor v_head\.weight"),
-        ({"v_head__weight": zeros(1, 48)}, {}, r"holds both score\.weight and v_head\.weight"),
-        ({"v_head__weight": zeros(1, 48), "score__weight": None}, {}, r"CLS token 128003 .* vocab_size 131"),
-        ({"model__norm__weight": None}, {}, r"missing: model\.norm\.weight"),
-        ({"extra": zeros(1)}, {}, r"not part of the architecture: extra"),
+        ({"score.weight": None}, {}, r"holds neither score\.weight nor v_head\.weight"),
+        ({"v_head.weight": zeros(1, 48)}, {}, r"holds both score\.weight and v_head\.weight"),
+        ({"v_head.weight": zeros(1, 48), "score.weight": None}, {}, r"CLS token 128003 .* vocab_size 131"),
+        ({"model.norm.weight": None}, {}, r"missing: model\.norm\.weight"),
     ],
 )
 def test_what_is_no_scalar_head_is_named(
     tmp_path: Path, tensors: dict[str, Any], config: dict[str, Any], message: str
 ) -> None:
     save_classifier(tmp_path, "Llama")
-    change_tensors(tmp_path, **tensors)
-    change_config(tmp_path, **config)
+    change_tensors(tmp_path, tensors)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **config}))
     with pytest.raises(ValueError, match=message):
         reward_model.load(tmp_path)
 
@@ -190,15 +170,8 @@ def test_what_is_no_scalar_head_is_named(
 def test_a_language_models_head_is_not_read(tmp_path: Path) -> None:
     save_classifier(tmp_path, "Llama")
     before = ours(tmp_path, ragged())
-    change_tensors(tmp_path, lm_head__weight=np.ones((VOCAB, 48), np.float32))
+    change_tensors(tmp_path, {"lm_head.weight": np.ones((VOCAB, 48), np.float32)})
     np.testing.assert_array_equal(ours(tmp_path, ragged()), before)
-
-
-def test_pickled_weights_are_refused(tmp_path: Path) -> None:
-    save_classifier(tmp_path, "Llama")
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="pickled weights"):
-        reward_model.load(tmp_path)
 
 
 def test_flops_leave_out_the_output_matrix(tmp_path: Path) -> None:

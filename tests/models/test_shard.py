@@ -45,12 +45,6 @@ def test_safetensors_reads_what_we_write(dtype: Any, tmp_path: Path) -> None:
     assert int.from_bytes(file.read_bytes()[:8], "little") % 8 == 0  # tensors begin aligned
 
 
-def test_a_process_that_does_not_write_only_fetches(tmp_path: Path) -> None:
-    asked: list[str] = []
-    shard.write(tmp_path / "x", SHAPES, np.dtype(np.float32), lambda name: asked.append(name), writer=False)  # type: ignore[arg-type, return-value]
-    assert asked == list(SHAPES) and not (tmp_path / "x").exists()
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_we_read_what_safetensors_writes(dtype: Any, tmp_path: Path) -> None:
     save_file(

@@ -24,7 +24,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export") / "run"
     claim(Config.of(adapters.get_config()), epath.Path(folder))
     with commands.opened(folder) as runtime, Checkpoints(folder / "01-warmup" / "checkpoints") as checkpoints:
-        trained, _ = lora.split(load_policy(runtime, "init"))
+        trained, _ = lora.partition(load_policy(runtime, "init"))
         checkpoints.save(2, {"params": jax.tree.map(lambda x: x + 0.1, trained)}, {})
     return folder
 

@@ -14,7 +14,7 @@ def test_each_process_reads_its_share(launch, tmp_path):
     """The odd one's 131 rows cannot be shared out among 4 devices: there each process reads what its devices hold."""
     wholes = {}
     for name, vocab in (("even", 8192), ("odd", 131)):
-        config = ModelConfig("qwen2", vocab, 128, 3, 4, 2, 32, 512, tie_word_embeddings=True, qkv_bias=True)
+        config = ModelConfig("qwen2", vocab, 128, 3, 4, 2, 32, 512, tie_word_embeddings=True)
         folder = hf.save(decoder.init(config, jax.random.key(0)), tmp_path / name)
         wholes[name] = (folder / "model.safetensors").read_bytes()
     launched = launch(2, 2, "loads", tmp_path, tmp_path / "out")

@@ -29,7 +29,7 @@ from g2d_jax.training.step import make_scorer, put_batch
 
 pytestmark = pytest.mark.quick
 
-CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, qkv_bias=True)
+CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 SEED = 3
 EARLY = tuple(range(0, 64, 2))  # half of the vocabulary: often the first token
 HOT = 0.7
@@ -244,10 +244,9 @@ def test_samples_do_not_depend_on_the_mesh(model, base, on_eight):
 def rounded(model: decoder.Decoder) -> decoder.Decoder:
     """The model with what int8 codes of its linear weights stand for in their place."""
 
-    def make(name: str, row: Param, stacked: bool) -> jax.Array:
-        value = getattr(model.blocks if stacked else model, name)[...]
-        codes = stacked and row.quantised
-        return quantise.decode(quantise.encode(row, value), jnp.dtype(jnp.float32)) if codes else value
+    def make(name: str, row: Param) -> jax.Array:
+        value = decoder.parameter(model, name)
+        return quantise.decode(quantise.encode(row, value), jnp.dtype(jnp.float32)) if row.quantised else value
 
     near = decoder.build(CONFIG.held("int8"), make)
     return decoder.Decoder(CONFIG, {"embed": near.embed[...], "final_norm": near.final_norm[...]}, near.blocks)

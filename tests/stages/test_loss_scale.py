@@ -29,7 +29,7 @@ from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import fresh_state, make_scorer, make_train_step, put_batch
 
-CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, qkv_bias=True)
+CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 PROMPTS, GROUP, LONGEST, WIDTH = 64, 4, 6, 12  # WIDTH: of a prompt and a response
 KL, BETA, COEF, NLL = 0.05, 0.3, 0.01, 0.5

@@ -45,7 +45,7 @@ def made(compute: Compute) -> dict[str, tuple[Objective, tuple[str, ...], tuple[
 def compiled(loss: str, sizes: tuple[int, int, int], *, tied: bool) -> str:
     """The HLO of a step on two micro-batches of a row a device, in bfloat16, on 8 devices."""
     mesh = meshes.make_mesh(*sizes)
-    config = ModelConfig("qwen2", WORDS, WIDTH, 2, 2, 2, 32, 160, tie_word_embeddings=tied, qkv_bias=True)
+    config = ModelConfig("qwen2", WORDS, WIDTH, 2, 2, 2, 32, 160, tie_word_embeddings=tied)
     optimizer, _ = make_optimizer(Optimizer(learning_rate=1e-06), total_steps=10)
     objective, of_tokens, of_responses = made(Compute(mesh, jnp.dtype("bfloat16"), "full"))[loss]
     kinds: dict[str, Any] = dict.fromkeys(("tokens", "positions", "segment_ids", "source", "sequence"), jnp.int32)

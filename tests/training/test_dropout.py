@@ -9,6 +9,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from plain import assert_near
 
 from g2d_jax import keys
 from g2d_jax import mesh as meshes
@@ -43,25 +44,19 @@ def batch(row_length: int = 32, microbatch_rows: int = 4, multiple: int = 1, ste
     return with_keys(made, CONFIG, 0, "sft", step)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def policy(config: ModelConfig = CONFIG, b: float = 0.1) -> decoder.Decoder:
-    trained = jax.tree.map(lambda x: x + b, lora.adapters(config, jax.random.key(1)))
-    return lora.join(trained, lora.frozen(decoder.init(config.base, jax.random.key(0), std=0.2), config))
+@jax.jit
+def policy() -> decoder.Decoder:
+    trained = jax.tree.map(lambda x: x + 0.1, lora.adapters(CONFIG, jax.random.key(1)))
+    return lora.combine(trained, lora.frozen(decoder.init(CONFIG.base, jax.random.key(0), std=0.2), CONFIG))
 
 
 def gradient(
     packed: Packed, mesh: jax.sharding.Mesh = ONE, remat: decoder.Remat = "none"
 ) -> tuple[decoder.Decoder, float]:
-    trained, rest = lora.split(jax.device_put(policy(), decoder.shardings(CONFIG, mesh)))
+    trained, rest = lora.partition(jax.device_put(policy(), decoder.shardings(CONFIG, mesh)))
     run = jax.jit(partial(accumulate, objectives.sft(Compute(mesh, remat=remat))))
     grads, loss, _ = jax.device_get(run(trained, *put_batch(packed, mesh), rest))
     return grads, float(loss)
-
-
-def loss(made: decoder.Decoder, packed: Packed) -> float:
-    arrays, count = put_batch(packed, ONE)
-    run = jax.jit(objectives.sft(Compute(ONE)))
-    return sum(float(run(made, {name: x[i] for name, x in arrays.items()})[0]) for i in range(int(count)))
 
 
 @pytest.fixture(scope="module")
@@ -87,24 +82,12 @@ def test_nothing_but_rounding_changes(
         assert packed.used > batch().used
     grads, loss = gradient(packed, meshes.make_mesh(**mesh, devices=FOUR) if mesh else ONE, remat)
     assert loss == pytest.approx(expected[1], rel=1e-5)
-    for (path, theirs), ours in zip(
-        jax.tree_util.tree_leaves_with_path(expected[0]), jax.tree.leaves(grads), strict=True
-    ):
-        size = np.linalg.norm(theirs)
-        assert size > 0 and np.linalg.norm(ours - theirs) <= 2e-5 * size, jax.tree_util.keystr(path)
-
-
-def test_a_rate_of_0_and_a_b_of_0_change_nothing(expected: tuple[decoder.Decoder, float]) -> None:
-    bare = pack(groups(), row_length=32, microbatch_rows=4)
-    assert with_keys(bare, PLAIN, 0, "sft", 3) is bare and with_keys(bare, PLAIN.base, 0, "sft", 3) is bare
-    plain = loss(policy(PLAIN), bare)
-    assert abs(plain - expected[1]) > 1e-3
-    start = policy(CONFIG, 0.0)
-    assert not np.any(start.blocks.q_b[...])
-    assert loss(start, batch()) == loss(lora.merge(start), bare) != plain
+    assert_near(grads, expected[0], 2e-5)
 
 
 def test_keys_are_named_by_the_place_in_the_data() -> None:
+    bare = pack(groups(), row_length=32, microbatch_rows=4)
+    assert with_keys(bare, PLAIN, 0, "sft", 3) is bare and with_keys(bare, PLAIN.base, 0, "sft", 3) is bare
     packed = batch(row_length=16)
     found = packed.arrays[KEYS]
     assert found.dtype == np.uint32 and found.shape == (*packed.arrays["tokens"].shape, 2)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain import assert_near
 
 from g2d_jax import losses
 from g2d_jax import mesh as meshes
@@ -76,17 +77,8 @@ def test_the_scorer_and_the_objectives_agree(model, scored):
         np.testing.assert_allclose(sums[name], sum(pair[side].sum() for pair in sides), rtol=1e-6)
 
 
-def test_dpo_literal(model, scored):
-    """Equation 3 by hand from the scorer's sums, references -9 and -7, beta 0.5."""
-    _, sides = scored
-    margins = [0.5 * ((chosen.sum() + 9.0) - (rejected.sum() + 7.0)) for chosen, rejected in sides]
-    objective = objectives.dpo(COMPUTE, beta=0.5, label_smoothing=0.0, loss_type="sigmoid")
-    loss, sums = jax.jit(objective)(model, pairwise(micro(packed_pairs((-9.0, -7.0)))))
-    np.testing.assert_allclose(loss, np.mean([math.log1p(math.exp(-margin)) for margin in margins]), rtol=1e-5)
-    np.testing.assert_allclose(sums["rewards/margins"], sum(margins), rtol=1e-5)
-
-
 def test_ipo_divides_by_each_response_s_own_length(model, scored):
+    """By hand from the scorer's sums, references -9 and -7, beta 0.5."""
     _, sides = scored
     gaps = [(chosen.sum() + 9.0) / 3 - (rejected.sum() + 7.0) / 2 for chosen, rejected in sides]
     objective = objectives.dpo(COMPUTE, beta=0.5, label_smoothing=0.0, loss_type="ipo")
@@ -109,17 +101,6 @@ def test_grpo_on_policy_is_minus_the_advantages(model, scored):
     assert float(sums["ratio"]) == 15.0
     assert float(sums["sampling/sampling_logp_difference/mean"]) == pytest.approx(15.0, rel=1e-5)
     assert not np.allclose(old[0], scored[0][0], atol=0.1), "the temperature made no difference"
-
-
-def test_grpo_kl_is_zero_where_the_policy_is_the_reference(model):
-    packed = packed_pairs()
-    old = score(model, *put_batch(packed, ONE))[0][0]
-    arrays = {**micro(packed), "old_logprob": old, "advantage": jnp.zeros_like(old)}
-    objective = jax.jit(objectives.grpo(COMPUTE, temperature=1.0, epsilon=0.2, epsilon_high=0.3, beta=0.5))
-    same, _ = objective(model, {**arrays, "ref_logprob": old})
-    np.testing.assert_allclose(same, 0.0, atol=1e-6)
-    apart, _ = objective(model, {**arrays, "ref_logprob": old + math.log(2)})  # k3 = 2 - 1 - log 2 a token
-    np.testing.assert_allclose(apart, 0.5 * 15 * (1 - math.log(2)), rtol=1e-5)
 
 
 def test_values_on_prompt_and_padding_do_not_matter(model):
@@ -183,11 +164,6 @@ def run(objective, model, arrays):
     return float(loss), {name: float(x) for name, x in sums.items()}, grads
 
 
-def same_gradients(a, b, scale: float = 1.0) -> None:
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, scale * y, rtol=1e-4, atol=1e-5)
-
-
 def test_group_dpo_is_the_mean_over_pairs_then_prompts(model):
     groups = response_groups()
     packed = pack(groups, row_length=24, microbatch_rows=4, places=8)
@@ -198,48 +174,32 @@ def test_group_dpo_is_the_mean_over_pairs_then_prompts(model):
             float(logps.sum()) - response.sequence["reference"]
             for logps, response in zip(logprobs[prompt], groups[prompt].responses, strict=True)
         ]
-        margins = [
-            0.3 * (ratios[i] - ratios[j])
-            for i, left in enumerate(sides)
-            for j, right in enumerate(sides)
-            if left > 0 > right
-        ]
+        chosen, rejected = ([r for r, side in zip(ratios, sides, strict=True) if side == s] for s in (1, -1))
+        margins = [0.3 * (left - right) for left in chosen for right in rejected]
         per_prompt.append(np.mean([math.log1p(math.exp(-margin)) for margin in margins]))
-    loss, sums, _ = run(objectives.group_dpo(COMPUTE, **GROUP), model, in_rows(24))
+    unread = ("entropy_weight", "sampler_logprob", "advantage", "old_logprob", "ref_logprob", "weight")
+    arrays = {name: x for name, x in in_rows(24).items() if name not in unread}  # of the parts with coefficient 0
+    loss, sums, _ = run(objectives.group_dpo(COMPUTE, **GROUP), model, arrays)
     assert loss == pytest.approx(np.mean(per_prompt), rel=1e-5)
     assert sums["pairs"] == 3.0 and "tokens" not in sums
 
 
-def everything(**changes):
-    settings = {
-        "nll_coef": 0.5,
-        "entropy_coef": 0.2,
-        "grpo_coef": 0.7,
-        "kl_beta": 0.1,
-        "importance_cap": 1.2,
-        **changes,
-    }
-    return objectives.group_dpo(COMPUTE, **(GROUP | {"importance_sampling_level": "sequence"} | settings))
+def everything(compute: Compute = COMPUTE, **changes):
+    coefficients = {"nll_coef": 0.5, "entropy_coef": 0.2, "grpo_coef": 0.7, "kl_beta": 0.1, "importance_cap": 1.2}
+    settings = GROUP | {"importance_sampling_level": "sequence"} | coefficients | changes
+    return objectives.group_dpo(compute, **settings)
 
 
-def test_neighbours_in_a_row_change_nothing(model):
-    together, apart = in_rows(40), in_rows(24)
-    assert together["tokens"].shape[0] < apart["tokens"].shape[0]
-    (loss, sums, grads), (other, more, moved) = run(everything(), model, together), run(everything(), model, apart)
-    assert other == pytest.approx(loss, rel=1e-5) and more == pytest.approx(sums, rel=1e-4)
-    same_gradients(moved, grads)
-
-
-def test_eight_devices_equal_one(model):
-    mesh = meshes.make_mesh(2, 2, 2)
-    spread = pack(response_groups(), row_length=24, microbatch_rows=4, rows_multiple=4, places=8)
-    arrays = {name: x[0] for name, x in put_batch(spread, mesh)[0].items()}
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=str)
+def test_neighbours_in_a_row_and_devices_change_nothing(model, shape):
+    mesh = meshes.make_mesh(*shape, devices=jax.devices()[: math.prod(shape)])
+    spread = pack(response_groups(), row_length=40, microbatch_rows=4, rows_multiple=meshes.row_ways(mesh), places=8)
+    together = {name: x[0] for name, x in put_batch(spread, mesh)[0].items()}
     placed = jax.device_put(model, decoder.shardings(CONFIG, mesh))
-    settings = GROUP | {"nll_coef": 0.5, "entropy_coef": 0.2, "grpo_coef": 0.7, "importance_sampling_level": "sequence"}
-    loss, sums, grads = run(objectives.group_dpo(Compute(mesh), **settings), placed, arrays)
-    one, expected, plain = run(objectives.group_dpo(COMPUTE, **settings), model, in_rows(24))
-    assert loss == pytest.approx(one, rel=1e-5) and sums == pytest.approx(expected, rel=1e-4)
-    same_gradients(jax.device_get(grads), jax.device_get(plain))
+    loss, sums, grads = run(everything(Compute(mesh)), placed, together)
+    expected, expected_sums, expected_grads = run(everything(), model, in_rows(24))
+    assert loss == pytest.approx(expected, rel=1e-5) and sums == pytest.approx(expected_sums, rel=1e-4)
+    assert_near(jax.device_get(grads), jax.device_get(expected_grads), 1e-4)
 
 
 def test_the_combination_is_its_parts(model):
@@ -250,21 +210,11 @@ def test_the_combination_is_its_parts(model):
     group = run(objectives.group_dpo(COMPUTE, **GROUP), model, arrays)
     policy = run(objectives.grpo(COMPUTE, **GRPO, **level), model, arrays)
     assert both[0] == pytest.approx(group[0] + 0.7 * policy[0], rel=1e-5)
-    same_gradients(both[2], jax.tree.map(lambda x, y: x + 0.7 * y, group[2], policy[2]))
+    assert_near(both[2], jax.tree.map(lambda x, y: x + 0.7 * y, group[2], policy[2]), 1e-4)
     found = losses.mean_metrics(both[1], "pairs")
     parts = losses.mean_metrics(group[1], "pairs") | losses.mean_metrics(policy[1], "tokens")
     assert found == pytest.approx(parts, rel=1e-5)
     assert {"kl", "sampling/importance_sampling_ratio/max", "tokens", "pairs"} < set(found)
-
-
-def test_coefficients_of_zero_are_the_plain_losses(model):
-    arrays = in_rows(40)
-    plain = {name: x for name, x in arrays.items() if name not in ("entropy_weight", "sampler_logprob", "advantage")}
-    loss, sums, grads = run(objectives.group_dpo(COMPUTE, **GROUP), model, plain)
-    zero = everything(nll_coef=0.0, entropy_coef=0.0, grpo_coef=0.0)
-    other, more, moved = run(zero, model, plain)
-    assert (loss, sums) == (other, more)
-    jax.tree.map(np.testing.assert_array_equal, grads, moved)
 
 
 def test_sequence_level_takes_one_ratio_a_response(model):
@@ -281,13 +231,11 @@ def test_sequence_level_takes_one_ratio_a_response(model):
     objective = objectives.grpo(COMPUTE, **GRPO, importance_sampling_level="sequence")
     _, sums, _ = run(objective, model, in_rows(24))
     assert sums["ratio"] == pytest.approx(sum(ratios), rel=1e-4)
-    with pytest.raises(ValueError, match="unknown importance_sampling_level 'word'"):
-        objectives.grpo(COMPUTE, **GRPO, importance_sampling_level="word")
 
 
 @pytest.mark.parametrize("kind", ["grpo", "dpo", "group_dpo"])
-def test_entropy_is_added_and_differentiable(model, kind):
-    """What the coefficient adds is -0.5 times the scorer's mean entropy, and its gradient is a finite difference."""
+def test_entropy_is_added(model, kind):
+    """What the coefficient adds is -0.5 times the scorer's mean entropy, and it has a gradient."""
     arrays = in_rows(24)
     temperature = 0.5 if kind == "grpo" else 1.0
 
@@ -299,18 +247,11 @@ def test_entropy_is_added_and_differentiable(model, kind):
         inner = objectives.dpo(COMPUTE, **GROUP, entropy_coef=coef)
         return lambda params, rows: inner(params, {**rows, "weight": rows["pair_weight"]})
 
-    def entropy(params) -> jax.Array:
-        packed = pack(response_groups(), row_length=24, microbatch_rows=4, places=8)
-        entropies = score(params, *put_batch(packed, ONE), temperature=temperature)[1][0]
-        return jnp.sum(jnp.where(arrays["sequence"] >= 0, entropies, 0.0)) / 16
-
+    packed = pack(response_groups(), row_length=24, microbatch_rows=4, places=8)
+    entropies = score(model, *put_batch(packed, ONE), temperature=temperature)[1][0]
+    entropy = float(jnp.sum(jnp.where(arrays["sequence"] >= 0, entropies, 0.0)) / 16)
     (plain, _, before), (loss, sums, after) = run(made(0.0), model, arrays), run(made(0.5), model, arrays)
-    assert loss - plain == pytest.approx(-0.5 * float(entropy(model)), rel=1e-4)
-    assert sums["policy_entropy|entropy_tokens"] == pytest.approx(16 * float(entropy(model)), rel=1e-5)
+    assert loss - plain == pytest.approx(-0.5 * entropy, rel=1e-4)
+    assert sums["policy_entropy|entropy_tokens"] == pytest.approx(16 * entropy, rel=1e-5)
     assert sums["entropy_tokens"] == float(jnp.sum(arrays["sequence"] >= 0))
-    added = jax.tree.map(jnp.subtract, after, before)
-    slope = sum(float(jnp.sum(x * x)) for x in jax.tree.leaves(added))
-    step = 0.005 / math.sqrt(slope)
-    above, below = (jax.tree.map(lambda x, g, s=sign: x + s * step * g, model, added) for sign in (1, -1))
-    difference = -0.5 * (float(entropy(above)) - float(entropy(below))) / (2 * step)
-    assert difference == pytest.approx(slope, rel=1e-2)
+    assert all(np.any(x != y) for x, y in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True))

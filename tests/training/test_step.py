@@ -10,19 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from plain import assert_near, logits, noisy
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Optimizer
 from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.records import MEMBERS
 from g2d_jax.training import objectives
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.optimizer import make_optimizer
 from g2d_jax.training.step import abstract_state, accumulate, fresh_state, make_scorer, make_train_step, put_batch
 
-CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, qkv_bias=True)
+CONFIG = ModelConfig("qwen2", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
 ONE = meshes.make_mesh(devices=jax.devices()[:1])
 TEMPERATURE, EPSILON, KL, BETA = 0.8, 0.2, 0.05, 0.1
 RELATIVE = 1e-5
@@ -30,11 +30,7 @@ RELATIVE = 1e-5
 
 @pytest.fixture(scope="module")
 def model() -> decoder.Decoder:
-    leaves, tree = jax.tree.flatten(decoder.init(CONFIG, jax.random.key(0), std=0.2))
-    noise = jax.random.split(jax.random.key(1), len(leaves))
-    return jax.tree.unflatten(
-        tree, [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, noise, strict=True)]
-    )
+    return noisy(decoder.init(CONFIG, jax.random.key(0), std=0.2))
 
 
 def make_groups(count: int = 24) -> list[Group]:
@@ -74,13 +70,12 @@ def unpacked() -> dict[str, jax.Array]:
     width = max(len(prompt) + len(response.token_ids) for prompt, response in sequences)
     names = ("weight", "advantage", "old_logprob", "ref_logprob")
     arrays: dict[str, Any] = {name: np.zeros((len(sequences), width), np.float32) for name in names}
-    arrays |= {name: np.zeros((len(sequences), width), np.int32) for name in ("tokens", "segments")}
+    arrays["tokens"] = np.zeros((len(sequences), width), np.int32)
     arrays["reference"] = np.array([response.sequence["reference"] for _, response in sequences], np.float32)
     arrays["mask"] = np.zeros((len(sequences), width), np.float32)
     for row, (prompt, response) in enumerate(sequences):
         span = slice(len(prompt), len(prompt) + len(response.token_ids))
         arrays["tokens"][row, : span.stop] = np.concatenate([prompt, response.token_ids])
-        arrays["segments"][row, : span.stop] = MEMBERS
         arrays["mask"][row, span] = 1
         for name in names:
             arrays[name][row, span] = response.token[name]
@@ -89,10 +84,8 @@ def unpacked() -> dict[str, jax.Array]:
 
 def plain_loss(name: str, model: decoder.Decoder, a: dict[str, jax.Array]) -> jax.Array:
     """Each loss from its equation, on whole log-softmaxes of unpacked sequences."""
-    positions = jnp.broadcast_to(jnp.arange(a["tokens"].shape[1])[None], a["tokens"].shape)
-    hidden, _ = decoder.forward(model, a["tokens"], positions, a["segments"])
-    logits = hidden[:, :-1] @ decoder.head_matrix(model) / (TEMPERATURE if name == "grpo" else 1.0)
-    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), a["tokens"][:, 1:, None], axis=-1)[..., 0]
+    scaled = logits(model, a["tokens"])[:, :-1] / (TEMPERATURE if name == "grpo" else 1.0)
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(scaled), a["tokens"][:, 1:, None], axis=-1)[..., 0]
     logprobs = jnp.pad(chosen, ((0, 0), (1, 0))) * a["mask"]
     if name == "sft":
         return -jnp.sum(logprobs * a["weight"])
@@ -114,15 +107,6 @@ def gradient(
     return [jax.device_get(run(placed, *put_batch(batch, mesh))[:2]) for batch in batches]
 
 
-def assert_gradients_close(found: decoder.Decoder, expected: decoder.Decoder) -> None:
-    """Every array within 1e-5 of the length of its own gradient."""
-    paths = jax.tree_util.tree_leaves_with_path(expected)
-    for (path, theirs), ours in zip(paths, jax.tree.leaves(found), strict=True):
-        size = np.linalg.norm(theirs)
-        assert size > 0
-        assert np.linalg.norm(ours - theirs) <= RELATIVE * size, jax.tree_util.keystr(path)
-
-
 @pytest.fixture(scope="module")
 def expected(model) -> dict[str, tuple[jax.Array, decoder.Decoder]]:
     """Loss and gradient of each loss on one device, unpacked."""
@@ -140,7 +124,7 @@ def test_packed_equals_unpacked(model, expected, name, microbatch_rows):
     assert (batch.count == 1) == (microbatch_rows == 64)
     ((grads, loss),) = gradient(name, model, ONE, batch)
     np.testing.assert_allclose(loss, expected[name][0], rtol=RELATIVE)
-    assert_gradients_close(grads, expected[name][1])
+    assert_near(grads, expected[name][1], RELATIVE)
 
 
 def in_micro_batches(batch: Packed, micro_batches: int) -> Packed:
@@ -168,7 +152,7 @@ def test_the_gradient_does_not_depend_on_mesh_or_micro_batches(model, expected, 
     assert batch.count == 1 and not (in_micro_batches(batch, 4).arrays["sequence"] < 0).all((1, 2)).any()
     for grads, loss in gradient(name, model, mesh, in_micro_batches(batch, 1), in_micro_batches(batch, 4)):
         np.testing.assert_allclose(loss, expected[name][0], rtol=RELATIVE)
-        assert_gradients_close(grads, expected[name][1])
+        assert_near(grads, expected[name][1], RELATIVE)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +171,7 @@ def trained(model) -> dict[str, Any]:
 
 
 @pytest.mark.quick
-def test_the_state_is_donated_and_stays_where_it_is(trained):
+def test_the_state_is_donated_and_stays_where_it_is_in_float32(trained, model):
     assert all(x.is_deleted() for x in trained["before"])
     after = jax.tree.leaves(trained["state"])
     for leaf, where in zip(after, trained["shardings"], strict=True):
@@ -196,11 +180,7 @@ def test_the_state_is_donated_and_stays_where_it_is(trained):
     described = jax.tree.leaves(abstract_state(CONFIG, optimizer, meshes.make_mesh(2, 2, 2)))
     assert [(x.shape, x.dtype) for x in described] == [(x.shape, x.dtype) for x in after]
     assert all(x.sharding.is_equivalent_to(d.sharding, x.ndim) for x, d in zip(after, described, strict=True))
-
-
-def test_masters_and_moments_stay_float32_in_bfloat16_compute(trained, model):
-    leaves = jax.tree.leaves(trained["state"])
-    assert {x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)} == {jnp.dtype(jnp.float32)}
+    assert {x.dtype for x in after if jnp.issubdtype(x.dtype, jnp.floating)} == {jnp.dtype(jnp.float32)}
     moved = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), jax.device_get(trained["state"].params), model)
     assert all(0 < x < 0.02 for x in jax.tree.leaves(moved))  # Adam's first step is the learning rate, 0.01
 
@@ -220,13 +200,6 @@ def test_steps_lower_the_loss_without_compiling_again(trained):
         losses.append(float(metrics["loss"]))
     assert trained["step"].function._cache_size() == 1
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
-
-
-def test_fresh_state_copies(model):
-    optimizer, _ = make_optimizer(Optimizer(learning_rate=0.01), total_steps=10)
-    state = fresh_state(model, optimizer, ONE)
-    jax.tree.map(lambda x: x.delete(), state.params)
-    assert not any(x.is_deleted() for x in jax.tree.leaves(model))
 
 
 def test_only_counted_micro_batches_are_run(model):

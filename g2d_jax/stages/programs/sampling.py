@@ -36,7 +36,7 @@ def rollouts(
     twice. viewed: whether the stage has the program of the sampler's weights already.
     """
     params = policy_shapes(runtime)
-    _, rest = lora.split(params)
+    _, rest = lora.partition(params)
     view = "view" if viewed else f"{prefix}view"
     if not viewed:
         held = device_bytes(params)

@@ -77,7 +77,7 @@ def training_programs(
     config, mesh = runtime.model_config, runtime.mesh
     optimizer, _ = optimizer_of(settings, total)
     params, state = policy_shapes(runtime), state_shapes(runtime, settings, total)
-    trained, rest = lora.split(params)
+    trained, rest = lora.partition(params)
     held, changed = (device_bytes(params), device_bytes(state)), device_bytes(trained)
     once = Work(1, 0.0, 2 * changed + held[1], {"parameters": held[0], "state": held[1]})
     frozen = () if rest is None else (rest,)
@@ -123,7 +123,7 @@ def logprobs(
 def gradient(runtime: Runtime, name: str, objective: Objective, packed: Packed, calls: float) -> Program:
     """Return the program that measures a gradient's signal before offline training."""
     config, mesh = runtime.model_config, runtime.mesh
-    trained, rest = lora.split(policy_shapes(runtime))
+    trained, rest = lora.partition(policy_shapes(runtime))
     norm = jax.ShapeDtypeStruct((), jnp.float32, sharding=meshes.replicated(mesh))
     sums = gradient_noise.GradientSums(trained, norm)  # type: ignore[arg-type]  # shapes in place of arrays
     held, changed = device_bytes((trained, rest)), device_bytes(trained)
