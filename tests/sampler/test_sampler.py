@@ -238,9 +238,12 @@ def test_samples_do_not_depend_on_the_mesh(model, base, on_eight):
     other, placed = on_eight
     assert {*jax.tree.leaves(other.view(placed))[-1].sharding.mesh.shape.values()} == {4, 1, 2}
     short = [r for r in REQUESTS if r.problem_id != "problem3"]
-    expected, rollouts = [r for r in base[0] if r.problem_id != "problem3"], run(other, placed, short)
-    assert_same(model, expected, rollouts)
-    assert_bit_equal(rollouts, run(other, placed, short))
+    # More prompts than places: some are prefilled while others' samples still wait. Their ids are the first and last.
+    more = [Request(f"z{n}", np.array([63, 0, n], np.int32), SamplingParams(1 + 3 * n, 1.3), 3) for n in range(6)]
+    rollouts = run(other, placed, [*short, *more])
+    assert_same(model, [r for r in base[0] if r.problem_id != "problem3"], rollouts[:-18])
+    assert_drawn(model, rollouts[-18:], more)
+    assert_bit_equal(rollouts, run(other, placed, [*short, *more]))
 
 
 def rounded(model: decoder.Decoder) -> decoder.Decoder:

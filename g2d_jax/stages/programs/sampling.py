@@ -102,8 +102,8 @@ def _generation(
 
     state, _ = sampler.abstract(shapes)
     parts = {"KV cache": device_bytes(state.cache)}
-    work, static = Work(1, 0.0, parts["KV cache"], parts), {"shapes": shapes}
-    yield Program(name, empty, run["empty"], fixed(), work, static, resident=resident, also=(view,))
+    work = Work(1, 0.0, parts["KV cache"], parts)
+    yield Program(name, empty, run["empty"], fixed(), work, {"shapes": shapes}, resident=resident, also=(view,))
     for columns in shapes.columns:
         work, inputs = _prefill_work(runtime, workload, columns, parts), partial(inputs_of_prefill, columns)
         yield Program(name, prefill, run["prefill"], inputs, work, resident=(*resident, state))
