@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -303,9 +304,8 @@ class _Session:
 
     def _rollout(self, row: int, sample: Sample, stopped: bool) -> Rollout:
         tokens, logprobs, entropies = (np.concatenate(parts) for parts in zip(*self.tokens.pop(row), strict=True))
-        request, stop_reason = sample.request, "stop" if stopped else "length"
-        names = request.problem_id, request.visit, sample.number
-        return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, stop_reason)
+        request, names = sample.request, (sample.request.problem_id, sample.request.visit, sample.number)
+        return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, "stop" if stopped else "length")
 
 
 def _own_rows(*arrays: jax.Array) -> Iterator[tuple[int, list[np.ndarray]]]:
@@ -333,7 +333,7 @@ def _jitted(
     config: ModelConfig, mesh: Mesh, chunk: int, dtype: jnp.dtype, kernel: AttentionSetting, decode_kernel: DecodeKernel
 ) -> dict[str, Jitted]:
     """Return a sampler's programs by name."""
-    common = {"mesh": mesh, "dtype": dtype}
+    common: dict[str, Any] = {"mesh": mesh, "dtype": dtype}
     empty = partial(programs.empty, config, stacked=platform_of(mesh) == "tpu", **common)
     decode = partial(programs.decode_chunk, chunk=chunk, kernel=decode_kernel, **common)
     return {

@@ -228,8 +228,8 @@ def insert(
             arrays, hidden, begun = carry
             row, place = order[number], places[number]
             keys, values = (
-                tuple(_write(*both, row, place, ring, axis) for both in zip(*pair, strict=True))
-                for *pair, axis in zip(arrays, prefixes, (KEY_COLUMNS, VALUE_COLUMNS), strict=True)
+                tuple(_write(x, source, row, place, ring, axis) for x, source in zip(xs, sources, strict=True))
+                for xs, sources, axis in zip(arrays, prefixes, (KEY_COLUMNS, VALUE_COLUMNS), strict=True)
             )
             hidden = jax.lax.dynamic_update_index_in_dim(hidden, last[place], row, 0)
             return (keys, values), hidden, begun.at[row].set(True)
@@ -240,12 +240,12 @@ def insert(
     inputs = cache_specs, split, prefix_specs, split, rows, rows, rows, replicated
     begin = jax.shard_map(begin, mesh=mesh, in_specs=inputs, out_specs=(cache_specs, split, rows), check_vma=False)
     ring = state.cache.column, state.cache.width
-    arrays, hidden, begun = begin(arrays, state.hidden, prefixes, prompts.hidden, order, places, counts, ring)
+    (keys, values), hidden, begun = begin(arrays, state.hidden, prefixes, prompts.hidden, order, places, counts, ring)
 
     def changed(new: jax.Array, old: jax.Array) -> jax.Array:
         return jnp.where(begun.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
-    cache = Cache(*arrays, *ring)
+    cache = Cache(keys, values, *ring)
     return lay_out_tree(State(jax.tree.map(changed, fresh, state.rows), cache, hidden), partial(lay_out, mesh))
 
 

@@ -294,7 +294,7 @@ def test_sequence_sums() -> None:
 
 def test_sequence_means() -> None:
     values = jnp.array([[jnp.nan, 1.0, 4.0], [2.0, 6.0, jnp.nan]])
-    ids = jnp.array([[-1, 5, 2], [2, 2, -1]])
+    ids = jnp.array([[-1, 0, 2], [2, 2, -1]])
     assert sequence_means(values, ids).tolist() == [[0.0, 1.0, 4.0], [4.0, 4.0, 0.0]]
     grad = jax.grad(lambda x: jnp.sum(sequence_means(x, ids) * jnp.arange(6.0).reshape(2, 3)))(values)
     assert grad.tolist() == [[0.0, 1.0, 3.0], [3.0, 3.0, 0.0]]  # (2 + 3 + 4) / 3

@@ -1,7 +1,7 @@
 """The batched sampler against the trainer's forward pass, itself in other shapes, and its own promises.
 
 Everywhere: float32, prompts of 1 to 17 tokens, responses of 1 to 120, 19 samples in 8 rows, so that rows are refilled,
-the ring of columns wraps, and more columns come into use and go out of it.
+and the ring of columns wraps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TABLE = [
     (3, 1, 5, HOT, ()),
     (7, 4, 12, 1.3, EARLY),
     (16, 2, 120, HOT, (5,)),
-    (17, 5, 1, 1.3, ()),
+    (17, 5, 1, 1.3, EARLY),  # rows at rest for the rest of a chunk draw on, and do not stop
     (5, 4, 20, 1.3, (63, 1, 2)),
 ]
 
@@ -93,7 +93,9 @@ def sampler() -> Sampler:
 def on_eight(model: decoder.Decoder) -> tuple[Sampler, decoder.Decoder]:
     """A sampler with rows over 4 devices and heads over 2, and the policy over all 8 as training has it."""
     training = meshes.make_mesh(1, 8, 1)
-    sampler = make_sampler(meshes.sampling(training, 2, CONFIG.num_key_value_heads))
+    sampler = make_sampler(
+        meshes.sampling(training, 2, CONFIG.num_key_value_heads), prefill_rows=8
+    )  # 2 a device's part
     return sampler, jax.device_put(model, decoder.shardings(CONFIG, training))
 
 
@@ -123,12 +125,13 @@ def logits_of(model: decoder.Decoder, tokens: jax.Array) -> jax.Array:
     return decoder.forward(model, tokens, positions, jnp.full_like(tokens, MEMBERS))[0] @ decoder.head_matrix(model)
 
 
-def assert_drawn(model: decoder.Decoder, rollouts: list[Rollout]) -> None:
+def assert_drawn(model: decoder.Decoder, rollouts: list[Rollout], requests: list[Request] = REQUESTS) -> None:
     """Every token is what its names draw: seed, purpose, problem, visit, sample, and its place in the response.
 
     Their uniform lies in the token's step of the distribution function (64 words: one block), up to rounding.
     """
-    rows, length = 20, 144  # no fewer than any call has, so that one program serves all
+    rows, length = 20, 216  # no fewer than any call has, so that one program serves all
+    temperatures = {r.problem_id: r.params.temperature for r in requests}
     tokens, data = np.zeros((rows, length), np.int32), np.zeros((rows, 2), np.uint32)
     for row, r in enumerate(rollouts):
         tokens[row, : len(r.prompt_ids) + len(r.token_ids)] = np.concatenate([r.prompt_ids, r.token_ids])
@@ -138,7 +141,7 @@ def assert_drawn(model: decoder.Decoder, rollouts: list[Rollout]) -> None:
     logits = np.asarray(logits_of(model, jnp.asarray(tokens)), np.float64)
     for row, r in enumerate(rollouts):
         size, first = len(r.token_ids), len(r.prompt_ids) - 1
-        masses = np.exp(logits[row, first : first + size] / params_of(r).temperature)
+        masses = np.exp(logits[row, first : first + size] / temperatures[r.problem_id])
         masses /= masses.sum(1, keepdims=True)
         above, own = (x[np.arange(size), r.token_ids] for x in (masses.cumsum(1), masses))
         assert ((above - own - 1e-4 < noise[row, :size]) & (noise[row, :size] < above + 1e-4)).all(), r
@@ -185,7 +188,6 @@ def test_lengths_and_stop_reasons(base):
     first = [r for r in rollouts if len(r.token_ids) == 1 and r.stop_reason == "stop"]
     assert first, "no response ended with its first token: choose another seed"
     assert {int(r.token_ids[-1]) for r in rollouts if r.problem_id == "problem0" and r.stop_reason == "stop"} <= {3, 9}
-    assert max(len(r.prompt_ids) + len(r.token_ids) for r in rollouts) > 64, "one width served"
 
 
 def test_logprobs_are_the_trainers(base, model):
@@ -236,9 +238,12 @@ def test_samples_do_not_depend_on_the_mesh(model, base, on_eight):
     other, placed = on_eight
     assert {*jax.tree.leaves(other.view(placed))[-1].sharding.mesh.shape.values()} == {4, 1, 2}
     short = [r for r in REQUESTS if r.problem_id != "problem3"]
-    expected, rollouts = [r for r in base[0] if r.problem_id != "problem3"], run(other, placed, short)
-    assert_same(model, expected, rollouts)
-    assert_bit_equal(rollouts, run(other, placed, short))
+    # More prompts than places: some are prefilled while others' samples still wait. Their ids are the first and last.
+    more = [Request(f"z{n}", np.array([63, 0, n], np.int32), SamplingParams(1 + 3 * n, 1.3), 3) for n in range(6)]
+    rollouts = run(other, placed, [*short, *more])
+    assert_same(model, [r for r in base[0] if r.problem_id != "problem3"], rollouts[:-18])
+    assert_drawn(model, rollouts[-18:], more)
+    assert_bit_equal(rollouts, run(other, placed, [*short, *more]))
 
 
 def rounded(model: decoder.Decoder) -> decoder.Decoder:
@@ -315,14 +320,14 @@ def test_samples_do_not_depend_on_other_requests(sampler, model, base):
     assert_same(model, [r for r in base[0] if r.problem_id == "problem0"], run(sampler, model, [REQUESTS[0]]))
 
 
-def test_few_columns_serve_once_a_long_prompt_is_done(model):
-    """They were not enough for it; the prompts that wait are as wide as it was."""
+def test_columns_come_into_use_and_go_out_of_it(model):
+    """Of 256 columns 64 serve, until the first response needs more; again when it ends, until the second does too."""
+    requests = [request(20, 40, 1, 30, 1.1, ()), request(21, 2, 1, 208, 1.1, ())]
     sampler = make_sampler()
-    short = request(21, 2, 1, 150, 1.1, ())
-    rollouts = run(sampler, model, [request(20, 90, 1, 1, 1.1, ()), short])
-    assert [len(r.token_ids) for r in rollouts] == [1, 150]
-    (alone,) = run(sampler, model, [short])
-    np.testing.assert_array_equal(rollouts[1].token_ids, alone.token_ids)
+    assert sampler.shapes(2, 2, [r.params for r in requests], [40, 2]).widths == (64, 256)
+    rollouts = run(sampler, model, requests)
+    assert [len(r.token_ids) for r in rollouts] == [30, 208]
+    assert_drawn(model, rollouts, requests)
 
 
 def test_filters_and_greedy_beside_plain_requests(sampler, model, base):
@@ -344,6 +349,11 @@ def test_filters_and_greedy_beside_plain_requests(sampler, model, base):
     tokens = jnp.asarray(np.concatenate([prompt, best.token_ids]))[None]
     likeliest = jnp.argmax(logits_of(model, tokens)[0], axis=-1)
     np.testing.assert_array_equal(best.token_ids, likeliest[len(prompt) - 1 : -1])
+
+
+@pytest.mark.parametrize(("asked", "filtered"), [({}, False), ({"top_k": 1}, True), ({"top_p": 0.9}, True)])
+def test_filters_are_compiled_in_where_a_request_has_one(sampler, asked, filtered):
+    assert sampler.shapes(2, 2, [SamplingParams(5), SamplingParams(5, **asked)], [7]).filtered == filtered
 
 
 def test_no_requests(sampler, model):
