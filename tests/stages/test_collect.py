@@ -140,7 +140,7 @@ def test_shared_rollouts_from_an_archive_or_a_file(config, tmp_path, opened):
         config.stages = {"warmup": config.stages.warmup, "archive1": config.stages.collect}
         config.stages.mine = settings.collect(policy="init", rollouts=lines(tmp_path / "mine.jsonl", rows))
         config.stages.mine2 = settings.collect(policy="init", rollouts="mine", max_pairs=2)
-        config.stages.archive2 = settings.collect(rollouts="archive1", max_pairs=2)
+        config.stages.archive2 = settings.collect(policy="warmup@1", rollouts="archive1", max_pairs=2)
     config.stages.warmup.policy = "init"
     config.stages.archive1.update(policy="warmup@1", rollouts="archive")
     runtime = opened(config, tmp_path / "work")

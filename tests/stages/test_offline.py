@@ -47,7 +47,7 @@ def made(count: int) -> list[Preference]:
         return rng.integers(1, 12, length).astype(np.int32)
 
     def pair(i: int) -> Preference:
-        prompt, chosen, rejected = ids(4), ids(1 + i % 6), ids(1 + (i + 3) % 6)
+        chosen, rejected, prompt = ids(1 + i % 6), ids(1 + (i + 3) % 6), ids(4)
         return Preference(f"other-{i}", "1+1=?", "2", "3", prompt, chosen, rejected, 1.0, 0.0)
 
     return [pair(i) for i in range(count)]
