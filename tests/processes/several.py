@@ -78,7 +78,6 @@ def loads(folder: str, output: str) -> None:
     """Load two models on several meshes of all processes, export them again, and print what share of a file was read;
     and whether codes made while loading are those of what was loaded."""
     processes.initialise()
-    hf._BLOCK = 1 << 20  # so that the even one's embedding comes to the leader in several blocks
     meshes = {"even": {"ft": {"fsdp": 2, "tensor": 2}, "d": {"data": -1, "fsdp": 1}}, "odd": {"f": {}}}
     shares, same = {}, []
     for model, sizes_of in meshes.items():
