@@ -190,11 +190,11 @@ def stage(config: ModelConfig, folder: Path, name: str) -> tuple[int, str]:
 def planned(config: ModelConfig, folder: Path, target: str) -> dict[str, tuple[int, str]]:
     """Stage -> bytes of its fullest program with the rest, and its name."""
     from g2d_jax.config import Config
-    from g2d_jax.plan import compiling, planning
+    from g2d_jax.plan import planning, target
     from g2d_jax.plan.topologies import topology
 
     there = topology(target)
-    compiling.prepare(there)
+    target.prepare(there)
     entries = planning.make(Config.of(recipe(config, folder)), planning.Compiler(there)).entries
     fullest: dict[str, tuple[int, str]] = {}
     for entry in entries:

@@ -54,7 +54,7 @@ def write_checkpoint(folder: Path, config: ModelConfig, shard_bytes: float) -> N
     import jax.numpy as jnp
     import numpy as np
 
-    from g2d_jax.models import hf, shard
+    from g2d_jax.models import hf, safetensors_file
     from g2d_jax.models.hf_folder import INDEX
     from g2d_jax.models.table import expected_shapes
 
@@ -68,7 +68,7 @@ def write_checkpoint(folder: Path, config: ModelConfig, shard_bytes: float) -> N
     folder.mkdir(parents=True, exist_ok=True)
     split = hf.plan_shards(shapes, dtype.itemsize, shard_bytes)
     for file, names in split.filename_to_tensors.items():
-        shard.write(folder / file, {name: shapes[name] for name in names}, dtype, draw)
+        safetensors_file.write(folder / file, {name: shapes[name] for name in names}, dtype, draw)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": split.tensor_to_filename}))
     (folder / "config.json").write_text(json.dumps(hf.config_to_hf(config, dtype="bfloat16")))
 
@@ -191,7 +191,7 @@ def measure(folder: Path, temporary: Path) -> bool:
     from launched import by_jax, free_port
 
     from g2d_jax.models.hf_folder import find_weights, read_config
-    from g2d_jax.models.shard import DTYPES
+    from g2d_jax.models.safetensors_file import DTYPES
 
     config = read_config(folder)
     sizes = {n: math.prod(s.shape) * DTYPES[s.dtype].itemsize for n, s in find_weights(folder, config).items()}

@@ -82,11 +82,11 @@ def measure(row: Row) -> dict[str, Any]:
     """Compile a row's programs. In a process that has not used JAX."""
     from g2d_jax.config import Config
     from g2d_jax.config_load import resolve
-    from g2d_jax.plan import compiling, planning
+    from g2d_jax.plan import planning, target
     from g2d_jax.plan.topologies import GIB, topology
 
     machine = topology(row.machine)
-    compiling.prepare(machine)
+    target.prepare(machine)
     compiler = planning.Compiler(machine, lambda text: print(f"  {text}", flush=True))
     found = {}
     for method in METHODS:

@@ -25,7 +25,7 @@ from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict
 from g2d_jax.report.tables import summary_table
-from g2d_jax.runtime import compilation, processes, storage
+from g2d_jax.runtime import processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import evaluate as evaluation
@@ -58,7 +58,7 @@ def opened(workdir: storage.PathLike, config: Config | None = None) -> Iterator[
     folder = absolute(workdir)
     config = _on_this_machine(config or read_config(folder))
     shown = folder if processes.leader() else None
-    with Tracker(shown, tensorboard=False) as tracker, compilation.cached(config.compute.compilation_cache):
+    with Tracker(shown, tensorboard=False) as tracker, program_cache.cached(config.compute.compilation_cache):
         folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
         runtime = Runtime(config, folder, tracker, folders, steps=stage_steps(folder))
         try:

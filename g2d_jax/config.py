@@ -221,7 +221,7 @@ class Compute(Section):
     microbatch_tokens: Positive = 16_384  # tokens of one forward and backward pass, over all devices
     remat: Remat = "attention"  # what the backward pass recomputes
     attention: AttentionSetting = "auto"  # its kernel: "xla", "splash" (TPU), "cudnn" (GPU); "auto": the platform's own
-    decode_attention: DecodeKernel = "xla"  # "pallas": models/ring.py, for TPU; compiled only, not run
+    decode_attention: DecodeKernel = "xla"  # "pallas": models/decode_kernel.py, for TPU; compiled only, not run
     offload_optimizer: bool = False  # its state lies in the host's memory but for the update itself
     max_num_seqs: Positive | None = None  # rows decoded together; unset: what memory allows
     chunk: Positive = 16  # decode steps between two checks for finished rows

@@ -22,10 +22,10 @@ from g2d_jax.records import Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import alerts, early_stopping, external, offline, online, sft
+from g2d_jax.stages import alerts, early_stopping, external_rollouts, offline, online, sft
 from g2d_jax.stages.problems import train_order
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.training.staging import check_processes
+from g2d_jax.training.s3_checkpoints import check_processes
 from g2d_jax.workdir import absolute, check_claim
 
 SHOWN = 2  # problems that are shown in full
@@ -88,7 +88,7 @@ def _check(runtime: Runtime) -> None:
             count = len(runtime.problems["train"])
             alerts.say(runtime, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
         elif isinstance(stage, Collect) and stage.rollouts.endswith(".jsonl"):
-            external.read(runtime, stage.rollouts)
+            external_rollouts.read(runtime, stage.rollouts)
         elif isinstance(stage, Offline) and stage.preferences not in runtime.config.stages:
             offline.read(runtime, stage)
         if hasattr(stage, "sampling"):

@@ -27,8 +27,8 @@ from g2d_jax.graph import Plan, check_inputs, made_from_ends, plan, policies_rea
 from g2d_jax.models import hf, quantise
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
-from g2d_jax.runtime import compilation, flags, processes, storage
-from g2d_jax.runtime.compiling import compiling
+from g2d_jax.runtime import flags, processes, program_cache, storage
+from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker
@@ -36,7 +36,7 @@ from g2d_jax.stages import best_checkpoint, collect, evaluate, init_params, offl
 from g2d_jax.stages.policies import check_elsewhere
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.objectives import Compute, Objective
-from g2d_jax.training.staging import check_processes
+from g2d_jax.training.s3_checkpoints import check_processes
 from g2d_jax.workdir import PROGRAMS, absolute, check_token, claim, packages
 
 Objectives = Mapping[str, Callable[[Compute], Objective]]
@@ -128,7 +128,7 @@ def _opened(
     with (
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
         _locked(folder),
-        compilation.cached(config.compute.compilation_cache, folder / PROGRAMS),
+        program_cache.cached(config.compute.compilation_cache, folder / PROGRAMS),
     ):
         own_functions = _own(reward, objectives)
         mine = {"config": to_dict(config), "until": until, "own": own_functions, "packages": packages()}

@@ -16,7 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 _CACHES = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
 os.environ.setdefault("HF_HOME", str(_CACHES / "huggingface"))  # not moved by what is next
 _OWN = tempfile.TemporaryDirectory(prefix="g2d-tests-")
-os.environ["XDG_CACHE_HOME"] = _OWN.name  # g2d_jax.runtime.compilation keeps programs there
+os.environ["XDG_CACHE_HOME"] = _OWN.name  # g2d_jax.runtime.program_cache keeps programs there
 _COMPILED_SOON = [  # the suite's time is compilation
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",

@@ -18,7 +18,7 @@ from etils import epath
 from jax.experimental.compilation_cache import compilation_cache
 
 from g2d_jax.config import base
-from g2d_jax.runtime import compilation
+from g2d_jax.runtime import program_cache
 
 pytestmark = pytest.mark.quick
 
@@ -28,7 +28,7 @@ HITS, MISSES = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cach
 @pytest.fixture(autouse=True)
 def keep_all() -> Iterator[None]:
     """Programs that compile within a second are kept too; no folder is set before."""
-    names = {"jax_persistent_cache_min_compile_time_secs": 0.0, compilation.CACHE: None}
+    names = {"jax_persistent_cache_min_compile_time_secs": 0.0, program_cache.CACHE: None}
     before = {name: getattr(jax.config, name) for name in names}
 
     def use(settings: dict[str, object]) -> None:
@@ -62,18 +62,18 @@ def entries(folder: epath.Path) -> list[epath.Path]:
 def test_the_second_start_compiles_nothing(tmp_path: Path):
     fresh, seen = compiled()
     assert not seen
-    with compilation.cached(str(tmp_path)), warnings.catch_warnings():
+    with program_cache.cached(str(tmp_path)), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert compiled() == (fresh, [MISSES])
         assert compiled() == (fresh, [HITS])
-    with compilation.cached(str(tmp_path)):
+    with program_cache.cached(str(tmp_path)):
         assert compiled() == (fresh, [HITS])
     assert compiled() == (fresh, [])
-    assert [part.name for part in tmp_path.iterdir()] == [compilation.machine()]
+    assert [part.name for part in tmp_path.iterdir()] == [program_cache.machine()]
 
 
 def test_an_object_store(bucket: epath.Path):
-    with compilation.cached(os.fspath(bucket)):
+    with program_cache.cached(os.fspath(bucket)):
         fresh, seen = compiled()
         assert seen == [MISSES] and len(entries(bucket)) == 1
         assert compiled() == (fresh, [HITS])
@@ -81,7 +81,7 @@ def test_an_object_store(bucket: epath.Path):
 
 @pytest.mark.parametrize("left", [0, 0.5, 0.99])
 def test_an_entry_that_is_cut_off_is_not_used(tmp_path: Path, left: float):
-    with compilation.cached(str(tmp_path)):
+    with program_cache.cached(str(tmp_path)):
         fresh, _ = compiled()
         (entry,) = entries(epath.Path(tmp_path))
         entry.write_bytes((data := entry.read_bytes())[: int(left * len(data))])
@@ -92,32 +92,32 @@ def test_an_entry_that_is_cut_off_is_not_used(tmp_path: Path, left: float):
 def test_which_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     found = {}
-    jax.config.update(compilation.CACHE, str(tmp_path / "jax"))
+    jax.config.update(program_cache.CACHE, str(tmp_path / "jax"))
     for setting in (None, "", str(tmp_path / "mine")):
-        with compilation.cached(setting):
-            found[setting] = getattr(jax.config, compilation.CACHE)
-        assert getattr(jax.config, compilation.CACHE) == str(tmp_path / "jax")
-    part = compilation.machine()
+        with program_cache.cached(setting):
+            found[setting] = getattr(jax.config, program_cache.CACHE)
+        assert getattr(jax.config, program_cache.CACHE) == str(tmp_path / "jax")
+    part = program_cache.machine()
     assert part.startswith("cpu-")
     assert list(found.values()) == [str(tmp_path / "jax"), None, str(tmp_path / "mine" / part)]
-    jax.config.update(compilation.CACHE, None)
+    jax.config.update(program_cache.CACHE, None)
     assert base().compute.compilation_cache is None
-    with compilation.cached(None):
-        assert getattr(jax.config, compilation.CACHE) == str(tmp_path / "home/g2d_jax/compiled" / part)
-    assert getattr(jax.config, compilation.CACHE) is None
+    with program_cache.cached(None):
+        assert getattr(jax.config, program_cache.CACHE) == str(tmp_path / "home/g2d_jax/compiled" / part)
+    assert getattr(jax.config, program_cache.CACHE) is None
     monkeypatch.setattr(jax, "process_count", lambda: 2)  # only a folder that they share is of use
     for shared, expected in ((None, None), (epath.Path(tmp_path / "work"), str(tmp_path / "work" / part))):
-        with compilation.cached(None, shared):
-            assert getattr(jax.config, compilation.CACHE) == expected
+        with program_cache.cached(None, shared):
+            assert getattr(jax.config, program_cache.CACHE) == expected
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"), compilation.cached(str(tmp_path / "file")):
+    with pytest.raises(OSError, match="file"), program_cache.cached(str(tmp_path / "file")):
         pass
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="compiled programs are not kept"), compilation.cached(None):
-        assert getattr(jax.config, compilation.CACHE) is None
+    with pytest.warns(UserWarning, match="compiled programs are not kept"), program_cache.cached(None):
+        assert getattr(jax.config, program_cache.CACHE) is None
 
 
 TRIED = """

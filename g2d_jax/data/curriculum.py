@@ -23,7 +23,7 @@ import numpy as np
 
 from g2d_jax import keys
 from g2d_jax.config import Difficulty, DropSolved
-from g2d_jax.data.loader import Mixture, Order
+from g2d_jax.data.order import Mixture, Order
 
 _NEW_SHARE = 0.5
 """Of the last group in the running pass rate: the policy moves, so older groups soon tell little."""

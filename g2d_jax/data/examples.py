@@ -12,7 +12,7 @@ from typing import Any
 
 from g2d_jax.config import Source
 from g2d_jax.data import arithmetic
-from g2d_jax.data.collect import LoadReport, collect
+from g2d_jax.data.distinct import LoadReport, collect
 from g2d_jax.data.fields import BrokenRow, Fields, as_messages, as_prompt, as_text, check_fields, find, named
 from g2d_jax.data.problems import open_rows, procedural
 from g2d_jax.data.splits import problem_id

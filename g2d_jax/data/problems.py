@@ -25,7 +25,7 @@ from etils import epath
 from g2d_jax.config import Source
 from g2d_jax.config_io import suggest
 from g2d_jax.data import arithmetic, filters
-from g2d_jax.data.collect import LoadReport, collect
+from g2d_jax.data.distinct import LoadReport, collect
 from g2d_jax.data.fields import Fields, as_answer, as_prompt, check_fields, find, named
 from g2d_jax.data.rows import SUFFIXES, Row, file_rows, hub_rows
 from g2d_jax.data.splits import problem_id

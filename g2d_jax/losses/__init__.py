@@ -8,7 +8,7 @@ that hold the normaliser of the whole global batch: add losses and sums over mic
 
 from g2d_jax.losses.dpo import DPOLossType, DPONormalizer, check_dpo, dpo_loss, dpo_weights
 from g2d_jax.losses.entropy import entropy_loss
-from g2d_jax.losses.group import group_dpo_loss, group_dpo_weights
+from g2d_jax.losses.group_dpo import group_dpo_loss, group_dpo_weights
 from g2d_jax.losses.grpo import (
     GRPOLossType,
     ScaleRewards,

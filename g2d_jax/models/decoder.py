@@ -338,7 +338,7 @@ def decode(
     tokens, positions: int32 [B], the position in the row's whole sequence, which is the number of tokens before it.
     A stacked model has a stacked cache, and attention reads as much of it as the longest row needs. An unstacked one
     has an array a layer, and attention reads the first `cache.width` columns, which is one of `widths`. kernel:
-    "pallas" reads of a stacked cache what each row needs, see models/ring.py.
+    "pallas" reads of a stacked cache what each row needs, see models/decode_kernel.py.
 
     Activations are split by rows over `data` and by width over `fsdp`: weights stay where they are. A sampling mesh has
     an fsdp axis where it splits weights more often than there are key heads; attention alone has its rows split by it.
@@ -369,7 +369,7 @@ def decode(
 
     def read_blocks(q: jax.Array, keys: jax.Array, values: jax.Array, layer: jax.Array) -> jax.Array:
         if kernel == "pallas":
-            from g2d_jax.models.ring import attend_ring  # Pallas takes long to import
+            from g2d_jax.models.decode_kernel import attend_ring  # Pallas takes long to import
 
             assert mesh is not None
             return attend_ring(q, keys, values, layer, cache.column, positions, mesh=mesh)

@@ -27,12 +27,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from g2d_jax import mesh as meshes
-from g2d_jax.models import decoder, lora, quantise, shard
+from g2d_jax.models import decoder, lora, quantise, safetensors_file
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf, one_or_list
 from g2d_jax.models.hf_folder import CONFIG, GENERATION, INDEX, find_weights, read_config, read_sampling, resolve
-from g2d_jax.models.shard import Stored
+from g2d_jax.models.safetensors_file import Stored
 from g2d_jax.models.table import Param, expected_shapes, tensors
 from g2d_jax.runtime import processes, storage
 
@@ -128,9 +128,11 @@ def _programs(
 def _read(stored: Stored, staged: NamedSharding | None) -> jax.Array:
     """Read a tensor in its stored layout and dtype, each device given its part."""
     if staged is None:
-        return jnp.asarray(shard.read_rows(stored))
+        return jnp.asarray(safetensors_file.read_rows(stored))
 
-    rows = functools.cache(functools.partial(shard.read_rows, stored))  # devices that hold parts of them share one read
+    rows = functools.cache(
+        functools.partial(safetensors_file.read_rows, stored)
+    )  # devices that hold parts of them share one read
 
     def piece(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None
@@ -176,7 +178,10 @@ def _check_tied(headers: Mapping[str, Stored]) -> None:
     def same() -> bool:
         edges = [*range(0, embed.shape[0], _COMPARE_ROWS), embed.shape[0]]
         parts = itertools.pairwise(edges)
-        return all(np.array_equal(shard.read_rows(embed, *part), shard.read_rows(head, *part)) for part in parts)
+        return all(
+            np.array_equal(safetensors_file.read_rows(embed, *part), safetensors_file.read_rows(head, *part))
+            for part in parts
+        )
 
     if not processes.on_leader(same):
         raise ValueError(
@@ -215,7 +220,7 @@ def save(
     split = plan_shards(shapes, stored.itemsize, max_shard_bytes)
     for file, names in split.filename_to_tensors.items():
         processes.check_stop_together()
-        shard.write(place / file, {name: shapes[name] for name in names}, stored, fetch)
+        safetensors_file.write(place / file, {name: shapes[name] for name in names}, stored, fetch)
     if jax.process_index() == 0:
         if split.is_sharded:
             storage.write_json(place / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
@@ -238,7 +243,7 @@ def save_adapters(policy: Decoder, folder: storage.PathLike, *, base: str, dtype
     processes.on_leader(lambda: _clear(place))
     shapes = {name: row.stored_shape for name, (_, row, _) in tensors(policy.config).items() if row.adapter}
     stored = jnp.dtype(dtype)
-    shard.write(place / "adapter_model.safetensors", shapes, stored, fetcher(policy, stored))
+    safetensors_file.write(place / "adapter_model.safetensors", shapes, stored, fetcher(policy, stored))
     if jax.process_index() == 0:
         adapter_config = {
             "peft_type": "LORA",

@@ -16,7 +16,7 @@ from etils import epath
 
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.hf_config import config_from_hf
-from g2d_jax.models.shard import DTYPES, Stored, read_header
+from g2d_jax.models.safetensors_file import DTYPES, Stored, read_header
 from g2d_jax.models.table import expected_shapes
 from g2d_jax.runtime import storage
 

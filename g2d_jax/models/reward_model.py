@@ -31,7 +31,7 @@ from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, forward
 from g2d_jax.models.hf_folder import CONFIG, check_headers, read_config, read_headers, read_json
 from g2d_jax.models.kernels import attention_for
-from g2d_jax.models.shard import Stored
+from g2d_jax.models.safetensors_file import Stored
 from g2d_jax.models.table import Param
 from g2d_jax.records import MEMBERS
 from g2d_jax.runtime import storage

@@ -56,9 +56,9 @@ def plan(
     settings = Config.of(config)
     if unknown := [stage for stage in stages if stage not in config.stages]:
         raise ValueError(f"no stage {unknown[0]!r}; there are {', '.join(config.stages)}")
-    from g2d_jax.plan import compiling
+    from g2d_jax.plan import target
 
-    compiling.prepare(machine)
+    target.prepare(machine)
     flags.use(settings.compute.flags)
     from g2d_jax import pipeline
     from g2d_jax.plan import planning, search, show

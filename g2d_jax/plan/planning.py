@@ -17,9 +17,9 @@ from g2d_jax import mesh as meshes
 from g2d_jax.config import Config
 from g2d_jax.graph import plan
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.plan import compiling
-from g2d_jax.plan.compiling import Compiled, DoesNotFit
+from g2d_jax.plan import target
 from g2d_jax.plan.programs import programs_of, scorings
+from g2d_jax.plan.target import Compiled, DoesNotFit
 from g2d_jax.plan.topologies import GIB, Device, Topology
 from g2d_jax.plan.work import Roofline, problems, reads_locally, roofline, shape_of
 from g2d_jax.runtime.tracking import Tracker
@@ -70,7 +70,7 @@ class Plan:
 
 
 class Compiler:
-    """A compiler for a machine, to be made after `compiling.prepare`; the same program is compiled once.
+    """A compiler for a machine, to be made after `target.prepare`; the same program is compiled once.
 
     say: shows a line of progress. devices: those to compile for in place of the machine's.
     """
@@ -79,7 +79,7 @@ class Compiler:
         self, topology: Topology, say: Callable[[str], None] = lambda _: None, devices: Sequence[Any] = ()
     ) -> None:
         self.topology, self.say = topology, say
-        self.devices = list(devices) or compiling.devices(topology)
+        self.devices = list(devices) or target.devices(topology)
         self._results: dict[str, Compiled | DoesNotFit] = {}
         self._begun = self._expected = 0
 
@@ -96,7 +96,7 @@ class Compiler:
             far = f" ({self._begun} of {self._expected})" if self._begun <= self._expected else ""
             self.say(f"compiling {program.stage}, {program.name}{far}")
             try:
-                self._results[key] = compiled = compiling.compile_program(lowered, program.dynamic)
+                self._results[key] = compiled = target.compile_program(lowered, program.dynamic)
                 peak = f"{compiled.peak / GIB:.2f} GiB, compiled in {compiled.seconds:.0f} s"
             except DoesNotFit as error:
                 self._results[key] = error

@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from g2d_jax.runtime.compiling import compiling
+from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.storage import Appender, PathLike, Segments, is_local, read_json, read_segments, write_json
 from g2d_jax.runtime.threads import repeating
 

@@ -29,7 +29,7 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.kernels import LANES, AttentionSetting, DecodeKernel, check_decode, choose, platform_of
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import processes
-from g2d_jax.runtime.compilation import Jitted, Programs
+from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.sampler import programs
 from g2d_jax.sampler.programs import Emitted, Prompts, Rows, Shapes, State
 from g2d_jax.sampler.schedule import Sample, Schedule
@@ -63,8 +63,8 @@ class Sampler:
 
     max_num_seqs: rows decoded together at most. chunk: decode steps between two looks at the rows. prefill_rows:
     prompts of one prefill. dtype: of activations and cache. attention: of prompts, see models/kernels.py;
-    decode_attention: of decode steps, "pallas" is models/ring.py. programs: where another sampler's of the same
-    settings, such as another point's of a sweep, may lie; the attribute has them by name.
+    decode_attention: of decode steps, "pallas" is models/decode_kernel.py. programs: where another sampler's of the
+    same settings, such as another point's of a sweep, may lie; the attribute has them by name.
     Samples of one key are bit-equal for the same shapes and mesh; the noise always is.
     """
 

@@ -16,7 +16,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.data.tokenizer import Ids
 from g2d_jax.models.reward_model import ScalarModel, read_scores, score_flops
 from g2d_jax.runtime import processes
-from g2d_jax.runtime.compilation import Jitted
+from g2d_jax.runtime.program_cache import Jitted
 
 COLUMNS = 64
 """The shortest row, in tokens; others are COLUMNS * (1, 1.5, 2, 3, 4, 6, …)."""

@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import Collect, Online
-from g2d_jax.data.loader import draw
+from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import pairs_of, right, select_pairs, to_preference
 from g2d_jax.graph import drawn_by
 from g2d_jax.models.decoder import Decoder
@@ -27,7 +27,7 @@ from g2d_jax.runtime.tables import read_rollouts, write_columns, write_preferenc
 from g2d_jax.stages import alerts
 from g2d_jax.stages.buffer import read_rounds, together
 from g2d_jax.stages.cost import Cost
-from g2d_jax.stages.external import external_groups
+from g2d_jax.stages.external_rollouts import external_groups
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.problems import train_order
 from g2d_jax.stages.programs.program import Program

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 from g2d_jax.accounting import ACTIVITIES, TOKENS
-from g2d_jax.runtime.compiling import compiling
+from g2d_jax.runtime.compile_times import compiling
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 from etils import epath
 
 from g2d_jax.config import Collect, Offline
-from g2d_jax.data.loader import Order, draw
+from g2d_jax.data.order import Order, draw
 from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
@@ -32,7 +32,7 @@ from g2d_jax.stages.problems import order as problem_order
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.training import gradient, logprobs, state_shapes, training_programs
 from g2d_jax.stages.rollouts import measured_once
-from g2d_jax.stages.rows import RowShape, choose_row_length, pack_rows
+from g2d_jax.stages.row_shapes import RowShape, choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.study import informativeness

@@ -27,7 +27,7 @@ from g2d_jax.stages.programs.training import (
     training_programs,
 )
 from g2d_jax.stages.rollouts import Groups, correct, describe, log_samples, rewards
-from g2d_jax.stages.rows import RowShape, choose_row_length, pack_rows
+from g2d_jax.stages.row_shapes import RowShape, choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.stages.trainer import Trainer, open_trainer
 from g2d_jax.stages.windows import window_at

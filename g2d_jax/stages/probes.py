@@ -26,7 +26,7 @@ from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import rollouts
 from g2d_jax.stages.programs.training import logprobs, reference_programs
 from g2d_jax.stages.rollouts import Groups, correct, describe, measured_once, sampled_groups
-from g2d_jax.stages.rows import RowShape, choose_row_length, pack_rows
+from g2d_jax.stages.row_shapes import RowShape, choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import Trainer
 from g2d_jax.stages.workload import Workload

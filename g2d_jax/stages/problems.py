@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from g2d_jax import keys
 from g2d_jax.config import Config, Source, Task
-from g2d_jax.data.loader import Mixture, Order
+from g2d_jax.data.order import Mixture, Order
 from g2d_jax.data.problems import LoadReport, load_problems
 from g2d_jax.data.splits import drop_overlap
 from g2d_jax.data.tokenizer import PromptTokenizer

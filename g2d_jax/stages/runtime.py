@@ -31,19 +31,19 @@ from g2d_jax.models.flops import forward_flops
 from g2d_jax.records import Problem, SamplingParams
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import processes, storage
-from g2d_jax.runtime.compilation import Ahead, Programs
+from g2d_jax.runtime.program_cache import Ahead, Programs
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Sampler
 from g2d_jax.sampler.programs import Shapes
 from g2d_jax.stages import init_params
+from g2d_jax.stages.background_writer import Writer
 from g2d_jax.stages.cost import Clock, Cost
 from g2d_jax.stages.problems import Splits
 from g2d_jax.stages.problems import load as load_problems
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.reward_manager import RewardManager
 from g2d_jax.stages.windows import window_at
-from g2d_jax.stages.writer import Writer
 from g2d_jax.training import optimizer
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.step import make_scorer, put_batch

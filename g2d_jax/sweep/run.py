@@ -29,7 +29,7 @@ from g2d_jax import __version__, pipeline
 from g2d_jax.config import Online
 from g2d_jax.config_io import to_dict
 from g2d_jax.graph import plan
-from g2d_jax.runtime import compilation, flags, processes, storage
+from g2d_jax.runtime import flags, processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.tracking import Tracker
@@ -59,7 +59,7 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     limits = config.faults
     with (
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),
-        compilation.cached(config.compute.compilation_cache),
+        program_cache.cached(config.compute.compilation_cache),
         Tracker(root, tensorboard=False) as tracker,
     ):
         graph = _claim(config, studied, root)
@@ -137,7 +137,7 @@ class _Worker:
         self.failed: dict[str, str] = {}
         self._runtime: Runtime | None = None
         self._shared: Any = None
-        self._programs = compilation.Programs()
+        self._programs = program_cache.Programs()
 
     def work(self) -> dict[str, str]:
         """Take nodes until all are done or failed."""

@@ -23,7 +23,7 @@ from orbax.checkpoint import checkpoint_managers
 from g2d_jax import mesh as meshes
 from g2d_jax.runtime import storage
 from g2d_jax.training.optimizer import leaf_name
-from g2d_jax.training.staging import Staged, is_staged
+from g2d_jax.training.s3_checkpoints import Staged, is_staged
 
 T = TypeVar("T")
 Tree = TypeVar("Tree")

@@ -21,7 +21,7 @@ from g2d_jax.data.packing import Packed
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, abstract, shardings
-from g2d_jax.runtime.compilation import Jitted, Programs
+from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.training.objectives import Objective
 from g2d_jax.training.step import Arrays, accumulate, put_batch
 

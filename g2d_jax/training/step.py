@@ -22,7 +22,7 @@ from g2d_jax.losses import add_sums, empty_sums
 from g2d_jax.models import lora
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Decoder, abstract_on, cast, shardings
-from g2d_jax.runtime.compilation import Jitted, Programs
+from g2d_jax.runtime.program_cache import Jitted, Programs
 from g2d_jax.training.objectives import Compute, Objective, response_logprobs
 from g2d_jax.training.optimizer import abstract_opt_state
 

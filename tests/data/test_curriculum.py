@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from g2d_jax.config import Difficulty, DropSolved
 from g2d_jax.data import curriculum
 from g2d_jax.data.curriculum import History
-from g2d_jax.data.loader import Mixture, Order
-from g2d_jax.data.loader import draw as plain
+from g2d_jax.data.order import Mixture, Order
+from g2d_jax.data.order import draw as plain
 
 NAN = math.nan
 ORDER = Order(8, 0)  # 3 0 4 2 7 5 6 1, then 3 7 4 0 2 1 5 6

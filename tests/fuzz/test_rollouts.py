@@ -18,7 +18,7 @@ from g2d_jax import graph
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages.external import external_groups
+from g2d_jax.stages.external_rollouts import external_groups
 from g2d_jax.stages.runtime import Runtime
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("bounded_memory")]

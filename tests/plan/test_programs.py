@@ -300,14 +300,14 @@ def test_a_train_step_compiled_for_a_tpu():
 
 
 SAMPLER = """
-from g2d_jax.plan import compiling, planning
+from g2d_jax.plan import target, planning
 from g2d_jax.plan.programs import programs_of
 from g2d_jax.plan.topologies import topology
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.stages.programs.program import device_bytes
 machine = topology("v5e-16")
-compiling.prepare(machine)
+target.prepare(machine)
 compiler = planning.Compiler(machine)
 with planning.planned(Config.of(resolve({tiny!r}, {overrides!r})), compiler) as context:
     made = {{}}

@@ -12,8 +12,8 @@ from g2d_jax import config as settings
 from g2d_jax.config import Config
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import shapes
-from g2d_jax.plan.compiling import _needed
 from g2d_jax.plan.search import choices, overrides, savings, train_bytes
+from g2d_jax.plan.target import _needed
 from g2d_jax.plan.topologies import DEVICES, topology
 from g2d_jax.plan.work import ASSUMED, problems, roofline, shape_of
 from g2d_jax.stages.programs.program import Work, device_bytes

@@ -17,7 +17,7 @@ from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
 from g2d_jax.rewards.functions import RewardFunction
-from g2d_jax.runtime.compilation import Programs
+from g2d_jax.runtime.program_cache import Programs
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler.engine import Sampler
 from g2d_jax.stages.runtime import Runtime

@@ -13,7 +13,7 @@ from worlds import bits, only, run
 
 from g2d_jax import pipeline
 from g2d_jax.config import Config
-from g2d_jax.data.loader import Order
+from g2d_jax.data.order import Order
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
 from g2d_jax.runtime import storage

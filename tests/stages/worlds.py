@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import graph, pipeline
 from g2d_jax.config import TrainingStage
-from g2d_jax.stages.rows import RowShape
+from g2d_jax.stages.row_shapes import RowShape
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import Trainer, open_trainer
 from g2d_jax.training import objectives

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from g2d_jax.mesh import device_bytes, placed
-from g2d_jax.runtime.compilation import Jitted
+from g2d_jax.runtime.program_cache import Jitted
 
 Outputs = Mapping[str, Any]  # program -> its results' tree of ShapeDtypeStructs with shardings
 

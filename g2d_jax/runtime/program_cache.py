@@ -26,7 +26,7 @@ import jax
 from etils import epath
 from jax.experimental.compilation_cache import compilation_cache
 
-from g2d_jax.runtime.compiling import compiling
+from g2d_jax.runtime.compile_times import compiling
 
 T = TypeVar("T")
 
