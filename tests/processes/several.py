@@ -1,6 +1,7 @@
 """What the tests of several processes run in each of them: a function of this file, by its name, with arguments."""
 
 import contextlib
+import json
 import os
 import re
 import resource
@@ -21,6 +22,8 @@ from g2d_jax import config as settings
 from g2d_jax.config import Config, Reward
 from g2d_jax.config_load import resolve
 from g2d_jax.mesh import make_mesh
+from g2d_jax.models import hf, lora
+from g2d_jax.models.config import Lora
 from g2d_jax.records import Problem
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.heartbeat import watched
@@ -69,6 +72,33 @@ def score(peer_timeout: str, hang_timeout: str) -> None:
         processes.mark("scoring")
         print("scoring", flush=True)
         print(scorers([Problem("a", "1+1", "2")] * 4, ["ab"] * 4, [np.zeros(1, np.int32)] * 4))
+
+
+def loads(folder: str, output: str) -> None:
+    """Load two models on several meshes of all processes, export them again, and print what share of a file was read;
+    and whether codes made while loading are those of what was loaded."""
+    processes.initialise()
+    hf._BLOCK = 1 << 20  # so that the even one's embedding comes to the leader in several blocks
+    meshes = {"even": {"ft": {"fsdp": 2, "tensor": 2}, "d": {"data": -1, "fsdp": 1}}, "odd": {"f": {}}}
+    shares, same = {}, []
+    for model, sizes_of in meshes.items():
+        source = Path(folder) / model
+        for name, sizes in sizes_of.items():
+            mesh = make_mesh(**sizes)
+            hf.load(source, mesh=mesh)  # programs are compiled, or read from a cache
+            before = bytes_read()
+            loaded = jax.block_until_ready(hf.load(source, mesh=mesh))
+            shares[f"{model}-{name}"] = (bytes_read() - before) / (source / "model.safetensors").stat().st_size
+            hf.save(loaded, Path(output) / f"{model}-{name}")
+            codes = hf.load(source, mesh=mesh, lora=Lora(2, 4.0), quantised="int8")
+            equal = jax.jit(lambda *two: jax.tree.map(lambda a, b: (a == b).all(), *two))
+            same.append(bool(jax.tree.all(equal(codes, lora.frozen(loaded, codes.config)))))
+    processes.gather("saved")  # the leader writes
+    print(json.dumps({"shares": shares, "codes": same}))
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def agreement(folder: str) -> None:
