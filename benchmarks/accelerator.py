@@ -74,7 +74,7 @@ def correct(config: ModelConfig, folder: Path) -> bool:
     from g2d_jax.models import decoder
     from g2d_jax.models.attention import packed_attention
     from g2d_jax.models.kernels import attention_for
-    from g2d_jax.records import MEMBERS
+    from g2d_jax.records import SEGMENT_STRIDE
 
     cpu = meshes.make_mesh(devices=jax.devices("cpu")[:1])
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (4, 256)).astype(np.int32)
@@ -88,7 +88,7 @@ def correct(config: ModelConfig, folder: Path) -> bool:
 
         def logits(model: Any, ids: jax.Array) -> jax.Array:
             steps = jnp.broadcast_to(jnp.arange(32), (4, 32))
-            segments = jnp.full_like(steps, MEMBERS)
+            segments = jnp.full_like(steps, SEGMENT_STRIDE)
             hidden, _ = decoder.forward(model, ids[:, :32], steps, segments, dtype=dtype, mesh=mesh)
             return jnp.matmul(hidden, decoder.head_matrix(model, dtype), preferred_element_type=jnp.float32)
 
@@ -117,7 +117,7 @@ def correct(config: ModelConfig, folder: Path) -> bool:
         for count in (heads, config.num_key_value_heads, config.num_key_value_heads)
     )
     begins = np.array([0, 1, 100, 511])[:, None]  # padding on the left, as prompts have it
-    segments = jnp.asarray(np.where(np.arange(512) >= begins, MEMBERS, 0), jnp.int32)
+    segments = jnp.asarray(np.where(np.arange(512) >= begins, SEGMENT_STRIDE, 0), jnp.int32)
     kernel = jax.jit(attention_for("auto", one_mesh(), "sequence"))
     ours, theirs = (run(q, k, v, segments).astype(jnp.float32) for run in (packed_attention, kernel))
     off = jnp.where((segments != 0)[:, :, None, None], jnp.abs(ours - theirs), 0.0)

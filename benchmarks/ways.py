@@ -92,13 +92,13 @@ def scored(config: ModelConfig, model: Any, tokens: jax.Array, dtype: Any, remat
     from g2d_jax.losses.logprobs import token_logprobs
     from g2d_jax.models.decoder import forward, head_matrix
     from g2d_jax.models.kernels import attention_for
-    from g2d_jax.records import MEMBERS
+    from g2d_jax.records import SEGMENT_STRIDE
 
     length = tokens.shape[1]
     columns, prompt, second = jnp.arange(length), length // 8, length // 2
     member = sum((columns >= begin).astype(jnp.int32) for begin in (prompt, second))
     positions = jnp.where(columns >= second, columns - second + prompt, columns)
-    positions, segments = (jnp.broadcast_to(x, tokens.shape) for x in (positions, MEMBERS + member))
+    positions, segments = (jnp.broadcast_to(x, tokens.shape) for x in (positions, SEGMENT_STRIDE + member))
     attention = attention_for("auto", mesh, "packed")
     hidden, _ = forward(model, tokens, positions, segments, dtype=dtype, remat=remat, attention=attention, mesh=mesh)
     read = hidden[:, :-1].reshape(-1, config.hidden_size)

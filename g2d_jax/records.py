@@ -23,9 +23,9 @@ Prompt: TypeAlias = str | tuple[Message, ...]
 """A bare problem statement, or a conversation that ends with a user message."""
 
 
-MEMBERS = 1024
-"""A packed token's segment id is group * MEMBERS + member. Tokens of member 0 form the prefix that every member of the
-group may read: the responses to one prompt share one copy of it. Plain packing has member 0 only; group 0 is padding.
+SEGMENT_STRIDE = 1024
+"""A packed token's segment id is group * SEGMENT_STRIDE + member. Tokens of member 0 form the prefix that every member
+of the group may read: the responses to one prompt share one copy. Plain packing has member 0 only; group 0 is padding.
 """
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from g2d_jax.models import decoder
-from g2d_jax.records import MEMBERS
+from g2d_jax.records import SEGMENT_STRIDE
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
@@ -21,7 +21,9 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
 def logits(model: decoder.Decoder, tokens: Any, **settings: Any) -> jax.Array:
     """The logits, float32 [B, T, V], of rows of one sequence each. settings: of `decoder.forward`."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
-    hidden, _ = decoder.forward(model, jnp.asarray(tokens), positions, jnp.full_like(positions, MEMBERS), **settings)
+    hidden, _ = decoder.forward(
+        model, jnp.asarray(tokens), positions, jnp.full_like(positions, SEGMENT_STRIDE), **settings
+    )
     head = decoder.head_matrix(model, hidden.dtype)[None]
     return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
 

@@ -14,7 +14,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from g2d_jax.models import decoder
-from g2d_jax.records import MEMBERS
+from g2d_jax.records import SEGMENT_STRIDE
 
 LLAMA = (  # Llama 3.1's: the system block is there unasked
     "{{ bos_token }}<|start|>system<|end|>\n\nToday Date: 26 Jul 2024\n\n"
@@ -100,7 +100,7 @@ def their_logits_and_ours(model: Any, params: Any, ids: list[int]) -> tuple[np.n
     """The logits of some tokens, of a model of transformers and of the library's parameters."""
     torch = pytest.importorskip("torch")
     tokens = jnp.asarray([ids])
-    hidden, _ = decoder.forward(params, tokens, jnp.arange(len(ids))[None], jnp.full_like(tokens, MEMBERS))
+    hidden, _ = decoder.forward(params, tokens, jnp.arange(len(ids))[None], jnp.full_like(tokens, SEGMENT_STRIDE))
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0].numpy(), np.asarray(hidden @ decoder.head_matrix(params))[0]
 

@@ -6,7 +6,7 @@ models/attention.py), so G samples of a prompt, or both sides of a preference, c
     row      | prompt A | A1 | A2 | A3 | prompt B | B1 | B2 |  pad |
     position |  0 1 2   | 3 4| 3  |3 4 5|  0 1    | ...
 
-The first token of every response is predicted from the prompt's last token: `source` says from which column.
+The first token of every response is predicted from the prompt's last token: `logit_index` says from which column.
 Shapes: N micro-batches, R rows of one, T columns of a row, M response places of a row.
 """
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from g2d_jax.records import MEMBERS
+from g2d_jax.records import SEGMENT_STRIDE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,9 +52,9 @@ class Place(NamedTuple):
 class Packed:
     """Packed rows, and where each response went.
 
-    arrays: int32 [N, R, T] tokens, positions, segment_ids, source (column whose hidden state predicts this token),
-    sequence (place of the response in its row, -1 elsewhere); float32 [N, R, T] for every per-token value, 0 elsewhere;
-    float32 [N, R, M] for every per-response value. count: micro-batches that hold anything, the first ones.
+    arrays: int32 [N, R, T] tokens, positions, segment_ids, logit_index (column whose hidden state predicts this token),
+    response_index (place of the response in its row, -1 elsewhere); float32 [N, R, T] for every per-token value, 0
+    elsewhere; float32 [N, R, M] for every per-response value. count: micro-batches that hold anything, the first ones.
     places: for each group, its responses in order. used: tokens that are not padding; attended: positions that these
     read, together, a prompt that is repeated counting as often as it is laid down.
     """
@@ -184,9 +184,9 @@ def _first_fit(units: Sequence[_Unit], row_length: int, places: int) -> list[lis
 
 
 def _blank(groups: Sequence[Group], rows: int, length: int, places: int) -> dict[str, np.ndarray]:
-    names = ("tokens", "positions", "segment_ids", "source")
+    names = ("tokens", "positions", "segment_ids", "logit_index")
     arrays = {name: np.zeros((rows, length), np.int32) for name in names}
-    arrays["sequence"] = np.full((rows, length), -1, np.int32)
+    arrays["response_index"] = np.full((rows, length), -1, np.int32)
     responses = [response for group in groups for response in group.responses]
     token_names = sorted({name for response in responses for name in response.token})
     sequence_names = sorted({name for response in responses for name in response.sequence})
@@ -202,16 +202,16 @@ def _fill_row(arrays: dict[str, np.ndarray], row: int, units: Sequence[_Unit], w
         span = slice(column, column + size)
         arrays["tokens"][row, span] = unit.prompt_ids
         arrays["positions"][row, span] = np.arange(size)
-        arrays["segment_ids"][row, span] = number * MEMBERS
+        arrays["segment_ids"][row, span] = number * SEGMENT_STRIDE
         last, column = column + size - 1, column + size
         for member, response in enumerate(unit.responses, start=1):
             length = len(response.token_ids)
             span = slice(column, column + length)
             arrays["tokens"][row, span] = response.token_ids
             arrays["positions"][row, span] = np.arange(size, size + length)
-            arrays["segment_ids"][row, span] = number * MEMBERS + member
-            arrays["source"][row, span] = np.concatenate([[last], np.arange(column, column + length - 1)])[:length]
-            arrays["sequence"][row, span] = place
+            arrays["segment_ids"][row, span] = number * SEGMENT_STRIDE + member
+            arrays["logit_index"][row, span] = np.concatenate([[last], np.arange(column, column + length - 1)])[:length]
+            arrays["response_index"][row, span] = place
             for name, value in response.token.items():
                 arrays[name][row, span] = value
             for name, number_value in response.sequence.items():

@@ -14,7 +14,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.records import MEMBERS
+from g2d_jax.records import SEGMENT_STRIDE
 
 CPU_BLOCK = 64
 """Columns of a block that a CPU's caches hold with its scores; what is skipped is skipped by the block."""
@@ -68,7 +68,7 @@ def visible(query_ids: jax.Array, key_ids: jax.Array, offset: jax.Array | int = 
     itself) of its own segment and of its group's prefix. Padding sees padding, so no row of the softmax is empty.
     """
     query, key = query_ids[:, :, None], key_ids[:, None, :]
-    same = (query == key) | ((query // MEMBERS == key // MEMBERS) & (key % MEMBERS == 0))
+    same = (query == key) | ((query // SEGMENT_STRIDE == key // SEGMENT_STRIDE) & (key % SEGMENT_STRIDE == 0))
     columns = offset + jnp.arange(query_ids.shape[1])
     return same & (columns[:, None] >= jnp.arange(key_ids.shape[1])[None, :])[None]
 

@@ -33,7 +33,7 @@ from g2d_jax.models.hf_folder import CONFIG, check_headers, read_config, read_he
 from g2d_jax.models.kernels import attention_for
 from g2d_jax.models.safetensors_file import Stored
 from g2d_jax.models.table import Param
-from g2d_jax.records import MEMBERS
+from g2d_jax.records import SEGMENT_STRIDE
 from g2d_jax.runtime import storage
 
 SCORE, V_HEAD = "score.weight", "v_head.weight"
@@ -158,7 +158,7 @@ def read_scores(
     least 1. dtype: of activations. The product with the head is a sum in float32, which no device shortens.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-    segments, attention = jnp.full_like(tokens, MEMBERS), attention_for("auto", mesh, "sequence")
+    segments, attention = jnp.full_like(tokens, SEGMENT_STRIDE), attention_for("auto", mesh, "sequence")
     hidden, _ = forward(model.trunk, tokens, positions, segments, dtype=dtype, attention=attention, mesh=mesh)
     last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
     return jnp.sum(last.astype(jnp.float32) * model.head[None], axis=-1)

@@ -25,7 +25,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.decoder import Cache, Decoder, decode, forward, head_matrix, lay_out
 from g2d_jax.models.kernels import AttentionSetting, DecodeKernel, attention_for
-from g2d_jax.records import MEMBERS
+from g2d_jax.records import SEGMENT_STRIDE
 from g2d_jax.sampler.sampling import draw
 
 Array = TypeVar("Array", jax.Array, np.ndarray)
@@ -179,7 +179,7 @@ def prefill(
     """
     place, columns = partial(lay_out, mesh), tokens.shape[1]
     offsets = jnp.arange(columns)[None, :] - (columns - lengths)[:, None]
-    segments = jnp.where(offsets >= 0, MEMBERS, 0).astype(jnp.int32)
+    segments = jnp.where(offsets >= 0, SEGMENT_STRIDE, 0).astype(jnp.int32)
     positions = jnp.maximum(offsets, 0).astype(jnp.int32)
     kernel = attention_for(attention, mesh, "sequence")
     hidden, kv = forward(params, tokens, positions, segments, dtype=dtype, keep_kv=True, attention=kernel, mesh=mesh)

@@ -9,7 +9,7 @@ import numpy as np
 from g2d_jax import keys
 from g2d_jax.data.packing import Packed
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.records import MEMBERS
+from g2d_jax.records import SEGMENT_STRIDE
 
 KEYS = "dropout"
 """The array's name in a batch."""
@@ -32,7 +32,7 @@ def with_keys(packed: Packed, config: ModelConfig, seed: int, *names: keys.Name)
             if not place.length:
                 continue
             row = segments[place.row]
-            prompt = row[place.column] // MEMBERS * MEMBERS
+            prompt = row[place.column] // SEGMENT_STRIDE * SEGMENT_STRIDE
             token_keys[place.row, row == prompt] = keys.key_data(seed, KEYS, *names, group, -1)
             span = slice(place.column, place.column + place.length)
             token_keys[place.row, span] = keys.key_data(seed, KEYS, *names, group, number)

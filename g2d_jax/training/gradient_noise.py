@@ -86,7 +86,7 @@ def alike(batches: Sequence[Packed]) -> list[Packed]:
 
     def padded(name: str, array: np.ndarray) -> np.ndarray:
         widths = [(0, int(most - size)) for most, size in zip(largest, array.shape[:2], strict=True)]
-        return np.pad(array, [*widths, (0, 0)], constant_values=-1 if name == "sequence" else 0)
+        return np.pad(array, [*widths, (0, 0)], constant_values=-1 if name == "response_index" else 0)
 
     return [replace(b, arrays={name: padded(name, x) for name, x in b.arrays.items()}) for b in batches]
 

@@ -53,12 +53,12 @@ def response_logprobs(
         attention=attention_for(compute.attention, compute.mesh, "packed"),
         dropout=micro.get(KEYS),
     )
-    hidden = jnp.take_along_axis(hidden, micro["source"][:, :, None], axis=1)
+    hidden = jnp.take_along_axis(hidden, micro["logit_index"][:, :, None], axis=1)
     return losses.sharded_token_logprobs(
         hidden,
         head_matrix(params),
         micro["tokens"],
-        micro["sequence"] >= 0,
+        micro["response_index"] >= 0,
         mesh=compute.mesh,
         temperature=temperature,
         chunk=losses.chunk_of(params.config.vocab_size, platform_of(compute.mesh)),
@@ -171,19 +171,19 @@ def group_dpo(
 def place_sums(values: jax.Array, micro: Micro) -> jax.Array:
     """Sum token values [R, T] over each response: [R, M], 0 for empty places. M is that of micro's reference."""
     rows, places = micro["reference"].shape
-    return losses.sequence_sums(values, _numbered(micro["sequence"], places), rows * places).reshape(rows, places)
+    return losses.sequence_sums(values, _numbered(micro["response_index"], places), rows * places).reshape(rows, places)
 
 
-def _numbered(sequence: jax.Array, places: int) -> jax.Array:
+def _numbered(response_index: jax.Array, places: int) -> jax.Array:
     """Map places of a row, in [0, places), to numbers that no two rows share: [R, T]; negative ones stay."""
-    return jnp.where(sequence >= 0, sequence + places * jnp.arange(sequence.shape[0])[:, None], -1)
+    return jnp.where(response_index >= 0, response_index + places * jnp.arange(response_index.shape[0])[:, None], -1)
 
 
 def _policy_term(
     logprobs: jax.Array, micro: Micro, level: ImportanceLevel, *, beta: float, **clipping: Any
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     # A row of T tokens holds at most T responses, so that T numbers a row suffice whatever its number of places.
-    ids = _numbered(micro["sequence"], logprobs.shape[1]) if level == "sequence" else None
+    ids = _numbered(micro["response_index"], logprobs.shape[1]) if level == "sequence" else None
     return losses.grpo_loss(
         logprobs,
         micro.get("old_logprob"),

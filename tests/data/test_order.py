@@ -3,9 +3,10 @@ import sys
 
 import pytest
 from examples import examples
-from g2d_jax.data.order import Mixture, Order, draw
 from hypothesis import given
 from hypothesis import strategies as st
+
+from g2d_jax.data.order import Mixture, Order, draw
 
 COUNTS = st.sampled_from([1, 7, 60, 1000])  # grain takes longer for small ones
 SEEDS = st.integers(-(2**70), 2**70)

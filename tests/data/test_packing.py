@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g2d_jax.data.packing import Group, Packed, Response, pack, positions
-from g2d_jax.records import MEMBERS
+from g2d_jax.records import SEGMENT_STRIDE
 
 LENGTH = 24
 
@@ -41,7 +41,7 @@ def check(groups: list[Group], packed: Packed, places: int) -> None:
     for group, where in zip(groups, packed.places, strict=True):
         size = len(group.prompt_ids)
         for response, (row, column, length) in zip(group.responses, where, strict=True):
-            span, sources = slice(column, column + length), arrays["source"][row, column : column + length]
+            span, sources = slice(column, column + length), arrays["logit_index"][row, column : column + length]
             last = sources[0]
             prompt = slice(last - size + 1, last + 1)
             np.testing.assert_array_equal(arrays["tokens"][row, span], response.token_ids)
@@ -50,12 +50,12 @@ def check(groups: list[Group], packed: Packed, places: int) -> None:
             np.testing.assert_array_equal(arrays["positions"][row, span], range(size, size + length))
             np.testing.assert_array_equal(sources[1:], range(column, column + length - 1))
             segment, of_prompt = np.unique(arrays["segment_ids"][row, span]), arrays["segment_ids"][row, prompt]
-            assert segment.size == 1 and segment[0] % MEMBERS > 0
-            np.testing.assert_array_equal(of_prompt, segment[0] // MEMBERS * MEMBERS)
-            assert last < column and segment[0] >= MEMBERS
+            assert segment.size == 1 and segment[0] % SEGMENT_STRIDE > 0
+            np.testing.assert_array_equal(of_prompt, segment[0] // SEGMENT_STRIDE * SEGMENT_STRIDE)
+            assert last < column and segment[0] >= SEGMENT_STRIDE
             np.testing.assert_array_equal(arrays["weight"][row, span], response.token_ids.astype(np.float32) / 2)
             np.testing.assert_array_equal(arrays["same"][row, span], 3.0)
-            (place,) = np.unique(arrays["sequence"][row, span])
+            (place,) = np.unique(arrays["response_index"][row, span])
             assert 0 <= place < places and arrays["score"][row, place] == response.token_ids.sum()
             assert not seen[row, span].any()
             seen[row, span] = seen[row, prompt] = True
@@ -66,7 +66,7 @@ def check(groups: list[Group], packed: Packed, places: int) -> None:
     assert packed.used == seen.sum()
     assert packed.attended == (arrays["positions"][seen] + 1).sum()  # the token at position p reads p + 1
     assert not arrays["tokens"][outside].any() and not arrays["segment_ids"][outside].any()
-    assert (arrays["sequence"] >= 0).sum() == sum(len(r.token_ids) for g in groups for r in g.responses)
+    assert (arrays["response_index"] >= 0).sum() == sum(len(r.token_ids) for g in groups for r in g.responses)
 
 
 @examples(60)
@@ -103,7 +103,7 @@ def test_batches_of_no_more_rows_have_one_shape(groups, microbatch_rows, multipl
 @given(PAIRS, st.sampled_from([2, 4, 16]))
 def test_pairs_share_a_row_chosen_in_an_even_place(groups, places):
     packed = pack(groups, row_length=LENGTH, microbatch_rows=4, places=places)
-    sequence = packed.arrays["sequence"].reshape(-1, LENGTH)
+    sequence = packed.arrays["response_index"].reshape(-1, LENGTH)
     for chosen, rejected in packed.places:
         assert chosen.row == rejected.row
         place = sequence[chosen.row, chosen.column]
@@ -120,8 +120,8 @@ def test_literal_row():
     assert rows["tokens"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0]
     assert rows["positions"] == [0, 1, 2, 3, 4, 3, 0, 1, 2, 3, 0, 0]
     assert rows["segment_ids"] == [1024, 1024, 1024, 1025, 1025, 1026, 2048, 2048, 2049, 2049, 0, 0]
-    assert rows["source"] == [0, 0, 0, 2, 3, 2, 0, 0, 7, 8, 0, 0]
-    assert rows["sequence"] == [-1, -1, -1, 0, 0, 1, -1, -1, 2, 2, -1, -1]
+    assert rows["logit_index"] == [0, 0, 0, 2, 3, 2, 0, 0, 7, 8, 0, 0]
+    assert rows["response_index"] == [-1, -1, -1, 0, 0, 1, -1, -1, 2, 2, -1, -1]
     assert rows["weight"] == [0, 0, 0, 2, 2.5, 3, 0, 0, 4.5, 5, 0, 0]
     assert rows["score"] == [9, 6, 19, 0]
     floats = {name for name, x in packed.arrays.items() if x.dtype == np.float32}

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from g2d_jax.losses.group_dpo import group_dpo_loss, group_dpo_weights
 
 from g2d_jax.losses.dpo import dpo_loss
+from g2d_jax.losses.group_dpo import group_dpo_loss, group_dpo_weights
 from g2d_jax.losses.reduction import mean_metrics
 
 SIDES = np.array([[1, -1, 1, -1, -1, 1, 0, 0], [-1, -1, 1, 1, 1, 0, 0, 0]])

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from plain import attend
 
 from g2d_jax.models.attention import (
-    MEMBERS,
     SAVED,
+    SEGMENT_STRIDE,
     attend_cached,
     inverse_frequencies,
     packed_attention,
@@ -27,7 +27,7 @@ from g2d_jax.models.attention import (
 from g2d_jax.models.hf_config import config_to_hf
 from g2d_jax.models.shapes import SHAPES
 
-M = MEMBERS
+M = SEGMENT_STRIDE
 
 
 @pytest.mark.parametrize("name", ["Qwen2.5-0.5B", "Qwen3-8B", "Llama-3-8B", "Llama-3.1-8B", "Llama-3.2-1B"])
@@ -49,7 +49,7 @@ def test_frequencies_are_those_of_transformers(name: str) -> None:
 @examples(30)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=12, max_size=12))
 def test_visible_equals_the_rule_written_out(tokens: list[tuple[int, int]]) -> None:
-    ids = np.array([[group * MEMBERS + member for group, member in tokens]])
+    ids = np.array([[group * SEGMENT_STRIDE + member for group, member in tokens]])
     rule = [
         [k <= q and key[0] == query[0] and key[1] in (0, query[1]) for k, key in enumerate(tokens)]
         for q, query in enumerate(tokens)

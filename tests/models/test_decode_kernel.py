@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from g2d_jax.models.decode_kernel import attend_ring
 from jax.experimental.pallas import tpu as pltpu
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
 from g2d_jax.models.attention import attend_blocks, attend_cached, blocks_back
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.decode_kernel import attend_ring
 from g2d_jax.models.kernels import check_decode
 
 ONE = meshes.make_mesh(devices=jax.devices()[:1])

@@ -14,7 +14,7 @@ from plain import logits, noisy
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
-from g2d_jax.models.attention import MEMBERS
+from g2d_jax.models.attention import SEGMENT_STRIDE
 from g2d_jax.models.config import Llama3Rope, ModelConfig
 
 COMMON: dict[str, Any] = {
@@ -46,7 +46,7 @@ def hidden(model: decoder.Decoder, tokens: jax.Array, positions: jax.Array, segm
 def alone(model: decoder.Decoder, tokens: np.ndarray) -> np.ndarray:
     """Hidden states [T, E] of one sequence in a row of its own."""
     length = len(tokens)
-    ids = jnp.full((1, length), MEMBERS)
+    ids = jnp.full((1, length), SEGMENT_STRIDE)
     return np.asarray(hidden(model, jnp.asarray(tokens)[None], jnp.arange(length)[None], ids)[0])
 
 
@@ -62,7 +62,7 @@ def test_a_packed_row_equals_its_sequences(model: decoder.Decoder) -> None:
     tokens = np.concatenate([prompt, *responses, other, np.zeros(3, int)])
     parts = (range(6), *(range(6, 6 + len(r)) for r in responses), range(7), [0] * 3)
     positions = np.concatenate([np.array(part) for part in parts])
-    ids = np.repeat(np.array([3, 3, 3, 3, 4, 0]) * MEMBERS + np.array([0, 1, 2, 3, 0, 0]), [6, 3, 5, 4, 7, 3])
+    ids = np.repeat(np.array([3, 3, 3, 3, 4, 0]) * SEGMENT_STRIDE + np.array([0, 1, 2, 3, 0, 0]), [6, 3, 5, 4, 7, 3])
     packed = np.asarray(hidden(model, *(jnp.asarray(x)[None] for x in (tokens, positions, ids)))[0])
     start = 6
     for response in responses:
@@ -80,7 +80,7 @@ def prefill(model: decoder.Decoder, prompts: list[np.ndarray], columns: int, wid
     tokens = np.stack([np.pad(p, (s, 0)) for p, s in zip(prompts, starts, strict=True)])
     numbers = np.arange(columns)[None]
     positions = np.maximum(numbers - starts[:, None], 0)
-    ids = np.where(numbers >= starts[:, None], MEMBERS, 0)
+    ids = np.where(numbers >= starts[:, None], SEGMENT_STRIDE, 0)
     _, kv = decoder.forward(model, jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(ids), keep_kv=True)
     assert kv is not None
     keys, values = (jnp.pad(x, ((0, 0), (0, 0), (width - 2 - columns, 2 + size - width), (0, 0), (0, 0))) for x in kv)

@@ -12,7 +12,7 @@ import pytest
 from g2d_jax.models import decoder, lora
 from g2d_jax.models.config import Lora, ModelConfig
 from g2d_jax.models.dropout import of_layer, token_keys
-from g2d_jax.records import MEMBERS
+from g2d_jax.records import SEGMENT_STRIDE
 
 CONFIG = ModelConfig("qwen3", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True, lora=Lora(3, 6.0))
 SOME = ("k_proj", "o_proj", "gate_proj")
@@ -52,7 +52,7 @@ def test_every_sequence_position_layer_and_adapter_has_a_mask_of_its_own() -> No
 def test_forward_drops_with_keys_only() -> None:
     base = jax.jit(lambda: decoder.init(CONFIG.base, jax.random.key(0), 0.2))()
     tokens = np.arange(12, dtype=np.int32).reshape(2, 6)
-    ids = np.full_like(tokens, MEMBERS)
+    ids = np.full_like(tokens, SEGMENT_STRIDE)
 
     def hidden(rate: float, b: float, dropout: np.ndarray | None) -> np.ndarray:
         config = dataclasses.replace(CONFIG, lora=Lora(3, 6.0, SOME, dropout=rate))

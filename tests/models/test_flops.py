@@ -60,7 +60,7 @@ def test_a_train_step_is_near_the_compilers_count():
     settings = {"schedule": "constant", "warmup_steps": 0, "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
     optimizer, _ = make_optimizer(Optimizer(learning_rate=0.001, max_grad_norm=1.0, **settings), total_steps=5)
     step = make_train_step(objectives.sft(objectives.Compute(mesh, remat="none")), optimizer, config, mesh)
-    names = ("tokens", "positions", "segment_ids", "source", "sequence")
+    names = ("tokens", "positions", "segment_ids", "logit_index", "response_index")
     arrays = {name: jax.ShapeDtypeStruct((1, rows, length), jnp.int32) for name in names}
     arrays["weight"] = jax.ShapeDtypeStruct((1, rows, length), jnp.float32)
     state, count = abstract_state(config, optimizer, mesh), jax.ShapeDtypeStruct((), jnp.int32)

@@ -22,7 +22,7 @@ from g2d_jax import mesh as meshes
 from g2d_jax.models import kernels
 from g2d_jax.models.attention import visible
 from g2d_jax.models.kernels import choose
-from g2d_jax.records import MEMBERS
+from g2d_jax.records import SEGMENT_STRIDE
 
 ONE = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
 FIELDS = ("platform", "dtype", "head_dim", "length", "layout")
@@ -84,7 +84,7 @@ def spans(length: int, *parts: tuple[int, int]) -> list[int]:
     return ids + [0] * (length - len(ids))
 
 
-M = MEMBERS
+M = SEGMENT_STRIDE
 PACKED = [
     spans(384, (M, 100), (M + 1, 60), (M + 2, 130), (M + 3, 1), (2 * M, 20), (2 * M + 1, 40)),  # over three blocks
     spans(384, (M, 1), (M + 1, 128), (2 * M, 127), (2 * M + 1, 128)),  # ends where a block ends

@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from g2d_jax.models import shard
+from g2d_jax.models import safetensors_file
 
 RNG = np.random.default_rng(0)
 TENSORS = {
@@ -33,7 +33,7 @@ def test_safetensors_reads_what_we_write(dtype: Any, tmp_path: Path) -> None:
         return TENSORS[name].astype(dtype)
 
     file = tmp_path / "x.safetensors"
-    shard.write(file, SHAPES, np.dtype(dtype), fetch)
+    safetensors_file.write(file, SHAPES, np.dtype(dtype), fetch)
     assert asked == list(SHAPES)
     found = load_file(file)
     assert found.keys() == TENSORS.keys()
@@ -50,20 +50,20 @@ def test_we_read_what_safetensors_writes(dtype: Any, tmp_path: Path) -> None:
     save_file(
         {name: np.asarray(array.astype(dtype)) for name, array in TENSORS.items()}, tmp_path / "x", {"format": "pt"}
     )
-    header = shard.read_header(tmp_path / "x")
+    header = safetensors_file.read_header(tmp_path / "x")
     assert {name: stored.shape for name, stored in header.items()} == SHAPES
     for name, stored in header.items():
-        np.testing.assert_array_equal(shard.read_rows(stored), TENSORS[name].astype(dtype))
-    np.testing.assert_array_equal(shard.read_rows(header["b"], 1, 4), TENSORS["b"].astype(dtype)[1:4])
-    np.testing.assert_array_equal(shard.read_rows(header["a"], 1), TENSORS["a"].astype(dtype)[1:])
+        np.testing.assert_array_equal(safetensors_file.read_rows(stored), TENSORS[name].astype(dtype))
+    np.testing.assert_array_equal(safetensors_file.read_rows(header["b"], 1, 4), TENSORS["b"].astype(dtype)[1:4])
+    np.testing.assert_array_equal(safetensors_file.read_rows(header["a"], 1), TENSORS["a"].astype(dtype)[1:])
 
 
 def test_an_object_store_has_the_same_bytes(tmp_path: Path, bucket: Any) -> None:
     for folder in (tmp_path, bucket):
-        shard.write(folder / "x", SHAPES, np.dtype(np.float32), TENSORS.__getitem__)
+        safetensors_file.write(folder / "x", SHAPES, np.dtype(np.float32), TENSORS.__getitem__)
     assert (bucket / "x").read_bytes() == (tmp_path / "x").read_bytes()
-    for name, stored in shard.read_header(bucket / "x").items():
-        np.testing.assert_array_equal(shard.read_rows(stored), TENSORS[name])
+    for name, stored in safetensors_file.read_header(bucket / "x").items():
+        np.testing.assert_array_equal(safetensors_file.read_rows(stored), TENSORS[name])
 
 
 def entry(shape: Any, *offsets: Any, dtype: Any = "F32") -> dict[str, Any]:
@@ -96,16 +96,16 @@ def test_headers(header: Any, message: str | None, tmp_path: Path) -> None:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
     if message is None:
-        assert shard.read_header(tmp_path / "x").keys() == {"t", "u"}
+        assert safetensors_file.read_header(tmp_path / "x").keys() == {"t", "u"}
         return
     with pytest.raises(ValueError, match=f"x is not a readable safetensors file: .*{message}"):
-        shard.read_header(tmp_path / "x")
+        safetensors_file.read_header(tmp_path / "x")
 
 
 def test_a_header_longer_than_its_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes((2**40).to_bytes(8, "little") + b"{}")
     with pytest.raises(ValueError, match="declares a header of 1099511627776 bytes in a file of 10"):
-        shard.read_header(tmp_path / "x")
+        safetensors_file.read_header(tmp_path / "x")
     (tmp_path / "x").write_bytes(b"1234567")
     with pytest.raises(ValueError, match="it has 7 bytes"):
-        shard.read_header(tmp_path / "x")
+        safetensors_file.read_header(tmp_path / "x")

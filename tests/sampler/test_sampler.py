@@ -21,7 +21,7 @@ from g2d_jax.data.packing import Group, Response, pack
 from g2d_jax.models import decoder, quantise
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.table import Param, block_params
-from g2d_jax.records import MEMBERS, Request, Rollout, SamplingParams
+from g2d_jax.records import SEGMENT_STRIDE, Request, Rollout, SamplingParams
 from g2d_jax.sampler.engine import Sampler, Usage
 from g2d_jax.sampler.sampling import uniforms
 from g2d_jax.training.objectives import Compute
@@ -122,7 +122,9 @@ def assert_bit_equal(first: list[Rollout], second: list[Rollout]) -> None:
 def logits_of(model: decoder.Decoder, tokens: jax.Array) -> jax.Array:
     """What the trainer's forward pass makes of rows [B, T] of one sequence each: [B, T, V]."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return decoder.forward(model, tokens, positions, jnp.full_like(tokens, MEMBERS))[0] @ decoder.head_matrix(model)
+    return decoder.forward(model, tokens, positions, jnp.full_like(tokens, SEGMENT_STRIDE))[0] @ decoder.head_matrix(
+        model
+    )
 
 
 def assert_drawn(model: decoder.Decoder, rollouts: list[Rollout], requests: list[Request] = REQUESTS) -> None:

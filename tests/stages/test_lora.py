@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from g2d_jax import commands
 from g2d_jax.card import card
 from g2d_jax.models import decoder, hf, lora
-from g2d_jax.records import MEMBERS
+from g2d_jax.records import SEGMENT_STRIDE
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages.policies import load_policy
@@ -121,6 +121,6 @@ def test_a_quantised_base_is_exported_as_what_its_codes_stand_for(runs, tmp_path
         policy = load_policy(runtime, "sft")
     assert policy.blocks.gate.get_value().qvalue.dtype == "uint4" and np.any(policy.blocks.q_b[...])
     tokens = np.arange(12)[None]
-    positions, segments = tokens.astype(np.int32), np.full_like(tokens, MEMBERS)
+    positions, segments = tokens.astype(np.int32), np.full_like(tokens, SEGMENT_STRIDE)
     forward = jax.jit(lambda model: decoder.forward(model, tokens, positions, segments)[0])
     np.testing.assert_allclose(forward(policy), forward(hf.load(exported)), atol=1e-4)

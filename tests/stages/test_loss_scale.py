@@ -22,7 +22,7 @@ from g2d_jax.data.packing import Packed, pack
 from g2d_jax.losses import mean_metrics
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
-from g2d_jax.records import MEMBERS, Problem, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.records import SEGMENT_STRIDE, Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.section import record
 from g2d_jax.stages import batches, online
 from g2d_jax.training.objectives import Compute, Objective
@@ -68,7 +68,7 @@ def unpacked() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         for j, row in enumerate(group):
             start, end = len(row.rollout.prompt_ids), len(row.rollout.prompt_ids) + len(row.rollout.token_ids)
             ids[i, j, :end] = np.concatenate([row.rollout.prompt_ids, row.rollout.token_ids])
-            segments[i, j, :end], mask[i, j, start:end] = MEMBERS, 1
+            segments[i, j, :end], mask[i, j, start:end] = SEGMENT_STRIDE, 1
     return ids.reshape(-1, WIDTH), segments.reshape(-1, WIDTH), mask
 
 

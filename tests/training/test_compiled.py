@@ -48,7 +48,9 @@ def compiled(loss: str, sizes: tuple[int, int, int], *, tied: bool) -> str:
     config = ModelConfig("qwen2", WORDS, WIDTH, 2, 2, 2, 32, 160, tie_word_embeddings=tied)
     optimizer, _ = make_optimizer(Optimizer(learning_rate=1e-06), total_steps=10)
     objective, of_tokens, of_responses = made(Compute(mesh, jnp.dtype("bfloat16"), "full"))[loss]
-    kinds: dict[str, Any] = dict.fromkeys(("tokens", "positions", "segment_ids", "source", "sequence"), jnp.int32)
+    kinds: dict[str, Any] = dict.fromkeys(
+        ("tokens", "positions", "segment_ids", "logit_index", "response_index"), jnp.int32
+    )
     kinds |= dict.fromkeys((*of_tokens, *of_responses), jnp.float32)
     rows = meshes.row_ways(mesh)
 

@@ -105,7 +105,7 @@ def test_grpo_on_policy_is_minus_the_advantages(model, scored):
 
 def test_values_on_prompt_and_padding_do_not_matter(model):
     arrays = micro(packed_pairs())
-    old = jnp.where(arrays["sequence"] >= 0, -3.0, jnp.nan)
+    old = jnp.where(arrays["response_index"] >= 0, -3.0, jnp.nan)
     poisoned = {**arrays, "old_logprob": old, "ref_logprob": old, "advantage": jnp.where(old < 0, 1.0, jnp.nan)}
     objective = objectives.grpo(COMPUTE, temperature=1.0, epsilon=0.2, epsilon_high=None, beta=0.1)
     (loss, _), grads = jax.jit(jax.value_and_grad(objective, has_aux=True))(model, poisoned)
@@ -115,7 +115,7 @@ def test_values_on_prompt_and_padding_do_not_matter(model):
 def test_place_sums():
     sequence = jnp.array([[-1, 0, 0, 2, -1], [1, 1, 1, -1, 0]])
     values = jnp.array([[jnp.nan, 1.0, 2.0, 4.0, 8.0], [1.0, 1.0, 1.0, 9.0, 5.0]])
-    found = objectives.place_sums(values, {"sequence": sequence, "reference": jnp.zeros((2, 4))})
+    found = objectives.place_sums(values, {"response_index": sequence, "reference": jnp.zeros((2, 4))})
     assert found.tolist() == [[3.0, 0.0, 4.0, 0.0], [5.0, 3.0, 0.0, 0.0]]
 
 
@@ -249,9 +249,9 @@ def test_entropy_is_added(model, kind):
 
     packed = pack(response_groups(), row_length=24, microbatch_rows=4, places=8)
     entropies = score(model, *put_batch(packed, ONE), temperature=temperature)[1][0]
-    entropy = float(jnp.sum(jnp.where(arrays["sequence"] >= 0, entropies, 0.0)) / 16)
+    entropy = float(jnp.sum(jnp.where(arrays["response_index"] >= 0, entropies, 0.0)) / 16)
     (plain, _, before), (loss, sums, after) = run(made(0.0), model, arrays), run(made(0.5), model, arrays)
     assert loss - plain == pytest.approx(-0.5 * entropy, rel=1e-4)
     assert sums["policy_entropy|entropy_tokens"] == pytest.approx(16 * entropy, rel=1e-5)
-    assert sums["entropy_tokens"] == float(jnp.sum(arrays["sequence"] >= 0))
+    assert sums["entropy_tokens"] == float(jnp.sum(arrays["response_index"] >= 0))
     assert all(np.any(x != y) for x, y in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True))

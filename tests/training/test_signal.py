@@ -109,7 +109,7 @@ def test_batches_of_different_sizes_run_in_one_program(model):
         for name, array in after.arrays.items():
             np.testing.assert_array_equal(array[:n, :r], before.arrays[name])
             assert array.dtype == before.arrays[name].dtype and array.shape[:2] == shape[:2]
-        assert (after.arrays["sequence"][n:] == -1).all() and (after.arrays["sequence"][:, r:] == -1).all()
+        assert (after.arrays["response_index"][n:] == -1).all() and (after.arrays["response_index"][:, r:] == -1).all()
 
 
 def test_sums_lie_like_the_parameters_and_are_donated(model):

@@ -131,7 +131,9 @@ def in_micro_batches(batch: Packed, micro_batches: int) -> Packed:
     """The rows of one micro-batch dealt out to several of the same size; four in all, so that one program runs all."""
     rows = batch.arrays["tokens"].shape[1]
     mine = (np.arange(4)[:, None] == np.arange(rows)[None] % micro_batches)[:, :, None]
-    arrays = {name: np.where(mine, x, np.array(-(name == "sequence"), x.dtype)) for name, x in batch.arrays.items()}
+    arrays = {
+        name: np.where(mine, x, np.array(-(name == "response_index"), x.dtype)) for name, x in batch.arrays.items()
+    }
     return Packed(arrays, micro_batches, batch.places, batch.used, batch.attended)
 
 
@@ -149,7 +151,7 @@ def test_the_gradient_does_not_depend_on_mesh_or_micro_batches(model, expected, 
     """In one micro-batch and in four, against one device without packing."""
     mesh = meshes.make_mesh(*shape)
     batch = packed(64, meshes.row_ways(mesh))
-    assert batch.count == 1 and not (in_micro_batches(batch, 4).arrays["sequence"] < 0).all((1, 2)).any()
+    assert batch.count == 1 and not (in_micro_batches(batch, 4).arrays["response_index"] < 0).all((1, 2)).any()
     for grads, loss in gradient(name, model, mesh, in_micro_batches(batch, 1), in_micro_batches(batch, 4)):
         np.testing.assert_allclose(loss, expected[name][0], rtol=RELATIVE)
         assert_near(grads, expected[name][1], RELATIVE)
