@@ -136,8 +136,8 @@ def _forward(
 
     def add(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         at = chunks[number]
-        logits = _logits(_taken(hidden, at), cast_head, settings.temperature)
-        target_logits = jnp.sum(jnp.where(_one_hot(_taken(targets, at), logits), logits, 0.0), axis=-1)
+        logits = _logits(_take_rows(hidden, at), cast_head, settings.temperature)
+        target_logits = jnp.sum(jnp.where(_one_hot(_take_rows(targets, at), logits), logits, 0.0), axis=-1)
         top = jnp.max(logits, axis=-1)
         shifted = logits - top[:, None]
         exponentials = jnp.exp(shifted)  # Shared by both sums: most of the cost besides the product.
@@ -167,7 +167,7 @@ def _backward(
     def add(number: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         at = chunks[number]
         hidden_c, targets_c, log_z_c, entropies_c, logprob_grad, entropy_grad = (
-            _taken(x, at) for x in (hidden, targets, log_z, entropies, *grads)
+            _take_rows(x, at) for x in (hidden, targets, log_z, entropies, *grads)
         )
         logps = _logits(hidden_c, cast_head, settings.temperature) - log_z_c[:, None]
         p = jnp.exp(logps)
@@ -232,7 +232,7 @@ def _chunks(counted: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
     return places.reshape(most, columns), -(-jnp.sum(counted, dtype=jnp.int32) // columns)
 
 
-def _taken(x: jax.Array, at: jax.Array) -> jax.Array:
+def _take_rows(x: jax.Array, at: jax.Array) -> jax.Array:
     """Take rows of x [N, ...], zeros for the row N."""
     return x.at[at].get(mode="fill", fill_value=0)
 
@@ -260,8 +260,8 @@ def sharded_token_logprobs(
     Returns (logprobs [R, T], entropies [R, T] or None), float32.
     """
     _check(hidden, head, targets, chunk)
-    lies = spec(mesh, ("embed", "vocab"), head.shape)
-    settings = _Settings(temperature, chunk, with_entropy, tuple((axis, i) for i, axis in enumerate(lies) if axis))
+    head_spec = spec(mesh, ("embed", "vocab"), head.shape)
+    settings = _Settings(temperature, chunk, with_entropy, tuple((axis, i) for i, axis in enumerate(head_spec) if axis))
     tokens = spec(mesh, ("rows", "tokens"), targets.shape, {**RULES, "tokens": "tensor"})
     outputs = (tokens, tokens if with_entropy else None)
 
@@ -277,7 +277,7 @@ def sharded_token_logprobs(
     split = jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(PartitionSpec(*tokens, None), lies, tokens, tokens),
+        in_specs=(PartitionSpec(*tokens, None), head_spec, tokens, tokens),
         out_specs=outputs,
         check_vma=False,
     )
