@@ -19,6 +19,13 @@ from g2d_jax import config as schema
 from g2d_jax.runtime import storage
 from g2d_jax.section import Section, editable
 
+RENAMED = {
+    "responses_at_once": "generation_batch_size",
+    "refill": "dynamic_sampling",
+    "retire": "drop_solved",
+}
+"""Former name of a field -> its present name."""
+
 _MEANING = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list like 0,10,20"}
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as written by storage
 _ABSENT = object()
@@ -59,6 +66,8 @@ def from_dict(values: Mapping[str, Any]) -> ConfigDict:
     for name, stage in _named(values, "stages"):
         kind = stage.get("kind") if isinstance(stage, Mapping) else None
         if not isinstance(kind, str) or kind not in schema.STAGES:
+            if kind == "select":
+                raise ValueError(f"stages.{name}.kind: 'select' is called best_checkpoint now")
             known = f"{listed(schema.STAGES)}, got {kind!r:.50}{suggest(kind, schema.STAGES)}"
             raise ValueError(f"stages.{name}.kind must be one of {known}")
         config.stages[name] = editable(schema.STAGES[kind]())
@@ -117,6 +126,8 @@ def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
         raise ValueError(f"unknown field {path!r}{suggest(path, _paths(config))}")
     fields = dict(section.items(preserve_field_references=True))
     if key not in fields:
+        if RENAMED.get(key) in fields:
+            raise ValueError(f"{path!r} is called {RENAMED[key]} now")
         hint = suggest(path, _paths(config)) or f"; there are {listed(fields)}"
         raise ValueError(f"unknown field {path!r}{hint}")
     return fields[key]
