@@ -5,7 +5,10 @@ Command:   g2d run --config qwen3-0.6b --workdir DIR                          G2
            g2d run --config qwen3-0.6b:method=grpo --workdir DIR              GRPO alone, 600 updates
            g2d sweep --config sweep-k:preset=qwen3-0.6b --workdir DIR         over K
 Hardware:  those of the plan; not run at this size
-Plan:      none yet: g2d plan --config qwen3-0.6b --topology v5e-16
+Plan:      machine  choice  peak GiB        hours of G2D  of GRPO
+           v5e-4            13.20 of 14.49  15.1          34.7
+           h100x1           66.82 of 71.20  14.2          32.2
+           (all responses at their greatest length, half of the roofline; see docs/models.md)
 
 Result:    report.html in DIR. Neither paper has figures for this model.
 Choices:   variant=chat|base, or path=FOLDER_OR_HUB_ID; method=g2d|grpo; k=K; steps=N of GRPO alone; lora=RANK;

@@ -168,6 +168,7 @@ def test_wrong_choices(write, arg, message):
         ("config.seed = True", r"seed must be an integer \(int\), got True"),
         ("config.stages.x = {'kind': 'onlin'}", r"stages\.x\.kind must be one of sft, .* 'onlin', did you mean online"),
         ("config.stages.x = {'kind': []}", r"stages\.x\.kind must be one of sft, .*, got \[\]"),
+        ("config.stages.x = {'kind': 'select'}", r"stages\.x\.kind: 'select' is called best_checkpoint now"),
         ("config.stages['a/b'] = schema.sft()", r"stages\.a/b: a name is made of letters"),
         ("config.stages.x = {'kind': 'sft', 'data': 3}", r"stages\.x\.data is a section, got 3; its fields are "),
         ("config.stages.x = {'kind': 'evaluate', 'pass_at': (1, 'b')}", r"stages\.x\.pass_at\[1\] must be an integer"),

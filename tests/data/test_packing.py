@@ -162,3 +162,7 @@ def test_positions_are_those_that_pack_fills(row_length):
 def test_errors(groups, message):
     with pytest.raises(ValueError, match=message):
         pack(groups, row_length=LENGTH, microbatch_rows=4, places=2)
+
+
+def test_a_row_is_filled_to_its_last_column():
+    assert pack(make([(4, [8]), (5, [7])]), row_length=24, microbatch_rows=1).count == 1

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from g2d_jax import config as settings
-from g2d_jax.config import Collect, Offline, Online, Optimizer
+from g2d_jax.config import Collect, Offline, Online, Optimizer, Sft
 from g2d_jax.config_io import to_dict
 from g2d_jax.data.packing import Group, Response
 from g2d_jax.models import decoder, hf
@@ -148,7 +148,7 @@ def test_revisions_reach_the_loader(config, tmp_path, opened):
     config.stages.sft.data.revision = "v1"
     runtime = opened(config, tmp_path)
     with pytest.raises(ValueError, match="revision is 'v1', but 'procedural:chains' does not come from the hub"):
-        sft.examples(runtime, "sft", config.stages.sft)
+        sft.examples(runtime, "sft", runtime.config.stage("sft", Sft))
     before = runtime.fingerprint
     config.data.dev.revision = "v2"
     runtime = opened(config, tmp_path)
@@ -159,8 +159,9 @@ def test_revisions_reach_the_loader(config, tmp_path, opened):
 
 def test_a_stage_of_another_name_is_named(config, tmp_path, opened):
     config.stages.sft.max_length = 2
+    runtime = opened(config, tmp_path)
     with pytest.raises(ValueError, match=r"stages\.cold\.data: .* no example left that fits"):
-        sft.examples(opened(config, tmp_path), "cold", config.stages.sft)
+        sft.examples(runtime, "cold", runtime.config.stage("sft", Sft))
 
 
 def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template_opens(config, tmp_path, opened):
