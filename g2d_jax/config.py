@@ -721,14 +721,7 @@ class Config(Section):
 
     def _check_attention(self) -> None:
         """Refuse cuDNN where it cannot serve on any devices; models/kernels.py says the rest."""
-        if self.compute.attention != "cudnn":
-            return
-        if training := [name for name, stage in self.stages.items() if isinstance(stage, TrainingStage)]:
-            raise ValueError(
-                f"compute.attention is 'cudnn', but stages.{training[0]} trains on packed rows whose responses share a "
-                "prompt, which cuDNN's masks cannot say: set it to auto, which takes cuDNN for prompts alone"
-            )
-        if self.dtype == "float32":
+        if self.compute.attention == "cudnn" and self.dtype == "float32":
             raise ValueError(
                 "compute.attention is 'cudnn', which computes in bfloat16 only: set dtype to bfloat16, or auto"
             )

@@ -267,7 +267,7 @@ def test_one_process_at_a_time_works_in_a_folder(config: ConfigDict, tmp_path: P
         ("stages.evaluate.sampling.max_new_tokens=0", "stages.evaluate.sampling.max_new_tokens must be at least 1"),
         ("stages.warmup.steps=-5", "stages.warmup.steps must be at least 0, got -5"),
         ("dtype=bf16", "dtype must be one of float32, bfloat16"),
-        ("compute.attention=cudnn", "stages.dpo trains on packed rows"),
+        ("compute.attention=cudnn", "computes in bfloat16 only: set dtype to bfloat16"),
         ("reward.function=nosuch.module:f", "cannot import 'nosuch"),
         ("model.family=gpt2", "model.family is one of qwen2, qwen3, llama, got 'gpt2'"),
         ("model.head_dim=15", "model.head_dim must be even"),

@@ -6,7 +6,8 @@ groups whose members share one copy of the prompt (data/packing.py). What a toke
 - xla: `attention.packed_attention`, by pairs of blocks, of which those without anything visible are skipped.
 - splash: "sequence" by causality and segment ids; "packed" by a mask for each row, made on the device, of which blocks
   without anything visible are skipped.
-- cudnn: "sequence" by causality, with rows rolled to begin in column 0. Not "packed": its masks are causal and lengths.
+- cudnn: "sequence" by causality, with rows rolled to begin in column 0; "packed" by causality and a mask for each row,
+  T * T bfloat16 numbers that every head shares. The latter only where asked for: no device has run it.
 
 Why a mask for shared prompts on TPU. Splash knows equality of segment ids, and a response sees two of them: its own and
 the prompt's. Three ways were weighed. Rows without sharing repeat the prompt for every response: 8 responses of 512
@@ -60,6 +61,8 @@ def choose(
     kernel is asked for that cannot serve.
     """
     kernel = _OF_PLATFORM.get(platform, "xla") if setting == "auto" else setting
+    if setting == "auto" and kernel == "cudnn" and layout == "packed":
+        return "xla"
     obstacle = _obstacle(kernel, platform, jnp.dtype(dtype), head_dim, length, layout)
     if obstacle and setting != "auto":
         raise ValueError(f"compute.attention is {setting!r}, but {obstacle} set compute.attention to auto")
@@ -79,8 +82,8 @@ def _obstacle(kernel: Kernel, platform: str, dtype: jnp.dtype, head_dim: int, le
         if length % LANES:
             return f"it needs rows of a multiple of {LANES} tokens, not {length}: set compute.row_length to one, or"
         return ""
-    if layout == "packed":
-        return "cuDNN's masks cannot say that responses share a prompt, as those in packed rows of training do:"
+    if layout == "packed" and length % 2:
+        return f"its gradient needs rows of an even number of tokens, not {length}: set compute.row_length to one, or"
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16, not in {dtype.name}: set dtype to bfloat16, or"
     if head_dim % 8 or head_dim > 128:
@@ -114,7 +117,7 @@ def attention_for(setting: AttentionSetting, mesh: Mesh, layout: Layout) -> Atte
             block = block_size(str(mesh.devices.flat[0].device_kind), length, layout)
             run = partial(splash_attention, layout=layout, block=block)
         if kernel == "cudnn":
-            run = cudnn_attention
+            run = partial(cudnn_attention, layout=layout)
         return per_device(run, mesh, q, k, v, segment_ids)
 
     return attention
@@ -175,19 +178,27 @@ def splash_attention(
 
 
 def cudnn_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, implementation: Literal["cudnn", "xla"] = "cudnn"
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    *,
+    layout: Layout,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> jax.Array:
-    """Attend in rows of one sequence by jax.nn.dot_product_attention, on one device: bfloat16, layout "sequence" only.
+    """Attend by jax.nn.dot_product_attention in bfloat16, on one device.
 
-    Rows are rolled to the left until they begin in column 0. All padding then lies behind the sequence, where causality
-    hides it, so that no lengths are needed; what padding itself sees differs from `visible`, and nobody reads it.
-    implementation: "xla" computes the same without a GPU, for tests.
+    Rows of one sequence are rolled to the left until they begin in column 0. All padding then lies behind the sequence,
+    where causality hides it, so that no lengths are needed; what padding itself sees differs from `visible`, and nobody
+    reads it. implementation: "xla" computes the same without a GPU, for tests.
     """
+    attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation=implementation)
+    if layout == "packed":
+        return checkpoint_name(attend(q, k, v, mask=visible(segment_ids, segment_ids)[:, None]), SAVED)
     first = jnp.argmax(segment_ids != 0, axis=1)  # [B]
     roll = jax.vmap(lambda x, by: jnp.roll(x, by, axis=0))
     q, k, v = (roll(x, -first) for x in (q, k, v))
-    mixed = roll(jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation), first)
-    return checkpoint_name(mixed, SAVED)
+    return checkpoint_name(roll(attend(q, k, v), first), SAVED)
 
 
 def per_device(

@@ -61,7 +61,7 @@ def test_auto(case: tuple[Any, ...], kernel: str) -> None:
         ("splash", ("tpu", "bfloat16", 128, 500, "packed"), "multiple of 128 tokens, not 500: set compute.row_length"),
         ("splash", ("tpu", "bfloat16", 20, 512, "packed"), "head_dim that is a multiple of 8, .* is 20"),
         ("cudnn", ("cpu", "bfloat16", 128, 512, "sequence"), "needs an NVIDIA GPU"),
-        ("cudnn", ("gpu", "bfloat16", 128, 512, "packed"), "responses share a prompt.* set compute.attention to auto"),
+        ("cudnn", ("gpu", "bfloat16", 128, 511, "packed"), "an even number of tokens, not 511: set compute.row_length"),
         ("cudnn", ("gpu", "float32", 128, 512, "sequence"), "not in float32: set dtype to bfloat16, or"),
         ("cudnn", ("gpu", "bfloat16", 160, 512, "sequence"), "at most 128, and this model's is 160"),
     ],
@@ -137,27 +137,42 @@ def test_rolled_causal_rows_are_xla_where_there_are_tokens() -> None:
     q, k, v, w = inputs(3, 24, 4, 2)
     tokens = (ids != 0)[:, :, None, None]
     w = jnp.where(tokens, w, 0)
-    ours = both(lambda *x: kernels.cudnn_attention(*x, ids, implementation="xla"), q, k, v, w)
+    ours = both(lambda *x: kernels.cudnn_attention(*x, ids, layout="sequence", implementation="xla"), q, k, v, w)
     theirs = both(lambda *x: attend(*x, visible(ids, ids)), q, k, v, w)
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(jnp.where(tokens, one, 0), jnp.where(tokens, other, 0), atol=1e-5)
         assert np.isfinite(one).all()
 
 
-def test_cudnn_is_in_the_program_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_for_each_row_is_xla_in_value_and_gradient() -> None:
+    ids = jnp.asarray([spans(24, (M, 5), (M + 1, 6), (M + 2, 4), (2 * M, 3), (2 * M + 1, 4)), spans(24, (M, 24))])
+    q, k, v, w = inputs(2, 24, 4, 2)
+    ours = both(lambda *x: kernels.cudnn_attention(*x, ids, layout="packed", implementation="xla"), q, k, v, w)
+    theirs = both(lambda *x: attend(*x, visible(ids, ids)), q, k, v, w)
+    for one, other in zip(ours, theirs, strict=True):  # padding's rows too
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_cudnn_has_to_be_asked_for_in_packed_rows() -> None:
+    facts = dict(zip(FIELDS, ("gpu", "bfloat16", 128, 512, "packed"), strict=True))
+    assert choose("cudnn", **facts) == "cudnn" and choose("auto", **facts) == "xla"
+
+
+@pytest.mark.parametrize(("layout", "call"), [("sequence", "Softmax"), ("packed", "ScaleBiasSoftmax")])
+def test_cudnn_is_in_the_program_for_cuda(monkeypatch: pytest.MonkeyPatch, layout: Any, call: str) -> None:
     pretend_cudnn(monkeypatch)
     q, k = (jax.ShapeDtypeStruct((2, 32, heads, 64), jnp.bfloat16) for heads in (4, 2))
     ids = jax.ShapeDtypeStruct((2, 32), jnp.int32)
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
-        return jnp.sum(kernels.cudnn_attention(q, k, v, ids).astype(jnp.float32))
+        return jnp.sum(kernels.cudnn_attention(q, k, v, ids, layout=layout).astype(jnp.float32))
 
     def program(run: Callable[..., Any]) -> str:
         return jax.jit(run).trace(q, k, k, ids).lower(lowering_platforms=("cuda",)).as_text()
 
-    assert "__cudnn$fmhaSoftmax" in program(loss)
+    assert f"__cudnn$fmha{call}" in program(loss)
     backward = program(jax.grad(loss, (0, 1, 2)))
-    assert "__cudnn$fmhaSoftmax(" in backward.replace('"', "(") and "__cudnn$fmhaSoftmaxBackward" in backward
+    assert f"__cudnn$fmha{call}(" in backward.replace('"', "(") and f"__cudnn$fmha{call}Backward" in backward
 
 
 FOR_TPU = """
