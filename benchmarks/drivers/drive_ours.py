@@ -115,7 +115,9 @@ def dpo(case: Case, clock: Clock) -> None:
     clock.start()
     for step in range(case.steps):
         data = case.draw(step)
-        pairs = [Group(_ids(prompt), [Response(_ids(side)) for side in sides], whole=True) for prompt, sides in data]
+        pairs = [
+            Group(_ids(prompt), [Response(_ids(side)) for side in sides], keep_together=True) for prompt, sides in data
+        ]
         groups = []
         for pair, sides in zip(pairs, library.reference(pairs, 2), strict=True):
             told = [{"reference": float(side.sum()), "weight": weight} for side in sides]

@@ -33,11 +33,11 @@ class Response:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """One prompt and responses to it. whole: keep them in one row (the two sides of a preference)."""
+    """One prompt and responses to it. keep_together: keep them in one row (the two sides of a preference)."""
 
     prompt_ids: np.ndarray
     responses: Sequence[Response]
-    whole: bool = False
+    keep_together: bool = False
 
 
 class Place(NamedTuple):
@@ -85,20 +85,20 @@ def pack(
     row_length: int,
     microbatch_rows: int,
     rows_multiple: int = 1,
-    places: int = 16,
+    max_responses_per_row: int = 16,
     most_rows: int = 1,
 ) -> Packed:
     """Lay groups into rows by first fit, longest first: deterministic, about 95 % full.
 
     row_length: T. microbatch_rows: at most so many rows in a micro-batch. rows_multiple: R is a multiple of it (devices
-    that share the rows). places: M, even. most_rows: the most rows that any batch takes, by which N and R are chosen,
-    so that all have one shape. Micro-batches are of one size, as large as leaves the fewest rows over. Groups that are
-    not `whole` are split where they do not fit; the prompt is then repeated. Raises ValueError for an empty prompt, or
-    a response or whole group that fits no row.
+    that share the rows). max_responses_per_row: M, even. most_rows: the most rows that any batch takes, by which N and
+    R are chosen, so that all have one shape. Micro-batches are of one size, as large as leaves the fewest rows over.
+    Groups that need not stay together are split where they do not fit; the prompt is then repeated. Raises ValueError
+    for an empty prompt, or a response or a group to keep together that fits no row.
     """
-    rows = _rows(groups, row_length, places)
+    rows = _rows(groups, row_length, max_responses_per_row)
     per_micro, count = _micro_batches(len(rows), microbatch_rows, rows_multiple, most_rows)
-    arrays = _blank(groups, round_up(max(len(rows), most_rows, 1), per_micro), row_length, places)
+    arrays = _blank(groups, round_up(max(len(rows), most_rows, 1), per_micro), row_length, max_responses_per_row)
     where: list[list[Place]] = [[Place(0, 0, 0)] * len(group.responses) for group in groups]
     for row, units in enumerate(rows):
         _fill_row(arrays, row, units, where)
@@ -114,11 +114,11 @@ def positions(
     row_length: int,
     microbatch_rows: int,
     rows_multiple: int = 1,
-    places: int = 16,
+    max_responses_per_row: int = 16,
     most_rows: int = 1,
 ) -> int:
     """Count the columns of the micro-batches that `pack` would fill."""
-    rows = len(_rows(groups, row_length, places))
+    rows = len(_rows(groups, row_length, max_responses_per_row))
     return math.prod(_micro_batches(rows, microbatch_rows, rows_multiple, most_rows)) * row_length
 
 
@@ -127,9 +127,11 @@ def round_up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _rows(groups: Sequence[Group], row_length: int, places: int) -> list[list[_Unit]]:
-    units = [unit for index, group in enumerate(groups) for unit in _units(index, group, row_length, places)]
-    return _first_fit(units, row_length, places)
+def _rows(groups: Sequence[Group], row_length: int, max_responses_per_row: int) -> list[list[_Unit]]:
+    units = [
+        unit for index, group in enumerate(groups) for unit in _units(index, group, row_length, max_responses_per_row)
+    ]
+    return _first_fit(units, row_length, max_responses_per_row)
 
 
 def _micro_batches(rows: int, microbatch_rows: int, rows_multiple: int, most_rows: int) -> tuple[int, int]:
@@ -140,7 +142,7 @@ def _micro_batches(rows: int, microbatch_rows: int, rows_multiple: int, most_row
     return per_micro, max(-(-rows // per_micro), 1)
 
 
-def _units(index: int, group: Group, row_length: int, places: int) -> list[_Unit]:
+def _units(index: int, group: Group, row_length: int, max_responses_per_row: int) -> list[_Unit]:
     """Cut a group into parts that fit a row: as many responses as fit behind one copy of the prompt."""
     prompt = len(group.prompt_ids)
     if not prompt:
@@ -154,11 +156,11 @@ def _units(index: int, group: Group, row_length: int, places: int) -> list[_Unit
                 f"a prompt of {prompt} and a response of {length} tokens do not fit a row of {row_length}: "
                 "raise compute.row_length or lower the maximal lengths"
             )
-        if size + length > row_length or i - first == places:
-            if group.whole:
+        if size + length > row_length or i - first == max_responses_per_row:
+            if group.keep_together:
                 raise ValueError(
                     f"a prompt of {prompt} tokens and its {len(group.responses)} responses must share a row of "
-                    f"{row_length} tokens and {places} responses: raise compute.row_length"
+                    f"{row_length} tokens and {max_responses_per_row} responses: raise compute.row_length"
                 )
             units.append(_Unit(index, first, group.prompt_ids, group.responses[first:i], size))
             first, size = i, prompt
@@ -168,7 +170,7 @@ def _units(index: int, group: Group, row_length: int, places: int) -> list[_Unit
     return units
 
 
-def _first_fit(units: Sequence[_Unit], row_length: int, places: int) -> list[list[_Unit]]:
+def _first_fit(units: Sequence[_Unit], row_length: int, max_responses_per_row: int) -> list[list[_Unit]]:
     rows: list[list[_Unit]] = []
     room: list[tuple[int, int]] = []  # free columns and free places of each row
     for unit in sorted(units, key=lambda unit: -unit.size):
@@ -177,13 +179,13 @@ def _first_fit(units: Sequence[_Unit], row_length: int, places: int) -> list[lis
         row = next(fits, len(rows))
         if row == len(rows):
             rows.append([])
-            room.append((row_length, places))
+            room.append((row_length, max_responses_per_row))
         rows[row].append(unit)
         room[row] = (room[row][0] - unit.size, room[row][1] - wanted)
     return rows
 
 
-def _blank(groups: Sequence[Group], rows: int, length: int, places: int) -> dict[str, np.ndarray]:
+def _blank(groups: Sequence[Group], rows: int, length: int, max_responses_per_row: int) -> dict[str, np.ndarray]:
     names = ("tokens", "positions", "segment_ids", "logit_index")
     arrays = {name: np.zeros((rows, length), np.int32) for name in names}
     arrays["response_index"] = np.full((rows, length), -1, np.int32)
@@ -191,7 +193,7 @@ def _blank(groups: Sequence[Group], rows: int, length: int, places: int) -> dict
     token_names = sorted({name for response in responses for name in response.token})
     sequence_names = sorted({name for response in responses for name in response.sequence})
     arrays |= {name: np.zeros((rows, length), np.float32) for name in token_names}
-    return arrays | {name: np.zeros((rows, places), np.float32) for name in sequence_names}
+    return arrays | {name: np.zeros((rows, max_responses_per_row), np.float32) for name in sequence_names}
 
 
 def _fill_row(arrays: dict[str, np.ndarray], row: int, units: Sequence[_Unit], where: list[list[Place]]) -> None:

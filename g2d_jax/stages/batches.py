@@ -179,7 +179,7 @@ def _dpo(stage: Online, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
 def as_pair(chosen: ScoredRollout, rejected: ScoredRollout, weight: float) -> Group:
     """Put both sides in one row, behind one copy of their prompt."""
     responses = [Response(row.rollout.token_ids, {}, {"weight": weight}) for row in (chosen, rejected)]
-    return Group(chosen.rollout.prompt_ids, responses, whole=True)
+    return Group(chosen.rollout.prompt_ids, responses, keep_together=True)
 
 
 def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Sides]) -> list[Group]:
@@ -201,12 +201,12 @@ def _group_dpo(stage: Online, draws: Draws, groups: Groups, sides: Sequence[Side
                 }
                 responses.append(Response(row.rollout.token_ids, token, sequence))
         if responses:
-            loss_groups.append(Group(group[0].rollout.prompt_ids, responses, whole=True))
+            loss_groups.append(Group(group[0].rollout.prompt_ids, responses, keep_together=True))
     if loss_groups:
         return loss_groups
     token = {**tokens[0][0], "weight": 0.0, "advantage": 0.0} if stage.grpo_coef else {}
     nothing = Response(groups[0][0].rollout.token_ids, token, {"side": 0.0, "prompt": 0.0, "pair_weight": 0.0})
-    return [Group(groups[0][0].rollout.prompt_ids, [nothing], whole=True)]
+    return [Group(groups[0][0].rollout.prompt_ids, [nothing], keep_together=True)]
 
 
 def _with_entropy(stage: Online, groups: list[Group]) -> list[Group]:
@@ -219,7 +219,7 @@ def _with_entropy(stage: Online, groups: list[Group]) -> list[Group]:
         weight = 1.0 / count if _weighs(response) else 0.0
         return Response(response.token_ids, {**response.token, "entropy_weight": weight}, response.sequence)
 
-    return [Group(group.prompt_ids, [weighed(r) for r in group.responses], group.whole) for group in groups]
+    return [Group(group.prompt_ids, [weighed(r) for r in group.responses], group.keep_together) for group in groups]
 
 
 def _weighs(response: Response) -> bool:
@@ -245,5 +245,5 @@ def fill(stage: Online, groups: list[Group], reference: np.ndarray | None, train
             if reference is not None and stage.beta:
                 token["ref_logprob"] = reference[span]
             responses.append(Response(response.token_ids, token, sequence))
-        filled.append(Group(group.prompt_ids, responses, group.whole))
+        filled.append(Group(group.prompt_ids, responses, group.keep_together))
     return filled

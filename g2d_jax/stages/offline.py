@@ -251,7 +251,7 @@ def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
     for pair, reference, weight in zip(pairs, references, dpo_weights(len(pairs)), strict=True):
         sides = zip((pair.chosen_ids, pair.rejected_ids), reference, strict=True)
         responses = [Response(ids, {}, {"reference": float(x), "weight": float(weight)}) for ids, x in sides]
-        groups.append(Group(pair.prompt_ids, responses, whole=True))
+        groups.append(Group(pair.prompt_ids, responses, keep_together=True))
     return groups
 
 

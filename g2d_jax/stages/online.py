@@ -151,7 +151,7 @@ def row_shape(runtime: Runtime, stage: Online) -> RowShape:
     lengths = [np.full(shares.shape, most), np.maximum(np.ceil(shares * most), 1).astype(int)]
     batches = [
         [
-            Group(np.zeros(prompt, np.int32), [Response(np.zeros(n, np.int32)) for n in sizes], whole=not apart)
+            Group(np.zeros(prompt, np.int32), [Response(np.zeros(n, np.int32)) for n in sizes], keep_together=not apart)
             for prompt, sizes in zip(prompts, drawn.reshape(-1, samples), strict=True)
         ]
         for drawn in lengths

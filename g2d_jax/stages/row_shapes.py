@@ -88,6 +88,6 @@ def _layout(runtime: Runtime, rows: RowShape) -> dict[str, int]:
         "row_length": rows.length,
         "microbatch_rows": max(tokens // rows.length // ways, 1) * ways,
         "rows_multiple": ways,
-        "places": rows.max_responses_per_row,
+        "max_responses_per_row": rows.max_responses_per_row,
         "most_rows": rows.most_rows,
     }

@@ -14,7 +14,7 @@ from g2d_jax.records import SEGMENT_STRIDE
 LENGTH = 24
 
 
-def make(prompts: list[tuple[int, list[int]]], whole: bool = False) -> list[Group]:
+def make(prompts: list[tuple[int, list[int]]], keep_together: bool = False) -> list[Group]:
     """Groups of a prompt's and its responses' lengths; no token occurs twice, and the weight is its number."""
     counter = iter(range(1, 100_000))
 
@@ -25,12 +25,12 @@ def make(prompts: list[tuple[int, list[int]]], whole: bool = False) -> list[Grou
         tokens = ids(length)
         return Response(tokens, {"weight": tokens / 2, "same": 3.0}, {"score": float(tokens.sum())})
 
-    return [Group(ids(prompt), [response(length) for length in lengths], whole) for prompt, lengths in prompts]
+    return [Group(ids(prompt), [response(length) for length in lengths], keep_together) for prompt, lengths in prompts]
 
 
 GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 15), max_size=7)), max_size=9).map(make)
 PAIRS = st.lists(st.tuples(st.integers(1, 8), st.lists(st.integers(1, 8), min_size=2, max_size=2)), max_size=9).map(
-    lambda prompts: make(prompts, whole=True)
+    lambda prompts: make(prompts, keep_together=True)
 )
 
 
@@ -72,7 +72,9 @@ def check(groups: list[Group], packed: Packed, places: int) -> None:
 @examples(60)
 @given(GROUPS, st.integers(1, 6), st.sampled_from([1, 2, 4]), st.sampled_from([2, 4, 16]))
 def test_every_response_is_where_it_is_said_to_be(groups, microbatch_rows, multiple, places):
-    packed = pack(groups, row_length=LENGTH, microbatch_rows=microbatch_rows, rows_multiple=multiple, places=places)
+    packed = pack(
+        groups, row_length=LENGTH, microbatch_rows=microbatch_rows, rows_multiple=multiple, max_responses_per_row=places
+    )
     if any(group.responses for group in groups):
         check(groups, packed, places)
     count, rows, length = packed.arrays["tokens"].shape
@@ -85,7 +87,12 @@ def test_every_response_is_where_it_is_said_to_be(groups, microbatch_rows, multi
 @given(GROUPS, st.integers(1, 6), st.sampled_from([1, 2, 4]), st.integers(0, 20))
 def test_batches_of_no_more_rows_have_one_shape(groups, microbatch_rows, multiple, more):
     """And their rows are those that a batch has by itself."""
-    options = {"row_length": LENGTH, "microbatch_rows": microbatch_rows, "rows_multiple": multiple, "places": 4}
+    options = {
+        "row_length": LENGTH,
+        "microbatch_rows": microbatch_rows,
+        "rows_multiple": multiple,
+        "max_responses_per_row": 4,
+    }
     alone = pack(groups, **options)
     most = more + sum(len(group.responses) for group in groups)
     roomy, empty = (pack(some, **options, most_rows=most) for some in (groups, []))
@@ -102,7 +109,7 @@ def test_batches_of_no_more_rows_have_one_shape(groups, microbatch_rows, multipl
 @examples(40)
 @given(PAIRS, st.sampled_from([2, 4, 16]))
 def test_pairs_share_a_row_chosen_in_an_even_place(groups, places):
-    packed = pack(groups, row_length=LENGTH, microbatch_rows=4, places=places)
+    packed = pack(groups, row_length=LENGTH, microbatch_rows=4, max_responses_per_row=places)
     sequence = packed.arrays["response_index"].reshape(-1, LENGTH)
     for chosen, rejected in packed.places:
         assert chosen.row == rejected.row
@@ -114,7 +121,7 @@ def test_pairs_share_a_row_chosen_in_an_even_place(groups, places):
 
 def test_literal_row():
     groups = make([(3, [2, 1]), (2, [2])])
-    packed = pack(groups, row_length=12, microbatch_rows=8, places=4)
+    packed = pack(groups, row_length=12, microbatch_rows=8, max_responses_per_row=4)
     assert packed.count == 1 and packed.used == 10
     rows = {name: x[0, 0].tolist() for name, x in packed.arrays.items()}
     assert rows["tokens"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0]
@@ -135,7 +142,7 @@ def test_literal_row():
 def test_pairs_of_varying_length_fill_micro_batches(row_length, multiple):
     """64 pairs behind prompts of 64 tokens, responses of 16 to 128."""
     rng = np.random.default_rng(0)
-    groups = make([(64, [int(n) for n in rng.integers(16, 129, 2)]) for _ in range(64)], whole=True)
+    groups = make([(64, [int(n) for n in rng.integers(16, 129, 2)]) for _ in range(64)], keep_together=True)
     for rows, most_rows in ((16_384 // row_length, 1), (max(512 // row_length, 1), 64)):
         packed = pack(groups, row_length=row_length, microbatch_rows=rows, rows_multiple=multiple, most_rows=most_rows)
         assert packed.used / (packed.count * packed.arrays["tokens"][0].size) > 0.9
@@ -145,7 +152,13 @@ def test_pairs_of_varying_length_fill_micro_batches(row_length, multiple):
 def test_positions_are_those_that_pack_fills(row_length):
     rng = np.random.default_rng(0)
     groups = make([(int(rng.integers(1, 20)), [int(n) for n in rng.integers(1, 40, 4)]) for _ in range(30)])
-    how = {"row_length": row_length, "microbatch_rows": 6, "rows_multiple": 4, "places": 6, "most_rows": 60}
+    how = {
+        "row_length": row_length,
+        "microbatch_rows": 6,
+        "rows_multiple": 4,
+        "max_responses_per_row": 6,
+        "most_rows": 60,
+    }
     packed = pack(groups, **how)
     assert positions(groups, **how) == packed.count * packed.arrays["tokens"][0].size
 
@@ -154,14 +167,17 @@ def test_positions_are_those_that_pack_fills(row_length):
     ("groups", "message"),
     [
         (make([(10, [15])]), "prompt of 10 and a response of 15 tokens do not fit a row of 24: raise compute.row_"),
-        (make([(10, [8, 8])], whole=True), "prompt of 10 tokens and its 2 responses must share a row of 24 tokens"),
-        (make([(1, [1, 1, 1])], whole=True), "2 responses: raise compute.row_length"),
+        (
+            make([(10, [8, 8])], keep_together=True),
+            "prompt of 10 tokens and its 2 responses must share a row of 24 tokens",
+        ),
+        (make([(1, [1, 1, 1])], keep_together=True), "2 responses: raise compute.row_length"),
         (make([(0, [3])]), "prompt has no tokens"),
     ],
 )
 def test_errors(groups, message):
     with pytest.raises(ValueError, match=message):
-        pack(groups, row_length=LENGTH, microbatch_rows=4, places=2)
+        pack(groups, row_length=LENGTH, microbatch_rows=4, max_responses_per_row=2)
 
 
 def test_a_row_is_filled_to_its_last_column():

@@ -183,7 +183,7 @@ def test_dpo_takes_the_pair_of_the_pair_rule(task, scored):
             some_rows, problem = [rows[i] for i in usable], rows[0].rollout.problem_id
             [(chosen, rejected)] = pairs_of(7, problem, visit, some_rows, 1, verifiable=not scored)
             assert [named(r)[1] for r in some.responses] == [usable[chosen], usable[rejected]]
-            assert [dict(r.sequence) for r in some.responses] == [{"weight": 0.5}] * 2 and some.whole
+            assert [dict(r.sequence) for r in some.responses] == [{"weight": 0.5}] * 2 and some.keep_together
             found.add((chosen, rejected))
     assert len(found) == 1 if scored else len(found) > 3
 
@@ -205,7 +205,7 @@ def test_group_dpo_has_both_sides_of_a_prompt_and_each_pair_of_it_weighs_the_sam
     batch = make([group(i, some) for i, some in enumerate(rewards)], loss="group_dpo")
     right, wrong = {0: [0, 3], 2: [1]}, {0: [1, 2], 2: [0, 2, 3]}
     sides = {(p, i): side for side, some in ((1, right), (-1, wrong)) for p, places in some.items() for i in places}
-    assert values(batch, "side") == sides and all(some.whole for some in batch.groups)
+    assert values(batch, "side") == sides and all(some.keep_together for some in batch.groups)
     assert values(batch, "pair_weight") == pytest.approx({name: 1 / 8 if name[0] == 0 else 1 / 6 for name in sides})
     assert values(batch, "prompt") == {name: name[0] for name in sides}
 
@@ -267,7 +267,7 @@ def test_fill_gives_every_response_its_own_span(how):
     sampled = how not in ({"loss": "dpo"}, {"loss": "group_dpo"})  # else there is no ratio
     bare = [r for some in batches.fill(stage, made, None, None) for r in some.responses]
     filled = batches.fill(stage, made, reference, trainer if sampled else None)
-    assert [some.whole for some in filled] == [some.whole for some in made]
+    assert [some.keep_together for some in filled] == [some.keep_together for some in made]
     found = [r for some in filled for r in some.responses]
     for response, before, row, span in zip(found, bare, rows, spans, strict=True):
         assert response.token_ids.tolist() == before.token_ids.tolist() == row.rollout.token_ids.tolist()

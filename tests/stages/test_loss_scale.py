@@ -150,7 +150,7 @@ def filled(stage: Any, trainer: decoder.Decoder | None = None) -> Packed:
 
     def rows(trainer: np.ndarray | None) -> Packed:
         full = batches.fill(stage, made, of_reference, trainer)
-        return pack(full, row_length=48, microbatch_rows=8, places=16)
+        return pack(full, row_length=48, microbatch_rows=8, max_responses_per_row=16)
 
     if trainer is None:
         return rows(None)

@@ -39,7 +39,7 @@ def test_kernels_of_attention_are_said_once(config, tmp_path, opened, capsys):
 
 def group(prompt: int, *responses: int) -> Group:
     made = [Response(np.zeros(length, np.int32)) for length in responses]
-    return Group(np.zeros(prompt, np.int32), made, whole=True)
+    return Group(np.zeros(prompt, np.int32), made, keep_together=True)
 
 
 def test_rows_are_as_long_as_leaves_them_full(config, tmp_path, opened):

@@ -39,10 +39,10 @@ def packed_pairs(reference: tuple[float, float] = (0.0, 0.0)) -> Packed:
         return Response(ids, {"weight": 1.0}, {"pair_weight": 1 / 3, "reference": ref})
 
     groups = [
-        Group(rng.integers(0, 64, prompt), [response(3, reference[0]), response(2, reference[1])], whole=True)
+        Group(rng.integers(0, 64, prompt), [response(3, reference[0]), response(2, reference[1])], keep_together=True)
         for prompt in (2, 4, 5)
     ]
-    return pack(groups, row_length=24, microbatch_rows=2, places=4)
+    return pack(groups, row_length=24, microbatch_rows=2, max_responses_per_row=4)
 
 
 def micro(packed: Packed) -> dict[str, jax.Array]:
@@ -145,14 +145,14 @@ def response_groups() -> list[Group]:
         return Response(rng.integers(0, 64, length), token, sequence)
 
     return [
-        Group(rng.integers(0, 64, 3 + prompt), [response(prompt, side) for side in sides], whole=True)
+        Group(rng.integers(0, 64, 3 + prompt), [response(prompt, side) for side in sides], keep_together=True)
         for prompt, sides in enumerate(SIDES)
     ]
 
 
 def in_rows(row_length: int) -> dict[str, jax.Array]:
     """All prompts in one row of 40 columns, or apart in rows of 24."""
-    return micro(pack(response_groups(), row_length=row_length, microbatch_rows=4, places=8))
+    return micro(pack(response_groups(), row_length=row_length, microbatch_rows=4, max_responses_per_row=8))
 
 
 GROUP = {"beta": 0.3, "label_smoothing": 0.0, "loss_type": "sigmoid"}
@@ -166,7 +166,7 @@ def run(objective, model, arrays):
 
 def test_group_dpo_is_the_mean_over_pairs_then_prompts(model):
     groups = response_groups()
-    packed = pack(groups, row_length=24, microbatch_rows=4, places=8)
+    packed = pack(groups, row_length=24, microbatch_rows=4, max_responses_per_row=8)
     logprobs = packed.unpack(np.asarray(score(model, *put_batch(packed, ONE))[0]))
     per_prompt = []
     for prompt, sides in enumerate(SIDES[:2]):
@@ -193,7 +193,13 @@ def everything(compute: Compute = COMPUTE, **changes):
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=str)
 def test_neighbours_in_a_row_and_devices_change_nothing(model, shape):
     mesh = meshes.make_mesh(*shape, devices=jax.devices()[: math.prod(shape)])
-    spread = pack(response_groups(), row_length=40, microbatch_rows=4, rows_multiple=meshes.row_ways(mesh), places=8)
+    spread = pack(
+        response_groups(),
+        row_length=40,
+        microbatch_rows=4,
+        rows_multiple=meshes.row_ways(mesh),
+        max_responses_per_row=8,
+    )
     together = {name: x[0] for name, x in put_batch(spread, mesh)[0].items()}
     placed = jax.device_put(model, decoder.shardings(CONFIG, mesh))
     loss, sums, grads = run(everything(Compute(mesh)), placed, together)
@@ -220,7 +226,7 @@ def test_the_combination_is_its_parts(model):
 def test_sequence_level_takes_one_ratio_a_response(model):
     """Every token has its response's own ratio, exp of the mean log-ratio."""
     groups = response_groups()
-    packed = pack(groups, row_length=24, microbatch_rows=4, places=8)
+    packed = pack(groups, row_length=24, microbatch_rows=4, max_responses_per_row=8)
     scored = np.asarray(score(model, *put_batch(packed, ONE))[0])
     now = packed.unpack(scored)
     ratios = [
@@ -247,7 +253,7 @@ def test_entropy_is_added(model, kind):
         inner = objectives.dpo(COMPUTE, **GROUP, entropy_coef=coef)
         return lambda params, rows: inner(params, {**rows, "weight": rows["pair_weight"]})
 
-    packed = pack(response_groups(), row_length=24, microbatch_rows=4, places=8)
+    packed = pack(response_groups(), row_length=24, microbatch_rows=4, max_responses_per_row=8)
     entropies = score(model, *put_batch(packed, ONE), temperature=temperature)[1][0]
     entropy = float(jnp.sum(jnp.where(arrays["response_index"] >= 0, entropies, 0.0)) / 16)
     (plain, _, before), (loss, sums, after) = run(made(0.0), model, arrays), run(made(0.5), model, arrays)

@@ -38,7 +38,9 @@ def make_batches() -> list[list[Group]]:
         return Response(ids, {}, {"weight": 1 / PAIRS, "reference": rng.normal(-9, 3)})
 
     def group(longest: int) -> Group:
-        return Group(rng.integers(0, 64, rng.integers(2, 7)), [response(longest), response(longest)], whole=True)
+        return Group(
+            rng.integers(0, 64, rng.integers(2, 7)), [response(longest), response(longest)], keep_together=True
+        )
 
     return [[group(6 if m < BATCHES - 1 else 13) for _ in range(PAIRS)] for m in range(BATCHES)]
 
@@ -46,7 +48,7 @@ def make_batches() -> list[list[Group]]:
 def packed(mesh: jax.sharding.Mesh, batches: list[list[Group]], microbatch_rows: int = 1) -> list[Packed]:
     ways = meshes.row_ways(mesh)
     rows = {"row_length": WIDTH, "microbatch_rows": microbatch_rows * ways, "rows_multiple": ways}
-    return [pack(groups, **rows, places=4) for groups in batches]
+    return [pack(groups, **rows, max_responses_per_row=4) for groups in batches]
 
 
 def objective(mesh: jax.sharding.Mesh) -> Objective:
@@ -87,7 +89,7 @@ def test_identical_batches_have_no_noise(model):
 def test_opposite_batches_have_no_signal(model):
     """Chosen and rejected swapped at a policy that is its reference: minus the gradient, for the margin is 0."""
     batch = make_batches()[0]
-    swapped = [Group(g.prompt_ids, g.responses[::-1], whole=True) for g in batch]
+    swapped = [Group(g.prompt_ids, g.responses[::-1], keep_together=True) for g in batch]
 
     def at_zero_margin(params, micro):
         sums = objectives.place_sums(objectives.response_logprobs(Compute(ONE), params, micro)[0], micro)

@@ -47,12 +47,15 @@ def make_groups(count: int = 24) -> list[Group]:
         }
         return Response(rng.integers(0, 64, length), token, {"pair_weight": 1 / count, "reference": rng.normal(-9, 3)})
 
-    return [Group(rng.integers(0, 64, rng.integers(2, 7)), [response(), response()], whole=True) for _ in range(count)]
+    return [
+        Group(rng.integers(0, 64, rng.integers(2, 7)), [response(), response()], keep_together=True)
+        for _ in range(count)
+    ]
 
 
 def packed(microbatch_rows: int, multiple: int = 1, most_rows: int = 1) -> Packed:
     rows = {"microbatch_rows": microbatch_rows, "rows_multiple": multiple, "most_rows": most_rows}
-    return pack(make_groups(), row_length=32, places=4, **rows)
+    return pack(make_groups(), row_length=32, max_responses_per_row=4, **rows)
 
 
 def objective_of(name: str, compute: Compute) -> Objective:
