@@ -97,12 +97,12 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def process(one_device: dict[str, str]) -> Iterator[ProcessPoolExecutor]:
     """One process with one device for all runs, so that programs are compiled once."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in one_device.items():
-            patch.setenv(name, value)
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in one_device.items():
+                patch.setenv(name, value)
             pool.submit(math.sqrt, 1.0).result()  # it is started with these variables
-            yield pool
+        yield pool
 
 
 @pytest.fixture(scope="session")
