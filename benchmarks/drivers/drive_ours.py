@@ -65,7 +65,7 @@ class Library:
         """Choose what leaves the fewest positions empty in the first batches."""
         batches = [
             [
-                Group(_ids(prompt), [Response(_ids(side)) for side in sides], whole=together > 1)
+                Group(_ids(prompt), [Response(_ids(side)) for side in sides], keep_together=together > 1)
                 for prompt, sides in data
             ]
             for data in map(self.case.draw, range(8))
