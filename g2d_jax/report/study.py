@@ -250,21 +250,19 @@ def _priced_section(study: Study, rates: Rates) -> Section:
 
 
 def priced(study: Study, rates: Rates) -> Table:
-    """Every row of the study at the rates, offline training against online training alone at equal hours."""
+    """Every row of the study at the rates, offline training against online training alone in equal time."""
     lines = []
     for group in (*study.offline, *study.baselines):
         for row in group.rows:
-            best = contrasts.best_at(study, row, "hours") if group.is_offline else None
-            apart = contrasts.advantage(row, best, "hours") if best is not None else None
             hours = row.costs["hours"]
             price = UNKNOWN if rates.price is None else f"{hours * rates.chips * rates.price:,.2f}"
             lines.append(
                 {
                     "policy": row.name,
                     "accuracy % [95 %]": fmt.interval(row.accuracy),
-                    "hours": fmt.fixed(3)(hours),
+                    "time": fmt.duration(3600 * hours),
                     "price": price,
-                    "against GRPO in equal hours": UNKNOWN if apart is None else _of_seeds(apart, row),
+                    "against GRPO in equal time": _versus(study, row, "hours") if group.is_offline else UNKNOWN,
                 }
             )
     return table(f"This study's tokens as those of {rates.recipe} on {rates.topology}", lines)
@@ -277,16 +275,16 @@ def _of_seeds(interval: Interval | None, row: Row) -> str:
     return fmt.interval(interval, "+") + part
 
 
-def _versus(study: Study, row: Row) -> str:
+def _versus(study: Study, row: Row, measure: str = "flops") -> str:
     """Compare a row with the baseline `best_at` its cost, named if there are several."""
-    best = contrasts.best_at(study, row)
+    best = contrasts.best_at(study, row, measure)
     if best is None:
         on_dev = any(other.dev == other.dev for baseline in study.baselines for other in baseline.rows)
         return OUT_OF_RANGE if on_dev else UNKNOWN
-    advantage = contrasts.advantage(row, best)
+    advantage = contrasts.advantage(row, best, measure)
     if advantage is None:
-        costs = sorted(other.costs["flops"] for other in best.rows)
-        return UNKNOWN if costs[0] <= row.costs["flops"] <= costs[-1] else OUT_OF_RANGE
+        costs = sorted(other.costs[measure] for other in best.rows)
+        return UNKNOWN if costs[0] <= row.costs[measure] <= costs[-1] else OUT_OF_RANGE
     return _of_seeds(advantage, row) + f", {best.setting or best.name}" * (len(study.baselines) > 1)
 
 
