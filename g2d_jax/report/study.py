@@ -227,8 +227,8 @@ def details(study: Study) -> Table:
 def _of_seeds(interval: Interval | None, row: Row) -> str:
     """Format a difference, and its number of seeds where that is not all of the row's."""
     total = len(row.seeds)
-    some = f" ({interval.seeds} of {total} seeds)" if interval is not None and 0 < interval.seeds < total else ""
-    return fmt.interval(interval, "+") + some
+    part = f" ({interval.seeds} of {total} seeds)" if interval is not None and 0 < interval.seeds < total else ""
+    return fmt.interval(interval, "+") + part
 
 
 def _versus(study: Study, row: Row) -> str:
