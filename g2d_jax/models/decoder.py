@@ -235,7 +235,8 @@ def project_qkv(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E], rotated."""
     q, k, v = (project(c, block, name, x, dropout=dropout) for name in ("q", "k", "v"))
-    return rotate(norm(c, block, "q_norm", q), rope), rotate(norm(c, block, "k_norm", k), rope), v
+    q, k = norm(c, block, "q_norm", q), norm(c, block, "k_norm", k)
+    return rotate(q, rope), rotate(k, rope), v
 
 
 def mlp(c: ModelConfig, block: Block, x: jax.Array, dropout: Dropout | None = None) -> jax.Array:
