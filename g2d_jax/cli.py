@@ -1,4 +1,4 @@
-"""The g2d command: run, plan, sweep, evaluate, report, compare, export, sample, outputs, judge, status."""
+"""The g2d command: run, plan, sweep, evaluate, report, compare, autopsy, export, sample, outputs, judge, status."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from g2d_jax.runtime import flags, processes, storage
 if TYPE_CHECKING:
     from etils import epath
     from ml_collections import ConfigDict
+
+    from g2d_jax.report.page import Report
 
     from g2d_jax.study.pricing import Rates
 
@@ -233,6 +235,14 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policies", choices=("ends", "all"), default="ends", help=whose)
 
 
+def _autopsy_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("dumps", nargs="+", metavar="DUMP", help="its rollouts: of TRL, verl, NeMo-RL or here; files, folders, globs")
+    add("--reward", metavar="COLUMN", help="of a dump with several rewards, the one to go by")
+    add("--policy", default="", help="where DPO starts: a checkpoint's folder, URL or hub id; default: to be filled in")
+    add("--output", default="autopsy", help="folder to write; default: autopsy")
+
+
 def _policy(parser: argparse.ArgumentParser) -> None:
     what = "a stage, STAGE@K, init, hf:PATH …; default: what the run is for, its last trained or selected one"
     parser.add_argument("--policy", help=what)
@@ -385,13 +395,21 @@ def _rates(arguments: argparse.Namespace, names: Sequence[str], say: Callable[[s
 
 def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
     """Write the comparison of runs and show it; needs neither the model nor a device."""
-    from g2d_jax.report import comparison, page
+    from g2d_jax.report import comparison
     from g2d_jax.report.read import read_comparison
-    from g2d_jax.runtime.tracking import Screen
 
     comparison.check_output(arguments.output)
     compared = read_comparison(arguments.runs, policies=arguments.policies)
-    screen, report = Screen(), comparison.report(compared)
+    report = comparison.report(compared)
+    _show(report, comparison.write_comparison(compared, report, arguments.output))
+
+
+def _show(report: Report, written: Sequence[str]) -> None:
+    """Print a report's warnings, notes and tables, its headline, and the paths of its files."""
+    from g2d_jax.report import page
+    from g2d_jax.runtime.tracking import Screen
+
+    screen = Screen()
     for line in report.warnings:
         screen.say(line)
     for part in (part for section in report.sections for part in section.shown):
@@ -399,8 +417,18 @@ def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
             screen.say(part.text)
         elif isinstance(part, page.Table):
             screen.table(*part)
-    for line in (report.headline, *comparison.write_comparison(compared, report, arguments.output)):
+    for line in (report.headline, *written):
         screen.say(line)
+
+
+def _autopsy(arguments: argparse.Namespace, _: list[str]) -> None:
+    """Tell what the steps of a finished run taught, by its dumps; needs neither a model nor a device."""
+    from g2d_jax.report import autopsy
+
+    examined = autopsy.read(arguments.dumps, arguments.reward)
+    report = autopsy.report(examined, ", ".join(arguments.dumps))
+    options = (arguments.dumps, arguments.output, arguments.reward, arguments.policy)
+    _show(report, autopsy.write_autopsy(examined, report, *options))
 
 
 def _export(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -509,6 +537,7 @@ _COMMANDS = (
     (_evaluate, _evaluate_arguments, "evaluate a policy of a run on a set of problems"),
     (_report, _report_arguments, "write what a run or a study measured: HTML, Markdown, CSV"),
     (_compare, _compare_arguments, "put runs side by side on the problems they share"),
+    (_autopsy, _autopsy_arguments, "tell what each step of a finished GRPO run taught, and what to do with its rollouts"),
     (_export, _export_arguments, "write a policy as a Hugging Face model"),
     (_sample, _sample_arguments, "show a policy's answers to a problem"),
     (_outputs, _outputs_arguments, "write a policy's answers as AlpacaEval or Arena-Hard do"),
