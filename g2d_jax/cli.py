@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from g2d_jax.report.page import Report
-
     from g2d_jax.study.pricing import Rates
 
 
@@ -423,10 +422,12 @@ def _show(report: Report, written: Sequence[str]) -> None:
 
 def _autopsy(arguments: argparse.Namespace, _: list[str]) -> None:
     """Tell what the steps of a finished run taught, by its dumps; needs neither a model nor a device."""
-    from g2d_jax.report import autopsy
+    from g2d_jax.report import autopsy, comparison
 
+    comparison.check_output(arguments.output, autopsy.FILES, "an autopsy")
     examined = autopsy.read(arguments.dumps, arguments.reward)
-    report = autopsy.report(examined, ", ".join(arguments.dumps))
+    first, *others = arguments.dumps
+    report = autopsy.report(examined, f"{first} and {len(others)} more" if others else first)
     options = (arguments.dumps, arguments.output, arguments.reward, arguments.policy)
     _show(report, autopsy.write_autopsy(examined, report, *options))
 
@@ -537,7 +538,11 @@ _COMMANDS = (
     (_evaluate, _evaluate_arguments, "evaluate a policy of a run on a set of problems"),
     (_report, _report_arguments, "write what a run or a study measured: HTML, Markdown, CSV"),
     (_compare, _compare_arguments, "put runs side by side on the problems they share"),
-    (_autopsy, _autopsy_arguments, "tell what each step of a finished GRPO run taught, and what to do with its rollouts"),
+    (
+        _autopsy,
+        _autopsy_arguments,
+        "tell what each step of a finished GRPO run taught, and what to do with its rollouts",
+    ),
     (_export, _export_arguments, "write a policy as a Hugging Face model"),
     (_sample, _sample_arguments, "show a policy's answers to a problem"),
     (_outputs, _outputs_arguments, "write a policy's answers as AlpacaEval or Arena-Hard do"),

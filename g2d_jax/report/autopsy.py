@@ -10,11 +10,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 
-from g2d_jax.config import Collect
+from g2d_jax.config import Collect, Reward
 from g2d_jax.data.dumps import DumpRow, dump_files, read_dump
 from g2d_jax.data.preferences import pairs_of
 from g2d_jax.data.rows import file_rows
@@ -23,7 +24,7 @@ from g2d_jax.report import format as fmt
 from g2d_jax.report.comparison import check_output
 from g2d_jax.report.figures import curves
 from g2d_jax.report.page import Note, Report, Section, write
-from g2d_jax.report.run import MEANINGS, MEASURES
+from g2d_jax.report.run import MEASURES
 from g2d_jax.report.tables import sheet, table
 from g2d_jax.rewards.extract import final_answer
 from g2d_jax.runtime.storage import PathLike, write_bytes
@@ -39,26 +40,31 @@ SHARE = 0.1  # of the steps that pairs come from where the curve does not say wh
 SHOWN = ("pass_rate", "frac_mixed", "distinct_answers", "confidence", "mean_length", "frac_truncated")
 PAIRS = Collect().pairs_per_prompt
 
+LEGEND = (
+    "Mixed prompts have right and wrong responses or, where rewards only rank, different ones: no other prompt gives "
+    "advantages or pairs. Pairs are those that a collect stage makes. Reward std is that within a prompt's responses; "
+    "distinct answers are counted by prompt, as their text."
+)
 RULE = (
     "Two straight lines are fitted to the {what} by step; brackets are 95 % intervals over another draw of each step's "
     f"prompts. A run taught little from where they meet on if, beyond noise, a step added less than {LITTLE:g} of what "
-    "it had added before, and the place is known to within half of the run. Steps are as the dump counts them: "
-    "rollouts of step k were drawn before update k, or between its updates."
+    "it had added before, and the place is known to within half of the run. Rollouts of step k are those drawn for "
+    "update k."
 )
 BENT = (
     "Pairs from the rollouts of {span}, which cannot be told apart as the place of the bend: before it the policy is "
-    "weak, and it changes with every step; after it steps cost as much and teach little, and groups turn all correct or "
-    "all incorrect. G2D (arXiv 2605.21266) finds a moderate warm-up best: rollouts of a cold policy make weak pairs, "
+    "weak and changes with every step, after it steps cost as much and teach little, and groups turn all "
+    "correct or all incorrect. G2D (arXiv 2605.21266) finds a moderate warm-up best: rollouts of a cold policy make weak pairs, "
     "those of a late one over-confident and less informative ones."
 )
 VARIED = (
-    "Pairs from the rollouts of {span}, a tenth of the run: there rewards differ most within a group (variance {most}), "
-    "and so more of the groups give pairs than at other steps."
+    "Pairs from the rollouts of {span}, of about a tenth of the steps: there rewards differ most within a group "
+    "(variance {most}), which is what pairs are made of."
 )
 
 CONFIG = '''"""Offline DPO from the rollouts of {span} of a finished GRPO run, chosen by g2d autopsy.
 
-g2d run --config {name} --workdir runs/{stem} --dry-run       and again without --dry-run
+g2d run --config THIS_FILE --dry-run       and then with --workdir in place of --dry-run
 """
 
 from ml_collections import ConfigDict
@@ -67,6 +73,7 @@ from g2d_jax import config as settings
 from g2d_jax import recipes
 
 POLICY = {policy!r}  # the checkpoint saved nearest to step {step}: a folder of safetensors, a URL or a hub id
+PROBLEMS = ""  # the run's problems, a file or data set: {problems}
 
 
 def reward(completions, **columns):
@@ -74,14 +81,16 @@ def reward(completions, **columns):
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    if not POLICY:
-        raise ValueError("POLICY is empty: write there the run's checkpoint that was saved nearest to step {step}")
+    for name in {required!r}:
+        if not globals()[name]:
+            raise ValueError(f"{{name}} is empty: fill in its line at the top of this file")
     config = recipes.real(POLICY)
-    config.name = {stem!r}
-    config.data.update(train=settings.source(), dev=settings.source(), test=settings.source())
+    config.name = "autopsy"
+    for split, path in (("train", PROBLEMS), ("dev", ""), ("test", "")):  # to evaluate, name others for test
+        config.data[split] = settings.source(path)
     config.tokenizer.chat = {chat}  # False: prompts are texts as they are; None: the chat template if there is one
     config.reward.update(function="dpo:reward", verifiable={verifiable}, correct_above={above!r})
-    config.stages.collect = settings.collect(policy="init", rollouts={rollouts!r})
+    config.stages.collect = settings.collect(policy="init", rollouts={rollouts!r}, reward_column={column!r})
     config.stages.dpo = settings.offline(policy="init", beta=recipes.DPO_BETA, optimizer=recipes.adam())
     return config
 '''
@@ -89,11 +98,12 @@ def get_config(arg: str = "") -> ConfigDict:
 
 @dataclass(frozen=True)
 class Autopsy:
-    """A dump's groups by step, ascending; of responses only what figures need (see `_rollout`).
+    """A dump's groups by step, ascending; of responses only what figures need (see `_response`).
 
     verifiable: rewards have one value or two, the higher for right, and `above` lies between; else they rank.
-    unit: of lengths. unknown: measures that the dump does not give. repeated: steps left out, for they have the rollouts
-    of one before. as_text: prompts are texts without ids, to be given to the model as they are.
+    unit: of lengths. unknown: measures that the dump does not give. repeated: steps left out, which have the rollouts of
+    one before. as_text: prompts are texts without ids, given to the model as they are. rendered: some prompts are known
+    behind a chat template only.
     """
 
     steps: Mapping[int, Groups]
@@ -103,6 +113,7 @@ class Autopsy:
     unknown: frozenset[str]
     repeated: Sequence[int]
     as_text: bool
+    rendered: bool
 
     @cached_property
     def measures(self) -> dict[int, dict[str, float]]:
@@ -147,7 +158,7 @@ class Autopsy:
         return [group for step, groups in self.steps.items() if first <= step <= last for group in groups]
 
     def measure(self, groups: Groups) -> dict[str, float]:
-        """Compute `informativeness.summary` and: pairs that a collect stage makes; reward_mean, reward_std (in a group)."""
+        """Compute `informativeness.summary` and reward_mean, reward_std (within a group), pairs (as collected)."""
         by_prompt = informativeness.prompts(groups)
         means, variances = (np.asarray(by_prompt[name], np.float64) for name in ("reward_mean", "reward_variance"))
         scored = ~np.isnan(means)
@@ -164,98 +175,105 @@ class Autopsy:
 def read(paths: Sequence[str], reward: str | None = None) -> Autopsy:
     """Read the dumps of a run; paths and reward: as of `read_dump`.
 
-    Raises ValueError as that, and for a row that does not say its step or its reward.
+    Raises ValueError as that, and for a row that does not say its step or has no field for its reward.
     """
-    drawn: dict[int, dict[str, list[tuple[Rollout, str, float | None, str | None]]]] = {}
-    rewards: set[float] = set()
-    has_ids, has_finish, as_text = set[bool](), set[bool](), True
+    drawn: dict[int, dict[str, list[_Response]]] = {}
+    lengths, lacking = set[str](), {"distinct_answers"}
+    as_text, rendered = True, False
     for row in read_dump(paths, reward):
-        if row.step is None:
-            raise ValueError(f"{row.where}: it does not say of which step it is: an autopsy goes by the field 'step'")
-        if not row.has_reward:
-            raise ValueError(f"{row.where}: it has no reward, which an autopsy goes by")
-        rewards |= {row.reward} - {None}
-        has_ids.add(row.completion_ids is not None)
-        has_finish.add(row.finish_reason is not None)
-        as_text &= isinstance(row.prompt, str) and row.prompt_ids is None and not row.rendered
+        if row.step is None or not row.has_reward:
+            what = "step" if row.step is None else "reward"
+            raise ValueError(f"{row.where}: it does not give its {what}, which an autopsy goes by")
         group = drawn.setdefault(row.step, {}).setdefault(row.prompt_key, [])
-        content = row.completion_ids.tobytes() if row.completion is None else row.completion
-        answer = None if row.completion is None else final_answer(row.completion)
-        group.append((_rollout(row, len(group)), str(hash(content)), row.reward, answer))
-    first: dict[frozenset[tuple[str, str]], int] = {}
+        group.append(_response(row, len(group)))
+        lengths.add("characters" if row.completion_ids is None else "tokens")
+        lacking -= {"distinct_answers"} if group[-1].answer else set()
+        lacking |= {"frac_truncated"} if row.finish_reason is None else set()
+        rendered |= row.rendered or row.prompt is None
+        as_text &= isinstance(row.prompt, str) and row.prompt_ids is None and not row.rendered
+    if not drawn:
+        raise ValueError(f"{', '.join(paths)} holds no rollouts")
+    if len(lengths) > 1:
+        lacking |= {name for name in MEASURES if "length" in name}
+    rewards = {r.reward for groups in drawn.values() for group in groups.values() for r in group} - {None}
+    above = sum(r for r in rewards if r is not None) / 2 if len(rewards) == 2 else Reward().correct_above
+    score = partial(_score, above=above if len(rewards) <= 2 else None)
+    first: dict[frozenset[tuple[str, str]], int] = {}  # the step that some rollouts are of, by their hashes
     for step in sorted(drawn):
-        texts = frozenset((key, text) for key, group in drawn[step].items() for _, text, *_ in group)
-        first.setdefault(texts, step)
-    above = sum(rewards) / 2 if len(rewards) == 2 else 0.5
-    verifiable = len(rewards) <= 2
-    unknown = {"distinct_answers"} if all(r[3] is None for s in drawn.values() for g in s.values() for r in g) else set()
-    unknown |= {"frac_truncated"} if False in has_finish else set()
-    unknown |= {name for name in MEASURES if "length" in name} if len(has_ids) > 1 else set()
-
-    def score(value: float | None, answer: str | None) -> Score:
-        if value is None:
-            return Score(None, Verdict.UNSCORABLE, answer)
-        verdict = Verdict.CORRECT if value > above else Verdict.INCORRECT
-        return Score(value, verdict if verifiable else Verdict.SCORED, answer)
-
+        first.setdefault(frozenset((key, r.content) for key, group in drawn[step].items() for r in group), step)
     return Autopsy(
-        steps={
-            step: [[ScoredRollout(r, text, score(*given)) for r, text, *given in group] for group in drawn[step].values()]
-            for step in first.values()
-        },
-        verifiable=verifiable,
+        steps={step: [list(map(score, group)) for group in drawn[step].values()] for step in first.values()},
+        verifiable=len(rewards) <= 2,
         above=above,
-        unit="tokens" if True in has_ids else "characters",
-        unknown=frozenset(unknown),
+        unit=" or ".join(sorted(lengths)),
+        unknown=frozenset(lacking),
         repeated=sorted(drawn.keys() - first.values()),
         as_text=as_text,
+        rendered=rendered,
     )
 
 
-def _rollout(row: DumpRow, sample: int) -> Rollout:
-    """Make what figures need of a row, without its tokens: zeros in their place, and the mean log-prob for each.
+class _Response(NamedTuple):
+    """What figures need of a row. content: the hash of its text."""
 
-    Where there are no ids, one for each character.
+    rollout: Rollout
+    content: str
+    reward: float | None
+    answer: str | None
+
+
+def _response(row: DumpRow, sample: int) -> _Response:
+    """Reduce a row: in place of tokens zeros, which take no memory, and of log-probs their mean.
+
+    Where there are no ids, a zero for each character.
     """
-    length = len(row.completion or "") if row.completion_ids is None else len(row.completion_ids)
-    logprob = math.nan if row.logprobs is None else row.logprobs.mean()
-    zeros, logprobs, unknown = (
-        np.broadcast_to(value, length) for value in (np.int32(0), np.float32(logprob), np.float32(math.nan))
-    )
-    return Rollout(row.prompt_key, 0, sample, zeros[:0], zeros, logprobs, unknown, row.finish_reason or "stop")
+    ids, text = row.completion_ids, row.completion
+    length = len(text or "") if ids is None else len(ids)
+    logprob = math.nan if row.logprobs is None else float(row.logprobs.mean())
+    zeros = np.broadcast_to(np.int32(0), length)
+    logprobs, unknown = (np.broadcast_to(np.float32(value), length) for value in (logprob, math.nan))
+    stop = row.finish_reason or "stop"
+    rollout = Rollout(row.prompt_key, 0, sample, zeros[:0], zeros, logprobs, unknown, stop)
+    content = hash(text if ids is None or text is not None else ids.tobytes())
+    return _Response(rollout, str(content), row.reward, None if text is None else final_answer(text))
+
+
+def _score(response: _Response, above: float | None) -> ScoredRollout:
+    """Score a response; above: rewards above are correct, None: rewards rank."""
+    reward, verdict = response.reward, Verdict.SCORED
+    if reward is None:
+        verdict = Verdict.UNSCORABLE
+    elif above is not None:
+        verdict = Verdict.CORRECT if reward > above else Verdict.INCORRECT
+    return ScoredRollout(response.rollout, response.content, Score(reward, verdict, response.answer))
 
 
 def report(autopsy: Autopsy, name: str) -> Report:
     """Put together what the autopsy found. name: of the dump."""
-    what = "pass rate" if autopsy.verifiable else "mean reward"
+    what, measure = ("pass rate", "pass_rate") if autopsy.verifiable else ("mean reward", "reward_mean")
     chosen = autopsy.groups(*autopsy.chosen)
-    most = fmt.fixed(3)(informativeness.summary(chosen)["reward_variance"])
+    figures, steps = autopsy.measure(chosen), list(autopsy.steps)
+    most = fmt.value(figures["reward_variance"])
     why = (BENT if autopsy.flat else VARIED).format(span=span(*autopsy.chosen), most=most)
-    steps = list(autopsy.measures)
     lines = {
-        title: (steps, [figures[measure] for figures in autopsy.measures.values()])
-        for title, measure in {what: "pass_rate" if autopsy.verifiable else "reward_mean", "mixed": "frac_mixed"}.items()
+        title: (steps, [own[name] for own in autopsy.measures.values()])
+        for title, name in ((what, measure), ("share of mixed prompts", "frac_mixed"))
     }
+    repeated = ", ".join(map(str, autopsy.repeated))
+    parts = [
+        table(f"Informativeness by step (length in {autopsy.unit})", _rows(autopsy)),
+        curves("steps", "What was sampled at each step", {"": lines}),
+        Note(LEGEND),
+        Note(RULE.format(what=what)),
+        Note(f"{why} They have {fmt.count(figures['pairs'])} pairs of {len(chosen)} prompts."),
+    ]
     return Report(
         kind="autopsy",
         name=name,
         eyebrow=f"G2D autopsy · {len(steps)} steps",
         headline=headline(autopsy),
-        warnings=[f"Steps that have the rollouts of a step before, and do not count: {', '.join(map(str, autopsy.repeated))}"]
-        * bool(autopsy.repeated),
-        sections=[
-            Section(
-                "steps",
-                "Steps",
-                [
-                    table(f"Informativeness by step (length in {autopsy.unit})", _rows(autopsy)),
-                    curves("steps", f"{what.capitalize()}, and share of mixed prompts", {"": lines}),
-                    Note(RULE.format(what=what)),
-                    Note(f"{why} They have {fmt.count(autopsy.measure(chosen)['pairs'])} pairs of {len(chosen)} prompts."),
-                    Note(MEANINGS),
-                ],
-            )
-        ],
+        warnings=[f"Steps with the rollouts of one before, which do not count: {repeated}"] * bool(repeated),
+        sections=[Section("steps", "Steps", parts)],
     )
 
 
@@ -268,7 +286,7 @@ def headline(autopsy: Autopsy) -> str:
     where = f"{fit.step.value:.0f} [{fit.step.low:.0f}, {fit.step.high:.0f}]"
     if not autopsy.flat:
         return f"Cannot tell from which step on it taught little: the curve bends most at step {where}; {taught}."
-    after = len(autopsy.groups(autopsy.checkpoint + 1, last)) / len(autopsy.groups(0, last))
+    after = len(autopsy.groups(autopsy.checkpoint + 1, last)) / sum(map(len, autopsy.steps.values()))
     return f"It taught little from step {where} on: {taught}. {fmt.percent(after)} % of its groups were drawn after."
 
 
@@ -292,8 +310,8 @@ def _rows(autopsy: Autopsy) -> Iterator[dict[str, str]]:
             "steps": f"{first}" if first == last else f"{first}–{last}",
             "prompts": fmt.count(figures["prompts"]),
             "pairs": fmt.count(figures["pairs"]),
-            "reward": fmt.fixed(3)(figures["reward_mean"]),
-            "reward std": fmt.fixed(3)(figures["reward_std"]),
+            **({} if autopsy.verifiable else {"reward": fmt.value(figures["reward_mean"])}),
+            "reward std": fmt.value(figures["reward_std"]),
             **{head: written(figures[name]) for name, (head, written) in MEASURES.items() if name in SHOWN},
         }
 
@@ -328,14 +346,15 @@ def write_autopsy(
     write_bytes(rollouts, "".join(f"{line}\n" for line in lines).encode())
     text = CONFIG.format(
         span=span(first, last),
-        name=config,
-        stem=folder.name,
         policy=policy,
         step=autopsy.checkpoint,
+        problems="prompts of the dump are looked up there" if autopsy.rendered else "not needed, the dump has them",
+        required=("POLICY", "PROBLEMS") if autopsy.rendered else ("POLICY",),
         chat=False if autopsy.as_text else None,
         verifiable=autopsy.verifiable,
         above=autopsy.above,
         rollouts=str(rollouts),
+        column=reward,
     )
     write_bytes(config, text.encode())
     return [*write(content, sheet(COLUMNS, _records(autopsy)), folder, "autopsy"), str(rollouts), str(config)]

@@ -36,12 +36,18 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bend:
-    """The fit. step: where the lines meet. before, after: what a step adds, in units of the curve. flattens: see above."""
+    """The fit of a curve over so many steps. before, after: what a step adds. excess: after - LITTLE * before."""
 
+    steps: float
     step: Estimate
     before: Estimate
     after: Estimate
-    flattens: bool
+    excess: Estimate
+
+    @property
+    def flattens(self) -> bool:
+        """Whether the curve flattens at `step`, by the rule above."""
+        return self.before.low > 0 > self.excess.high and self.step.high - self.step.low <= self.steps / 2
 
 
 def bend(steps: ArrayLike, values: ArrayLike, errors: ArrayLike, *, samples: int = 1000) -> Bend | None:
@@ -55,10 +61,7 @@ def bend(steps: ArrayLike, values: ArrayLike, errors: ArrayLike, *, samples: int
     drawn = y + noise * np.random.default_rng(0).standard_normal((samples, len(x)))
     step, slopes = _fit(x, np.vstack([y, drawn]))
     before, after = slopes.T
-    fit = Bend(*map(_estimate, (step, before, after)), flattens=False)
-    shortfall = _estimate(after - LITTLE * before).high
-    sure = fit.step.high - fit.step.low <= (x[-1] - x[0]) / 2
-    return Bend(fit.step, fit.before, fit.after, bool(sure and fit.before.low > 0 > shortfall))
+    return Bend(float(x[-1] - x[0]), *map(_estimate, (step, before, after, after - LITTLE * before)))
 
 
 def _fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
