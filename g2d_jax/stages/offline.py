@@ -69,12 +69,12 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     objective, rows = objective_of(runtime.compute, stage), RowShape(row_length, batch_size)
     with open_trainer(runtime, name, stage, objective, total=steps, per="pairs", rows=rows) as trainer:
         if trainer.step == 0:
-            trainer.tally = scoring
+            trainer.cost = scoring
         alerts.alarm(trainer, alerts.few_updates(steps, batch_size, len(pairs)))
         probe = partial(probes.probe, trainer, stage, lambda: load_reference(runtime, stage.policy))
         probe()
         while trainer.goes_on():
-            with runtime.track_cost(trainer.tally):
+            with runtime.track_cost(trainer.cost):
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
                 trainer.update(batch([pairs[i] for i in drawn], references[drawn]), {})
             probe()
@@ -284,7 +284,7 @@ def _origin(runtime: Runtime, policy: str) -> Any:
     return [policy, (manifest or {}).get("fingerprint")]
 
 
-def score_pairs(runtime: Runtime, params: Decoder, pairs: list[Preference], row_length: int, tally: Cost) -> np.ndarray:
+def score_pairs(runtime: Runtime, params: Decoder, pairs: list[Preference], row_length: int, cost: Cost) -> np.ndarray:
     """Compute summed log-probabilities of both sides under a policy, float32 [pairs, 2]."""
     scored, rows = [], RowShape(row_length, min(SCORED_AT_ONCE, len(pairs)))
     for first in range(0, len(pairs), SCORED_AT_ONCE):
@@ -292,6 +292,6 @@ def score_pairs(runtime: Runtime, params: Decoder, pairs: list[Preference], row_
         processes.mark(f"scoring pairs from {first}")
         part = pairs[first : first + SCORED_AT_ONCE]
         packed = pack_rows(runtime, batch(part, np.zeros((len(part), 2))), rows)
-        sides = packed.unpack(runtime.score_logprobs(params, packed, tally))
+        sides = packed.unpack(runtime.score_logprobs(params, packed, cost))
         scored.append(np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32))
     return np.concatenate(scored)
