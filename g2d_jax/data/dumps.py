@@ -85,9 +85,11 @@ def dump_files(paths: str | Sequence[str]) -> list[str]:
         elif place.is_dir():
             matching = [file for suffix in ("jsonl", "parquet") for file in place.glob(f"*.{suffix}")]
         else:
-            matching = [place]
+            matching = [place] if place.exists() else []
         if not matching:
-            raise ValueError(f"{path} holds no rollouts: give a .jsonl or .parquet file, a folder of such, or a glob")
+            raise ValueError(
+                f"{path} is no file, no folder with .jsonl or .parquet files, and no glob that matches some"
+            )
         files += sorted(map(os.fspath, matching), key=_natural)
     return files
 

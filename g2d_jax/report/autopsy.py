@@ -53,8 +53,8 @@ RULE = (
 )
 BENT = (
     "Pairs from the rollouts of {span}, which cannot be told apart as the place of the bend: before it the policy is "
-    "weak and changes with every step, after it steps cost as much and teach little, and groups turn all "
-    "correct or all incorrect. G2D (arXiv 2605.21266) finds a moderate warm-up best: rollouts of a cold policy make weak pairs, "
+    "weak and changes with every step, after it steps cost as much and teach little, and groups turn all correct or "
+    "all incorrect. G2D (arXiv 2605.21266) finds a moderate warm-up best: rollouts of a cold policy make weak pairs, "
     "those of a late one over-confident and less informative ones."
 )
 VARIED = (
@@ -101,7 +101,7 @@ class Autopsy:
     """A dump's groups by step, ascending; of responses only what figures need (see `_response`).
 
     verifiable: rewards have one value or two, the higher for right, and `above` lies between; else they rank.
-    unit: of lengths. unknown: measures that the dump does not give. repeated: steps left out, which have the rollouts of
+    unit: of lengths. unknown: measures that the dump does not give. repeated: steps left out, with the rollouts of
     one before. as_text: prompts are texts without ids, given to the model as they are. rendered: some prompts are known
     behind a chat template only.
     """
