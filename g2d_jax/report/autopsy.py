@@ -1,7 +1,7 @@
 """The autopsy of a finished GRPO run from the rollouts it left behind: what each step taught, and what is left in them.
 
 dumps ─► groups by step ─► informativeness ─► where the learning curve flattens ─► steps to build pairs from
-                                                                                     └─► rollouts.jsonl, dpo.py
+                                                                                     └─► rollouts.jsonl, autopsy_dpo.py
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from g2d_jax.study.bend import EDGE, LITTLE, Bend, Estimate, bend
 
 Groups = list[list[ScoredRollout]]
 
-FILES = ("autopsy.html", "autopsy.md", "autopsy.csv", "figures", "rollouts.jsonl", "dpo.py")
+FILES = ("autopsy.html", "autopsy.md", "autopsy.csv", "figures", "rollouts.jsonl", "autopsy_dpo.py")
 COLUMNS = ("step", "measure", "value")
 LINES = 12  # of the table, at most
 SHARE = 0.1  # of the steps that pairs come from where the curve does not say which
@@ -89,7 +89,7 @@ def get_config(arg: str = "") -> ConfigDict:
     for split, path in (("train", PROBLEMS), ("dev", ""), ("test", "")):  # to evaluate, name others for test
         config.data[split] = settings.source(path)
     config.tokenizer.chat = {chat}  # False: prompts are texts as they are; None: the chat template if there is one
-    config.reward.update(function="dpo:reward", verifiable={verifiable}, correct_above={above!r})
+    config.reward.update(function="autopsy_dpo:reward", verifiable={verifiable}, correct_above={above!r})
     config.stages.collect = settings.collect(policy="init", rollouts={rollouts!r}, reward_column={column!r})
     config.stages.dpo = settings.offline(policy="init", beta=recipes.DPO_BETA, optimizer=recipes.adam())
     return config
@@ -156,6 +156,13 @@ class Autopsy:
     def groups(self, first: int, last: int) -> Groups:
         """Return the groups of these steps, both included."""
         return [group for step, groups in self.steps.items() if first <= step <= last for group in groups]
+
+    def collected(self) -> Groups:
+        """Return the chosen rollouts as a collect stage groups them: a prompt's of all steps together."""
+        by_prompt: dict[str, list[ScoredRollout]] = {}
+        for group in self.groups(*self.chosen):
+            by_prompt.setdefault(group[0].rollout.problem_id, []).extend(group)
+        return list(by_prompt.values())
 
     def measure(self, groups: Groups) -> dict[str, float]:
         """Compute `informativeness.summary` and reward_mean, reward_std (within a group), pairs (as collected)."""
@@ -251,7 +258,7 @@ def _score(response: _Response, above: float | None) -> ScoredRollout:
 def report(autopsy: Autopsy, name: str) -> Report:
     """Put together what the autopsy found. name: of the dump."""
     what, measure = ("pass rate", "pass_rate") if autopsy.verifiable else ("mean reward", "reward_mean")
-    chosen = autopsy.groups(*autopsy.chosen)
+    chosen = autopsy.collected()
     figures, steps = autopsy.measure(chosen), list(autopsy.steps)
     most = fmt.value(figures["reward_variance"])
     why = (BENT if autopsy.flat else VARIED).format(span=span(*autopsy.chosen), most=most)
@@ -336,7 +343,7 @@ def write_autopsy(
     """
     folder = check_output(output, FILES, "an autopsy")
     first, last = autopsy.chosen
-    rollouts, config = folder / "rollouts.jsonl", folder / "dpo.py"
+    rollouts, config = folder / "rollouts.jsonl", folder / "autopsy_dpo.py"
     lines = [
         json.dumps(raw.values, default=str)
         for file in dump_files(paths)
