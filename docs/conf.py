@@ -21,7 +21,7 @@ python_maximum_signature_line_length = 100
 
 
 def plain(app, what, name, obj, options, lines):
-    """Turn a docstring, which is plain text, into reStructuredText: names in `` ` `` are code, what is indented a block."""
+    """Turn a docstring, plain text, into reStructuredText: between backticks is code, an indented paragraph a block."""
     paragraphs = re.split(r"\n{2,}", "\n".join(lines).strip("\n"))
     for i, paragraph in enumerate(paragraphs):
         if paragraph.startswith(" ") or "\n " in paragraph or "─►" in paragraph:
@@ -33,6 +33,12 @@ def plain(app, what, name, obj, options, lines):
     lines[:] = "\n\n".join(paragraphs).split("\n")
 
 
+def short(app, what, name, obj, options, signature, returns):
+    """Leave the bounds of numbers out of signatures: Annotated[int, Bounds(…)] is int."""
+    return re.sub(r"Annotated\[(\w+), [\w.~]*Bounds\([^)]*\)\]", r"\1", signature or ""), returns
+
+
 def setup(app):
-    """Register what reads docstrings."""
+    """Register what reads docstrings and signatures."""
     app.connect("autodoc-process-docstring", plain)
+    app.connect("autodoc-process-signature", short)
