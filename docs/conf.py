@@ -14,6 +14,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 html_theme = "furo"
 html_title = f"g2d_jax {release}"
 myst_heading_anchors = 4  # links to headings are GitHub's
+smartquotes = False
+autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 add_module_names = False
 python_use_unqualified_type_names = True
@@ -35,7 +37,8 @@ def plain(app, what, name, obj, options, lines):
 
 def short(app, what, name, obj, options, signature, returns):
     """Leave the bounds of numbers out of signatures: Annotated[int, Bounds(…)] is int."""
-    return re.sub(r"Annotated\[(\w+), [\w.~]*Bounds\([^)]*\)\]", r"\1", signature or ""), returns
+    if signature:
+        return re.sub(r"[\w.~]*Annotated\[(\w+), [\w.~]*Bounds\([^)]*\)\]", r"\1", signature), returns
 
 
 def setup(app):
