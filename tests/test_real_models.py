@@ -226,6 +226,7 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         ("qwen2.5-7b:method=g2d,k=2,lora=4", "gsm8k", "amc23", 2),
         ("llama-3.1-8b:method=grpo,k=1", "numinamath", "math500", 4),
+        ("smollm3-3b:method=g2d,k=2", "math", "math500", 2),
     ],
 )
 @pytest.mark.slow
