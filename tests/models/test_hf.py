@@ -125,6 +125,7 @@ def test_bfloat16_file_gives_the_rounded_weights(references: dict[str, Any], tmp
     [
         pytest.param("llama3", {"fsdp": -1}, marks=pytest.mark.slow),
         pytest.param("qwen2-tied", {"fsdp": 2, "tensor": 2, "data": -1}, marks=pytest.mark.slow),
+        pytest.param("olmo2", {"fsdp": 2, "tensor": 2, "data": -1}, marks=pytest.mark.slow),
         ("qwen3", {"fsdp": 1, "tensor": -1}),  # two KV heads on more devices: replicated
     ],
 )
