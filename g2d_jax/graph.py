@@ -214,9 +214,11 @@ def _check_rollouts(name: str, stage: Collect, stages: Stages) -> None:
         _check_dump(stage.rollouts, "sample, archive, a collect stage")
     origin = stages[drawn_by(name, stages)]
     assert isinstance(origin, Collect)
-    if stage.select in ("uncertain", "confident") and origin.rollouts not in ("sample", "archive"):
+    drawn = stages[origin.policy.partition("@")[0]] if origin.rollouts == "archive" else origin
+    assert isinstance(drawn, Collect | Online)
+    if stage.select in ("uncertain", "confident") and drawn.rollouts != "sample":
         raise ValueError(
-            f"select={stage.select!r} goes by token entropies, which the rollouts of {origin.rollouts} lack: "
+            f"select={stage.select!r} goes by token entropies, which the rollouts of {drawn.rollouts} lack: "
             "use all or random"
         )
 

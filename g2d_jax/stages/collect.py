@@ -4,7 +4,7 @@ rollouts ─► difficulty window ─► pairs on offer ─► those that are ke
    ├ "sample"     drawn here, from stage.policy
    ├ "archive"    those an online stage drew on its way to stage.policy
    ├ a stage      those of another collect stage of the run
-   └ a file       made elsewhere, see external.py
+   └ a dump       made elsewhere, see external_rollouts.py
 """
 
 from __future__ import annotations
