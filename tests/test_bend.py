@@ -40,7 +40,7 @@ def test_the_interval_is_as_wide_as_the_estimates_of_other_draws_vary() -> None:
 def test_how_often_a_curve_is_said_to_flatten(curve: Callable[[float], float], least: float, most: float) -> None:
     """60 steps, 16 prompts of 8 responses each, of which some are harder than others."""
     rng, flattens = np.random.default_rng(0), []
-    for _ in range(40):
+    for _ in range(25):
         rates = np.array([curve(u) for u in np.linspace(0, 1, 60)])[:, None]
         values = rng.binomial(8, rng.beta(2 * rates, 2 * (1 - rates), (60, 16))) / 8
         error = np.sqrt(values.var(axis=1, ddof=1).mean() / 16)

@@ -1,4 +1,4 @@
-"""The autopsy of a run by its rollouts: those that TRL wrote, and made-up ones in other formats; the config it leaves."""
+"""The autopsy of a run by its rollouts: those that TRL wrote, made-up ones in other formats; and its config."""
 
 import csv
 import json
@@ -110,6 +110,17 @@ def test_rewards_that_rank_log_probs_and_steps_that_repeat(tmp_path: Path) -> No
     markup = Path(paths[0]).read_text()
     assert "<script>" not in markup.split("</head>")[1] and "do not count: 3" in markup
     assert "verifiable=False" in (tmp_path / "out" / "autopsy_dpo.py").read_text()
+
+
+def test_prompts_behind_a_template_want_their_problems(tmp_path: Path) -> None:
+    """The rows of verl."""
+    row = {"input": "user\n1+1=?", "gts": "2", "step": 1}
+    dump = save(tmp_path / "1.jsonl", [{**row, "output": str(n), "score": float(n == 2)} for n in range(4)])
+    found = read([dump])
+    assert found.verifiable and found.measures[1]["pass_rate"] == 0.25 and found.measures[1]["pairs"] == 3
+    write_autopsy(found, report(found, "verl"), [dump], tmp_path / "out", None, str(tmp_path))
+    with pytest.raises(ValueError, match=r"line 22: PROBLEMS is empty: fill in its line"):
+        resolve(str(tmp_path / "out" / "autopsy_dpo.py"))
 
 
 @pytest.mark.parametrize(
