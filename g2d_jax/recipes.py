@@ -77,6 +77,11 @@ def _smollm3(size: str) -> Model:
     return Model(variants, 150, {"enable_thinking": False, "system": "default"})
 
 
+def _gemma3(size: str) -> Model:
+    # K: chosen, as of Qwen2.5. Instruct first: the base model has no template.
+    return Model({"instruct": f"google/gemma-3-{size}-it", "base": f"google/gemma-3-{size}-pt"}, 150)
+
+
 MODELS: dict[str, Model] = {
     "qwen2.5-0.5b": _qwen25("0.5B"),
     "qwen2.5-1.5b": _qwen25("1.5B"),
@@ -87,6 +92,7 @@ MODELS: dict[str, Model] = {
     "llama-3.2-1b": _llama("3.2-1B"),
     "llama-3.1-8b": _llama("3.1-8B"),
     "smollm3-3b": _smollm3("3B"),
+    "gemma-3-1b": _gemma3("1b"),
 }
 
 TRAIN = {"gsm8k": "gsm8k:train"}

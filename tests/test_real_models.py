@@ -34,6 +34,7 @@ MODELS = {
     "llama-3.2-1b": ("instruct meta-llama/Llama-3.2-1B-Instruct, base meta-llama/Llama-3.2-1B", 500, 2000, None),
     "llama-3.1-8b": ("instruct meta-llama/Llama-3.1-8B-Instruct, base meta-llama/Llama-3.1-8B", 500, 2000, None),
     "smollm3-3b": ("chat HuggingFaceTB/SmolLM3-3B, base HuggingFaceTB/SmolLM3-3B-Base", 150, 600, False),
+    "gemma-3-1b": ("instruct google/gemma-3-1b-it, base google/gemma-3-1b-pt", 150, 600, None),
 }
 METHODS = {"g2d": ("warmup", "collect", "dpo", "evaluate"), "grpo": ("grpo", "evaluate")}
 
@@ -174,6 +175,8 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     toy.save_policy(folder / "qwen3", "Qwen3", toy.make_tokenizer(toy.QWEN), head_dim=8)
     layers = {"no_rope_layer_interval": 2, "pad_token_id": 0}
     toy.save_policy(folder / "smollm3", "SmolLM3", toy.make_tokenizer(toy.QWEN), **layers)
+    layers = {"head_dim": 8, "sliding_window": 24, "sliding_window_pattern": 2}
+    toy.save_policy(folder / "gemma", "Gemma3", toy.make_tokenizer(toy.GEMMA), **layers)
     solved = toy.solved_problems(80)
     answers = [str(1 + k % 2) for k in range(80)]
     toy.save_rows(folder / "numinamath.jsonl", solved)
@@ -202,7 +205,7 @@ SPECS = [
     for models in (list(MODELS)[:3], list(MODELS)[3:6], list(MODELS)[6:8])
     for i, (method, lora) in enumerate(itertools.product(METHODS, (0, 8)))
 ]
-SPECS.append("smollm3-3b:method=g2d,lora=8")
+SPECS += ["smollm3-3b:method=g2d,lora=8", "gemma-3-1b:method=g2d,lora=8"]
 SUITES = [("math", "math500", 5), ("gsm8k", "amc23", 4), ("numinamath", "gsm8k-test", 6), ("gsm8k", "numinamath", 6)]
 
 
@@ -227,6 +230,7 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
         ("qwen2.5-7b:method=g2d,k=2,lora=4", "gsm8k", "amc23", 2),
         ("llama-3.1-8b:method=grpo,k=1", "numinamath", "math500", 4),
         ("smollm3-3b:method=g2d,k=2", "math", "math500", 2),
+        ("gemma-3-1b:method=g2d,k=2", "math", "math500", 2),
     ],
 )
 @pytest.mark.slow

@@ -47,9 +47,19 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
     "name",
     [
         "smollm3",
+        "gemma3",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("qwen2-tied", "qwen3", "llama3", "llama-biased", "qwen3-biased", "mistral", "olmo2")
+            for name in (
+                "qwen2-tied",
+                "qwen3",
+                "llama3",
+                "llama-biased",
+                "qwen3-biased",
+                "mistral",
+                "qwen3-sliding",
+                "olmo2",
+            )
         ),
     ],
 )
