@@ -197,7 +197,7 @@ def _no_rope_layers(raw: Mapping[str, Any], family: Family, layers: int) -> tupl
     if flags is None:
         return no_rope_layers(_field(raw, "no_rope_layer_interval", int, family.no_rope_layer_interval), layers)
     if not isinstance(flags, list) or len(flags) < layers or any(flag not in (0, 1) for flag in flags):
-        raise ValueError(f"config.json: no_rope_layers must be a list of 0 or 1 for each layer, got {flags!r}")
+        raise ValueError("config.json: no_rope_layers must be a list of 0 or 1 for each layer")
     return tuple(map(int, flags[:layers]))
 
 
@@ -211,7 +211,7 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
     if not isinstance(rope, Mapping):
         raise ValueError(f"config.json: {field} must be an object, got {rope!r}")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", *(rope.rope_type for rope in _ROPES)):
+    if kind not in ("default", *(scaling.rope_type for scaling in _ROPES)):
         raise ValueError(
             f"config.json: {field}: rope type {kind!r} is not supported; default, linear, llama3 and yarn are"
         )
@@ -232,8 +232,7 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
         )
     size = _mscale(factor, 1.0)
     if rope.get("mscale") and rope.get("mscale_all_dim"):
-        both = (_field(rope, name, float) for name in ("mscale", "mscale_all_dim"))
-        size = _mscale(factor, next(both)) / _mscale(factor, next(both))
+        size = _mscale(factor, _field(rope, "mscale", float)) / _mscale(factor, _field(rope, "mscale_all_dim", float))
     return theta, YarnRope(
         factor,
         length,
@@ -245,7 +244,7 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
 
 
 def _mscale(factor: float, scale: float) -> float:
-    """Return by how much YaRN lengthens queries or keys, for an extension by this factor."""
+    """Return by how much YaRN lengthens queries and keys where positions are extended by this factor."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

@@ -122,6 +122,8 @@ def test_layers_without_rope_by_interval() -> None:
     raw = {k: v for k, v in SMOLLM3.items() if not k.startswith("no_rope")}
     assert config_from_hf(raw) == SHAPES["SmolLM3-3B"]
     assert config_from_hf({**raw, "no_rope_layer_interval": 3}).no_rope_layers == (1, 1, 0) * 12
+    with pytest.raises(ValueError, match=r"no_rope_layers must say 0 or 1 of each of 4 layers, got \(1, 1, 1, 0, 1"):
+        dataclasses.replace(SHAPES["SmolLM3-3B"], num_hidden_layers=4)
 
 
 @pytest.mark.parametrize(
