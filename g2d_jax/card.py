@@ -44,9 +44,8 @@ def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
 def dataset_card(runtime: Runtime, name: str, repository: str) -> str:
     """Write the README.md of a collect stage's preference pairs, in a repository as `dataset.write` lays it out."""
     config, manifests = runtime.config, _finished(runtime)
-    files = {"preferences": "preferences/*.parquet", "completions": "completions/*.parquet"}
-    configs = [{"config_name": kind, "data_files": pattern} for kind, pattern in files.items()]
-    configs.append({"config_name": "problems", "data_files": "problems.jsonl"})
+    files = ("preferences/*.parquet", "completions/*.parquet", "problems.parquet")
+    configs = [{"config_name": re.split(r"\W", pattern)[0], "data_files": pattern} for pattern in files]
     front = DatasetCardData(task_categories=["text-generation"], tags=["g2d-jax", "preference"], configs=configs)
     behind = accounting.behind(config.stage(name, Collect).policy, to_dict(config)["stages"])
     parts = [

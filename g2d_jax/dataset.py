@@ -1,7 +1,7 @@
 """A published preference dataset, and the check that its parts follow from each other.
 
 g2d.json              the run: its settings, seed, packages and fingerprints
-problems.jsonl        the problems with their reference answers
+problems.parquet      the problems with their reference answers
 completions/*.parquet every answer and its score      ◄─ scored again
 preferences/*.parquet the pairs                        ◄─ chosen again from the completions
 """
@@ -33,14 +33,14 @@ from g2d_jax.graph import plan
 from g2d_jax.records import Problem, Prompt, Score, ScoredRollout, Verdict
 from g2d_jax.rewards.functions import load_reward
 from g2d_jax.runtime import processes, storage
-from g2d_jax.runtime.tables import read_completions, read_preferences, safe_text, write_completions
+from g2d_jax.runtime.tables import read_completions, read_preferences, safe_text, write_columns, write_completions
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import collect
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.rollouts import Draws, Groups, opening_thoughts
 from g2d_jax.stages.runtime import Runtime
 
-PROVENANCE, PROBLEMS, COMPLETIONS, PREFERENCES = "g2d.json", "problems.jsonl", "completions", "preferences"
+PROVENANCE, PROBLEMS, COMPLETIONS, PREFERENCES = "g2d.json", "problems.parquet", "completions", "preferences"
 SCORERS = ("verify", "model", "judge")
 """What reward.function may be beside the name of a function."""
 
@@ -83,14 +83,23 @@ def _write(
     for source in (runtime.folders[name] / PREFERENCES).glob("*.parquet"):
         storage.write_bytes(folder / PREFERENCES / source.name, storage.read_bytes(source))
     scored_by, problems = _scored_by(runtime.config, own), {problem.id: problem for problem, _ in draws}.values()
-    thoughts, lines = opening_thoughts(runtime, problems), []
-    for problem in problems:
-        values = dataclasses.asdict(problem)
-        if scored_by[problem.task] in SCORERS:  # which read no more than prompt and answer
-            del values["columns"], values["solution"]
-        line = {field: value for field, value in values.items() if value not in (None, {})}
-        lines.append(json.dumps(storage.plain({**line, "opens_thought": problem.id in thoughts})) + "\n")
-    storage.write_bytes(folder / PROBLEMS, "".join(lines).encode())
+    write_columns(folder / PROBLEMS, _columns(list(problems), scored_by, opening_thoughts(runtime, problems)))
+
+
+def _columns(
+    problems: Sequence[Problem], scored_by: Mapping[str, str], thoughts: Collection[str]
+) -> dict[str, list[str] | np.ndarray]:
+    """Return the columns of problems.parquet: "" is None; conversations, and what only functions score by, are JSON."""
+    prompts = [problem.prompt for problem in problems]
+    rest = [None if scored_by[problem.task] in SCORERS else problem for problem in problems]
+    return {
+        **{name: [getattr(problem, name) or "" for problem in problems] for name in ("id", "task", "subset", "answer")},
+        "prompt": [prompt if isinstance(prompt, str) else json.dumps(prompt) for prompt in prompts],
+        "is_chat": np.array([not isinstance(prompt, str) for prompt in prompts]),
+        "opens_thought": np.array([problem.id in thoughts for problem in problems]),
+        "solution": [(problem and problem.solution) or "" for problem in rest],
+        "columns": [json.dumps(storage.plain(problem.columns if problem else {})) for problem in rest],
+    }
 
 
 def _scored_by(config: Config, own: Mapping[str, str]) -> dict[str, str]:
@@ -162,16 +171,19 @@ def _problems(file: Path) -> tuple[dict[str, Problem], set[str]]:
 
 
 def _problem(values: dict[str, Any]) -> tuple[Problem, bool]:
-    for name in ("id", "answer", "source", "subset", "solution", "task"):
-        if not isinstance(values.get(name, ""), str):
-            raise BrokenRow(f"{name!r} must be a text")
-    fields = {name: values[name] for name in ("answer", "source", "subset", "solution", "task") if name in values}
-    columns, prompt = values.get("columns", {}), as_prompt(values.get("prompt"), "prompt")
-    if not isinstance(columns, dict):
-        raise BrokenRow("'columns' must be an object")
-    if values.get("id") != problem_id(prompt):
+    for name in ("id", "task", "subset", "answer", "prompt", "solution", "columns"):
+        if not isinstance(values.get(name), str):
+            raise BrokenRow(f"it needs a text {name!r}")
+    try:
+        prompt = as_prompt(json.loads(values["prompt"]) if values.get("is_chat") else values["prompt"], "prompt")
+        columns = dict(json.loads(values["columns"]))
+    except (ValueError, TypeError, RecursionError) as error:  # BrokenRow is one
+        raise BrokenRow(str(error)) from error
+    if values["id"] != problem_id(prompt):
         raise BrokenRow("its id is not that of its prompt")
-    return Problem(problem_id(prompt), prompt, columns=columns, **fields), values.get("opens_thought") is True
+    answer, solution = values["answer"] or None, values["solution"] or None
+    problem = Problem(values["id"], prompt, answer, "", values["subset"], solution, columns, values["task"])
+    return problem, bool(values.get("opens_thought"))
 
 
 def _check_scores(

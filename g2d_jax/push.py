@@ -182,8 +182,9 @@ def verify_dataset(source: str, rewards: Sequence[str] = ()) -> None:
     """Check a folder, or a dataset of the hub, as `dataset.verify` does; show what was done. Raises as it."""
     folder = Path(source).expanduser()
     if not folder.is_dir():
-        patterns = [PROVENANCE, dataset.PROBLEMS, "*.parquet"]
+        patterns = [PROVENANCE, "*.parquet"]
         with _asking(f"{source} is no folder, and no dataset was downloaded", storage.HUB_ANSWERS):
             folder = Path(snapshot_download(source, repo_type="dataset", allow_patterns=patterns))
     counts = dataset.verify(folder, rewards)
-    Screen().table(f"{source} is what its problems, completions and settings give", ["", "rows"], [*counts.items()])
+    listed = "; ".join(f"{count:,} {what}" for what, count in counts.items())
+    Screen().say(f"{source} is what its problems, completions and settings give: {listed}")
