@@ -256,7 +256,7 @@ class Logging(Section):
     every: Positive = 1
     profile: str | None = None  # updates under JAX's profiler, as STAGE:START-STOP
 
-    def services(self, **options: str) -> dict[str, dict[str, str]]:
+    def services(self, **options: str) -> dict[str, Any]:
         """Return the keywords of a Tracker for the services that a project is named of. options: name, group."""
         projects = {"wandb": self.wandb, "trackio": self.trackio}
         return {service: {"project": project, **options} for service, project in projects.items() if project}

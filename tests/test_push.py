@@ -15,6 +15,7 @@ from g2d_jax import cli, commands, dataset, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config_load import resolve
 from g2d_jax.push import push, verify_dataset
+from g2d_jax.runtime.tables import read_preferences
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the hub's client
 TOKEN = "hf_sentinelAAAA1111"
@@ -38,6 +39,9 @@ def test_a_dataset_is_pushed_in_one_commit_and_verified_from_the_hub(
     finished: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["push", "--workdir", str(finished), "--repo", "me/pairs", "--what", "dataset"]
+    assert cli.main([*command, "--dry-run"]) == 0 and hub.requests == []
+    said = capsys.readouterr().out
+    assert "| problems.parquet" in said and "# tiny: preference pairs of collect" in said
     assert cli.main(command) == 0
     commit = hub.repositories["datasets/me/pairs"]["main"][0]
     assert f"{hub.url}/datasets/me/pairs/commit/{commit}\n" in capsys.readouterr().out
@@ -84,15 +88,7 @@ def test_the_card_has_the_headline_where_it_came_from_and_tables_to_look_at(
     )
 
 
-def test_a_model_is_pushed_as_it_is_exported(
-    finished: Path, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    push(finished, "me/model", dry_run=True)
-    assert (
-        hub.requests == []
-        and "| model.safetensors" in (said := capsys.readouterr().out)
-        and "# tiny: policy dpo" in said
-    )
+def test_a_model_is_pushed_as_it_is_exported(finished: Path, hub: Hub, tmp_path: Path) -> None:
     push(finished, "me/model")
     exported = commands.export(finished, tmp_path / "model")
     files = hub.files("models/me/model")
@@ -129,10 +125,15 @@ def test_what_cannot_be_pushed_is_refused_and_nothing_is_written(
     hub.repositories["datasets/me/pairs"] = {"main": ("1" * 40, {"train.csv": b"theirs"})}
     hub.private.add("datasets/me/pairs")
     refused("holds something other than this run's dataset")
-    monkeypatch.setenv("ANSWER_KEY", "chosen_rewar")  # a column's name, in g2d.json nowhere, in Parquet's metadata
-    monkeypatch.setenv("DATA_KEY", "procedural:chains")
-    refused("README.md would hold the value of DATA_KEY", "me/new")
-    monkeypatch.delenv("DATA_KEY")
+    prompts = read_preferences(finished / "03-collect" / "preferences")
+    for name, value in (
+        ("A_PASSWORD", max((str(pair.prompt) for pair in prompts), key=len)),
+        ("A_KEY", "procedural:chains"),
+    ):
+        monkeypatch.setenv(name, value)
+        file = "README.md" if name == "A_KEY" else r"completions/part-0000\d.parquet"
+        refused(f"{file} would hold the value of {name}, so nothing is uploaded", "me/new")
+        monkeypatch.delenv(name)
     monkeypatch.setenv("HF_TOKEN", "hf_another_token")
     refused("the token is not accepted: log in with", "me/new")
     monkeypatch.delenv("HF_TOKEN")

@@ -281,8 +281,8 @@ class Tracker:
 
     workdir/metrics is the record; without a workdir nothing is said and nothing written, as it is for all processes
     of a run but one. Steps redone after a resume are logged there again and the last record counts (see
-    `read_metrics`); TensorBoard, W&B and trackio, which cannot replace a point, keep the first. wandb, trackio: keywords
-    of their `init` (project, name, group …), None for none. A trackio that cannot start is a warning.
+    `read_metrics`); TensorBoard, W&B and trackio, which cannot replace a point, keep the first. wandb, trackio:
+    keywords of their `init` (project, name, group …), None for none. A trackio that cannot start is a warning.
     """
 
     def __init__(
