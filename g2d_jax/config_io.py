@@ -70,8 +70,8 @@ def from_dict(values: Mapping[str, Any]) -> ConfigDict:
         if not isinstance(kind, str) or kind not in schema.STAGES:
             if kind == "select":
                 raise ValueError(f"stages.{name}.kind: 'select' is called best_checkpoint now")
-            known = f"{listed(schema.STAGES)}, got {kind!r:.50}{suggest(kind, schema.STAGES)}"
-            raise ValueError(f"stages.{name}.kind must be one of {known}")
+            kinds = f"{listed(schema.STAGES)}, got {kind!r:.50}{suggest(kind, schema.STAGES)}"
+            raise ValueError(f"stages.{name}.kind must be one of {kinds}")
         config.stages[name] = editable(schema.STAGES[kind]())
     for name, _ in _named(values, "tasks"):
         if name == "main":
