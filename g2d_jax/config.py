@@ -34,9 +34,9 @@ AttentionSetting = Literal["auto", "xla", "splash", "cudnn"]
 DecodeKernel = Literal["xla", "pallas"]
 Flags = Literal["none", "overlap"]
 SamplingWeights = Literal["", "int8"]
-GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo"]
+GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo", "cispo"]
 ScaleRewards = Literal["none", "group", "batch"]
-DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo"]
+DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo", "simpo"]
 DPONormalizer = Literal["pairs", "prompts"]
 Tokens = Literal["generated", "prefilled", "scored", "trained", "tokens"]
 Measure = Literal[Tokens, "flops", "seconds", "device_seconds", "verifier_cpu_seconds"]
@@ -381,11 +381,17 @@ class DPOLoss(Section):
     loss_type: DPOLossType = "sigmoid"
     beta: Annotated[float, Bounds(above=0)] = 0.1
     label_smoothing: Annotated[float, Bounds(least=0, below=0.5)] = 0.0
+    simpo_gamma: NotNegativeFloat = 0.5  # what beta times the gap per token is to exceed, of "simpo"
+
+    @property
+    def compares(self) -> bool:
+        """True if the loss compares the policy with a reference."""
+        return self.loss_type != "simpo"
 
     def check(self) -> None:
         """Refuse label smoothing where the loss has none."""
         if self.loss_type == "ipo" and self.label_smoothing:
-            raise FieldError("label_smoothing", "belongs to 'sigmoid' and 'sigmoid_norm'; set it to 0 with 'ipo'")
+            raise FieldError("label_smoothing", "belongs to the sigmoid losses; set it to 0 with 'ipo'")
 
 
 class OnlineDPO(DPOLoss):
@@ -470,7 +476,7 @@ class Online(Section):
     @property
     def compares(self) -> bool:
         """True if the loss compares the policy with a reference."""
-        return bool(self.loss != "grpo" or self.beta)
+        return bool(self.beta or (self.loss != "grpo" and self.dpo.compares))
 
     @property
     def filters(self) -> bool:
@@ -491,6 +497,11 @@ class Online(Section):
         _check_warmup(self.optimizer, self.steps)
         self._check_windows()
         self._check_stop()
+        if self.reference_sync and not self.compares:
+            raise ValueError(
+                "reference_sync is set, but the loss has no reference: GRPO has one in its KL term only, set beta too; "
+                "SimPO has none"
+            )
         if self.loss == "grpo" and self.grpo_coef:
             raise ValueError('grpo_coef weighs GRPO beside loss="group_dpo"; with loss="grpo" leave it at 0')
         if self.loss == "dpo" and self.grpo_coef:
@@ -554,8 +565,6 @@ class Online(Section):
             )
         if self.loss == "group_dpo" and self.sampling.temperature != 1:
             raise ValueError("GroupDPO and GRPO share one forward pass at temperature 1: set sampling.temperature to 1")
-        if self.reference_sync and not self.compares:
-            raise ValueError("reference_sync is set, but GRPO has a reference in its KL term only: set beta too")
         if self.overlong_buffer > self.sampling.max_new_tokens:
             raise ValueError("overlong_buffer is a part of sampling.max_new_tokens and cannot be larger")
 
@@ -595,6 +604,7 @@ class Collect(Section):
 class Offline(DPOLoss):
     """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from.
 
+    loss: "kto" trains on single graded responses, those of prompts without a pair too: the rollouts of `preferences`.
     diagnose: measure the pairs under the policy, before and after; its cost is counted apart. The trained policy is the
     same without.
     """
@@ -602,6 +612,9 @@ class Offline(DPOLoss):
     kind: Literal["offline"] = "offline"
     policy: str = "warmup"
     preferences: str = "collect"
+    loss: Literal["dpo", "kto"] = "dpo"
+    desirable_weight: NotNegativeFloat = 1.0  # of correct and of incorrect responses in KTO's loss
+    undesirable_weight: NotNegativeFloat = 1.0
     epochs: Positive = 1
     batch_size: Positive = 64
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
@@ -611,9 +624,16 @@ class Offline(DPOLoss):
     signal_pairs: NotNegative = 256  # of the gradient's signal at the start, in 16 batches; 0: not measured
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
+    @property
+    def measures(self) -> bool:
+        """True if pairs are measured, which KTO has none of."""
+        return self.diagnose and self.loss == "dpo"
+
     def check(self) -> None:
         """Refuse a spread of one, and what the loss has not."""
         super().check()
+        if self.loss == "kto" and (self.loss_type != "sigmoid" or self.label_smoothing):
+            raise ValueError("loss_type and label_smoothing are settings of DPO, and loss='kto' has none: leave them")
         if self.signal_pairs == 1:
             raise FieldError("signal_pairs", "must be at least 2, or 0 for no measure of it, got 1")
 
@@ -801,7 +821,7 @@ def collect(**changes: Any) -> ConfigDict:
 
 
 def offline(**changes: Any) -> ConfigDict:
-    """Return a stage of offline DPO: see `Offline`."""
+    """Return a stage of offline DPO or KTO: see `Offline`."""
     return _changed(Offline(), changes)
 
 
