@@ -167,13 +167,13 @@ class Reward(Section):
     model), "judge" (a language model behind an OpenAI-style endpoint), or "package.module:function" (TRL's signature),
     also of a file module.py in `folder`, which is the config file's where nothing else is said.
 
-    scalar: rewards know better and worse but no right and wrong: pairs are the best against the worst of a group, and
-    there is no accuracy. Otherwise a reward above correct_above counts as correct.
+    verifiable: rewards know right and wrong; one above correct_above counts as correct. Otherwise they know better and
+    worse only: pairs are the best against the worst of a group, and there is no accuracy.
     """
 
     function: str = "verify"
     folder: str | None = None  # of the file that the function is in, unset: found by `resolve`
-    scalar: bool | None = None  # unset: those of "model" and "judge" are
+    verifiable: bool | None = None  # unset: all but those of "model" and "judge" are
     correct_above: float = 0.5
     cpu_seconds: float = 5.0
     memory_mb: int = 2048
@@ -182,16 +182,16 @@ class Reward(Section):
     judge: Judge = Judge()
 
     @property
-    def is_scalar(self) -> bool:
-        """True if its rewards know better and worse only."""
-        return self.function in ("model", "judge") if self.scalar is None else self.scalar
+    def is_verifiable(self) -> bool:
+        """True if its rewards know right and wrong."""
+        return self.function not in ("model", "judge") if self.verifiable is None else self.verifiable
 
     def check(self) -> None:
         """Refuse a kind of rewards that the function does not give, and a reward model that is not named."""
-        kind = {"verify": False, "model": True, "judge": True}.get(self.function, self.is_scalar)
-        if self.is_scalar != kind:
-            what = "knows better and worse only" if kind else "knows right and wrong"
-            raise FieldError("scalar", f"is {self.scalar}, but {self.function!r} {what}: leave it unset")
+        kind = {"verify": True, "model": False, "judge": False}.get(self.function, self.is_verifiable)
+        if self.is_verifiable != kind:
+            what = "knows right and wrong" if kind else "knows better and worse only"
+            raise FieldError("verifiable", f"is {self.verifiable}, but {self.function!r} {what}: leave it unset")
         if self.function == "model" and not self.model.path:
             raise FieldError("model.path", "is not set: give the folder or hub id of a model with a scalar head")
 
@@ -641,7 +641,8 @@ class Offline(DPOLoss):
 class BestCheckpoint(Section):
     """The best of a policy's kept checkpoints by its reward on held-out problems; a policy's name like any other.
 
-    steps: which of the kept ones, () for all. length_normalise: the mean scalar reward is divided by the mean length.
+    steps: which of the kept ones, () for all. length_normalise: a mean reward that is no accuracy is divided by
+    the mean length.
     """
 
     kind: Literal["best_checkpoint"] = "best_checkpoint"

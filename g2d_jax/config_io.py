@@ -23,8 +23,10 @@ RENAMED = {
     "responses_at_once": "generation_batch_size",
     "refill": "dynamic_sampling",
     "retire": "drop_solved",
+    "scalar": "verifiable",
 }
 """Former name of a field -> its present name."""
+NEGATED = {"scalar": ", and means the opposite"}
 
 _MEANING = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list like 0,10,20"}
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as written by storage
@@ -68,8 +70,8 @@ def from_dict(values: Mapping[str, Any]) -> ConfigDict:
         if not isinstance(kind, str) or kind not in schema.STAGES:
             if kind == "select":
                 raise ValueError(f"stages.{name}.kind: 'select' is called best_checkpoint now")
-            known = f"{listed(schema.STAGES)}, got {kind!r:.50}{suggest(kind, schema.STAGES)}"
-            raise ValueError(f"stages.{name}.kind must be one of {known}")
+            kinds = f"{listed(schema.STAGES)}, got {kind!r:.50}{suggest(kind, schema.STAGES)}"
+            raise ValueError(f"stages.{name}.kind must be one of {kinds}")
         config.stages[name] = editable(schema.STAGES[kind]())
     for name, _ in _named(values, "tasks"):
         if name == "main":
@@ -127,7 +129,7 @@ def field_of(section: Any, key: str, path: str, config: ConfigDict) -> Any:
     fields = dict(section.items(preserve_field_references=True))
     if key not in fields:
         if RENAMED.get(key) in fields:
-            raise ValueError(f"{path!r} is called {RENAMED[key]} now")
+            raise ValueError(f"{path!r} is called {RENAMED[key]} now{NEGATED.get(key, '')}")
         hint = suggest(path, _paths(config)) or f"; there are {listed(fields)}"
         raise ValueError(f"unknown field {path!r}{hint}")
     return fields[key]

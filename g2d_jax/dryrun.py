@@ -143,7 +143,7 @@ def _try_reward(runtime: Runtime, task: str, problems: Sequence[Problem]) -> Non
     alike = [
         p.id for p, right, wrong in pairs if p.answer is not None and not (right.reward or 0) > (wrong.reward or 0)
     ]
-    if alike and not runtime.scalar[task]:
+    if alike and runtime.verifiable[task]:
         runtime.tracker.say(
             f"warning: the reference answer of {' and '.join(alike)} gets no more, in \\boxed{{}}, than a wrong one: "
             "look at it as it was parsed, and at how the reward reads responses"

@@ -161,10 +161,10 @@ def _check_adaptive(name: str, stage: Online, config: Config) -> None:
             f"and probe.every={every} the rule, which wants {stopping.PROBES_IN_A_ROW} probes in a row and a slope "
             f"over {stopping.MIN_PROBES} of them, ends no stage before step {first + every}"
         )
-    if all(task.reward.is_scalar for task in config.all_tasks.values()):
+    if not any(task.reward.is_verifiable for task in config.all_tasks.values()):
         raise ValueError(
-            "stop='adaptive' goes by the share of right responses, which scalar rewards do not tell: use "
-            'stop="steps" or "budget", or a reward with reward.scalar=False'
+            "stop='adaptive' goes by the share of right responses, which rewards that only rank do not tell: use "
+            'stop="steps" or "budget", or a reward with reward.verifiable=True'
         )
     if followers(name, config.stages) is None:
         raise ValueError(
@@ -210,8 +210,8 @@ def _check_rollouts(name: str, stage: Collect, stages: Stages) -> None:
 
 def _check_preferences(stage: Offline, config: Config) -> None:
     stages = config.stages
-    if stage.loss == "kto" and any(task.reward.is_scalar for task in config.all_tasks.values()):
-        raise ValueError("loss='kto' trains on right and wrong responses, which scalar rewards do not tell: use dpo")
+    if stage.loss == "kto" and not all(task.reward.is_verifiable for task in config.all_tasks.values()):
+        raise ValueError("loss='kto' trains on right and wrong responses, which some rewards do not tell: use dpo")
     if stage.preferences in stages:
         if not isinstance(stages[stage.preferences], Collect):
             raise ValueError(f"preferences is {stage.preferences!r}, a stage that collects none")

@@ -123,7 +123,7 @@ class Verdict(enum.StrEnum):
     TIMEOUT: the verifier gave up. It counts as wrong wherever wrong answers count, or a policy would be paid for
     answers that hang the verifier; but nothing is known of it, so no preference pair has it on either side.
     UNSCORABLE: the problem or the reward is at fault, and the response counts nowhere.
-    SCORED: of a scalar reward, which knows better and worse but no right and wrong.
+    SCORED: of a reward that knows better and worse but no right and wrong.
     """
 
     CORRECT = "correct"

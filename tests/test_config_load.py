@@ -258,6 +258,7 @@ def test_the_last_override_wins(write):
     [
         ("stages.warmup.stepz=1", r"unknown field 'stages\.warmup\.stepz', did you mean stages\.warmup\.steps\?"),
         ("stages.warmup.refill=1", r"'stages\.warmup\.refill' is called dynamic_sampling now"),
+        ("reward.scalar=true", r"'reward\.scalar' is called verifiable now, and means the opposite"),
         ("compute.responses_at_once=64", r"'compute\.responses_at_once' is called generation_batch_size now"),
         ("stages.wramup.steps=1", r"unknown field 'stages\.wramup\.steps', did you mean stages\.warmup\.steps\?"),
         ("warmup.steps=1", r"unknown field 'warmup\.steps', did you mean stages\.warmup\.steps\?"),

@@ -112,14 +112,14 @@ def test_data_of_the_rows() -> None:
     read = [(chat.data[split].split, chat.data[split].limit) for split in ("train", "dev")]
     assert read == [("train", 1000), ("dev", 470)] and chat.data.train.path == "wildchat"
     assert (chat.reward.function, chat.reward.model.path) == ("model", "Nexusflow/Athene-RM-8B")
-    assert Config.of(chat).reward.is_scalar
+    assert not Config.of(chat).reward.is_verifiable
     assert resolve("bridging-chat:dev=held-out.jsonl").data.dev.path == "held-out.jsonl"
 
     assert (both.data.train.path, both.data.train.limit, both.data.weight) == ("numinamath", 100_000, 2.0)
     other = both.tasks.chat
     assert (other.train.path, other.train.limit, other.weight) == ("wildchat", 50_000, 1.0)
-    scalar = {name: task.reward.is_scalar for name, task in Config.of(both).all_tasks.items()}
-    assert scalar == {"main": False, "chat": True} and other.reward.model.path == "Nexusflow/Athene-RM-8B"
+    verifiable = {name: task.reward.is_verifiable for name, task in Config.of(both).all_tasks.items()}
+    assert verifiable == {"main": True, "chat": False} and other.reward.model.path == "Nexusflow/Athene-RM-8B"
     alone = {row: resolve(f"bridging-mixed:row={row},start=hf:x/y") for row in ("chat-to-math", "math-to-chat")}
     assert {row: (c.data.train.path, c.data.train.limit, len(c.tasks)) for row, c in alone.items()} == {
         "chat-to-math": ("numinamath", 100_000, 0),

@@ -27,12 +27,12 @@ def pairs_of(
     """
     contents = [row.text for row in group]
     if verifiable:
-        return random_pairs(seed, problem_id, visit, right(group), limit, contents)
+        return random_pairs(seed, problem_id, visit, is_correct(group), limit, contents)
     rewards = [math.nan if row.score.verdict is Verdict.TIMEOUT else row.score.reward for row in group]
     return best_worst(np.array(rewards, np.float64), limit, contents)  # None becomes NaN
 
 
-def right(group: Sequence[ScoredRollout]) -> np.ndarray:
+def is_correct(group: Sequence[ScoredRollout]) -> np.ndarray:
     """Return [G]: 1 correct, 0 incorrect, NaN where there is no reward, no verdict on right and wrong, or a timeout."""
     verdicts = [Verdict.SCORED if row.score.reward is None else row.score.verdict for row in group]
     unknown = (Verdict.SCORED, Verdict.TIMEOUT)

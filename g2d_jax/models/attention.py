@@ -5,6 +5,7 @@ Shapes: B rows, T queries, S keys, H query heads, K key/value heads, R = H/K, D 
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.config import LinearRope, ModelConfig, YarnRope
 from g2d_jax.records import SEGMENT_STRIDE
 
 CPU_BLOCK = 64
@@ -29,16 +30,21 @@ COLUMN_BLOCK = 256
 
 
 def inverse_frequencies(config: ModelConfig) -> jax.Array:
-    """Compute rotary inverse frequencies, float32 [D/2], with Llama 3.1's scaling of long wavelengths if configured.
+    """Compute rotary inverse frequencies, float32 [D/2], with the scaling that is configured.
 
     Computed on the host from the config, rounded as PyTorch rounds: under jit XLA would fold the power in another
     precision, and at position 100,000 one unit in the last place of a frequency turns the angle by 0.006 rad.
     """
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    freqs = np.float32(1) / np.power(config.rope_theta, exponents.astype(np.float64)).astype(np.float32)
-    scaling = config.rope_scaling
+    powers = np.power(config.rope_theta, exponents.astype(np.float64)).astype(np.float32)
+    freqs, scaling = np.float32(1) / powers, config.rope_scaling
     if scaling is None:
         return jnp.asarray(freqs)
+    if isinstance(scaling, LinearRope):
+        return jnp.asarray(freqs / np.float32(scaling.factor))
+    if isinstance(scaling, YarnRope):
+        kept = 1 - _yarn_ramp(config, scaling)
+        return jnp.asarray(np.float32(1) / (np.float32(scaling.factor) * powers) * (1 - kept) + freqs * kept)
     wavelengths = np.float32(2 * np.pi) / freqs
     length = np.float32(scaling.original_max_position_embeddings)
     low, high, factor = (np.float32(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
@@ -48,10 +54,26 @@ def inverse_frequencies(config: ModelConfig) -> jax.Array:
     return jnp.asarray(scaled)
 
 
+def _yarn_ramp(config: ModelConfig, scaling: YarnRope) -> np.ndarray:
+    """Return the shares of YaRN's frequencies that are divided by the factor, float32 [D/2]."""
+    dim, length = config.head_dim, scaling.original_max_position_embeddings
+
+    def dimension(turns: float) -> float:
+        return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    numbers = np.arange(dim // 2, dtype=np.float32)
+    return np.clip((numbers - np.float32(low)) / np.float32(high - low or 0.001), 0, 1)
+
+
 def rotary_table(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return cos and sin, float32 [B, T, D/2], for positions int32 [B, T]."""
     angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(config)[None, None]
-    return jnp.cos(angles), jnp.sin(angles)
+    size = config.rope_scaling.attention_factor if isinstance(config.rope_scaling, YarnRope) else 1.0
+    return jnp.cos(angles) * size, jnp.sin(angles) * size
 
 
 def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:

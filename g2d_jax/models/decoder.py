@@ -158,10 +158,15 @@ class Cache:
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """Apply RMSNorm over the last axis, in float32, returned in x's dtype."""
+    """Apply RMSNorm over the last axes, those that the weight has, in float32, returned in x's dtype."""
     wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale).astype(x.dtype) * jnp.expand_dims(weight, range(x.ndim - 1))
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=tuple(range(-weight.ndim, 0)), keepdims=True) + eps)
+    return (wide * scale).astype(x.dtype) * jnp.expand_dims(weight, range(x.ndim - weight.ndim))
+
+
+def norm(c: ModelConfig, block: Block, name: str, x: jax.Array) -> jax.Array:
+    """Apply the layer's norm `name` where the family has it; elsewhere x stays as it is."""
+    return rms_norm(x, getattr(block, name)[...], c.rms_norm_eps) if hasattr(block, name) else x
 
 
 def linear(x: jax.Array, weight: jax.Array, inputs: int = 1, dtype: Any = None) -> jax.Array:
@@ -230,16 +235,24 @@ def project_qkv(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E], rotated."""
     q, k, v = (project(c, block, name, x, dropout=dropout) for name in ("q", "k", "v"))
-    if c.traits.qk_norm:
-        q, k = rms_norm(q, block.q_norm[...], c.rms_norm_eps), rms_norm(k, block.k_norm[...], c.rms_norm_eps)
+    q, k = norm(c, block, "q_norm", q), norm(c, block, "k_norm", k)
     return rotate(q, rope), rotate(k, rope), v
 
 
 def mlp(c: ModelConfig, block: Block, x: jax.Array, dropout: Dropout | None = None) -> jax.Array:
     """Apply the SwiGLU feed-forward layer and add its residual."""
-    y = rms_norm(x, block.mlp_norm[...], c.rms_norm_eps)
+    y = norm(c, block, "mlp_norm", x)
     gate = jax.nn.silu(project(c, block, "gate", y, dropout=dropout))
-    return x + project(c, block, "down", gate * project(c, block, "up", y, dropout=dropout), dropout=dropout)
+    y = project(c, block, "down", gate * project(c, block, "up", y, dropout=dropout), dropout=dropout)
+    return x + norm(c, block, "mlp_post_norm", y)
+
+
+def layer_rope(c: ModelConfig, rope: tuple[jax.Array, jax.Array], number: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the rotary table of a layer, an int or an int32 scalar: that of no turn where the layer has none."""
+    if all(c.no_rope_layers):
+        return rope
+    turns = jnp.array(c.no_rope_layers, bool)[number]
+    return jnp.where(turns, rope[0], 1.0), jnp.where(turns, rope[1], 0.0)
 
 
 def apply_block(
@@ -252,9 +265,9 @@ def apply_block(
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Apply one layer; return x and this layer's new (keys, values)."""
     block = jax.tree.map(lambda p: p if quantise.held(p) else p.astype(x.dtype), block, is_leaf=quantise.held)
-    q, k, v = project_qkv(c, block, rms_norm(x, block.attn_norm[...], c.rms_norm_eps), rope, dropout)
-    x = x + project(c, block, "o", attention(q, k, v), inputs=2, dropout=dropout)
-    return mlp(c, block, x, dropout), (k, v)
+    q, k, v = project_qkv(c, block, norm(c, block, "attn_norm", x), rope, dropout)
+    y = project(c, block, "o", attention(q, k, v), inputs=2, dropout=dropout)
+    return mlp(c, block, x + norm(c, block, "attn_post_norm", y), dropout), (k, v)
 
 
 def rematerialise(fn: Callable, remat: Remat) -> Callable:
@@ -294,7 +307,8 @@ def forward(
     def layer(x: jax.Array, own: tuple[Block, Any]) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         block, number = own
         dropped = of_layer(c.lora.dropout, keys, number) if c.lora and keys is not None else None
-        x, kv = apply_block(c, block, x, rope, lambda q, k, v: attention(q, k, v, segment_ids), dropped)
+        turned = layer_rope(c, rope, number)
+        x, kv = apply_block(c, block, x, turned, lambda q, k, v: attention(q, k, v, segment_ids), dropped)
         return laid_out(x, "rows", None, None), kv if keep_kv else None
 
     layer, numbers = rematerialise(layer, remat), jnp.arange(c.num_hidden_layers)
@@ -357,14 +371,16 @@ def decode(
         keys = jax.lax.dynamic_update_slice(keys, k, (*layer, 0, 0, 0, cache.column))
         return keys, jax.lax.dynamic_update_slice(values, v, (*layer, 0, 0, cache.column, 0))
 
-    def apply(x: jax.Array, block: Block, keys: Any, values: Any, layer: tuple[Any, ...], read: Callable) -> Any:
+    def apply(x: jax.Array, block: Block, keys: Any, values: Any, number: Any, read: Callable) -> Any:
+        layer = (number,) if keys.ndim == 5 else ()  # of a stacked cache
+
         def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             nonlocal keys, values
             keys, values = stored(keys, values, layer, k, v)
             mixed = read(laid_out(q, "rows", None, "heads", None), keys, values, *layer)
             return laid_out(mixed, "replica_rows", None, "heads", None)
 
-        x, _ = apply_block(c, block, x, rope, attention)
+        x, _ = apply_block(c, block, x, layer_rope(c, rope, number), attention)
         return laid_out(x, "replica_rows", None, "embed"), keys, values
 
     def read_blocks(q: jax.Array, keys: jax.Array, values: jax.Array, layer: jax.Array) -> jax.Array:
@@ -391,15 +407,15 @@ def decode(
 
         def layer(carry: Any, own: tuple[Block, jax.Array]) -> tuple[Any, None]:
             x, keys, values = carry
-            return apply(x, own[0], keys, values, (own[1],), read_blocks), None
+            return apply(x, own[0], keys, values, own[1], read_blocks), None
 
         numbers = jnp.arange(c.num_hidden_layers)
         (x, key, value), _ = jax.lax.scan(layer, (x, cache.keys[0], cache.values[0]), (model.blocks, numbers))
         keys, values = (key,), (value,)
     else:
         layers = []
-        for block, key, value in zip(model.blocks, cache.keys, cache.values, strict=True):
-            x, *both = apply(x, block, key, value, (), read_columns)
+        for number, own in enumerate(zip(model.blocks, cache.keys, cache.values, strict=True)):
+            x, *both = apply(x, *own, number, read_columns)
             layers.append(both)
         keys, values = zip(*layers, strict=True)
     column = (cache.column + 1) % cache.width

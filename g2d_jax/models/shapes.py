@@ -16,6 +16,10 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2.5": {"family": "qwen2", "vocab_size": 152_064, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
     "Qwen3": {"family": "qwen3", "vocab_size": 151_936, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
     "Llama-3": {"family": "llama", "vocab_size": 128_256, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5},
+    "SmolLM2": {"family": "llama", "vocab_size": 49_152, "rope_theta": 100_000.0, "rms_norm_eps": 1e-5},
+    "SmolLM3": {"family": "smollm3", "vocab_size": 128_256, "rope_theta": 5e6},
+    "Mistral": {"family": "mistral", "vocab_size": 32_768, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
+    "OLMo-2": {"family": "olmo2", "vocab_size": 100_352, "rope_theta": 500_000.0},
 }
 
 
@@ -52,11 +56,18 @@ SHAPES: dict[str, ModelConfig] = {
     "Llama-3.1-8B": _shape("Llama-3", 4096, 14_336, 32, 32, 8, 131_072, **_scaled(8.0)),
     "Llama-3.2-1B": _shape("Llama-3", 2048, 8192, 16, 32, 8, 131_072, **_TIED, **_scaled(32.0)),
     "Llama-3.2-3B": _shape("Llama-3", 3072, 8192, 28, 24, 8, 131_072, **_TIED, **_scaled(32.0)),
+    "SmolLM2-135M": _shape("SmolLM2", 576, 1536, 30, 9, 3, 8192, **_TIED),
+    "SmolLM2-360M": _shape("SmolLM2", 960, 2560, 32, 15, 5, 8192, **_TIED),
+    "SmolLM2-1.7B": _shape("SmolLM2", 2048, 8192, 24, 32, 32, 8192, **_TIED, rope_theta=130_000.0),
+    "SmolLM3-3B": _shape("SmolLM3", 2048, 11_008, 36, 16, 4, 65_536, **_TIED),
+    "Mistral-7B-v0.3": _shape("Mistral", 4096, 14_336, 32, 32, 8, 32_768),
+    "OLMo-2-0425-1B": _shape("OLMo-2", 2048, 8192, 16, 16, 16, 4096),
 }
 
 _OTHER_NAMES = {
     "Meta-Llama-3-8B": "Llama-3-8B",
     "Meta-Llama-3.1-8B": "Llama-3.1-8B",
+    "Mistral-7B-Instruct-v0.3": "Mistral-7B-v0.3",
     "Athene-RM-8B": "Llama-3.1-8B",  # a reward model's trunk: models/reward_model.py
 }
 

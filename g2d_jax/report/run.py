@@ -70,7 +70,7 @@ MEASURES: Mapping[str, tuple[str, Written]] = {
 
 MEANINGS = (
     "Variance is that of the reward among a prompt's completions. Mixed prompts can give pairs, or advantages: they "
-    "have right and wrong completions or, of scalar rewards, different ones. Distinct answers are counted by prompt. "
+    "have right and wrong completions or, where rewards only rank, different ones. Answers are counted by prompt. "
     "Entropy is a token's, in nats. Confidence is the geometric mean of a completion's token probabilities; ECE and "
     "AUROC tell whether it predicts correctness (an ECE of 0 and an AUROC of 1 are perfect, one of 0.5 is chance). "
     "The gap is the log-prob of right less that of wrong completions, in nats. Means over prompts, but for entropy "

@@ -177,7 +177,7 @@ def _sample(row: Answer, paint: Painter) -> Sample:
 
 
 def _outcome(rows: Sequence[Answer]) -> str:
-    """Sum up a policy's answers to one problem: "3/4" right ones, or "reward 1.25", the mean of scalar ones."""
+    """Sum up a policy's answers to one problem: "3/4" right ones, or "reward 1.25", the mean of other rewards."""
     if any(row["verdict"] == "scored" for row in rows):
         return f"reward {fmt.value(float(np.mean([row['reward'] for row in rows if row['reward'] is not None])))}"
     return f"{sum(row['verdict'] == 'correct' for row in rows)}/{len(rows)}"

@@ -28,6 +28,7 @@ COSTS: Mapping[str, tuple[str, Written]] = {
     "device_seconds": ("device time", fmt.duration),
     "verifier_cpu_seconds": ("verifier CPU", fmt.duration),
     "price": ("price", fmt.price),
+    "hours": ("time there", lambda hours: fmt.duration(3600 * hours)),
 }
 """Measure of a cost -> head of its column, and its numbers as text."""
 
@@ -123,7 +124,7 @@ def policies(evaluation: Manifest | None) -> list[Manifest]:
 def differences(evaluation: Manifest, *kind: str) -> dict[tuple[str, str], tuple[float, float]]:
     """(before, after) -> paired difference in accuracy and its standard error clustered by problem.
 
-    kind: "greedy" for greedy accuracy in place of sampled; "tasks" and a task's name for its scalar reward.
+    kind: "greedy" for greedy accuracy in place of sampled; "tasks" and a task's name for its reward.
     """
     pairs = evaluation.get("result", {}).get("paired", ())
     return {(p["before"], p["after"]): (number(p, *kind, "difference"), number(p, *kind, "sem")) for p in pairs}
@@ -144,20 +145,20 @@ def gains(evaluation: Manifest, *kind: str) -> dict[str, tuple[float, float]]:
 
 
 def tasks(evaluation: Manifest | None) -> dict[str, bool]:
-    """Return the tasks of an evaluation, and whether their rewards are scalar; {} if it has accuracy alone."""
+    """Return the tasks of an evaluation, and whether their rewards are verifiable; {} if it has accuracy alone."""
     first = next(iter(policies(evaluation)), {})
-    return {name: result.get("accuracy") is None for name, result in first.get("tasks", {}).items()}
+    return {name: result.get("accuracy") is not None for name, result in first.get("tasks", {}).items()}
 
 
 def has_accuracy(evaluation: Manifest) -> bool:
     """Whether any of its problems has right and wrong answers."""
-    return not tasks(evaluation) or not all(tasks(evaluation).values())
+    return not tasks(evaluation) or any(tasks(evaluation).values())
 
 
 def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifest]) -> Table:
     """Build the result: accuracy of each policy, its gain, and the cost of making it.
 
-    Where tasks have scalar rewards their means stand beside, or in place of, the accuracy.
+    Where tasks have other rewards, their means stand beside, or in place of, the accuracy.
     evaluation: the manifest of a finished evaluate stage, None if there is none yet (no rows then). stage_manifests: of
     the finished stages in order; each stage's cost counts once, in the row of the policy it led to.
     """
@@ -185,9 +186,9 @@ def summary_table(evaluation: Manifest | None, stage_manifests: Iterable[Manifes
 
 
 def _rewards(evaluation: Manifest, policy: Manifest) -> dict[str, str]:
-    """Build a policy's mean reward in each scalar task, and its gain."""
+    """Build a policy's mean reward in each task without right and wrong, and its gain."""
     cells = {}
-    for task in [task for task, scalar in tasks(evaluation).items() if scalar]:
+    for task in [task for task, verifiable in tasks(evaluation).items() if not verifiable]:
         name = "" if len(tasks(evaluation)) == 1 else f"{task} "
         cells[f"{name}reward"] = reward(policy, task)
         gain = gains(evaluation, "tasks", task).get(policy["name"], NOT_MEASURED)
@@ -202,7 +203,7 @@ def reward(policy: Manifest, task: str) -> str:
 
 def problems(evaluation: Manifest, what: str) -> str:
     """How many problems the result is about: those with right and wrong answers, if there are any."""
-    judged = [name for name, scalar in tasks(evaluation).items() if not scalar]
+    judged = [name for name, verifiable in tasks(evaluation).items() if verifiable]
     counted = sum(number(policies(evaluation)[0], "tasks", name, "problems") for name in judged)
     return f"{fmt.count(counted if judged else number(evaluation, 'result', 'problems'))} {what}"
 

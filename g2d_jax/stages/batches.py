@@ -15,7 +15,7 @@ import numpy as np
 
 from g2d_jax.config import Online
 from g2d_jax.data.packing import Group, Response
-from g2d_jax.data.preferences import pairs_of, right
+from g2d_jax.data.preferences import is_correct, pairs_of
 from g2d_jax.losses import dpo_weights, group_advantages, group_dpo_weights, overlong_penalty, token_weights
 from g2d_jax.records import Problem, ScoredRollout
 from g2d_jax.stages.rollouts import Draws, Groups, rewards
@@ -34,8 +34,8 @@ class Batch:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def make(seed: int, stage: Online, draws: Draws, groups: Groups, scalar: Mapping[str, bool]) -> Batch:
-    """Make one update's batch from all that was drawn for it. scalar: whether a task's reward knows no right and wrong.
+def make(seed: int, stage: Online, draws: Draws, groups: Groups, verifiable: Mapping[str, bool]) -> Batch:
+    """Make one update's batch from all that was drawn for it. verifiable: by task.
 
     A prompt has a signal if it has a pair or, with GRPO, two different rewards. With stage.dynamic_sampling the first
     prompts_per_step prompts with a signal are kept, or as many as there are (without any the first ones); else all are.
@@ -44,7 +44,7 @@ def make(seed: int, stage: Online, draws: Draws, groups: Groups, scalar: Mapping
     if stage.loss == "grpo" or stage.grpo_coef:
         signal |= ((advantages(stage, draws, groups) != 0) & _counted(stage, groups)).any(axis=1)
     if stage.loss != "grpo":
-        pairs = [_sides(seed, stage, *both, scalar) for both in zip(draws, groups, strict=True)]
+        pairs = [_sides(seed, stage, *both, verifiable) for both in zip(draws, groups, strict=True)]
         signal |= [bool(chosen) for chosen, _ in pairs]
     taught = [int(i) for i in np.flatnonzero(signal)]
     rows = (taught or range(len(groups)))[: stage.prompts_per_step] if stage.dynamic_sampling else range(len(groups))
@@ -140,7 +140,7 @@ def _grpo_tokens(stage: Online, draws: Draws, groups: Groups) -> list[list[dict[
 
 
 def _sides(
-    seed: int, stage: Online, drawn: tuple[Problem, int], group: Sequence[ScoredRollout], scalar: Mapping[str, bool]
+    seed: int, stage: Online, drawn: tuple[Problem, int], group: Sequence[ScoredRollout], verifiable: Mapping[str, bool]
 ) -> Sides:
     """Choose the chosen and rejected responses of one prompt, both lists empty where there is no pair.
 
@@ -149,11 +149,11 @@ def _sides(
     problem, visit = drawn
     counted = [int(i) for i in np.flatnonzero(_counted(stage, [list(group)])[0])]
     usable = [group[i] for i in counted]
-    if stage.loss == "group_dpo" and not scalar[problem.task]:
-        is_right = right(usable)
-        chosen, rejected = ([counted[i] for i in np.flatnonzero(is_right == side)] for side in (1, 0))
+    if stage.loss == "group_dpo" and verifiable[problem.task]:
+        correct = is_correct(usable)
+        chosen, rejected = ([counted[i] for i in np.flatnonzero(correct == side)] for side in (1, 0))
         return (chosen, rejected) if chosen and rejected else NO_PAIR
-    pairs = pairs_of(seed, problem.id, visit, usable, 1, verifiable=not scalar[problem.task])
+    pairs = pairs_of(seed, problem.id, visit, usable, 1, verifiable=verifiable[problem.task])
     return [counted[i] for i, _ in pairs], [counted[j] for _, j in pairs]
 
 

@@ -3,7 +3,7 @@
     kept steps ─► answers to data.dev ─► score of each ─► the best one, which the stage's name then means
 
 A checkpoint's score is the mean over tasks of the task's own: the mean reward of a task with right and wrong answers
-(their accuracy, where rewards are 0 and 1); of a scalar reward the mean reward divided by the mean response tokens, as
+(their accuracy, where rewards are 0 and 1); of other rewards the mean divided by the mean response tokens, as
 the authors do, or with length_normalise=False the mean reward. All problems of a task weigh the same; unscorable
 responses are left out.
 
@@ -37,11 +37,11 @@ def run(runtime: Runtime, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     """
     problems = runtime.problems["dev"]
     write_problems(runtime.folders[name], problems)
-    tally, scores = Cost(), dict[int, dict[str, Any]]()
+    cost, scores = Cost(), dict[int, dict[str, Any]]()
     steps = candidates(stage, runtime)
-    with runtime.track_cost(tally), runtime.tracker.progress(name, len(steps) * len(problems)) as bar:
+    with runtime.track_cost(cost), runtime.tracker.progress(name, len(steps) * len(problems)) as bar:
         for step in steps:
-            entry = scores[step] = _scored(runtime, name, stage, step, tally, bar)
+            entry = scores[step] = _scored(runtime, name, stage, step, cost, bar)
             tasks = {f"tasks/{task}/score": task_entry["score"] for task, task_entry in entry["tasks"].items()}
             bar.update(bar.done, {"reward": entry["score"]})
             runtime.tracker.log(name, step, {"score": entry["score"], **tasks})
@@ -59,7 +59,7 @@ def run(runtime: Runtime, name: str, stage: BestCheckpoint) -> dict[str, Any]:
         "sampling": stage.sampling.to_dict(),
     }
     return {
-        **tally.manifest(),
+        **cost.manifest(),
         "counts": {"checkpoints": len(steps), "problems": len(problems)},
         "result": result,
         "warnings": warnings,
@@ -86,15 +86,14 @@ def best_step(scores: Mapping[int, float]) -> int | None:
     return min(numbers, key=lambda step: (-numbers[step], step)) if numbers else None
 
 
-def _scored(
-    runtime: Runtime, name: str, stage: BestCheckpoint, step: int, tally: Cost, bar: Progress
-) -> dict[str, Any]:
+def _scored(runtime: Runtime, name: str, stage: BestCheckpoint, step: int, cost: Cost, bar: Progress) -> dict[str, Any]:
     """Score one checkpoint: its score and standard error, and those of each task. bar: moves by the problems."""
-    held_out = HeldOut(runtime, stage, f"{stage.policy}@{step}", runtime.folders[name] / "rollouts", tally, bar)
+    held_out = HeldOut(runtime, stage, f"{stage.policy}@{step}", runtime.folders[name] / "rollouts", cost, bar)
     groups = held_out.answers("select")
-    means = task_results(held_out.problems, groups, runtime.scalar)
+    means = task_results(held_out.problems, groups, runtime.verifiable)
     tasks = {
-        task: {**row, **_score(row, stage.length_normalise and runtime.scalar[task])} for task, row in means.items()
+        task: {**row, **_score(row, stage.length_normalise and not runtime.verifiable[task])}
+        for task, row in means.items()
     }
     spread = math.hypot(*(row["score_sem"] for row in tasks.values()))
     return {
@@ -110,7 +109,7 @@ def _score(task: Mapping[str, Any], divided: bool) -> dict[str, float]:
 
 
 def _negative(stage: BestCheckpoint, scores: Mapping[int, Mapping[str, Any]]) -> Iterator[Alert]:
-    """Yield an alert for each task whose scalar rewards are negative on average while they are divided by lengths."""
+    """Yield an alert for each task whose rewards are negative on average while they are divided by lengths."""
     for task in next(iter(scores.values()))["tasks"] if stage.length_normalise else ():
         low = min(entry["tasks"][task]["reward"] for entry in scores.values())
         if low < 0 and all(entry["tasks"][task]["accuracy"] is None for entry in scores.values()):

@@ -176,14 +176,14 @@ class RolloutBuffer:
         return TrainBatch(draws, groups, replace(batch, groups=filled), window.is_new(self.trainer.step), costs)
 
     def record_cost(self, train_batch: TrainBatch) -> None:
-        """Add the cost of a new batch to the tally, and its groups' rewards to the history."""
-        tally, state = self.trainer.tally, self.state
+        """Add the cost of a new batch to the stage's, and its groups' rewards to the history."""
+        cost, state = self.trainer.cost, self.state
         if not train_batch.new:
             return
-        for cost in train_batch.costs:
-            tally.add(cost)
+        for part in train_batch.costs:
+            cost.add(part)
         state.usage = _usage([state.usage, *train_batch.costs])
-        count_rollouts(self.runtime, tally, train_batch.groups)
+        count_rollouts(self.runtime, cost, train_batch.groups)
         metrics = train_batch.batch.metrics
         counts = {"prompts": len(train_batch.groups)}
         if self.stage.loss != "grpo":
@@ -204,7 +204,7 @@ class RolloutBuffer:
 
     def usage(self) -> dict[str, float]:
         """Return figures of the sampling for the manifest."""
-        spent, total = _usage([self.state.usage]), self.trainer.tally.seconds
+        spent, total = _usage([self.state.usage]), self.trainer.cost.seconds
         seconds = spent["sampling_seconds"]
         return {
             "calls": round(spent["calls"]),
@@ -276,7 +276,7 @@ class RolloutBuffer:
         return max(self.stage.prompts_per_step - int(signal.sum()), 0)
 
     def _batch(self, draws: Draws, groups: Groups) -> Batch:
-        return batches.make(self.runtime.config.seed, self.stage, draws, groups, self.runtime.scalar)
+        return batches.make(self.runtime.config.seed, self.stage, draws, groups, self.runtime.verifiable)
 
     # Log-probabilities of other policies
 
@@ -301,10 +301,10 @@ class RolloutBuffer:
         data = save(logprobs, {"cost": json.dumps(cost)})
         self.runtime.writer.submit(lambda: storage.write_bytes(file, data))
 
-    def _under(self, params: Decoder, groups: Sequence[Group], tally: Cost) -> np.ndarray:
+    def _under(self, params: Decoder, groups: Sequence[Group], cost: Cost) -> np.ndarray:
         """Compute log-probabilities of all responses, one after the other, float32 [tokens]."""
         packed = self.trainer.pack(groups)
-        unpacked = packed.unpack(self.runtime.score_logprobs(params, packed, tally, logprobs_temperature(self.stage)))
+        unpacked = packed.unpack(self.runtime.score_logprobs(params, packed, cost, logprobs_temperature(self.stage)))
         return np.concatenate([values for group in unpacked for values in group])
 
     def _wanted(self) -> list[str]:

@@ -18,7 +18,7 @@ from etils import epath
 
 from g2d_jax.config import Collect, Online
 from g2d_jax.data.order import draw
-from g2d_jax.data.preferences import pairs_of, right, select_pairs, to_preference
+from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
 from g2d_jax.graph import drawn_by
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference, Problem, Prompt, ScoredRollout, Verdict
@@ -47,9 +47,9 @@ FATES = (
 
 def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
     """Collect rollouts and preference pairs; return the manifest's fields. Raises StopRun without any pair."""
-    folder, tally = runtime.folders[name], Cost()
-    with runtime.track_cost(tally):
-        draws, groups = rollouts_of(runtime, name, tally)
+    folder, cost = runtime.folders[name], Cost()
+    with runtime.track_cost(cost):
+        draws, groups = rollouts_of(runtime, name, cost)
         offered, counts = _offered(runtime, stage, draws, groups)
         pairs = _selected(runtime, stage, draws, groups, offered)
         measures = _measure(folder, groups, pairs)
@@ -69,7 +69,7 @@ def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
     metrics = {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
     runtime.tracker.log(name, 0, metrics)
     result = {**_lengths(preferences), "rollouts": described, "informativeness": measures}
-    return {**tally.manifest(), "counts": counts, "result": result, "warnings": warnings}
+    return {**cost.manifest(), "counts": counts, "result": result, "warnings": warnings}
 
 
 def programs(runtime: Runtime, name: str, stage: Collect, response: int | None = None) -> Iterator[Program]:
@@ -78,8 +78,8 @@ def programs(runtime: Runtime, name: str, stage: Collect, response: int | None =
         yield from rollouts(runtime, name, workload_of(runtime, name, stage, response))
 
 
-def rollouts_of(runtime: Runtime, name: str, tally: Cost) -> tuple[Draws, Groups]:
-    """Return a collect stage's rollouts, in groups, and their draws. Adds to the tally the cost of generating them now.
+def rollouts_of(runtime: Runtime, name: str, cost: Cost) -> tuple[Draws, Groups]:
+    """Return a collect stage's rollouts, in groups, and their draws. Adds to the cost the cost of generating them now.
 
     Those of another stage, of an archive and of a file cost nothing. Raises StopRun for an archive of nothing,
     ValueError for rollouts on disk that are not those of this run's problems.
@@ -89,7 +89,7 @@ def rollouts_of(runtime: Runtime, name: str, tally: Cost) -> tuple[Draws, Groups
     if stage.rollouts == "archive":
         return _archive(runtime, stage)
     if stage.rollouts == "sample" and drawn == name:
-        return _sample(runtime, name, stage, tally)
+        return _sample(runtime, name, stage, cost)
     if stage.rollouts == "sample":
         draws = _draws(runtime, drawn, stage)
         return draws, grouped(read_rollouts(runtime.folders[drawn] / "rollouts"), draws, stage.num_generations)
@@ -103,7 +103,7 @@ def _draws(runtime: Runtime, name: str, stage: Collect) -> Draws:
     return [(train[index], visit) for index, visit in draw(order, 0, min(stage.prompts, len(train)))]
 
 
-def _sample(runtime: Runtime, name: str, stage: Collect, tally: Cost) -> tuple[Draws, Groups]:
+def _sample(runtime: Runtime, name: str, stage: Collect, cost: Cost) -> tuple[Draws, Groups]:
     """Sample the parts, several in a call; a call whose parts are all on disk is read back."""
     draws, folder = _draws(runtime, name, stage), runtime.folders[name] / "rollouts"
     parts = [
@@ -116,9 +116,7 @@ def _sample(runtime: Runtime, name: str, stage: Collect, tally: Cost) -> tuple[D
 
     workload = workload_of(runtime, name, stage)
     with runtime.tracker.progress(name, len(draws)) as bar:
-        return draws, sampled_groups(
-            runtime, sampler_params, parts, workload, policy=stage.policy, tally=tally, bar=bar
-        )
+        return draws, sampled_groups(runtime, sampler_params, parts, workload, policy=stage.policy, cost=cost, bar=bar)
 
 
 def _archive(runtime: Runtime, stage: Collect) -> tuple[Draws, Groups]:
@@ -184,11 +182,11 @@ def _offered(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups) -> 
     for (problem, visit), group in zip(draws, groups, strict=True):
         counts["unscorable_rollouts"] += sum(row.score.reward is None for row in group)
         counts["timeout_rollouts"] += sum(row.score.verdict is Verdict.TIMEOUT for row in group)
-        scalar = runtime.scalar[problem.task]
-        fate = _scalar_fate(group) if scalar else _fate(group, stage.min_pass_rate, stage.max_pass_rate)
+        verifiable = runtime.verifiable[problem.task]
+        fate = _fate(group, stage.min_pass_rate, stage.max_pass_rate) if verifiable else _ranked_fate(group)
         counts[fate] += 1
         limit = stage.pairs_per_prompt if fate == "mixed" else 0
-        offered.append(pairs_of(runtime.config.seed, problem.id, visit, group, limit, verifiable=not scalar))
+        offered.append(pairs_of(runtime.config.seed, problem.id, visit, group, limit, verifiable=verifiable))
     for fate in FATES:
         counts.setdefault(fate, 0)
     return offered, dict(counts)
@@ -240,10 +238,10 @@ def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:
         return "all_correct" if rate else "all_incorrect"
     if not lowest <= rate <= highest:
         return "outside_window"
-    return "mixed" if (right(group) == 0).any() else "correct_or_timeout"
+    return "mixed" if (is_correct(group) == 0).any() else "correct_or_timeout"
 
 
-def _scalar_fate(group: list[ScoredRollout]) -> str:
+def _ranked_fate(group: list[ScoredRollout]) -> str:
     """Return the outcome where the reward knows better and worse only; there is no window of pass rates."""
     values = {row.score.reward for row in group if row.score.verdict is not Verdict.TIMEOUT} - {None}
     return "mixed" if len(values) > 1 else "all_equal" if values else "unscorable"
@@ -265,7 +263,7 @@ def _provenance(runtime: Runtime, name: str, stage: Collect, counts: dict[str, i
         "rewards": {name: task.reward.to_dict() for name, task in runtime.tasks.items()},
         "tokenizer": runtime.tokenizer.fingerprint,
         "pair_rule": {
-            "name": "random correct with random incorrect; of scalar rewards the best with the worst",
+            "name": "random correct with random incorrect; of rewards that only rank, the best with the worst",
             "pairs_per_prompt": stage.pairs_per_prompt,
             "min_pass_rate": stage.min_pass_rate,
             "max_pass_rate": stage.max_pass_rate,

@@ -31,7 +31,7 @@ def check_problems(runtime: Runtime, stage: Online) -> None:
     if stage.stop != "adaptive":
         return
     problems = probes.probed(runtime.problems[stage.probe.split], stage.probe.prompts)
-    count = sum(not runtime.scalar[problem.task] for problem in problems)
+    count = sum(runtime.verifiable[problem.task] for problem in problems)
     if count < 2:
         raise ValueError(
             f"stop='adaptive' measures on at least two problems with a verdict, better 64, and probe.prompts="
@@ -51,7 +51,7 @@ def ends(trainer: Trainer, stage: Online) -> bool:
         return state.ended is not None
     reason = None
     if stage.stop == "budget":
-        spent = accounting.cost(trainer.tally.manifest())[stage.budget.measure]
+        spent = accounting.cost(trainer.cost.manifest())[stage.budget.measure]
         if step and spent >= stage.budget.amount:
             reason = {"rule": "budget", "measure": stage.budget.measure, "spent": spent}
     elif _enough(trainer, stage):
@@ -62,7 +62,7 @@ def ends(trainer: Trainer, stage: Online) -> bool:
     state.ended = {**reason, "step": step}
     trainer.pinned.add(step)
     # Also where the step was saved before: by a process that was stopped during the probe.
-    state.costs.setdefault(str(step), trainer.tally.manifest())
+    state.costs.setdefault(str(step), trainer.cost.manifest())
     trainer.runtime.tracker.say(f"{trainer.name}: ends after step {step} of at most {stage.steps} by {reason['rule']}")
     return True
 

@@ -37,16 +37,16 @@ class Answers(NamedTuple):
 def run(runtime: Runtime, name: str, stage: Evaluate) -> dict[str, Any]:
     """Evaluate stage.policies in order; return the manifest's fields, results and paired differences included."""
     problems = runtime.problems[stage.split]
-    tally, policies, answers = Cost(), [], {}
+    cost, policies, answers = Cost(), [], {}
     warnings: list[dict[str, Any]] = []
     write_problems(runtime.folders[name], problems)
     total = len(problems) * (1 + stage.greedy) * len(stage.policies)
-    with runtime.track_cost(tally), runtime.tracker.progress(name, total) as bar:
+    with runtime.track_cost(cost), runtime.tracker.progress(name, total) as bar:
         for number, policy in enumerate(stage.policies, start=1):
-            entry, answers[policy] = evaluate_policy(runtime, name, stage, policy, tally, bar)
+            entry, answers[policy] = evaluate_policy(runtime, name, stage, policy, cost, bar)
             policies.append(entry)
             if policy in runtime.evaluated:
-                tally.add(finished(runtime.evaluated[policy]) or {})
+                cost.add(finished(runtime.evaluated[policy]) or {})
             metrics = _metrics(entry)
             bar.update(bar.done, {"reward": next(iter(metrics.values()))})
             runtime.tracker.log(name, number, {**metrics, "completions/mean_length": entry["mean_length"]})
@@ -66,20 +66,20 @@ def run(runtime: Runtime, name: str, stage: Evaluate) -> dict[str, Any]:
         "split": stage.split,
         "sampling": stage.sampling.to_dict(),
     }
-    return {**tally.manifest(), "counts": {"problems": len(problems)}, "result": result, "warnings": warnings}
+    return {**cost.manifest(), "counts": {"problems": len(problems)}, "result": result, "warnings": warnings}
 
 
 def evaluate_policy(
-    runtime: Runtime, name: str, stage: Evaluate, policy: str, tally: Cost, bar: Progress
+    runtime: Runtime, name: str, stage: Evaluate, policy: str, cost: Cost, bar: Progress
 ) -> tuple[dict[str, Any], Answers]:
     """Evaluate one policy: its entry of the result, and its answers. Completions on disk are read back. bar: moves by
     the problems.
 
     Its figures of accuracy are over the problems whose task knows right and wrong, and None where no task does. "tasks"
-    has the results of each task (see `task_results`), where there are several or one with a scalar reward.
+    has the results of each task (see `task_results`), where there are several or one whose reward is not verifiable.
     """
     folder = runtime.evaluated.get(policy, runtime.folders[name]) / "rollouts"
-    own = Cost() if policy in runtime.evaluated else tally  # completions of another stage were paid for there
+    own = Cost() if policy in runtime.evaluated else cost  # completions of another stage were paid for there
     held_out = HeldOut(runtime, stage, policy, folder, own, bar)
     groups = held_out.answers("evaluate")
     greedy = held_out.answers("greedy", greedy=True) if stage.greedy else None
@@ -109,7 +109,7 @@ def _accuracies(
     every = dataclasses.asdict(stats.accuracy(answers))
     if not _judged(runtime, problems):
         return {**dict.fromkeys(every), "samples": every["samples"], "pass_at": {}, "greedy": None, "subsets": {}}
-    judged = [i for i, problem in enumerate(problems) if not runtime.scalar[problem.task]]
+    judged = [i for i, problem in enumerate(problems) if runtime.verifiable[problem.task]]
     subsets = stats.by_subset(answers[judged], [problems[i].subset for i in judged])
     return {
         **every,
@@ -120,16 +120,16 @@ def _accuracies(
 
 
 def _tasks(runtime: Runtime, problems: Sequence[Problem], groups: Groups, greedy: Groups | None) -> dict[str, Any]:
-    tasks = task_results(problems, groups, runtime.scalar)
-    if len(tasks) == 1 and not any(runtime.scalar[task] for task in tasks):
+    tasks = task_results(problems, groups, runtime.verifiable)
+    if len(tasks) == 1 and all(runtime.verifiable[task] for task in tasks):
         return {}
-    greedily = {} if greedy is None else task_results(problems, greedy, runtime.scalar)
+    greedily = {} if greedy is None else task_results(problems, greedy, runtime.verifiable)
     return {"tasks": {task: {**row, "greedy": greedily.get(task, {}).get("reward")} for task, row in tasks.items()}}
 
 
 def _judged(runtime: Runtime, problems: Sequence[Problem]) -> bool:
     """Return whether any of the problems has right and wrong answers."""
-    return not all(runtime.scalar[problem.task] for problem in problems)
+    return any(runtime.verifiable[problem.task] for problem in problems)
 
 
 def _metrics(entry: dict[str, Any]) -> dict[str, float]:
@@ -139,7 +139,7 @@ def _metrics(entry: dict[str, Any]) -> dict[str, float]:
 
 
 def _paired(runtime: Runtime, problems: Sequence[Problem], before: Answers, after: Answers) -> dict[str, Any]:
-    """Compute differences in sampled and greedy accuracy, if any, and in "tasks" in reward of each scalar task."""
+    """Compute differences in sampled and greedy accuracy, if any, and in "tasks" in rewards that only rank."""
     differences: dict[str, Any] = {}
     if _judged(runtime, problems):
         differences = dataclasses.asdict(stats.paired(before.correct, after.correct))
@@ -148,6 +148,6 @@ def _paired(runtime: Runtime, problems: Sequence[Problem], before: Answers, afte
     tasks = {
         task: dataclasses.asdict(stats.paired(before.rewards[rows], after.rewards[rows]))
         for task, rows in indices_by_task(problems).items()
-        if runtime.scalar[task]
+        if not runtime.verifiable[task]
     }
     return {**differences, "tasks": tasks} if tasks else differences

@@ -94,7 +94,7 @@ def _given(values: Mapping[str, Any], settings: Reward) -> Score | None:
         raise BrokenRow(f"its reward {reward!r:.100} is not a number or null") from error
     if not np.isfinite(number):
         raise BrokenRow(f"its reward {reward!r:.100} is not finite")
-    if settings.is_scalar:
+    if not settings.is_verifiable:
         return Score(number, Verdict.SCORED)
     return Score(number, Verdict.CORRECT if number > settings.correct_above else Verdict.INCORRECT)
 

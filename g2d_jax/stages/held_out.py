@@ -37,7 +37,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 @dataclass
 class HeldOut:
-    """One policy on the problems of a stage. folder: of its answers; their cost goes to the tally. bar: of problems.
+    """One policy on the problems of a stage. folder: of its answers; cost: what they add theirs to. bar: of problems.
 
     All policies draw with the same random numbers, which makes paired differences sharper.
     """
@@ -46,7 +46,7 @@ class HeldOut:
     stage: BestCheckpoint | Evaluate
     policy: str
     folder: epath.Path
-    tally: Cost
+    cost: Cost
     bar: Progress
 
     @property
@@ -76,7 +76,7 @@ class HeldOut:
             [(self.draws, self.file("-greedy" if greedy else ""))],
             Workload(params, 1 if greedy else stage.num_generations, shapes, rng_stream),
             policy=self.policy,
-            tally=self.tally,
+            cost=self.cost,
             bar=self.bar,
         )
 
@@ -126,32 +126,34 @@ def indices_by_task(problems: Sequence[Problem]) -> dict[str, list[int]]:
     return by_task
 
 
-def task_results(problems: Sequence[Problem], groups: Groups, scalar: Mapping[str, bool]) -> dict[str, dict[str, Any]]:
-    """Summarise the answers [N, S] to N problems by task. scalar: whether a task's reward is one.
+def task_results(
+    problems: Sequence[Problem], groups: Groups, verifiable: Mapping[str, bool]
+) -> dict[str, dict[str, Any]]:
+    """Summarise the answers [N, S] to N problems by task. verifiable: by task, see `Runtime`.
 
     reward, sem, std_runs   mean over problems of their mean reward; its standard error clustered by problem; how much
                             it moves from one of S runs over the problems to the next
-    length_normalised, length_normalised_sem   `mean_quotient` of rewards and response tokens; None if not scalar
-    accuracy                None with a scalar reward
+    length_normalised, length_normalised_sem   `mean_quotient` of rewards and response tokens; None if verifiable
+    accuracy                None if not verifiable
     problems, unscorable    problems with a reward; share of responses without
     mean_length             tokens of a response
     """
-    values, lengths, right = rewards(groups), _lengths(groups), correct(groups)
+    values, lengths, is_correct = rewards(groups), _lengths(groups), correct(groups)
     return {
-        task: _task(values[rows], lengths[rows], None if scalar[task] else right[rows])
+        task: _task(values[rows], lengths[rows], is_correct[rows] if verifiable[task] else None)
         for task, rows in indices_by_task(problems).items()
     }
 
 
-def _task(values: np.ndarray, lengths: np.ndarray, right: np.ndarray | None) -> dict[str, Any]:
-    reward, normalised = stats.accuracy(values), mean_quotient(values, lengths) if right is None else (None, None)
+def _task(values: np.ndarray, lengths: np.ndarray, is_correct: np.ndarray | None) -> dict[str, Any]:
+    reward, normalised = stats.accuracy(values), mean_quotient(values, lengths) if is_correct is None else (None, None)
     return {
         "reward": reward.mean,
         "sem": reward.sem_clustered,
         "std_runs": reward.std_runs,
         "length_normalised": normalised[0],
         "length_normalised_sem": normalised[1],
-        "accuracy": None if right is None else stats.accuracy(right).mean,
+        "accuracy": None if is_correct is None else stats.accuracy(is_correct).mean,
         "problems": reward.problems,
         "unscorable": float(np.isnan(values).mean()),
         "mean_length": float(lengths.mean()),

@@ -11,7 +11,7 @@ from etils import epath
 
 from g2d_jax.config import Offline
 from g2d_jax.data.packing import Group, Response
-from g2d_jax.data.preferences import check_ids, right
+from g2d_jax.data.preferences import check_ids, is_correct
 from g2d_jax.losses import dpo_weights, reference_point
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.runtime.tables import read_rollouts
@@ -33,7 +33,7 @@ def read(runtime: Runtime, stage: Offline) -> tuple[list[Group], np.ndarray]:
         rows = [row for group in rollouts_of(runtime, name, Cost())[1] for row in group]
     else:
         rows = read_rollouts(epath.Path(name))
-    labels = right(rows)
+    labels = is_correct(rows)
     graded = np.flatnonzero(~np.isnan(labels))
     rollouts = [rows[i].rollout for i in graded]
     check_ids(name, rollouts, ("prompt_ids", "token_ids"), "graded responses", runtime.model_config.vocab_size)

@@ -81,16 +81,16 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     objective, rows = objective_of(runtime.compute, stage), RowShape(row_length, batch_size)
     with open_trainer(runtime, name, stage, objective, total=steps, per=kind, rows=rows) as trainer:
         if trainer.step == 0 and stage.compares:
-            trainer.tally = scoring
+            trainer.cost = scoring
         alerts.alarm(trainer, alerts.few_updates(steps, batch_size, count, kind))
         probe = partial(probes.probe, trainer, stage, lambda: load_reference(runtime, stage.policy))
         probe()
         while trainer.goes_on():
-            with runtime.track_cost(trainer.tally):
+            with runtime.track_cost(trainer.cost):
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
                 if stage.loss == "kto":
                     shown = [examples[i] for i in drawn]
-                    kl = kto.measure_kl(runtime, trainer.policy, shown, references[drawn, 1], rows, trainer.tally)
+                    kl = kto.measure_kl(runtime, trainer.policy, shown, references[drawn, 1], rows, trainer.cost)
                     groups = kto.batch(shown, labels[drawn], references[drawn, 0], kl)
                 else:
                     groups = batch([pairs[i] for i in drawn], references[drawn])
@@ -320,13 +320,13 @@ def _origin(runtime: Runtime, policy: str) -> Any:
     return [policy, (manifest or {}).get("fingerprint")]
 
 
-def score(runtime: Runtime, params: Decoder, examples: list[Group], row_length: int, tally: Cost) -> np.ndarray:
+def score(runtime: Runtime, params: Decoder, examples: list[Group], row_length: int, cost: Cost) -> np.ndarray:
     """Compute summed log-probabilities of both responses under a policy, float32 [examples, 2]."""
     scored, rows = [], RowShape(row_length, min(SCORED_AT_ONCE, len(examples)))
     for first in range(0, len(examples), SCORED_AT_ONCE):
         processes.check_stop_together()
         processes.mark(f"scoring {len(examples)} examples from {first}")
         packed = pack_rows(runtime, examples[first : first + SCORED_AT_ONCE], rows)
-        sides = packed.unpack(runtime.score_logprobs(params, packed, tally))
+        sides = packed.unpack(runtime.score_logprobs(params, packed, cost))
         scored.append(np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32))
     return np.concatenate(scored)

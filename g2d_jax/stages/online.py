@@ -54,7 +54,7 @@ def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
             if trainer.step == window.start:
                 generation = buffer.generate_window(window)
                 buffer.add_logprobs(window)
-            with runtime.track_cost(trainer.tally):
+            with runtime.track_cost(trainer.cost):
                 train_batch = buffer.next_batch(window)
                 _check_signal(trainer, stage, train_batch)
                 buffer.record_cost(train_batch)
@@ -117,7 +117,7 @@ def _longest_batch(runtime: Runtime, stage: Online) -> tuple[list[Group], list[G
         return ScoredRollout(Rollout(problem.id, 0, i, prompt, tokens, floats, floats, "stop"), str(i), score)
 
     groups = [[response(problem, i) for i in range(stage.num_generations)] for problem, _ in draws]
-    loss_groups = batches.make(runtime.config.seed, stage, draws, groups, {"main": False}).groups
+    loss_groups = batches.make(runtime.config.seed, stage, draws, groups, {"main": True}).groups
     count = sum(len(response.token_ids) for group in loss_groups for response in group.responses)
     others = np.zeros(count, np.float32)
     reference, trainer = (others if needed else None for needed in (stage.compares, trains_off_policy(stage)))

@@ -60,8 +60,8 @@ def probe(trainer: Trainer, stage: Online | Offline, reference: Reference | None
     state.probes.append({"step": step, **values})
     state.probe_cost.add(dataclasses.asdict(cost))
     if isinstance(stage, Online) and stage.stop == "adaptive":
-        trainer.tally.add(dataclasses.asdict(cost))
-        state.prospects.append({"step": step, "flops": trainer.tally.flops, **measured["offline"]})
+        trainer.cost.add(dataclasses.asdict(cost))
+        state.prospects.append({"step": step, "flops": trainer.cost.flops, **measured["offline"]})
     trainer.runtime.tracker.log(trainer.name, step, values, kind="probe")
     alerts.watch(trainer, stage, values, kind="probe")
 
@@ -133,7 +133,7 @@ def _measured(trainer: Trainer, stage: Online | Offline, reference: Reference | 
             [(draws, folder / f"{step}.parquet")],
             workload_of(runtime, name, stage),
             policy=f"{name}@{trainer.step}",
-            tally=cost,
+            cost=cost,
         )
         values = figures(groups)
         if reference is not None:
@@ -186,7 +186,7 @@ def prospects(groups: Groups) -> dict[str, Any]:
 
 
 def reference_logprobs(
-    runtime: Runtime, groups: Groups, reference: Decoder, sampling: Sampling, tally: Cost
+    runtime: Runtime, groups: Groups, reference: Decoder, sampling: Sampling, cost: Cost
 ) -> list[list[np.ndarray]]:
     """Compute a reference's log-probabilities of every token of the groups' responses, at the sampling temperature.
 
@@ -195,7 +195,7 @@ def reference_logprobs(
     """
     bare = [Group(g[0].rollout.prompt_ids, [Response(row.rollout.token_ids, {}) for row in g]) for g in groups]
     packed = _packed(runtime, bare, sampling)
-    logprobs = runtime.score_logprobs(reference, packed, tally, sampling.temperature or 1.0)
+    logprobs = runtime.score_logprobs(reference, packed, cost, sampling.temperature or 1.0)
     return [list(group) for group in packed.unpack(logprobs)]
 
 

@@ -179,7 +179,7 @@ class RewardManager:
             self._judges.append(judge)
             return judge
         function = own or load_reward(reward.function, reward.folder)
-        return function_scorer(function, None if reward.is_scalar else reward.correct_above)
+        return function_scorer(function, reward.correct_above if reward.is_verifiable else None)
 
 
 def _is_number(answer: str | None) -> bool:

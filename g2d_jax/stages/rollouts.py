@@ -51,23 +51,23 @@ def sampled_groups(
     workload: Workload,
     *,
     policy: str,
-    tally: Cost,
+    cost: Cost,
     bar: Progress | None = None,
 ) -> Groups:
     """Sample and score the responses to the draws of all parts, or read them back where that was done before.
 
-    See `generate`. Their tokens and FLOPs go to the tally, and the time that parts which are read back once took; the
+    See `generate`. Their tokens and FLOPs go to the cost, and the time that parts which are read back once took; the
     caller tracks new time.
     """
     groups: Groups = []
     for part in generate(runtime, sampler_params, parts, workload, policy=policy, bar=bar):
         if part.before:
-            tally.add(part.cost)
+            cost.add(part.cost)
         groups += part.groups
         if bar is not None:
             bar.update(bar.done, describe(part.groups))
     runtime.writer.wait()
-    count_rollouts(runtime, tally, groups)
+    count_rollouts(runtime, cost, groups)
     return groups
 
 
@@ -229,7 +229,7 @@ def grouped(rows: Sequence[ScoredRollout], draws: Draws, num_generations: int) -
         raise ValueError(f"rollouts on disk lack problem, visit, sample {error}: was the data changed?") from error
 
 
-def count_rollouts(runtime: Runtime, tally: Cost, groups: Groups) -> None:
+def count_rollouts(runtime: Runtime, cost: Cost, groups: Groups) -> None:
     """Add the tokens and FLOPs of generating these groups: each prompt once, each response token once.
 
     From the rollouts, not from the sampler: those read back from a shard after a restart count too.
@@ -237,12 +237,12 @@ def count_rollouts(runtime: Runtime, tally: Cost, groups: Groups) -> None:
     config = runtime.model_config
     for group in groups:
         prompt = len(group[0].rollout.prompt_ids)
-        tally.prefilled += prompt
-        tally.flops += forward_flops(config, prompt, attended(prompt))
+        cost.prefilled += prompt
+        cost.flops += forward_flops(config, prompt, attended(prompt))
         for row in group:
             length = len(row.rollout.token_ids)
-            tally.generated += length
-            tally.flops += forward_flops(config, length, attended(length, before=prompt))
+            cost.generated += length
+            cost.flops += forward_flops(config, length, attended(length, before=prompt))
 
 
 def _rows(

@@ -148,9 +148,9 @@ class Runtime:
         return self.config.all_tasks
 
     @cached_property
-    def scalar(self) -> dict[str, bool]:
-        """By task, whether its reward knows better and worse but no right and wrong."""
-        return {name: task.reward.is_scalar for name, task in self.tasks.items()}
+    def verifiable(self) -> dict[str, bool]:
+        """By task, whether its reward knows right and wrong."""
+        return {name: task.reward.is_verifiable for name, task in self.tasks.items()}
 
     @cached_property
     def problems(self) -> Splits:

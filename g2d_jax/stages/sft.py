@@ -37,7 +37,7 @@ def run(runtime: Runtime, name: str, stage: Sft) -> dict[str, Any]:
     with open_trainer(runtime, name, stage, objective, total=stage.steps, per="tokens", rows=rows) as trainer:
         alerts.alarm(trainer, alerts.scarce("sft", len(demonstrations), stage.batch_size, stage.steps))
         while trainer.goes_on():
-            with runtime.track_cost(trainer.tally):
+            with runtime.track_cost(trainer.cost):
                 drawn = draw(order, trainer.step * stage.batch_size, stage.batch_size)
                 trainer.update(batch([demonstrations[index] for index, _ in drawn]), {})
             trainer.checkpoint_if_due()

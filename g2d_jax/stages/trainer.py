@@ -47,7 +47,7 @@ class Trainer:
     """The optimisation side of one stage.
 
     frozen_params: those of the policy that no update changes. step: updates done, those that were skipped included.
-    tally: cost so far. per: the divisor of the objective's metric sums, "tokens" or "pairs". pinned: steps whose
+    cost: cost so far. per: the divisor of the objective's metric sums, "tokens" or "pairs". pinned: steps whose
     checkpoints stay. rows: the shape of its packed batches.
     """
 
@@ -60,7 +60,7 @@ class Trainer:
     state: TrainState
     frozen_params: Decoder | None
     step: int
-    tally: Cost
+    cost: Cost
     extra_state: ExtraState
     checkpoints: Checkpoints
     run_step: Jitted
@@ -94,22 +94,22 @@ class Trainer:
             arrays, count = put_batch(packed, self.runtime.mesh)
             self.state, sums = self.run_step(self.state, arrays, count, self.frozen_params)
             clock.launched("training", list(sums.values()))
-            self.tally.trained += packed.used
-            self.tally.flops += train_flops(self.runtime.model_config, packed.used, packed.attended)
+            self.cost.trained += packed.used
+            self.cost.flops += train_flops(self.runtime.model_config, packed.used, packed.attended)
             self.flush()
         now, spent = time.perf_counter(), clock.since(self._clocked)
         extra = {
             "learning_rate": float(self.rate(self.step - self.extra_state.skipped_updates)),
             "step_time": now - self._mark,
             **goodput({**spent, "seconds": now - self._mark - spent["checkpointing_seconds"]}),
-            "num_tokens": float(self.tally.generated + self.tally.prefilled + self.tally.trained),
+            "num_tokens": float(self.cost.generated + self.cost.prefilled + self.cost.trained),
         }
         self._mark, self._clocked = now, clock.read()
         self.step += 1
         self._pending = (self.step, sums, {**metrics, **extra})
         limit = self.runtime.config.faults.max_skipped
         if self._due() or self.extra_state.skipped_in_row + 1 >= limit:
-            self.flush()  # the tally of a pinned step then has all of its time, and a dump its state
+            self.flush()  # the cost of a pinned step then has all of its time, and a dump its state
         if self.extra_state.skipped_in_row >= limit:
             self._give_up(packed)
 
@@ -120,7 +120,7 @@ class Trainer:
 
     def finished_policy(self) -> Decoder:
         """Return the policy, once the update under way is done: else sampling would wait for it in its own time."""
-        with self.runtime.track_cost(self.tally), self.runtime.clock.doing("training"):
+        with self.runtime.track_cost(self.cost), self.runtime.clock.doing("training"):
             jax.block_until_ready(self.state.params)
         return self.policy
 
@@ -172,7 +172,7 @@ class Trainer:
     def checkpoint_if_due(self) -> None:
         """Save after every checkpoint.every steps, at pinned steps and at the end. Call it after the metered block.
 
-        The tally then holds all of the step; the time that writing takes is not in its seconds.
+        The cost then holds all of the step; the time that writing takes is not in its seconds.
         """
         if self._due():
             self.save()
@@ -185,9 +185,9 @@ class Trainer:
         self.flush()
         self.runtime.tracker.flush()
         if self.step in self.pinned:
-            self.extra_state.costs[str(self.step)] = self.tally.manifest()
+            self.extra_state.costs[str(self.step)] = self.cost.manifest()
         self.runtime.writer.wait()  # a checkpoint says that what came before it is on disk
-        host = {"tally": dataclasses.asdict(self.tally), "extra_state": self.extra_state.to_json()}
+        host = {"cost": dataclasses.asdict(self.cost), "extra_state": self.extra_state.to_json()}
         with self._writing():
             self.checkpoints.save(self.step, {"params": self.state.params, "opt_state": self.state.opt_state}, host)
 
@@ -204,7 +204,7 @@ class Trainer:
             self.save()
 
     def finish(self, counts: Mapping[str, int]) -> dict[str, Any]:
-        """Log the last update and wait for its checkpoint, so that the tally is complete; return the manifest's fields.
+        """Log the last update and wait for its checkpoint, so that the cost is complete; return the manifest's fields.
 
         counts: of the stage's own. Warnings that come later are in the fields too.
         """
@@ -213,7 +213,7 @@ class Trainer:
             self.checkpoints.wait()
         state = self.extra_state
         skipped = {"skipped_updates": state.skipped_updates} if state.skipped_updates else {}
-        fields = {**self.tally.manifest(), "counts": {**counts, **skipped}, "warnings": state.warnings}
+        fields = {**self.cost.manifest(), "counts": {**counts, **skipped}, "warnings": state.warnings}
         if not state.probes:
             return fields
         return {**fields, "dynamics": {"probes": state.probes, "probe_cost": state.probe_cost.manifest()}}
@@ -224,7 +224,7 @@ class Trainer:
         clocked = self.runtime.clock.read()
         with self.runtime.clock.doing("checkpointing"):
             yield
-        self.tally.checkpointing_seconds += self.runtime.clock.since(clocked)["checkpointing_seconds"]
+        self.cost.checkpointing_seconds += self.runtime.clock.since(clocked)["checkpointing_seconds"]
 
 
 @contextmanager
@@ -241,7 +241,7 @@ def open_trainer(
     offload = runtime.config.compute.offload_optimizer
     run_step = programs.take(make_train_step, objective, optimizer, runtime.model_config, runtime.mesh, offload)
     pins, existing = {total, *(stage.keep if isinstance(stage, Online) else ())}, Checkpoints(folder)
-    step, tally, extra_state = None, Cost(), ExtraState()
+    step, cost, extra_state = None, Cost(), ExtraState()
     like = abstract_state(runtime.model_config, optimizer, runtime.mesh, offload)
     resumed = newest(existing, {"params": like.params, "opt_state": like.opt_state}, name, runtime.tracker.say)
     if resumed is None:
@@ -249,9 +249,9 @@ def open_trainer(
     else:
         step, trees, host = resumed
         state = TrainState(trees["params"], trees["opt_state"])
-        tally, extra_state = Cost(**host["tally"]), ExtraState.from_json(host["extra_state"])
+        cost, extra_state = Cost(**host["cost"]), ExtraState.from_json(host["extra_state"])
         if step in pins:  # it may not have been pinned when it was saved
-            extra_state.costs.setdefault(str(step), tally.manifest())
+            extra_state.costs.setdefault(str(step), cost.manifest())
         pins |= set(map(int, extra_state.costs))  # pinned steps stay, for others may read them
         runtime.tracker.say(f"{name}: continuing after step {step} of {total}")
     base = base_of(runtime, stage.policy if step is None else name)
@@ -271,7 +271,7 @@ def open_trainer(
             state=state,
             frozen_params=frozen_params(runtime, base),
             step=step or 0,
-            tally=tally,
+            cost=cost,
             extra_state=extra_state,
             checkpoints=checkpoints,
             run_step=run_step,

@@ -2,7 +2,7 @@
 
 A group is the responses of one policy to one draw of a prompt. A response is scored if its reward is a finite number:
 what cannot be scored has none and is left out. Correct means scored with the verdict CORRECT; incorrect is every other
-scored response, those without an answer and timeouts included, but for the verdict SCORED: a scalar reward is neither.
+scored response, those without an answer and timeouts included, but for SCORED: a reward that only ranks is neither.
 
 Log-probabilities and entropies are in nats and those of the distribution sampled from: after temperature and filters.
 Greedy responses have log-prob 0 at every token, so confidence and calibration say nothing about them.
@@ -51,8 +51,8 @@ class _Responses:
 
     @property
     def gives_pairs(self) -> bool:
-        scalar = self.reward[self.scored & ~self.judged]
-        return bool((self.correct.any() and self.rejectable.any()) or len(np.unique(scalar)) > 1)
+        ranked = self.reward[self.scored & ~self.judged]
+        return bool((self.correct.any() and self.rejectable.any()) or len(np.unique(ranked)) > 1)
 
     @property
     def token_logprob(self) -> NDArray[np.float64]:

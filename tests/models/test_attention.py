@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,26 +25,41 @@ from g2d_jax.models.attention import (
     rotary_table,
     visible,
 )
+from g2d_jax.models.config import LinearRope, ModelConfig, YarnRope
 from g2d_jax.models.hf_config import config_to_hf
 from g2d_jax.models.shapes import SHAPES
 
 M = SEGMENT_STRIDE
 
 
-@pytest.mark.parametrize("name", ["Qwen2.5-0.5B", "Qwen3-8B", "Llama-3-8B", "Llama-3.1-8B", "Llama-3.2-1B"])
-def test_frequencies_are_those_of_transformers(name: str) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(SHAPES[name] for name in ("Qwen2.5-0.5B", "Qwen3-8B", "Llama-3-8B", "Llama-3.1-8B", "Llama-3.2-1B")),
+        *(
+            dataclasses.replace(SHAPES["Qwen2.5-7B"], rope_scaling=scaling)
+            for scaling in (
+                LinearRope(8.0),
+                YarnRope(4.0, 32_768, 1.25),
+                YarnRope(8.0, 4096, 1.0, beta_fast=64.0, beta_slow=2.0, truncate=False),
+                YarnRope(4.0, 8, 1.5),  # no frequency turns once within the original length
+            )
+        ),
+    ],
+)
+def test_frequencies_are_those_of_transformers(config: ModelConfig) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model(**config_to_hf(SHAPES[name]))
     modules = transformers.models
     llama, qwen2 = modules.llama.modeling_llama.LlamaRotaryEmbedding, modules.qwen2.modeling_qwen2.Qwen2RotaryEmbedding
-    rotary = (llama if config.model_type == "llama" else qwen2)(config)
-    np.testing.assert_allclose(inverse_frequencies(SHAPES[name]), rotary.inv_freq.numpy(), rtol=1.2e-7)
+    read = transformers.AutoConfig.for_model(**config_to_hf(config))
+    rotary = (llama if config.family == "llama" else qwen2)(read)
+    np.testing.assert_allclose(inverse_frequencies(config), rotary.inv_freq.numpy(), rtol=1.2e-7)
     positions = np.array([[0, 1, 8191, 8192, 32_767, 100_000]], np.int32)
     expected = rotary(torch.zeros(1), torch.tensor(positions, dtype=torch.int64))
-    for ours, theirs in zip(jax.jit(lambda p: rotary_table(SHAPES[name], p))(positions), expected, strict=True):
+    for ours, theirs in zip(jax.jit(lambda p: rotary_table(config, p))(positions), expected, strict=True):
         # One unit in the last place of a frequency may differ from torch's power function: 1e5 * 1.2e-7 * frequency.
-        np.testing.assert_allclose(ours, theirs.numpy()[..., : SHAPES[name].head_dim // 2], atol=2e-5)
+        np.testing.assert_allclose(ours, theirs.numpy()[..., : config.head_dim // 2], atol=2e-5)
 
 
 @examples(30)

@@ -28,7 +28,10 @@ COMMON: dict[str, Any] = {
 CONFIGS = {
     "qwen2": ModelConfig("qwen2", head_dim=6, tie_word_embeddings=True, **COMMON),
     "qwen3": ModelConfig("qwen3", head_dim=10, **COMMON),
-    "llama": ModelConfig("llama", head_dim=6, rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16), **COMMON),
+    "smollm3": ModelConfig(
+        "smollm3", head_dim=6, no_rope_layers=(1, 0), rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16), **COMMON
+    ),
+    "olmo2": ModelConfig("olmo2", head_dim=6, attention_bias=True, **COMMON),
 }
 TOLERANCE = 1e-5
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from g2d_jax.models.config import YarnRope
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf
 from g2d_jax.models.shapes import SHAPES
 
@@ -29,6 +31,39 @@ LLAMA31_8B = {
     "rope_theta": 500000.0, "tie_word_embeddings": False, "vocab_size": 128256,
 }  # fmt: skip
 
+SMOLLM2_135M = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
+    "eos_token_id": 0, "head_dim": 64, "hidden_act": "silu", "hidden_size": 576, "intermediate_size": 1536,
+    "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False, "model_type": "llama",
+    "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 49152,
+}  # fmt: skip
+MISTRAL = {
+    "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False,
+    "vocab_size": 32768,
+}  # fmt: skip
+SMOLLM3 = {
+    "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": None,
+    "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 11008,
+    "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536, "max_window_layers": 28,
+    "mlp_bias": False, "model_type": "smollm3", "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9,
+    "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4, "pretraining_tp": 2,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+    "use_sliding_window": False, "vocab_size": 128256,
+}  # fmt: skip
+OLMO2 = {
+    "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 100257,
+    "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192,
+    "max_position_embeddings": 4096, "model_type": "olmo2", "num_attention_heads": 16, "num_hidden_layers": 16,
+    "num_key_value_heads": 16, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000,
+    "tie_word_embeddings": False, "vocab_size": 100352,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
 
 def as_transformers5(raw: dict[str, Any]) -> dict[str, Any]:
     raw = dict(raw)
@@ -36,7 +71,17 @@ def as_transformers5(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "rope_parameters": {**scaling, "rope_theta": raw.pop("rope_theta")}}
 
 
-@pytest.mark.parametrize(("raw", "name"), [(QWEN25_7B, "Qwen2.5-7B"), (LLAMA31_8B, "Llama-3.1-8B")])
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        (QWEN25_7B, "Qwen2.5-7B"),
+        (LLAMA31_8B, "Llama-3.1-8B"),
+        (SMOLLM2_135M, "SmolLM2-135M"),
+        (MISTRAL, "Mistral-7B-v0.3"),
+        (SMOLLM3, "SmolLM3-3B"),
+        (OLMO2, "OLMo-2-0425-1B"),
+    ],
+)
 def test_published_configs_of_both_versions(raw: dict[str, Any], name: str) -> None:
     assert config_from_hf(raw) == SHAPES[name]
     assert config_from_hf(as_transformers5(raw)) == SHAPES[name]
@@ -60,7 +105,31 @@ def test_defaults_of_old_llama_files() -> None:
     assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (32, 128, 10_000.0)
 
 
+def test_layers_without_rope_by_interval() -> None:
+    raw = {k: v for k, v in SMOLLM3.items() if not k.startswith("no_rope")}
+    assert config_from_hf(raw) == SHAPES["SmolLM3-3B"]
+    assert config_from_hf({**raw, "no_rope_layer_interval": 3}).no_rope_layers == (1, 1, 0) * 12
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, YarnRope(4.0, 32_768, 1.138629436111989)),  # 0.1 ln 4 + 1
+        ({"mscale": 1.0, "mscale_all_dim": 0.5}, YarnRope(4.0, 32_768, 1.0648211571)),  # over 0.05 ln 4 + 1
+        ({"factor": 0.5, "mscale": 2.0}, YarnRope(0.5, 32_768, 1.0)),
+        ({"attention_factor": 1.5, "mscale": 1.0, "mscale_all_dim": 0.5}, YarnRope(4.0, 32_768, 1.5)),
+        ({"original_max_position_embeddings": None, "beta_fast": 16}, YarnRope(4.0, 131_072, 1.138629436111989, 16.0)),
+        ({"beta_slow": 2.0, "truncate": False}, YarnRope(4.0, 32_768, 1.138629436111989, 32.0, 2.0, False)),
+    ],
+)
+def test_yarn(change: dict[str, Any], expected: YarnRope) -> None:
+    rope = config_from_hf({**QWEN25_7B, "rope_scaling": {**YARN, **change}}).rope_scaling
+    assert isinstance(rope, YarnRope)
+    assert dataclasses.astuple(rope) == pytest.approx(dataclasses.astuple(expected))
+
+
 def test_unused_window_is_accepted() -> None:
+    assert config_from_hf({**MISTRAL, "sliding_window": 32_768}) == SHAPES["Mistral-7B-v0.3"]
     unused = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}
     assert config_from_hf({**QWEN25_7B, **unused}) == SHAPES["Qwen2.5-7B"]
     assert config_from_hf({**QWEN25_7B, "layer_types": ["full_attention"] * 28}) == SHAPES["Qwen2.5-7B"]
@@ -70,11 +139,16 @@ def test_unused_window_is_accepted() -> None:
     ("base", "change", "message"),
     [
         (QWEN25_7B, {"model_type": "qwen3_moe"}, "model_type 'qwen3_moe' is not supported; supported are qwen2, qwen3"),
+        (QWEN25_7B, {"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000 is more than 10000"),
         (QWEN25_7B, {"model_type": ["qwen2"]}, "is not supported"),
         (QWEN25_7B, {"use_sliding_window": True, "max_window_layers": 20}, "sliding-window"),
         (QWEN25_7B, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
-        (QWEN25_7B, {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not supported"),
-        (QWEN25_7B, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "rope type 'linear'"),
+        (QWEN25_7B, {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope type 'dynamic' is not supported"),
+        (QWEN25_7B, {"rope_scaling": {"rope_type": ["yarn"], "factor": 4.0}}, r"rope type \['yarn'\]"),
+        (QWEN25_7B, {"rope_scaling": {"rope_type": "linear"}}, "factor must be a positive number, got None"),
+        (QWEN25_7B, {"rope_scaling": {**YARN, "truncate": 0}}, "truncate must be true or false"),
+        (QWEN25_7B, {"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta must be more than 1 for yarn"),
+        (QWEN25_7B, {"original_max_position_embeddings": 4096}, "original_max_position_embeddings = 4096"),
         (QWEN25_7B, {"rope_scaling": {"mrope_section": [1, 2]}}, r"unknown entries \['mrope_section'\]"),
         (QWEN25_7B, {"rope_parameters": {"full_attention": {}}}, r"unknown entries \['full_attention'\]"),
         (QWEN25_7B, {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
@@ -85,7 +159,12 @@ def test_unused_window_is_accepted() -> None:
         (QWEN25_7B, {"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number"),
         (QWEN25_7B, {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
         (QWEN25_7B, {"hidden_size": 3585}, "not a multiple of num_attention_heads"),
-        (LLAMA31_8B, {"attention_bias": True}, "attention_bias = True is not supported"),
+        (QWEN25_7B, {"attention_bias": True}, "attention_bias: the family qwen2 has none"),
+        (MISTRAL, {"sliding_window": 4096}, "sliding-window"),
+        ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, {}, "sliding-window"),  # 4096 unless it says so
+        (SMOLLM3, {"use_sliding_window": True, "sliding_window": 64, "layer_types": None}, "sliding-window"),
+        (SMOLLM3, {"no_rope_layers": [1, 0] * 17}, "no_rope_layers must be a list of 0 or 1 for each layer"),
+        (SMOLLM3, {"no_rope_layers": [2] * 36}, "no_rope_layers must be a list of 0 or 1 for each layer"),
         (LLAMA31_8B, {"mlp_bias": True}, "mlp_bias = True is not supported"),
         (LLAMA31_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (LLAMA31_8B, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor must be"),

@@ -15,7 +15,7 @@ from g2d_jax.stages import batches
 from g2d_jax.stages.rollouts import describe
 from g2d_jax.study import informativeness
 
-SCALAR = {"main": False, "chat": True}
+VERIFIABLE = {"main": True, "chat": False}
 WEIGHTS = ("weight", "pair_weight", "entropy_weight")
 GRPO, GROUP_DPO = {"weight", "advantage", "sampler_logprob"}, {"side", "prompt", "pair_weight"}
 GROUP_GRPO = {"loss": "group_dpo", "grpo_coef": 1.0}
@@ -51,7 +51,7 @@ def stage_of(groups=(), **changes: Any):
 
 
 def make(groups, tasks=None, visit=0, seed=0, **changes: Any) -> batches.Batch:
-    return batches.make(seed, stage_of(groups, **changes), draws_of(groups, tasks, visit), groups, SCALAR)
+    return batches.make(seed, stage_of(groups, **changes), draws_of(groups, tasks, visit), groups, VERIFIABLE)
 
 
 def named(response) -> tuple[int, int]:

@@ -224,7 +224,7 @@ def test_two_tasks_with_rewards_of_their_own(train, tmp_path, opened):
     train.compute.row_length = 0
     with train.unlocked():
         parts = [settings.source(str(file), split) for split in ("train", "dev", "test")]
-        train.tasks.chat = settings.task(*parts, weight=1.0, function="tiny:longest", scalar=True)
+        train.tasks.chat = settings.task(*parts, weight=1.0, function="tiny:longest", verifiable=False)
     train.tasks.chat.train.split = ""
     train.tasks.chat.dev.path = train.tasks.chat.test.path = ""
     train.stages.train.update(loss="dpo", steps=2)

@@ -128,7 +128,7 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
     runtime.objectives = {"sft": slow}
     stage = runtime.config.stage("sft", Sft)
     examples, _ = sft.examples(runtime, "sft", stage)
-    with training(runtime, "sft", 3) as trainer, runtime.track_cost(trainer.tally):
+    with training(runtime, "sft", 3) as trainer, runtime.track_cost(trainer.cost):
         running = []
         for step in range(2):
             trainer.update(sft.batch(examples[4 * step : 4 * step + 4]), {})
@@ -137,7 +137,7 @@ def test_an_update_is_dispatched_before_the_one_before_it_is_done(config, opened
         assert running == [True, True]
         trainer.update(sft.batch(examples[8:12]), {})  # the last: its checkpoint is due, with all it took
         assert trainer.bar.done == 3
-    found = shares(trainer.tally.manifest())
+    found = shares(trainer.cost.manifest())
     assert found["training"] + found["compilation"] > 0.9, found
 
 

@@ -107,7 +107,7 @@ def test_an_adaptive_stage_needs_what_it_is_weighed_against(early):
 
 
 def test_an_adaptive_stage_needs_verdicts_on_two_problems(early, tmp_path, opened):
-    early.reward.scalar = True
+    early.reward.verifiable = False
     with pytest.raises(ValueError, match=r"^stages\.warmup: stop='adaptive' goes by the share of right responses"):
         pipeline.check(Config.of(early))
     pipeline.check(Config.of(changed(early, stop="budget", budget={"amount": 1.0})))
@@ -116,7 +116,7 @@ def test_an_adaptive_stage_needs_verdicts_on_two_problems(early, tmp_path, opene
     with both.unlocked():
         both.tasks.sums = settings.task(*splits, function="tiny:even")
     pipeline.check(Config.of(both))  # the other task's responses are right or wrong
-    early.reward.scalar, early.data.dev.limit = None, 1
+    early.reward.verifiable, early.data.dev.limit = None, 1
     runtime = opened(early, tmp_path, None)
     for begin in (lambda: run(runtime, "warmup"), lambda: dryrun.show(early)):
         with pytest.raises(ValueError, match=r"probe\.prompts=8 of data\.dev come to 1: give data\.dev more problems"):

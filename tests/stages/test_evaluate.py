@@ -1,4 +1,4 @@
-"""Evaluations of tasks whose rewards are right or wrong, scalar, or both in one run."""
+"""Evaluations of tasks whose rewards are right or wrong, only rank, or both in one run."""
 
 import csv
 from pathlib import Path
@@ -35,15 +35,15 @@ def config(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def scalar(config: ConfigDict) -> ConfigDict:
-    config.reward.update(function="tiny:longest", scalar=True)
+def ranked(config: ConfigDict) -> ConfigDict:
+    config.reward.update(function="tiny:longest", verifiable=False)
     return config
 
 
 def mixed(config: ConfigDict) -> ConfigDict:
     values = to_dict(config)
     chat = settings.task(*(settings.source("procedural:chains", split, 60) for split in ("train", "dev", "test")))
-    values["tasks"] = {"chat": to_dict(scalar(chat))}
+    values["tasks"] = {"chat": to_dict(ranked(chat))}
     return from_dict(values)
 
 
@@ -53,7 +53,7 @@ def evaluated(runtime: Runtime) -> dict[str, Any]:
 
 
 def test_without_verdicts_there_are_rewards_and_no_accuracy(config, tmp_path, opened):
-    runtime = opened(scalar(config), tmp_path, None)
+    runtime = opened(ranked(config), tmp_path, None)
     result = evaluated(runtime)
     means = []
     for entry in result["policies"]:

@@ -88,10 +88,10 @@ def test_what_kto_cannot_use_is_refused(small, tmp_path, opened):
     small.stages.dpo.loss_type = "ipo"
     with pytest.raises(ValueError, match=r"stages\.dpo: loss_type and label_smoothing are settings of DPO"):
         Config.of(small)
-    small.stages.dpo.loss_type, small.reward.scalar = "sigmoid", True
-    with pytest.raises(ValueError, match=r"stages\.dpo: .* right and wrong responses, which scalar rewards do not"):
+    small.stages.dpo.loss_type, small.reward.verifiable = "sigmoid", False
+    with pytest.raises(ValueError, match=r"stages\.dpo: .* right and wrong responses, which some rewards do not"):
         pipeline.check(Config.of(small))
-    small.reward.scalar = None
+    small.reward.verifiable = None
     write_rollouts(tmp_path / "rollouts.parquet", rollouts()[:2])
     with pytest.raises(ValueError, match="all graded responses are to one problem"):
         run(opened(small, tmp_path))

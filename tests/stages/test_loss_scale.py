@@ -138,7 +138,7 @@ def stage_of(**changes: Any) -> Any:
 
 def make(stage: Any) -> batches.Batch:
     draws = [(Problem(group[0].rollout.problem_id, ""), 0) for group in groups()]
-    return batches.make(0, stage, draws, groups(), {"main": False})
+    return batches.make(0, stage, draws, groups(), {"main": True})
 
 
 def filled(stage: Any, trainer: decoder.Decoder | None = None) -> Packed:

@@ -43,7 +43,7 @@ def sampled(runtime: Runtime, tmp_path: Path) -> tuple[Draws, Groups]:
     workload = Workload(params, 4, runtime.sampling_shapes(stage, 6, 4, params), "test")
     sampler_params = partial(runtime.sampler().view, load_policy(runtime, "init"))
     parts = [(draws, epath.Path(tmp_path) / "shard.parquet")]
-    return draws, sampled_groups(runtime, sampler_params, parts, workload, policy="init", tally=Cost())
+    return draws, sampled_groups(runtime, sampler_params, parts, workload, policy="init", cost=Cost())
 
 
 def test_a_stage_with_more_steps_ends_like_one_that_had_them_from_the_start(warmup, tmp_path, opened):
@@ -131,24 +131,24 @@ def test_the_cost_at_every_kept_step_survives_a_restart(warmup, tmp_path, opened
 
 
 def test_attention_is_counted_position_by_position(warmup, tmp_path, opened):
-    runtime, tally = opened(warmup, tmp_path), Cost()
+    runtime, cost = opened(warmup, tmp_path), Cost()
     _, groups = sampled(runtime, tmp_path)
-    count_rollouts(runtime, tally, groups)
+    count_rollouts(runtime, cost, groups)
     prompts = [len(group[0].rollout.prompt_ids) for group in groups]
     responses = [[len(row.rollout.token_ids) for row in group] for group in groups]
     read = sum(sum(range(1, prompt + 1)) for prompt in prompts)
     read += sum(sum(range(p + 1, p + n + 1)) for p, ns in zip(prompts, responses, strict=True) for n in ns)
     tokens = sum(prompts) + sum(map(sum, responses))
-    assert tally.prefilled + tally.generated == tokens
-    assert tally.flops == pytest.approx(forward_flops(runtime.model_config, tokens, read), rel=1e-12)
+    assert cost.prefilled + cost.generated == tokens
+    assert cost.flops == pytest.approx(forward_flops(runtime.model_config, tokens, read), rel=1e-12)
 
 
 def test_device_time_is_paid_for_every_device(warmup, tmp_path, opened):
-    runtime, tally = opened(warmup, tmp_path), Cost()
+    runtime, cost = opened(warmup, tmp_path), Cost()
     runtime.mesh = make_mesh(1, 2, 1, devices=jax.devices()[:2])
-    with runtime.track_cost(tally):
+    with runtime.track_cost(cost):
         pass
-    assert tally.device_seconds == 2 * tally.seconds > 0
+    assert cost.device_seconds == 2 * cost.seconds > 0
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def trained(runtime: Runtime) -> tuple[Trainer, dict[str, Any]]:
     with training(runtime, "dpo", STEPS) as trainer:
         while trainer.step < STEPS:
             probe(trainer)
-            with runtime.track_cost(trainer.tally):
+            with runtime.track_cost(trainer.cost):
                 trainer.update(groups(trainer.step), {})
             trainer.checkpoint_if_due()
         probe(trainer, last=True)
@@ -78,7 +78,7 @@ def test_what_a_probe_measures(small, tmp_path, opened):
     cost = manifest["dynamics"]["probe_cost"]
     assert (cost["tokens"]["generated"], cost["tokens"]["prefilled"]) == (generated, prefilled)
     assert cost["tokens"]["scored"] >= generated and cost["flops"] > 0 and cost["seconds"] > 0
-    assert cost["tokens"]["trained"] == trainer.tally.generated == trainer.tally.prefilled == trainer.tally.scored == 0
+    assert cost["tokens"]["trained"] == trainer.cost.generated == trainer.cost.prefilled == trainer.cost.scored == 0
     logged = [record for record in read_metrics(tmp_path) if record["kind"] == "probe"]
     assert [{"step": record["step"], **record["metrics"]} for record in logged] == probes
 
@@ -89,7 +89,7 @@ def test_probes_change_nothing_in_the_policy(small, tmp_path, opened):
     other, manifest = trained(opened(small, tmp_path / "without"))
     assert "dynamics" not in manifest and not (tmp_path / "without" / "01-dpo" / "probe").exists()
     assert bits(one.state.params) == bits(other.state.params)
-    assert one.tally.flops == other.tally.flops and one.tally.trained == other.tally.trained
+    assert one.cost.flops == other.cost.flops and one.cost.trained == other.cost.trained
 
 
 def test_a_restart_reads_the_probes_back(small, tmp_path, opened):

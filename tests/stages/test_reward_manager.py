@@ -43,7 +43,9 @@ def scorers(tmp_path: Path) -> Iterator[Callable[..., RewardManager]]:
 
 def test_the_problem_carries_its_reward(scorers):
     score = scorers(
-        main={}, even={"function": "tiny:even"}, long={"function": "tiny:longest", "scalar": True, "correct_above": 0.5}
+        main={},
+        even={"function": "tiny:even"},
+        long={"function": "tiny:longest", "verifiable": False, "correct_above": 0.5},
     )
     problems = [Problem("a", "1+1", "2"), Problem("b", "x", task="long"), Problem("c", "y", task="even")]
     found = score([*problems, problems[0]], ["\\boxed{2}", "abc", "abc", "\\boxed{3}"], [IDS] * 4)
@@ -67,7 +69,7 @@ def test_pairs_from_a_judge_are_the_best_against_the_worst(config, tmp_path, ope
         return f"[[{len(content.split('<answer>')[1])}]]"
 
     with serving(reply) as judge:
-        config.reward.update(function="judge", scalar=True)
+        config.reward.update(function="judge", verifiable=False)
         config.reward.judge.update(url=judge.url, model="m")
         runtime = opened(config, tmp_path, None)
         manifest = run(runtime)

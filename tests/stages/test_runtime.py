@@ -111,8 +111,8 @@ def test_a_reference_in_the_type_of_activations_gives_the_bits_of_the_policy(con
     draw = np.random.default_rng(0).integers
     words = runtime.model_config.vocab_size
     some = [Group(draw(0, words, 9), [Response(draw(0, words, n)) for n in (5, 12)]) for _ in range(6)]
-    packed, tally = pack_rows(runtime, some, RowShape(32, 6)), Cost()
-    expected, scored = (runtime.score_logprobs(params, packed, tally) for params in (policy, reference))
+    packed, cost = pack_rows(runtime, some, RowShape(32, 6)), Cost()
+    expected, scored = (runtime.score_logprobs(params, packed, cost) for params in (policy, reference))
     assert np.abs(expected).max() > 1
     np.testing.assert_array_equal(scored, expected)
     config.lora.update(rank=2, base_dtype="bfloat16")
