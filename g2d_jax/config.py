@@ -9,11 +9,12 @@ What has to fit between stages is checked in graph.py.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 from ml_collections import ConfigDict
 
@@ -300,7 +301,7 @@ class Optimizer(Section):
 
     kind: Literal["adamw", "adafactor"] = "adamw"  # "adafactor" has no use for moment_dtype, b1, b2 and eps
     moment_dtype: Dtype = "float32"  # of AdamW's moments
-    learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = 1e-6
+    learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = field(default=1e-6, kw_only=False)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NotNegative = 0
     min_lr_ratio: Share = 0.0  # what a decay ends at, of the learning rate
@@ -326,7 +327,7 @@ class Optimizer(Section):
 class Sampling(Section):
     """Settings of sampling: temperature 0 is greedy, top_p 1 and top_k 0 are off."""
 
-    max_new_tokens: Positive = 256
+    max_new_tokens: Positive = field(default=256, kw_only=False)
     temperature: NotNegativeFloat = 1.0
     top_p: Annotated[float, Bounds(above=0, most=1)] = 1.0
     top_k: NotNegative = 0
@@ -677,6 +678,7 @@ SamplingStage: TypeAlias = Online | Collect | BestCheckpoint | Evaluate
 STAGES: Mapping[str, type[Stage]] = {kind.kind: kind for kind in get_args(Stage)}
 """The kinds of stages."""
 
+P = ParamSpec("P")
 StageT = TypeVar("StageT", Sft, Online, Collect, Offline, BestCheckpoint, Evaluate)
 
 
@@ -765,6 +767,16 @@ class Config(Section):
 # The user's side: what config files are made of
 
 
+def _parameters_of(section: Callable[P, Section]) -> Callable[[Callable[..., ConfigDict]], Callable[P, Any]]:
+    """Give a function the parameters of a section, which editors and notebooks then complete."""
+
+    def decorate(function: Callable[..., ConfigDict]) -> Callable[P, Any]:
+        function.__signature__ = inspect.signature(section)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
 def _changed(section: Section, changes: Mapping[str, Any]) -> ConfigDict:
     return _filled(editable(section), changes)
 
@@ -781,6 +793,7 @@ def source(
     return editable(Source(path=path, split=split, limit=limit, fields=fields))
 
 
+@_parameters_of(Reward)
 def reward(**changes: Any) -> ConfigDict:
     """Return the scoring of responses: see `Reward`."""
     return _changed(Reward(), changes)
@@ -791,46 +804,55 @@ def task(train: ConfigDict, dev: ConfigDict, test: ConfigDict, *, weight: float 
     return ConfigDict({"train": train, "dev": dev, "test": test, "weight": weight, "reward": reward(**changes)})
 
 
+@_parameters_of(Optimizer)
 def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
     """Return an optimiser's settings: see `Optimizer`."""
     return _changed(Optimizer(), {"learning_rate": learning_rate, **changes})
 
 
+@_parameters_of(Sampling)
 def sampling(max_new_tokens: int, **changes: Any) -> ConfigDict:
     """Return settings of sampling: see `Sampling`."""
     return _changed(Sampling(), {"max_new_tokens": max_new_tokens, **changes})
 
 
+@_parameters_of(Probe)
 def probe(**changes: Any) -> ConfigDict:
     """Return the settings of a stage's probes: see `Probe`."""
     return _changed(Probe(), changes)
 
 
+@_parameters_of(Sft)
 def sft(**changes: Any) -> ConfigDict:
     """Return a stage of supervised fine-tuning: see `Sft`."""
     return _changed(Sft(), changes)
 
 
+@_parameters_of(Online)
 def online(**changes: Any) -> ConfigDict:
     """Return a stage of online RL: see `Online`."""
     return _changed(Online(), changes)
 
 
+@_parameters_of(Collect)
 def collect(**changes: Any) -> ConfigDict:
     """Return a stage that collects rollouts and pairs: see `Collect`."""
     return _changed(Collect(), changes)
 
 
+@_parameters_of(Offline)
 def offline(**changes: Any) -> ConfigDict:
     """Return a stage of offline DPO or KTO: see `Offline`."""
     return _changed(Offline(), changes)
 
 
+@_parameters_of(BestCheckpoint)
 def best_checkpoint(**changes: Any) -> ConfigDict:
     """Return a stage that chooses the best checkpoint: see `BestCheckpoint`."""
     return _changed(BestCheckpoint(), changes)
 
 
+@_parameters_of(Evaluate)
 def evaluate(**changes: Any) -> ConfigDict:
     """Return a stage that evaluates policies: see `Evaluate`."""
     return _changed(Evaluate(), changes)
