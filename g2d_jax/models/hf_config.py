@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 from g2d_jax.models.config import (
     FAMILIES,
+    FULL,
     SIZES,
+    SLIDING,
     Family,
     LinearRope,
     Llama3Rope,
@@ -28,14 +30,17 @@ T = TypeVar("T", bool, int, float)
 
 # Fields that change the arithmetic, and the values under which it is the one that we have.
 _SUPPORTED: dict[str, tuple[object, ...]] = {
-    "hidden_act": ("silu",),
     "mlp_bias": (False, None),
     "attention_dropout": (0, None),
     "quantization_config": (None,),
     "partial_rotary_factor": (1, None),
     "use_mrope": (False, None),
     "original_max_position_embeddings": (None,),  # transformers takes it in place of that of the rope's entries
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "use_bidirectional_attention": (False, None),
 }
+_SLIDING_WINDOW = 4096  # where config.json leaves it out
 
 MAX_LAYERS = 10_000
 """More than any model has: what config.json says is not believed before lists of all layers are made."""
@@ -49,14 +54,14 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """Read the contents of a config.json of a model_type in FAMILIES.
 
     Raises ValueError naming the field for another model type (mixtures of experts, vision …), sliding windows in
-    use, rope types other than "default", "linear", "llama3" and "yarn", biases of feed-forward layers, quantised
-    weights, and for missing or misformed sizes.
+    a family without them, rope types other than "default", "linear", "llama3" and "yarn", biases of feed-forward
+    layers, quantised weights, and for missing or misformed sizes.
     """
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(
             f"config.json: model_type {family!r} is not supported; supported are {', '.join(FAMILIES)} "
-            "(dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, Mistral, SmolLM3, OLMo 2)"
+            "(dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, Mistral, SmolLM3, OLMo 2, text-only Gemma 3)"
         )
     absent = FAMILIES[family]
     _refuse_unsupported(raw, absent)
@@ -67,6 +72,9 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     if raw.get("head_dim") is None and absent.head_dim is None and hidden % heads:
         raise ValueError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     positions = _field(raw, "max_position_embeddings", int, absent.max_position_embeddings)
+    window, layer_types = _sliding(raw, absent, sizes["num_hidden_layers"])
+    local_theta, scalar = absent.rope_local_base_freq, absent.query_pre_attn_scalar
+    raw = _by_layer_type(raw) if local_theta else raw
     theta, scaling = _rope(raw, absent.rope_theta, positions)
     return ModelConfig(
         family=family,
@@ -80,6 +88,10 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         max_position_embeddings=positions,
         attention_bias=_field(raw, "attention_bias", bool, False),
         no_rope_layers=_no_rope_layers(raw, absent, sizes["num_hidden_layers"]),
+        sliding_window=window,
+        layer_types=layer_types,
+        rope_local_base_freq=_field(raw, "rope_local_base_freq", float, local_theta) if local_theta else None,
+        query_pre_attn_scalar=_field(raw, "query_pre_attn_scalar", int, scalar) if scalar else None,
     )
 
 
@@ -101,8 +113,9 @@ def config_to_hf(
         "model_type": config.family,
         **copied,
         **config.traits.fixed,
+        **_sliding_to_hf(config),
         "rope_scaling": {"rope_type": scaling.rope_type, **dataclasses.asdict(scaling)} if scaling else None,
-        "hidden_act": "silu",
+        **_activation(config.traits),
         "attention_dropout": 0.0,
         "bos_token_id": bos_id,
         "eos_token_id": one_or_list(eos_ids),
@@ -118,22 +131,62 @@ def one_or_list(ids: Sequence[int]) -> int | list[int] | None:
 
 
 def _refuse_unsupported(raw: Mapping[str, Any], family: Family) -> None:
-    for name, supported in _SUPPORTED.items():
+    activation = {name: (value,) for name, value in _activation(family).items()}
+    for name, supported in (_SUPPORTED | activation).items():
         if name in raw and raw[name] not in supported:
             raise ValueError(f"config.json: {name} = {raw[name]!r} is not supported")
-    layer_types = raw.get("layer_types")
-    if family.sliding_window:
-        window = raw.get("sliding_window", family.sliding_window)
-        longest = _field(raw, "max_position_embeddings", int, family.max_position_embeddings)
-        windowed = window is not None and _field(raw, "sliding_window", int, family.sliding_window) < longest
-    elif layer_types is not None:
-        windowed = not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types)
-    else:  # as in transformers: layers from max_window_layers on have the window
-        full = 0 if family.no_rope_layer_interval else raw.get("max_window_layers", 28)
-        has_windowed_layers = not isinstance(full, int) or full < _field(raw, "num_hidden_layers", int)
-        windowed = bool(raw.get("use_sliding_window")) and raw.get("sliding_window") is not None and has_windowed_layers
-    if windowed:
-        raise ValueError("config.json: sliding-window attention is in use and is not supported")
+
+
+def _activation(family: Family) -> dict[str, str]:
+    """Return the field of config.json for the activation of feed-forward layers."""
+    return {"hidden_activation": "gelu_pytorch_tanh"} if family.gelu else {"hidden_act": "silu"}
+
+
+def _sliding(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[int | None, tuple[str, ...]]:
+    """Read sliding_window and layer_types, (None, ()) where no layer has a window."""
+    in_use = family.sliding in ("all", "pattern") or _field(raw, "use_sliding_window", bool, False)
+    window = raw.get("sliding_window", _SLIDING_WINDOW) if in_use else None
+    kinds = raw.get("layer_types")
+    if kinds is None and window is None and family.sliding != "pattern":
+        return None, ()
+    if family.sliding == "pattern":
+        every = _field(raw, "sliding_window_pattern", int, 6)
+        usual = [SLIDING if number % every else FULL for number in range(1, layers + 1)]
+    else:
+        full = _field(raw, "max_window_layers", int, 28) if family.sliding == "last" else 0
+        usual = [SLIDING if window is not None and number >= full else FULL for number in range(layers)]
+    kinds = usual if kinds is None else kinds
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (SLIDING, FULL) for kind in kinds):
+        raise ValueError(f"config.json: layer_types must be {layers} times {SLIDING} or {FULL}, got {kinds!r:.200}")
+    has_none = window is None or not family.sliding
+    if (SLIDING in kinds and has_none) or (family.sliding == "all" and kinds != usual):
+        raise ValueError(
+            "config.json: layer_types: sliding-window attention is not supported in this family, or is not in use"
+        )
+    return (_field(raw, "sliding_window", int, _SLIDING_WINDOW), tuple(kinds)) if SLIDING in kinds else (None, ())
+
+
+def _sliding_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields that `_sliding` reads."""
+    sliding, kinds = config.traits.sliding, list(config.layer_types)
+    fields: dict[str, Any] = {"use_sliding_window": bool(kinds)} if sliding == "last" else {}
+    if kinds or sliding == "all":
+        fields["sliding_window"] = config.sliding_window
+    if sliding == "pattern" or (kinds and sliding == "last"):
+        fields["layer_types"] = kinds or [FULL] * config.num_hidden_layers
+    return fields
+
+
+def _by_layer_type(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields with transformers 5's rope_parameters of two types of layers as its version 4 has them."""
+    both = raw.get("rope_parameters")
+    if not isinstance(both, Mapping) or not set(both) <= {SLIDING, FULL}:
+        return raw
+    local = both.get(SLIDING) or {}
+    if not isinstance(local, Mapping) or local.get("rope_type", "default") != "default":
+        raise ValueError(f"config.json: rope_parameters.{SLIDING} must be of rope type default, got {local!r:.200}")
+    theta = local.get("rope_theta", raw.get("rope_local_base_freq"))
+    return {**raw, "rope_parameters": both.get(FULL), "rope_local_base_freq": theta}
 
 
 def _no_rope_layers(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[int, ...]:
@@ -144,7 +197,7 @@ def _no_rope_layers(raw: Mapping[str, Any], family: Family, layers: int) -> tupl
     if flags is None:
         return no_rope_layers(_field(raw, "no_rope_layer_interval", int, family.no_rope_layer_interval), layers)
     if not isinstance(flags, list) or len(flags) < layers or any(flag not in (0, 1) for flag in flags):
-        raise ValueError(f"config.json: no_rope_layers must be a list of 0 or 1 for each layer, got {flags!r}")
+        raise ValueError("config.json: no_rope_layers must be a list of 0 or 1 for each layer")
     return tuple(map(int, flags[:layers]))
 
 
@@ -158,7 +211,7 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
     if not isinstance(rope, Mapping):
         raise ValueError(f"config.json: {field} must be an object, got {rope!r}")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", *(rope.rope_type for rope in _ROPES)):
+    if kind not in ("default", *(scaling.rope_type for scaling in _ROPES)):
         raise ValueError(
             f"config.json: {field}: rope type {kind!r} is not supported; default, linear, llama3 and yarn are"
         )
@@ -179,8 +232,7 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
         )
     size = _mscale(factor, 1.0)
     if rope.get("mscale") and rope.get("mscale_all_dim"):
-        both = (_field(rope, name, float) for name in ("mscale", "mscale_all_dim"))
-        size = _mscale(factor, next(both)) / _mscale(factor, next(both))
+        size = _mscale(factor, _field(rope, "mscale", float)) / _mscale(factor, _field(rope, "mscale_all_dim", float))
     return theta, YarnRope(
         factor,
         length,
@@ -192,7 +244,7 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
 
 
 def _mscale(factor: float, scale: float) -> float:
-    """Return by how much YaRN lengthens queries or keys, for an extension by this factor."""
+    """Return by how much YaRN lengthens queries and keys where positions are extended by this factor."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

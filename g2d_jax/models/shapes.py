@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from g2d_jax.models.config import Llama3Rope, ModelConfig
+from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig
 
 _FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2.5": {"family": "qwen2", "vocab_size": 152_064, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
@@ -20,6 +20,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "SmolLM3": {"family": "smollm3", "vocab_size": 128_256, "rope_theta": 5e6},
     "Mistral": {"family": "mistral", "vocab_size": 32_768, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
     "OLMo-2": {"family": "olmo2", "vocab_size": 100_352, "rope_theta": 500_000.0},
+    "gemma-3": {"family": "gemma3_text", "vocab_size": 262_144, "rope_theta": 1e6},
 }
 
 
@@ -34,6 +35,11 @@ def _shape(
 
 _TIED = {"tie_word_embeddings": True}
 _TIED_25 = {**_TIED, "vocab_size": 151_936}
+
+
+def _gemma(layers: int) -> dict[str, Any]:
+    kinds = tuple(SLIDING if number % 6 else FULL for number in range(1, layers + 1))
+    return {"sliding_window": 512, "layer_types": kinds, "head_dim": 256, **_TIED}
 
 
 def _scaled(factor: float) -> dict[str, Any]:
@@ -62,6 +68,8 @@ SHAPES: dict[str, ModelConfig] = {
     "SmolLM3-3B": _shape("SmolLM3", 2048, 11_008, 36, 16, 4, 65_536, **_TIED),
     "Mistral-7B-v0.3": _shape("Mistral", 4096, 14_336, 32, 32, 8, 32_768),
     "OLMo-2-0425-1B": _shape("OLMo-2", 2048, 8192, 16, 16, 16, 4096),
+    "gemma-3-270m": _shape("gemma-3", 640, 2048, 18, 4, 1, 32_768, **_gemma(18)),
+    "gemma-3-1b": _shape("gemma-3", 1152, 6912, 26, 4, 1, 32_768, **_gemma(26)),
 }
 
 _OTHER_NAMES = {
@@ -77,7 +85,9 @@ def shape(name: str) -> ModelConfig:
 
     Raises ValueError with the nearest names when the table has no such model.
     """
-    plain = name.rsplit("/", 1)[-1].removesuffix("-Instruct").removesuffix("-Base")
+    plain = name.rsplit("/", 1)[-1]
+    for suffix in ("-Instruct", "-Base", "-it", "-pt"):
+        plain = plain.removesuffix(suffix)
     plain = _OTHER_NAMES.get(plain, plain)
     if plain not in SHAPES:
         near = difflib.get_close_matches(plain, SHAPES, n=3) or list(SHAPES)

@@ -58,7 +58,7 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
     e, h, k, d, m = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.intermediate_size
     layer = "model.layers.{layer}"
     attn, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-    table = {ours: Param((e,), ("norm",), "ones", f"{layer}.{theirs}.weight") for ours, theirs in c.traits.norms}
+    table = {ours: Param((e,), ("norm",), _unit(c), f"{layer}.{theirs}.weight") for ours, theirs in c.traits.norms}
     table |= {
         "q": Param((e, h, d), ("embed", "heads", "head_dim"), "normal", f"{attn}.q_proj.weight", (e, h * d)),
         "k": Param((e, k, d), ("embed", "kv_heads", "head_dim"), "normal", f"{attn}.k_proj.weight", (e, k * d)),
@@ -78,8 +78,8 @@ def block_params(c: ModelConfig) -> dict[str, Param]:
         table["o_bias"] = Param((e,), ("norm",), "zeros", f"{attn}.o_proj.bias")
     if c.traits.qk_norm == "each head":
         table |= {
-            "q_norm": Param((d,), ("norm",), "ones", f"{attn}.q_norm.weight"),
-            "k_norm": Param((d,), ("norm",), "ones", f"{attn}.k_norm.weight"),
+            "q_norm": Param((d,), ("norm",), _unit(c), f"{attn}.q_norm.weight"),
+            "k_norm": Param((d,), ("norm",), _unit(c), f"{attn}.k_norm.weight"),
         }
     if c.traits.qk_norm == "all heads":
         table |= {
@@ -105,12 +105,17 @@ def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
     return {f"{name}_a": replace(a, adapter=True), f"{name}_b": replace(b, adapter=True)}
 
 
+def _unit(c: ModelConfig) -> Literal["ones", "zeros"]:
+    """Return the weights of a norm that multiplies by 1."""
+    return "zeros" if c.traits.unit_offset else "ones"
+
+
 def outer_params(c: ModelConfig) -> dict[str, Param]:
     """Return the table of what is not in a layer. A tied model has no "head": it reads the embedding transposed."""
     v, e = c.vocab_size, c.hidden_size
     table = {
         "embed": Param((v, e), ("vocab", "embed"), "normal", "model.embed_tokens.weight"),
-        "final_norm": Param((e,), ("norm",), "ones", "model.norm.weight"),
+        "final_norm": Param((e,), ("norm",), _unit(c), "model.norm.weight"),
     }
     if not c.tie_word_embeddings:
         table["head"] = Param((e, v), ("embed", "vocab"), "normal", "lm_head.weight", (e, v))

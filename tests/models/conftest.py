@@ -46,12 +46,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3-tied": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True, "head_dim": 16}),
     "llama-biased": ("LlamaConfig", {"rope_parameters": LINEAR_ROPE, "attention_bias": True}),
     "qwen3-biased": ("Qwen3Config", {"rope_parameters": YARN_ROPE, "attention_bias": True, "head_dim": 20}),
-    "mistral": ("MistralConfig", {"rope_parameters": THETA, "sliding_window": None, "head_dim": 16}),
+    "mistral": ("MistralConfig", {"rope_parameters": THETA, "sliding_window": 8, "head_dim": 16}),
+    "qwen3-sliding": ("Qwen3Config", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {"head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2, "query_pre_attn_scalar": 20},
+    ),
     "smollm3": ("SmolLM3Config", {"rope_parameters": YARN_ROPE, "no_rope_layer_interval": 2, "pad_token_id": 0}),
     "olmo2": ("Olmo2Config", {"rope_parameters": THETA, "attention_bias": True}),
 }
 
-SLOW = ("llama-biased", "qwen3-biased", "mistral")  # others have all of their arithmetic
+SLOW = ("llama-biased", "qwen3-biased", "mistral", "qwen3-sliding")  # others have all of their arithmetic
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from plain import attend
 from g2d_jax.models.attention import (
     SAVED,
     SEGMENT_STRIDE,
+    Segments,
+    Windowed,
     attend_cached,
     inverse_frequencies,
     packed_attention,
@@ -63,8 +65,8 @@ def test_frequencies_are_those_of_transformers(config: ModelConfig) -> None:
 
 
 @examples(30)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=12, max_size=12))
-def test_visible_equals_the_rule_written_out(tokens: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=12, max_size=12), st.integers(1, 12))
+def test_visible_equals_the_rule_written_out(tokens: list[tuple[int, int]], window: int) -> None:
     ids = np.array([[group * SEGMENT_STRIDE + member for group, member in tokens]])
     rule = [
         [k <= q and key[0] == query[0] and key[1] in (0, query[1]) for k, key in enumerate(tokens)]
@@ -73,6 +75,10 @@ def test_visible_equals_the_rule_written_out(tokens: list[tuple[int, int]]) -> N
     np.testing.assert_array_equal(visible(jnp.asarray(ids), jnp.asarray(ids))[0], rule)
     np.testing.assert_array_equal(visible(jnp.asarray(ids[:, 3:5]), jnp.asarray(ids), 3)[0], rule[3:5])
     assert np.diagonal(rule).all()  # every token sees itself: no row of the softmax is empty
+    positions = np.random.default_rng(window).integers(0, 12, 12)
+    near = positions[None] > positions[:, None] - window
+    limited = windowed(jnp.asarray(ids), jnp.asarray(positions)[None], window)
+    np.testing.assert_array_equal(visible(limited, limited)[0], rule & near)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -90,6 +96,10 @@ def test_scores_by_matrix_products_equal_those_by_sums(dtype: str) -> None:
     np.testing.assert_allclose(products.astype(float), plain.astype(float), atol=1e-6 if dtype == "float32" else 0.02)
 
 
+def windowed(ids: jax.Array, positions: jax.Array, window: int) -> Windowed:
+    return Windowed(ids, positions, positions - window + 1)
+
+
 def packed_ids(length: int) -> jax.Array:
     """Two rows of segments: groups that share a prompt and padding; one group whose prompt is longer than a block."""
     spans = [
@@ -100,13 +110,17 @@ def packed_ids(length: int) -> jax.Array:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("length", "block"), [(200, 32), (200, 64), (198, 64), (37, 64)])
-def test_blocks_equal_the_whole_in_value_and_gradient(length: int, block: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("length", "block", "window"), [(200, 32, None), (200, 64, 25), (198, 64, None), (37, 64, None)]
+)
+def test_blocks_equal_the_whole_in_value_and_gradient(length: int, block: int, window: int | None, dtype: str) -> None:
     """Lengths that blocks divide and that they do not; rows of several groups, responses of one, padding."""
     keys = jax.random.split(jax.random.key(0), 4)
     heads = (6, 2, 2, 6)
     q, k, v, w = (jax.random.normal(key, (2, length, h, 8), dtype) for key, h in zip(keys, heads, strict=True))
-    ids = packed_ids(length)
+    ids: Segments = packed_ids(length)
+    if window:
+        ids = windowed(ids, jnp.arange(2 * length).reshape(2, length) % 80, window)
 
     def total(run: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
         return jnp.sum(w.astype(jnp.float32) * run(*arrays).astype(jnp.float32))

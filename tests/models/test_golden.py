@@ -35,6 +35,8 @@ CONFIG = {
     "rms_norm_eps": 1e-6,
     "no_rope_layers": [0, 1],
     "pad_token_id": 0,
+    "sliding_window": 3,
+    "sliding_window_pattern": 2,
 }
 
 

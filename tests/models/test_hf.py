@@ -47,9 +47,19 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
     "name",
     [
         "smollm3",
+        "gemma3",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("qwen2-tied", "qwen3", "llama3", "llama-biased", "qwen3-biased", "mistral", "olmo2")
+            for name in (
+                "qwen2-tied",
+                "qwen3",
+                "llama3",
+                "llama-biased",
+                "qwen3-biased",
+                "mistral",
+                "qwen3-sliding",
+                "olmo2",
+            )
         ),
     ],
 )
@@ -115,6 +125,7 @@ def test_bfloat16_file_gives_the_rounded_weights(references: dict[str, Any], tmp
     [
         pytest.param("llama3", {"fsdp": -1}, marks=pytest.mark.slow),
         pytest.param("qwen2-tied", {"fsdp": 2, "tensor": 2, "data": -1}, marks=pytest.mark.slow),
+        pytest.param("olmo2", {"fsdp": 2, "tensor": 2, "data": -1}, marks=pytest.mark.slow),
         ("qwen3", {"fsdp": 1, "tensor": -1}),  # two KV heads on more devices: replicated
     ],
 )

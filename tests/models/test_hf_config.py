@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from g2d_jax.models.config import YarnRope
+from g2d_jax.models.config import FULL, NO_WINDOW, SLIDING, YarnRope
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf
 from g2d_jax.models.shapes import SHAPES
 
@@ -62,13 +62,25 @@ OLMO2 = {
     "num_key_value_heads": 16, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000,
     "tie_word_embeddings": False, "vocab_size": 100352,
 }  # fmt: skip
+GEMMA3_1B = {
+    "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_logit_softcapping": None, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+    "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152,
+    "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text",
+    "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0,
+    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": None,
+    "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144,
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
 def as_transformers5(raw: dict[str, Any]) -> dict[str, Any]:
     raw = dict(raw)
     scaling = raw.pop("rope_scaling", None) or {"rope_type": "default"}
-    return {**raw, "rope_parameters": {**scaling, "rope_theta": raw.pop("rope_theta")}}
+    rope = {**scaling, "rope_theta": raw.pop("rope_theta")}
+    if theta := raw.pop("rope_local_base_freq", None):
+        rope = {FULL: rope, SLIDING: {"rope_type": "default", "rope_theta": theta}}
+    return {**raw, "rope_parameters": rope}
 
 
 @pytest.mark.parametrize(
@@ -80,6 +92,7 @@ def as_transformers5(raw: dict[str, Any]) -> dict[str, Any]:
         (MISTRAL, "Mistral-7B-v0.3"),
         (SMOLLM3, "SmolLM3-3B"),
         (OLMO2, "OLMo-2-0425-1B"),
+        (GEMMA3_1B, "gemma-3-1b"),
     ],
 )
 def test_published_configs_of_both_versions(raw: dict[str, Any], name: str) -> None:
@@ -109,6 +122,8 @@ def test_layers_without_rope_by_interval() -> None:
     raw = {k: v for k, v in SMOLLM3.items() if not k.startswith("no_rope")}
     assert config_from_hf(raw) == SHAPES["SmolLM3-3B"]
     assert config_from_hf({**raw, "no_rope_layer_interval": 3}).no_rope_layers == (1, 1, 0) * 12
+    with pytest.raises(ValueError, match=r"no_rope_layers must say 0 or 1 of each of 4 layers, got \(1, 1, 1, 0, 1"):
+        dataclasses.replace(SHAPES["SmolLM3-3B"], num_hidden_layers=4)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +143,26 @@ def test_yarn(change: dict[str, Any], expected: YarnRope) -> None:
     assert dataclasses.astuple(rope) == pytest.approx(dataclasses.astuple(expected))
 
 
+@pytest.mark.parametrize(
+    ("raw", "change", "window", "sliding"),
+    [
+        (MISTRAL, {"sliding_window": 4096}, 4096, range(32)),
+        ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, {}, 4096, range(32)),
+        (QWEN25_7B, {"use_sliding_window": True, "max_window_layers": 20}, 131_072, range(20, 28)),
+        (QWEN25_7B, {"use_sliding_window": True, "layer_types": [SLIDING, FULL] * 14}, 131_072, range(0, 28, 2)),
+        (GEMMA3_1B, {"num_hidden_layers": 7}, 512, (0, 1, 2, 3, 4, 6)),
+        (GEMMA3_1B, {"layer_types": [FULL] * 25 + [SLIDING], "sliding_window": 64}, 64, [25]),
+    ],
+)
+def test_which_layers_have_a_window(raw: dict[str, Any], change: dict[str, Any], window: int, sliding: Any) -> None:
+    config = config_from_hf({**raw, **change})
+    assert config.sliding_window == window
+    assert [number for number, kind in enumerate(config.layer_types) if kind == SLIDING] == list(sliding)
+    assert config_from_hf(config_to_hf(config)) == config
+    assert config.windows(window) == () and set(config.windows(window + 1)) <= {window, NO_WINDOW}
+
+
 def test_unused_window_is_accepted() -> None:
-    assert config_from_hf({**MISTRAL, "sliding_window": 32_768}) == SHAPES["Mistral-7B-v0.3"]
     unused = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}
     assert config_from_hf({**QWEN25_7B, **unused}) == SHAPES["Qwen2.5-7B"]
     assert config_from_hf({**QWEN25_7B, "layer_types": ["full_attention"] * 28}) == SHAPES["Qwen2.5-7B"]
@@ -141,8 +174,17 @@ def test_unused_window_is_accepted() -> None:
         (QWEN25_7B, {"model_type": "qwen3_moe"}, "model_type 'qwen3_moe' is not supported; supported are qwen2, qwen3"),
         (QWEN25_7B, {"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000 is more than 10000"),
         (QWEN25_7B, {"model_type": ["qwen2"]}, "is not supported"),
-        (QWEN25_7B, {"use_sliding_window": True, "max_window_layers": 20}, "sliding-window"),
-        (QWEN25_7B, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        (QWEN25_7B, {"layer_types": [FULL, SLIDING]}, "layer_types must be 28 times sliding_attention or full_att"),
+        (QWEN25_7B, {"layer_types": ["chunked_attention"] * 28}, "layer_types must be 28 times sliding_attention or"),
+        (QWEN25_7B, {"layer_types": [SLIDING] * 28}, "sliding-window"),
+        (MISTRAL, {"sliding_window": 64, "layer_types": [FULL] * 32}, "sliding-window"),
+        (MISTRAL, {"sliding_window": 0}, "sliding_window must be a positive integer"),
+        (GEMMA3_1B, {"sliding_window": None}, "sliding-window"),
+        (GEMMA3_1B, {"model_type": "gemma3"}, "model_type 'gemma3' is not supported; .* text-only Gemma 3"),
+        (GEMMA3_1B, {"hidden_activation": "gelu"}, "hidden_activation = 'gelu'"),
+        (GEMMA3_1B, {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        (GEMMA3_1B, {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        (GEMMA3_1B, {"rope_parameters": {FULL: {}, SLIDING: YARN}}, "sliding_attention must be of rope type default"),
         (QWEN25_7B, {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope type 'dynamic' is not supported"),
         (QWEN25_7B, {"rope_scaling": {"rope_type": ["yarn"], "factor": 4.0}}, r"rope type \['yarn'\]"),
         (QWEN25_7B, {"rope_scaling": {"rope_type": "linear"}}, "factor must be a positive number, got None"),
@@ -160,8 +202,6 @@ def test_unused_window_is_accepted() -> None:
         (QWEN25_7B, {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
         (QWEN25_7B, {"hidden_size": 3585}, "not a multiple of num_attention_heads"),
         (QWEN25_7B, {"attention_bias": True}, "attention_bias: the family qwen2 has none"),
-        (MISTRAL, {"sliding_window": 4096}, "sliding-window"),
-        ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, {}, "sliding-window"),  # 4096 unless it says so
         (SMOLLM3, {"use_sliding_window": True, "sliding_window": 64, "layer_types": None}, "sliding-window"),
         (SMOLLM3, {"no_rope_layers": [1, 0] * 17}, "no_rope_layers must be a list of 0 or 1 for each layer"),
         (SMOLLM3, {"no_rope_layers": [2] * 36}, "no_rope_layers must be a list of 0 or 1 for each layer"),

@@ -19,7 +19,7 @@ from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
 
 BASE = ModelConfig("qwen3", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
-SLOW = ("qwen2-tied", "llama3", "llama-biased", "qwen3-biased", "mistral", "smollm3", "olmo2")
+SLOW = ("qwen2-tied", "llama3", "llama-biased", "qwen3-biased", "mistral", "smollm3", "olmo2", "gemma3")
 SOME = ("q_proj", "o_proj", "down_proj")
 
 
