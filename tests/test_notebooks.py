@@ -23,7 +23,6 @@ def test_notebooks_are_kept_without_outputs(name: str) -> None:
 def test_from_a_dataset_to_a_report_in_a_notebook(
     one_device: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Settings complete there, too: IPython asks jedi, which sees the factories as they are when they run."""
     import nbclient  # here: a second Python, which runs the quick tests, has none of the extra test
     import nbformat
 
@@ -31,14 +30,25 @@ def test_from_a_dataset_to_a_report_in_a_notebook(
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(NOTEBOOKS / "g2d.ipynb", as_version=4)
     nbformat.validate(notebook)
-    completes = "import jedi\n[c.name for c in jedi.Interpreter('settings.online(num_gen', [globals()]).complete()]"
-    notebook.cells.append(nbformat.v4.new_code_cell(completes))
     nbclient.NotebookClient(notebook, timeout=500, resources={"metadata": {"path": tmp_path}}).execute()
-    *_, result, accuracies, _, paths, completed = [
+    *_, result, accuracies, _, paths = [
         cell.outputs for cell in notebook.cells if cell.cell_type == "code" and cell.outputs
     ]
     (shown,) = [output.data["text/html"] for output in result]
     assert shown.startswith("<iframe") and "pass@1 %" in shown and "&lt;svg" in shown
     assert "warmup" in accuracies[0].data["text/html"] and "accuracy" in accuracies[0].data["text/html"]
     assert f"the whole report: {tmp_path / 'runs' / 'notebook' / 'report.html'}" in paths[0].text
-    assert "'num_generations='" in completed[0].data["text/plain"]
+
+
+@pytest.mark.slow
+def test_a_kernel_completes_settings(one_device: dict[str, str]) -> None:
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(env=one_device)
+    try:
+        client.execute("from g2d_jax import config as settings", reply=True, timeout=60)
+        for code, field in (("settings.online(num_gen", "num_generations="), ("settings.sampling(8, temp", "temperature=")):
+            assert client.complete(code, reply=True, timeout=60)["content"]["matches"] == [field]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
