@@ -47,7 +47,10 @@ def test_a_kernel_completes_settings(one_device: dict[str, str]) -> None:
     manager, client = start_new_kernel(env=one_device)
     try:
         client.execute("from g2d_jax import config as settings", reply=True, timeout=60)
-        for code, field in (("settings.online(num_gen", "num_generations="), ("settings.sampling(8, temp", "temperature=")):
+        for code, field in (
+            ("settings.online(num_gen", "num_generations="),
+            ("settings.sampling(8, temp", "temperature="),
+        ):
             assert client.complete(code, reply=True, timeout=60)["content"]["matches"] == [field]
     finally:
         client.stop_channels()
