@@ -1,5 +1,5 @@
-"""The g2d command: run, plan, sweep, evaluate, report, compare, autopsy, export, push, verify-dataset, sample, outputs, judge,
-status."""
+"""The g2d command: run, plan, sweep, evaluate, report, compare, autopsy, export, push, verify-dataset, sample,
+outputs, judge, status."""
 
 from __future__ import annotations
 
