@@ -443,6 +443,8 @@ class Online(Section):
 
     kind: Literal["online"] = "online"
     policy: str = "sft"
+    rollouts: str = "sample"  # or a dump's path: its groups in place of sampled ones
+    reward_column: str | None = None  # of a dump, where several columns are rewards
     steps: NotNegative = 20
     keep: tuple[int, ...] = ()
     stop: Literal["steps", "budget", "adaptive"] = "steps"  # the others may end it earlier: stages/early_stopping.py
@@ -509,6 +511,9 @@ class Online(Section):
                 "reference_sync is set, but the loss has no reference: GRPO has one in its KL term only, set beta too; "
                 "SimPO has none"
             )
+        _check_reward_column(self.reward_column, self.rollouts)
+        if self.rollouts != "sample":
+            self._check_dump()
         if self.loss == "grpo" and self.grpo_coef:
             raise ValueError('grpo_coef weighs GRPO beside loss="group_dpo"; with loss="grpo" leave it at 0')
         if self.loss == "dpo" and self.grpo_coef:
@@ -538,6 +543,19 @@ class Online(Section):
             raise ValueError(
                 "sync_every=0 chooses all prompts before any is seen: drop_solved and difficulty need another one"
             )
+
+    def _check_dump(self) -> None:
+        """Refuse settings of sampling where the groups are those of a dump."""
+        without = f"rollouts={self.rollouts!r} samples nothing"
+        if self.sync_every != self.num_iterations:
+            raise ValueError(f"{without}, so no policy is synchronised: set sync_every to num_iterations")
+        if self.filters:
+            raise ValueError(f"{without} in place of other prompts: leave dynamic_sampling, drop_solved and difficulty")
+        if self.stop == "adaptive":
+            raise ValueError(f"{without}, and stop='adaptive' weighs what sampling costs: use stop='steps'")
+        for name in ("sampling_weights", "stream"):
+            if getattr(self, name):
+                raise FieldError(name, f"is set, but {without}: leave it unset")
 
     def _check_stop(self) -> None:
         """Refuse a rule that could end nothing, or that has nothing to go by."""
@@ -576,16 +594,23 @@ class Online(Section):
             raise ValueError("overlong_buffer is a part of sampling.max_new_tokens and cannot be larger")
 
 
+def _check_reward_column(column: str | None, rollouts: str) -> None:
+    if column is not None and rollouts in ("sample", "archive"):
+        raise FieldError("reward_column", f"is a column of a dump, and rollouts is {rollouts!r}: leave it unset")
+
+
 class Collect(Section):
     """Rollouts of a frozen policy, and preference pairs from them.
 
     rollouts: "sample"; "archive" takes the groups that the policy's own online stage drew; the name of another collect
-    stage takes those it has, whatever this one says of prompts and sampling; or a JSONL file's path.
+    stage takes those it has, whatever this one says of prompts and sampling; or a dump's path, see `data.dumps`.
+    reward_column: of a dump, where several columns are rewards.
     """
 
     kind: Literal["collect"] = "collect"
     policy: str = "warmup"
     rollouts: str = "sample"
+    reward_column: str | None = None
     prompts: Positive = 1024
     part: Positive = 128  # prompts of a file
     num_generations: Positive = 8
@@ -600,6 +625,7 @@ class Collect(Section):
 
     def check(self) -> None:
         """Refuse settings that cannot work together, or that would change nothing."""
+        _check_reward_column(self.reward_column, self.rollouts)
         if self.sampling_weights and self.rollouts != "sample":
             raise ValueError(f"sampling_weights is set, but rollouts={self.rollouts!r} samples nothing: leave it empty")
         if self.select in ("uncertain", "confident") and self.max_pairs is None:

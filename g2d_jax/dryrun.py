@@ -85,10 +85,11 @@ def _check(runtime: Runtime) -> None:
             online.row_shape(runtime, stage)
             train_order(runtime.config, runtime.problems["train"], name)
             early_stopping.check_problems(runtime, stage)
+            external_rollouts.external_batches(runtime, name, stage)
             count = len(runtime.problems["train"])
             alerts.say(runtime, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
-        elif isinstance(stage, Collect) and stage.rollouts.endswith(".jsonl"):
-            external_rollouts.read(runtime, stage.rollouts)
+        elif isinstance(stage, Collect) and stage.rollouts not in ("sample", "archive", *runtime.config.stages):
+            external_rollouts.read(runtime, stage.rollouts, stage.reward_column)
         elif isinstance(stage, Offline) and stage.preferences not in runtime.config.stages:
             (kto.read if stage.loss == "kto" else offline.read)(runtime, stage)
         if hasattr(stage, "sampling"):

@@ -13,6 +13,7 @@ from etils import epath
 
 from g2d_jax.accounting import POLICIES
 from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Stage, TrainingStage
+from g2d_jax.data.dumps import dump_files
 from g2d_jax.study import stopping
 
 Stages = Mapping[str, Stage]
@@ -140,7 +141,9 @@ def check_inputs(config: Config, order: Plan) -> None:
     for name in order.order:
         stage = config.stages[name]
         try:
-            if isinstance(stage, Online) and stage.stop == "adaptive":
+            if isinstance(stage, Online) and stage.rollouts != "sample":
+                _check_dump(stage.rollouts, "sample")
+            elif isinstance(stage, Online) and stage.stop == "adaptive":
                 _check_adaptive(name, stage, config)
             elif isinstance(stage, Collect):
                 _check_rollouts(name, stage, config.stages)
@@ -195,17 +198,24 @@ def _check_rollouts(name: str, stage: Collect, stages: Stages) -> None:
                 f"rollouts of {stage.rollouts!r} are those of policy {other.policy!r}: policy must be the same, "
                 f"got {stage.policy!r}"
             )
-    elif stage.rollouts != "sample" and not epath.Path(stage.rollouts).exists():
-        raise ValueError(
-            f"rollouts is {stage.rollouts!r}: write sample, archive, a collect stage, or the path of a file that exists"
-        )
+    elif stage.rollouts != "sample":
+        _check_dump(stage.rollouts, "sample, archive, a collect stage")
     origin = stages[drawn_by(name, stages)]
     assert isinstance(origin, Collect)
-    if stage.select in ("uncertain", "confident") and origin.rollouts not in ("sample", "archive"):
+    drawn = stages[origin.policy.partition("@")[0]] if origin.rollouts == "archive" else origin
+    assert isinstance(drawn, Collect | Online)
+    if stage.select in ("uncertain", "confident") and drawn.rollouts != "sample":
         raise ValueError(
-            f"select={stage.select!r} goes by token entropies, which the rollouts of {origin.rollouts} lack: "
+            f"select={stage.select!r} goes by token entropies, which the rollouts of {drawn.rollouts} lack: "
             "use all or random"
         )
+
+
+def _check_dump(path: str, names: str) -> None:
+    try:
+        dump_files(path)
+    except ValueError as error:
+        raise ValueError(f"rollouts is {path!r}: write {names}, or the path of a dump that exists: {error}") from error
 
 
 def _check_preferences(stage: Offline, config: Config) -> None:
