@@ -6,7 +6,7 @@ problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► ve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from etils import epath
@@ -141,6 +141,9 @@ def check_inputs(config: Config, order: Plan) -> None:
     for name in order.order:
         stage = config.stages[name]
         try:
+            for split in _splits_read(stage):
+                if not any(getattr(task, split).path for task in config.all_tasks.values()):
+                    raise ValueError(f"it goes by the problems of data.{split}, whose path is empty: name some there")
             if isinstance(stage, Online) and stage.rollouts != "sample":
                 _check_dump(stage.rollouts, "sample")
             elif isinstance(stage, Online) and stage.stop == "adaptive":
@@ -153,6 +156,18 @@ def check_inputs(config: Config, order: Plan) -> None:
                 _check_selection(stage, config.stages)
         except ValueError as error:
             raise ValueError(f"stages.{name}: {error}") from error
+
+
+def _splits_read(stage: Stage) -> Iterator[str]:
+    """Yield the splits of whose problems a stage samples responses."""
+    if isinstance(stage, Evaluate):
+        yield stage.split
+    elif isinstance(stage, BestCheckpoint):
+        yield "dev"
+    elif isinstance(stage, Online) or (isinstance(stage, Collect) and stage.rollouts == "sample"):
+        yield "train"
+    if isinstance(stage, Online | Offline) and stage.probe.every:
+        yield stage.probe.split
 
 
 def _check_adaptive(name: str, stage: Online, config: Config) -> None:

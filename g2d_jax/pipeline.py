@@ -146,7 +146,7 @@ def _opened(
                 _ = runtime.sampling_mesh  # raises for an impossible mesh, before any work
                 compiling.take_programs()  # those of an earlier run in this process
                 problems = runtime.problems["train"]
-                runtime.scorer.start(problems[:: -(-len(problems) // 256)])
+                runtime.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield runtime
 
 

@@ -75,7 +75,10 @@ class Section(NamedTuple):
 
 
 class Report(NamedTuple):
-    """All of a report. kind: "report", "study", "comparison". eyebrow: the line above the name; headline: one below."""
+    """All of a report. kind: "report", "study", "comparison" or "autopsy".
+
+    eyebrow: the line above the name; headline: one below.
+    """
 
     kind: str
     name: str
