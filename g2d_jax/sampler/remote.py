@@ -262,7 +262,7 @@ class Remote:
         ids = choice.get("token_ids")
         tokens = self._tokenised(choice, params, answer.get("usage")) if ids is None else self._checked(ids, params)
         stopped = int(tokens[-1]) in params.stop_ids
-        if finish == "stop" and not stopped:
+        if finish == "stop" and not stopped and ids is not None:
             raise self._wrong(
                 f"a response ended at token {tokens[-1]}, which is none of {list(params.stop_ids)}",
                 "start it with --generation-config vllm, so that it has no stop tokens of its own",
