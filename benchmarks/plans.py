@@ -70,6 +70,8 @@ def rows() -> list[Row]:
         "llama-3.1-8b": [("", "v6e-8"), ("", "h100x8"), (LORA, "h100x1")],
         "qwen3-8b": [(HALF, "v5e-16"), ("", "h100x8"), (LORA, "v6e-8")],
         "qwen3-4b": [("", "v5e-16"), (LORA, "h100x1")],
+        "smollm3-3b": [("", "v5e-8")],
+        "gemma-3-1b": [("", "v5e-8")],
     }
     ordered = [*which, *(name for name in recipes.MODELS if name not in which)]
     return [Row(name, choice, machine) for name in ordered for choice, machine in which.get(name, small)]

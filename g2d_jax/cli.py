@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from g2d_jax.runtime import flags, processes, storage
 if TYPE_CHECKING:
     from etils import epath
     from ml_collections import ConfigDict
+
+    from g2d_jax.study.pricing import Rates
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -214,7 +217,12 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser, "of a run, a point of a study, or a directory of studies")
-    parser.add_argument("--study", help="one study of the directory; default: all of them")
+    add = parser.add_argument
+    add("--study", help="one study of the directory; default: all of them")
+    add("--as", dest="recipe", metavar="CONFIG", help="price a study's tokens as those of this config, qwen2.5-7b …")
+    add("--topology", metavar="NAME", help="with --as, the machine: v5e-16, h100x8 …")
+    add("--response", type=int, metavar="N", help="with --as, scale the tokens to responses of N tokens in the mean")
+    add("--price", type=float, help="with --as, of one chip for an hour, in your money")
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -346,10 +354,33 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> None:
     if arguments.study and not names:
         raise ValueError(f"{arguments.workdir} holds no studies: leave --study out for a run, or give their directory")
     chosen = [arguments.study] if arguments.study else names
-    show = Screen().table
-    written = [path for name in chosen for path in write_study(arguments.workdir, name, show=show)]
+    screen = Screen()
+    rates = _rates(arguments, chosen, screen.say)
+    written = [
+        path
+        for name in chosen
+        for path in write_study(arguments.workdir, name, show=screen.table, rates=rates.get(name))
+    ]
     for path in written or write_run(arguments.workdir):
         print(path)
+
+
+def _rates(arguments: argparse.Namespace, names: Sequence[str], say: Callable[[str], None]) -> dict[str, Rates]:
+    """Return the rates of --as by study, {} without it: its recipe is compiled for the machine."""
+    if arguments.recipe is None:
+        return {}
+    if arguments.topology is None or not names:
+        raise ValueError("--as prices the tokens of a study: give a directory of studies, and --topology")
+    from g2d_jax.plan import rates
+    from g2d_jax.report.read import read_study
+
+    per_token = rates(resolve(arguments.recipe), arguments.topology, say, arguments.response)
+    priced = {}
+    for name in names:
+        length = read_study(arguments.workdir, name).mean_length
+        scale = arguments.response / length if arguments.response else 1.0
+        priced[name] = replace(per_token, scale=scale, price=arguments.price)
+    return priced
 
 
 def _compare(arguments: argparse.Namespace, _: list[str]) -> None:

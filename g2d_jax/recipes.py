@@ -52,7 +52,7 @@ class Model:
 
     variants: dict[str, str]
     k: int
-    tokenizer: dict[str, bool] = field(default_factory=dict)
+    tokenizer: dict[str, bool | str] = field(default_factory=dict)
 
 
 def _qwen25(size: str) -> Model:
@@ -71,6 +71,17 @@ def _llama(size: str) -> Model:
     return Model({"instruct": f"meta-llama/Llama-{size}-Instruct", "base": f"meta-llama/Llama-{size}"}, 500)
 
 
+def _smollm3(size: str) -> Model:
+    # K: chosen, as of Qwen2.5. The template's own system block stays: it says that there is no thinking.
+    variants = {"chat": f"HuggingFaceTB/SmolLM3-{size}", "base": f"HuggingFaceTB/SmolLM3-{size}-Base"}
+    return Model(variants, 150, {"enable_thinking": False, "system": "default"})
+
+
+def _gemma3(size: str) -> Model:
+    # K: chosen, as of Qwen2.5. Instruct first: the base model has no template.
+    return Model({"instruct": f"google/gemma-3-{size}-it", "base": f"google/gemma-3-{size}-pt"}, 150)
+
+
 MODELS: dict[str, Model] = {
     "qwen2.5-0.5b": _qwen25("0.5B"),
     "qwen2.5-1.5b": _qwen25("1.5B"),
@@ -80,6 +91,8 @@ MODELS: dict[str, Model] = {
     "qwen3-8b": _qwen3("8B"),
     "llama-3.2-1b": _llama("3.2-1B"),
     "llama-3.1-8b": _llama("3.1-8B"),
+    "smollm3-3b": _smollm3("3B"),
+    "gemma-3-1b": _gemma3("1b"),
 }
 
 TRAIN = {"gsm8k": "gsm8k:train"}

@@ -2,12 +2,21 @@
 
 import ast
 import re
+import runpy
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+from etils import epath
+
+from g2d_jax import __version__, pipeline
 from g2d_jax import config as settings
-from g2d_jax import pipeline
 from g2d_jax.config import STAGES, Config
 from g2d_jax.config_load import resolve
+from g2d_jax.runtime.storage import read_json
+from g2d_jax.runtime.tracking import read_metrics
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,14 +30,37 @@ def fields(values: dict, prefix: str = "") -> list[str]:
     return paths
 
 
-def test_every_setting_is_in_the_reference() -> None:
-    text = (ROOT / "docs" / "config.md").read_text()
-    described = set(re.findall(r"`([A-Za-z0-9_.]+)`", text))
+def all_settings() -> set[str]:
+    """Paths of the settings of a run and, without their stage's name, of all kinds of stages."""
     base = settings.base().to_dict() | {"stages": None}
     base["data"] |= {"train": None, "dev": None, "test": None}
     stages = [getattr(settings, kind)().to_dict() | {"data": None} for kind in STAGES]
-    paths = {path for values in (base, *stages) for path in fields(values)}
-    assert paths - described - {"stages", "data", "kind"} == set()
+    return {path for values in (base, *stages) for path in fields(values)}
+
+
+def test_every_setting_is_in_the_reference() -> None:
+    text = (ROOT / "docs" / "config.md").read_text()
+    described = set(re.findall(r"`([A-Za-z0-9_.]+)`", text))
+    assert all_settings() - described - {"stages", "data", "kind"} == set()
+
+
+@pytest.mark.parametrize("page", ["tutorial", "concepts", "howto", "rewards", "troubleshooting", "limits", "metrics"])
+def test_settings_that_a_page_names_exist(page: str) -> None:
+    known = all_settings()
+    sections = {path.partition(".")[0] for path in known if "." in path}
+    named = re.findall(r"`(?:config\.)?(\w+\.[\w.]+)(?:=[^`]*)?`", (ROOT / "docs" / f"{page}.md").read_text())
+    named = [name for name in named if name.partition(".")[0] in sections and not name.endswith(".json")]
+    assert [name for name in named if not any(f"{path}.".startswith(f"{name}.") for path in known)] == []
+
+
+def test_the_names_of_trl_and_verl_lead_to_settings() -> None:
+    grpo, dpo = (ROOT / "docs" / "coming-from.md").read_text().split("\n## ")[1:3]
+    tables = [re.findall(r"^\| .* \|$", part, flags=re.MULTILINE)[1:] for part in (grpo, dpo)]
+    assert len(tables[0]) > 25 and len(tables[1]) > 5
+    ours = " ".join(row.split("|")[column] for rows, column in zip(tables, (3, 2), strict=True) for row in rows)
+    named = re.findall(r"`(?:config)?\.?([\w.]+\w)(?:=[^`]*)?`", re.sub(r"\(.*?\)", "", ours))
+    known = [f".{path}" for path in all_settings()]
+    assert [name for name in named if not any(path.endswith(f".{name}") for path in known)] == []
 
 
 def anchors(page: Path) -> set[str]:
@@ -100,3 +132,62 @@ def test_the_config_in_the_readme_is_one(tmp_path: Path) -> None:
     config = resolve(str(file), ["config.stages.warmup.steps=100"])
     assert pipeline.check(Config.of(config)).order == ("warmup", "collect", "dpo", "evaluate")
     assert config.stages.warmup.steps == 100
+
+
+def blocks(page: str, start: str = "") -> list[str]:
+    """The Python of a page that begins so."""
+    found = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
+    return [block for block in found if block.startswith(start)]
+
+
+@pytest.mark.parametrize("page", ["howto.md", "coming-from.md", "rewards.md"])
+def test_settings_in_the_python_of_a_page_can_be_made(page: str) -> None:
+    config = settings.base()
+    for block in blocks(page, "config."):
+        exec(block, {"config": config, "settings": settings})
+    assert Config.of(config) != Config()
+
+
+@pytest.fixture
+def tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the tutorial writes."""
+    monkeypatch.chdir(tmp_path)
+    for block in blocks("tutorial.md", "# "):
+        Path(block.split()[1]).write_text(block)
+    runpy.run_path("make_data.py")
+    return tmp_path
+
+
+def test_the_tutorial_makes_the_problems_it_shows_and_a_config(tutorial: Path) -> None:
+    shown = (ROOT / "docs" / "tutorial.md").read_text().split("==> ")[1:]
+    for name, *lines in (part.partition("```")[0].split("\n") for part in shown):
+        rows = [line for line in lines if line]
+        assert len(rows) == 2 and Path(name.removesuffix(" <==")).read_text().startswith("\n".join(rows) + "\n")
+    order = pipeline.check(Config.of(resolve("my_config.py"))).order
+    assert order == ("sft", "warmup", "collect", "dpo", "evaluate")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_tutorial_ends_as_it_says(tutorial: Path, one_device: dict[str, str]) -> None:
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    for command in re.findall(r"^g2d (.*?)(?: {2,}#.*)?$", text, flags=re.MULTILINE):
+        python = [sys.executable, "-m", "g2d_jax", *shlex.split(command)]
+        subprocess.run(python, env={**one_device, "XLA_FLAGS": ""}, check=True)  # the suite's flags make slow programs
+    result = read_json(epath.Path("runs/first/05-evaluate/manifest.json"))["result"]
+    promised = [float(row) for row in re.findall(r"^\| .*? \| ([\d.]+) ± [\d.]+ \|", text, flags=re.MULTILINE)]
+    reached = [100 * policy["pass_at"]["1"] for policy in result["policies"]]
+    assert len(promised) == 3 and reached == pytest.approx(promised, abs=8)
+
+
+def test_every_metric_of_a_run_is_explained(finished: Path) -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    explained = set(re.findall(r"`([^`\s]+)`", text))
+    starts = tuple(name.removesuffix("…") for name in explained if name.endswith("…"))
+    metrics = {name for row in read_metrics(finished) if "warning" not in row["kind"] for name in row["metrics"]}
+    assert len(metrics) > 60
+    assert {name for name in metrics - explained if not name.startswith(starts)} == set()
+
+
+def test_the_citation_is_of_this_version() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()

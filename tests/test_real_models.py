@@ -33,6 +33,8 @@ MODELS = {
     "qwen3-8b": ("chat Qwen/Qwen3-8B, base Qwen/Qwen3-8B-Base", 150, 600, False),
     "llama-3.2-1b": ("instruct meta-llama/Llama-3.2-1B-Instruct, base meta-llama/Llama-3.2-1B", 500, 2000, None),
     "llama-3.1-8b": ("instruct meta-llama/Llama-3.1-8B-Instruct, base meta-llama/Llama-3.1-8B", 500, 2000, None),
+    "smollm3-3b": ("chat HuggingFaceTB/SmolLM3-3B, base HuggingFaceTB/SmolLM3-3B-Base", 150, 600, False),
+    "gemma-3-1b": ("instruct google/gemma-3-1b-it, base google/gemma-3-1b-pt", 150, 600, None),
 }
 METHODS = {"g2d": ("warmup", "collect", "dpo", "evaluate"), "grpo": ("grpo", "evaluate")}
 
@@ -59,7 +61,8 @@ def test_hyper_parameters(model: str, method: str, lora: int, rate: float) -> No
     adapters = (lora, 32.0, "bfloat16") if lora else (0, 16.0, "float32")
     assert (config.lora.rank, config.lora.alpha, config.lora.base_dtype) == adapters
     assert (config.lora.targets, config.lora.rslora) == (("all-linear",), False)
-    assert (config.dtype, config.tokenizer.prompt_template, config.tokenizer.system) == ("bfloat16", "paper", None)
+    system = "default" if model == "smollm3-3b" else None
+    assert (config.dtype, config.tokenizer.prompt_template, config.tokenizer.system) == ("bfloat16", "paper", system)
     assert (config.data.max_prompt_length, config.reward.function) == (1024, "verify")
     assert (config.mesh.data, config.mesh.fsdp, config.mesh.tensor) == (1, -1, 1)
     assert (config.compute.microbatch_tokens, config.compute.remat) == (65_536, "full")
@@ -170,6 +173,10 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     toy.save_policy(folder / "llama", "Llama", toy.make_tokenizer(toy.LLAMA))
     toy.save_policy(folder / "qwen2.5", "Qwen2", toy.make_qwen2_tokenizer())
     toy.save_policy(folder / "qwen3", "Qwen3", toy.make_tokenizer(toy.QWEN), head_dim=8)
+    layers = {"no_rope_layer_interval": 2, "pad_token_id": 0}
+    toy.save_policy(folder / "smollm3", "SmolLM3", toy.make_tokenizer(toy.QWEN), **layers)
+    layers = {"head_dim": 8, "sliding_window": 24, "sliding_window_pattern": 2}
+    toy.save_policy(folder / "gemma", "Gemma3", toy.make_tokenizer(toy.GEMMA), **layers)
     solved = toy.solved_problems(80)
     answers = [str(1 + k % 2) for k in range(80)]
     toy.save_rows(folder / "numinamath.jsonl", solved)
@@ -195,9 +202,10 @@ def at_toy_size(spec: str, toys: Path, train: str, test: str) -> ConfigDict:
 # Every family with every method, with and without adapters; every model once at least.
 SPECS = [
     f"{models[i % len(models)]}:method={method},lora={lora}"
-    for models in (list(MODELS)[:3], list(MODELS)[3:6], list(MODELS)[6:])
+    for models in (list(MODELS)[:3], list(MODELS)[3:6], list(MODELS)[6:8])
     for i, (method, lora) in enumerate(itertools.product(METHODS, (0, 8)))
 ]
+SPECS += ["smollm3-3b:method=g2d,lora=8", "gemma-3-1b:method=g2d,lora=8"]
 SUITES = [("math", "math500", 5), ("gsm8k", "amc23", 4), ("numinamath", "gsm8k-test", 6), ("gsm8k", "numinamath", 6)]
 
 
@@ -221,6 +229,8 @@ def test_dry_run(spec: str, toys: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         ("qwen2.5-7b:method=g2d,k=2,lora=4", "gsm8k", "amc23", 2),
         ("llama-3.1-8b:method=grpo,k=1", "numinamath", "math500", 4),
+        ("smollm3-3b:method=g2d,k=2", "math", "math500", 2),
+        ("gemma-3-1b:method=g2d,k=2", "math", "math500", 2),
     ],
 )
 @pytest.mark.slow

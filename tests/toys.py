@@ -28,6 +28,14 @@ QWEN = (
     "{% for m in messages %}{{ '<|start|>' + m.role + '\n' + m.content + '<|eot|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
 )
+GEMMA = (  # Gemma 3's: a system message begins the first user's
+    "{{ bos_token }}{% set given = messages[0].role == 'system' %}"
+    "{% for m in (messages[1:] if given else messages) %}"
+    "{{ '<|start|>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
+    "{% if given and loop.first %}{{ messages[0].content + '\n\n' }}{% endif %}"
+    "{{ m.content | trim + '<|eot|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>model\n' }}{% endif %}"
+)
 PAPER = (
     "Given the following problem, reason and give a final answer to the problem. Problem: {}\nYour response should end "
     "with 'The final answer is $\\boxed{{[answer]}}$. I hope it is correct.' where [answer] is the response to the "
@@ -86,8 +94,8 @@ def save_policy(folder: Path, family: str, tokenizer: Any, **sizes: int) -> None
 
     eos = tokenizer.convert_tokens_to_ids("<|eot|>")
     torch.manual_seed(0)
-    shape = getattr(transformers, f"{family}Config")(**{**SIZES, **sizes}, vocab_size=len(tokenizer), eos_token_id=eos)
-    model = getattr(transformers, f"{family}ForCausalLM")(shape)
+    build = getattr(transformers, f"{family}ForCausalLM")
+    model = build(build.config_class(**{**SIZES, **sizes}, vocab_size=len(tokenizer), eos_token_id=eos))
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = 3.0
         model.lm_head.weight[:, 0] = 0.0

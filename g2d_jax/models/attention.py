@@ -5,15 +5,16 @@ Shapes: B rows, T queries, S keys, H query heads, K key/value heads, R = H/K, D 
 
 from __future__ import annotations
 
+import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.config import LinearRope, ModelConfig, YarnRope
 from g2d_jax.records import SEGMENT_STRIDE
 
 CPU_BLOCK = 64
@@ -28,17 +29,38 @@ COLUMN_BLOCK = 256
 """Columns of a cache that `attend_blocks` reads at once; a wider cache is a multiple of it."""
 
 
+class Windowed(NamedTuple):
+    """Segment ids of a layer with a sliding window, which goes by position: the responses to a shared prompt lie behind
+    each other.
+
+    segment_ids, positions: int32 [B, T]. oldest: int32 [B, T], the first position that a token sees.
+    """
+
+    segment_ids: jax.Array
+    positions: jax.Array
+    oldest: jax.Array
+
+
+Segments = jax.Array | Windowed
+"""Segment ids int32 [B, T], with the window of a layer that has one."""
+
+
 def inverse_frequencies(config: ModelConfig) -> jax.Array:
-    """Compute rotary inverse frequencies, float32 [D/2], with Llama 3.1's scaling of long wavelengths if configured.
+    """Compute rotary inverse frequencies, float32 [D/2], with the scaling that is configured.
 
     Computed on the host from the config, rounded as PyTorch rounds: under jit XLA would fold the power in another
     precision, and at position 100,000 one unit in the last place of a frequency turns the angle by 0.006 rad.
     """
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    freqs = np.float32(1) / np.power(config.rope_theta, exponents.astype(np.float64)).astype(np.float32)
-    scaling = config.rope_scaling
+    powers = np.power(config.rope_theta, exponents.astype(np.float64)).astype(np.float32)
+    freqs, scaling = np.float32(1) / powers, config.rope_scaling
     if scaling is None:
         return jnp.asarray(freqs)
+    if isinstance(scaling, LinearRope):
+        return jnp.asarray(freqs / np.float32(scaling.factor))
+    if isinstance(scaling, YarnRope):
+        kept = 1 - _yarn_ramp(config, scaling)
+        return jnp.asarray(np.float32(1) / (np.float32(scaling.factor) * powers) * (1 - kept) + freqs * kept)
     wavelengths = np.float32(2 * np.pi) / freqs
     length = np.float32(scaling.original_max_position_embeddings)
     low, high, factor = (np.float32(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
@@ -48,10 +70,26 @@ def inverse_frequencies(config: ModelConfig) -> jax.Array:
     return jnp.asarray(scaled)
 
 
+def _yarn_ramp(config: ModelConfig, scaling: YarnRope) -> np.ndarray:
+    """Return the shares of YaRN's frequencies that are divided by the factor, float32 [D/2]."""
+    dim, length = config.head_dim, scaling.original_max_position_embeddings
+
+    def dimension(turns: float) -> float:
+        return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    numbers = np.arange(dim // 2, dtype=np.float32)
+    return np.clip((numbers - np.float32(low)) / np.float32(high - low or 0.001), 0, 1)
+
+
 def rotary_table(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return cos and sin, float32 [B, T, D/2], for positions int32 [B, T]."""
     angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(config)[None, None]
-    return jnp.cos(angles), jnp.sin(angles)
+    size = config.rope_scaling.attention_factor if isinstance(config.rope_scaling, YarnRope) else 1.0
+    return jnp.cos(angles) * size, jnp.sin(angles) * size
 
 
 def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -61,12 +99,18 @@ def rotate(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def visible(query_ids: jax.Array, key_ids: jax.Array, offset: jax.Array | int = 0) -> jax.Array:
+def visible(query_ids: Segments, key_ids: Segments, offset: jax.Array | int = 0) -> jax.Array:
     """Return the causal visibility inside packed segments, bool [B, T, S].
 
-    query_ids int32 [B, T], key_ids int32 [B, S]; query t sits in column offset + t. A token sees earlier columns (and
-    itself) of its own segment and of its group's prefix. Padding sees padding, so no row of the softmax is empty.
+    query_ids [B, T], key_ids [B, S]; query t sits in column offset + t. A token sees earlier columns (and itself) of
+    its own segment and of its group's prefix, as far as its window reaches. Padding sees padding, so no row of the
+    softmax is empty.
     """
+    if isinstance(query_ids, Windowed):
+        assert isinstance(key_ids, Windowed)
+        near = key_ids.positions[:, None, :] >= query_ids.oldest[:, :, None]
+        return near & visible(query_ids.segment_ids, key_ids.segment_ids, offset)
+    assert isinstance(key_ids, jax.Array)
     query, key = query_ids[:, :, None], key_ids[:, None, :]
     same = (query == key) | ((query // SEGMENT_STRIDE == key // SEGMENT_STRIDE) & (key % SEGMENT_STRIDE == 0))
     columns = offset + jnp.arange(query_ids.shape[1])
@@ -133,7 +177,7 @@ def blocks_back(earlier: jax.Array, column: jax.Array, block: int, total: int) -
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def packed_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, block: int = CPU_BLOCK
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments, block: int = CPU_BLOCK
 ) -> jax.Array:
     """Attend causally within segments, q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D], softmax in float32.
 
@@ -146,10 +190,10 @@ def packed_attention(
 
 
 def _attended(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, block: int
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments, block: int
+) -> tuple[jax.Array, tuple[Any, ...]]:
     """Return the output, and what the backward pass reads: the inputs, the output and its log-sum-exp."""
-    ids = _in_blocks(segment_ids[..., None, None], block, 1)
+    ids = _ids_in_blocks(segment_ids, block)
     queries, keys, values = (_in_blocks(x, block, k.shape[2]) for x in (q, k, v))
     pairs, count = _visible_pairs(ids)
 
@@ -164,10 +208,10 @@ def _attended(
     return out, (q, k, v, segment_ids, out, checkpoint_name(largest + jnp.log(mass), SAVED))
 
 
-def _attended_backward(block: int, residuals: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[Any, ...]:
+def _attended_backward(block: int, residuals: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
     """Return the gradients. With p the weights and g the gradient of the output: d score = p * (g . v - g . output)."""
     q, k, v, segment_ids, out, log_mass = residuals
-    ids = _in_blocks(segment_ids[..., None, None], block, 1)
+    ids = _ids_in_blocks(segment_ids, block)
     queries, keys, values, gradients, outs = (_in_blocks(x, block, k.shape[2]) for x in (q, k, v, gradient, out))
     pairs, count = _visible_pairs(ids)
     along = jnp.sum(gradients.astype(jnp.float32) * outs.astype(jnp.float32), axis=-1)
@@ -205,6 +249,11 @@ def _in_blocks(x: jax.Array, block: int, kv_heads: int) -> jax.Array:
     return x.reshape(count, batch, kv_heads, -1, dim)
 
 
+def _ids_in_blocks(segment_ids: Segments, block: int) -> Segments:
+    """Reshape ids [B, T] to [blocks, B, columns]."""
+    return jax.tree.map(lambda x: _in_blocks(x[..., None, None], block, 1)[:, :, 0, :, 0], segment_ids)
+
+
 def _in_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Undo `_in_blocks` of an array of this shape."""
     batch, length, heads, dim = shape
@@ -212,23 +261,24 @@ def _in_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return x.reshape(batch, -1, heads, dim)[:, :length]
 
 
-def _visible_pairs(ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _visible_pairs(ids: Segments) -> tuple[jax.Array, jax.Array]:
     """List the pairs of blocks (i, j) where some row's queries in i see keys in j: int32 [P, 2], and their number.
 
-    ids [blocks, B, 1, columns, 1].
+    ids [blocks, B, columns].
     """
-    blocks, batch, _, columns, _ = ids.shape
-    rows = ids.reshape(blocks, batch, columns).swapaxes(0, 1).reshape(batch, -1)
+    blocks, batch, columns = jax.tree.leaves(ids)[0].shape
+    rows = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(batch, -1), ids)
     sees = visible(rows, rows).reshape(batch, blocks, columns, blocks, columns).any(axis=(0, 2, 4))
     return jnp.stack(jnp.nonzero(sees, size=blocks * (blocks + 1) // 2), axis=1), sees.sum()
 
 
-def _scores(queries: jax.Array, keys: jax.Array, ids: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
+def _scores(queries: jax.Array, keys: jax.Array, ids: Segments, i: jax.Array, j: jax.Array) -> jax.Array:
     """Compute the scores of block i of the queries and block j of the keys. float32 [B, K, R * columns, columns],
     LOWEST where a query does not see the key."""
     scores = _product("bkqd,bksd->bkqs", queries, keys) * queries.shape[-1] ** -0.5
     batch, kv_heads, _, columns = scores.shape
-    mask = visible(ids[i, :, 0, :, 0], ids[j, :, 0, :, 0], (i - j) * columns)
+    of_queries, of_keys = (jax.tree.map(lambda x, at=at: x[at], ids) for at in (i, j))
+    mask = visible(of_queries, of_keys, (i - j) * columns)
     grouped = scores.reshape(batch, kv_heads, -1, columns, columns)
     return jnp.where(mask[:, None, None], grouped, LOWEST).reshape(scores.shape)
 

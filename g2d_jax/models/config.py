@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+PRE_NORM = (("attn_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm"))
+POST_NORM = (("attn_post_norm", "post_attention_layernorm"), ("mlp_post_norm", "post_feedforward_layernorm"))
+GEMMA_NORM = (PRE_NORM[0], POST_NORM[0], ("mlp_norm", "pre_feedforward_layernorm"), POST_NORM[1])
+"""A layer's norms, before and behind its two parts, and both: the parameter's name here, Hugging Face's."""
 
 
 @dataclass(frozen=True)
@@ -12,42 +19,145 @@ class Family:
     """What sets one family of models apart.
 
     architecture: Hugging Face's class. qkv_bias: queries, keys and values have biases. qk_norm: queries and keys are
-    normalised, each head for itself. exported: what config.json says is not in use. The rest: what transformers takes
-    where config.json leaves the field out; kv_heads_optional: as many as there are heads.
+    normalised, each head for itself or ("all heads") over all of them at once. norms: see PRE_NORM. unit_offset: they
+    multiply by 1 + weight. gelu: in place of SiLU. scaled_embeddings: by the square root of hidden_size. sliding: which
+    layers have a sliding window where config.json has no layer_types: "all"; "last", with use_sliding_window alone, the
+    ones from max_window_layers on; "pattern", all but each sliding_window_pattern-th; empty: none may have one. stated:
+    fields of ModelConfig that config.json of this family has beside those of every family. fixed: what config.json says
+    besides. The rest: what transformers takes where config.json leaves the field out; kv_heads_optional: as many as
+    there are heads; no_rope_layer_interval: each so many layers one has no rotary embeddings.
     """
 
     architecture: str
     qkv_bias: bool = False
-    qk_norm: bool = False
-    exported: tuple[str, ...] = ("use_sliding_window",)
+    qk_norm: Literal["", "each head", "all heads"] = ""
+    norms: tuple[tuple[str, str], ...] = PRE_NORM
+    unit_offset: bool = False
+    gelu: bool = False
+    scaled_embeddings: bool = False
+    sliding: Literal["", "all", "last", "pattern"] = ""
+    stated: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     kv_heads_optional: bool = False
     head_dim: int | None = None
     max_position_embeddings: int = 32_768
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    tie_word_embeddings: bool = False
+    no_rope_layer_interval: int = 0
+    rope_local_base_freq: float | None = None
+    query_pre_attn_scalar: int | None = None
 
 
 FAMILIES = {
-    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True),
-    "qwen3": Family("Qwen3ForCausalLM", qk_norm=True, head_dim=128),
+    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, sliding="last"),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        qk_norm="each head",
+        sliding="last",
+        stated=("attention_bias",),
+        head_dim=128,
+    ),
     "llama": Family(
         "LlamaForCausalLM",
-        exported=("attention_bias", "mlp_bias"),
+        stated=("attention_bias",),
+        fixed={"mlp_bias": False},
         kv_heads_optional=True,
         max_position_embeddings=2048,
     ),
+    "mistral": Family(
+        "MistralForCausalLM",
+        sliding="all",
+        max_position_embeddings=131_072,
+    ),
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        stated=("attention_bias", "no_rope_layers"),
+        fixed={"mlp_bias": False, "use_sliding_window": False},
+        rope_theta=2_000_000.0,
+        tie_word_embeddings=True,
+        no_rope_layer_interval=4,
+    ),
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        qk_norm="all heads",
+        norms=POST_NORM,
+        stated=("attention_bias",),
+        kv_heads_optional=True,
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-5,
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        qk_norm="each head",
+        norms=GEMMA_NORM,
+        unit_offset=True,
+        gelu=True,
+        scaled_embeddings=True,
+        sliding="pattern",
+        stated=("attention_bias", "rope_local_base_freq", "query_pre_attn_scalar"),
+        head_dim=256,
+        max_position_embeddings=131_072,
+        rope_theta=1_000_000.0,
+        tie_word_embeddings=True,
+        rope_local_base_freq=10_000.0,
+        query_pre_attn_scalar=256,
+    ),
 }
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+"""The types of layers, as Hugging Face calls them."""
+
+NO_WINDOW = 2**31 - 1
+"""The window of a layer that has none, longer than any sequence."""
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 """The sizes that every config.json states."""
 
 
 @dataclass(frozen=True)
-class Llama3Rope:
-    """Llama 3.1's frequency scaling (rope_type "llama3")."""
+class LinearRope:
+    """Positions divided by a factor."""
 
+    rope_type: ClassVar[str] = "linear"
+    factor: float
+
+
+@dataclass(frozen=True)
+class Llama3Rope:
+    """Llama 3.1's frequency scaling."""
+
+    rope_type: ClassVar[str] = "llama3"
     factor: float
     low_freq_factor: float
     high_freq_factor: float
     original_max_position_embeddings: int
+
+
+@dataclass(frozen=True)
+class YarnRope:
+    """YaRN's frequency scaling (Peng et al. 2023, arXiv:2309.00071, definition 2).
+
+    Frequencies that turn more than beta_fast times within the original length stay, those of fewer than beta_slow turns
+    are divided by the factor; between them is a ramp, which truncate begins and ends at whole dimensions.
+    attention_factor: of cos and sin.
+    """
+
+    rope_type: ClassVar[str] = "yarn"
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+RopeScaling = LinearRope | Llama3Rope | YarnRope
+
+
+def no_rope_layers(interval: int, layers: int) -> tuple[int, ...]:
+    """Return ModelConfig.no_rope_layers of a model in which every so-many-th layer has no rotary embeddings."""
+    return tuple(int(number % interval != 0) for number in range(1, layers + 1))
 
 
 LINEAR = {f"{name}_proj": name for name in ("q", "k", "v", "o", "gate", "up", "down")}
@@ -87,11 +197,15 @@ class Lora:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer: pre-norm, RMSNorm, RoPE, grouped-query attention, SwiGLU.
+    """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, a gated feed-forward layer.
 
-    family: a name in FAMILIES. lora: adapters beside the linear layers; only they are trained then. quantise: the kind
-    of codes, of quantise.py, that the linear layers are held as; empty: as they are. Raises ValueError for a family
-    that is not known, and for sizes that do not go together.
+    family: a name in FAMILIES. attention_bias: of all four linear layers of attention. no_rope_layers: of each layer 0
+    where it has no rotary embeddings, else 1; empty: as the family has it. sliding_window: the positions that a token
+    sees in layers whose entry in layer_types is SLIDING, itself included; without entries no layer has a window.
+    rope_local_base_freq: theta of those layers where it is another one. query_pre_attn_scalar: scores are divided by
+    its root, where the family has it, else by head_dim's. lora: adapters beside the linear layers; only they are then
+    trained. quantise: the kind of codes, of quantise.py, that the linear layers are held as; empty: as they are. Raises
+    ValueError for a family that is not known, for what it does not have, and for sizes that do not go together.
     """
 
     family: str
@@ -104,9 +218,15 @@ class ModelConfig:
     intermediate_size: int
     tie_word_embeddings: bool = False
     rope_theta: float = 10_000.0
-    rope_scaling: Llama3Rope | None = None
+    rope_scaling: RopeScaling | None = None
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 32_768
+    attention_bias: bool = False
+    no_rope_layers: tuple[int, ...] = ()
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] = ()
+    rope_local_base_freq: float | None = None
+    query_pre_attn_scalar: int | None = None
     lora: Lora | None = None
     quantise: str = ""
 
@@ -114,6 +234,12 @@ class ModelConfig:
     def traits(self) -> Family:
         """What sets the model's family apart."""
         return FAMILIES[self.family]
+
+    def windows(self, length: int) -> tuple[int, ...]:
+        """Return the window of each layer; nothing where all of them are as long as the sequences."""
+        if not self.layer_types or self.sliding_window is None or self.sliding_window >= length:
+            return ()
+        return tuple(self.sliding_window if kind == SLIDING else NO_WINDOW for kind in self.layer_types)
 
     @property
     def base(self) -> ModelConfig:
@@ -131,11 +257,17 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise ValueError(f"family is one of {', '.join(FAMILIES)}, got {self.family!r}")
+        for name in ("attention_bias", "no_rope_layers", "rope_local_base_freq", "query_pre_attn_scalar"):
+            if getattr(self, name) and name not in self.traits.stated:
+                raise ValueError(f"{name}: the family {self.family} has none")
         for name in (*SIZES, "num_key_value_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.rope_theta < math.inf:
-            raise ValueError(f"rope_theta must be positive, got {self.rope_theta}")
+        for name in ("rope_theta", "rope_local_base_freq", "query_pre_attn_scalar", "sliding_window"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive, got {value}")
+        if isinstance(self.rope_scaling, YarnRope) and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta must be more than 1 for yarn, got {self.rope_theta}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
@@ -143,3 +275,16 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
+        if (interval := self.traits.no_rope_layer_interval) and not self.no_rope_layers:
+            object.__setattr__(self, "no_rope_layers", no_rope_layers(interval, self.num_hidden_layers))
+        if theta := self.traits.rope_local_base_freq:
+            object.__setattr__(self, "rope_local_base_freq", self.rope_local_base_freq or theta)
+            object.__setattr__(self, "query_pre_attn_scalar", self.query_pre_attn_scalar or self.head_dim)
+        if self.layer_types and not (self.traits.sliding and self.sliding_window):
+            raise ValueError(f"layer_types: the family {self.family} has none, or sliding_window is not set")
+        if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(f"layer_types must be of {self.num_hidden_layers} layers, got {len(self.layer_types)}")
+        if self.no_rope_layers and len(self.no_rope_layers) != self.num_hidden_layers:
+            raise ValueError(
+                f"no_rope_layers must say 0 or 1 of each of {self.num_hidden_layers} layers, got {self.no_rope_layers}"
+            )

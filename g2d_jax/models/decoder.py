@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from g2d_jax import mesh as meshes
 from g2d_jax.config import Remat
 from g2d_jax.models import quantise
-from g2d_jax.models.attention import SAVED, attend_blocks, attend_cached, packed_attention, rotary_table, rotate
-from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.attention import (
+    SAVED,
+    Segments,
+    Windowed,
+    attend_blocks,
+    attend_cached,
+    packed_attention,
+    rotary_table,
+    rotate,
+)
+from g2d_jax.models.config import SLIDING, ModelConfig
 from g2d_jax.models.dropout import Dropout, of_layer, token_keys
 from g2d_jax.models.kernels import Attention, DecodeKernel, platform_of
 from g2d_jax.models.table import Param, block_params, outer_params, params
@@ -157,11 +166,23 @@ class Cache:
     width: jax.Array
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """Apply RMSNorm over the last axis, in float32, returned in x's dtype."""
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float, *, unit_offset: bool = False) -> jax.Array:
+    """Apply RMSNorm over the last axes, those that the weight has, in float32, returned in x's dtype. unit_offset:
+    multiply by 1 + weight, and round after it."""
     wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale).astype(x.dtype) * jnp.expand_dims(weight, range(x.ndim - 1))
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=tuple(range(-weight.ndim, 0)), keepdims=True) + eps)
+    weight = jnp.expand_dims(weight, range(x.ndim - weight.ndim))
+    if unit_offset:
+        return (wide * scale * (1 + weight.astype(jnp.float32))).astype(x.dtype)
+    return (wide * scale).astype(x.dtype) * weight
+
+
+def norm(c: ModelConfig, parameters: Parameters, name: str, x: jax.Array) -> jax.Array:
+    """Apply the norm `name` where the family has it; elsewhere x stays as it is."""
+    if not hasattr(parameters, name):
+        return x
+    weight = getattr(parameters, name)[...].astype(x.dtype)
+    return rms_norm(x, weight, c.rms_norm_eps, unit_offset=c.traits.unit_offset)
 
 
 def linear(x: jax.Array, weight: jax.Array, inputs: int = 1, dtype: Any = None) -> jax.Array:
@@ -230,16 +251,38 @@ def project_qkv(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute queries [B, T, H, D], keys and values [B, T, K, D] of normalised x [B, T, E], rotated."""
     q, k, v = (project(c, block, name, x, dropout=dropout) for name in ("q", "k", "v"))
-    if c.traits.qk_norm:
-        q, k = rms_norm(q, block.q_norm[...], c.rms_norm_eps), rms_norm(k, block.k_norm[...], c.rms_norm_eps)
+    q, k = norm(c, block, "q_norm", q), norm(c, block, "k_norm", k)
+    if c.query_pre_attn_scalar and c.query_pre_attn_scalar != c.head_dim:  # whose root attention divides by
+        q = q * (c.head_dim / c.query_pre_attn_scalar) ** 0.5
     return rotate(q, rope), rotate(k, rope), v
 
 
 def mlp(c: ModelConfig, block: Block, x: jax.Array, dropout: Dropout | None = None) -> jax.Array:
-    """Apply the SwiGLU feed-forward layer and add its residual."""
-    y = rms_norm(x, block.mlp_norm[...], c.rms_norm_eps)
-    gate = jax.nn.silu(project(c, block, "gate", y, dropout=dropout))
-    return x + project(c, block, "down", gate * project(c, block, "up", y, dropout=dropout), dropout=dropout)
+    """Apply the gated feed-forward layer and add its residual."""
+    y = norm(c, block, "mlp_norm", x)
+    gate = (jax.nn.gelu if c.traits.gelu else jax.nn.silu)(project(c, block, "gate", y, dropout=dropout))
+    y = project(c, block, "down", gate * project(c, block, "up", y, dropout=dropout), dropout=dropout)
+    return x + norm(c, block, "mlp_post_norm", y)
+
+
+def rotary_tables(c: ModelConfig, positions: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+    """Return the rotary table of the layers, and that of sliding ones where they have a theta of their own."""
+    tables = [rotary_table(c, positions)]
+    if c.rope_local_base_freq and SLIDING in c.layer_types:
+        tables.append(rotary_table(replace(c, rope_theta=c.rope_local_base_freq, rope_scaling=None), positions))
+    return tables
+
+
+def layer_rope(c: ModelConfig, tables: list[tuple[jax.Array, jax.Array]], number: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the rotary table of a layer, an int or an int32 scalar: that of no turn where the layer has none."""
+    rope, *local = tables
+    if local:
+        is_sliding = jnp.array([kind == SLIDING for kind in c.layer_types])[number]
+        rope = jax.tree.map(partial(jnp.where, is_sliding), local[0], rope)
+    if all(c.no_rope_layers):
+        return rope
+    turns = jnp.array(c.no_rope_layers, bool)[number]
+    return jnp.where(turns, rope[0], 1.0), jnp.where(turns, rope[1], 0.0)
 
 
 def apply_block(
@@ -252,9 +295,9 @@ def apply_block(
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Apply one layer; return x and this layer's new (keys, values)."""
     block = jax.tree.map(lambda p: p if quantise.held(p) else p.astype(x.dtype), block, is_leaf=quantise.held)
-    q, k, v = project_qkv(c, block, rms_norm(x, block.attn_norm[...], c.rms_norm_eps), rope, dropout)
-    x = x + project(c, block, "o", attention(q, k, v), inputs=2, dropout=dropout)
-    return mlp(c, block, x, dropout), (k, v)
+    q, k, v = project_qkv(c, block, norm(c, block, "attn_norm", x), rope, dropout)
+    y = project(c, block, "o", attention(q, k, v), inputs=2, dropout=dropout)
+    return mlp(c, block, x + norm(c, block, "attn_post_norm", y), dropout), (k, v)
 
 
 def rematerialise(fn: Callable, remat: Remat) -> Callable:
@@ -288,13 +331,16 @@ def forward(
     """
     c, laid_out = model.config, partial(lay_out, mesh)
     x = laid_out(embedded(model, tokens, dtype, mesh), "rows", None, None)
-    rope = rotary_table(c, positions)
+    ropes, windows = rotary_tables(c, positions), c.windows(tokens.shape[1])
     keys = None if dropout is None else token_keys(dropout, positions)
 
     def layer(x: jax.Array, own: tuple[Block, Any]) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         block, number = own
         dropped = of_layer(c.lora.dropout, keys, number) if c.lora and keys is not None else None
-        x, kv = apply_block(c, block, x, rope, lambda q, k, v: attention(q, k, v, segment_ids), dropped)
+        ids: Segments = segment_ids
+        if windows:
+            ids = Windowed(segment_ids, positions, positions - jnp.array(windows)[number] + 1)
+        x, kv = apply_block(c, block, x, layer_rope(c, ropes, number), lambda q, k, v: attention(q, k, v, ids), dropped)
         return laid_out(x, "rows", None, None), kv if keep_kv else None
 
     layer, numbers = rematerialise(layer, remat), jnp.arange(c.num_hidden_layers)
@@ -306,7 +352,7 @@ def forward(
             x, output = layer(x, (block, number))
             outputs.append(output)
         kv = jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
-    return rms_norm(x, model.final_norm[...].astype(dtype), c.rms_norm_eps), kv
+    return norm(c, model, "final_norm", x), kv
 
 
 def lay_out(mesh: Mesh | None, x: jax.Array, *axes: str | None) -> jax.Array:
@@ -319,7 +365,10 @@ def embedded(model: Decoder, tokens: jax.Array, dtype: jnp.dtype, mesh: Mesh | N
 
     Cast after it: the table's gradient, a sum over all places of a word, is then added up in its own type.
     """
-    return lay_out(mesh, model.embed[...][tokens].astype(dtype), "replica_rows", None, "embed")
+    x = model.embed[...][tokens].astype(dtype)
+    if model.config.traits.scaled_embeddings:
+        x = x * jnp.asarray(model.config.hidden_size**0.5, dtype)
+    return lay_out(mesh, x, "replica_rows", None, "embed")
 
 
 def decode(
@@ -346,8 +395,8 @@ def decode(
     c, laid_out = model.config, partial(lay_out, mesh)
     x = embedded(model, laid_out(tokens, "rows")[:, None], dtype, mesh)
     positions = laid_out(positions, "rows")
-    cos, sin = (laid_out(x, "rows", None, None) for x in rotary_table(c, positions[:, None]))
-    rope, longest = (cos, sin), jnp.max(positions)
+    ropes = jax.tree.map(lambda x: laid_out(x, "rows", None, None), rotary_tables(c, positions[:, None]))
+    longest, windows = jnp.max(positions), c.windows(cache.keys[0].shape[-1])
     by_sums = mesh is None or platform_of(mesh) == "cpu"
 
     def stored(keys: jax.Array, values: jax.Array, layer: tuple[Any, ...], k: jax.Array, v: jax.Array) -> Any:
@@ -357,28 +406,39 @@ def decode(
         keys = jax.lax.dynamic_update_slice(keys, k, (*layer, 0, 0, 0, cache.column))
         return keys, jax.lax.dynamic_update_slice(values, v, (*layer, 0, 0, cache.column, 0))
 
-    def apply(x: jax.Array, block: Block, keys: Any, values: Any, layer: tuple[Any, ...], read: Callable) -> Any:
+    def apply(x: jax.Array, block: Block, keys: Any, values: Any, number: Any, read: Callable) -> Any:
+        layer = (number,) if keys.ndim == 5 else ()  # of a stacked cache
+
         def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             nonlocal keys, values
             keys, values = stored(keys, values, layer, k, v)
-            mixed = read(laid_out(q, "rows", None, "heads", None), keys, values, *layer)
+            mixed = read(laid_out(q, "rows", None, "heads", None), keys, values, number)
             return laid_out(mixed, "replica_rows", None, "heads", None)
 
-        x, _ = apply_block(c, block, x, rope, attention)
+        x, _ = apply_block(c, block, x, layer_rope(c, ropes, number), attention)
         return laid_out(x, "replica_rows", None, "embed"), keys, values
 
-    def read_blocks(q: jax.Array, keys: jax.Array, values: jax.Array, layer: jax.Array) -> jax.Array:
+    def reached(number: Any) -> tuple[jax.Array, jax.Array]:
+        """Return the tokens before the newest one that a layer reads: of each row, and of the longest."""
+        if not windows:
+            return positions, longest
+        most = jnp.array(windows)[number] - 1
+        return jnp.minimum(positions, most), jnp.minimum(longest, most)
+
+    def read_blocks(q: jax.Array, keys: jax.Array, values: jax.Array, number: jax.Array) -> jax.Array:
+        earlier, most = reached(number)
         if kernel == "pallas":
             from g2d_jax.models.decode_kernel import attend_ring  # Pallas takes long to import
 
             assert mesh is not None
-            return attend_ring(q, keys, values, layer, cache.column, positions, mesh=mesh)
-        return attend_blocks(q, keys, values, layer, cache.column, positions, longest)
+            return attend_ring(q, keys, values, number, cache.column, earlier, mesh=mesh)
+        return attend_blocks(q, keys, values, number, cache.column, earlier, most)
 
     ages = (cache.column - jnp.arange(cache.keys[0].shape[-1])) % cache.width
-    mask = ages[None] <= positions[:, None]  # [B, W]
 
-    def read_columns(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+    def read_columns(q: jax.Array, keys: jax.Array, values: jax.Array, number: int) -> jax.Array:
+        mask = ages[None] <= reached(number)[0][:, None]  # [B, W]
+
         def first(width: int) -> jax.Array:
             return attend_cached(q, keys[..., :width], values[..., :width, :], mask[:, :width], by_sums=by_sums)
 
@@ -391,21 +451,19 @@ def decode(
 
         def layer(carry: Any, own: tuple[Block, jax.Array]) -> tuple[Any, None]:
             x, keys, values = carry
-            return apply(x, own[0], keys, values, (own[1],), read_blocks), None
+            return apply(x, own[0], keys, values, own[1], read_blocks), None
 
         numbers = jnp.arange(c.num_hidden_layers)
         (x, key, value), _ = jax.lax.scan(layer, (x, cache.keys[0], cache.values[0]), (model.blocks, numbers))
         keys, values = (key,), (value,)
     else:
         layers = []
-        for block, key, value in zip(model.blocks, cache.keys, cache.values, strict=True):
-            x, *both = apply(x, block, key, value, (), read_columns)
+        for number, own in enumerate(zip(model.blocks, cache.keys, cache.values, strict=True)):
+            x, *both = apply(x, *own, number, read_columns)
             layers.append(both)
         keys, values = zip(*layers, strict=True)
     column = (cache.column + 1) % cache.width
-    return rms_norm(x, model.final_norm[...].astype(dtype), c.rms_norm_eps)[:, 0], Cache(
-        tuple(keys), tuple(values), column, cache.width
-    )
+    return norm(c, model, "final_norm", x)[:, 0], Cache(tuple(keys), tuple(values), column, cache.width)
 
 
 def head_matrix(model: Decoder, dtype: jnp.dtype = jnp.float32) -> jax.Array:  # type: ignore[assignment]

@@ -2,7 +2,8 @@
 
 A multiply-add counts as two. P_mm are the parameters that tokens are multiplied with: all but the embedding's rows, the
 head included. Attention counts the positions that each token really reads: itself and what comes before it, of its own
-sequence. Kernels that compute masked positions too do more work than is counted here.
+sequence; a layer with a sliding window counts as one without. Kernels that compute masked positions too do more work
+than is counted here.
 """
 
 from __future__ import annotations

@@ -7,59 +7,91 @@ would change the arithmetic and is not built here is refused by name, never igno
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from g2d_jax.models.config import FAMILIES, SIZES, Llama3Rope, ModelConfig
+from g2d_jax.models.config import (
+    FAMILIES,
+    FULL,
+    SIZES,
+    SLIDING,
+    Family,
+    LinearRope,
+    Llama3Rope,
+    ModelConfig,
+    RopeScaling,
+    YarnRope,
+    no_rope_layers,
+)
 
 T = TypeVar("T", bool, int, float)
 
 # Fields that change the arithmetic, and the values under which it is the one that we have.
 _SUPPORTED: dict[str, tuple[object, ...]] = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "attention_dropout": (0, None),
     "quantization_config": (None,),
     "partial_rotary_factor": (1, None),
     "use_mrope": (False, None),
+    "original_max_position_embeddings": (None,),  # transformers takes it in place of that of the rope's entries
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "use_bidirectional_attention": (False, None),
 }
+_SLIDING_WINDOW = 4096  # where config.json leaves it out
 
-_LLAMA3_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-_ROPE_FIELDS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_LLAMA3_FIELDS}
+MAX_LAYERS = 10_000
+"""More than any model has: what config.json says is not believed before lists of all layers are made."""
+
+_ROPES: tuple[type[RopeScaling], ...] = (LinearRope, Llama3Rope, YarnRope)
+_ROPE_FIELDS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mscale", "mscale_all_dim"}
+_ROPE_FIELDS |= {entry.name for rope in _ROPES for entry in dataclasses.fields(rope)}
 
 
 def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
-    """Read the contents of a config.json of model_type qwen2 (Qwen2, Qwen2.5), qwen3 or llama (Llama 3 to 3.2).
+    """Read the contents of a config.json of a model_type in FAMILIES.
 
     Raises ValueError naming the field for another model type (mixtures of experts, vision …), sliding windows in
-    use, rope types other than "default" and "llama3", biases outside Qwen2's q, k and v, quantised weights, and for
-    missing or misformed sizes.
+    a family without them, rope types other than "default", "linear", "llama3" and "yarn", biases of feed-forward
+    layers, quantised weights, and for missing or misformed sizes.
     """
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(
             f"config.json: model_type {family!r} is not supported; supported are {', '.join(FAMILIES)} "
-            "(dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2)"
+            "(dense Qwen2, Qwen2.5, Qwen3, Llama 3 to 3.2, SmolLM2, Mistral, SmolLM3, OLMo 2, text-only Gemma 3)"
         )
-    _refuse_unsupported(raw)
     absent = FAMILIES[family]
+    _refuse_unsupported(raw, absent)
     sizes: dict[str, Any] = {name: _field(raw, name, int) for name in SIZES}
+    if sizes["num_hidden_layers"] > MAX_LAYERS:
+        raise ValueError(f"config.json: num_hidden_layers {sizes['num_hidden_layers']} is more than {MAX_LAYERS}")
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     if raw.get("head_dim") is None and absent.head_dim is None and hidden % heads:
         raise ValueError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
-    theta, scaling = _rope(raw)
+    positions = _field(raw, "max_position_embeddings", int, absent.max_position_embeddings)
+    window, layer_types = _sliding(raw, absent, sizes["num_hidden_layers"])
+    local_theta, scalar = absent.rope_local_base_freq, absent.query_pre_attn_scalar
+    raw = _by_layer_type(raw) if local_theta else raw
+    theta, scaling = _rope(raw, absent.rope_theta, positions)
     return ModelConfig(
         family=family,
         **sizes,
         num_key_value_heads=_field(raw, "num_key_value_heads", int, heads if absent.kv_heads_optional else None),
         head_dim=_field(raw, "head_dim", int, absent.head_dim or hidden // heads),
-        tie_word_embeddings=_field(raw, "tie_word_embeddings", bool, False),
+        tie_word_embeddings=_field(raw, "tie_word_embeddings", bool, absent.tie_word_embeddings),
         rope_theta=theta,
         rope_scaling=scaling,
-        rms_norm_eps=_field(raw, "rms_norm_eps", float, 1e-6),
-        max_position_embeddings=_field(raw, "max_position_embeddings", int, absent.max_position_embeddings),
+        rms_norm_eps=_field(raw, "rms_norm_eps", float, absent.rms_norm_eps),
+        max_position_embeddings=positions,
+        attention_bias=_field(raw, "attention_bias", bool, False),
+        no_rope_layers=_no_rope_layers(raw, absent, sizes["num_hidden_layers"]),
+        sliding_window=window,
+        layer_types=layer_types,
+        rope_local_base_freq=_field(raw, "rope_local_base_freq", float, local_theta) if local_theta else None,
+        query_pre_attn_scalar=_field(raw, "query_pre_attn_scalar", int, scalar) if scalar else None,
     )
 
 
@@ -73,15 +105,17 @@ def config_to_hf(
 ) -> dict[str, Any]:
     """Return the config.json of this shape, in the transformers 4 form that versions 4 and 5 both read."""
     others = ("num_key_value_heads", "head_dim", "tie_word_embeddings", "rope_theta", "rms_norm_eps")
-    copied = {name: getattr(config, name) for name in (*SIZES, *others, "max_position_embeddings")}
+    named = (*SIZES, *others, "max_position_embeddings", *config.traits.stated)
+    copied = {name: list(value) if isinstance(value := getattr(config, name), tuple) else value for name in named}
     scaling = config.rope_scaling
     return {
         "architectures": [config.traits.architecture],
         "model_type": config.family,
         **copied,
-        **dict.fromkeys(config.traits.exported, False),
-        "rope_scaling": {"rope_type": "llama3", **dataclasses.asdict(scaling)} if scaling else None,
-        "hidden_act": "silu",
+        **config.traits.fixed,
+        **_sliding_to_hf(config),
+        "rope_scaling": {"rope_type": scaling.rope_type, **dataclasses.asdict(scaling)} if scaling else None,
+        **_activation(config.traits),
         "attention_dropout": 0.0,
         "bos_token_id": bos_id,
         "eos_token_id": one_or_list(eos_ids),
@@ -96,39 +130,122 @@ def one_or_list(ids: Sequence[int]) -> int | list[int] | None:
     return list(ids) if len(ids) > 1 else (ids[0] if ids else None)
 
 
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    for name, supported in _SUPPORTED.items():
+def _refuse_unsupported(raw: Mapping[str, Any], family: Family) -> None:
+    activation = {name: (value,) for name, value in _activation(family).items()}
+    for name, supported in (_SUPPORTED | activation).items():
         if name in raw and raw[name] not in supported:
             raise ValueError(f"config.json: {name} = {raw[name]!r} is not supported")
-    layer_types = raw.get("layer_types")
-    if layer_types is not None:
-        windowed = not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types)
-    else:  # as in transformers: layers from max_window_layers on have the window
-        full = raw.get("max_window_layers", 28)
-        has_windowed_layers = not isinstance(full, int) or full < _field(raw, "num_hidden_layers", int)
-        windowed = bool(raw.get("use_sliding_window")) and raw.get("sliding_window") is not None and has_windowed_layers
-    if windowed:
-        raise ValueError("config.json: sliding-window attention is in use and is not supported")
 
 
-def _rope(raw: Mapping[str, Any]) -> tuple[float, Llama3Rope | None]:
-    """Read rope_theta and llama3 scaling, from rope_parameters (transformers 5) or rope_theta and rope_scaling (4)."""
+def _activation(family: Family) -> dict[str, str]:
+    """Return the field of config.json for the activation of feed-forward layers."""
+    return {"hidden_activation": "gelu_pytorch_tanh"} if family.gelu else {"hidden_act": "silu"}
+
+
+def _sliding(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[int | None, tuple[str, ...]]:
+    """Read sliding_window and layer_types, (None, ()) where no layer has a window."""
+    in_use = family.sliding in ("all", "pattern") or _field(raw, "use_sliding_window", bool, False)
+    window = raw.get("sliding_window", _SLIDING_WINDOW) if in_use else None
+    kinds = raw.get("layer_types")
+    if kinds is None and window is None and family.sliding != "pattern":
+        return None, ()
+    if family.sliding == "pattern":
+        every = _field(raw, "sliding_window_pattern", int, 6)
+        usual = [SLIDING if number % every else FULL for number in range(1, layers + 1)]
+    else:
+        full = _field(raw, "max_window_layers", int, 28) if family.sliding == "last" else 0
+        usual = [SLIDING if window is not None and number >= full else FULL for number in range(layers)]
+    kinds = usual if kinds is None else kinds
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (SLIDING, FULL) for kind in kinds):
+        raise ValueError(f"config.json: layer_types must be {layers} times {SLIDING} or {FULL}, got {kinds!r:.200}")
+    has_none = window is None or not family.sliding
+    if (SLIDING in kinds and has_none) or (family.sliding == "all" and kinds != usual):
+        raise ValueError(
+            "config.json: layer_types: sliding-window attention is not supported in this family, or is not in use"
+        )
+    return (_field(raw, "sliding_window", int, _SLIDING_WINDOW), tuple(kinds)) if SLIDING in kinds else (None, ())
+
+
+def _sliding_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields that `_sliding` reads."""
+    sliding, kinds = config.traits.sliding, list(config.layer_types)
+    fields: dict[str, Any] = {"use_sliding_window": bool(kinds)} if sliding == "last" else {}
+    if kinds or sliding == "all":
+        fields["sliding_window"] = config.sliding_window
+    if sliding == "pattern" or (kinds and sliding == "last"):
+        fields["layer_types"] = kinds or [FULL] * config.num_hidden_layers
+    return fields
+
+
+def _by_layer_type(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields with transformers 5's rope_parameters of two types of layers as its version 4 has them."""
+    both = raw.get("rope_parameters")
+    if not isinstance(both, Mapping) or not set(both) <= {SLIDING, FULL}:
+        return raw
+    local = both.get(SLIDING) or {}
+    if not isinstance(local, Mapping) or local.get("rope_type", "default") != "default":
+        raise ValueError(f"config.json: rope_parameters.{SLIDING} must be of rope type default, got {local!r:.200}")
+    theta = local.get("rope_theta", raw.get("rope_local_base_freq"))
+    return {**raw, "rope_parameters": both.get(FULL), "rope_local_base_freq": theta}
+
+
+def _no_rope_layers(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[int, ...]:
+    """Read which layers have rotary embeddings, as ModelConfig has it."""
+    if not family.no_rope_layer_interval:
+        return ()
+    flags = raw.get("no_rope_layers")
+    if flags is None:
+        return no_rope_layers(_field(raw, "no_rope_layer_interval", int, family.no_rope_layer_interval), layers)
+    if not isinstance(flags, list) or len(flags) < layers or any(flag not in (0, 1) for flag in flags):
+        raise ValueError("config.json: no_rope_layers must be a list of 0 or 1 for each layer")
+    return tuple(map(int, flags[:layers]))
+
+
+def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, RopeScaling | None]:
+    """Read rope_theta and the scaling, from rope_parameters (transformers 5) or rope_theta and rope_scaling (4).
+
+    theta: where it is not stated. positions: max_position_embeddings.
+    """
     field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(field) or {}
     if not isinstance(rope, Mapping):
         raise ValueError(f"config.json: {field} must be an object, got {rope!r}")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "llama3"):
-        raise ValueError(f"config.json: {field}: rope type {kind!r} is not supported; default and llama3 are")
+    if kind not in ("default", *(scaling.rope_type for scaling in _ROPES)):
+        raise ValueError(
+            f"config.json: {field}: rope type {kind!r} is not supported; default, linear, llama3 and yarn are"
+        )
     if unknown := sorted(set(rope) - _ROPE_FIELDS):
         raise ValueError(f"config.json: {field}: unknown entries {unknown}")
     if rope.get("partial_rotary_factor") not in (None, 1):
         raise ValueError(f"config.json: {field}.partial_rotary_factor is not supported")
-    theta = _field(rope, "rope_theta", float, _field(raw, "rope_theta", float, 10_000.0))
+    theta = _field(rope, "rope_theta", float, _field(raw, "rope_theta", float, theta))
     if kind == "default":
         return theta, None
-    factor, low, high = (_field(rope, name, float) for name in _LLAMA3_FIELDS[:3])
-    return theta, Llama3Rope(factor, low, high, _field(rope, _LLAMA3_FIELDS[3], int))
+    factor = _field(rope, "factor", float)
+    if kind == "linear":
+        return theta, LinearRope(factor)
+    length = _field(rope, "original_max_position_embeddings", int, positions)
+    if kind == "llama3":
+        return theta, Llama3Rope(
+            factor, _field(rope, "low_freq_factor", float), _field(rope, "high_freq_factor", float), length
+        )
+    size = _mscale(factor, 1.0)
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        size = _mscale(factor, _field(rope, "mscale", float)) / _mscale(factor, _field(rope, "mscale_all_dim", float))
+    return theta, YarnRope(
+        factor,
+        length,
+        _field(rope, "attention_factor", float, size),
+        _field(rope, "beta_fast", float, 32.0),
+        _field(rope, "beta_slow", float, 1.0),
+        _field(rope, "truncate", bool, True),
+    )
+
+
+def _mscale(factor: float, scale: float) -> float:
+    """Return by how much YaRN lengthens queries and keys where positions are extended by this factor."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 _KINDS = {bool: "true or false", int: "a positive integer", float: "a positive number"}

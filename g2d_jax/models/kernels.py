@@ -2,6 +2,7 @@
 
 Layouts. "sequence": a row is one sequence with padding on one side (prompts before decoding). "packed": a row holds
 groups whose members share one copy of the prompt (data/packing.py). What a token sees is `attention.visible` in both.
+Layers with a sliding window shorter than the row are served as "packed" ones are.
 
 - xla: `attention.packed_attention`, by pairs of blocks, of which those without anything visible are skipped.
 - splash: "sequence" by causality and segment ids; "packed" by a mask for each row, made on the device, of which blocks
@@ -35,11 +36,11 @@ from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
 from g2d_jax.config import AttentionSetting, DecodeKernel
-from g2d_jax.models.attention import CPU_BLOCK, SAVED, packed_attention, visible
+from g2d_jax.models.attention import CPU_BLOCK, SAVED, Segments, Windowed, packed_attention, visible
 
 Kernel = Literal["xla", "splash", "cudnn"]
 Layout = Literal["sequence", "packed"]
-Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+Attention = Callable[[jax.Array, jax.Array, jax.Array, Segments], jax.Array]
 """(q [B, T, H, D], k and v [B, T, K, D], segment_ids int32 [B, T]) -> [B, T, H, D]."""
 
 LANES = 128
@@ -105,12 +106,13 @@ def platform_of(mesh: Mesh) -> str:
     return str(mesh.devices.flat[0].platform)
 
 
-def attention_for(setting: AttentionSetting, mesh: Mesh, layout: Layout) -> Attention:
+def attention_for(setting: AttentionSetting, mesh: Mesh, of_rows: Layout) -> Attention:
     """Return the attention of `decoder.forward`; the shapes it is traced with decide which kernel it is."""
     platform = platform_of(mesh)
 
-    def attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments) -> jax.Array:
         length, dim = q.shape[1], q.shape[3]
+        layout = "packed" if isinstance(segment_ids, Windowed) else of_rows
         kernel = choose(setting, platform=platform, dtype=q.dtype, head_dim=dim, length=length, layout=layout)
         run: Attention = partial(packed_attention, block=CPU_BLOCK if platform == "cpu" else XLA_BLOCK)
         if kernel == "splash":
@@ -134,7 +136,7 @@ def splash_attention(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    segment_ids: jax.Array,
+    segment_ids: Segments,
     *,
     layout: Layout,
     block: int,
@@ -159,12 +161,13 @@ def splash_attention(
         interpret=interpret,
     )
 
-    def row(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+    def row(q: jax.Array, k: jax.Array, v: jax.Array, ids: Any) -> jax.Array:
         """Attend in one row: q [K, R, T, D], k and v [K, T, D], ids [T]."""
         if layout == "sequence":
             kernel = make(masks.MultiHeadMask([masks.CausalMask((length, length))] * repeats))
             return jax.vmap(kernel, in_axes=(0, 0, 0, None))(q, k, v, splash.SegmentIds(ids, ids))
-        kernel = make(visible(ids[None], ids[None]))
+        ids = jax.tree.map(lambda x: x[None], ids)
+        kernel = make(visible(ids, ids))
         # Made while tracing, this flag is an array, which the kernel could not branch on.
         infos = (kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info)
         dynamic_infos = (info._replace(is_dynamic_mask=True) for info in infos)
@@ -181,7 +184,7 @@ def cudnn_attention(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    segment_ids: jax.Array,
+    segment_ids: Segments,
     *,
     layout: Layout,
     implementation: Literal["cudnn", "xla"] = "cudnn",
@@ -195,6 +198,7 @@ def cudnn_attention(
     attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation=implementation)
     if layout == "packed":
         return checkpoint_name(attend(q, k, v, mask=visible(segment_ids, segment_ids)[:, None]), SAVED)
+    assert isinstance(segment_ids, jax.Array)
     first = jnp.argmax(segment_ids != 0, axis=1)  # [B]
     roll = jax.vmap(lambda x, by: jnp.roll(x, by, axis=0))
     q, k, v = (roll(x, -first) for x in (q, k, v))
@@ -202,7 +206,7 @@ def cudnn_attention(
 
 
 def per_device(
-    kernel: Attention, mesh: Mesh, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
+    kernel: Attention, mesh: Mesh, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: Segments
 ) -> jax.Array:
     """Run the kernel on each device's rows and heads: XLA cannot split a kernel by itself, nor a loop as long as data.
 
@@ -213,7 +217,7 @@ def per_device(
     if q_spec[2] and k.shape[2] % mesh.shape["tensor"]:
         k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
     kv_spec = meshes.spec(mesh, ("rows", None, "kv_heads", None), k.shape)
-    ids_spec = meshes.spec(mesh, ("rows", None), segment_ids.shape)
+    ids_spec = meshes.spec(mesh, ("rows", None), q.shape[:2])
     specs = q_spec, kv_spec, kv_spec, ids_spec
     run = jax.shard_map(kernel, mesh=mesh, in_specs=specs, out_specs=q_spec, check_vma=False)
     return run(q, k, v, segment_ids)

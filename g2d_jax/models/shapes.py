@@ -10,12 +10,17 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from g2d_jax.models.config import Llama3Rope, ModelConfig
+from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig
 
 _FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2.5": {"family": "qwen2", "vocab_size": 152_064, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
     "Qwen3": {"family": "qwen3", "vocab_size": 151_936, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
     "Llama-3": {"family": "llama", "vocab_size": 128_256, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5},
+    "SmolLM2": {"family": "llama", "vocab_size": 49_152, "rope_theta": 100_000.0, "rms_norm_eps": 1e-5},
+    "SmolLM3": {"family": "smollm3", "vocab_size": 128_256, "rope_theta": 5e6},
+    "Mistral": {"family": "mistral", "vocab_size": 32_768, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
+    "OLMo-2": {"family": "olmo2", "vocab_size": 100_352, "rope_theta": 500_000.0},
+    "gemma-3": {"family": "gemma3_text", "vocab_size": 262_144, "rope_theta": 1e6},
 }
 
 
@@ -30,6 +35,11 @@ def _shape(
 
 _TIED = {"tie_word_embeddings": True}
 _TIED_25 = {**_TIED, "vocab_size": 151_936}
+
+
+def _gemma(layers: int) -> dict[str, Any]:
+    kinds = tuple(SLIDING if number % 6 else FULL for number in range(1, layers + 1))
+    return {"sliding_window": 512, "layer_types": kinds, "head_dim": 256, **_TIED}
 
 
 def _scaled(factor: float) -> dict[str, Any]:
@@ -52,11 +62,20 @@ SHAPES: dict[str, ModelConfig] = {
     "Llama-3.1-8B": _shape("Llama-3", 4096, 14_336, 32, 32, 8, 131_072, **_scaled(8.0)),
     "Llama-3.2-1B": _shape("Llama-3", 2048, 8192, 16, 32, 8, 131_072, **_TIED, **_scaled(32.0)),
     "Llama-3.2-3B": _shape("Llama-3", 3072, 8192, 28, 24, 8, 131_072, **_TIED, **_scaled(32.0)),
+    "SmolLM2-135M": _shape("SmolLM2", 576, 1536, 30, 9, 3, 8192, **_TIED),
+    "SmolLM2-360M": _shape("SmolLM2", 960, 2560, 32, 15, 5, 8192, **_TIED),
+    "SmolLM2-1.7B": _shape("SmolLM2", 2048, 8192, 24, 32, 32, 8192, **_TIED, rope_theta=130_000.0),
+    "SmolLM3-3B": _shape("SmolLM3", 2048, 11_008, 36, 16, 4, 65_536, **_TIED),
+    "Mistral-7B-v0.3": _shape("Mistral", 4096, 14_336, 32, 32, 8, 32_768),
+    "OLMo-2-0425-1B": _shape("OLMo-2", 2048, 8192, 16, 16, 16, 4096),
+    "gemma-3-270m": _shape("gemma-3", 640, 2048, 18, 4, 1, 32_768, **_gemma(18)),
+    "gemma-3-1b": _shape("gemma-3", 1152, 6912, 26, 4, 1, 32_768, **_gemma(26)),
 }
 
 _OTHER_NAMES = {
     "Meta-Llama-3-8B": "Llama-3-8B",
     "Meta-Llama-3.1-8B": "Llama-3.1-8B",
+    "Mistral-7B-Instruct-v0.3": "Mistral-7B-v0.3",
     "Athene-RM-8B": "Llama-3.1-8B",  # a reward model's trunk: models/reward_model.py
 }
 
@@ -66,7 +85,9 @@ def shape(name: str) -> ModelConfig:
 
     Raises ValueError with the nearest names when the table has no such model.
     """
-    plain = name.rsplit("/", 1)[-1].removesuffix("-Instruct").removesuffix("-Base")
+    plain = name.rsplit("/", 1)[-1]
+    for suffix in ("-Instruct", "-Base", "-it", "-pt"):
+        plain = plain.removesuffix(suffix)
     plain = _OTHER_NAMES.get(plain, plain)
     if plain not in SHAPES:
         near = difflib.get_close_matches(plain, SHAPES, n=3) or list(SHAPES)

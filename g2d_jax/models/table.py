@@ -56,28 +56,35 @@ class Param:
 def block_params(c: ModelConfig) -> dict[str, Param]:
     """Return the table of one layer, adapters last."""
     e, h, k, d, m = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.intermediate_size
-    attn, mlp = "model.layers.{layer}.self_attn", "model.layers.{layer}.mlp"
-    table = {
-        "attn_norm": Param((e,), ("norm",), "ones", "model.layers.{layer}.input_layernorm.weight"),
+    layer = "model.layers.{layer}"
+    attn, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+    table = {ours: Param((e,), ("norm",), _unit(c), f"{layer}.{theirs}.weight") for ours, theirs in c.traits.norms}
+    table |= {
         "q": Param((e, h, d), ("embed", "heads", "head_dim"), "normal", f"{attn}.q_proj.weight", (e, h * d)),
         "k": Param((e, k, d), ("embed", "kv_heads", "head_dim"), "normal", f"{attn}.k_proj.weight", (e, k * d)),
         "v": Param((e, k, d), ("embed", "kv_heads", "head_dim"), "normal", f"{attn}.v_proj.weight", (e, k * d)),
         "o": Param((h, d, e), ("heads", "head_dim", "embed"), "normal", f"{attn}.o_proj.weight", (h * d, e)),
-        "mlp_norm": Param((e,), ("norm",), "ones", "model.layers.{layer}.post_attention_layernorm.weight"),
         "gate": Param((e, m), ("embed", "mlp"), "normal", f"{mlp}.gate_proj.weight", (e, m)),
         "up": Param((e, m), ("embed", "mlp"), "normal", f"{mlp}.up_proj.weight", (e, m)),
         "down": Param((m, e), ("mlp", "embed"), "normal", f"{mlp}.down_proj.weight", (m, e)),
     }
-    if c.traits.qkv_bias:
+    if c.traits.qkv_bias or c.attention_bias:
         table |= {
             "q_bias": Param((h, d), ("heads", "head_dim"), "zeros", f"{attn}.q_proj.bias", (h * d,)),
             "k_bias": Param((k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.k_proj.bias", (k * d,)),
             "v_bias": Param((k, d), ("kv_heads", "head_dim"), "zeros", f"{attn}.v_proj.bias", (k * d,)),
         }
-    if c.traits.qk_norm:
+    if c.attention_bias:
+        table["o_bias"] = Param((e,), ("norm",), "zeros", f"{attn}.o_proj.bias")
+    if c.traits.qk_norm == "each head":
         table |= {
-            "q_norm": Param((d,), ("norm",), "ones", f"{attn}.q_norm.weight"),
-            "k_norm": Param((d,), ("norm",), "ones", f"{attn}.k_norm.weight"),
+            "q_norm": Param((d,), ("norm",), _unit(c), f"{attn}.q_norm.weight"),
+            "k_norm": Param((d,), ("norm",), _unit(c), f"{attn}.k_norm.weight"),
+        }
+    if c.traits.qk_norm == "all heads":
+        table |= {
+            "q_norm": Param((h, d), ("heads", "head_dim"), "ones", f"{attn}.q_norm.weight", (h * d,)),
+            "k_norm": Param((k, d), ("kv_heads", "head_dim"), "ones", f"{attn}.k_norm.weight", (k * d,)),
         }
     for name in LINEAR.values():
         table[name] = replace(table[name], quantised=c.quantise)
@@ -98,12 +105,17 @@ def _adapter(name: str, row: Param, rank: int) -> dict[str, Param]:
     return {f"{name}_a": replace(a, adapter=True), f"{name}_b": replace(b, adapter=True)}
 
 
+def _unit(c: ModelConfig) -> Literal["ones", "zeros"]:
+    """Return the weights of a norm that multiplies by 1."""
+    return "zeros" if c.traits.unit_offset else "ones"
+
+
 def outer_params(c: ModelConfig) -> dict[str, Param]:
     """Return the table of what is not in a layer. A tied model has no "head": it reads the embedding transposed."""
     v, e = c.vocab_size, c.hidden_size
     table = {
         "embed": Param((v, e), ("vocab", "embed"), "normal", "model.embed_tokens.weight"),
-        "final_norm": Param((e,), ("norm",), "ones", "model.norm.weight"),
+        "final_norm": Param((e,), ("norm",), _unit(c), "model.norm.weight"),
     }
     if not c.tie_word_embeddings:
         table["head"] = Param((e, v), ("embed", "vocab"), "normal", "lm_head.weight", (e, v))

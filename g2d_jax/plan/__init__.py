@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
@@ -16,6 +18,10 @@ from g2d_jax.config import Config
 from g2d_jax.config_load import locate, shipped
 from g2d_jax.plan.topologies import topology
 from g2d_jax.runtime import flags
+from g2d_jax.study.pricing import Rates
+
+if TYPE_CHECKING:
+    from g2d_jax.plan import planning
 
 
 def ready(spec: str, name: str) -> list[str]:
@@ -47,7 +53,6 @@ def plan(
     the environment is set here.
     Raises ValueError for a name or settings that cannot work, ImportError where the compiler is not installed.
     """
-    machine = topology(name)
     if any(value is not None and value < least for value, least in ((prompt, 1), (response, 1), (price, 0))):
         raise ValueError(
             "a prompt and a response have at least one token and a price is not negative: got prompt "
@@ -56,17 +61,12 @@ def plan(
     settings = Config.of(config)
     if unknown := [stage for stage in stages if stage not in config.stages]:
         raise ValueError(f"no stage {unknown[0]!r}; there are {', '.join(config.stages)}")
-    from g2d_jax.plan import target
-
-    target.prepare(machine)
-    flags.use(settings.compute.flags)
-    from g2d_jax import pipeline
-    from g2d_jax.plan import planning, search, show
     from g2d_jax.runtime.tracking import Screen
 
-    pipeline.check(settings)
     screen = Screen()
-    compiler = planning.Compiler(machine, screen.say)
+    compiler = _compiler(settings, name, screen.say)
+    from g2d_jax.plan import planning, search, show
+
     if auto:
         choice = search.search(settings, compiler, stages=stages)
         if choice is None:
@@ -89,3 +89,34 @@ def plan(
                 "an int8 base if the extra quant is installed; take a larger machine"
             )
     return not run_plan.misfits
+
+
+def rates(config: ConfigDict, name: str, say: Callable[[str], None], response: int | None = None) -> Rates:
+    """Compute how fast a recipe's stages handle tokens on a machine; evaluations are left out. As `plan` otherwise.
+
+    Raises ValueError too where the recipe does not fit the machine.
+    """
+    settings = Config.of(config)
+    compiler = _compiler(settings, name, say)
+    from g2d_jax.graph import plan as order_of
+    from g2d_jax.plan import planning, show
+
+    stages = [stage for stage in order_of(settings).order if settings.stages[stage].kind != "evaluate"]
+    run_plan = planning.make(settings, compiler, stages=stages, response=response)
+    if run_plan.misfits:
+        raise ValueError(f"{config.name} on {name}: {show.verdict(run_plan, None)}; see g2d plan --auto")
+    return show.rates(run_plan, response)
+
+
+def _compiler(settings: Config, name: str, say: Callable[[str], None]) -> planning.Compiler:
+    """Set the environment and make the compiler for the machine of this name."""
+    machine = topology(name)
+    from g2d_jax.plan import target
+
+    target.prepare(machine)
+    flags.use(settings.compute.flags)
+    from g2d_jax import pipeline
+    from g2d_jax.plan import planning
+
+    pipeline.check(settings)
+    return planning.Compiler(machine, say)

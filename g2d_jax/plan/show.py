@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
+from g2d_jax.accounting import TOKENS
 from g2d_jax.config import Evaluate
 from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import matmul_params
@@ -14,6 +15,7 @@ from g2d_jax.plan.topologies import GIB
 from g2d_jax.plan.work import ASSUMED, SUITES, reads_locally
 from g2d_jax.runtime.tracking import Screen
 from g2d_jax.sampler.capacity import kv_bytes
+from g2d_jax.study.pricing import Rates
 
 EFFICIENCY = 0.5
 """Assumed share of the roofline: published runs reach 40 to 65 % of the peak in training, and in decoding 40 to 85 % of
@@ -21,8 +23,6 @@ the bandwidth."""
 
 DECODING, FLOOR_ROWS, FLOOR_CONTEXT = 0.55, 256, 1024
 """Assumed share of its roofline for decoding, and rows and context of the floor beside which it is shown."""
-
-TOKENS = ("generated", "prefilled", "scored", "trained")
 
 
 def show(
@@ -53,6 +53,30 @@ def hours(entries: Sequence[Entry]) -> float:
     """Sum the hours at `EFFICIENCY` of the roofline; programs that do not fit count as nothing."""
     least = sum(entry.program.work.calls * entry.time.seconds for entry in entries if entry.time)
     return least / EFFICIENCY / 3600
+
+
+def rates(plan: Plan, response: int | None) -> Rates:
+    """Compute the seconds a token of each kind takes, at `EFFICIENCY`. response: as the plan was made for.
+
+    What a stage does beside tokens (parameters converted, rows inserted, a first state) is shared out among its kinds.
+    """
+    seconds, counts = dict.fromkeys(TOKENS, 0.0), dict.fromkeys(TOKENS, 0.0)
+    for stage in {entry.program.stage for entry in plan.entries}:
+        entries = [entry for entry in plan.entries if entry.program.stage == stage]
+        by_kind = {kind: [entry for entry in entries if getattr(entry.program.work, kind)] for kind in TOKENS}
+        with_tokens = sum(map(hours, by_kind.values()))
+        for kind in TOKENS if with_tokens else ():
+            seconds[kind] += 3600 * hours(by_kind[kind]) * hours(entries) / with_tokens
+            counts[kind] += sum(getattr(entry.program.work, kind) for entry in by_kind[kind])
+    longest = max(stage.sampling.max_new_tokens for stage in plan.config.stages.values() if hasattr(stage, "sampling"))
+    return Rates(
+        recipe=plan.config.name,
+        topology=plan.topology.name,
+        seconds={kind: seconds[kind] / counts[kind] for kind in TOKENS if counts[kind]},
+        efficiency=EFFICIENCY,
+        chips=plan.topology.chips,
+        response=response or longest,
+    )
 
 
 def verdict(plan: Plan, price: float | None) -> str:

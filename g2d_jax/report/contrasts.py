@@ -52,25 +52,25 @@ def difference(row: Row, other: Row) -> frontier.Interval | None:
 
 
 @functools.lru_cache(maxsize=1024)  # page and CSV have the same ones
-def advantage(row: Row, baseline: Group) -> frontier.Interval | None:
-    """Compute what offline training is worth against a baseline that spent as many FLOPs, seed by seed.
+def advantage(row: Row, baseline: Group, measure: str = "flops") -> frontier.Interval | None:
+    """Compute what offline training is worth against a baseline that spent as much, seed by seed.
 
-    The baseline's accuracy is interpolated at the row's FLOPs. None where no seed's cost is within its baseline's.
+    The baseline's accuracy is interpolated at the row's cost. None where no seed's cost is within its baseline's.
     """
     if baseline.rows[0].ids != row.ids:
         return None
     reached = []
     for policy, seed, values in zip(row.policies, row.seeds, row.accuracies, strict=True):
-        curve = _curve(baseline, seed)
-        there = None if curve is None else frontier.interpolate(*curve, policy.costs["flops"])
+        curve = _curve(baseline, seed, measure)
+        there = None if curve is None else frontier.interpolate(*curve, policy.costs[measure])
         reached += [] if there is None else [values - there]
     return frontier.bootstrap(np.stack(reached)) if reached else None
 
 
-def _curve(group: Group, seed: int) -> tuple[Array, Array] | None:
-    """Give one seed's FLOPs [K], ascending, and accuracies [K, N]; None if it has fewer than two points."""
+def _curve(group: Group, seed: int, measure: str) -> tuple[Array, Array] | None:
+    """Give one seed's costs [K], ascending, and accuracies [K, N]; None if it has fewer than two points."""
     points = [
-        (policy.costs["flops"], values)
+        (policy.costs[measure], values)
         for row in group.rows
         for policy, other, values in zip(row.policies, row.seeds, row.accuracies, strict=True)
         if other == seed
@@ -97,8 +97,8 @@ def chosen(rows: Iterable[Row]) -> Row | None:
     return max(comparable(rows), key=lambda row: row.dev, default=None)
 
 
-def best_at(study: Study, row: Row) -> Group | None:
-    """Return the baseline that is best on dev at a row's FLOPs, its mean over seeds between its `comparable` points.
+def best_at(study: Study, row: Row, measure: str = "flops") -> Group | None:
+    """Return the baseline that is best on dev at a row's cost, its mean over seeds between its `comparable` points.
 
     So its learning rate is chosen for each budget without the test split. None where none reaches the cost, or dev was
     not evaluated; where there is but one baseline it is that one.
@@ -106,10 +106,10 @@ def best_at(study: Study, row: Row) -> Group | None:
     baselines = [group for group in study.baselines if group.rows[0].ids == row.ids]
     if len(baselines) == 1:
         return baselines[0]
-    rows, cost = comparable(other for group in baselines for other in group.rows), row.costs["flops"]
+    rows, cost = comparable(other for group in baselines for other in group.rows), row.costs[measure]
     at_cost = []
     for group in baselines:
-        points = sorted((other.costs["flops"], other.dev) for other in group.rows if other in rows)
+        points = sorted((other.costs[measure], other.dev) for other in group.rows if other in rows)
         if points and points[0][0] <= cost <= points[-1][0]:
             costs, dev = zip(*points, strict=True)
             at_cost.append((float(np.interp(cost, costs, dev)), group))

@@ -27,6 +27,7 @@ from g2d_jax.report.tables import Manifest, policies
 from g2d_jax.runtime.storage import PathLike, finished, read_bytes, read_json
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.study import frontier, stats
+from g2d_jax.study.pricing import Rates
 from g2d_jax.workdir import PLANS, absolute, no_run, stage_folders
 
 if TYPE_CHECKING:
@@ -121,13 +122,14 @@ class Stage:
 class Run:
     """A work directory, or a study's point, finished or not. stages: those that have begun, in order.
 
-    answers: reads a file of rollouts, each once.
+    answers: reads a file of rollouts, each once. rates: those at which its tokens are priced, for `Policy.costs`.
     """
 
     workdir: epath.Path
     config: Mapping[str, Any]
     stages: Mapping[str, Stage]
     answers: Callable[[epath.Path], pd.DataFrame]
+    rates: Rates | None = None
 
     @property
     def name(self) -> str:
@@ -178,10 +180,12 @@ class Run:
         return [str(warning["text"]) for warnings in by_stage for warning in warnings]
 
 
-def read_run(workdir: PathLike, answers: Callable[[epath.Path], pd.DataFrame] | None = None) -> Run:
+def read_run(
+    workdir: PathLike, answers: Callable[[epath.Path], pd.DataFrame] | None = None, rates: Rates | None = None
+) -> Run:
     """Read config and manifests; all else is read when it is asked for. What is not written yet is empty.
 
-    answers: `Run.answers`, shared by the points of a study, which share evaluations.
+    answers: `Run.answers`, shared by the points of a study, which share evaluations. rates: `Run.rates`.
     Raises ValueError if there is no such folder, it holds nothing of a run, or a file is damaged.
     """
     root = epath.Path(workdir)
@@ -196,7 +200,7 @@ def read_run(workdir: PathLike, answers: Callable[[epath.Path], pd.DataFrame] | 
     stages = {
         name: Stage(folder, name, sections.get(name, {}), finished(folder) or {}) for name, folder in folders.items()
     }
-    return Run(root, config, stages, answers or functools.cache(read_answers))
+    return Run(root, config, stages, answers or functools.cache(read_answers), rates)
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,9 +297,13 @@ class Policy:
 
     @cached_property
     def costs(self) -> dict[str, float]:
-        """What making it cost by measure, supervised fine-tuning left out: it is the same for all."""
+        """What making it cost by measure, supervised fine-tuning left out: it is the same for all.
+
+        "hours": that its tokens would take elsewhere, where the run has `Run.rates`.
+        """
         run = self.run
-        return accounting.cost_of(self.name, run.sections, run.manifests, price_per_device_hour=run.price)
+        costs = accounting.cost_of(self.name, run.sections, run.manifests, price_per_device_hour=run.price)
+        return costs if run.rates is None else {**costs, "hours": run.rates.hours(costs)}
 
     def _evaluation(self, split: str) -> Stage | None:
         """Return the last stage that evaluated it on a split."""
@@ -449,11 +457,17 @@ class Study:
     groups: Sequence[Group]
     warmups: Sequence[Group]
     left_out: Mapping[str, str]
+    rates: Rates | None = None
 
     @property
     def policies(self) -> list[Policy]:
         """Of all finished points that were evaluated on the test split."""
         return [policy for group in self.groups for policy in group.policies]
+
+    @property
+    def mean_length(self) -> float:
+        """The mean tokens of a response on the test split, over all policies."""
+        return float(np.mean([policy.result("test")["mean_length"] for policy in self.policies]))
 
     @property
     def offline(self) -> list[Group]:
@@ -484,8 +498,8 @@ def studies(workdir: PathLike) -> list[str]:
     return sorted(path.stem for path in folder.iterdir() if path.suffix == ".json") if folder.exists() else []
 
 
-def read_study(workdir: PathLike, name: str) -> Study:
-    """Read a study, finished or not.
+def read_study(workdir: PathLike, name: str, rates: Rates | None = None) -> Study:
+    """Read a study, finished or not. rates: those at which its tokens are priced.
 
     Raises ValueError if the directory has none of that name, a file is damaged, or points that differ in their seed
     alone were tested on different problems.
@@ -497,7 +511,7 @@ def read_study(workdir: PathLike, name: str) -> Study:
     answers, left_out = functools.cache(read_answers), dict[str, str]()
     arms: dict[tuple[str, tuple[tuple[str, str], ...]], dict[int | None, list[Policy]]] = {}
     for point in plan["points"]:
-        run = read_run(root / "points" / name / point["label"], answers)
+        run = read_run(root / "points" / name / point["label"], answers, rates)
         policy = _last_evaluated(run)
         if policy is None or not policy.result("test"):
             left_out[point["label"]] = UNFINISHED if policy is None else UNTESTED
@@ -507,7 +521,7 @@ def read_study(workdir: PathLike, name: str) -> Study:
         by_steps = arms.setdefault((point["arm"], tuple(values.items())), {})
         by_steps.setdefault(steps[0] if steps else None, []).append(policy)
     groups = [_group(arm, dict(values), by_steps) for (arm, values), by_steps in arms.items()]
-    return Study(root, name, plan["config"], groups, _warmups(groups), left_out)
+    return Study(root, name, plan["config"], groups, _warmups(groups), left_out, rates)
 
 
 def _last_evaluated(run: Run) -> Policy | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from g2d_jax.accounting import TOKENS
 from g2d_jax.report import contrasts, figures
 from g2d_jax.report import format as fmt
 from g2d_jax.report.figures import Chart, Point
@@ -19,6 +20,7 @@ from g2d_jax.report.tables import COSTS, Table, cost_cells, leaves, sheet, table
 from g2d_jax.runtime.storage import PathLike, fingerprint
 from g2d_jax.study import frontier, stats
 from g2d_jax.study.frontier import Interval
+from g2d_jax.study.pricing import Rates
 
 COLUMNS = ("arm", "values", "seed", "K", "split", "measure", "value")
 FEW_SEEDS = 5
@@ -62,16 +64,21 @@ STOP_NOTE = (
 )
 
 
-def write_study(workdir: PathLike, name: str, *, show: Callable[..., None] | None = None) -> list[str]:
+def write_study(
+    workdir: PathLike, name: str, *, show: Callable[..., None] | None = None, rates: Rates | None = None
+) -> list[str]:
     """Write NAME.html, NAME.md, NAME.csv and figures of a study into its directory; the study may be unfinished.
 
-    show: is given the result table (title, columns, rows), such as to print it.
+    show: is given the result table (title, columns, rows), such as to print it. rates: those of a recipe on a machine,
+    at which the study's tokens are priced too.
     Returns the paths of the first three in this order. The same directory gives the same bytes. Raises
     ValueError if it holds no study of that name or a file is damaged, OSError.
     """
-    study = read_study(workdir, name)
+    study = read_study(workdir, name, rates)
     if show is not None and study.policies:
         show(*results(study))
+        if study.rates is not None:
+            show(*priced(study, study.rates))
     return write(report(study), sheet(COLUMNS, records(study)), study.workdir, name)
 
 
@@ -92,6 +99,7 @@ def report(study: Study) -> Report:
         sections=[
             Section("results", "Result", [Note(caution(study)), results(study), accuracies]),
             Section("frontier", "Accuracy against compute", costs),
+            *([] if study.rates is None else [_priced_section(study, study.rates)]),
             Section("informativeness", "Informativeness", [Note(TAUGHT_NOTE), taught(study), correlations(study)]),
             Section("stopping", "K that chose itself", [Note(STOP_NOTE), stopping(study)]),
             Section("points", "Points left out", [table("Points left out", left_out)]),
@@ -224,6 +232,42 @@ def details(study: Study) -> Table:
     return table("Their answers, and what they cost", cells)
 
 
+def _priced_section(study: Study, rates: Rates) -> Section:
+    """Show what the study's tokens would take elsewhere: no forecast, since another model takes other steps."""
+    scaled = f"all tokens times {rates.scale:.3g}" if rates.scale != 1 else "tokens as they are"
+    absent = ", ".join(kind for kind in TOKENS if kind not in rates.seconds)
+    note = (
+        f"This study's own tokens ({scaled}) at the plan's rates for {rates.recipe} on {rates.topology}: responses of "
+        f"{rates.response:,.0f} tokens, {rates.efficiency:.0%} of the roofline, without verifiers, judges, checkpoints "
+        "and loading. It prices what was done here, and is no forecast of how many steps that model would need."
+    )
+    note += f" The recipe has no rate for tokens {absent}: they count as nothing." if absent else ""
+    return Section(
+        "priced",
+        "What its tokens would take elsewhere",
+        [Note(note), priced(study, rates), frontier_chart(study, "hours")],
+    )
+
+
+def priced(study: Study, rates: Rates) -> Table:
+    """Every row of the study at the rates, offline training against online training alone in equal time."""
+    lines = []
+    for group in (*study.offline, *study.baselines):
+        for row in group.rows:
+            hours = row.costs["hours"]
+            price = UNKNOWN if rates.price is None else f"{hours * rates.chips * rates.price:,.2f}"
+            lines.append(
+                {
+                    "policy": row.name,
+                    "accuracy % [95 %]": fmt.interval(row.accuracy),
+                    "time": fmt.duration(3600 * hours),
+                    "price": price,
+                    "against GRPO in equal time": _versus(study, row, "hours") if group.is_offline else UNKNOWN,
+                }
+            )
+    return table(f"This study's tokens as those of {rates.recipe} on {rates.topology}", lines)
+
+
 def _of_seeds(interval: Interval | None, row: Row) -> str:
     """Format a difference, and its number of seeds where that is not all of the row's."""
     total = len(row.seeds)
@@ -231,16 +275,16 @@ def _of_seeds(interval: Interval | None, row: Row) -> str:
     return fmt.interval(interval, "+") + part
 
 
-def _versus(study: Study, row: Row) -> str:
+def _versus(study: Study, row: Row, measure: str = "flops") -> str:
     """Compare a row with the baseline `best_at` its cost, named if there are several."""
-    best = contrasts.best_at(study, row)
+    best = contrasts.best_at(study, row, measure)
     if best is None:
         on_dev = any(other.dev == other.dev for baseline in study.baselines for other in baseline.rows)
         return OUT_OF_RANGE if on_dev else UNKNOWN
-    advantage = contrasts.advantage(row, best)
+    advantage = contrasts.advantage(row, best, measure)
     if advantage is None:
-        costs = sorted(other.costs["flops"] for other in best.rows)
-        return UNKNOWN if costs[0] <= row.costs["flops"] <= costs[-1] else OUT_OF_RANGE
+        costs = sorted(other.costs[measure] for other in best.rows)
+        return UNKNOWN if costs[0] <= row.costs[measure] <= costs[-1] else OUT_OF_RANGE
     return _of_seeds(advantage, row) + f", {best.setting or best.name}" * (len(study.baselines) > 1)
 
 

@@ -28,6 +28,7 @@ COSTS: Mapping[str, tuple[str, Written]] = {
     "device_seconds": ("device time", fmt.duration),
     "verifier_cpu_seconds": ("verifier CPU", fmt.duration),
     "price": ("price", fmt.price),
+    "hours": ("time there", lambda hours: fmt.duration(3600 * hours)),
 }
 """Measure of a cost -> head of its column, and its numbers as text."""
 

@@ -105,7 +105,12 @@ class Sampler:
         self.stacked = self.platform == "tpu"
         self.usage = Usage()
         self.kernel = choose(
-            attention, platform=self.platform, dtype=dtype, head_dim=config.head_dim, length=LANES, layout="sequence"
+            attention,
+            platform=self.platform,
+            dtype=dtype,
+            head_dim=config.head_dim,
+            length=LANES,
+            layout="packed" if config.layer_types else "sequence",  # as of layers with a sliding window
         )
         self._programs = programs or Programs()
         check_decode(decode_attention, self.platform)

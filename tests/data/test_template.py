@@ -27,6 +27,14 @@ WORDS = (
     "{{ 'A chat with a toy.\n' }}{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
+# No system role: its text begins the first user's, and roles must alternate, as Gemma 3.
+FOLDED = (
+    "{{ bos_token }}{% set ns = namespace(before='') %}{% for m in messages %}"
+    "{% if m.role == 'system' %}{% set ns.before = m.content + '\n\n' %}{% else %}"
+    "{{ '<turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + ns.before + m.content + '<end>\n' }}"
+    "{% set ns.before = '' %}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<turn>model\n' }}{% endif %}"
+)
+ASKED = "<end>\n<turn>model\n"
 CLOCK = "{% for m in messages %}{{ strftime_now('%A %d %B %Y, %Y-%m-%d %H:%M ') + m.content }}{% endfor %}"
 
 
@@ -47,6 +55,9 @@ CLOCK = "{% for m in messages %}{{ strftime_now('%A %d %B %Y, %Y-%m-%d %H:%M ') 
           for system in (None, "default", "Be brief.")),
         ("chatml_with_default", (USER, ASSISTANT, MINE[1]), {}, TURNS + PROMPT),
         (WORDS, QUESTION, {}, "user: What is {1+1}?\nassistant:"),
+        (FOLDED, QUESTION, {}, "<turn>user\n" + QUESTION + ASKED),
+        (FOLDED, QUESTION, {"system": "Be brief."}, "<turn>user\nBe brief.\n\n" + QUESTION + ASKED),
+        (FOLDED, (USER, ASSISTANT, USER), {}, f"<turn>user\nuser{ASKED}assistant<end>\n<turn>user\nuser{ASKED}"),
         # the time is that of the settings
         (CLOCK, QUESTION, {"system": "default", "date": "2024-02-29"},
          "Thursday 29 February 2024, 2024-02-29 00:00 " + QUESTION),

@@ -30,13 +30,33 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 THETA = {"rope_type": "default", "rope_theta": 1_000_000.0}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.5}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 16,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("Qwen2Config", {"tie_word_embeddings": True, "rope_parameters": THETA}),
     "qwen2-untied": ("Qwen2Config", {"tie_word_embeddings": False, "rope_parameters": THETA}),
     "qwen3": ("Qwen3Config", {"head_dim": 20, "rope_parameters": THETA, "num_attention_heads": 6}),
     "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "rms_norm_eps": 1e-5}),
     "llama3-tied": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True, "head_dim": 16}),
+    "llama-biased": ("LlamaConfig", {"rope_parameters": LINEAR_ROPE, "attention_bias": True}),
+    "qwen3-biased": ("Qwen3Config", {"rope_parameters": YARN_ROPE, "attention_bias": True, "head_dim": 20}),
+    "mistral": ("MistralConfig", {"rope_parameters": THETA, "sliding_window": 8, "head_dim": 16}),
+    "qwen3-sliding": ("Qwen3Config", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {"head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2, "query_pre_attn_scalar": 20},
+    ),
+    "smollm3": ("SmolLM3Config", {"rope_parameters": YARN_ROPE, "no_rope_layer_interval": 2, "pad_token_id": 0}),
+    "olmo2": ("Olmo2Config", {"rope_parameters": THETA, "attention_bias": True}),
 }
+
+SLOW = ("llama-biased", "qwen3-biased", "mistral", "qwen3-sliding")  # others have all of their arithmetic
 
 
 @dataclass(frozen=True)
@@ -54,7 +74,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]
     return {name: make_reference(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FAMILIES])
 def reference(request: pytest.FixtureRequest, references: dict[str, Reference]) -> Reference:
     return references[request.param]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,37 +19,54 @@ from plain import attend
 from g2d_jax.models.attention import (
     SAVED,
     SEGMENT_STRIDE,
+    Segments,
+    Windowed,
     attend_cached,
     inverse_frequencies,
     packed_attention,
     rotary_table,
     visible,
 )
+from g2d_jax.models.config import LinearRope, ModelConfig, YarnRope
 from g2d_jax.models.hf_config import config_to_hf
 from g2d_jax.models.shapes import SHAPES
 
 M = SEGMENT_STRIDE
 
 
-@pytest.mark.parametrize("name", ["Qwen2.5-0.5B", "Qwen3-8B", "Llama-3-8B", "Llama-3.1-8B", "Llama-3.2-1B"])
-def test_frequencies_are_those_of_transformers(name: str) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(SHAPES[name] for name in ("Qwen2.5-0.5B", "Qwen3-8B", "Llama-3-8B", "Llama-3.1-8B", "Llama-3.2-1B")),
+        *(
+            dataclasses.replace(SHAPES["Qwen2.5-7B"], rope_scaling=scaling)
+            for scaling in (
+                LinearRope(8.0),
+                YarnRope(4.0, 32_768, 1.25),
+                YarnRope(8.0, 4096, 1.0, beta_fast=64.0, beta_slow=2.0, truncate=False),
+                YarnRope(4.0, 8, 1.5),  # no frequency turns once within the original length
+            )
+        ),
+    ],
+)
+def test_frequencies_are_those_of_transformers(config: ModelConfig) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model(**config_to_hf(SHAPES[name]))
     modules = transformers.models
     llama, qwen2 = modules.llama.modeling_llama.LlamaRotaryEmbedding, modules.qwen2.modeling_qwen2.Qwen2RotaryEmbedding
-    rotary = (llama if config.model_type == "llama" else qwen2)(config)
-    np.testing.assert_allclose(inverse_frequencies(SHAPES[name]), rotary.inv_freq.numpy(), rtol=1.2e-7)
+    read = transformers.AutoConfig.for_model(**config_to_hf(config))
+    rotary = (llama if config.family == "llama" else qwen2)(read)
+    np.testing.assert_allclose(inverse_frequencies(config), rotary.inv_freq.numpy(), rtol=1.2e-7)
     positions = np.array([[0, 1, 8191, 8192, 32_767, 100_000]], np.int32)
     expected = rotary(torch.zeros(1), torch.tensor(positions, dtype=torch.int64))
-    for ours, theirs in zip(jax.jit(lambda p: rotary_table(SHAPES[name], p))(positions), expected, strict=True):
+    for ours, theirs in zip(jax.jit(lambda p: rotary_table(config, p))(positions), expected, strict=True):
         # One unit in the last place of a frequency may differ from torch's power function: 1e5 * 1.2e-7 * frequency.
-        np.testing.assert_allclose(ours, theirs.numpy()[..., : SHAPES[name].head_dim // 2], atol=2e-5)
+        np.testing.assert_allclose(ours, theirs.numpy()[..., : config.head_dim // 2], atol=2e-5)
 
 
 @examples(30)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=12, max_size=12))
-def test_visible_equals_the_rule_written_out(tokens: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=12, max_size=12), st.integers(1, 12))
+def test_visible_equals_the_rule_written_out(tokens: list[tuple[int, int]], window: int) -> None:
     ids = np.array([[group * SEGMENT_STRIDE + member for group, member in tokens]])
     rule = [
         [k <= q and key[0] == query[0] and key[1] in (0, query[1]) for k, key in enumerate(tokens)]
@@ -57,6 +75,10 @@ def test_visible_equals_the_rule_written_out(tokens: list[tuple[int, int]]) -> N
     np.testing.assert_array_equal(visible(jnp.asarray(ids), jnp.asarray(ids))[0], rule)
     np.testing.assert_array_equal(visible(jnp.asarray(ids[:, 3:5]), jnp.asarray(ids), 3)[0], rule[3:5])
     assert np.diagonal(rule).all()  # every token sees itself: no row of the softmax is empty
+    positions = np.random.default_rng(window).integers(0, 12, 12)
+    near = positions[None] > positions[:, None] - window
+    limited = windowed(jnp.asarray(ids), jnp.asarray(positions)[None], window)
+    np.testing.assert_array_equal(visible(limited, limited)[0], rule & near)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -74,6 +96,10 @@ def test_scores_by_matrix_products_equal_those_by_sums(dtype: str) -> None:
     np.testing.assert_allclose(products.astype(float), plain.astype(float), atol=1e-6 if dtype == "float32" else 0.02)
 
 
+def windowed(ids: jax.Array, positions: jax.Array, window: int) -> Windowed:
+    return Windowed(ids, positions, positions - window + 1)
+
+
 def packed_ids(length: int) -> jax.Array:
     """Two rows of segments: groups that share a prompt and padding; one group whose prompt is longer than a block."""
     spans = [
@@ -84,13 +110,17 @@ def packed_ids(length: int) -> jax.Array:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("length", "block"), [(200, 32), (200, 64), (198, 64), (37, 64)])
-def test_blocks_equal_the_whole_in_value_and_gradient(length: int, block: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("length", "block", "window"), [(200, 32, None), (200, 64, 25), (198, 64, None), (37, 64, None)]
+)
+def test_blocks_equal_the_whole_in_value_and_gradient(length: int, block: int, window: int | None, dtype: str) -> None:
     """Lengths that blocks divide and that they do not; rows of several groups, responses of one, padding."""
     keys = jax.random.split(jax.random.key(0), 4)
     heads = (6, 2, 2, 6)
     q, k, v, w = (jax.random.normal(key, (2, length, h, 8), dtype) for key, h in zip(keys, heads, strict=True))
-    ids = packed_ids(length)
+    ids: Segments = packed_ids(length)
+    if window:
+        ids = windowed(ids, jnp.arange(2 * length).reshape(2, length) % 80, window)
 
     def total(run: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
         return jnp.sum(w.astype(jnp.float32) * run(*arrays).astype(jnp.float32))

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
 from g2d_jax.models.attention import attend_blocks, attend_cached, blocks_back
-from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.config import FULL, SLIDING, ModelConfig
 from g2d_jax.models.decode_kernel import attend_ring
 from g2d_jax.models.kernels import check_decode
 
@@ -99,7 +99,9 @@ def test_over_rows_and_heads() -> None:
 
 def test_a_decode_step_is_the_same_with_it() -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    config = ModelConfig("qwen2", vocab_size=32, hidden_size=16, num_hidden_layers=3, intermediate_size=16, **heads)
+    windows = {"sliding_window": 10, "layer_types": (SLIDING, FULL, SLIDING)}
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 3, "intermediate_size": 16}
+    config = ModelConfig("qwen2", **sizes, **heads, **windows)
     _, keys, values = inputs(3, 2, 1, 512)
     cache = decoder.Cache((keys,), (values,), jnp.int32(5), jnp.int32(512))
     step = partial(decoder.decode, widths=(512,), dtype=jnp.float32, mesh=ONE)

@@ -15,7 +15,7 @@ from plain import logits, noisy
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder
 from g2d_jax.models.attention import SEGMENT_STRIDE
-from g2d_jax.models.config import Llama3Rope, ModelConfig
+from g2d_jax.models.config import FULL, SLIDING, Llama3Rope, ModelConfig
 
 COMMON: dict[str, Any] = {
     "vocab_size": 61,
@@ -28,7 +28,20 @@ COMMON: dict[str, Any] = {
 CONFIGS = {
     "qwen2": ModelConfig("qwen2", head_dim=6, tie_word_embeddings=True, **COMMON),
     "qwen3": ModelConfig("qwen3", head_dim=10, **COMMON),
-    "llama": ModelConfig("llama", head_dim=6, rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16), **COMMON),
+    "smollm3": ModelConfig(
+        "smollm3", head_dim=6, no_rope_layers=(1, 0), rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16), **COMMON
+    ),
+    "olmo2": ModelConfig("olmo2", head_dim=6, attention_bias=True, **COMMON),
+    "gemma3": ModelConfig(
+        "gemma3_text",
+        head_dim=6,
+        sliding_window=4,
+        layer_types=(SLIDING, FULL),
+        rope_local_base_freq=100.0,
+        query_pre_attn_scalar=9,
+        tie_word_embeddings=True,
+        **COMMON,
+    ),
 }
 TOLERANCE = 1e-5
 

@@ -33,6 +33,10 @@ CONFIG = {
     "tie_word_embeddings": False,
     "rope_theta": 10_000.0,
     "rms_norm_eps": 1e-6,
+    "no_rope_layers": [0, 1],
+    "pad_token_id": 0,
+    "sliding_window": 3,
+    "sliding_window_pattern": 2,
 }
 
 

@@ -17,6 +17,8 @@ from safetensors.numpy import load_file, save_file
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import decoder, hf
+from g2d_jax.records import Request, SamplingParams
+from g2d_jax.sampler.engine import Sampler
 
 
 def transformers_logits(folder: Path, tokens: np.ndarray) -> np.ndarray:
@@ -39,6 +41,42 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
     assert np.abs(reference.logits).max() > 1  # the comparison is of more than noise
     for layout in (model, decoder.unstack(model)):
         np.testing.assert_allclose(jax.jit(logits)(layout, reference.tokens), reference.logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "smollm3",
+        "gemma3",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                "qwen2-tied",
+                "qwen3",
+                "llama3",
+                "llama-biased",
+                "qwen3-biased",
+                "mistral",
+                "qwen3-sliding",
+                "olmo2",
+            )
+        ),
+    ],
+)
+def test_greedy_answers_are_those_of_transformers(references: dict[str, Any], name: str) -> None:
+    torch = pytest.importorskip("torch")
+    reference, devices = references[name], jax.devices()[:1]
+    model = hf.load(reference.folder)
+    prompts, answers = reference.tokens[:, :7], torch.tensor(reference.tokens[:, :7].astype(np.int64))
+    with torch.no_grad():
+        for _ in range(24):
+            following = reference.model(answers).logits[:, -1:].argmax(-1)
+            answers = torch.cat([answers, following], dim=1)
+    greedy = SamplingParams(24, temperature=0.0)
+    requests = [Request(str(row), prompt, greedy) for row, prompt in enumerate(prompts)]
+    sampler = Sampler(model.config, meshes.make_mesh(devices=devices), seed=0, max_num_seqs=2, chunk=8, prefill_rows=2)
+    rollouts = sorted(sampler.generate(sampler.view(model), requests, "test"), key=lambda rollout: rollout.problem_id)
+    np.testing.assert_array_equal([rollout.token_ids for rollout in rollouts], answers[:, 7:])
 
 
 def test_exported_weights_reload_in_transformers(reference: Any, tmp_path: Path) -> None:
@@ -87,6 +125,7 @@ def test_bfloat16_file_gives_the_rounded_weights(references: dict[str, Any], tmp
     [
         pytest.param("llama3", {"fsdp": -1}, marks=pytest.mark.slow),
         pytest.param("qwen2-tied", {"fsdp": 2, "tensor": 2, "data": -1}, marks=pytest.mark.slow),
+        pytest.param("olmo2", {"fsdp": 2, "tensor": 2, "data": -1}, marks=pytest.mark.slow),
         ("qwen3", {"fsdp": 1, "tensor": -1}),  # two KV heads on more devices: replicated
     ],
 )

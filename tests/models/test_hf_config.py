@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from g2d_jax.models.config import FULL, NO_WINDOW, SLIDING, YarnRope
 from g2d_jax.models.hf_config import config_from_hf, config_to_hf
 from g2d_jax.models.shapes import SHAPES
 
@@ -29,14 +31,70 @@ LLAMA31_8B = {
     "rope_theta": 500000.0, "tie_word_embeddings": False, "vocab_size": 128256,
 }  # fmt: skip
 
+SMOLLM2_135M = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
+    "eos_token_id": 0, "head_dim": 64, "hidden_act": "silu", "hidden_size": 576, "intermediate_size": 1536,
+    "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False, "model_type": "llama",
+    "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 49152,
+}  # fmt: skip
+MISTRAL = {
+    "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False,
+    "vocab_size": 32768,
+}  # fmt: skip
+SMOLLM3 = {
+    "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": None,
+    "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 11008,
+    "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536, "max_window_layers": 28,
+    "mlp_bias": False, "model_type": "smollm3", "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9,
+    "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4, "pretraining_tp": 2,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+    "use_sliding_window": False, "vocab_size": 128256,
+}  # fmt: skip
+OLMO2 = {
+    "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 100257,
+    "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192,
+    "max_position_embeddings": 4096, "model_type": "olmo2", "num_attention_heads": 16, "num_hidden_layers": 16,
+    "num_key_value_heads": 16, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000,
+    "tie_word_embeddings": False, "vocab_size": 100352,
+}  # fmt: skip
+GEMMA3_1B = {
+    "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_logit_softcapping": None, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+    "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152,
+    "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text",
+    "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0,
+    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": None,
+    "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
 
 def as_transformers5(raw: dict[str, Any]) -> dict[str, Any]:
     raw = dict(raw)
     scaling = raw.pop("rope_scaling", None) or {"rope_type": "default"}
-    return {**raw, "rope_parameters": {**scaling, "rope_theta": raw.pop("rope_theta")}}
+    rope = {**scaling, "rope_theta": raw.pop("rope_theta")}
+    if theta := raw.pop("rope_local_base_freq", None):
+        rope = {FULL: rope, SLIDING: {"rope_type": "default", "rope_theta": theta}}
+    return {**raw, "rope_parameters": rope}
 
 
-@pytest.mark.parametrize(("raw", "name"), [(QWEN25_7B, "Qwen2.5-7B"), (LLAMA31_8B, "Llama-3.1-8B")])
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        (QWEN25_7B, "Qwen2.5-7B"),
+        (LLAMA31_8B, "Llama-3.1-8B"),
+        (SMOLLM2_135M, "SmolLM2-135M"),
+        (MISTRAL, "Mistral-7B-v0.3"),
+        (SMOLLM3, "SmolLM3-3B"),
+        (OLMO2, "OLMo-2-0425-1B"),
+        (GEMMA3_1B, "gemma-3-1b"),
+    ],
+)
 def test_published_configs_of_both_versions(raw: dict[str, Any], name: str) -> None:
     assert config_from_hf(raw) == SHAPES[name]
     assert config_from_hf(as_transformers5(raw)) == SHAPES[name]
@@ -60,6 +118,50 @@ def test_defaults_of_old_llama_files() -> None:
     assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (32, 128, 10_000.0)
 
 
+def test_layers_without_rope_by_interval() -> None:
+    raw = {k: v for k, v in SMOLLM3.items() if not k.startswith("no_rope")}
+    assert config_from_hf(raw) == SHAPES["SmolLM3-3B"]
+    assert config_from_hf({**raw, "no_rope_layer_interval": 3}).no_rope_layers == (1, 1, 0) * 12
+    with pytest.raises(ValueError, match=r"no_rope_layers must say 0 or 1 of each of 4 layers, got \(1, 1, 1, 0, 1"):
+        dataclasses.replace(SHAPES["SmolLM3-3B"], num_hidden_layers=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, YarnRope(4.0, 32_768, 1.138629436111989)),  # 0.1 ln 4 + 1
+        ({"mscale": 1.0, "mscale_all_dim": 0.5}, YarnRope(4.0, 32_768, 1.0648211571)),  # over 0.05 ln 4 + 1
+        ({"factor": 0.5, "mscale": 2.0}, YarnRope(0.5, 32_768, 1.0)),
+        ({"attention_factor": 1.5, "mscale": 1.0, "mscale_all_dim": 0.5}, YarnRope(4.0, 32_768, 1.5)),
+        ({"original_max_position_embeddings": None, "beta_fast": 16}, YarnRope(4.0, 131_072, 1.138629436111989, 16.0)),
+        ({"beta_slow": 2.0, "truncate": False}, YarnRope(4.0, 32_768, 1.138629436111989, 32.0, 2.0, False)),
+    ],
+)
+def test_yarn(change: dict[str, Any], expected: YarnRope) -> None:
+    rope = config_from_hf({**QWEN25_7B, "rope_scaling": {**YARN, **change}}).rope_scaling
+    assert isinstance(rope, YarnRope)
+    assert dataclasses.astuple(rope) == pytest.approx(dataclasses.astuple(expected))
+
+
+@pytest.mark.parametrize(
+    ("raw", "change", "window", "sliding"),
+    [
+        (MISTRAL, {"sliding_window": 4096}, 4096, range(32)),
+        ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, {}, 4096, range(32)),
+        (QWEN25_7B, {"use_sliding_window": True, "max_window_layers": 20}, 131_072, range(20, 28)),
+        (QWEN25_7B, {"use_sliding_window": True, "layer_types": [SLIDING, FULL] * 14}, 131_072, range(0, 28, 2)),
+        (GEMMA3_1B, {"num_hidden_layers": 7}, 512, (0, 1, 2, 3, 4, 6)),
+        (GEMMA3_1B, {"layer_types": [FULL] * 25 + [SLIDING], "sliding_window": 64}, 64, [25]),
+    ],
+)
+def test_which_layers_have_a_window(raw: dict[str, Any], change: dict[str, Any], window: int, sliding: Any) -> None:
+    config = config_from_hf({**raw, **change})
+    assert config.sliding_window == window
+    assert [number for number, kind in enumerate(config.layer_types) if kind == SLIDING] == list(sliding)
+    assert config_from_hf(config_to_hf(config)) == config
+    assert config.windows(window) == () and set(config.windows(window + 1)) <= {window, NO_WINDOW}
+
+
 def test_unused_window_is_accepted() -> None:
     unused = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}
     assert config_from_hf({**QWEN25_7B, **unused}) == SHAPES["Qwen2.5-7B"]
@@ -70,11 +172,25 @@ def test_unused_window_is_accepted() -> None:
     ("base", "change", "message"),
     [
         (QWEN25_7B, {"model_type": "qwen3_moe"}, "model_type 'qwen3_moe' is not supported; supported are qwen2, qwen3"),
+        (QWEN25_7B, {"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000 is more than 10000"),
         (QWEN25_7B, {"model_type": ["qwen2"]}, "is not supported"),
-        (QWEN25_7B, {"use_sliding_window": True, "max_window_layers": 20}, "sliding-window"),
-        (QWEN25_7B, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
-        (QWEN25_7B, {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not supported"),
-        (QWEN25_7B, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "rope type 'linear'"),
+        (QWEN25_7B, {"layer_types": [FULL, SLIDING]}, "layer_types must be 28 times sliding_attention or full_att"),
+        (QWEN25_7B, {"layer_types": ["chunked_attention"] * 28}, "layer_types must be 28 times sliding_attention or"),
+        (QWEN25_7B, {"layer_types": [SLIDING] * 28}, "sliding-window"),
+        (MISTRAL, {"sliding_window": 64, "layer_types": [FULL] * 32}, "sliding-window"),
+        (MISTRAL, {"sliding_window": 0}, "sliding_window must be a positive integer"),
+        (GEMMA3_1B, {"sliding_window": None}, "sliding-window"),
+        (GEMMA3_1B, {"model_type": "gemma3"}, "model_type 'gemma3' is not supported; .* text-only Gemma 3"),
+        (GEMMA3_1B, {"hidden_activation": "gelu"}, "hidden_activation = 'gelu'"),
+        (GEMMA3_1B, {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        (GEMMA3_1B, {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        (GEMMA3_1B, {"rope_parameters": {FULL: {}, SLIDING: YARN}}, "sliding_attention must be of rope type default"),
+        (QWEN25_7B, {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope type 'dynamic' is not supported"),
+        (QWEN25_7B, {"rope_scaling": {"rope_type": ["yarn"], "factor": 4.0}}, r"rope type \['yarn'\]"),
+        (QWEN25_7B, {"rope_scaling": {"rope_type": "linear"}}, "factor must be a positive number, got None"),
+        (QWEN25_7B, {"rope_scaling": {**YARN, "truncate": 0}}, "truncate must be true or false"),
+        (QWEN25_7B, {"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta must be more than 1 for yarn"),
+        (QWEN25_7B, {"original_max_position_embeddings": 4096}, "original_max_position_embeddings = 4096"),
         (QWEN25_7B, {"rope_scaling": {"mrope_section": [1, 2]}}, r"unknown entries \['mrope_section'\]"),
         (QWEN25_7B, {"rope_parameters": {"full_attention": {}}}, r"unknown entries \['full_attention'\]"),
         (QWEN25_7B, {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
@@ -85,7 +201,10 @@ def test_unused_window_is_accepted() -> None:
         (QWEN25_7B, {"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number"),
         (QWEN25_7B, {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
         (QWEN25_7B, {"hidden_size": 3585}, "not a multiple of num_attention_heads"),
-        (LLAMA31_8B, {"attention_bias": True}, "attention_bias = True is not supported"),
+        (QWEN25_7B, {"attention_bias": True}, "attention_bias: the family qwen2 has none"),
+        (SMOLLM3, {"use_sliding_window": True, "sliding_window": 64, "layer_types": None}, "sliding-window"),
+        (SMOLLM3, {"no_rope_layers": [1, 0] * 17}, "no_rope_layers must be a list of 0 or 1 for each layer"),
+        (SMOLLM3, {"no_rope_layers": [2] * 36}, "no_rope_layers must be a list of 0 or 1 for each layer"),
         (LLAMA31_8B, {"mlp_bias": True}, "mlp_bias = True is not supported"),
         (LLAMA31_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (LLAMA31_8B, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor must be"),

@@ -20,7 +20,7 @@ from unofficial import pretend_cudnn
 
 from g2d_jax import mesh as meshes
 from g2d_jax.models import kernels
-from g2d_jax.models.attention import visible
+from g2d_jax.models.attention import Segments, Windowed, visible
 from g2d_jax.models.kernels import choose
 from g2d_jax.records import SEGMENT_STRIDE
 
@@ -90,7 +90,12 @@ PACKED = [
     spans(384, (M, 1), (M + 1, 128), (2 * M, 127), (2 * M + 1, 128)),  # ends where a block ends
 ]
 SPREAD = [spans(128, (M, 40), (M + 1, 30), (M + 2, 30)), spans(128, (M, 5), (M + 1, 123))]
+BY_POSITION = [[*range(70), *range(40, 70), *[0] * 28], [*range(128)]]  # of SPREAD
 SEQUENCE = [spans(384, (0, 200), (M, 184)), spans(384, (0, 383), (M, 1))]
+
+
+def windowed(ids: jax.Array, positions: list[list[int]], window: int) -> Windowed:
+    return Windowed(ids, jnp.asarray(positions), jnp.asarray(positions) - window + 1)
 
 
 def inputs(rows: int, length: int, heads: int, kv_heads: int, dim: int = 8) -> tuple[jax.Array, ...]:
@@ -122,9 +127,11 @@ def both(run: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array
 def test_splash_is_xla_in_value_and_gradient(
     layout: Any, segments: list[list[int]], kv_heads: int, sizes: tuple[int, int, int]
 ) -> None:
-    ids = jnp.asarray(segments, jnp.int32)
+    ids: Segments = jnp.asarray(segments, jnp.int32)
+    if segments is SPREAD:
+        ids = windowed(ids, BY_POSITION, 20)
     mesh = meshes.make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
-    q, k, v, w = inputs(2, ids.shape[1], 2 * sizes[2], kv_heads)
+    q, k, v, w = inputs(2, len(segments[0]), 2 * sizes[2], kv_heads)
     splash = partial(kernels.splash_attention, layout=layout, block=128, interpret=True)
     ours = both(lambda *x: kernels.per_device(splash, mesh, *x, ids), q, k, v, w)
     theirs = both(lambda *x: attend(*x, visible(ids, ids)), q, k, v, w)
@@ -146,6 +153,7 @@ def test_rolled_causal_rows_are_xla_where_there_are_tokens() -> None:
 
 def test_a_mask_for_each_row_is_xla_in_value_and_gradient() -> None:
     ids = jnp.asarray([spans(24, (M, 5), (M + 1, 6), (M + 2, 4), (2 * M, 3), (2 * M + 1, 4)), spans(24, (M, 24))])
+    ids = windowed(ids, [[*range(11), *range(5, 9), *range(7), 0, 0], [*range(24)]], 4)
     q, k, v, w = inputs(2, 24, 4, 2)
     ours = both(lambda *x: kernels.cudnn_attention(*x, ids, layout="packed", implementation="xla"), q, k, v, w)
     theirs = both(lambda *x: attend(*x, visible(ids, ids)), q, k, v, w)
@@ -186,9 +194,8 @@ from g2d_jax.models.kernels import attention_for
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
 mesh = meshes.make_mesh(fsdp=2, tensor=2, devices=devices)
 shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 128}
-config = ModelConfig("qwen2", vocab_size=256, num_hidden_layers=2, intermediate_size=128, **shape)
+shape |= {"vocab_size": 256, "num_hidden_layers": 2, "intermediate_size": 128}
 place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-model = jax.tree.map(place, decoder.abstract(config), decoder.shardings(config, mesh))
 ids = jax.ShapeDtypeStruct((2, 256), jnp.int32, sharding=meshes.sharding(mesh, ("rows", None), (2, 256)))
 
 def total(model, ids, layout):
@@ -196,7 +203,10 @@ def total(model, ids, layout):
     hidden, _ = decoder.forward(model, ids, ids, ids, dtype=jnp.bfloat16, remat="attention", attention=run)
     return jnp.sum(hidden.astype(jnp.float32))
 
-for layout, run in ("packed", jax.grad(total)), ("sequence", total):
+sliding = {"sliding_window": 64, "layer_types": ("sliding_attention", "full_attention")}
+for layout, run, more in ("packed", jax.grad(total), {}), ("sequence", total, {}), ("sequence", total, sliding):
+    config = ModelConfig("qwen2", **shape, **more)
+    model = jax.tree.map(place, decoder.abstract(config), decoder.shardings(config, mesh))
     compiled = jax.jit(run, static_argnames="layout").lower(model, ids, layout=layout).compile()
     print(layout, compiled.as_text().count('custom_call_target="tpu_custom_call"'))
 """
@@ -219,4 +229,4 @@ def test_splash_compiles_for_a_tpu() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     # Forward, and backward for q and for k and v: remat "attention" does not run the forward kernel again.
-    assert done.stdout.split() == ["packed", "3", "sequence", "1"]
+    assert done.stdout.split() == ["packed", "3", "sequence", "1", "sequence", "1"]

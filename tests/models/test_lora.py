@@ -19,6 +19,7 @@ from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
 
 BASE = ModelConfig("qwen3", 64, 32, 2, 4, 2, 8, 48, tie_word_embeddings=True)
+SLOW = ("qwen2-tied", "llama3", "llama-biased", "qwen3-biased", "mistral", "smollm3", "olmo2", "gemma3")
 SOME = ("q_proj", "o_proj", "down_proj")
 
 
@@ -166,9 +167,7 @@ def test_gradients_are_those_of_the_merged_layer(base: decoder.Decoder) -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks transformers
 @pytest.mark.parametrize("adapters", [Lora(3, 6.0), Lora(2, 5.0, SOME, True, 0.2)], ids=["all", "some"])
-@pytest.mark.parametrize(
-    "family", ["qwen3", *[pytest.param(f, marks=pytest.mark.slow) for f in ("qwen2-tied", "llama3")]]
-)
+@pytest.mark.parametrize("family", ["qwen3", *[pytest.param(f, marks=pytest.mark.slow) for f in SLOW]])
 def test_peft_and_transformers_read_them(family: str, adapters: Lora, references: dict, tmp_path: Path) -> None:
     """Adapters alone beside the base by PEFT, and merged by transformers: the logits that we compute."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

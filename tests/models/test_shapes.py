@@ -24,6 +24,14 @@ PUBLISHED = {
     "Llama-3.1-8B": 8_030_261_248,
     "Llama-3.2-1B": 1_235_814_400,
     "Llama-3.2-3B": 3_212_749_824,
+    "SmolLM2-135M": 134_515_008,
+    "SmolLM2-360M": 361_821_120,
+    "SmolLM2-1.7B": 1_711_376_384,
+    "SmolLM3-3B": 3_075_098_624,
+    "Mistral-7B-v0.3": 7_248_023_552,
+    "OLMo-2-0425-1B": 1_484_916_736,
+    "gemma-3-270m": 268_098_176,
+    "gemma-3-1b": 999_885_952,
 }
 
 
@@ -39,6 +47,8 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
         ("Qwen3-8B-Base", "Qwen3-8B"),
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
         ("meta-llama/Llama-3.2-1B", "Llama-3.2-1B"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B-v0.3"),
+        ("google/gemma-3-1b-it", "gemma-3-1b"),
     ],
 )
 def test_variants_share_the_entry(name: str, entry: str) -> None:

@@ -11,8 +11,9 @@ from reports import Page, evaluation
 from g2d_jax.report import contrasts
 from g2d_jax.report.page import html, text
 from g2d_jax.report.read import read_study, studies
-from g2d_jax.report.study import headline, rank_correlations, report, results, state, write_study
+from g2d_jax.report.study import headline, priced, rank_correlations, report, results, state, write_study
 from g2d_jax.runtime.storage import finish, read_json, write_json
+from g2d_jax.study.pricing import Rates
 
 STEPS, RATE, SELECT = "stages.warmup.steps", "stages.warmup.optimizer.learning_rate", "stages.collect.select"
 VERSUS = "against GRPO at this budget"
@@ -24,7 +25,7 @@ COMMAND = ["/somewhere/g2d", "sweep", "--config", "mine:x", "--workdir", "runs/f
 
 
 def cost(flops: float) -> dict:
-    tokens = {"generated": 10, "prefilled": 1, "scored": 0, "trained": 5}
+    tokens = {"generated": 10, "prefilled": 1, "scored": flops, "trained": 5}
     return {"seconds": 1.0, "device_seconds": 1.0, "verifier_cpu_seconds": 0.5, "flops": flops, "tokens": tokens}
 
 
@@ -203,6 +204,24 @@ def test_k_and_the_baseline_are_chosen_on_dev_and_the_headline_answers(study):
     assert "12.5 points below the best, g2d, K = 4 (difference [" in said
     assert "for 150 FLOPs or 60 % of its compute; its last training added +62.5 [" in said
     assert said.endswith("points.") and "against grpo, learning rate 0.2 at these FLOPs it has +62.5 [" in said
+
+
+def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
+    """A policy of 20 scored tokens in collect and 30 in DPO; the warm-up has 50 a step at K, GRPO likewise."""
+    rates = Rates("big", "v5e-16", {"generated": 0.0, "scored": 36.0, "trained": 0.0}, 0.5, chips=16, response=1024)
+    for scale, price in ((1.0, None), (2.0, 3.0)):
+        other = read_study(root, "fake", dataclasses.replace(rates, scale=scale, price=price))
+        rows = [row for one in other.offline if one.name == "g2d" for row in one.rows]
+        assert [row.costs["hours"] for row in rows] == [scale * hours for hours in (0.5, 1.5, 2.5)]
+        line = lines(priced(other, other.rates))["g2d, K = 2"]
+        assert (line["time"], line.get("price")) == (
+            ("1 h 30 min", None) if price is None else ("3 h 00 min", "144.00")
+        )
+        flops = lines(results(study))["g2d, K = 2 (best on dev)"][VERSUS]  # FLOPs and tokens are in proportion here
+        assert line["against GRPO in equal time"] == flops != "–"
+        page = Page(html(report(other)))
+        assert "prices what was done here, and is no forecast" in page.text and page.table("as those of big on v5e-16")
+        assert "no rate for tokens prefilled" in page.text and ("all tokens times 2" in page.text) == (scale == 2)
 
 
 def test_what_was_not_evaluated_on_dev_is_named_with_what_to_run(tmp_path):
