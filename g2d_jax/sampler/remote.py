@@ -135,22 +135,25 @@ class Remote:
         """
         mine = list(requests)[processes.index() :: processes.count()]
         jobs = ((request, number) for request in mine for number in range(request.num_samples))
-        self._check_held(view)
-        stopped, pool = threading.Event(), ThreadPoolExecutor(self.settings.concurrency)
-        waiting = {
-            pool.submit(self._draw, view, purpose, *job, stopped)
-            for job in itertools.islice(jobs, 2 * self.settings.concurrency)
-        }
-        try:
-            while waiting:
-                future = next(processes.patiently_completed(waiting))
-                waiting.remove(future)
-                yield self._rollout(*future.result())
-                waiting |= {pool.submit(self._draw, view, purpose, *job, stopped) for job in itertools.islice(jobs, 1)}
-        finally:
-            stopped.set()
-            pool.shutdown(wait=False, cancel_futures=True)  # after an error what is under way ends, no more is sent
-        self._check_held(view)
+        with processes.barrier():  # the error of one process is that of all
+            self._check_held(view)
+            stopped, pool = threading.Event(), ThreadPoolExecutor(self.settings.concurrency)
+            waiting = {
+                pool.submit(self._draw, view, purpose, *job, stopped)
+                for job in itertools.islice(jobs, 2 * self.settings.concurrency)
+            }
+            try:
+                while waiting:
+                    future = next(processes.patiently_completed(waiting))
+                    waiting.remove(future)
+                    yield self._rollout(*future.result())
+                    waiting |= {
+                        pool.submit(self._draw, view, purpose, *job, stopped) for job in itertools.islice(jobs, 1)
+                    }
+            finally:
+                stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)  # after an error what is under way ends, no more is sent
+            self._check_held(view)
 
     def take_counts(self) -> dict[str, int]:
         """Return the counts, which begin anew."""

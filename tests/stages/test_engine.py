@@ -1,6 +1,5 @@
 """A server in the sampler's place: the same shards as the sampler's, and what becomes of one that fails or lies."""
 
-import json
 import os
 import shutil
 import socket
@@ -26,6 +25,7 @@ from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models.hf import fetcher
 from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime.tables import read_rollouts
+from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.sampler.remote import EngineError, Remote, Served
 from g2d_jax.stages.policies import load_policy
 
@@ -343,6 +343,6 @@ def test_vllm_draws_what_the_trainer_would(tmp_path: Path, vllm: Any, sync: str)
     manifests = pipeline.run(config, tmp_path / "run")
     assert manifests["train"]["engine"] == {"responses": 64}  # none without ids or log-probabilities
     assert "without_logprobs" not in manifests["evaluate"]["engine"]
-    records = [json.loads(line) for file in (tmp_path / "run/metrics").iterdir() for line in file.open()]
-    gaps = [r["sampling/sampling_logp_difference/max"] for r in records if "sampling/sampling_logp_difference/max" in r]
+    name = "sampling/sampling_logp_difference/max"
+    gaps = [record["metrics"][name] for record in read_metrics(tmp_path / "run") if name in record["metrics"]]
     assert len(gaps) == 4 and max(gaps) < 1e-3
