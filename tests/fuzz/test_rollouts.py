@@ -27,6 +27,7 @@ GOOD: list[dict[str, Any]] = [
     {"prompt": "1+1=?", "completion": "\\boxed{2}", "reward": 1},
     {"prompt": "1+1=?", "completion": "\\boxed{3}", "reward": None},
     {"prompt": "2+2=?", "completion": "\\boxed{4}", "answer": "4"},
+    {"prompt": "4+4=?", "completion_ids": [5, 6], "logprobs": [-1.5, 0], "finish_reason": "length", "reward": 1},
     {"prompt": [{"role": "user", "content": "3+3=?"}], "completion": "6", "reward": 0.5, "problem_id": "ffff"},
 ]
 LINES = b"".join(as_json(row) + b"\n" for row in GOOD)
@@ -72,7 +73,7 @@ def check(runtime: Runtime, path: Path) -> int:
 def test_good_rows(runtime: Runtime, folder: Path) -> None:
     path = folder / "mine.jsonl"
     path.write_bytes(LINES)
-    assert check(runtime, path) == 4
+    assert check(runtime, path) == len(GOOD)
 
 
 @given(damaged(LINES))
