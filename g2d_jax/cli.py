@@ -1,5 +1,5 @@
-"""The g2d command: run, plan, sweep, evaluate, report, compare, autopsy, export, push, verify-dataset, sample,
-outputs, judge, status."""
+"""The g2d command: run, plan, sweep, evaluate, report, compare, autopsy, export, push, verify-dataset, sample, outputs,
+judge, status."""
 
 from __future__ import annotations
 
@@ -571,7 +571,7 @@ _COMMANDS = (
     (_evaluate, _evaluate_arguments, "evaluate a policy of a run on a set of problems"),
     (_report, _report_arguments, "write what a run or a study measured: HTML, Markdown, CSV"),
     (_compare, _compare_arguments, "put runs side by side on the problems they share"),
-    (_autopsy, _autopsy_arguments, "tell from its rollouts what each step of a finished GRPO run taught"),
+    (_autopsy, _autopsy_arguments, "tell what each step of a finished GRPO run taught, and what to do with it"),
     (_export, _export_arguments, "write a policy as a Hugging Face model"),
     (_push, _push_arguments, "upload a model, adapters or a preference dataset to the Hugging Face hub"),
     (_verify_dataset, _verify_dataset_arguments, "score a published dataset's answers and choose its pairs again"),

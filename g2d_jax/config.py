@@ -25,6 +25,8 @@ RUNTIME = (
     *("mesh", "compute", "logging", "checkpoint", "faults", "reward.workers", "reward.model.batch_tokens"),
     "reward.folder",
     *(f"reward.judge.{name}" for name in ("url", "api_key_env", "timeout", "retries", "concurrency")),
+    *(f"engine.{name}" for name in ("url", "model", "sync", "folder", "api_key_env", "timeout", "retries")),
+    "engine.concurrency",
 )
 """Top-level sections and fields that do not change what is computed, beyond rounding."""
 
@@ -245,6 +247,29 @@ class Window:
     def __str__(self) -> str:
         """Return its name as a folder."""
         return f"{self.stage}-{self.first}-{self.last}"
+
+
+class Engine(Section):
+    """What draws responses: the library's own sampler, or an OpenAI-style server as vLLM is one (docs/engines.md).
+
+    sync: how policies get to the server: "none" (it serves the only one that is sampled from), "folder" (vLLM reloads
+    its weights from one), "adapter" (vLLM loads the adapters beside its model), or "weights" (vLLM's weight transfer).
+    """
+
+    kind: Literal["sampler", "server"] = "sampler"
+    url: str = ""  # of a server: the base of its API, as in "http://localhost:8000/v1"
+    model: str = ""  # the name that the server has for its model; "": the only one that it lists
+    sync: Literal["none", "folder", "adapter", "weights"] = "none"
+    folder: str = ""  # where policies are written for the server, which sees it too; "": WORKDIR/engine
+    api_key_env: str = "VLLM_API_KEY"  # the environment variable that holds the key
+    timeout: Annotated[float, Bounds(above=0, below=math.inf)] = 600.0  # seconds of one attempt
+    retries: NotNegative = 5
+    concurrency: Positive = 64  # requests under way, of each process
+
+    @property
+    def is_server(self) -> bool:
+        """True if a server samples."""
+        return self.kind == "server"
 
 
 class Logging(Section):
@@ -506,14 +531,14 @@ class Online(Section):
         _check_warmup(self.optimizer, self.steps)
         self._check_windows()
         self._check_stop()
-        _check_reward_column(self.reward_column, self.rollouts)
-        if self.rollouts != "sample":
-            self._check_dump()
         if self.reference_sync and not self.compares:
             raise ValueError(
                 "reference_sync is set, but the loss has no reference: GRPO has one in its KL term only, set beta too; "
                 "SimPO has none"
             )
+        _check_reward_column(self.reward_column, self.rollouts)
+        if self.rollouts != "sample":
+            self._check_dump()
         if self.loss == "grpo" and self.grpo_coef:
             raise ValueError('grpo_coef weighs GRPO beside loss="group_dpo"; with loss="grpo" leave it at 0')
         if self.loss == "dpo" and self.grpo_coef:
@@ -731,6 +756,7 @@ class Config(Section):
     tasks: Mapping[str, Task] = field(default_factory=dict)
     mesh: Mesh = Mesh()
     compute: Compute = Compute()
+    engine: Engine = Engine()
     logging: Logging = Logging()
     checkpoint: Checkpoint = Checkpoint()
     faults: Faults = Faults()
@@ -767,6 +793,8 @@ class Config(Section):
             raise ValueError("data.weight and all tasks.*.weight are 0: one of them must be positive")
         self._check_attention()
         self._check_profile()
+        if self.engine.is_server:
+            self._check_engine()
         for name, stage in self.stages.items():
             if isinstance(stage, Online) and self.tasks and stage.filters:
                 raise ValueError(
@@ -781,6 +809,31 @@ class Config(Section):
                 "compute.attention is 'cudnn', which computes in bfloat16 only: set dtype to bfloat16, or auto"
             )
 
+    def _check_engine(self) -> None:
+        """Refuse what a server cannot do: to follow a policy update by update, or to hold several without sync."""
+        drawn: set[str] = set()
+        for name, stage in self.stages.items():
+            try:
+                _check_served(stage)
+            except ValueError as error:
+                raise ValueError(f"stages.{name}: with engine.kind='server' {error}") from error
+            if isinstance(stage, Sft) or (isinstance(stage, Collect) and stage.rollouts != "sample"):
+                continue
+            if isinstance(stage, Evaluate):
+                drawn |= {*stage.policies}
+            elif isinstance(stage, Collect):
+                drawn.add(stage.policy)
+            elif not isinstance(stage, Offline) or stage.probe.every:
+                drawn |= {f"{name}'s", "its later ones"}
+        if self.engine.sync == "none" and len(drawn) > 1:
+            raise FieldError(
+                "engine.sync",
+                f"is 'none', so the server holds one policy, and stages sample from {', '.join(sorted(drawn))}: set it "
+                "to 'folder', 'adapter' or 'weights'",
+            )
+        if self.engine.sync == "adapter" and not self.lora.rank:
+            raise FieldError("engine.sync", "is 'adapter', and lora.rank is 0: use 'folder' or 'weights'")
+
     def _check_profile(self) -> None:
         """Refuse a window of updates that cannot come."""
         if (window := self.logging.window) is None:
@@ -794,6 +847,26 @@ class Config(Section):
         steps = getattr(self.stages[window.stage], "steps", None)  # those of an offline stage are known later
         if steps is not None and window.last > steps:
             raise FieldError("logging.profile", f"is {self.logging.profile!r}, but {window.stage} has {steps} updates")
+
+
+def _check_served(stage: Stage) -> None:
+    """Raise ValueError for a stage that needs more of sampling than a server gives."""
+    if getattr(stage, "sampling_weights", ""):
+        raise ValueError("sampling_weights must be empty: the server says in what form it holds weights")
+    if isinstance(stage, Collect) and stage.rollouts == "sample" and stage.select in ("uncertain", "confident"):
+        raise ValueError(f"select={stage.select!r} has no token entropies to go by: use all or random")
+    if not isinstance(stage, Online):
+        return
+    if stage.sync_every == 1:
+        raise ValueError(
+            "sync_every=1 would load weights there for every update: set it to 0 or from 2 on, 10 say, or "
+            "engine.kind='sampler'"
+        )
+    if (stage.loss == "grpo" or stage.grpo_coef) and not stage.importance_cap:
+        raise ValueError(
+            "a GRPO loss needs importance_cap, 2 say: the server's arithmetic is not the trainer's, and each token is "
+            "weighed by the ratio of their probabilities"
+        )
 
 
 # The user's side: what config files are made of

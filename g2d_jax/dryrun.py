@@ -71,6 +71,8 @@ def _show_settings(runtime: Runtime, config: ConfigDict, named: ConfigDict) -> N
 def _check(runtime: Runtime) -> None:
     """Raise ValueError for errors that the run would find after its settings: devices, weights, data, lengths."""
     _ = runtime.sampling_mesh
+    if runtime.server is not None:
+        runtime.tracker.say(f"engine: {runtime.config.engine.url} serves {runtime.server.model}")
     if runtime.model_folder is not None:
         find_weights(runtime.model_folder, runtime.model_config.base)
     for task in runtime.tasks.values():

@@ -33,6 +33,7 @@ from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.sampler import remote
 from g2d_jax.stages import best_checkpoint, collect, evaluate, init_params, offline, online, sft
 from g2d_jax.stages.policies import check_elsewhere
 from g2d_jax.stages.runtime import Runtime
@@ -62,6 +63,8 @@ def check(config: Config, until: str | None = None) -> Plan:
         raise ValueError(f"there is no stage {until!r} to stop after; the stages are {', '.join(order.order)}")
     check_inputs(config, order)
     init_params.shape(config.model, 1, init_params.adapters(config.lora))
+    if config.engine.is_server:
+        remote.check(config.engine)
     for name, task in config.all_tasks.items():
         prefix = "" if name == "main" else f"tasks.{name}."
         check_training(task.train.path, "data.train.path" if name == "main" else f"{prefix}train.path")
@@ -208,6 +211,7 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
         "fingerprint": storage.fingerprint([runtime.fingerprint(), stage.to_dict(), inputs]),
         "started": started,
         "programs": compiling.take_programs(),
+        **({"engine": runtime.server.take_counts()} if runtime.server else {}),
         **fields,
     }
     if stage.kind not in TRAINING:  # training stages log it with every update

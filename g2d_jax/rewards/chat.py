@@ -9,20 +9,18 @@ missing and gets the same answers for the rest. Failures are logged there too, f
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
-from urllib.parse import urlsplit
 
 from g2d_jax.config import Judge
 from g2d_jax.records import Message
+from g2d_jax.runtime import endpoint as endpoints
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import safe_text
 
@@ -33,8 +31,6 @@ an answer that is no chat completion."""
 NO_REPLY = ("unreachable", "timeout", "unavailable")
 PATIENCE = 8
 """So many requests without a reply in a row, or `concurrency` if that is more, and the server counts as down."""
-
-_ERROR_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class Chat:
             raise ImportError("a judge needs the package openai: pip install 'g2d-jax[judge]'") from error
         self.endpoint = endpoint
         self.counts: Counter[str] = Counter()
-        self._key = _api_key(endpoint)
+        self._key = endpoints.api_key(endpoint.url, endpoint.api_key_env)
         self._client = openai.OpenAI(
             base_url=endpoint.url,
             api_key=self._key or "none",  # the package insists on one
@@ -184,8 +180,7 @@ class Chat:
             kind = "unavailable" if code >= 500 or code in (408, 409, 429) else kind
         except (openai.OpenAIError, ValueError) as error:
             kind, detail = "malformed", str(error)
-        shown = detail.replace(self._key, "***") if self._key else detail  # some servers repeat the key
-        return Reply(failure=kind, detail=shown[:_ERROR_CHARACTERS].encode("unicode_escape").decode("ascii")), {}
+        return Reply(failure=kind, detail=endpoints.shown(detail, self._key)), {}
 
 
 def parse_completion(body: str) -> tuple[Reply, dict[str, int]]:
@@ -208,44 +203,11 @@ def parse_completion(body: str) -> tuple[Reply, dict[str, int]]:
 
 def check_endpoint(settings: Judge) -> None:
     """Raise ValueError for the settings of an endpoint that cannot work, a key that is not set included."""
-    _check_url(settings.url)
+    endpoints.check_url(settings.url)
     if not settings.model:
         raise ValueError("name the model that the endpoint serves; GET <url>/models lists them")
     if settings.max_tokens < 1 or settings.concurrency < 1 or settings.retries < 0:
         raise ValueError("max_tokens and concurrency must be at least 1, and retries not negative")
     if not (math.isfinite(settings.timeout) and settings.timeout > 0):
         raise ValueError(f"timeout must be positive seconds, got {settings.timeout}")
-    _api_key(settings)
-
-
-def _api_key(settings: Judge) -> str:
-    """Return the key. Raises ValueError where it is needed and not set: a server on this machine may want none."""
-    key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
-    if key or not settings.api_key_env or _is_this_machine(urlsplit(settings.url).hostname or ""):
-        return key
-    raise ValueError(
-        f"{settings.url} needs a key: set the environment variable {settings.api_key_env}, name another one with "
-        'api_key_env, or set that to "" if the server wants none'
-    )
-
-
-def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname)
-        has_key = bool(parts.username or parts.password or parts.query)
-    except ValueError:
-        valid = has_key = False
-    if has_key:  # not repeated here: it may be a secret
-        raise ValueError("the endpoint's url holds a user name or parameters: put the key in the api_key_env variable")
-    if not valid or parts.path.rstrip("/").endswith("/completions"):
-        raise ValueError(
-            f'{url!r} is no endpoint: give the base, as in "http://localhost:8000/v1" or "https://api.openai.com/v1"'
-        )
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    endpoints.api_key(settings.url, settings.api_key_env)

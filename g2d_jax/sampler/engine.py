@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,20 @@ class Usage:
     generated: int = 0
     slot_steps: int = 0
     seconds: float = 0.0
+
+
+class Engine(Protocol):
+    """What draws responses: `Sampler`, or a server (remote.py). All processes make each call, with the same arguments.
+
+    view: makes a policy ready to sample from, in a form of the engine's own; weights as in `Sampler.view`.
+    generate: token ids in; ids, log-probabilities and stop reason of every sample out as they finish, each of them in
+    one of the processes. Random numbers are named by seed, purpose, problem id, visit and sample index.
+    """
+
+    def view(self, model: Decoder, weights: str = "") -> Any: ...  # noqa: D102
+    def generate(  # noqa: D102
+        self, view: Any, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
+    ) -> Iterator[Rollout]: ...
 
 
 class Sampler:

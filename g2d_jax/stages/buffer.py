@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -269,7 +270,7 @@ class RolloutBuffer:
             if number < min(counts) + KEPT:
                 self.rounds.setdefault(number, []).append(drawn)
 
-    def _sampler_params(self) -> Decoder:
+    def _sampler_params(self) -> Any:
         return self.runtime.sampler_params(self.trainer.finished_policy(), self.stage.sampling_weights)
 
     def _rounds(self, number: int) -> list[Sampled]:

@@ -18,7 +18,6 @@ from etils import epath
 
 from g2d_jax.config import BestCheckpoint, Evaluate
 from g2d_jax.graph import kept_steps
-from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tracking import Progress
@@ -81,7 +80,7 @@ class HeldOut:
         )
 
     @cached_property
-    def _sampler_params(self) -> Decoder:
+    def _sampler_params(self) -> Any:
         return self.runtime.sampler_params(load_policy(self.runtime, self.policy))
 
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import numpy as np
 from etils import epath
 
-from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import attended, forward_flops
 from g2d_jax.records import Problem, Request, Rollout, ScoredRollout, Verdict
 from g2d_jax.rewards.pool import Begun
@@ -46,7 +45,7 @@ class Sampled:
 
 def sampled_groups(
     runtime: Runtime,
-    sampler_params: Callable[[], Decoder],
+    sampler_params: Callable[[], Any],
     parts: Sequence[tuple[Draws, epath.Path]],
     workload: Workload,
     *,
@@ -73,7 +72,7 @@ def sampled_groups(
 
 def generate(
     runtime: Runtime,
-    sampler_params: Callable[[], Decoder],
+    sampler_params: Callable[[], Any],
     batches: Sequence[tuple[Draws, epath.Path]],
     workload: Workload,
     *,
@@ -90,7 +89,7 @@ def generate(
     all of it is done again, since log-probabilities depend, in their last bits, on what is sampled together. Beside a
     shard lies its cost: its share, by tokens, of the call's time and of what the rewards cost. All processes
     sample together, and each scores what its own devices sampled.
-    sampler_params: gives the policy as the sampler reads it, called once if anything is sampled. policy: its name. bar:
+    sampler_params: gives the policy as the engine reads it, called once if anything is sampled. policy: its name. bar:
     moves by the draws that are answered.
     """
     params, done, prompts = None, 0, sum(len(draws) for draws, _ in batches)
@@ -247,7 +246,7 @@ def count_rollouts(runtime: Runtime, cost: Cost, groups: Groups) -> None:
 
 def _rows(
     runtime: Runtime,
-    params: Decoder,
+    params: Any,
     draws: Draws,
     workload: Workload,
     policy: str,
@@ -264,7 +263,8 @@ def _rows(
         answers = _generate(runtime, params, draws, workload, bar)
     sampling = time.perf_counter() - started
     with processes.barrier():
-        check_rollouts([answer.rollout for answer in answers], policy)
+        if runtime.server is None:  # which checks its own, and may have no log-probabilities
+            check_rollouts([answer.rollout for answer in answers], policy)
         processes.mark(f"scoring {policy}")
         with runtime.clock.doing("verification"):
             scores = runtime.scorer.apart(
@@ -312,9 +312,7 @@ def _in_order(rows: Sequence[Row], draws: Draws) -> list[Row]:
     return sorted(rows, key=lambda row: (place[row.rollout.problem_id, row.rollout.visit], row.rollout.sample))
 
 
-def _generate(
-    runtime: Runtime, params: Decoder, draws: Draws, workload: Workload, bar: Progress | None
-) -> list[_Answer]:
+def _generate(runtime: Runtime, params: Any, draws: Draws, workload: Workload, bar: Progress | None) -> list[_Answer]:
     """Generate answers in the order of draws and samples; finished ones are handled while devices decode the others."""
     tokenizer, samples = runtime.tokenizer, workload.num_generations
     requests = [
@@ -324,7 +322,7 @@ def _generate(
     by_id, before = {problem.id: problem for problem, _ in draws}, bar.done if bar is not None else 0
     opened = opening_thoughts(runtime, by_id.values())
     answers: list[_Answer] = []
-    for rollout in runtime.sampler().generate(params, requests, workload.rng_stream, workload.shapes):
+    for rollout in runtime.engine.generate(params, requests, workload.rng_stream, workload.shapes):
         problem, text = by_id[rollout.problem_id], safe_text(tokenizer.decode(rollout.token_ids))
         graded = "<think>" + text if problem.id in opened else text
         answers.append(_Answer(rollout, problem, text, graded, runtime.scorer.begin(problem, graded)))

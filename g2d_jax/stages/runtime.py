@@ -34,8 +34,9 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.program_cache import Ahead, Programs
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler import capacity
-from g2d_jax.sampler.engine import Sampler
+from g2d_jax.sampler.engine import Engine, Sampler
 from g2d_jax.sampler.programs import Shapes
+from g2d_jax.sampler.remote import Remote
 from g2d_jax.stages import init_params
 from g2d_jax.stages.background_writer import Writer
 from g2d_jax.stages.cost import Clock, Cost
@@ -47,6 +48,7 @@ from g2d_jax.stages.windows import window_at
 from g2d_jax.training import optimizer
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.step import make_scorer, put_batch
+from g2d_jax.workdir import absolute
 
 
 class StopRun(ValueError):
@@ -232,6 +234,28 @@ class Runtime:
             size += each * decoder.count_trained(model)
         return size // (self.mesh.shape["fsdp"] * self.mesh.shape["tensor"]) + self.reward_bytes
 
+    @cached_property
+    def engine(self) -> Engine:
+        """What draws responses: the sampler, or the server of engine.*."""
+        return self.sampler() if self.server is None else self.server
+
+    @cached_property
+    def server(self) -> Remote | None:
+        """The server that draws responses, None where the sampler does."""
+        settings, stages = self.config.engine, self.config.stages.values()
+        if not settings.is_server:
+            return None
+        return Remote(
+            settings,
+            absolute(settings.folder) if settings.folder else self.workdir / "engine",
+            self.tokenizer,
+            self.model_config.vocab_size,
+            seed=self.config.seed,
+            dtype=self.dtype.name,
+            needs_logprobs=any(isinstance(stage, Online) and bool(stage.importance_cap) for stage in stages),
+            say=self.tracker.say,
+        )
+
     def sampler(self) -> Sampler:
         """Return the sampler: one for the run."""
         names = ("chunk", "prefill_rows", "attention", "decode_attention", "max_num_seqs")
@@ -292,9 +316,9 @@ class Runtime:
             results = _Results(futures)
             futures[program.name] = self.ahead.compile(program.run, partial(program.compile, results))
 
-    def sampler_params(self, policy: Decoder, weights: str = "") -> Decoder:
-        """Convert a policy to the form that the sampler reads: see `Sampler.view`. All processes make the call."""
-        return self.sampler().view(policy, weights)
+    def sampler_params(self, policy: Decoder, weights: str = "") -> Any:
+        """Convert a policy to the form that the engine reads: see `Engine.view`. All processes make the call."""
+        return self.engine.view(policy, weights)
 
     @contextmanager
     def track_cost(self, cost: Cost) -> Iterator[None]:
@@ -335,6 +359,6 @@ class Runtime:
 
     def fingerprint(self) -> str:
         """Fingerprint everything outside the stages that decides a policy: model, tokenizer, data, seed."""
-        sections = ("seed", "dtype", "model", "lora", "data", "reward", "tasks")
+        sections = ("seed", "dtype", "model", "lora", "data", "reward", "tasks", "engine")
         shared = {name: value for name, value in identity(self.config).items() if name in sections}
         return storage.fingerprint([shared, self.tokenizer.fingerprint])

@@ -14,7 +14,8 @@ SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:/us
 
 def test_there_are_scripts() -> None:
     assert [path.name for path in SCRIPTS] == [
-        "slurm.sbatch", "tpu-queued-resource.sh", "tpu-worker.sh", "workstation.sh", "xpk.sh",
+        "slurm.sbatch", "tpu-queued-resource.sh", "tpu-worker.sh", "vllm.sh", "workstation.sh",
+        "xpk.sh",
     ]  # fmt: skip
 
 
@@ -65,10 +66,22 @@ def test_dry_run_of_the_workstation(tmp_path: Path) -> None:
     assert done.stdout.strip() == "g2d run --config demo --workdir=runs/a\\ b"
 
 
+def test_dry_run_of_vllm(tmp_path: Path) -> None:
+    env = {**environment(tmp_path), "VLLM_API_KEY": "sk-secret"}
+    done = launch("vllm.sh", "--dry-run", "my model", "weights", "--dtype", "float32", env=env)
+    assert done.stdout.strip() == (
+        f"env VLLM_NO_USAGE_STATS=1 VLLM_SERVER_DEV_MODE=1 PYTHONPATH={LAUNCH} vllm serve my\\ model --host 127.0.0.1 "
+        "--port 8000 --logprobs-mode processed_logprobs --generation-config vllm --worker-extension-cls "
+        'vllm_files.Extension --weight-transfer-config \\{\\"backend\\":\\ \\"files\\"\\} --dtype float32'
+    )
+
+
 @pytest.mark.parametrize(
     ("script", "arguments", "variables"),
     [
         ("workstation.sh", ("--config", "demo"), {}),
+        ("vllm.sh", ("model",), {}),
+        ("vllm.sh", ("model", "nothing"), {}),
         ("xpk.sh", ("mine", *ARGUMENTS), {"CLUSTER": "c"}),
         ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z"}),
         ("tpu-queued-resource.sh", ("mine", *ARGUMENTS), {"ZONE": "z", "TYPE": "v99-8"}),

@@ -70,7 +70,7 @@ def test_literal_values() -> None:
     np.testing.assert_allclose(logprobs, np.log([0.9, 0.5]), atol=1e-6)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.5, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.1, 1.0))])
 @pytest.mark.parametrize(
     ("n", "chunk", "temperature"), [(1, 8, 1.0), (9, 1, 0.6), (20, 19, 1.0), (N, 8, 0.6), (N, 36, 1.0), (N, 1024, 0.6)]
 )

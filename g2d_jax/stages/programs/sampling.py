@@ -29,12 +29,14 @@ def rollouts(
     beside: tuple[Any, ...] = (),
     meanwhile: tuple[Any, ...] = (),
 ) -> Iterator[Program]:
-    """Yield the programs from parameters to responses. beside: arrays on the devices while the view is made, meanwhile:
-    after that.
+    """Yield the programs from parameters to responses; none where a server samples. beside: arrays on the devices while
+    the view is made, meanwhile: after that.
 
     The frozen parameters beside adapters are always resident. prefix: of the programs' names, where a stage samples
     twice. viewed: whether the stage has the program of the sampler's weights already.
     """
+    if runtime.server is not None:
+        return
     params = policy_shapes(runtime)
     _, rest = lora.partition(params)
     view = "view" if viewed else f"{prefix}view"

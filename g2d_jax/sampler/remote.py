@@ -1,0 +1,409 @@
+"""An OpenAI-style server that samples in the sampler's place, as vLLM 0.32 serves it: the Engine of `engine.*`.
+
+    view:      policy ─► a folder that the server sees too ─► loaded there: by folder, by adapter or by weight transfer
+    generate:  requests ─► POST /completions, one for each sample with its seed, `concurrency` at a time ─► rollouts
+
+The server is believed in nothing that can be checked: what breaks the contract of a Rollout is an EngineError, and the
+call's rollouts are drawn again when the run is continued. Only a connection that fails is tried again.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import itertools
+import json
+import math
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+
+from g2d_jax import keys
+from g2d_jax.config import Engine as Settings
+from g2d_jax.data.tokenizer import PromptTokenizer
+from g2d_jax.models import hf
+from g2d_jax.models.decoder import Decoder
+from g2d_jax.records import Request, Rollout, SamplingParams
+from g2d_jax.runtime import endpoint, processes
+from g2d_jax.sampler.programs import Shapes
+
+BYTES_A_TOKEN = 2048
+"""Most bytes of an answer for each token of prompt and response, and of a thousand beside; vLLM writes about 150."""
+
+RESTING = (408, 409, 425, 429)
+"""Statuses below 500 that say: try again."""
+
+MOST_LOGPROB = 1e-3
+"""What rounding may add to a log-probability of 0."""
+
+
+PREFIX = "g2d-"
+"""Of the names of policies that are written for a server."""
+
+
+class EngineError(ValueError):
+    """The error that the server of engine.* does not answer, or not as it must; the message says what to do.
+
+    Rollouts on disk stay, and the run can be continued.
+    """
+
+
+class Served(NamedTuple):
+    """A policy on the server: the name that requests give, and the version of its weights if the server tells that."""
+
+    name: str
+    version: str = ""
+
+
+class Remote:
+    """The Engine behind engine.url. Give it its settings, checked by `check`, and where policies are written for it.
+
+    seed: of the run. dtype: of the weights that are written. needs_logprobs: whether a loss needs the server's
+    log-probabilities. say: shows the user a message.
+    counts, for manifests: "responses"; "without_logprobs"; and, where the server gives no ids, "tokenised_again" and
+    "other_ids" (of these, where the ids are not those of the text, or not as many as the server says that it drew).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: epath.Path,
+        tokenizer: PromptTokenizer,
+        vocab_size: int,
+        *,
+        seed: int,
+        dtype: str,
+        needs_logprobs: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.settings, self.folder, self.tokenizer = settings, folder, tokenizer
+        self.vocab_size, self.seed, self.dtype, self.needs_logprobs = vocab_size, seed, dtype, needs_logprobs
+        self.say = functools.cache(say)  # once each
+        self.counts: Counter[str] = Counter()
+        self._key = endpoint.api_key(settings.url, settings.api_key_env)
+        self._base = settings.url.rstrip("/")
+        self._root = self._base.removesuffix("/v1")  # where vLLM has what is not OpenAI's
+        self._loaded = ""  # the version that this process had the server load last
+        self._as_drawn: bool | None = None
+
+    @functools.cached_property
+    def model(self) -> str:
+        """The name that the server has for its model: engine.model, or the only one it lists. Raises EngineError."""
+        listed = self._json("GET", f"{self._base}/models")
+        try:
+            names = [str(model["id"]) for model in listed["data"] if model.get("parent") is None]
+        except (LookupError, TypeError, AttributeError) as error:
+            raise self._wrong("/models lists no models", "check that engine.url is the base of the API") from error
+        wanted = self.settings.model
+        if wanted in names or (not wanted and len(names) == 1):
+            return wanted or names[0]
+        raise self._wrong(f"it serves {', '.join(names) or 'no model'}", "set engine.model to the one to ask")
+
+    def view(self, model: Decoder, weights: str = "") -> Served:
+        """Have the server load a policy; all processes make the call. With sync="none" it is taken to hold it.
+
+        weights: "" only. Raises EngineError if it cannot be loaded.
+        """
+        if weights:
+            raise ValueError(f"sampling weights {weights!r} are of the library's own sampler")
+        name = processes.on_leader(lambda: self.model)
+        if self.settings.sync == "none":
+            return Served(name)
+        version = processes.on_leader(lambda: f"{PREFIX}{uuid.uuid4().hex[:16]}")
+        if self.settings.sync == "adapter":
+            hf.save_adapters(model, self.folder / version, base=name, dtype=self.dtype)
+        else:
+            hf.save(model, self.folder / version, dtype=self.dtype, eos_ids=self.tokenizer.eos_ids)
+        processes.on_leader(lambda: self._load(version))
+        self._loaded = version
+        return Served(version) if self.settings.sync == "adapter" else Served(name, version)
+
+    def generate(
+        self, view: Served, requests: Iterable[Request], purpose: str, shapes: Shapes | None = None
+    ) -> Iterator[Rollout]:
+        """Yield rollouts as they finish, in no particular order: this process's share of the requests.
+
+        All processes make the call, with the same requests. view: of `view`. purpose: names the randomness, as in
+        `Sampler.generate`; the shapes are the sampler's. entropies are NaN, as are log-probabilities where the
+        server's are not those of the distribution that was drawn from; greedy ones are 0. Raises EngineError.
+        """
+        mine = list(requests)[processes.index() :: processes.count()]
+        jobs = ((request, number) for request in mine for number in range(request.num_samples))
+        with processes.barrier():  # the error of one process is that of all
+            self._check_held(view)
+            stopped, pool = threading.Event(), ThreadPoolExecutor(self.settings.concurrency)
+            waiting = {
+                pool.submit(self._draw, view, purpose, *job, stopped)
+                for job in itertools.islice(jobs, 2 * self.settings.concurrency)
+            }
+            try:
+                while waiting:
+                    future = next(processes.patiently_completed(waiting))
+                    waiting.remove(future)
+                    yield self._rollout(*future.result())
+                    waiting |= {
+                        pool.submit(self._draw, view, purpose, *job, stopped) for job in itertools.islice(jobs, 1)
+                    }
+            finally:
+                stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)  # after an error what is under way ends, no more is sent
+            self._check_held(view)
+
+    def take_counts(self) -> dict[str, int]:
+        """Return the counts, which begin anew."""
+        taken, self.counts = dict(self.counts), Counter()
+        return taken
+
+    # The policy
+
+    def _load(self, version: str) -> None:
+        """Have the server load the policy in the folder of its version; then remove those of others."""
+        place = self.folder / version
+        if self.settings.sync == "adapter":
+            self._bytes("POST", f"{self._base}/load_lora_adapter", {"lora_name": version, "lora_path": str(place)})
+            if self._loaded:
+                self._bytes("POST", f"{self._base}/unload_lora_adapter", {"lora_name": self._loaded})
+        elif self.settings.sync == "folder":
+            self._tell("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(place)}})
+            self._tell("update_weight_version", {"new_version": version})
+        else:
+            if not self._loaded:
+                self._tell("init_weight_transfer_engine", {"init_info": {}})
+            self._tell("start_weight_update")
+            for file in sorted(place.glob("*.safetensors")):
+                self._tell("update_weights", {"update_info": {"file": str(file)}})
+            self._tell("finish_weight_update", {"weight_version": version})
+        if self.settings.sync != "adapter":
+            self._tell("reset_prefix_cache")  # its keys and values are the old policy's
+        for other in self.folder.glob(f"{PREFIX}*"):
+            if other.name != version:
+                other.rmtree()
+
+    def _tell(self, path: str, body: Any = None) -> None:
+        """Send a request to vLLM's own part, which it serves with VLLM_SERVER_DEV_MODE=1."""
+        self._bytes("POST", f"{self._root}/{path}", body)
+
+    def _check_held(self, view: Served) -> None:
+        """Raise EngineError if the server holds the weights of another policy. (It forgets an adapter's name.)"""
+        if not view.version:
+            return
+        held = self._json("GET", f"{self._root}/weight_info").get("weight_version")
+        if held != view.version:
+            raise self._wrong(
+                f"it holds the weights {held!r:.50}, not {view.version!r} as it was told: it was started again, or "
+                "another run uses it too",
+                "give each run a server of its own",
+            )
+
+    def _is_scored(self, view: Served, request: Request) -> bool:
+        """Return whether the server's log-probabilities are those of the distribution that is drawn from.
+
+        At temperature 1 without filters they are; else it is asked once for the likeliest tokens at temperatures 1 and
+        2, which differ if it gives those after the temperature (vLLM: --logprobs-mode processed_logprobs).
+        """
+        params = request.params
+        if params.temperature == 1.0 and params.top_p == 1.0 and params.top_k == 0:
+            return True
+        if self._as_drawn is None:
+            body = {"model": view.name, "prompt": request.prompt_ids.tolist(), "max_tokens": 1, "logprobs": 2}
+            tops = []
+            for temperature in (1.0, 2.0):
+                answer = self._json("POST", f"{self._base}/completions", {**body, "temperature": temperature})
+                try:
+                    tops.append(dict(answer["choices"][0]["logprobs"]["top_logprobs"][0]))
+                except (LookupError, TypeError, ValueError):  # it gives none
+                    tops.append({})
+            shared = tops[0].keys() & tops[1].keys()
+            self._as_drawn = any(abs(tops[0][token] - tops[1][token]) > MOST_LOGPROB for token in shared)
+        return self._as_drawn
+
+    # Sampling
+
+    def _draw(
+        self, view: Served, purpose: str, request: Request, number: int, stopped: threading.Event
+    ) -> tuple[Served, Request, int, dict[str, Any]]:
+        """Get one response from the server, in a thread."""
+        params = request.params
+        low, high = keys.key_data(self.seed, purpose, request.problem_id, request.visit, number).tolist()
+        body = {
+            "model": view.name,
+            "prompt": request.prompt_ids.tolist(),
+            "n": 1,
+            "seed": (low | high << 32) >> 1,  # a signed integer of 64 bits
+            "max_tokens": params.max_new_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "logprobs": 1,
+            # vLLM's own:
+            "stop_token_ids": params.stop_ids,
+            "ignore_eos": True,  # those above are all
+            "return_token_ids": True,
+        }
+        tokens = len(request.prompt_ids) + params.max_new_tokens
+        return view, request, number, self._json("POST", f"{self._base}/completions", body, tokens, stopped)
+
+    def _rollout(self, view: Served, request: Request, number: int, answer: dict[str, Any]) -> Rollout:
+        """Make a rollout of an answer. Raises EngineError for one that breaks the contract."""
+        params, choices = request.params, answer.get("choices")
+        self.counts["responses"] += 1  # in the main thread, like all that is kept here
+        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+            what = f"{len(choices)} choices" if isinstance(choices, list) else "no choices"
+            raise self._wrong(f"an answer has {what}, for one that was asked", "check that engine.url is /v1 of vLLM")
+        choice = choices[0]
+        finish, prompt = choice.get("finish_reason"), choice.get("prompt_token_ids")
+        if finish not in ("stop", "length"):
+            raise self._wrong(f"a response ended with finish_reason {finish!r:.50}", "look at its log")
+        if prompt is not None and prompt != request.prompt_ids.tolist():
+            raise self._wrong("it read another prompt than it was given", "switch off what changes prompts there")
+        ids = choice.get("token_ids")
+        tokens = self._tokenised(choice, params, answer.get("usage")) if ids is None else self._checked(ids, params)
+        stopped = int(tokens[-1]) in params.stop_ids
+        if finish == "stop" and not stopped and ids is not None:
+            raise self._wrong(
+                f"a response ended at token {tokens[-1]}, which is none of {list(params.stop_ids)}",
+                "start it with --generation-config vllm, so that it has no stop tokens of its own",
+            )
+        if not stopped and ids is not None and len(tokens) < params.max_new_tokens:
+            raise self._wrong(
+                f"a response was cut at {len(tokens)} of {params.max_new_tokens} tokens",
+                "raise its --max-model-len to data.max_prompt_length + max_new_tokens at least",
+            )
+        logprobs = self._logprobs(choice, len(tokens), view, request)
+        entropies = np.full(len(tokens), 0.0 if params.temperature == 0 else np.nan, np.float32)
+        names, reason = (request.problem_id, request.visit, number), "stop" if stopped else "length"
+        return Rollout(*names, request.prompt_ids, tokens, logprobs, entropies, reason)  # type: ignore[arg-type]
+
+    def _checked(self, ids: Any, params: SamplingParams) -> np.ndarray:
+        """Return a response's ids, int32 [T]. Raises EngineError for what no sampler can have drawn."""
+        if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
+            raise self._wrong(f"token_ids is {str(ids)!r:.80}, no list of numbers", "look at its version")
+        if not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            raise self._wrong(
+                f"a response has token {max(ids) if min(ids) >= 0 else min(ids)}, and the vocabulary {self.vocab_size}",
+                "serve the model of this run, with its tokenizer",
+            )
+        if len(ids) > params.max_new_tokens or set(ids[:-1]) & set(params.stop_ids):
+            raise self._wrong(
+                f"a response has {len(ids)} tokens, beyond max_new_tokens {params.max_new_tokens} or a stop token",
+                "it does not heed max_tokens or stop_token_ids: use vLLM, or another version",
+            )
+        return np.array(ids, np.int32)
+
+    def _tokenised(self, choice: dict[str, Any], params: SamplingParams, usage: Any) -> np.ndarray:
+        """Return the ids of a response's text, int32 [T]: those that were drawn may be others."""
+        text = choice.get("text")
+        if not isinstance(text, str):
+            raise self._wrong("a response has neither token_ids nor text", "check that engine.url is /v1 of vLLM")
+        self.say("engine: the server gives no token ids, so its text is tokenised again; the manifest counts them")
+        ids = self.tokenizer.encode_text(text)
+        if choice["finish_reason"] == "stop":
+            ids.append(self.tokenizer.stop_id)
+        told = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        other = self.tokenizer.decode(ids) != text or told not in (None, len(ids)) or len(ids) > params.max_new_tokens
+        self.counts.update({"tokenised_again": 1, "other_ids": int(other)})
+        if not ids:
+            raise self._wrong("a response is empty, and was not ended by a stop token", "look at its log")
+        return np.array(ids[: params.max_new_tokens], np.int32)
+
+    def _logprobs(self, choice: dict[str, Any], length: int, view: Served, request: Request) -> np.ndarray:
+        """Return log-probabilities, float32 [T]; NaN where the server has none of what was drawn from."""
+        if request.params.temperature == 0:
+            return np.zeros(length, np.float32)  # a point mass, as our sampler has it
+        given = choice.get("logprobs")
+        if not given or choice.get("token_ids") is None or not self._is_scored(view, request):
+            return self._without_logprobs(length)
+        values = given.get("token_logprobs") if isinstance(given, dict) else None
+        if not isinstance(values, list) or len(values) != length:
+            raise self._wrong(f"{length} tokens have no log-probability each", "look at its version")
+        if any(type(x) not in (int, float) or not -math.inf < x <= MOST_LOGPROB for x in values):
+            raise self._wrong(
+                "a log-probability is no number, not finite or above 0",
+                "its weights or activations may not be finite: check what it serves, and its dtype",
+            )
+        return np.minimum(np.array(values, np.float32), 0.0)
+
+    def _without_logprobs(self, length: int) -> np.ndarray:
+        why = "the server gives none for the ids it drew, or not those after temperature and filters"
+        if self.needs_logprobs:
+            raise self._wrong(
+                f"a GRPO loss needs log-probabilities, and {why}",
+                "start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1",
+            )
+        self.say(f"engine: log-probabilities are NaN: {why}")
+        self.counts["without_logprobs"] += 1
+        return np.full(length, np.nan, np.float32)
+
+    # Requests
+
+    def _json(
+        self, method: str, url: str, body: Any = None, tokens: int = 0, stopped: threading.Event | None = None
+    ) -> dict[str, Any]:
+        """Return the JSON object of an answer."""
+        data = self._bytes(method, url, body, tokens, stopped)
+        try:
+            answer = json.loads(data)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            text = endpoint.shown(data[: endpoint.ERROR_CHARACTERS].decode("utf-8", "replace"), self._key)
+            raise self._wrong(f"{url} answers with what is no JSON object: {text}", "check engine.url")
+        return answer
+
+    def _bytes(
+        self, method: str, url: str, body: Any = None, tokens: int = 0, stopped: threading.Event | None = None
+    ) -> bytes:
+        """Return the answer to a request, tried again where there was none. Raises EngineError."""
+        most, timeout, pause = BYTES_A_TOKEN * (tokens + 1000), self.settings.timeout, stopped or threading.Event()
+        for attempt in itertools.count():
+            try:
+                status, data = endpoint.send(method, url, body, key=self._key, timeout=timeout, most_bytes=most)
+                if status == 200:
+                    return data
+                problem = f"status {status}: {data.decode('utf-8', 'replace')}"
+                lost = status in RESTING or status >= 500
+            except (OSError, http.client.HTTPException) as error:
+                problem, lost = f"{type(error).__name__}: {error}", True
+            except ValueError as error:
+                raise self._wrong(f"{url}: {error}", "look at its log") from error
+            if not lost:
+                raise self._wrong(f"{url} answers {endpoint.shown(problem, self._key)}", _advice(status, url))
+            if attempt == self.settings.retries or pause.is_set():
+                raise self._wrong(
+                    f"{url} failed {attempt + 1} times, the last time with {endpoint.shown(problem, self._key)}",
+                    "check that it runs, its log, engine.url and engine.timeout",
+                )
+            pause.wait(min(0.5 * 2**attempt, 30.0))
+        raise AssertionError  # the loop has no end
+
+    def _wrong(self, what: str, advice: str) -> EngineError:
+        return EngineError(
+            f"the server of engine.url, {self.settings.url}: {what}. To try: {advice}; then start again: "
+            "rollouts on disk are kept"
+        )
+
+
+def check(settings: Settings) -> None:
+    """Raise ValueError for an endpoint that cannot work, a key that is not set included. Sends nothing."""
+    try:
+        endpoint.check_url(settings.url)
+        endpoint.api_key(settings.url, settings.api_key_env)
+    except ValueError as error:
+        raise ValueError(f"engine: {error}") from error
+
+
+def _advice(status: int, url: str) -> str:
+    """Say what to do about a status that is no passing one."""
+    if status in (401, 403):
+        return "check the key in the variable that engine.api_key_env names"
+    if 300 <= status < 400:
+        return "redirects are not followed: set engine.url to where the server is"
+    if status == 404 and not url.endswith("/completions"):
+        return "start it by launch/vllm.sh, which serves what engine.sync needs"
+    return "check engine.url and engine.model, and what it was started with (--max-model-len)"

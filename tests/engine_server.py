@@ -1,0 +1,98 @@
+"""A completions server on this machine, of whose answers a test decides."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Reply = Callable[[dict[str, Any], int], Any]
+"""Answers a completion's body, counted from 1: an object; (status, bytes) for anything else; (status, bytes, length) to
+promise more bytes than come."""
+
+
+def choice(ids: list[int], logprobs: list[float] | None = None, finish: str = "stop", **more: Any) -> dict[str, Any]:
+    """An answer as vLLM gives it."""
+    scores = {"token_logprobs": logprobs if logprobs is not None else [-1.0] * len(ids)}
+    return {
+        "choices": [{"index": 0, "text": "", "finish_reason": finish, "token_ids": ids, "logprobs": scores, **more}]
+    }
+
+
+class Server:
+    """asked: (path, body) of all requests. key: of the last one. weights: the version it holds."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply, self.url, self.key, self.weights = reply, "", "", "default"
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.lock = threading.Lock()
+
+    def completions(self) -> list[dict[str, Any]]:
+        return [body for path, body in self.asked if path == "/v1/completions"]
+
+    def answer(self, path: str, body: dict[str, Any]) -> Any:
+        with self.lock:
+            self.asked.append((path, body))
+            number = len(self.completions())
+            self.weights = body.get("new_version") or body.get("weight_version") or self.weights
+        if path == "/v1/completions":
+            return self.reply(body, number)
+        return {
+            "/v1/models": {"data": [{"id": "served", "parent": None}]},
+            "/weight_info": {"weight_version": self.weights},
+        }.get(path, {})
+
+
+@contextmanager
+def serving(reply: Reply) -> Iterator[Server]:
+    """A server while the block lasts."""
+    served = Server(reply)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            served.key = self.headers.get("Authorization", "")
+            answer = served.answer(self.path, json.loads(data or b"{}"))
+            status, body, *promised = answer if isinstance(answer, tuple) else (200, json.dumps(answer).encode())
+            self.send_response(status)
+            self.send_header("Location", "http://127.0.0.1:9/")
+            self.send_header("Content-Length", str(promised[0] if promised else len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def handle(self) -> None:
+            with suppress(OSError):  # the client went away
+                super().handle()
+
+    class Listening(ThreadingHTTPServer):
+        request_queue_size = 64
+
+    server = Listening(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    served.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def as_sampled(rollouts: Mapping[tuple[tuple[int, ...], int], Any]) -> Reply:
+    """A server that answers with rollouts: by prompt and seed."""
+
+    def reply(body: dict[str, Any], number: int) -> Any:
+        rollout = rollouts[tuple(body["prompt"]), body["seed"]]
+        ids, logprobs = rollout.token_ids.tolist(), rollout.logprobs.tolist()
+        return choice(ids, logprobs, rollout.stop_reason, prompt_token_ids=body["prompt"])
+
+    return reply
