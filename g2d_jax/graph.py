@@ -121,9 +121,12 @@ def followers(name: str, stages: Stages) -> tuple[str, str, str] | None:
     """Return what starts where a stage ends: the stages that draw rollouts, choose pairs from them, and train on those.
 
     The first two are one stage unless the second takes the rollouts of another. They decide where the stage ends.
+    Those of KTO, which needs no pairs, do not count.
     """
     for other, offline in stages.items():
-        if not isinstance(offline, Offline) or offline.policy != name or offline.preferences not in stages:
+        if not isinstance(offline, Offline) or offline.loss != "dpo":
+            continue
+        if offline.policy != name or offline.preferences not in stages:
             continue
         drawn = drawn_by(offline.preferences, stages)
         source = stages[drawn]
@@ -142,7 +145,7 @@ def check_inputs(config: Config, order: Plan) -> None:
             elif isinstance(stage, Collect):
                 _check_rollouts(name, stage, config.stages)
             elif isinstance(stage, Offline):
-                _check_preferences(stage, config.stages)
+                _check_preferences(stage, config)
             elif isinstance(stage, BestCheckpoint):
                 _check_selection(stage, config.stages)
         except ValueError as error:
@@ -205,7 +208,10 @@ def _check_rollouts(name: str, stage: Collect, stages: Stages) -> None:
         )
 
 
-def _check_preferences(stage: Offline, stages: Stages) -> None:
+def _check_preferences(stage: Offline, config: Config) -> None:
+    stages = config.stages
+    if stage.loss == "kto" and not all(task.reward.is_verifiable for task in config.all_tasks.values()):
+        raise ValueError("loss='kto' trains on right and wrong responses, which some rewards do not tell: use dpo")
     if stage.preferences in stages:
         if not isinstance(stages[stage.preferences], Collect):
             raise ValueError(f"preferences is {stage.preferences!r}, a stage that collects none")

@@ -128,13 +128,12 @@ def objective_of(compute: Compute, stage: Online) -> Objective:
     """Return the stage's loss."""
     ratios = ("epsilon", "epsilon_high", "importance_sampling_level", "importance_cap")
     settings = {name: getattr(stage, name) for name in (*ratios, "entropy_coef")}
-    dpo = stage.dpo.to_dict()
-    del dpo["normalizer"]  # the weights contain it
+    settings["cispo"] = stage.loss_type == "cispo"
     if stage.loss == "grpo":
         return objectives.grpo(compute, temperature=stage.sampling.temperature, beta=stage.beta, **settings)
     if stage.loss == "dpo":
-        return objectives.dpo(compute, **dpo, entropy_coef=stage.entropy_coef)
-    return objectives.group_dpo(compute, **dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **settings)
+        return objectives.dpo(compute, stage.dpo, entropy_coef=stage.entropy_coef)
+    return objectives.group_dpo(compute, stage.dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **settings)
 
 
 def row_shape(runtime: Runtime, stage: Online) -> RowShape:

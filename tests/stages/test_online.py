@@ -12,7 +12,7 @@ from etils import epath
 from ml_collections import ConfigDict
 from worlds import only, run
 
-from g2d_jax.config import Config
+from g2d_jax.config import Config, Online, OnlineDPO
 from g2d_jax.losses import group_advantages
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import lora
@@ -20,12 +20,14 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.stages import online
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.probes import reference_logprobs
 from g2d_jax.stages.rollouts import Draws, Groups, count_rollouts, read_sampled, rewards, sampled_groups
 from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.stages.workload import Workload
+from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import claim
 
@@ -175,3 +177,14 @@ def test_without_reward_signal_it_stops_and_keeps_the_policy(warmup, tmp_path, o
     with pytest.raises(StopRun):  # the same command stops again at once
         run(runtime)
     assert runtime.sampler().usage.generated == 0
+
+
+def test_cispo_and_simpo_reach_the_loss_and_simpo_has_no_reference():
+    compute = objectives.Compute(make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    ratios = {"epsilon": 0.2, "epsilon_high": 4.0, "importance_sampling_level": "token", "importance_cap": 0.0}
+    expected = objectives.grpo(compute, temperature=1.0, beta=0.0, **ratios, entropy_coef=0.0, cispo=True)  # kept once
+    assert online.objective_of(compute, Online(loss_type="cispo", epsilon_high=4.0)) is expected
+    simpo = OnlineDPO(loss_type="simpo", beta=2.0)
+    assert [Online(loss=loss, dpo=simpo).compares for loss in ("dpo", "group_dpo")] == [False, False]
+    with pytest.raises(ValueError, match="the loss has no reference"):
+        Online(loss="dpo", dpo=simpo, reference_sync=True)
