@@ -1,4 +1,4 @@
-"""The model card of an exported policy: its base model, its stages, its data and its results."""
+"""The card of an exported policy or a published preference dataset: its origin, its stages, its data, its results."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from huggingface_hub import DatasetCardData, ModelCardData
+
 from g2d_jax import __version__, accounting
-from g2d_jax.config import Config, Online, Sft, Source, Stage, TrainingStage
-from g2d_jax.config_io import to_dict
+from g2d_jax.config import Collect, Config, Online, Sft, Source, Stage, TrainingStage
+from g2d_jax.config_io import identity, to_dict
 from g2d_jax.graph import policies_read
 from g2d_jax.report import format as fmt
 from g2d_jax.report.tables import one_line, summary_table
@@ -24,30 +26,99 @@ _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
     """Write a policy's README.md from the run's settings and its finished stages' manifests. adapters: of PEFT."""
     config = runtime.config
-    manifests = {name: manifest for name, folder in runtime.folders.items() if (manifest := storage.finished(folder))}
+    manifests = _finished(runtime)
     parts = [
         _front_matter(config, policy, adapters),
         f"# {config.name}: policy {policy}\n",
+        _headline(manifests),
         *_made(runtime, policy, manifests),
         _quantised(config, adapters),
         _data(config),
         *(_results(manifest, manifests) for manifest in manifests.values() if manifest["kind"] == "evaluate"),
         _use(runtime),
-        "## Licence\n\nNone is stated here. Those of the base model and of the data say what may be done with it.\n",
-        f"## Settings\n\n```json\n{json.dumps(storage.plain(to_dict(config)), indent=2, sort_keys=True)}\n```\n",
+        *_origins(runtime, "the base model and of the data"),
     ]
     return "\n".join(part for part in parts if part)
+
+
+def dataset_card(runtime: Runtime, name: str, repository: str) -> str:
+    """Write the README.md of a collect stage's preference pairs, in a repository as `dataset.write` lays it out."""
+    config, manifests = runtime.config, _finished(runtime)
+    files = ("preferences/*.parquet", "completions/*.parquet", "problems.parquet")
+    configs = [{"config_name": re.split(r"\W", pattern)[0], "data_files": pattern} for pattern in files]
+    front = DatasetCardData(task_categories=["text-generation"], tags=["g2d-jax", "preference"], configs=configs)
+    behind = accounting.behind(config.stage(name, Collect).policy, to_dict(config)["stages"])
+    parts = [
+        f"---\n{front.to_yaml()}\n---\n",
+        f"# {config.name}: preference pairs of {name}\n",
+        _headline(manifests),
+        f"Written by g2d_jax {__version__}. `preferences` has the pairs, as TRL reads them; `completions` every "
+        "answer with its score, from which they were chosen; `problems` what was asked, with reference answers.\n",
+        _stages(runtime, {**behind, name: None}, manifests),
+        _data(config),
+        f'## Use\n\n```python\nload_dataset("{repository}", "preferences", split="train")\n```\n\n`g2d verify-dataset '
+        f"{repository}` scores the answers again, and chooses the pairs again from them.\n",
+        *_origins(runtime, "the model that answered and of the data"),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def provenance(runtime: Runtime) -> dict[str, Any]:
+    """Return what identifies a run and what it was made with. `run` is the same for runs of the same settings."""
+    started = storage.read_json(runtime.workdir / "config.json")
+    environment = runtime.workdir / "environment.json"
+    return {
+        "config": started["config"],
+        "own": started.get("own", {}),
+        "version": started.get("version"),
+        "run": storage.fingerprint([identity(started["config"]), started.get("own", {})]),
+        "stages": {name: manifest.get("fingerprint") for name, manifest in _finished(runtime).items()},
+        "tokenizer": runtime.tokenizer.fingerprint,
+        "packages": storage.read_json(environment)["packages"] if environment.exists() else {},
+    }
+
+
+def _finished(runtime: Runtime) -> dict[str, dict[str, Any]]:
+    """Map each finished stage to its manifest."""
+    return {name: manifest for name, folder in runtime.folders.items() if (manifest := storage.finished(folder))}
+
+
+def _headline(manifests: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the report's headline, "" where nothing was evaluated."""
+    from g2d_jax.report.run import headline  # here: it loads what draws figures
+
+    evaluations = [manifest for manifest in manifests.values() if manifest["kind"] == "evaluate"]
+    return f"{one_line(headline(evaluations[-1]))}\n" if evaluations else ""
+
+
+def _origins(runtime: Runtime, licensed: str) -> list[str]:
+    """State fingerprints, packages, licence and settings."""
+    known = provenance(runtime)
+    stages = ", ".join(f"{name} `{fingerprint}`" for name, fingerprint in known["stages"].items())
+    versions = {"g2d_jax": known["version"], **known["packages"]}
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    settings = json.dumps(storage.plain(to_dict(runtime.config)), indent=2, sort_keys=True)
+    return [
+        f"## Provenance\n\nRun `{known['run']}`, seed {runtime.config.seed}, tokenizer `{known['tokenizer']}`. Stages: "
+        f"{stages}. Made with {packages}.\n",
+        f"## Licence\n\nNone is stated here. Those of {licensed} say what may be done with it.\n",
+        f"## Settings\n\n```json\n{settings}\n```\n",
+    ]
 
 
 def _front_matter(config: Config, policy: str, adapters: bool) -> str:
     """Write the metadata for hubs. The base model is named only by hub id, and only if all policies began with it."""
     stages = to_dict(config)["stages"]
     begins = [policy, *(stages[name].get("policy", "init") for name in accounting.behind(policy, stages))]
-    lines = [f"library_name: {'peft' if adapters else 'transformers'}", "pipeline_tag: text-generation"]
     named = _HUB_ID.fullmatch(config.model.path) and not os.path.isdir(config.model.path)
-    if named and not any(begin.startswith(("run:", "hf:")) for begin in begins):
-        lines.append(f"base_model: {config.model.path}")
-    return "\n".join(["---", *lines, "tags:", "- g2d-jax", "---", ""])
+    elsewhere = any(begin.startswith(("run:", "hf:")) for begin in begins)
+    data = ModelCardData(
+        library_name="peft" if adapters else "transformers",
+        pipeline_tag="text-generation",
+        base_model=config.model.path if named and not elsewhere else None,
+        tags=["g2d-jax"],
+    )
+    return f"---\n{data.to_yaml()}\n---\n"
 
 
 def _made(runtime: Runtime, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -56,12 +127,19 @@ def _made(runtime: Runtime, policy: str, manifests: Mapping[str, Mapping[str, An
     if policy != "init" and policy.partition("@")[0] not in stages:  # run:…, hf:…
         return [f"{written} It was not trained by this run.\n"]
     behind = accounting.behind(policy, to_dict(runtime.config)["stages"])
+    table = _stages(runtime, behind, manifests)
+    origin = f"{written} It began with {_origin(runtime, policy)}{'.' if table else ', and was not trained.'}\n"
+    return [origin, table]
+
+
+def _stages(runtime: Runtime, behind: Mapping[str, int | None], manifests: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tabulate what these stages did, in the order of the run; "" for none. behind: the step each was taken at."""
+    stages = runtime.config.stages
     rows = [
         _row(stages[name], name, behind[name], manifests.get(name, {})) for name in runtime.folders if name in behind
     ]
     columns = ["stage", "what it did", "tokens generated", "tokens trained on", "FLOPs"]
-    origin = f"{written} It began with {_origin(runtime, policy)}{'.' if rows else ', and was not trained.'}\n"
-    return [origin, _table("How it was made", columns, rows)] if rows else [origin]
+    return _table("How it was made", columns, rows) if rows else ""
 
 
 def _origin(runtime: Runtime, policy: str) -> str:

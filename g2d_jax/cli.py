@@ -1,4 +1,5 @@
-"""The g2d command: run, plan, sweep, evaluate, report, compare, export, sample, outputs, judge, status."""
+"""The g2d command: run, plan, sweep, evaluate, report, compare, export, push, verify-dataset, sample, outputs, judge,
+status."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for function, add_arguments, what in _COMMANDS:
-        command = commands.add_parser(function.__name__[1:], help=what)
+        command = commands.add_parser(function.__name__[1:].replace("_", "-"), help=what)
         command.set_defaults(command=function)
         add_arguments(command)
     arguments, rest = parser.parse_known_args(argv)
@@ -245,6 +246,23 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--adapters", action="store_true", help="write the adapters alone, as PEFT reads them")
     _several_arguments(parser)
+
+
+def _push_arguments(parser: argparse.ArgumentParser) -> None:
+    _workdir(parser)
+    add = parser.add_argument
+    add("--repo", required=True, metavar="USER/NAME", help="repository on the Hugging Face hub; made if there is none")
+    add("--what", choices=("model", "adapters", "dataset"), default="model", help="default: model")
+    _policy(parser)
+    add("--dry-run", action="store_true", help="list files and sizes, show the card; upload nothing")
+    add("--public", action="store_true", help="a new repository is private otherwise")
+    _several_arguments(parser)
+
+
+def _verify_dataset_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="FOLDER_OR_USER/NAME", help="a dataset that g2d push wrote")
+    whose = "a reward function that its settings name and that may be run: code; may be repeated"
+    parser.add_argument("--reward", action="append", default=[], dest="rewards", metavar="MODULE:FUNCTION", help=whose)
 
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
@@ -412,6 +430,21 @@ def _export(arguments: argparse.Namespace, _: list[str]) -> None:
         print(written)
 
 
+def _push(arguments: argparse.Namespace, _: list[str]) -> None:
+    from g2d_jax import push
+
+    processes.initialise(arguments.coordinator, arguments.num_processes, arguments.process_id)
+    url = push.push(**_options(arguments, push.push))
+    if url and processes.leader():
+        print(url)
+
+
+def _verify_dataset(arguments: argparse.Namespace, _: list[str]) -> None:
+    from g2d_jax import push
+
+    push.verify_dataset(arguments.source, arguments.rewards)
+
+
 def _sample(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import commands
 
@@ -510,6 +543,8 @@ _COMMANDS = (
     (_report, _report_arguments, "write what a run or a study measured: HTML, Markdown, CSV"),
     (_compare, _compare_arguments, "put runs side by side on the problems they share"),
     (_export, _export_arguments, "write a policy as a Hugging Face model"),
+    (_push, _push_arguments, "upload a model, adapters or a preference dataset to the Hugging Face hub"),
+    (_verify_dataset, _verify_dataset_arguments, "score a published dataset's answers and choose its pairs again"),
     (_sample, _sample_arguments, "show a policy's answers to a problem"),
     (_outputs, _outputs_arguments, "write a policy's answers as AlpacaEval or Arena-Hard do"),
     (_judge, _judge_arguments, "compare models' answers by a judge behind an endpoint"),

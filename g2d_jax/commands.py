@@ -35,9 +35,9 @@ from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import absolute, no_run, packages, stage_folders, stage_steps
 
 
-def read_config(workdir: epath.Path) -> Config:
-    """Read the config a work directory was started with. Raises ValueError if it holds no run."""
-    file = workdir / "config.json"
+def read_config(workdir: epath.Path, name: str = "config.json") -> Config:
+    """Read the config a work directory was started with. Raises ValueError if it holds no run. name: of its file."""
+    file = workdir / name
     if not file.exists():
         raise no_run(workdir)
     content = storage.read_json(file)

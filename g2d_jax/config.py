@@ -252,9 +252,15 @@ class Logging(Section):
 
     tensorboard: bool = True
     wandb: str | None = None
+    trackio: str | None = None
     samples: NotNegative = 8
     every: Positive = 1
     profile: str | None = None  # updates under JAX's profiler, as STAGE:START-STOP
+
+    def services(self, **options: str) -> dict[str, Any]:
+        """Return the keywords of a Tracker for the services that a project is named of. options: name, group."""
+        projects = {"wandb": self.wandb, "trackio": self.trackio}
+        return {service: {"project": project, **options} for service, project in projects.items() if project}
 
     @property
     def window(self) -> Window | None:

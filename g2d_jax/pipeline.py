@@ -139,8 +139,8 @@ def _opened(
         with processes.barrier():
             check_token(folder, token)
         shown = folder if processes.leader() else None
-        wandb = {"project": config.logging.wandb, "name": config.name} if config.logging.wandb else None
-        with Tracker(shown, tensorboard=config.logging.tensorboard, wandb=wandb) as tracker:
+        services = config.logging.services(name=config.name)
+        with Tracker(shown, tensorboard=config.logging.tensorboard, **services) as tracker:
             runtime = Runtime(config, folder, tracker, order.folders(folder), reward, objectives)
             with contextlib.closing(runtime):
                 _ = runtime.sampling_mesh  # raises for an impossible mesh, before any work

@@ -192,7 +192,11 @@ def environment() -> dict[str, Any]:
 def without_secrets(text: str) -> str:
     """Put "***" for logins in URLs and for the values of environment variables named like a secret."""
     text = _LOGIN.sub(r"\1***@", text)
-    for name, value in os.environ.items():
-        if _SECRET.search(name) and len(value) >= 8:
-            text = text.replace(value, "***")
+    for value in secret_variables().values():
+        text = text.replace(value, "***")
     return text
+
+
+def secret_variables() -> dict[str, str]:
+    """Return the environment variables that are named like a secret and long enough for one."""
+    return {name: value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 8}

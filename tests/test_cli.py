@@ -505,7 +505,8 @@ def check_card(card: str) -> None:
     }
     assert list(did) == list(patterns) and all(re.fullmatch(patterns[name], did[name]) for name in did)
     headings = re.findall(r"^## (\w+)", card, re.MULTILINE)
-    assert headings == ["How", "Data", "Results", "Use", "Licence", "Settings"]
+    assert headings == ["How", "Data", "Results", "Use", "Provenance", "Licence", "Settings"]
+    assert re.search(r"^Cold \(sft\) .* of 16 held-out problems", card, re.MULTILINE)  # the report's headline
 
 
 def test_help_is_fast_and_light() -> None:

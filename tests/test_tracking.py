@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
 import os
 import re
+import sqlite3
 import struct
+import subprocess
 import sys
 import time
 import unicodedata
@@ -154,10 +157,11 @@ def test_a_full_disk_is_an_error_not_a_hang(tmp_path):
 # Weights & Biases
 
 
-def test_wandb_missing_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ImportError, match=r"pip install 'g2d-jax\[wandb\]'"):
-        tracker(tmp_path, wandb={"project": "g2d"})
+@pytest.mark.parametrize("service", ["wandb", "trackio"])
+def test_a_service_that_is_missing_names_the_extra(service, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, service, None)
+    with pytest.raises(ImportError, match=rf"pip install 'g2d-jax\[{service}\]'"):
+        tracker(tmp_path, **{service: {"project": "g2d", "name": "run"}})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -169,6 +173,34 @@ def test_wandb_resumes_the_run_of_the_work_directory(tmp_path, monkeypatch):
             run.log("sft", step, {"loss": 1.0 / step})
     run_id = storage.read_json(tmp_path / "wandb.json")["id"]
     assert len([name for name in os.listdir(tmp_path / "wandb") if name.endswith(run_id)]) >= 1
+
+
+TRACKED = """
+import math, os, sqlite3, sys
+from g2d_jax.runtime.tracking import Tracker
+for step, loss in ((1, 0.5), (1, 9.0), (2, math.nan), (3, math.inf)):
+    with Tracker(sys.argv[1], tensorboard=False, trackio={"project": "g2d", "name": "tiny"}) as run:
+        run.log("sft", step, {"loss": loss})
+with Tracker(sys.argv[1] + "-other", tensorboard=False, trackio={"project": "g2d", "name": "tiny"}) as run:
+    run.log("sft", 1, {"loss": 0.25})
+with Tracker(sys.argv[2], tensorboard=False, trackio={"project": "registry-a", "name": "tiny"}) as run:
+    run.log("sft", 1, {"loss": 0.25})
+"""
+
+
+def test_trackio_resumes_the_run_of_the_work_directory_and_stops_none(tmp_path):
+    pytest.importorskip("trackio")
+    env = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", TRACKED, str(tmp_path / "run"), str(tmp_path / "unnamed")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING: nothing is logged to trackio: " in done.stdout and len(read_metrics(tmp_path / "unnamed")) == 1
+    with contextlib.closing(sqlite3.connect(tmp_path / "trackio" / "g2d.db")) as database:
+        rows = database.execute("SELECT run_name, metrics FROM metrics ORDER BY id").fetchall()
+    logged = [json.loads(metrics) for _, metrics in rows]
+    assert [metrics["sft/step"] for metrics in logged] == [1, 2, 3, 1] and logged[0]["sft/loss"] == 0.5
+    names = [name for name, _ in rows]
+    assert len({*names[:3]}) == 1 and len({*names}) == 2
 
 
 # Console

@@ -26,6 +26,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import fsspec
@@ -92,17 +93,17 @@ def naming(action: str, path: PathLike) -> Iterator[None]:
         raise kind(f"cannot {action} {os.fspath(path)}: {type(error).__name__}: {error!s:.300}") from error
 
 
-_HUB_ANSWERS = {
+HUB_ANSWERS = {
     401: "there is no such repository, or it is private: check the name, or log in with `hf auth login`",
     403: "it is gated: accept its licence on its page of the hub and log in with `hf auth login`",
     404: "there is no such repository, revision or file: check the name",
 }
 
 
-def hub_reason(error: BaseException) -> str:
-    """Say why the Hugging Face hub did not give what it was asked for, and what to do, in a line.
+def hub_reason(error: BaseException, meanings: Mapping[int, str] = MappingProxyType(HUB_ANSWERS)) -> str:
+    """Say why the Hugging Face hub did not do what it was asked for, and what to do, in a line.
 
-    error: whatever the hub's libraries raised; its causes are looked at too.
+    error: whatever the hub's libraries raised; its causes are looked at too. meanings: of HTTP statuses.
     """
     from huggingface_hub import errors
 
@@ -110,8 +111,8 @@ def hub_reason(error: BaseException) -> str:
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
     answers = [response.status_code for each in chain if (response := getattr(each, "response", None)) is not None]
-    if answers and answers[0] in _HUB_ANSWERS:
-        return _HUB_ANSWERS[answers[0]]
+    if answers and answers[0] in meanings:
+        return meanings[answers[0]]
     silent = (ConnectionError, TimeoutError, socket.gaierror, errors.LocalEntryNotFoundError)
     if not answers and any(isinstance(each, silent) for each in chain):
         return (

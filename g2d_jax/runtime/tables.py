@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from etils import epath
 
-from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.records import Preference, Prompt, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.runtime.storage import PathLike, naming, read_bytes, read_json, write_bytes
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -43,6 +43,15 @@ ROLLOUTS = pa.schema(
     ]
 )
 """Columns of rollouts/*.parquet. reward is null where the verifier abstained; truncated: stop_reason is "length"."""
+
+
+def _completions(text: pa.DataType) -> pa.Schema:
+    columns = [field for field in ROLLOUTS if field.name != "text"]
+    return pa.schema([*_required(prompt=text, completion=text), *columns])
+
+
+COMPLETIONS, CHAT_COMPLETIONS = _completions(pa.string()), _completions(_CHAT)
+"""Columns of published completions: a rollout's, its text as TRL calls it, and the prompt that the model was shown."""
 
 _ARRAYS: dict[str, Any] = {
     "prompt_ids": np.int32,
@@ -74,10 +83,25 @@ def safe_text(text: str) -> str:
 
 def write_rollouts(path: PathLike, rows: Sequence[ScoredRollout]) -> None:
     """Write one part, columns `ROLLOUTS`. Raises ValueError for an array of another dtype or rank; OSError."""
+    _write(path, _rollout_columns(rows), ROLLOUTS)
+
+
+def write_completions(path: PathLike, rows: Sequence[ScoredRollout], prompts: Sequence[Prompt]) -> None:
+    """Write one part, columns `COMPLETIONS` or `CHAT_COMPLETIONS`. prompts: what the model was shown for each row.
+
+    Raises as `write_rollouts`, and ValueError as `write_preferences` for prompts of both kinds.
+    """
+    columns = _rollout_columns(rows)
+    columns["completion"] = columns.pop("text")
+    chat = _converse(path, columns, prompts, "completion")
+    _write(path, columns, CHAT_COMPLETIONS if chat else COMPLETIONS)
+
+
+def _rollout_columns(rows: Sequence[ScoredRollout]) -> dict[str, Any]:
     rollouts = [row.rollout for row in rows]
     columns: dict[str, Any] = {name: [getattr(rollout, name) for rollout in rollouts] for name in _OF_A_ROLLOUT}
     columns |= {name: _ragged(name, columns[name], kind) for name, kind in _ARRAYS.items()}
-    columns |= {
+    return columns | {
         "policy": [safe_text(row.policy) for row in rows],
         "text": [safe_text(row.text) for row in rows],
         "reward": [row.score.reward for row in rows],
@@ -85,7 +109,6 @@ def write_rollouts(path: PathLike, rows: Sequence[ScoredRollout]) -> None:
         "answer": [None if row.score.answer is None else safe_text(row.score.answer) for row in rows],
         "truncated": [rollout.stop_reason == "length" for rollout in rollouts],
     }
-    _write(path, columns, ROLLOUTS)
 
 
 def read_rollouts(path: PathLike) -> list[ScoredRollout]:
@@ -104,25 +127,41 @@ def _rollout(row: Mapping[str, Any]) -> ScoredRollout:
     return ScoredRollout(rollout, row["text"], score, row["policy"])
 
 
+def read_completions(path: PathLike) -> list[tuple[Prompt, ScoredRollout]]:
+    """Read rows with the prompts that the model was shown. Raises as `read_rollouts`."""
+    return _read_parts(path, _completion, COMPLETIONS, CHAT_COMPLETIONS)
+
+
+def _completion(row: dict[str, Any]) -> tuple[Prompt, ScoredRollout]:
+    row = _as_texts(row, "completion")
+    return row["prompt"], _rollout({**row, "text": row["completion"]})
+
+
 def write_preferences(path: PathLike, rows: Sequence[Preference]) -> None:
     """Write one part, columns `PREFERENCES`, or `CHAT_PREFERENCES` where the prompts are conversations.
 
     Raises ValueError if the rows mix both, for a message with other fields than role and content, and for an array of
     another dtype or rank; OSError.
     """
-    chat = [not isinstance(row.prompt, str) for row in rows]
+    columns = {name: [getattr(row, name) for row in rows] for name in PREFERENCES.names}
+    columns |= {name: _ragged(name, columns[name], np.int32) for name in ("prompt_ids", "chosen_ids", "rejected_ids")}
+    chat = _converse(path, columns, [row.prompt for row in rows], "chosen", "rejected")
+    _write(path, columns, CHAT_PREFERENCES if chat else PREFERENCES)
+
+
+def _converse(path: PathLike, columns: dict[str, Any], prompts: Sequence[Prompt], *replies: str) -> bool:
+    """Put prompts and replies into columns, as texts, or as messages where the prompts are conversations: True then."""
+    chat = [not isinstance(prompt, str) for prompt in prompts]
     if any(chat) and not all(chat):
         counts = f"{sum(chat)} of {len(chat)} prompts are conversations"
         raise ValueError(f"{os.fspath(path)}: {counts}; a part has either strings or conversations: write two parts")
-    columns = {name: [getattr(row, name) for row in rows] for name in PREFERENCES.names}
-    columns |= {name: _ragged(name, columns[name], np.int32) for name in ("prompt_ids", "chosen_ids", "rejected_ids")}
-    for name in ("chosen", "rejected"):
+    for name in replies:
         texts = [safe_text(text) for text in columns[name]]
         columns[name] = [[{"role": "assistant", "content": text}] for text in texts] if any(chat) else texts
     columns["prompt"] = [
-        safe_text(row.prompt) if isinstance(row.prompt, str) else list(map(_message, row.prompt)) for row in rows
+        safe_text(prompt) if isinstance(prompt, str) else list(map(_message, prompt)) for prompt in prompts
     ]
-    _write(path, columns, CHAT_PREFERENCES if any(chat) else PREFERENCES)
+    return any(chat)
 
 
 def read_preferences(path: PathLike) -> list[Preference]:
@@ -140,12 +179,16 @@ def read_preferences(path: PathLike) -> list[Preference]:
 
 
 def _preference(row: dict[str, Any]) -> Preference:
+    return Preference(**_as_texts(row, "chosen", "rejected"))
+
+
+def _as_texts(row: dict[str, Any], *replies: str) -> dict[str, Any]:
+    """Return a row with a conversation for its prompt, and its replies as texts. A row of texts stays as it is."""
     if isinstance(row["prompt"], str):
-        return Preference(**row)
+        return row
     if not row["prompt"]:
         raise ValueError("a prompt has at least one message")
-    prompt = tuple(_message(message) for message in row["prompt"])
-    return Preference(**{**row, "prompt": prompt, "chosen": _reply(row["chosen"]), "rejected": _reply(row["rejected"])})
+    return {**row, "prompt": tuple(map(_message, row["prompt"])), **{name: _reply(row[name]) for name in replies}}
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, str]:

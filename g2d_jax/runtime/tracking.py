@@ -1,9 +1,9 @@
-"""Watching a run: metrics and completions on disk, TensorBoard, Weights & Biases, and the console.
+"""Watching a run: metrics and completions on disk, TensorBoard, Weights & Biases, trackio, and the console.
 
     Tracker ─► WORKDIR/metrics/*.jsonl      what was logged: the report reads this, the rest mirrors it
             ─► WORKDIR/samples/*.jsonl      tables of completions
             ─► WORKDIR/tensorboard/         scalars "stage/metric" over the stage's steps
-            ─► Weights & Biases             the same, one run for the life of the work directory
+            ─► Weights & Biases, trackio    the same, one run for the life of the work directory
             ─► Screen                       a progress bar, messages and tables; plain lines when not a terminal;
                                             which program compiles while nothing else happens
 
@@ -251,15 +251,32 @@ def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: context
         import wandb
     except ImportError as error:
         raise ImportError("logging to Weights & Biases needs an extra: pip install 'g2d-jax[wandb]'") from error
-    try:
-        run_id = read_json(workdir / "wandb.json")["id"]
-    except FileNotFoundError:
-        run_id = secrets.token_hex(4)
-        write_json(workdir / "wandb.json", {"id": run_id})
+    run_id = _run_id(workdir / "wandb.json")
     folder = {"dir": os.fspath(workdir)} if is_local(workdir) else {}
     run = wandb.init(**{"project": "g2d-jax", **folder, **options, "id": run_id, "resume": "allow"})
     stack.push(lambda kind, *_: run.finish(exit_code=int(kind is not None)))
     return run
+
+
+def _start_trackio(workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack) -> Any:
+    """Start the trackio run of this work directory, or resume it, which goes by the name."""
+    try:
+        import trackio
+    except ImportError as error:
+        raise ImportError("logging to trackio needs an extra: pip install 'g2d-jax[trackio]'") from error
+    name = f"{options['name']} {_run_id(workdir / 'trackio.json')}"
+    run = trackio.init(**{**options, "name": name, "resume": "allow", "embed": False})
+    stack.callback(run.finish)
+    return run
+
+
+def _run_id(file: epath.Path) -> str:
+    """Read the id of a work directory's run from a file, or make one and write it."""
+    try:
+        return str(read_json(file)["id"])
+    except FileNotFoundError:
+        write_json(file, {"id": (run_id := secrets.token_hex(4))})
+        return run_id
 
 
 class Tracker:
@@ -267,8 +284,8 @@ class Tracker:
 
     workdir/metrics is the record; without a workdir nothing is said and nothing written, as it is for all processes
     of a run but one. Steps redone after a resume are logged there again and the last record counts (see
-    `read_metrics`); TensorBoard and W&B, which cannot replace a point, keep the first. wandb: keywords of `wandb.init`
-    (project, entity, name, config …), None for no W&B.
+    `read_metrics`); TensorBoard, W&B and trackio, which cannot replace a point, keep the first. wandb, trackio:
+    keywords of their `init` (project, name, group …), None for none. A trackio that cannot start is a warning.
     """
 
     def __init__(
@@ -277,12 +294,15 @@ class Tracker:
         *,
         tensorboard: bool,
         wandb: Mapping[str, Any] | None = None,
+        trackio: Mapping[str, Any] | None = None,
         screen: Screen | None = None,
     ) -> None:
-        """Raise ImportError naming the extra if W&B is wanted and missing; OSError; ValueError for a damaged log."""
+        """Raise ImportError naming the extra if W&B or trackio is wanted and missing; OSError; ValueError for a
+        damaged log."""
         self._metrics: Segments | None = None
         self._samples: Segments | None = None
         self._wandb: Any = None
+        self._trackio: Any = None
         self._tensorboard: _TensorBoard | None = None
         with contextlib.ExitStack() as stack:  # closes what is open if the next cannot be opened
             if workdir is None:
@@ -290,6 +310,8 @@ class Tracker:
             else:
                 self._open(epath.Path(workdir), tensorboard, wandb, stack)
             self.screen = Screen() if screen is None else screen
+            if workdir is not None and trackio is not None:
+                self._trackio = self._open_trackio(epath.Path(workdir), trackio, stack)
             if workdir is not None and screen is None:
                 stack.enter_context(self.screen.watching())
             self._stack = stack.pop_all()
@@ -303,6 +325,14 @@ class Tracker:
         self._samples = stack.enter_context(contextlib.closing(Segments(workdir / "samples")))
         self._wandb = None if wandb is None else _start_wandb(workdir, wandb, stack)
         self._tensorboard = _TensorBoard(workdir / "tensorboard", stack) if tensorboard else None
+
+    def _open_trackio(self, workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack) -> Any:
+        try:
+            return _start_trackio(workdir, options, stack)
+        except ImportError:
+            raise
+        except Exception as error:  # a project that it cannot name, a database that it cannot write
+            self.screen.say(f"WARNING: nothing is logged to trackio: {type(error).__name__}: {error}", "yellow")
 
     def log(self, stage: str, step: int, metrics: Mapping[str, float], *, kind: str = "train") -> None:
         """Log scalars of one step. Of several logs at one step only those of different kinds are all kept.
@@ -320,6 +350,8 @@ class Tracker:
         if self._wandb is not None:
             self._wandb.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
             self._wandb.log({**scalars, f"{stage}/step": int(step)})
+        if self._trackio is not None:  # its errors are warnings of its own
+            self._trackio.log({**scalars, f"{stage}/step": int(step)})
 
     def warn(self, stage: str, step: int, cause: str, text: str, values: Mapping[str, float]) -> None:
         """Print a warning in yellow, and log it with the kind "warning/CAUSE": its text, and numbers it rests on."""

@@ -50,10 +50,8 @@ def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
     folder, cost = runtime.folders[name], Cost()
     with runtime.track_cost(cost):
         draws, groups = rollouts_of(runtime, name, cost)
-        offered, counts = _offered(runtime, stage, draws, groups)
-        pairs = _selected(runtime, stage, draws, groups, offered)
+        pairs, counts = choose_pairs(runtime, stage, draws, groups)
         measures = _measure(folder, groups, pairs)
-    counts |= _count_pairs(stage, offered, pairs)
     if not counts["pairs"]:
         raise StopRun(_no_pairs(name, counts))
     if missing := counts["pairs_missing"]:
@@ -61,7 +59,7 @@ def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
             f"{name}: the rollouts give {missing} pairs fewer than max_pairs, {stage.max_pairs}: all kept"
         )
     described = describe(groups)
-    preferences = _preferences(runtime, draws, groups, pairs)
+    preferences = to_preferences([shown(runtime, problem) for problem, _ in draws], groups, pairs)
     _write(folder / "preferences", preferences, _provenance(runtime, name, stage, counts))
     warnings: list[dict[str, Any]] = []
     limit = sampler_settings(runtime, name).get("max_new_tokens")  # the sampler's; a file has none
@@ -88,7 +86,7 @@ def rollouts_of(runtime: Runtime, name: str, cost: Cost) -> tuple[Draws, Groups]
     stage = runtime.config.stage(drawn, Collect)
     if stage.rollouts == "archive":
         return _archive(runtime, stage)
-    if stage.rollouts == "sample" and drawn == name:
+    if stage.rollouts == "sample" and drawn == name and not storage.finished(runtime.folders[name]):
         return _sample(runtime, name, stage, cost)
     if stage.rollouts == "sample":
         draws = _draws(runtime, drawn, stage)
@@ -175,6 +173,13 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
     processes.on_leader(lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts}))
 
 
+def choose_pairs(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
+    """Choose the pairs of all groups; return them with the counts of prompts, rollouts and pairs."""
+    offered, counts = _offered(runtime, stage, draws, groups)
+    pairs = _selected(runtime, stage, draws, groups, offered)
+    return pairs, {**counts, **_count_pairs(stage, offered, pairs)}
+
+
 def _offered(runtime: Runtime, stage: Collect, draws: Draws, groups: Groups) -> tuple[Pairs, dict[str, int]]:
     """Apply the difficulty window and the pair rule; count the outcome of every prompt."""
     counts: Counter[str] = Counter({"prompts": len(groups), "rollouts": sum(len(group) for group in groups)})
@@ -205,10 +210,11 @@ def _count_pairs(stage: Collect, offered: Pairs, pairs: Pairs) -> dict[str, int]
     return {"pairs": used, "pairs_available": available, "pairs_missing": max((stage.max_pairs or 0) - available, 0)}
 
 
-def _preferences(runtime: Runtime, draws: Draws, groups: Groups, pairs: Pairs) -> list[Preference]:
+def to_preferences(prompts: Sequence[Prompt], groups: Groups, pairs: Pairs) -> list[Preference]:
+    """Make the records of all pairs. prompts: what the model was shown, by group."""
     return [
-        to_preference(_shown(runtime, problem), group, pair)
-        for (problem, _), group, group_pairs in zip(draws, groups, pairs, strict=True)
+        to_preference(prompt, group, pair)
+        for prompt, group, group_pairs in zip(prompts, groups, pairs, strict=True)
         for pair in group_pairs
     ]
 
@@ -247,7 +253,7 @@ def _ranked_fate(group: list[ScoredRollout]) -> str:
     return "mixed" if len(values) > 1 else "all_equal" if values else "unscorable"
 
 
-def _shown(runtime: Runtime, problem: Problem) -> Prompt:
+def shown(runtime: Runtime, problem: Problem) -> Prompt:
     """Return the prompt for other libraries: messages for a chat model, else the rendered text."""
     tokenizer = runtime.tokenizer
     return tokenizer.conversation(problem) if tokenizer.template.is_chat else tokenizer.render(problem)

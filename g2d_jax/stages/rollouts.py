@@ -322,7 +322,7 @@ def _generate(
         for problem, visit in draws
     ]
     by_id, before = {problem.id: problem for problem, _ in draws}, bar.done if bar is not None else 0
-    opened = _opened(runtime, by_id.values())
+    opened = opening_thoughts(runtime, by_id.values())
     answers: list[_Answer] = []
     for rollout in runtime.sampler().generate(params, requests, workload.rng_stream, workload.shapes):
         problem, text = by_id[rollout.problem_id], safe_text(tokenizer.decode(rollout.token_ids))
@@ -339,11 +339,11 @@ def graded_texts(runtime: Runtime, problems: Sequence[Problem], texts: Sequence[
 
     Without it a verifier would take the thought for the answer. problems: that of each text.
     """
-    opened = _opened(runtime, {problem.id: problem for problem in problems}.values())
+    opened = opening_thoughts(runtime, {problem.id: problem for problem in problems}.values())
     return ["<think>" + text if problem.id in opened else text for problem, text in zip(problems, texts, strict=True)]
 
 
-def _opened(runtime: Runtime, problems: Iterable[Problem]) -> set[str]:
+def opening_thoughts(runtime: Runtime, problems: Iterable[Problem]) -> set[str]:
     """Return the ids of the problems in whose prompt the template opens a thought."""
     return {problem.id for problem in problems if runtime.tokenizer.render(problem).rstrip().endswith("<think>")}
 

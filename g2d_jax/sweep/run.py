@@ -196,8 +196,8 @@ class _Worker:
         folders = {name: node_folder(self.root, other) for name, other in node.stages.items()}
         evaluated = {policy: node_folder(self.root, other) for policy, other in node.evaluated.items()}
         logging = node.config.logging
-        wandb = {"project": logging.wandb, "name": node.id, "group": self.name} if logging.wandb else None
-        with Tracker(folder, tensorboard=logging.tensorboard, wandb=wandb, screen=self.tracker.screen) as tracker:
+        services = logging.services(name=node.id, group=self.name)
+        with Tracker(folder, tensorboard=logging.tensorboard, screen=self.tracker.screen, **services) as tracker:
             runtime = self._common(node).at(node.config, folders, tracker, workdir=folder, evaluated=evaluated)
             try:
                 pipeline.compile_ahead(runtime, [node.name])

@@ -1,0 +1,190 @@
+"""Publish a run's model, adapters or preference dataset on the Hugging Face hub, with a card."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from etils import epath
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token, snapshot_download
+from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.utils import validate_repo_id
+
+from g2d_jax import dataset
+from g2d_jax.card import dataset_card, provenance
+from g2d_jax.commands import export, last_policy, opened, read_config
+from g2d_jax.dataset import PROVENANCE
+from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime.tracking import Screen
+from g2d_jax.workdir import absolute, secret_variables, without_secrets
+
+_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+_ANSWERS = {
+    401: f"the token is not accepted: {_LOG_IN}",
+    403: "the token has no right to write there: make one that has, or choose another --repo",
+    412: "the repository was changed meanwhile: run the same command again",
+}
+
+
+def push(
+    workdir: storage.PathLike,
+    repo: str,
+    *,
+    what: str = "model",
+    policy: str | None = None,
+    dry_run: bool = False,
+    public: bool = False,
+) -> str | None:
+    """Upload a policy's model, its adapters or its preference dataset, in one commit; return the commit's URL.
+
+    what: "model", "adapters", or "dataset": the last pairs, or the last behind the policy. policy: None is the run's
+    result. dry_run: only show the files and the card. A new repository is private unless `public`. All processes call
+    it together; the leader writes and uploads. The token is that of huggingface_hub.
+    Raises ValueError for a repository that holds something other than an earlier push of this run, or that is public
+    without `public`; where there is no token; and for a file with a secret in it. Nothing is uploaded then.
+    """
+    folder, kind = absolute(workdir), "dataset" if what == "dataset" else "model"
+    upload, config = _Upload(repo, kind, public), read_config(folder)
+    stage = dataset.stage_of(config, policy) if what == "dataset" else None
+    with _staging() as place:
+        with opened(folder, config) as runtime:
+            origin = {**provenance(runtime), "what": what, "stage": stage or policy or last_policy(config)}
+            if not dry_run:
+                processes.on_leader(lambda: upload.check(origin))
+            if stage:
+                dataset.write(runtime, stage, place, origin["own"])
+                card = dataset_card(runtime, stage, repo)
+                processes.on_leader(lambda: storage.write_bytes(place / "README.md", card.encode()))
+        if not stage:
+            export(folder, place, policy=policy, adapters=what == "adapters")
+        processes.on_leader(lambda: storage.write_json(place / PROVENANCE, origin))
+        return processes.on_leader(lambda: _publish(upload, Path(place), dry_run))
+
+
+def _publish(upload: _Upload, place: Path, dry_run: bool) -> str | None:
+    files = {str(path.relative_to(place)): path for path in sorted(place.rglob("*")) if path.is_file()}
+    _refuse_secrets(files)
+    if not dry_run:
+        return upload.send(files)
+    screen = Screen()
+    sizes = [[name, path.stat().st_size] for name, path in files.items()]
+    screen.table(f"{upload.kind} {upload.repo}", ["file", "bytes"], [*sizes, ["all", sum(size for _, size in sizes)]])
+    screen.say(files["README.md"].read_text())
+    return None
+
+
+@contextlib.contextmanager
+def _staging() -> Iterator[epath.Path]:
+    """Yield a new folder, the leader's on all processes; it is removed afterwards. Where: TMPDIR says it."""
+    folder = processes.on_leader(lambda: tempfile.mkdtemp(prefix="g2d-push-"))
+    try:
+        yield epath.Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _secrets() -> dict[str, str]:
+    """Return what must not be published, by name: the hub's token, and variables named like a secret."""
+    token = get_token()
+    return {**secret_variables(), **({"the hub's token": token} if token else {})}
+
+
+def _refuse_secrets(files: dict[str, Path]) -> None:
+    """Raise ValueError for a file that holds a secret, without repeating it; Parquet's values are looked at too."""
+    secrets = _secrets()
+    for name, path in files.items():
+        for part in _parts(path):
+            if held := [secret for secret, value in secrets.items() if part.find(value.encode()) >= 0]:
+                raise ValueError(
+                    f"{name} would hold the value of {held[0]}, so nothing is uploaded: look for it in the settings, "
+                    "the data and the model's answers; a variable that is no secret can be unset"
+                )
+
+
+def _parts(path: Path) -> Iterator[bytes | mmap.mmap]:
+    """Yield a file's bytes, or of Parquet, which is compressed, those of its values."""
+    if path.suffix == ".parquet":
+        for column in pq.read_table(path).columns:
+            for chunk in column.chunks:
+                yield from (buffer.to_pybytes() for buffer in chunk.buffers() if buffer is not None)
+    elif path.stat().st_size:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            yield content
+
+
+class _Upload:
+    """A repository on the hub, to be written in one commit on top of the one that `check` found."""
+
+    def __init__(self, repo: str, kind: str, public: bool) -> None:
+        """Raise ValueError for what is no name of a repository."""
+        validate_repo_id(repo)
+        if "/" not in repo:
+            raise ValueError(f"--repo is USER/NAME, got {repo!r}")
+        self.repo, self.kind, self.public = repo, kind, public
+        self._api = HfApi()
+        self._parent: str | None = None
+        self._files: set[str] = set()
+
+    def check(self, origin: dict[str, Any]) -> None:
+        """Raise ValueError if the repository holds something else or is public unasked, and where there is no token."""
+        if get_token() is None:
+            raise ValueError(f"an upload takes a token of the Hugging Face hub: {_LOG_IN}; or add --dry-run")
+        pushed = None
+        with _asking(self.repo):
+            try:
+                info: Any = self._api.repo_info(self.repo, repo_type=self.kind)
+            except RepositoryNotFoundError:
+                return
+            self._parent = info.sha
+            self._files = {file.rfilename for file in info.siblings or ()} - {".gitattributes"}
+            if PROVENANCE in self._files:
+                pushed = self._api.hf_hub_download(self.repo, PROVENANCE, repo_type=self.kind, revision=info.sha)
+        if not (info.private or self.public):
+            raise ValueError(f"{self.repo} is public: add --public, or make it private in its settings on the hub")
+        before = storage.read_json(pushed) if pushed else None
+        same = isinstance(before, dict) and all(before.get(name) == origin[name] for name in ("run", "what"))
+        if self._files and not same:
+            raise ValueError(
+                f"{self.repo} holds something other than this run's {origin['what']}: choose another --repo"
+            )
+
+    def send(self, files: dict[str, Path]) -> str:
+        """Upload the files in one commit, in place of those that are there; return the commit's URL."""
+        operations = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
+        gone = [CommitOperationDelete(name) for name in sorted(self._files - files.keys())]
+        message = "Pushed by g2d_jax"
+        with _asking(self.repo):
+            if self._parent is None:
+                self._api.create_repo(self.repo, repo_type=self.kind, private=not self.public)
+            commit = self._api.create_commit(
+                self.repo, [*operations, *gone], commit_message=message, repo_type=self.kind, parent_commit=self._parent
+            )
+        return str(commit.commit_url)
+
+
+@contextlib.contextmanager
+def _asking(repo: str, answers: Mapping[int, str] = _ANSWERS) -> Iterator[None]:
+    """Turn whatever the hub's client raises into a ValueError that says what to do and repeats no secret."""
+    try:
+        yield
+    except Exception as error:  # network, authentication and storage each raise their own kinds
+        reason = without_secrets(storage.hub_reason(error, answers)).replace(get_token() or "\0", "***")
+        raise ValueError(f"{repo}: {reason}") from None
+
+
+def verify_dataset(source: str, rewards: Sequence[str] = ()) -> None:
+    """Check a folder, or a dataset of the hub, as `dataset.verify` does; show what was done. Raises as it."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        patterns = [PROVENANCE, "*.parquet"]
+        with _asking(f"{source} is no folder, and no dataset was downloaded", storage.HUB_ANSWERS):
+            folder = Path(snapshot_download(source, repo_type="dataset", allow_patterns=patterns))
+    counts = dataset.verify(folder, rewards)
+    listed = "; ".join(f"{count:,} {what}" for what, count in counts.items())
+    Screen().say(f"{source} is what its problems, completions and settings give: {listed}")
