@@ -67,6 +67,10 @@ class Result(Mapping[str, Manifest]):
     def __len__(self) -> int:
         return len(self._manifests)
 
+    def __reduce__(self) -> tuple[type[Result], tuple[str]]:
+        """Go to another process as a work directory, which is read there."""
+        return Result, (str(self.workdir),)
+
     def __repr__(self) -> str:
         return f"Result({str(self.workdir)!r}: {', '.join(self) or 'no stage is finished'})"
 
