@@ -1,5 +1,5 @@
-"""The g2d command: run, plan, sweep, evaluate, report, compare, export, push, verify-dataset, sample, outputs, judge,
-status."""
+"""The g2d command: run, plan, sweep, evaluate, report, compare, autopsy, export, push, verify-dataset, sample, outputs,
+judge, status."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from etils import epath
     from ml_collections import ConfigDict
 
+    from g2d_jax.report.page import Report
     from g2d_jax.study.pricing import Rates
 
 
@@ -234,6 +235,14 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policies", choices=("ends", "all"), default="ends", help=whose)
 
 
+def _autopsy_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("dumps", nargs="+", metavar="DUMP", help="its rollouts: of TRL, verl, NeMo-RL or here; files, folders, globs")
+    add("--reward", metavar="COLUMN", help="of a dump with several rewards, the one to go by")
+    add("--policy", default="", help="where DPO starts: a checkpoint's folder, URL or hub id; default: to be filled in")
+    add("--output", default="autopsy", help="folder to write; default: autopsy")
+
+
 def _policy(parser: argparse.ArgumentParser) -> None:
     what = "a stage, STAGE@K, init, hf:PATH …; default: what the run is for, its last trained or selected one"
     parser.add_argument("--policy", help=what)
@@ -403,13 +412,21 @@ def _rates(arguments: argparse.Namespace, names: Sequence[str], say: Callable[[s
 
 def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
     """Write the comparison of runs and show it; needs neither the model nor a device."""
-    from g2d_jax.report import comparison, page
+    from g2d_jax.report import comparison
     from g2d_jax.report.read import read_comparison
-    from g2d_jax.runtime.tracking import Screen
 
     comparison.check_output(arguments.output)
     compared = read_comparison(arguments.runs, policies=arguments.policies)
-    screen, report = Screen(), comparison.report(compared)
+    report = comparison.report(compared)
+    _show(report, comparison.write_comparison(compared, report, arguments.output))
+
+
+def _show(report: Report, written: Sequence[str]) -> None:
+    """Print a report's warnings, notes and tables, its headline, and the paths of its files."""
+    from g2d_jax.report import page
+    from g2d_jax.runtime.tracking import Screen
+
+    screen = Screen()
     for line in report.warnings:
         screen.say(line)
     for part in (part for section in report.sections for part in section.shown):
@@ -417,8 +434,20 @@ def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
             screen.say(part.text)
         elif isinstance(part, page.Table):
             screen.table(*part)
-    for line in (report.headline, *comparison.write_comparison(compared, report, arguments.output)):
+    for line in (report.headline, *written):
         screen.say(line)
+
+
+def _autopsy(arguments: argparse.Namespace, _: list[str]) -> None:
+    """Tell what the steps of a finished run taught, by its dumps; needs neither a model nor a device."""
+    from g2d_jax.report import autopsy, comparison
+
+    comparison.check_output(arguments.output, autopsy.FILES, "an autopsy")
+    examined = autopsy.read(arguments.dumps, arguments.reward)
+    first, *others = arguments.dumps
+    report = autopsy.report(examined, f"{first} and {len(others)} more" if others else first)
+    options = (arguments.dumps, arguments.output, arguments.reward, arguments.policy)
+    _show(report, autopsy.write_autopsy(examined, report, *options))
 
 
 def _export(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -542,6 +571,7 @@ _COMMANDS = (
     (_evaluate, _evaluate_arguments, "evaluate a policy of a run on a set of problems"),
     (_report, _report_arguments, "write what a run or a study measured: HTML, Markdown, CSV"),
     (_compare, _compare_arguments, "put runs side by side on the problems they share"),
+    (_autopsy, _autopsy_arguments, "tell what each step of a finished GRPO run taught, and what to do with it"),
     (_export, _export_arguments, "write a policy as a Hugging Face model"),
     (_push, _push_arguments, "upload a model, adapters or a preference dataset to the Hugging Face hub"),
     (_verify_dataset, _verify_dataset_arguments, "score a published dataset's answers and choose its pairs again"),

@@ -9,11 +9,12 @@ What has to fit between stages is checked in graph.py.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 from ml_collections import ConfigDict
 
@@ -34,9 +35,9 @@ AttentionSetting = Literal["auto", "xla", "splash", "cudnn"]
 DecodeKernel = Literal["xla", "pallas"]
 Flags = Literal["none", "overlap"]
 SamplingWeights = Literal["", "int8"]
-GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo"]
+GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo", "cispo"]
 ScaleRewards = Literal["none", "group", "batch"]
-DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo"]
+DPOLossType = Literal["sigmoid", "sigmoid_norm", "ipo", "simpo"]
 DPONormalizer = Literal["pairs", "prompts"]
 Tokens = Literal["generated", "prefilled", "scored", "trained", "tokens"]
 Measure = Literal[Tokens, "flops", "seconds", "device_seconds", "verifier_cpu_seconds"]
@@ -306,7 +307,7 @@ class Optimizer(Section):
 
     kind: Literal["adamw", "adafactor"] = "adamw"  # "adafactor" has no use for moment_dtype, b1, b2 and eps
     moment_dtype: Dtype = "float32"  # of AdamW's moments
-    learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = 1e-6
+    learning_rate: Annotated[float, Bounds(least=0, below=math.inf)] = field(default=1e-6, kw_only=False)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NotNegative = 0
     min_lr_ratio: Share = 0.0  # what a decay ends at, of the learning rate
@@ -332,7 +333,7 @@ class Optimizer(Section):
 class Sampling(Section):
     """Settings of sampling: temperature 0 is greedy, top_p 1 and top_k 0 are off."""
 
-    max_new_tokens: Positive = 256
+    max_new_tokens: Positive = field(default=256, kw_only=False)
     temperature: NotNegativeFloat = 1.0
     top_p: Annotated[float, Bounds(above=0, most=1)] = 1.0
     top_k: NotNegative = 0
@@ -387,11 +388,17 @@ class DPOLoss(Section):
     loss_type: DPOLossType = "sigmoid"
     beta: Annotated[float, Bounds(above=0)] = 0.1
     label_smoothing: Annotated[float, Bounds(least=0, below=0.5)] = 0.0
+    simpo_gamma: NotNegativeFloat = 0.5  # what beta times the gap per token is to exceed, of "simpo"
+
+    @property
+    def compares(self) -> bool:
+        """True if the loss compares the policy with a reference."""
+        return self.loss_type != "simpo"
 
     def check(self) -> None:
         """Refuse label smoothing where the loss has none."""
         if self.loss_type == "ipo" and self.label_smoothing:
-            raise FieldError("label_smoothing", "belongs to 'sigmoid' and 'sigmoid_norm'; set it to 0 with 'ipo'")
+            raise FieldError("label_smoothing", "belongs to the sigmoid losses; set it to 0 with 'ipo'")
 
 
 class OnlineDPO(DPOLoss):
@@ -436,6 +443,8 @@ class Online(Section):
 
     kind: Literal["online"] = "online"
     policy: str = "sft"
+    rollouts: str = "sample"  # or a dump's path: its groups in place of sampled ones
+    reward_column: str | None = None  # of a dump, where several columns are rewards
     steps: NotNegative = 20
     keep: tuple[int, ...] = ()
     stop: Literal["steps", "budget", "adaptive"] = "steps"  # the others may end it earlier: stages/early_stopping.py
@@ -476,7 +485,7 @@ class Online(Section):
     @property
     def compares(self) -> bool:
         """True if the loss compares the policy with a reference."""
-        return bool(self.loss != "grpo" or self.beta)
+        return bool(self.beta or (self.loss != "grpo" and self.dpo.compares))
 
     @property
     def filters(self) -> bool:
@@ -497,6 +506,14 @@ class Online(Section):
         _check_warmup(self.optimizer, self.steps)
         self._check_windows()
         self._check_stop()
+        if self.reference_sync and not self.compares:
+            raise ValueError(
+                "reference_sync is set, but the loss has no reference: GRPO has one in its KL term only, set beta too; "
+                "SimPO has none"
+            )
+        _check_reward_column(self.reward_column, self.rollouts)
+        if self.rollouts != "sample":
+            self._check_dump()
         if self.loss == "grpo" and self.grpo_coef:
             raise ValueError('grpo_coef weighs GRPO beside loss="group_dpo"; with loss="grpo" leave it at 0')
         if self.loss == "dpo" and self.grpo_coef:
@@ -526,6 +543,19 @@ class Online(Section):
             raise ValueError(
                 "sync_every=0 chooses all prompts before any is seen: drop_solved and difficulty need another one"
             )
+
+    def _check_dump(self) -> None:
+        """Refuse settings of sampling where the groups are those of a dump."""
+        without = f"rollouts={self.rollouts!r} samples nothing"
+        if self.sync_every != self.num_iterations:
+            raise ValueError(f"{without}, so no policy is synchronised: set sync_every to num_iterations")
+        if self.filters:
+            raise ValueError(f"{without} in place of other prompts: leave dynamic_sampling, drop_solved and difficulty")
+        if self.stop == "adaptive":
+            raise ValueError(f"{without}, and stop='adaptive' weighs what sampling costs: use stop='steps'")
+        for name in ("sampling_weights", "stream"):
+            if getattr(self, name):
+                raise FieldError(name, f"is set, but {without}: leave it unset")
 
     def _check_stop(self) -> None:
         """Refuse a rule that could end nothing, or that has nothing to go by."""
@@ -560,22 +590,27 @@ class Online(Section):
             )
         if self.loss == "group_dpo" and self.sampling.temperature != 1:
             raise ValueError("GroupDPO and GRPO share one forward pass at temperature 1: set sampling.temperature to 1")
-        if self.reference_sync and not self.compares:
-            raise ValueError("reference_sync is set, but GRPO has a reference in its KL term only: set beta too")
         if self.overlong_buffer > self.sampling.max_new_tokens:
             raise ValueError("overlong_buffer is a part of sampling.max_new_tokens and cannot be larger")
+
+
+def _check_reward_column(column: str | None, rollouts: str) -> None:
+    if column is not None and rollouts in ("sample", "archive"):
+        raise FieldError("reward_column", f"is a column of a dump, and rollouts is {rollouts!r}: leave it unset")
 
 
 class Collect(Section):
     """Rollouts of a frozen policy, and preference pairs from them.
 
     rollouts: "sample"; "archive" takes the groups that the policy's own online stage drew; the name of another collect
-    stage takes those it has, whatever this one says of prompts and sampling; or a JSONL file's path.
+    stage takes those it has, whatever this one says of prompts and sampling; or a dump's path, see `data.dumps`.
+    reward_column: of a dump, where several columns are rewards.
     """
 
     kind: Literal["collect"] = "collect"
     policy: str = "warmup"
     rollouts: str = "sample"
+    reward_column: str | None = None
     prompts: Positive = 1024
     part: Positive = 128  # prompts of a file
     num_generations: Positive = 8
@@ -590,6 +625,7 @@ class Collect(Section):
 
     def check(self) -> None:
         """Refuse settings that cannot work together, or that would change nothing."""
+        _check_reward_column(self.reward_column, self.rollouts)
         if self.sampling_weights and self.rollouts != "sample":
             raise ValueError(f"sampling_weights is set, but rollouts={self.rollouts!r} samples nothing: leave it empty")
         if self.select in ("uncertain", "confident") and self.max_pairs is None:
@@ -601,6 +637,7 @@ class Collect(Section):
 class Offline(DPOLoss):
     """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from.
 
+    loss: "kto" trains on single graded responses, those of prompts without a pair too: the rollouts of `preferences`.
     diagnose: measure the pairs under the policy, before and after; its cost is counted apart. The trained policy is the
     same without.
     """
@@ -608,6 +645,9 @@ class Offline(DPOLoss):
     kind: Literal["offline"] = "offline"
     policy: str = "warmup"
     preferences: str = "collect"
+    loss: Literal["dpo", "kto"] = "dpo"
+    desirable_weight: NotNegativeFloat = 1.0  # of correct and of incorrect responses in KTO's loss
+    undesirable_weight: NotNegativeFloat = 1.0
     epochs: Positive = 1
     batch_size: Positive = 64
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
@@ -617,9 +657,16 @@ class Offline(DPOLoss):
     signal_pairs: NotNegative = 256  # of the gradient's signal at the start, in 16 batches; 0: not measured
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
+    @property
+    def measures(self) -> bool:
+        """True if pairs are measured, which KTO has none of."""
+        return self.diagnose and self.loss == "dpo"
+
     def check(self) -> None:
         """Refuse a spread of one, and what the loss has not."""
         super().check()
+        if self.loss == "kto" and (self.loss_type != "sigmoid" or self.label_smoothing):
+            raise ValueError("loss_type and label_smoothing are settings of DPO, and loss='kto' has none: leave them")
         if self.signal_pairs == 1:
             raise FieldError("signal_pairs", "must be at least 2, or 0 for no measure of it, got 1")
 
@@ -663,6 +710,7 @@ SamplingStage: TypeAlias = Online | Collect | BestCheckpoint | Evaluate
 STAGES: Mapping[str, type[Stage]] = {kind.kind: kind for kind in get_args(Stage)}
 """The kinds of stages."""
 
+P = ParamSpec("P")
 StageT = TypeVar("StageT", Sft, Online, Collect, Offline, BestCheckpoint, Evaluate)
 
 
@@ -751,6 +799,16 @@ class Config(Section):
 # The user's side: what config files are made of
 
 
+def _parameters_of(section: Callable[P, Section]) -> Callable[[Callable[..., ConfigDict]], Callable[P, Any]]:
+    """Give a function the parameters of a section, which editors and notebooks then complete."""
+
+    def decorate(function: Callable[..., ConfigDict]) -> Callable[P, Any]:
+        function.__signature__ = inspect.signature(section)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
 def _changed(section: Section, changes: Mapping[str, Any]) -> ConfigDict:
     return _filled(editable(section), changes)
 
@@ -767,6 +825,7 @@ def source(
     return editable(Source(path=path, split=split, limit=limit, fields=fields))
 
 
+@_parameters_of(Reward)
 def reward(**changes: Any) -> ConfigDict:
     """Return the scoring of responses: see `Reward`."""
     return _changed(Reward(), changes)
@@ -777,46 +836,55 @@ def task(train: ConfigDict, dev: ConfigDict, test: ConfigDict, *, weight: float 
     return ConfigDict({"train": train, "dev": dev, "test": test, "weight": weight, "reward": reward(**changes)})
 
 
+@_parameters_of(Optimizer)
 def optimizer(learning_rate: float, **changes: Any) -> ConfigDict:
     """Return an optimiser's settings: see `Optimizer`."""
     return _changed(Optimizer(), {"learning_rate": learning_rate, **changes})
 
 
+@_parameters_of(Sampling)
 def sampling(max_new_tokens: int, **changes: Any) -> ConfigDict:
     """Return settings of sampling: see `Sampling`."""
     return _changed(Sampling(), {"max_new_tokens": max_new_tokens, **changes})
 
 
+@_parameters_of(Probe)
 def probe(**changes: Any) -> ConfigDict:
     """Return the settings of a stage's probes: see `Probe`."""
     return _changed(Probe(), changes)
 
 
+@_parameters_of(Sft)
 def sft(**changes: Any) -> ConfigDict:
     """Return a stage of supervised fine-tuning: see `Sft`."""
     return _changed(Sft(), changes)
 
 
+@_parameters_of(Online)
 def online(**changes: Any) -> ConfigDict:
     """Return a stage of online RL: see `Online`."""
     return _changed(Online(), changes)
 
 
+@_parameters_of(Collect)
 def collect(**changes: Any) -> ConfigDict:
     """Return a stage that collects rollouts and pairs: see `Collect`."""
     return _changed(Collect(), changes)
 
 
+@_parameters_of(Offline)
 def offline(**changes: Any) -> ConfigDict:
-    """Return a stage of offline DPO: see `Offline`."""
+    """Return a stage of offline DPO or KTO: see `Offline`."""
     return _changed(Offline(), changes)
 
 
+@_parameters_of(BestCheckpoint)
 def best_checkpoint(**changes: Any) -> ConfigDict:
     """Return a stage that chooses the best checkpoint: see `BestCheckpoint`."""
     return _changed(BestCheckpoint(), changes)
 
 
+@_parameters_of(Evaluate)
 def evaluate(**changes: Any) -> ConfigDict:
     """Return a stage that evaluates policies: see `Evaluate`."""
     return _changed(Evaluate(), changes)

@@ -6,13 +6,14 @@ problems ─► sft ─► warm-up (online GRPO) ─► collect (rollouts ► ve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from etils import epath
 
 from g2d_jax.accounting import POLICIES
 from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Stage, TrainingStage
+from g2d_jax.data.dumps import dump_files
 from g2d_jax.study import stopping
 
 Stages = Mapping[str, Stage]
@@ -121,9 +122,12 @@ def followers(name: str, stages: Stages) -> tuple[str, str, str] | None:
     """Return what starts where a stage ends: the stages that draw rollouts, choose pairs from them, and train on those.
 
     The first two are one stage unless the second takes the rollouts of another. They decide where the stage ends.
+    Those of KTO, which needs no pairs, do not count.
     """
     for other, offline in stages.items():
-        if not isinstance(offline, Offline) or offline.policy != name or offline.preferences not in stages:
+        if not isinstance(offline, Offline) or offline.loss != "dpo":
+            continue
+        if offline.policy != name or offline.preferences not in stages:
             continue
         drawn = drawn_by(offline.preferences, stages)
         source = stages[drawn]
@@ -137,16 +141,33 @@ def check_inputs(config: Config, order: Plan) -> None:
     for name in order.order:
         stage = config.stages[name]
         try:
-            if isinstance(stage, Online) and stage.stop == "adaptive":
+            for split in _splits_read(stage):
+                if not any(getattr(task, split).path for task in config.all_tasks.values()):
+                    raise ValueError(f"it goes by the problems of data.{split}, whose path is empty: name some there")
+            if isinstance(stage, Online) and stage.rollouts != "sample":
+                _check_dump(stage.rollouts, "sample")
+            elif isinstance(stage, Online) and stage.stop == "adaptive":
                 _check_adaptive(name, stage, config)
             elif isinstance(stage, Collect):
                 _check_rollouts(name, stage, config.stages)
             elif isinstance(stage, Offline):
-                _check_preferences(stage, config.stages)
+                _check_preferences(stage, config)
             elif isinstance(stage, BestCheckpoint):
                 _check_selection(stage, config.stages)
         except ValueError as error:
             raise ValueError(f"stages.{name}: {error}") from error
+
+
+def _splits_read(stage: Stage) -> Iterator[str]:
+    """Yield the splits of whose problems a stage samples responses."""
+    if isinstance(stage, Evaluate):
+        yield stage.split
+    elif isinstance(stage, BestCheckpoint):
+        yield "dev"
+    elif isinstance(stage, Online) or (isinstance(stage, Collect) and stage.rollouts == "sample"):
+        yield "train"
+    if isinstance(stage, Online | Offline) and stage.probe.every:
+        yield stage.probe.split
 
 
 def _check_adaptive(name: str, stage: Online, config: Config) -> None:
@@ -192,20 +213,30 @@ def _check_rollouts(name: str, stage: Collect, stages: Stages) -> None:
                 f"rollouts of {stage.rollouts!r} are those of policy {other.policy!r}: policy must be the same, "
                 f"got {stage.policy!r}"
             )
-    elif stage.rollouts != "sample" and not epath.Path(stage.rollouts).exists():
-        raise ValueError(
-            f"rollouts is {stage.rollouts!r}: write sample, archive, a collect stage, or the path of a file that exists"
-        )
+    elif stage.rollouts != "sample":
+        _check_dump(stage.rollouts, "sample, archive, a collect stage")
     origin = stages[drawn_by(name, stages)]
     assert isinstance(origin, Collect)
-    if stage.select in ("uncertain", "confident") and origin.rollouts not in ("sample", "archive"):
+    drawn = stages[origin.policy.partition("@")[0]] if origin.rollouts == "archive" else origin
+    assert isinstance(drawn, Collect | Online)
+    if stage.select in ("uncertain", "confident") and drawn.rollouts != "sample":
         raise ValueError(
-            f"select={stage.select!r} goes by token entropies, which the rollouts of {origin.rollouts} lack: "
+            f"select={stage.select!r} goes by token entropies, which the rollouts of {drawn.rollouts} lack: "
             "use all or random"
         )
 
 
-def _check_preferences(stage: Offline, stages: Stages) -> None:
+def _check_dump(path: str, names: str) -> None:
+    try:
+        dump_files(path)
+    except ValueError as error:
+        raise ValueError(f"rollouts is {path!r}: write {names}, or the path of a dump that exists: {error}") from error
+
+
+def _check_preferences(stage: Offline, config: Config) -> None:
+    stages = config.stages
+    if stage.loss == "kto" and not all(task.reward.is_verifiable for task in config.all_tasks.values()):
+        raise ValueError("loss='kto' trains on right and wrong responses, which some rewards do not tell: use dpo")
     if stage.preferences in stages:
         if not isinstance(stages[stage.preferences], Collect):
             raise ValueError(f"preferences is {stage.preferences!r}, a stage that collects none")

@@ -25,6 +25,7 @@ from g2d_jax.config_io import to_dict
 from g2d_jax.data.problems import check_training
 from g2d_jax.graph import Plan, check_inputs, made_from_ends, plan, policies_read
 from g2d_jax.models import hf, quantise
+from g2d_jax.report.result import Result
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
 from g2d_jax.runtime import flags, processes, program_cache, storage
@@ -96,8 +97,9 @@ def run(
     reward: RewardFunction | None = None,
     objectives: Objectives | None = None,
     until: str | None = None,
-) -> dict[str, Any]:
-    """Run, or continue, every stage of a config in a work directory; return the manifests by stage.
+) -> Result:
+    """Run, or continue, every stage of a config in a work directory; return its finished stages' manifests by name,
+    with accuracies, policies and the report (report/result.py).
 
     reward: a function with TRL's signature in place of reward.function. objectives: for a stage's name, the function
     that makes its loss (see training/objectives.py; its sums must count "tokens", or "pairs" in an offline stage).
@@ -112,7 +114,7 @@ def run(
         manifests = {name: run_stage(runtime, name, order) for name in names}
         if until is None:
             processes.on_leader(lambda: conclude(runtime.workdir, runtime.tracker, manifests))
-    return manifests
+        return Result(runtime.workdir)
 
 
 @contextlib.contextmanager
@@ -144,7 +146,7 @@ def _opened(
                 _ = runtime.sampling_mesh  # raises for an impossible mesh, before any work
                 compiling.take_programs()  # those of an earlier run in this process
                 problems = runtime.problems["train"]
-                runtime.scorer.start(problems[:: -(-len(problems) // 256)])
+                runtime.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield runtime
 
 

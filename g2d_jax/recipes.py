@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -211,7 +212,7 @@ def maths(path: str, train: str, test: str, *, dev: int = DEV) -> ConfigDict:
     return config
 
 
-def adam(learning_rate: float = LEARNING_RATE, **changes: str) -> ConfigDict:
+def adam(learning_rate: float = LEARNING_RATE, **changes: Any) -> ConfigDict:
     """Return AdamW's settings for verifiable rewards: a constant rate, no weight decay (chosen)."""
     return settings.optimizer(learning_rate, eps=ADAM_EPS, max_grad_norm=MAX_GRAD_NORM, **changes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Literal
@@ -88,3 +89,11 @@ def test_a_config_tells_a_stage_by_its_kind():
     assert made.stage("warmup", settings.Online).steps == 3
     with pytest.raises(TypeError, match=r"stages\.warmup is of kind online, not sft"):
         made.stage("warmup", settings.Sft)
+
+
+@pytest.mark.parametrize("name", [*settings.STAGES, "sampling", "optimizer", "probe", "reward"])
+def test_factories_tell_editors_the_fields(name: str) -> None:
+    factory = getattr(settings, name)
+    parameters = inspect.signature(factory).parameters
+    made = factory(*{"sampling": (8,), "optimizer": (0.5,)}.get(name, ()))
+    assert set(parameters) == set(made) and next(iter(parameters.values())).default is not inspect.Parameter.empty

@@ -12,7 +12,7 @@ import numpy as np
 from cases import MODELS, STOPS, Case, Clock, run, tokens
 
 from g2d_jax import mesh as meshes
-from g2d_jax.config import Optimizer
+from g2d_jax.config import OnlineDPO, Optimizer
 from g2d_jax.data.packing import Group, Packed, Response, pack, positions, round_up
 from g2d_jax.losses import dpo_weights, group_advantages
 from g2d_jax.models import decoder
@@ -95,7 +95,7 @@ class Library:
 
 def _objective(compute: objectives.Compute, case: Case) -> objectives.Objective:
     if case.table == "dpo":
-        return objectives.dpo(compute, beta=0.1, label_smoothing=0.0, loss_type="sigmoid")
+        return objectives.dpo(compute, OnlineDPO())
     beta = 0.04 if case.reference else 0.0
     return objectives.grpo(compute, temperature=1.0, epsilon=0.2, epsilon_high=None, beta=beta)
 

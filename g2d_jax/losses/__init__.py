@@ -1,12 +1,12 @@
 """Losses: pure functions of log-probabilities and weights that know no model.
 
-    token_logprobs ─► sft_loss | grpo_loss | entropy_loss | sequence_sums ─► dpo_loss | group_dpo_loss
+    token_logprobs ─► sft_loss | grpo_loss | entropy_loss | sequence_sums ─► dpo_loss | group_dpo_loss | kto_loss
 
 Each returns (loss, sums). The loss is sum(value * weight) with weights, computed on the host once per optimiser step,
 that hold the normaliser of the whole global batch: add losses and sums over micro-batches and devices as they come.
 """
 
-from g2d_jax.losses.dpo import DPOLossType, DPONormalizer, check_dpo, dpo_loss, dpo_weights
+from g2d_jax.losses.dpo import dpo_loss, dpo_weights
 from g2d_jax.losses.entropy import entropy_loss
 from g2d_jax.losses.group_dpo import group_dpo_loss, group_dpo_weights
 from g2d_jax.losses.grpo import (
@@ -18,6 +18,7 @@ from g2d_jax.losses.grpo import (
     overlong_penalty,
     token_weights,
 )
+from g2d_jax.losses.kto import kto_loss, reference_point
 from g2d_jax.losses.logprobs import (
     chunk_of,
     sequence_means,

@@ -2,7 +2,8 @@
 
 Equation 3 of "Bridging Offline and Online Reinforcement Learning for LLMs" (arXiv 2506.21495), after Rafailov et al.
 (arXiv 2305.18290); label smoothing as in conservative DPO; IPO is equation 17 of Azar et al. (arXiv 2310.12036);
-"sigmoid_norm" is length-normalised DPO as in TRL; the negative log-likelihood of the chosen response that may be added
+"sigmoid_norm" is length-normalised DPO as in TRL; "simpo" is equation 6 of SimPO (arXiv 2405.14734), which has no
+reference; the negative log-likelihood of the chosen response that may be added
 is the one of the paper's section 4.2 (scale 1 there), per token as in its section 5.1 and in Pang et al. (arXiv
 2404.19733, equation 1). Normaliser: the pairs in the global batch of one optimiser step, or all of its prompts
 (`dpo_weights`).
@@ -12,17 +13,15 @@ N: preference pairs. Log-probabilities are sums over the tokens of a response (n
 
 from __future__ import annotations
 
-from typing import get_args
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from g2d_jax.config import DPOLossType, DPONormalizer
+from g2d_jax.config import OnlineDPO
 from g2d_jax.losses.reduction import Sums, active_count, active_sum, check_same_shape, fill_inactive, weighted_sum
 
-PER_TOKEN = ("sigmoid_norm", "ipo")
-"""The losses whose log-ratios are means over a response's tokens."""
+PER_TOKEN = ("sigmoid_norm", "ipo", "simpo")
+"""The losses whose log-ratios, or with SimPO log-probabilities, are means over a response's tokens."""
 
 
 def dpo_weights(num_pairs: int, num_prompts: int | None = None) -> np.ndarray:
@@ -55,32 +54,30 @@ def ipo_loss(gaps: jax.Array, beta: float) -> jax.Array:
 def dpo_loss(
     policy_chosen: jax.Array,
     policy_rejected: jax.Array,
-    ref_chosen: jax.Array,
-    ref_rejected: jax.Array,
+    ref_chosen: jax.Array | None,
+    ref_rejected: jax.Array | None,
     weights: jax.Array,
+    settings: OnlineDPO,
     *,
-    beta: float = 0.1,
-    label_smoothing: float = 0.0,
-    loss_type: DPOLossType = "sigmoid",
-    nll_coef: float = 0.0,
-    nll_length_normalization: bool = True,
     chosen_lengths: jax.Array | None = None,
     rejected_lengths: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
     """Compute sum((pair loss - nll_coef * policy_chosen / chosen_lengths) * weight) over N pairs.
 
     policy_*, ref_*: [N] summed log-probability of each response under the policy and the reference; no gradient
-    flows into the reference. weights: [N], see `dpo_weights`; 0 marks a padding pair, whose values do not matter.
-    All arrays have one shape, which may be any.
-    loss_type: "sigmoid" is equation 3; "sigmoid_norm" and "ipo" divide each log-ratio by its response's length in
-    tokens first, as TRL does, and need chosen_lengths and rejected_lengths [N].
-    label_smoothing: in [0, 0.5), not with "ipo"; with it the loss is conservative DPO's (TRL's "sigmoid" has none).
-    nll_coef: at least 0, times the chosen response's negative log-likelihood, the mean over its tokens, which needs
+    flows into the reference, and with "simpo", which has none, ref_* are not read. weights: [N], see `dpo_weights`;
+    0 marks a padding pair, whose values do not matter. All arrays have one shape, which may be any.
+    settings.loss_type: "sigmoid" is equation 3; "sigmoid_norm" and "ipo" divide each log-ratio by its response's length
+    in tokens first, as TRL does, and "simpo" each log-probability; its margins are to exceed simpo_gamma. They need
+    chosen_lengths and rejected_lengths [N].
+    settings.label_smoothing: not with "ipo"; with it the loss is conservative DPO's (TRL's "sigmoid" has none).
+    settings.nll_coef: times the chosen response's negative log-likelihood, the mean over its tokens, which needs
     chosen_lengths; with nll_length_normalization False the sum over them, T times as much for a response of T tokens.
+    settings.normalizer is that of the weights.
 
     Returns (loss, sums), scalars in float32. Sums under TRL's names, each over active pairs:
       pairs               their number, the normaliser of all the others
-      rewards/chosen      beta * (policy - reference) of the chosen response
+      rewards/chosen      beta * (policy - reference) of the chosen response; with "simpo" beta * policy / length
       rewards/rejected    the same of the rejected one
       rewards/margins     chosen reward - rejected reward
       rewards/accuracies  1 where the chosen reward is strictly greater
@@ -88,15 +85,19 @@ def dpo_loss(
       nll_loss            the negative log-likelihood that nll_coef multiplies, only with nll_coef. TRL's DPO has no
                           such metric (its loss_type "sft" is a mean over all chosen tokens of a batch); the name is
                           that of its CPO and ORPO trainers
-    Raises ValueError for differing shapes, an unknown loss_type or a parameter out of range.
+    Raises ValueError for differing shapes, and without the reference or the lengths where the settings need them.
     """
-    check_dpo(loss_type=loss_type, beta=beta, label_smoothing=label_smoothing, nll_coef=nll_coef)
+    loss_type, beta, nll_coef = settings.loss_type, settings.beta, settings.nll_coef
     if loss_type in PER_TOKEN and (chosen_lengths is None or rejected_lengths is None):
         raise ValueError(
             f"loss_type {loss_type!r} averages log-probabilities: pass chosen_lengths and rejected_lengths"
         )
-    if nll_coef and nll_length_normalization and chosen_lengths is None:
+    if nll_coef and settings.nll_length_normalization and chosen_lengths is None:
         raise ValueError("the NLL term is a mean over tokens: pass chosen_lengths, or nll_length_normalization=False")
+    if not settings.compares:
+        ref_chosen, ref_rejected = jnp.zeros_like(policy_chosen), jnp.zeros_like(policy_rejected)
+    elif ref_chosen is None or ref_rejected is None:
+        raise ValueError(f"loss_type {loss_type!r} compares with a reference: pass ref_chosen and ref_rejected")
     inputs = (policy_chosen, policy_rejected, ref_chosen, ref_rejected)
     names = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
     lengths = {"chosen_lengths": chosen_lengths, "rejected_lengths": rejected_lengths}
@@ -105,12 +106,19 @@ def dpo_loss(
     policy_chosen, policy_rejected, ref_chosen, ref_rejected = (fill_inactive(x, weights) for x in inputs)
     chosen_logratio = policy_chosen - jax.lax.stop_gradient(ref_chosen)
     rejected_logratio = policy_rejected - jax.lax.stop_gradient(ref_rejected)
-    gaps = chosen_logratio - rejected_logratio
+    scores = chosen_logratio, rejected_logratio
     if chosen_lengths is not None and rejected_lengths is not None and loss_type in PER_TOKEN:
-        gaps = _per_token(chosen_logratio, chosen_lengths) - _per_token(rejected_logratio, rejected_lengths)
-    pair_loss = ipo_loss(gaps, beta) if loss_type == "ipo" else sigmoid_loss(beta * gaps, label_smoothing)
+        scores = _per_token(chosen_logratio, chosen_lengths), _per_token(rejected_logratio, rejected_lengths)
+    gaps = scores[0] - scores[1]
+    if loss_type == "ipo":
+        pair_loss = ipo_loss(gaps, beta)
+    else:
+        margin = settings.simpo_gamma if loss_type == "simpo" else 0.0
+        pair_loss = sigmoid_loss(beta * gaps - margin, settings.label_smoothing)
 
-    chosen_reward, rejected_reward = beta * chosen_logratio, beta * rejected_logratio
+    chosen_reward, rejected_reward = (
+        beta * x for x in (scores if loss_type == "simpo" else (chosen_logratio, rejected_logratio))
+    )
     metrics = {
         "rewards/chosen": chosen_reward,
         "rewards/rejected": rejected_reward,
@@ -121,7 +129,7 @@ def dpo_loss(
     }
     if nll_coef:
         nll = -policy_chosen
-        if nll_length_normalization and chosen_lengths is not None:
+        if settings.nll_length_normalization and chosen_lengths is not None:
             nll = _per_token(nll, chosen_lengths)
         pair_loss = pair_loss + nll_coef * nll
         metrics["nll_loss"] = nll
@@ -131,21 +139,3 @@ def dpo_loss(
 
 def _per_token(total: jax.Array, lengths: jax.Array) -> jax.Array:
     return total / jnp.maximum(lengths.astype(jnp.float32), 1.0)
-
-
-def check_dpo(
-    *, loss_type: str, beta: float, label_smoothing: float = 0.0, nll_coef: float = 0.0, normalizer: str = "pairs"
-) -> None:
-    """Raise ValueError for settings that `dpo_loss` and `group_dpo_loss` refuse, or for an unknown normaliser."""
-    if normalizer not in get_args(DPONormalizer):
-        raise ValueError(f"unknown DPO normalizer {normalizer!r}; choose one of {', '.join(get_args(DPONormalizer))}")
-    if loss_type not in get_args(DPOLossType):
-        raise ValueError(f"unknown DPO loss_type {loss_type!r}; choose one of {', '.join(get_args(DPOLossType))}")
-    if not beta > 0.0:
-        raise ValueError(f"beta must be positive, got {beta}; 0.1 is usual for summed log-probabilities")
-    if not 0.0 <= label_smoothing < 0.5:
-        raise ValueError(f"label_smoothing must be in [0, 0.5), got {label_smoothing}; 0 switches it off")
-    if not nll_coef >= 0.0:
-        raise ValueError(f"nll_coef must not be negative, got {nll_coef}; 0 switches it off")
-    if loss_type == "ipo" and label_smoothing:
-        raise ValueError("label_smoothing belongs to loss_type 'sigmoid' and 'sigmoid_norm'; set it to 0 with 'ipo'")

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from g2d_jax.losses.dpo import DPOLossType, dpo_loss
+from g2d_jax.config import OnlineDPO
+from g2d_jax.losses.dpo import dpo_loss
 from g2d_jax.losses.reduction import Sums, check_same_shape
 
 
@@ -45,27 +46,22 @@ def pair_weights(sides: jax.Array, groups: jax.Array, weights: jax.Array) -> jax
 
 def group_dpo_loss(
     policy: jax.Array,
-    reference: jax.Array,
+    reference: jax.Array | None,
     sides: jax.Array,
     groups: jax.Array,
     weights: jax.Array,
+    settings: OnlineDPO,
     *,
-    beta: float = 0.1,
-    label_smoothing: float = 0.0,
-    loss_type: DPOLossType = "sigmoid",
-    nll_coef: float = 0.0,
-    nll_length_normalization: bool = True,
     lengths: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
     """Compute sum(pair loss * weight) over all pairs of a chosen and a rejected place of one row and one group.
 
     All arrays are [R, M]. policy, reference: summed log-probability of each response; no gradient flows into the
-    reference. sides: 1 chosen, -1 rejected, 0 takes no part (its values do not matter). groups: the prompt of each
-    response, a number that is its own within the row. weights: of each pair that a chosen place is in, see
-    `group_dpo_weights`; those of other places are not read.
-    beta, label_smoothing, loss_type: as in `dpo_loss`; lengths: of the responses in tokens, as it asks for them.
-    nll_coef, nll_length_normalization: as there; with these weights the coefficient multiplies the mean over a prompt's
-    chosen responses, then over prompts.
+    reference, which is None where the loss has none. sides: 1 chosen, -1 rejected, 0 takes no part (its values do not
+    matter). groups: the prompt of each response, a number that is its own within the row. weights: of each pair that a
+    chosen place is in, see `group_dpo_weights`; those of other places are not read.
+    settings: as in `dpo_loss`; with these weights nll_coef multiplies the mean over a prompt's chosen responses, then
+    over prompts. lengths: of the responses in tokens, as it asks for them.
 
     Returns (loss, sums): `dpo_loss` of the pairs written out, with the same sums, each over pairs; one pair a prompt
     gives what it gives. Raises ValueError as it does.
@@ -84,14 +80,10 @@ def group_dpo_loss(
     return dpo_loss(
         chosen(policy),
         rejected(policy),
-        chosen(reference),
-        rejected(reference),
+        None if reference is None else chosen(reference),
+        None if reference is None else rejected(reference),
         pairs,
-        beta=beta,
-        label_smoothing=label_smoothing,
-        loss_type=loss_type,
-        nll_coef=nll_coef,
-        nll_length_normalization=nll_length_normalization,
+        settings,
         chosen_lengths=None if lengths is None else chosen(lengths),
         rejected_lengths=None if lengths is None else rejected(lengths),
     )

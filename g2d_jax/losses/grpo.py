@@ -8,6 +8,8 @@ are those of Hugging Face TRL 1.16, and verl's "seq-mean-token-sum", which the p
 of equation 1 over the group's size. With a large Adam epsilon the scale of the loss matters, so they are not
 interchangeable at one learning rate. The ratio may be one per response (GSPO, arXiv 2507.18071) and may be corrected
 for a sampler whose probabilities differ from the trainer's (truncated importance sampling, as TRL's "token_truncate").
+"cispo" (MiniMax-M1, arXiv 2506.13585, equation 4) clips the ratio as a constant weight of the log-probability, so that
+a token beyond the bound still has a gradient.
 
 N prompts, G responses per prompt, S sequences (all responses of one optimiser step's global batch).
 """
@@ -100,12 +102,13 @@ def token_weights(
       "grpo"     sequences x own length: mean over a sequence's tokens, then over sequences
       "dr_grpo"  sequences x max_completion_length: a constant
       "dapo"     tokens of the step. If one generation feeds several steps, TRL takes their average instead
+      "cispo"    the same; the loss of a token is another one, see `grpo_loss`
       "bnpo"     tokens of this very step. TRL takes them per micro-batch and device and averages, so that its value
                  depends on the split; ours is TRL's for one micro-batch on one device, whatever the split
     lengths: [S] completion tokens of every sequence in the global batch of one optimiser step.
     num_prompts: prompts in that batch, those without any signal included.
     mask: [S] bool, False for a sequence left out of the loss (TRL's mask_truncated_completions): weight 0, so no policy
-    term and no KL. It still counts as a sequence and in num_prompts, but not in the tokens of "dapo" and "bnpo".
+    term and no KL. It still counts as a sequence and in num_prompts, but not in the tokens of the last three.
     An unscorable sequence is not masked: its advantage is 0, it counts like any other and keeps its KL term.
     Returns [S] float32. Host side. Raises ValueError for an unknown loss_type or a number out of range.
     """
@@ -122,6 +125,7 @@ def token_weights(
         "grpo": lengths.size * np.maximum(lengths, 1),
         "dr_grpo": lengths.size * max_completion_length,
         "dapo": step_tokens,
+        "cispo": step_tokens,
         "bnpo": step_tokens,
     }
     if loss_type not in normalizers:
@@ -162,6 +166,7 @@ def grpo_loss(
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
     beta: float = 0.0,
+    cispo: bool = False,
     sampler_logprobs: jax.Array | None = None,
     importance_cap: float = 0.0,
     sequence_ids: jax.Array | None = None,
@@ -175,6 +180,8 @@ def grpo_loss(
     ref_logprobs: under the reference; None where there is none, needed if beta is not 0.
     advantages: of each token's sequence, see `group_advantages`. weights: see `token_weights`; 0 on prompt and padding.
     epsilon_high: None is epsilon.
+    cispo: the policy term is -min(ratio, 1 + epsilon_high) * A * log-probability, with no gradient through the ratio.
+    There is no bound from below, as in the paper's runs and in TRL, whose epsilon_high is 1 + ours.
     sampler_logprobs: as drawn, by a sampler whose arithmetic, and so whose probabilities, differ a little; for metrics,
     and the base of the importance weights. importance_cap: if not 0, each token's policy term is multiplied by
     min(old / sampler's probability, importance_cap), truncated importance sampling as TRL's "token_truncate": the cap
@@ -186,7 +193,8 @@ def grpo_loss(
     Returns (loss, sums), scalars in float32. Sums under TRL's names, each over active tokens:
       tokens                  their number, the normaliser of all the others
       clip_ratio/low_mean     1 where the ratio is below 1 - epsilon and A < 0: clipped, no policy gradient
-      clip_ratio/high_mean    1 where the ratio is above 1 + epsilon_high and A > 0
+      clip_ratio/high_mean    1 where the ratio is above 1 + epsilon_high and A > 0; with cispo TRL's cispo_clip_ratio,
+                              and the low one is 0
       clip_ratio/region_mean  either
       ratio                   policy / old probability (per response: its own at each of its tokens), 1 when on-policy
       sampling/sampling_logp_difference/mean, …/max        |old - sampler's log-probability|
@@ -224,10 +232,11 @@ def grpo_loss(
     if sequence_ids is not None:
         log_ratio = sequence_means(log_ratio, jnp.where(weights != 0, sequence_ids, -1))
     ratio = jnp.exp(jnp.minimum(log_ratio, MAX_LOG_RATIO))
-    low, high = (ratio < 1.0 - epsilon) & (advantages < 0), (ratio > 1.0 + epsilon_high) & (advantages > 0)
-    clipped = jnp.clip(jax.lax.stop_gradient(ratio), 1.0 - epsilon, 1.0 + epsilon_high)
+    lowest = 0.0 if cispo else 1.0 - epsilon
+    low, high = (ratio < lowest) & (advantages < 0), (ratio > 1.0 + epsilon_high) & (advantages > 0)
+    clipped = jnp.clip(jax.lax.stop_gradient(ratio), lowest, 1.0 + epsilon_high)
     # The minimum of equation 1 takes the clipped side in exactly these two cases, where it is a constant.
-    token_loss = -jnp.where(low | high, clipped, ratio) * advantages
+    token_loss = -advantages * (clipped * logprobs if cispo else jnp.where(low | high, clipped, ratio))
     metrics = {
         "clip_ratio/low_mean": low.astype(jnp.float32),
         "clip_ratio/high_mean": high.astype(jnp.float32),

@@ -153,8 +153,10 @@ def _sliding(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[int |
         every = _field(raw, "sliding_window_pattern", int, 6)
         usual = [SLIDING if number % every else FULL for number in range(1, layers + 1)]
     else:
-        full = _field(raw, "max_window_layers", int, 28) if family.sliding == "last" else 0
-        usual = [SLIDING if window is not None and number >= full else FULL for number in range(layers)]
+        full = layers if window is None else 0
+        if family.sliding == "last" and window is not None:
+            full = _field(raw, "max_window_layers", int, 28)
+        usual = [SLIDING if number >= full else FULL for number in range(layers)]
     kinds = usual if kinds is None else kinds
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (SLIDING, FULL) for kind in kinds):
         raise ValueError(f"config.json: layer_types must be {layers} times {SLIDING} or {FULL}, got {kinds!r:.200}")

@@ -7,6 +7,7 @@ contrasts.py    policies beside each other: at equal compute, at equal K, chosen
 tables.py       tables of text, those of a run's manifests, CSV      format.py   numbers as text
 figures.py      figures as SVG and PDF                               markup.py   escaping: model text is hostile
 samples.py      completions to look through                          tokens.py   tokens by their probability
+result.py       what pipeline.run returns, as a notebook shows it
 run.py study.py comparison.py   the three reports                    page.py     sections as a page and as Markdown
 templates/ style.css filter.js  the page's markup, its only style sheet and its only script
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from etils import epath
@@ -48,14 +48,14 @@ def ratings(comparison: Comparison) -> list[elo.Rating]:
     return elo.elo([row.name for _, row in comparison.rows], points)
 
 
-def check_output(output: PathLike) -> epath.Path:
-    """Return the folder a comparison may be written to. Raises ValueError if it holds other files."""
+def check_output(output: PathLike, files: Sequence[str] = FILES, what: str = "a comparison") -> epath.Path:
+    """Return the folder that these files may be written to. Raises ValueError if it holds others."""
     folder = absolute(output)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give --output a folder")
-    others = sorted(child.name for child in folder.iterdir() if child.name not in FILES) if folder.exists() else []
+    others = sorted(child.name for child in folder.iterdir() if child.name not in files) if folder.exists() else []
     if others:
-        raise ValueError(f"{folder} holds other things than a comparison ({others[0]}): choose another --output")
+        raise ValueError(f"{folder} holds other things than {what} ({others[0]}): choose another --output")
     return folder
 
 

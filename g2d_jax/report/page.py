@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jinja2
 from etils import epath
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from g2d_jax.report.figures import Chart
 from g2d_jax.report.markup import on_one_line, shorten, shown, visible
@@ -75,7 +75,10 @@ class Section(NamedTuple):
 
 
 class Report(NamedTuple):
-    """All of a report. kind: "report", "study", "comparison". eyebrow: the line above the name; headline: one below."""
+    """All of a report. kind: "report", "study", "comparison" or "autopsy".
+
+    eyebrow: the line above the name; headline: one below.
+    """
 
     kind: str
     name: str
@@ -83,6 +86,10 @@ class Report(NamedTuple):
     headline: str
     warnings: Sequence[str]
     sections: Sequence[Section]
+
+    def _repr_html_(self) -> str:
+        """Write the page in a frame of its own, in which nothing can run, for a notebook."""
+        return f'<iframe srcdoc="{escape(html(self))}" sandbox width="100%" height="600"></iframe>'
 
 
 def _has_content(part: Part) -> bool:

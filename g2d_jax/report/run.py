@@ -106,12 +106,9 @@ def write_run(workdir: PathLike, *, figures: bool = True) -> list[str]:
     return write(report(run), sheet(COLUMNS, records(run)), run.workdir, "report", figures=figures)
 
 
-def report(run: Run) -> Report:
-    """Put together all that there is to show of a run."""
+def summary(run: Run) -> Report:
+    """Put together what a notebook shows of a run: the result and the figures of training."""
     latest = run.evaluations[-1].manifest if run.evaluations else None
-    manifests = list(run.manifests.values())
-    compute = [tables.compute_table(manifests, run.price), tables.goodput_table(manifests)]
-    settings = {"Configuration (config.json)": run.config, "Environment (environment.json)": run.environment}
     return Report(
         kind="report",
         name=run.name,
@@ -120,8 +117,22 @@ def report(run: Run) -> Report:
         warnings=[*filter(None, [state(run)]), *run.warnings],
         sections=[
             Section("results", "Result", list(_results(run, latest))),
-            Section("compute", "Compute", [*compute, Fold("Programs", [tables.compiled_table(manifests)])]),
             Section("curves", "Training", list(_training(run))),
+        ],
+    )
+
+
+def report(run: Run) -> Report:
+    """Put together all that there is to show of a run."""
+    short, manifests = summary(run), list(run.manifests.values())
+    results, curves = short.sections
+    compute = [tables.compute_table(manifests, run.price), tables.goodput_table(manifests)]
+    settings = {"Configuration (config.json)": run.config, "Environment (environment.json)": run.environment}
+    return short._replace(
+        sections=[
+            results,
+            Section("compute", "Compute", [*compute, Fold("Programs", [tables.compiled_table(manifests)])]),
+            curves,
             Section("informativeness", "Informativeness", list(_informativeness(run))),
             Section("pairs", "Preference pairs", [part for stage in run.stages.values() for part in _pairs(stage)]),
             Section("browser", "Browser", browser(run)),

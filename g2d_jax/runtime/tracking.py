@@ -25,6 +25,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any, Self, TextIO
 
 from etils import epath
@@ -61,7 +62,7 @@ def clean(text: str, *, newlines: bool = True) -> str:
 
 
 class Screen:
-    """What the user sees. On a terminal: a live bar, drawn tables. Elsewhere: plain lines without control codes.
+    """What the user sees. On a terminal or in a notebook: a live bar, drawn tables. Elsewhere: plain lines.
 
     All text is shown literally, neither as markup nor as control codes. file: default standard output. every: seconds
     between progress lines when not on a terminal. long: seconds of compiling a program after which a line says so,
@@ -71,8 +72,10 @@ class Screen:
     def __init__(self, file: TextIO | None = None, *, every: float = 10.0, long: float = 10.0) -> None:
         file = sys.stdout if file is None else file
         file = open(os.devnull, "w") if file is None else file  # noqa: SIM115 (a process without standard output)
-        self.interactive = file.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
-        self.console = Console(file=file, force_terminal=self.interactive, highlight=False)
+        terminal = file.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
+        self.console = Console(file=file, force_terminal=terminal, highlight=False)
+        # A notebook's live bar is a widget; without ipywidgets there are lines, as in a file.
+        self.interactive = terminal or (self.console.is_jupyter and find_spec("ipywidgets") is not None)
         self.every, self.long = every, long
         self._said = "", 0.0  # the compilation that was told of: the program, and when it began
         self._bar: Progress | None = None

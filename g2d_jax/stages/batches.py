@@ -121,6 +121,7 @@ def _grpo_tokens(stage: Online, draws: Draws, groups: Groups) -> list[list[dict[
     """Return GRPO's inputs for each response's tokens; normalisers count every response of a full batch."""
     values, counted = advantages(stage, draws, groups), _counted(stage, groups)
     lengths = np.array([[len(row.rollout.token_ids) for row in group] for group in groups])
+    has_logprobs = stage.rollouts == "sample" or stage.importance_cap  # a dump may lack them
     prompts = _prompts(stage, groups)
     absent = (prompts - len(groups)) * values.shape[1]
     weights = token_weights(
@@ -132,7 +133,11 @@ def _grpo_tokens(stage: Online, draws: Draws, groups: Groups) -> list[list[dict[
     )[: values.size].reshape(values.shape)
     return [
         [
-            {"weight": float(w), "advantage": float(a), "sampler_logprob": row.rollout.logprobs}
+            {
+                "weight": float(w),
+                "advantage": float(a),
+                **({"sampler_logprob": row.rollout.logprobs} if has_logprobs else {}),
+            }
             for row, w, a in zip(group, ws, group_values, strict=True)
         ]
         for group, ws, group_values in zip(groups, weights, values, strict=True)

@@ -28,6 +28,7 @@ from g2d_jax.runtime import processes, storage
 from g2d_jax.stages import batches
 from g2d_jax.stages.batches import Batch
 from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.external_rollouts import ExternalBatches
 from g2d_jax.stages.extra_state import Cursor
 from g2d_jax.stages.policies import load_reference
 from g2d_jax.stages.problems import train_order
@@ -121,7 +122,8 @@ class TrainBatch:
 class RolloutBuffer:
     """The buffer of rollouts that gives a Trainer its batches."""
 
-    def __init__(self, trainer: Trainer, stage: Online) -> None:
+    def __init__(self, trainer: Trainer, stage: Online, external: ExternalBatches | None = None) -> None:
+        self.external = external
         self.runtime, self.name, self.stage, self.trainer = trainer.runtime, trainer.name, stage, trainer
         self.state, self.folder = trainer.extra_state, self.runtime.folders[self.name]
         self.reference: Decoder | None = None  # a fixed one, while it is in use
@@ -142,11 +144,14 @@ class RolloutBuffer:
         return workload_of(self.runtime, self.name, self.stage)
 
     def generate_window(self, window: SyncWindow) -> dict[str, float]:
-        """Sample and score all batches of a window with the present policy; return metrics of that."""
+        """Sample and score a window's batches with the present policy, or take them from a dump; return metrics."""
         now = time.perf_counter()
         share = {"generation/share": self._sampling / (now - self._mark)} if self._mark else {}  # of the window before
         self.rounds.clear()
         self.others.clear()
+        if self.external is not None:  # its windows are of one batch: `Online.check`
+            self.rounds[window.first] = [self.external.batch(window.first, shard_path(self.folder, window.first))]
+            return {}
         metrics = self._draw(window)
         spent = _usage(sampled.cost for number in window.numbers for sampled in self._rounds(number))
         self._mark, self._sampling = now, spent["sampling_seconds"]
@@ -183,7 +188,8 @@ class RolloutBuffer:
         for part in train_batch.costs:
             cost.add(part)
         state.usage = _usage([state.usage, *train_batch.costs])
-        count_rollouts(self.runtime, cost, train_batch.groups)
+        if self.external is None:
+            count_rollouts(self.runtime, cost, train_batch.groups)
         metrics = train_batch.batch.metrics
         counts = {"prompts": len(train_batch.groups)}
         if self.stage.loss != "grpo":

@@ -4,7 +4,7 @@ rollouts ─► difficulty window ─► pairs on offer ─► those that are ke
    ├ "sample"     drawn here, from stage.policy
    ├ "archive"    those an online stage drew on its way to stage.policy
    ├ a stage      those of another collect stage of the run
-   └ a file       made elsewhere, see external.py
+   └ a dump       made elsewhere, see external_rollouts.py
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def rollouts_of(runtime: Runtime, name: str, cost: Cost) -> tuple[Draws, Groups]
     if stage.rollouts == "sample":
         draws = _draws(runtime, drawn, stage)
         return draws, grouped(read_rollouts(runtime.folders[drawn] / "rollouts"), draws, stage.num_generations)
-    return external_groups(runtime, stage.rollouts, runtime.folders[drawn] / "rollouts" / "external.parquet")
+    return external_groups(
+        runtime, stage.rollouts, runtime.folders[drawn] / "rollouts" / "external.parquet", stage.reward_column
+    )
 
 
 def _draws(runtime: Runtime, name: str, stage: Collect) -> Draws:
@@ -137,16 +139,16 @@ def _steps_done(runtime: Runtime, source: str) -> int:
 
 
 def sampler_settings(runtime: Runtime, name: str) -> dict[str, Any]:
-    """Return the settings the rollouts were really drawn with; of a file only its path is known."""
+    """Return the settings the rollouts were really drawn with; of a dump only its path is known."""
     config = runtime.config
     source = drawn_by(name, config.stages)
     collect = config.stage(source, Collect)
-    if collect.rollouts not in ("sample", "archive"):
-        return {"file": collect.rollouts}
     drawn: Collect | Online = collect
     if collect.rollouts == "archive":
         source = collect.policy.partition("@")[0]
         drawn = config.stage(source, Online)
+    if drawn.rollouts != "sample":
+        return {"file": drawn.rollouts}
     purpose = drawn.stream or f"{drawn.kind}/{source}"
     own = {"sampling_weights": drawn.sampling_weights, "num_generations": drawn.num_generations, "purpose": purpose}
     return {**drawn.sampling.to_dict(), **own}

@@ -1,118 +1,273 @@
-"""Rollouts made elsewhere: JSON lines with prompt, completion, and reward or answer."""
+"""Rollouts made elsewhere: dumps of any format of `data.dumps`, as groups for a collect or an online stage.
+
+With token ids they are exact: what the policy saw and sampled. Text alone is tokenised here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import Reward
-from g2d_jax.data.fields import BrokenRow, as_answer, as_prompt, as_text
-from g2d_jax.data.problems import open_rows
+from g2d_jax.config import Online, Reward
+from g2d_jax.data.dumps import DumpRow, read_dump
+from g2d_jax.data.fields import BrokenRow
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.runtime import processes
 from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
-from g2d_jax.stages.rollouts import Groups, graded_texts, on_disk
+from g2d_jax.stages.cost import Cost
+from g2d_jax.stages.rollouts import Draws, Groups, Sampled, graded_texts, on_disk, read_sampled, write_sampled
 from g2d_jax.stages.runtime import Runtime
 
-Row = tuple[str, str, Score | None]
-"""The id of a row's problem, its completion, and its score if the row gives a reward."""
+
+@dataclass(frozen=True, slots=True)
+class ExternalRow:
+    """A row of a dump, tokenised. rollout: sample 0 of visit 0. score: None if the dump gives no reward."""
+
+    where: str
+    step: int | None
+    rollout: Rollout
+    text: str
+    score: Score | None
 
 
-def external_groups(runtime: Runtime, path: str, shard: epath.Path) -> tuple[list[tuple[Problem, int]], Groups]:
-    """Read, tokenise and score a file of responses, grouped by prompt; verdicts are kept like our own.
+@dataclass(frozen=True)
+class ExternalBatches:
+    """The batches of an online stage from a dump: its groups in the order of their steps, then of the file."""
+
+    runtime: Runtime
+    path: str
+    problems: Mapping[str, Problem]
+    draws: Draws
+    groups: Sequence[Sequence[ExternalRow]]
+    prompts: int  # of a batch
+
+    def batch(self, number: int, shard: epath.Path) -> Sampled:
+        """Score a batch, counted from 0, and write its shard, or read that back. All processes make the call.
+
+        Raises ValueError if the shard on disk was made of other rows.
+        """
+        part = slice(number * self.prompts, (number + 1) * self.prompts)
+        draws = self.draws[part]
+        if not on_disk(self.runtime, [shard]):
+            with self.runtime.track_cost(cost := Cost()):
+                groups = _score(self.runtime, self.problems, draws, self.groups[part])
+            sampled = Sampled(draws, groups, cost.parts(1.0))
+            processes.on_leader(partial(write_sampled, [sampled], [shard], shard.parent / "_parts"))
+        sampled = read_sampled(self.runtime, shard)
+        if [(problem.id, visit) for problem, visit in sampled.draws] != [(p.id, visit) for p, visit in draws]:
+            raise ValueError(_changed(self.path, shard))
+        return sampled
+
+
+def external_batches(runtime: Runtime, name: str, stage: Online) -> ExternalBatches | None:
+    """Read the batches of an online stage from stage.rollouts; None if it samples its own.
+
+    Rows of the same prompt and step are a group. Raises ValueError naming file and line of what the stage cannot train
+    on, and if there are too few groups for its steps.
+    """
+    if stage.rollouts == "sample":
+        return None
+    problems, rows = read(runtime, stage.rollouts, stage.reward_column)
+    by_prompt: dict[tuple[int, str], list[ExternalRow]] = {}
+    for row in rows:
+        if reason := _unfit(runtime, stage, row):
+            raise ValueError(f"{row.where}: {reason}")
+        by_prompt.setdefault((row.step or 0, row.rollout.problem_id), []).append(row)
+    groups: list[list[ExternalRow]] = []
+    for _, same in sorted(by_prompt.items(), key=lambda item: item[0][0]):
+        if len(same) % stage.num_generations:
+            raise ValueError(
+                f"{same[0].where}: its prompt has {len(same)} responses{'' if same[0].step is None else ' at its step'}"
+                f", and stages.{name}.num_generations is {stage.num_generations}: set that to the size of the groups"
+            )
+        groups += [same[i : i + stage.num_generations] for i in range(0, len(same), stage.num_generations)]
+    updates = len(groups) // stage.prompts_per_step * stage.num_iterations
+    if updates < stage.steps:
+        raise ValueError(
+            f"{stage.rollouts} has {len(groups)} groups, which feed {updates} updates of prompts_per_step="
+            f"{stage.prompts_per_step}: set stages.{name}.steps to {updates} or less, got {stage.steps}"
+        )
+    visits: dict[str, int] = {}
+    draws: Draws = []
+    for group in groups:
+        identifier = group[0].rollout.problem_id
+        draws.append((runtime.train[identifier], visits.get(identifier, 0)))
+        visits[identifier] = visits.get(identifier, 0) + 1
+    return ExternalBatches(runtime, stage.rollouts, problems, draws, groups, stage.prompts_per_step)
+
+
+def external_groups(runtime: Runtime, path: str, shard: epath.Path, reward: str | None = None) -> tuple[Draws, Groups]:
+    """Read and score a dump of responses, grouped by prompt; verdicts are kept like our own. reward: its column.
 
     A row's reward counts as given (null: unscorable). Without one the response is scored against the row's answer, or
-    the answer of the same problem in data.train. Prompts of dev and test are refused. Log-probabilities are NaN.
-    Raises ValueError naming file and line of a broken row.
+    the answer of the same problem in data.train. Prompts of dev and test are refused. Log-probabilities are NaN where
+    the dump has none. Raises ValueError naming file and line of a broken row.
     """
-    problems, rows = read(runtime, path)
+    problems, rows = read(runtime, path, reward)
+    by_prompt: dict[str, list[ExternalRow]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.rollout.problem_id, []).append(row)
+    draws: Draws = [(problems[identifier], 0) for identifier in by_prompt]
     if not on_disk(runtime, [shard]):
-        scored = _score(runtime, problems, rows)
-        processes.on_leader(lambda: write_rollouts(shard, scored))
+        scored = _score(runtime, problems, draws, list(by_prompt.values()))
+        processes.on_leader(lambda: write_rollouts(shard, [row for group in scored for row in group]))
     groups: dict[str, list[ScoredRollout]] = {}
-    for row in read_rollouts(shard):
-        if row.rollout.problem_id not in problems:
-            raise ValueError(
-                f"{path} has changed since {shard} was made of it: restore it, or choose another --workdir"
-            )
-        groups.setdefault(row.rollout.problem_id, []).append(row)
-    return [(problems[identifier], 0) for identifier in groups], list(groups.values())
+    for kept in read_rollouts(shard):
+        groups.setdefault(kept.rollout.problem_id, []).append(kept)
+    if groups.keys() != by_prompt.keys():
+        raise ValueError(_changed(path, shard))
+    return draws, [groups[problem.id] for problem, _ in draws]
 
 
-def read(runtime: Runtime, path: str) -> tuple[dict[str, Problem], list[Row]]:
-    """Read problems by id, and the rows. Raises ValueError naming file and line of a broken row."""
+def read(runtime: Runtime, path: str, reward: str | None = None) -> tuple[dict[str, Problem], list[ExternalRow]]:
+    """Read problems by id, and the rows. Raises ValueError naming file and line of a broken row.
+
+    Says how many rows have other prompt ids than the template here gives, or other text than their ids: the ids count.
+    """
     problems: dict[str, Problem] = {}
-    rows: list[Row] = []
-    for row in open_rows(path)[1]:
+    rows: list[ExternalRow] = []
+    first_prompts: dict[str, tuple[str, np.ndarray]] = {}
+    by_text = functools.cache(partial(_by_text, runtime))
+    prompts_differ = texts_differ = texts_compared = 0
+    for row in read_dump(path, reward):
         try:
-            if row.error is not None:
-                raise BrokenRow(row.error)
-            problem, completion = _problem(row.values, path, runtime.train)
-            score = _given(row.values, runtime.tasks[problem.task].reward)
+            problem = _problem(row, path, runtime, by_text)
+            score = _given(row, runtime.tasks[problem.task].reward)
             if problem.id in runtime.held_out_ids:
                 raise BrokenRow("its prompt is in data.dev or data.test, which nothing may be trained on")
             if score is None and problem.answer is None:
                 raise BrokenRow("it has neither a reward nor an answer, and its prompt is not in data.train")
-            runtime.tokenizer.encode_prompt(problem)  # raises ValueError, as for special tokens in the text
-            runtime.tokenizer.encode_completion(completion)
+            ours = runtime.tokenizer.encode_prompt(problem)  # raises ValueError, as for special tokens in the text
+            rollout = _rollout(runtime, problem, row, ours)
         except ValueError as error:  # BrokenRow is one
             raise ValueError(f"{row.where}: {error}") from error
+        first = first_prompts.setdefault(problem.id, (row.where, rollout.prompt_ids))
+        if not np.array_equal(rollout.prompt_ids, first[1]):
+            raise ValueError(f"{row.where}: its prompt_ids are not those of the same prompt in {first[0]}")
+        prompts_differ += not np.array_equal(rollout.prompt_ids, ours)
+        text = row.completion if row.completion is not None else runtime.tokenizer.decode(rollout.token_ids)
+        if row.completion_ids is not None and row.completion is not None:
+            texts_compared += 1
+            decoded = (decode(rollout.token_ids) for decode in (runtime.tokenizer.decode, runtime.tokenizer.decode_raw))
+            texts_differ += text.strip() not in map(str.strip, decoded)
         problems.setdefault(problem.id, problem)
-        rows.append((problem.id, completion, score))
+        rows.append(ExternalRow(row.where, row.step, rollout, safe_text(text), score))
     if not rows:
         raise ValueError(f"{path} holds no responses")
+    if texts_differ and texts_differ == texts_compared:
+        raise ValueError(f"{path}: no completion is the text of its completion_ids: they are of another tokenizer")
+    if texts_differ:
+        runtime.say_once(
+            f"{path}: {texts_differ} of {len(rows)} completions are not the text of their ids, which count"
+        )
+    if prompts_differ:
+        runtime.say_once(
+            f"{path}: {prompts_differ} of {len(rows)} prompts have other ids than the template here gives. Theirs are "
+            "used, what the policy saw; evaluation here uses the template's"
+        )
     return problems, rows
 
 
-def _problem(values: Mapping[str, Any], path: str, train: Mapping[str, Problem]) -> tuple[Problem, str]:
-    for name in ("prompt", "completion"):
-        if name not in values:
-            raise BrokenRow(f"it has no field {name!r}; a row needs prompt, completion, and reward or answer")
-    prompt = as_prompt(values["prompt"], "prompt")
-    identifier = problem_id(prompt)
-    answer = as_answer(values["answer"], "answer") if values.get("answer") is not None else None
-    completion = as_text(values["completion"], "completion")
-    if answer is None and identifier in train:
-        return train[identifier], completion
-    return Problem(identifier, prompt, answer, source=path), completion
+def _by_text(runtime: Runtime) -> dict[str, Problem]:
+    """Return all problems by their prompt after the template, with its special tokens and without them."""
+    tokenizer, texts = runtime.tokenizer, dict[str, Problem]()
+    for problem in (problem for split in ("dev", "test", "train") for problem in runtime.problems[split]):
+        for text in (tokenizer.render(problem), tokenizer.decode(tokenizer.encode_prompt(problem))):
+            texts[text.strip()] = problem
+    return texts
 
 
-def _given(values: Mapping[str, Any], settings: Reward) -> Score | None:
+def _problem(row: DumpRow, path: str, runtime: Runtime, by_text: Callable[[], dict[str, Problem]]) -> Problem:
+    """Return the row's problem: that of data.train where the row brings no answer of its own. Raises BrokenRow."""
+    if row.prompt is None or row.rendered:
+        text = row.prompt if row.prompt_ids is None else runtime.tokenizer.decode(row.prompt_ids)
+        if isinstance(text, str) and (problem := by_text().get(text.strip())):
+            return problem
+        raise BrokenRow(
+            "the dump has prompts behind a chat template only, and this one is of no problem in data.train: give the "
+            f"problems, the tokenizer and the template of the run that wrote it. It begins {text!r:.80}"
+        )
+    identifier = problem_id(row.prompt)
+    if row.answer is None and identifier in runtime.train:
+        return runtime.train[identifier]
+    return Problem(identifier, row.prompt, row.answer, source=path)
+
+
+def _given(row: DumpRow, settings: Reward) -> Score | None:
     """Return the score of the reward that a row gives, None without one. settings: those of its problem's task."""
-    if "reward" not in values:
+    if not row.has_reward:
         return None
-    reward = values["reward"]
-    if reward is None:
+    if row.reward is None:
         return Score(None, Verdict.UNSCORABLE)
-    try:
-        number = float(reward)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise BrokenRow(f"its reward {reward!r:.100} is not a number or null") from error
-    if not np.isfinite(number):
-        raise BrokenRow(f"its reward {reward!r:.100} is not finite")
     if not settings.is_verifiable:
-        return Score(number, Verdict.SCORED)
-    return Score(number, Verdict.CORRECT if number > settings.correct_above else Verdict.INCORRECT)
+        return Score(row.reward, Verdict.SCORED)
+    return Score(row.reward, Verdict.CORRECT if row.reward > settings.correct_above else Verdict.INCORRECT)
 
 
-def _score(runtime: Runtime, problems: Mapping[str, Problem], rows: list[Row]) -> list[ScoredRollout]:
-    tokenizer, counts = runtime.tokenizer, dict.fromkeys(problems, 0)
-    rollouts: list[Rollout] = []
-    for identifier, completion, _ in rows:
-        ids = tokenizer.encode_completion(completion)
-        unknown = np.full(len(ids), np.nan, np.float32)
-        prompt = tokenizer.encode_prompt(problems[identifier])
-        rollouts.append(Rollout(identifier, 0, counts[identifier], prompt, ids, unknown, unknown, "stop"))
-        counts[identifier] += 1
-    unscored = [i for i, (_, _, score) in enumerate(rows) if score is None]
-    questions = [problems[rows[i][0]] for i in unscored]
-    texts = graded_texts(runtime, questions, [rows[i][1] for i in unscored])
-    computed = iter(runtime.scorer(questions, texts, [rollouts[i].token_ids for i in unscored]))
-    return [
-        ScoredRollout(rollout, safe_text(completion), next(computed) if score is None else score, "external")
-        for rollout, (_, completion, score) in zip(rollouts, rows, strict=True)
+def _rollout(runtime: Runtime, problem: Problem, row: DumpRow, prompt_ids: np.ndarray) -> Rollout:
+    """Make a rollout of the row's ids, or of its text. prompt_ids: those of the template here. Raises ValueError.
+
+    A dump without finish_reason tells it by the last id. Text that the limit cut is followed by no stop token.
+    """
+    tokenizer, finish = runtime.tokenizer, row.finish_reason
+    for name, ids in (("prompt_ids", row.prompt_ids), ("completion_ids", row.completion_ids)):
+        if ids is not None and ids.max() >= tokenizer.vocab_size:
+            raise BrokenRow(f"{name} has {ids.max()}, and the tokenizer's ids end at {tokenizer.vocab_size - 1}")
+    if row.completion_ids is not None:
+        token_ids = row.completion_ids
+        finish = finish or ("stop" if token_ids[-1] in tokenizer.eos_ids else "length")
+    else:
+        assert row.completion is not None  # a row has one of both
+        token_ids, finish = tokenizer.encode_completion(row.completion), finish or "stop"
+        token_ids = token_ids[:-1] if finish == "length" else token_ids
+    if not len(token_ids):
+        raise BrokenRow("its completion has no tokens")
+    unknown = np.full(len(token_ids), np.nan, np.float32)
+    logprobs = unknown if row.logprobs is None else row.logprobs
+    prompt = prompt_ids if row.prompt_ids is None else row.prompt_ids
+    return Rollout(problem.id, 0, 0, prompt, token_ids, logprobs, unknown, finish)
+
+
+def _unfit(runtime: Runtime, stage: Online, row: ExternalRow) -> str | None:
+    """Return why an online stage cannot train on a row, None if it can."""
+    rollout, longest = row.rollout, runtime.config.data.max_prompt_length
+    if rollout.problem_id not in runtime.train:
+        return "its prompt is not in data.train, whose problems an online stage trains on: add it, or collect and pair"
+    if len(rollout.prompt_ids) > longest:
+        return f"its prompt has {len(rollout.prompt_ids)} tokens: raise data.max_prompt_length, {longest}"
+    if len(rollout.token_ids) > stage.sampling.max_new_tokens:
+        limit = stage.sampling.max_new_tokens
+        return f"its completion has {len(rollout.token_ids)} tokens: raise the stage's sampling.max_new_tokens, {limit}"
+    if stage.importance_cap and np.isnan(rollout.logprobs[0]):
+        return "importance_cap weighs by the sampler's logprobs, which it lacks: set importance_cap to 0"
+    return None
+
+
+def _score(
+    runtime: Runtime, problems: Mapping[str, Problem], draws: Draws, groups: Sequence[Sequence[ExternalRow]]
+) -> Groups:
+    """Score the responses whose reward the dump does not give. problems: with the answers that the dump gives."""
+    rows = [
+        (row, replace(row.rollout, visit=visit, sample=sample))
+        for (_, visit), group in zip(draws, groups, strict=True)
+        for sample, row in enumerate(group)
     ]
+    unscored = [row for row, _ in rows if row.score is None]
+    questions = [problems[row.rollout.problem_id] for row in unscored]
+    texts = graded_texts(runtime, questions, [row.text for row in unscored])
+    computed = iter(runtime.scorer(questions, texts, [row.rollout.token_ids for row in unscored]))
+    scored = iter(
+        ScoredRollout(rollout, row.text, next(computed) if row.score is None else row.score, "external")
+        for row, rollout in rows
+    )
+    return [[next(scored) for _ in group] for group in groups]
+
+
+def _changed(path: str, shard: epath.Path) -> str:
+    return f"{path} has changed since {shard} was made of it: restore it, or choose another --workdir"

@@ -1,5 +1,5 @@
-"""Offline DPO on a static preference dataset. The reference is the policy it starts from; its log-probabilities are
-computed once, cached under a fingerprint, and no reference model stays in memory.
+"""Offline DPO on a static preference dataset, or KTO on graded rollouts (kto.py). The reference is the policy it starts
+from; its log-probabilities are computed once, cached under a fingerprint, and no reference model stays in memory.
 
 The pairs are measured too: the gradient's signal before training, rewards after it. Both change nothing in the trained
 policy, and their cost is counted apart from it.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import Collect, Offline
+from g2d_jax.config import Collect, DPOLoss, Offline, OnlineDPO
 from g2d_jax.data.order import Order, draw
 from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
@@ -25,7 +25,7 @@ from g2d_jax.models.flops import train_flops
 from g2d_jax.records import Preference
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
-from g2d_jax.stages import alerts, probes
+from g2d_jax.stages import alerts, kto, probes
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import checkpoint_of, load_policy, load_reference
 from g2d_jax.stages.problems import order as problem_order
@@ -50,46 +50,66 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     With stage.diagnose, the pairs are measured under the policy before and after: `result` has flat groups of
     figures, `diagnosis` their cost, which no other field counts, and pairs.parquet each pair's log-probabilities.
     before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training; before it, rewards
-    and margins are 0 by definition, for the policy is the reference. signal: see `informativeness.gradient_signal`.
+    and margins are 0 by definition, for the policy is the reference; {} for a loss that has none. signal: see
+    `informativeness.gradient_signal`.
     """
-    pairs = read(runtime, stage)
-    batch_size = min(stage.batch_size, len(pairs))
-    steps, unused = divmod(len(pairs) * stage.epochs, batch_size)
+    pairs: list[Preference] = []
+    if stage.loss == "kto":
+        kind, (examples, labels) = "responses", kto.read(runtime, stage)
+        counts = {kind: len(examples), "desirable": int(labels.sum()), "undesirable": int((1 - labels).sum())}
+    else:
+        kind, pairs, labels = "pairs", read(runtime, stage), np.empty(0)
+        counts, examples = {kind: len(pairs)}, batch(pairs, np.zeros((len(pairs), 2)))
+    batch_size = min(stage.batch_size, len(examples))
+    steps, unused = divmod(len(examples) * stage.epochs, batch_size)
     if unused or batch_size < stage.batch_size:
-        runtime.tracker.say(f"{name}: {steps} updates of {batch_size} pairs; {unused} of the last epoch's are not used")
+        runtime.tracker.say(
+            f"{name}: {steps} updates of {batch_size} {kind}; {unused} of the last epoch's are not used"
+        )
     stage = _with_warmup_that_fits(stage, steps, lambda text: runtime.tracker.say(f"{name}: {text}"))
-    row_length = _row_length(runtime, pairs, batch_size)
-    runtime.compile_ahead(_programs(runtime, name, stage, len(pairs), row_length, None))
-    references, scoring = reference_logprobs(runtime, name, stage, pairs, row_length)
+    row_length = _row_length(runtime, examples, batch_size)
+    runtime.compile_ahead(_programs(runtime, name, stage, len(examples), row_length, None))
+    references, scoring = np.zeros((len(examples), 2), np.float32), Cost()
+    if stage.compares or stage.measures:
+        references, scoring = reference_logprobs(runtime, name, stage, examples, row_length)
     lengths = _lengths(pairs)
     # Before training: it refuses responses without tokens.
-    before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths) if stage.diagnose else {}
+    before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths) if stage.measures else {}
     signal, diagnosis = _gradient_signal(runtime, name, stage, pairs, references, row_length)
-    order = problem_order(runtime.config, len(pairs), f"offline/{name}") if stage.shuffle else Order(len(pairs), None)
+    count = len(examples)
+    order = problem_order(runtime.config, count, f"offline/{name}") if stage.shuffle else Order(count, None)
     objective, rows = objective_of(runtime.compute, stage), RowShape(row_length, batch_size)
-    with open_trainer(runtime, name, stage, objective, total=steps, per="pairs", rows=rows) as trainer:
-        if trainer.step == 0:
+    with open_trainer(runtime, name, stage, objective, total=steps, per=kind, rows=rows) as trainer:
+        if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
-        alerts.alarm(trainer, alerts.few_updates(steps, batch_size, len(pairs)))
+        alerts.alarm(trainer, alerts.few_updates(steps, batch_size, count, kind))
         probe = partial(probes.probe, trainer, stage, lambda: load_reference(runtime, stage.policy))
         probe()
         while trainer.goes_on():
             with runtime.track_cost(trainer.cost):
                 drawn = [i for i, _ in draw(order, trainer.step * batch_size, batch_size)]
-                trainer.update(batch([pairs[i] for i in drawn], references[drawn]), {})
+                if stage.loss == "kto":
+                    shown = [examples[i] for i in drawn]
+                    kl = kto.measure_kl(runtime, trainer.policy, shown, references[drawn, 1], rows, trainer.cost)
+                    groups = kto.batch(shown, labels[drawn], references[drawn, 0], kl)
+                else:
+                    groups = batch([pairs[i] for i in drawn], references[drawn])
+                trainer.update(groups, {})
             probe()
             trainer.checkpoint_if_due()
-        fields = trainer.finish({"pairs": len(pairs), "steps": steps, "unused": unused})
-        if not stage.diagnose:
+        fields = trainer.finish({**counts, "steps": steps, "unused": unused})
+        if not stage.measures:
             return fields
+        if not stage.compares:
+            diagnosis.add(dataclasses.asdict(scoring))
         with runtime.track_cost(diagnosis):
-            trained = score_pairs(runtime, trainer.policy, pairs, row_length, diagnosis)
+            trained = score(runtime, trainer.policy, examples, row_length, diagnosis)
         change = np.mean((trained - references)[:, 0] / lengths[0])
         alerts.alarm(trainer, alerts.displaced(float(change), stage))
     result = {
         "before": before,
         "after": informativeness.pair_summary(trained[:, 0], trained[:, 1], *lengths),
-        "margins": informativeness.margin_summary(stage.beta, references, trained),
+        "margins": informativeness.margin_summary(stage.beta, references, trained) if stage.compares else {},
         "signal": signal,
     }
     _write_pairs(runtime.folders[name] / "pairs.parquet", pairs, references, trained)
@@ -98,12 +118,12 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     return {**fields, "result": result, "diagnosis": diagnosis.manifest()}
 
 
-def _row_length(runtime: Runtime, pairs: list[Preference], batch_size: int) -> int:
+def _row_length(runtime: Runtime, examples: list[Group], batch_size: int) -> int:
     """Choose the columns of a packed row by the first batches."""
-    longest = max(len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in pairs)
+    longest = max(len(e.prompt_ids) + sum(len(r.token_ids) for r in e.responses) for e in examples)
     size = min(batch_size, SCORED_AT_ONCE)
-    firsts = (pairs[i : i + size] for i in range(0, min(len(pairs), SCORED_AT_ONCE), size))
-    return choose_row_length(runtime, longest, [batch(first, np.zeros((len(first), 2))) for first in firsts])
+    firsts = [examples[i : i + size] for i in range(0, min(len(examples), SCORED_AT_ONCE), size)]
+    return choose_row_length(runtime, longest, firsts)
 
 
 def programs(runtime: Runtime, name: str, stage: Offline, response: int | None = None) -> Iterator[Program]:
@@ -113,7 +133,7 @@ def programs(runtime: Runtime, name: str, stage: Offline, response: int | None =
     pairs = SCORED_AT_ONCE
     if isinstance(source, Collect):
         most = source.prompts * source.pairs_per_prompt
-        pairs = min(most, source.max_pairs or most)
+        pairs = source.prompts * source.num_generations if stage.loss == "kto" else min(most, source.max_pairs or most)
     row_length = choose_row_length(runtime, runtime.config.data.max_prompt_length + 2 * sampling.max_new_tokens)
     yield from _programs(runtime, name, stage, pairs, row_length, response)
 
@@ -128,24 +148,37 @@ def _programs(
     mean = min(runtime.mean_prompt, len(prompt)) + 2 * min(response or len(side), len(side))
     share = mean / (len(prompt) + 2 * len(side))
 
-    def packed(count: int) -> Packed:
-        groups = batch([pair] * count, np.zeros((count, 2), np.float32))
-        return pack_rows(runtime, groups, RowShape(row_length, count))
+    def examples(count: int) -> list[Group]:
+        if stage.loss == "kto":
+            return [Group(prompt, [Response(side), Response(side)], keep_together=True)] * count
+        return batch([pair] * count, np.zeros((count, 2), np.float32))
+
+    def packed(groups: list[Group]) -> Packed:
+        return pack_rows(runtime, groups, RowShape(row_length, len(groups)))
 
     batch_size, scored = min(stage.batch_size, pairs), min(SCORED_AT_ONCE, pairs)
     steps = pairs * stage.epochs // batch_size
     stage, objective = _with_warmup_that_fits(stage, steps), objective_of(runtime.compute, stage)
-    yield logprobs(runtime, name, packed(scored), (2 if stage.diagnose else 1) * pairs / scored * share, ())
+    if times := stage.compares + stage.measures:
+        yield logprobs(runtime, name, packed(examples(scored)), times * pairs / scored * share, ())
     draws = _signal_draws(runtime, name, stage, pairs)
     if len(draws) > 1:
-        yield gradient(runtime, name, objective, packed(len(draws[0])), len(draws) * share)
-    yield from probes.programs(runtime, name, stage, steps, response, state_shapes(runtime, stage.optimizer, steps))
-    yield from training_programs(runtime, name, stage.optimizer, steps, objective, packed(batch_size), steps * share)
+        yield gradient(runtime, name, objective, packed(examples(len(draws[0]))), len(draws) * share)
+    state, trained = state_shapes(runtime, stage.optimizer, steps), examples(batch_size)
+    if stage.loss == "kto":
+        scorer = logprobs(runtime, name, packed(kto.others(trained)), steps * share, (state.opt_state,))
+        yield dataclasses.replace(scorer, name=f"reference point {scorer.name}")
+        trained = kto.batch(trained, np.ones(batch_size), np.zeros(batch_size), 0.0)
+    yield from probes.programs(runtime, name, stage, steps, response, state)
+    yield from training_programs(runtime, name, stage.optimizer, steps, objective, packed(trained), steps * share)
 
 
 def objective_of(compute: Compute, stage: Offline) -> Objective:
     """Return the stage's loss."""
-    return objectives.dpo(compute, beta=stage.beta, label_smoothing=stage.label_smoothing, loss_type=stage.loss_type)
+    if stage.loss == "kto":
+        names = ("beta", "desirable_weight", "undesirable_weight")
+        return objectives.kto(compute, **{name: getattr(stage, name) for name in names})
+    return objectives.dpo(compute, OnlineDPO(**{name: getattr(stage, name) for name in DPOLoss.hints()}))
 
 
 def signal_draws(order: Order, total: int) -> list[list[int]]:
@@ -161,7 +194,7 @@ def signal_draws(order: Order, total: int) -> list[list[int]]:
 
 def _signal_draws(runtime: Runtime, name: str, stage: Offline, pairs: int) -> list[list[int]]:
     """List the indices of the pairs in each batch that the gradient's signal is measured on; [] if it is not."""
-    wanted = stage.signal_pairs if stage.diagnose else 0
+    wanted = stage.signal_pairs if stage.measures else 0
     return signal_draws(problem_order(runtime.config, pairs, f"signal/{name}"), wanted)
 
 
@@ -190,8 +223,9 @@ def _gradient_signal(
         cost.flops += train_flops(runtime.model_config, used, sum(batch.attended for batch in packed))
         return informativeness.gradient_signal(*norms, batches=len(draws), pairs_per_batch=len(draws[0]))
 
-    settings = [stage.loss_type, stage.beta, stage.label_smoothing, len(draws)]
-    inputs = [settings, _inputs(runtime, stage, [pairs[i] for drawn in draws for i in drawn], row_length)]
+    settings = [getattr(stage, field) for field in DPOLoss.hints()]
+    used = batch([pairs[i] for drawn in draws for i in drawn], np.zeros((sum(map(len, draws)), 2)))
+    inputs = [settings, len(draws), _inputs(runtime, stage, used, row_length)]
     file = runtime.folders[name] / f"signal-{storage.fingerprint(inputs)}.json"
     signal, cost = measured_once(runtime, file, measure)
     return {key: float(value) for key, value in signal.items()}, cost
@@ -199,8 +233,8 @@ def _gradient_signal(
 
 def _lengths(pairs: list[Preference]) -> tuple[np.ndarray, np.ndarray]:
     """Count the tokens of chosen and of rejected responses, int32 [pairs] each."""
-    chosen, rejected = np.array([(len(pair.chosen_ids), len(pair.rejected_ids)) for pair in pairs], np.int32).T
-    return chosen, rejected
+    lengths = np.array([(len(pair.chosen_ids), len(pair.rejected_ids)) for pair in pairs], np.int32).reshape(-1, 2)
+    return lengths[:, 0], lengths[:, 1]
 
 
 def _write_pairs(path: epath.Path, pairs: list[Preference], references: np.ndarray, trained: np.ndarray) -> None:
@@ -256,24 +290,26 @@ def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:
 
 
 def reference_logprobs(
-    runtime: Runtime, name: str, stage: Offline, pairs: list[Preference], row_length: int
+    runtime: Runtime, name: str, stage: Offline, examples: list[Group], row_length: int
 ) -> tuple[np.ndarray, Cost]:
-    """Compute summed log-probabilities of both sides under the starting policy, float32 [pairs, 2], or read the cache;
-    and their cost, so that a restart changes no count.
+    """Compute summed log-probabilities of both responses under the starting policy, float32 [examples, 2], or read the
+    cache; and their cost, so that a restart changes no count.
 
     The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id.
     """
-    file = runtime.folders[name] / f"reference-{storage.fingerprint(_inputs(runtime, stage, pairs, row_length))}.json"
+    file = (
+        runtime.folders[name] / f"reference-{storage.fingerprint(_inputs(runtime, stage, examples, row_length))}.json"
+    )
     logprobs, cost = measured_once(
-        runtime, file, lambda cost: score_pairs(runtime, load_policy(runtime, stage.policy), pairs, row_length, cost)
+        runtime, file, lambda cost: score(runtime, load_policy(runtime, stage.policy), examples, row_length, cost)
     )
     return np.asarray(logprobs, np.float32), cost
 
 
-def _inputs(runtime: Runtime, stage: Offline, pairs: list[Preference], row_length: int) -> list[Any]:
-    """List all that decides the starting policy's log-probabilities of some pairs."""
+def _inputs(runtime: Runtime, stage: Offline, examples: list[Group], row_length: int) -> list[Any]:
+    """List all that decides the starting policy's log-probabilities of some examples."""
     what = [runtime.fingerprint(), _origin(runtime, stage.policy), str(runtime.dtype), row_length]
-    return [what, [[p.prompt_ids, p.chosen_ids, p.rejected_ids] for p in pairs]]
+    return [what, [[e.prompt_ids, *(response.token_ids for response in e.responses)] for e in examples]]
 
 
 def _origin(runtime: Runtime, policy: str) -> Any:
@@ -284,14 +320,13 @@ def _origin(runtime: Runtime, policy: str) -> Any:
     return [policy, (manifest or {}).get("fingerprint")]
 
 
-def score_pairs(runtime: Runtime, params: Decoder, pairs: list[Preference], row_length: int, cost: Cost) -> np.ndarray:
-    """Compute summed log-probabilities of both sides under a policy, float32 [pairs, 2]."""
-    scored, rows = [], RowShape(row_length, min(SCORED_AT_ONCE, len(pairs)))
-    for first in range(0, len(pairs), SCORED_AT_ONCE):
+def score(runtime: Runtime, params: Decoder, examples: list[Group], row_length: int, cost: Cost) -> np.ndarray:
+    """Compute summed log-probabilities of both responses under a policy, float32 [examples, 2]."""
+    scored, rows = [], RowShape(row_length, min(SCORED_AT_ONCE, len(examples)))
+    for first in range(0, len(examples), SCORED_AT_ONCE):
         processes.check_stop_together()
-        processes.mark(f"scoring pairs from {first}")
-        part = pairs[first : first + SCORED_AT_ONCE]
-        packed = pack_rows(runtime, batch(part, np.zeros((len(part), 2))), rows)
+        processes.mark(f"scoring {len(examples)} examples from {first}")
+        packed = pack_rows(runtime, examples[first : first + SCORED_AT_ONCE], rows)
         sides = packed.unpack(runtime.score_logprobs(params, packed, cost))
         scored.append(np.array([[side.sum(dtype=np.float32) for side in pair] for pair in sides], np.float32))
     return np.concatenate(scored)

@@ -17,6 +17,7 @@ from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages import alerts, batches, early_stopping, probes
 from g2d_jax.stages.buffer import RolloutBuffer, TrainBatch, logprobs_temperature, trains_off_policy
+from g2d_jax.stages.external_rollouts import external_batches
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import rollouts
 from g2d_jax.stages.programs.training import (
@@ -39,11 +40,12 @@ from g2d_jax.training.objectives import Compute, Objective
 def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
     """Do stage.steps updates; return the manifest's fields."""
     early_stopping.check_problems(runtime, stage)
+    external = external_batches(runtime, name, stage)
     objective, per = objective_of(runtime.compute, stage), "tokens" if stage.loss == "grpo" else "pairs"
     with open_trainer(
         runtime, name, stage, objective, total=stage.steps, per=per, rows=row_shape(runtime, stage)
     ) as trainer:
-        buffer = RolloutBuffer(trainer, stage)
+        buffer = RolloutBuffer(trainer, stage, external)
         problems = len(runtime.problems["train"])
         alerts.alarm(trainer, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
         probe = partial(probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None)
@@ -87,7 +89,10 @@ def programs(runtime: Runtime, name: str, stage: Online, response: int | None = 
     own, _ = lora.partition(reference_shapes(runtime))  # all policies of a run share the frozen parameters
     reference = (own,) if stage.compares and not stage.reference_sync else ()
     workload = workload_of(runtime, name, stage, response)
-    yield from rollouts(runtime, name, workload, beside=(state.opt_state, *reference), meanwhile=(state, *reference))
+    if stage.rollouts == "sample":
+        yield from rollouts(
+            runtime, name, workload, beside=(state.opt_state, *reference), meanwhile=(state, *reference)
+        )
     share = (runtime.mean_prompt + workload.mean) / (config.data.max_prompt_length + sampling.max_new_tokens)
     calls, temperature = stage.steps / stage.num_iterations * share, logprobs_temperature(stage)
     if reference:
@@ -128,13 +133,12 @@ def objective_of(compute: Compute, stage: Online) -> Objective:
     """Return the stage's loss."""
     ratios = ("epsilon", "epsilon_high", "importance_sampling_level", "importance_cap")
     settings = {name: getattr(stage, name) for name in (*ratios, "entropy_coef")}
-    dpo = stage.dpo.to_dict()
-    del dpo["normalizer"]  # the weights contain it
+    settings["cispo"] = stage.loss_type == "cispo"
     if stage.loss == "grpo":
         return objectives.grpo(compute, temperature=stage.sampling.temperature, beta=stage.beta, **settings)
     if stage.loss == "dpo":
-        return objectives.dpo(compute, **dpo, entropy_coef=stage.entropy_coef)
-    return objectives.group_dpo(compute, **dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **settings)
+        return objectives.dpo(compute, stage.dpo, entropy_coef=stage.entropy_coef)
+    return objectives.group_dpo(compute, stage.dpo, grpo_coef=stage.grpo_coef, kl_beta=stage.beta, **settings)
 
 
 def row_shape(runtime: Runtime, stage: Online) -> RowShape:

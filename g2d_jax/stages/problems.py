@@ -25,7 +25,8 @@ def load(config: Config, tokenizer: PromptTokenizer, own_reward: bool, say: Say)
 
     train is without those of dev and test, dev without those of test, and none has too long a prompt. own_reward:
     whether the task "main" is scored by a function given from Python, so that its problems need no answer.
-    Raises ValueError for a split without problems, and where processes read different ones.
+    A split has none where no source is named. Raises ValueError where sources come to none, and where processes read
+    different ones.
     """
     loaded: Splits = {"train": [], "dev": [], "test": []}
     for name, task in config.all_tasks.items():
@@ -47,7 +48,7 @@ def load(config: Config, tokenizer: PromptTokenizer, own_reward: bool, say: Say)
         if overlap:
             say(f"{split}: {overlap} problems dropped that occur in {' or '.join(others)}")
     for split, problems in loaded.items():
-        if not problems:
+        if not problems and any(getattr(task, split).path for task in config.all_tasks.values()):
             raise ValueError(f"data.{split} has no problem left after filtering; see the messages above")
     ids = {split: [problem.id for problem in problems] for split, problems in loaded.items()}
     processes.agreed("problems", storage.fingerprint(ids))

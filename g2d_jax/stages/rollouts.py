@@ -106,7 +106,7 @@ def generate(
             with runtime.track_cost(took := Cost()):
                 rows, sampling = _rows(runtime, params, draws, workload, policy, parts, bar)
             sampled = _shared_out([batch_draws for batch_draws, _ in call], rows, took, max(processes.gather(sampling)))
-            runtime.writer.submit(partial(_write, sampled, shards, parts))
+            runtime.writer.submit(partial(write_sampled, sampled, shards, parts))
             if len(call) < len(batches):
                 runtime.tracker.say(f"{policy}: {done:,} of {prompts:,} prompts sampled and scored")
         if bar is not None:
@@ -167,7 +167,7 @@ def _shared_out(batches: Sequence[Draws], rows: Sequence[ScoredRollout], took: C
     return sampled
 
 
-def _write(sampled: Sequence[Sampled], shards: Sequence[epath.Path], parts: epath.Path) -> None:
+def write_sampled(sampled: Sequence[Sampled], shards: Sequence[epath.Path], parts: epath.Path) -> None:
     """Write one call's shards. parts: folder of the processes' own files, whose rows are in the shards then."""
     for batch, shard in zip(sampled, shards, strict=True):
         storage.write_json(_beside(shard), batch.cost)

@@ -25,6 +25,7 @@ from etils import epath
 from g2d_jax import pipeline
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online, Sft
 from g2d_jax.config_io import begins_more, identity, to_dict
+from g2d_jax.data.dumps import dump_files
 from g2d_jax.graph import followers, kept_steps, plan, policies_read
 from g2d_jax.runtime import storage
 from g2d_jax.stages.policies import stage_of_run
@@ -185,7 +186,7 @@ def contents(config: Config, name: str) -> dict[str, str]:
     named += [stage.data.path] if isinstance(stage, Sft) else []
     inside = {"sample", "archive", *config.stages}
     read = [getattr(stage, field, "sample") for field in ("rollouts", "preferences")]
-    named += [path for path in read if path not in inside]
+    named += [file for path in read if path not in inside for file in (dump_files(path) if "*" in path else [path])]
     digests = {path: digest for path in named if (digest := _file(path))}
     policies = [policy for policy in policies_read(stage) if policy.startswith("run:")]
     return digests | {policy: _run(policy) for policy in policies}

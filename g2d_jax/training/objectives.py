@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from g2d_jax import losses
-from g2d_jax.config import AttentionSetting
+from g2d_jax.config import AttentionSetting, OnlineDPO
 from g2d_jax.models.decoder import Decoder, Remat, forward, head_matrix
 from g2d_jax.models.kernels import attention_for, platform_of
 from g2d_jax.training.dropout import KEYS
@@ -93,7 +93,7 @@ def grpo(
     Without old_logprob the update is the first on its rollouts, at ratio 1 (`losses.grpo_loss`).
     importance_sampling_level: "token", or "sequence" for one ratio a response (GSPO). entropy_coef: if not 0, times the
     mean entropy at this temperature, which is rewarded; micro then needs entropy_weight [R, T] (`losses.sft_weights`).
-    clipping: epsilon, epsilon_high and importance_cap of `losses.grpo_loss`.
+    clipping: epsilon, epsilon_high, cispo and importance_cap of `losses.grpo_loss`.
     """
 
     def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -105,26 +105,26 @@ def grpo(
 
 
 @cache
-def dpo(compute: Compute, *, entropy_coef: float = 0.0, **settings: Any) -> Objective:
-    """Return DPO's objective. micro: weight and reference (summed log-probability), [R, M]; chosen in even places,
-    rejected in odd ones.
+def dpo(compute: Compute, settings: OnlineDPO, *, entropy_coef: float = 0.0) -> Objective:
+    """Return DPO's objective. micro, [R, M]: weight and, unless the loss has none, reference (summed log-probability);
+    chosen in even places, rejected in odd ones.
 
     entropy_coef: if not 0, as in `grpo` but at temperature 1; micro then needs entropy_weight [R, T].
-    settings: of `losses.dpo_loss`.
     """
 
     def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
         logprobs, entropies = response_logprobs(compute, params, micro, with_entropy=bool(entropy_coef))
         sums, lengths = place_sums(logprobs, micro), place_sums(jnp.ones_like(logprobs), micro)
+        reference = micro["reference"] if settings.compares else None
         result = losses.dpo_loss(
             sums[:, 0::2],
             sums[:, 1::2],
-            micro["reference"][:, 0::2],
-            micro["reference"][:, 1::2],
+            None if reference is None else reference[:, 0::2],
+            None if reference is None else reference[:, 1::2],
             micro["weight"][:, 0::2],
+            settings,
             chosen_lengths=lengths[:, 0::2],
             rejected_lengths=lengths[:, 1::2],
-            **settings,
         )
         return _with_entropy(result, entropies, micro, entropy_coef)
 
@@ -132,32 +132,42 @@ def dpo(compute: Compute, *, entropy_coef: float = 0.0, **settings: Any) -> Obje
 
 
 @cache
+def kto(compute: Compute, **settings: Any) -> Objective:
+    """Return KTO's objective. micro, [R, M]: weight, reference, desirable, kl. settings: of `losses.kto_loss`."""
+
+    def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
+        policy = place_sums(response_logprobs(compute, params, micro)[0], micro)
+        of_responses = (micro[name] for name in ("reference", "desirable", "kl", "weight"))
+        return losses.kto_loss(policy, *of_responses, **settings)
+
+    return objective
+
+
+@cache
 def group_dpo(
     compute: Compute,
+    settings: OnlineDPO,
     *,
     entropy_coef: float = 0.0,
     grpo_coef: float = 0.0,
-    epsilon: float = 0.2,
-    epsilon_high: float | None = None,
     kl_beta: float = 0.0,
     importance_sampling_level: ImportanceLevel = "token",
-    importance_cap: float = 0.0,
-    **settings: Any,
+    **clipping: Any,
 ) -> Objective:
     """Return the objective GroupDPO + grpo_coef * GRPO, in one forward pass, at temperature 1.
 
-    micro, [R, M]: pair_weight, side, prompt (a number of its own within the row), reference. A prompt's responses must
-    share a row. settings: of `losses.group_dpo_loss`.
+    micro, [R, M]: pair_weight, side, prompt (a number of its own within the row) and, unless the loss has none,
+    reference. A prompt's responses must share a row.
     With grpo_coef also those of `grpo`, whose beta is kl_beta here; its metrics then carry their own count, "|tokens".
     With entropy_coef also entropy_weight [R, T].
     """
-    clipping = {"epsilon": epsilon, "epsilon_high": epsilon_high, "importance_cap": importance_cap}
 
     def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
         logprobs, entropies = response_logprobs(compute, params, micro, with_entropy=bool(entropy_coef))
-        of_responses = (micro[name] for name in ("reference", "side", "prompt", "pair_weight"))
-        lengths = place_sums(jnp.ones_like(logprobs), micro)
-        loss, sums = losses.group_dpo_loss(place_sums(logprobs, micro), *of_responses, lengths=lengths, **settings)
+        policy, lengths = place_sums(logprobs, micro), place_sums(jnp.ones_like(logprobs), micro)
+        reference = micro["reference"] if settings.compares else None
+        side, prompt, weight = (micro[name] for name in ("side", "prompt", "pair_weight"))
+        loss, sums = losses.group_dpo_loss(policy, reference, side, prompt, weight, settings, lengths=lengths)
         if grpo_coef:
             other, more = _policy_term(logprobs, micro, importance_sampling_level, beta=kl_beta, **clipping)
             tokens = more.pop("tokens")
@@ -169,8 +179,8 @@ def group_dpo(
 
 
 def place_sums(values: jax.Array, micro: Micro) -> jax.Array:
-    """Sum token values [R, T] over each response: [R, M], 0 for empty places. M is that of micro's reference."""
-    rows, places = micro["reference"].shape
+    """Sum token values [R, T] over each response: [R, M], 0 for empty places. M is that of micro's weights."""
+    rows, places = micro["pair_weight" if "pair_weight" in micro else "weight"].shape
     return losses.sequence_sums(values, _numbered(micro["response_index"], places), rows * places).reshape(rows, places)
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from g2d_jax.config import OnlineDPO
 from g2d_jax.losses.dpo import dpo_loss
 from g2d_jax.losses.group_dpo import group_dpo_loss, group_dpo_weights
 from g2d_jax.losses.reduction import mean_metrics
@@ -47,7 +48,8 @@ def explicit(policy: jax.Array, reference: jax.Array, lengths: jax.Array, weight
             for j in np.flatnonzero((SIDES[row] == -1) & (GROUPS[row] == GROUPS[row, i])):
                 pc, pr, rc, rr, left, right = (x[row, k][None] for x in (policy, reference, lengths) for k in (i, j))
                 weight = weights[row, i][None]
-                loss, more = dpo_loss(pc, pr, rc, rr, weight, chosen_lengths=left, rejected_lengths=right, **settings)
+                sizes = {"chosen_lengths": left, "rejected_lengths": right}
+                loss, more = dpo_loss(pc, pr, rc, rr, weight, OnlineDPO(**settings), **sizes)
                 total = total + loss
                 sums.append(more)
     return total, {name: sum(float(one[name]) for one in sums) for name in sums[0]}
@@ -76,7 +78,7 @@ def test_equals_a_loop_over_pairs(settings: dict[str, Any]) -> None:
     policy, reference, lengths, weights = inputs()
 
     def fast(x: jax.Array, reference: jax.Array) -> Any:
-        return group_dpo_loss(x, reference, *PLACES, weights, beta=0.3, lengths=lengths, **settings)
+        return group_dpo_loss(x, reference, *PLACES, weights, OnlineDPO(beta=0.3, **settings), lengths=lengths)
 
     poisoned = (jnp.where(PLACES[0] != 0, x, jnp.nan) for x in (policy, reference))  # where a place takes no part
     (loss, sums), grad = jax.value_and_grad(fast, has_aux=True)(*poisoned)
@@ -93,7 +95,7 @@ def test_literal_value() -> None:
     """One correct (log-ratio 3) against two incorrect ones (-1 and 3), beta 0.1: margins 0.4 and 0, mean of two."""
     policy, reference = jnp.array([[-10.0, -21.0, -7.0]]), jnp.array([[-13.0, -20.0, -10.0]])
     weights = jnp.full((1, 3), group_dpo_weights([1], [2])[0])
-    loss, sums = group_dpo_loss(policy, reference, jnp.array([[1, -1, -1]]), jnp.zeros((1, 3)), weights)
+    loss, sums = group_dpo_loss(policy, reference, jnp.array([[1, -1, -1]]), jnp.zeros((1, 3)), weights, OnlineDPO())
     np.testing.assert_allclose(loss, (0.5130152523999526 + math.log(2)) / 2, rtol=1e-6)
     means = mean_metrics(sums, "pairs")
     assert (means["pairs"], means["rewards/margins"]) == (2.0, pytest.approx(0.2))
@@ -102,8 +104,8 @@ def test_literal_value() -> None:
 def test_wrong_arguments() -> None:
     ones = jnp.ones((1, 2))
     with pytest.raises(ValueError, match=r"must be \[rows, places\]"):
-        group_dpo_loss(*[jnp.ones(2)] * 5)
+        group_dpo_loss(*[jnp.ones(2)] * 5, OnlineDPO())
     with pytest.raises(ValueError, match="one shape"):
-        group_dpo_loss(ones, ones, ones, ones, jnp.ones((1, 3)))
+        group_dpo_loss(ones, ones, ones, ones, jnp.ones((1, 3)), OnlineDPO())
     with pytest.raises(ValueError, match="pass chosen_lengths"):
-        group_dpo_loss(ones, ones, ones, ones, ones, loss_type="sigmoid_norm")
+        group_dpo_loss(ones, ones, ones, ones, ones, OnlineDPO(loss_type="sigmoid_norm"))

@@ -137,3 +137,19 @@ def test_overlong_penalty_literal() -> None:
     assert penalty.tolist() == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
     assert not np.signbit(penalty[:2]).any()
     assert overlong_penalty([[1], [2]], 2, 1).tolist() == [[0.0], [-1.0]]
+
+
+def test_cispo_is_that_of_trl() -> None:
+    """Ratios 1, e^2, e^-0.4 and e^2, at most 5, which TRL 1.16 calls epsilon_high: its loss, gradient and metric."""
+    policy, old = jnp.array([-1.0, -2.0, -0.5, -3.0]), jnp.array([-1.0, -4.0, -0.1, -5.0])
+    advantages, weights = jnp.array([0.5, 0.5, -1.0, -1.0]), jnp.full(4, 0.25)
+
+    def loss(x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return grpo_loss(x, old, None, advantages, weights, epsilon_high=4.0, cispo=True)
+
+    (value, sums), grad = jax.value_and_grad(loss, has_aux=True)(policy)
+    np.testing.assert_allclose(value, -2.458790005754455, rtol=1e-6)
+    # A token beyond the bound keeps the gradient of its log-probability, 5 times; GRPO's would be 0 at the second.
+    np.testing.assert_allclose(grad, [-0.125, -0.625, 0.16758001150890983, 1.25], rtol=1e-6)
+    means = mean_metrics(sums, "tokens")
+    assert (means["clip_ratio/low_mean"], means["clip_ratio/high_mean"]) == (0.0, 0.25)

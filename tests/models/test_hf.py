@@ -46,7 +46,6 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "smollm3",
         "gemma3",
         *(
             pytest.param(name, marks=pytest.mark.slow)
@@ -58,6 +57,7 @@ def test_loaded_logits_equal_transformers(reference: Any) -> None:
                 "qwen3-biased",
                 "mistral",
                 "qwen3-sliding",
+                "smollm3",
                 "olmo2",
             )
         ),

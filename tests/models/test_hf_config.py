@@ -165,7 +165,7 @@ def test_which_layers_have_a_window(raw: dict[str, Any], change: dict[str, Any],
 def test_unused_window_is_accepted() -> None:
     unused = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}
     assert config_from_hf({**QWEN25_7B, **unused}) == SHAPES["Qwen2.5-7B"]
-    assert config_from_hf({**QWEN25_7B, "layer_types": ["full_attention"] * 28}) == SHAPES["Qwen2.5-7B"]
+    assert config_from_hf({**QWEN25_7B, "max_window_layers": 0, "layer_types": [FULL] * 28}) == SHAPES["Qwen2.5-7B"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from g2d_jax.records import Preference
 from g2d_jax.report import page as pages
 from g2d_jax.report.page import SCRIPT, STYLE
 from g2d_jax.report.read import read_run
+from g2d_jax.report.result import Result
 from g2d_jax.report.run import CURVES, headline, report, write_run
 from g2d_jax.report.samples import PROBLEMS, Cell, Listing, Row, Sample, painter, read_samples
 from g2d_jax.report.tokens import Span
@@ -307,3 +309,26 @@ def test_curves_are_of_what_was_logged_side_by_side_with_fresh_samples(tmp_path,
     titles = [part.title for section in report(read_run(tmp_path)).sections for part in section.parts
               if isinstance(part, pages.Chart)]  # fmt: skip
     assert titles == [title for title in CURVES if title in titles]
+
+
+def test_what_a_run_returns_has_its_manifests_accuracies_and_policies(finished, report_of):
+    result, (folder, _) = Result(finished), report_of
+    assert list(result) == ["sft", "warmup", "collect", "dpo", "evaluate"] and len(result) == 5
+    assert result["dpo"] == read_json(finished / "04-dpo/manifest.json")
+    evaluated = {policy["name"]: policy for policy in result["evaluate"]["result"]["policies"]}
+    assert result.accuracies["accuracy"].to_dict() == {name: policy["mean"] for name, policy in evaluated.items()}
+    assert result.accuracies.loc["dpo", "greedy"] == evaluated["dpo"]["greedy"]
+    assert result.policies["warmup"] == finished / "02-warmup/checkpoints/3"
+    assert list(result.policies) == ["sft", "warmup", "dpo"]
+    assert result.report == finished / "report.html"
+    shown = Result(folder)._repr_html_()
+    page = Page(unescape(re.fullmatch(r'<iframe srcdoc="([^"]*)" sandbox [^<>]*></iframe>', shown)[1]))
+    assert page.links == ["#results", "#curves"] and page.table("Accuracy on")[0]["policy"] == "sft"
+
+
+def test_a_run_that_has_begun_has_a_result_too(own_run):
+    (own_run / "05-evaluate/manifest.json").unlink()
+    (own_run / "report.html").unlink(missing_ok=True)
+    result = Result(own_run)
+    assert "evaluate" not in result and result.accuracies.empty and result.report is None and result.policies == {}
+    assert repr(result) == f"Result('{own_run}': sft, warmup, collect, dpo)"

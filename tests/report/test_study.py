@@ -2,8 +2,10 @@
 
 import csv
 import dataclasses
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from reports import Page, evaluation
@@ -425,3 +427,14 @@ def test_points_of_one_setting_were_tested_on_the_same_problems(tmp_path):
         fake.arm("s1", seed, online("dpo", 1), right)
     with pytest.raises(ValueError, match="s1,s0 and s1,s1 were tested on different problems"):
         fake.study()
+
+
+def test_the_notebook_reads_a_study(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("G2D_WORKDIR", str(root))
+    cells = json.loads((Path(__file__).parents[2] / "notebooks" / "study.ipynb").read_text("utf-8"))["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert {"g2d", "grpo, learning rate 0.1"} <= set(names["points"]["arm"]) and names["axes"].lines
+    assert report(names["study"])._repr_html_().startswith('<iframe srcdoc="&lt;!DOCTYPE html')

@@ -20,7 +20,7 @@ from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
-from g2d_jax.stages import collect, offline
+from g2d_jax.stages import collect, external_rollouts, offline
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import StopRun
@@ -270,6 +270,62 @@ def test_rollouts_made_elsewhere(small, tmp_path, opened):
     assert {row.policy for row in read} == {"external"} and np.isnan(read[0].rollout.logprobs).all()
 
 
+def test_rollouts_with_ids_are_exact(small, tmp_path, opened, capsys):
+    """Of our own parts, and of rows with the same ids, the pairs are those of the stage that sampled."""
+    runtime = opened(small, tmp_path / "own")
+    run(runtime)
+    drawn = groups_of(tmp_path / "own" / "01-collect")
+    prompts = {problem.id: problem.prompt for problem in runtime.problems["train"]}
+    rows = [
+        {
+            "prompt": prompts[row.rollout.problem_id],
+            "prompt_ids": row.rollout.prompt_ids.tolist(),
+            "completion_ids": row.rollout.token_ids.tolist(),
+            "logprobs": row.rollout.logprobs.tolist(),
+            "finish_reason": row.rollout.stop_reason,
+            "reward": row.score.reward,
+        }
+        for group in drawn
+        for row in group
+    ]
+    dumps = {"parts": str(tmp_path / "own/01-collect/rollouts"), "rows": lines(tmp_path / "rows.jsonl", rows)}
+    expected = (tmp_path / "own/01-collect/preferences/part-00000.parquet").read_bytes()
+    for name, dump in dumps.items():
+        small.stages.collect.rollouts = dump
+        run(opened(small, tmp_path / name))
+        assert (tmp_path / name / "01-collect/preferences/part-00000.parquet").read_bytes() == expected
+        again = [row for group in groups_of(tmp_path / name / "01-collect") for row in group]
+        for kept, row in zip(again, (row for group in drawn for row in group), strict=True):
+            assert kept.text == row.text and kept.rollout.stop_reason == row.rollout.stop_reason
+            np.testing.assert_array_equal(kept.rollout.logprobs, row.rollout.logprobs)
+    assert "other ids" not in capsys.readouterr().out
+    other = [{**row, "prompt_ids": row["prompt_ids"][1:]} for row in rows]
+    small.stages.collect.rollouts = lines(tmp_path / "other.jsonl", other)
+    run(opened(small, tmp_path / "other"))
+    assert "32 of 32 prompts have other ids than the template here gives" in capsys.readouterr().out
+    assert read_preferences(tmp_path / "other/01-collect/preferences")[0].prompt_ids.tolist() in [
+        row["prompt_ids"] for row in other
+    ]
+
+
+def test_dumps_whose_prompts_are_behind_a_template(small, tmp_path, opened):
+    """verl's and NeMo-RL's: the problem is that of data.train which looks like this behind the template here."""
+    runtime = opened(small, tmp_path)
+    train, held_out = runtime.problems["train"][3], runtime.problems["test"][3]
+
+    def verl(problem: Any, **more: Any) -> dict[str, Any]:
+        text = runtime.tokenizer.render(problem)
+        return {"input": text, "output": "1", "gts": "9", "score": 1.0, "step": 1, **more}
+
+    path = lines(tmp_path / "1.jsonl", [verl(train), verl(train, output="", score=0.0)])
+    rows = external_rollouts.read(runtime, path)[1]
+    assert [row.rollout.problem_id for row in rows] == [train.id] * 2
+    assert [row.rollout.token_ids[-1] for row in rows] == [runtime.tokenizer.stop_id] * 2
+    for bad, message in ((verl(held_out), "in data.dev or data.test"), (verl("0+0"), "is of no problem in data.train")):
+        with pytest.raises(ValueError, match=rf"line 1: .*{message}"):
+            external_rollouts.read(runtime, lines(tmp_path / "1.jsonl", [bad]))
+
+
 def test_a_reward_that_fails_names_its_stage_and_loses_nothing(small, tmp_path, opened):
     rows = [{"prompt": "1+1=?", "completion": f"\\boxed{{{i}}}", "answer": "2"} for i in range(4)]
     small.stages.collect.rollouts = lines(tmp_path / "mine.jsonl", rows)
@@ -291,13 +347,21 @@ def test_a_reward_that_fails_names_its_stage_and_loses_nothing(small, tmp_path, 
     ("row", "message"),
     [
         ({"prompt": "1+1=?", "completion": "x"}, "neither a reward nor an answer"),
-        ({"prompt": "1+1=?", "reward": 1}, "no field 'completion'"),
+        (
+            {"prompt": "1+1=?", "reward": 1},
+            "has the fields 'prompt', 'reward'; a rollout has .* completion or completion_ids",
+        ),
         ({"prompt": "1+1=?", "completion": "x", "reward": "good"}, "reward 'good' is not a number"),
         ({"prompt": "1+1=?", "completion": "x", "reward": "nan"}, "reward 'nan' is not"),
         ({"prompt": "", "completion": "x", "reward": 1}, "'prompt' is blank"),
         ({"prompt": "TEST", "completion": "x", "reward": 1}, "in data.dev or data.test"),
         ({"prompt": "1+1=?", "completion": "<eos>1", "reward": 1}, "special token '<eos>'"),
         ({"prompt": "what?", "completion": "2", "reward": 1}, "the tokenizer cannot encode 'what"),
+        ({"prompt": "1+1=?", "completion_ids": [1, 9999], "reward": 1}, "completion_ids has 9999, and the tokenizer's"),
+        (
+            {"prompt": "2+2=?", "prompt_ids": [1], "completion": "2", "reward": 1},
+            "not those of the same prompt in .* 1",
+        ),
     ],
 )
 def test_broken_rows_are_named_by_file_and_line(small, tmp_path, opened, row, message):

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from worlds import bits, only, run
 
 from g2d_jax import pipeline
-from g2d_jax.config import Config
+from g2d_jax.config import Config, OnlineDPO
 from g2d_jax.data.order import Order
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
@@ -89,13 +89,14 @@ def test_what_is_measured_is_what_the_table_holds(small, tmp_path, opened):
     manifest = run(runtime)
     table = pd.read_parquet(tmp_path / "01-dpo" / "pairs.parquet")
     pairs = read_preferences(tmp_path / "pairs.parquet")
+    examples = offline.batch(pairs, np.zeros((PAIRS, 2)))
     lengths = table["chosen_length"].to_numpy(), table["rejected_length"].to_numpy()
     assert list(table["problem_id"]) == [pair.problem_id for pair in pairs]
     assert lengths[0].tolist() == [len(pair.chosen_ids) for pair in pairs]
     assert lengths[1].tolist() == [len(pair.rejected_ids) for pair in pairs]
     before, after = (np.stack([table[f"{which}chosen"], table[f"{which}rejected"]], axis=1) for which in ("ref_", ""))
     for policy, found in (("init", before), ("dpo", after)):
-        scored = offline.score_pairs(runtime, load_policy(runtime, policy), pairs, 64, Cost())
+        scored = offline.score(runtime, load_policy(runtime, policy), examples, 64, Cost())
         np.testing.assert_array_equal(found, scored, err_msg=policy)
     result = manifest["result"]
     assert result["before"] == informativeness.pair_summary(*before.T, *lengths)
@@ -150,7 +151,7 @@ def test_diagnosis_is_paid_apart_and_changes_nothing(small, tmp_path, opened):
 def test_the_gradient_is_that_of_the_loss_that_trains(small, tmp_path, opened):
     def measured(workdir: Path, factor: float) -> dict[str, float]:
         def scaled(compute: Compute) -> Objective:
-            inner = objectives.dpo(compute, beta=0.1, label_smoothing=0.0, loss_type="sigmoid")
+            inner = objectives.dpo(compute, OnlineDPO())
 
             def objective(params: Decoder, micro: Micro) -> tuple[jax.Array, dict[str, jax.Array]]:
                 loss, sums = inner(params, micro)
@@ -173,7 +174,7 @@ def test_an_empty_response_is_refused_before_training(small, tmp_path, opened):
     pairs = made(4)
     pairs[2] = dataclasses.replace(pairs[2], rejected_ids=np.zeros(0, np.int32))
     write_preferences(tmp_path / "pairs.parquet", pairs)
-    with pytest.raises(ValueError, match="each response of a pair has at least 1"):
+    with pytest.raises(ValueError, match="each response has at least 1"):
         run(opened(small, tmp_path))
     assert not (tmp_path / "01-dpo" / "checkpoints").exists()
 
@@ -191,6 +192,14 @@ def test_one_pair_has_no_noise_to_see(small, tmp_path, opened, capsys):
     assert manifest["result"]["signal"] == {} and manifest["result"]["before"]["pairs"] == 1
     output = capsys.readouterr()
     assert "dpo: the gradient's signal is not measured, that takes at least 2 pairs" in output.out + output.err
+
+
+def test_simpo_has_no_reference_to_score(small, tmp_path, opened):
+    small.stages.dpo.update(loss_type="simpo", beta=2.0, diagnose=False)
+    manifest = run(opened(small, tmp_path))
+    assert manifest["tokens"]["scored"] == 0 and not list((tmp_path / "01-dpo").glob("reference-*"))
+    steps = [row["metrics"] for row in read_metrics(tmp_path) if "loss" in row["metrics"]]
+    assert all(-2 * 5 < step["rewards/chosen"] < 0 for step in steps)  # beta times a mean log-probability of 12 words
 
 
 def test_settings_that_cannot_work_are_refused(small):

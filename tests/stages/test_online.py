@@ -1,5 +1,6 @@
 """Online RL from random parameters, which a made-up reward gives a signal."""
 
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 from etils import epath
 from ml_collections import ConfigDict
-from worlds import only, run
+from worlds import bits, only, run
 
-from g2d_jax.config import Config
+from g2d_jax.config import Config, Online, OnlineDPO
 from g2d_jax.losses import group_advantages
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import lora
@@ -20,12 +21,14 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
+from g2d_jax.stages import online
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.probes import reference_logprobs
 from g2d_jax.stages.rollouts import Draws, Groups, count_rollouts, read_sampled, rewards, sampled_groups
 from g2d_jax.stages.runtime import Runtime, StopRun
 from g2d_jax.stages.workload import Workload
+from g2d_jax.training import objectives
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import claim
 
@@ -56,6 +59,66 @@ def test_a_stage_with_more_steps_ends_like_one_that_had_them_from_the_start(warm
         assert run(opened(warmup, tmp_path / folder))["counts"]["steps"] == steps
     assert alike.differences(tmp_path / "whole", tmp_path / "longer") == []
     assert alike.redone(tmp_path / "longer") == 0
+
+
+def test_groups_of_a_dump_train_as_they_did_when_they_were_sampled(warmup, tmp_path, opened):
+    """The policy is that of the run which drew them, bit for bit, in one go or continued, and nothing is sampled."""
+    stage = warmup.stages.warmup
+    stage.update(importance_cap=2.0, steps=3, keep=(2,))
+    whole = opened(warmup, tmp_path / "whole")
+    drawn = run(whole)
+    stage.rollouts = str(tmp_path / "whole/01-warmup/rollouts")
+    for folder, steps in (("dump", 3), ("longer", 2), ("longer", 3)):
+        stage.steps = steps
+        claim(Config.of(warmup), epath.Path(tmp_path / folder))
+        runtime = opened(warmup, tmp_path / folder)
+        manifest = run(runtime)
+    assert alike.differences(tmp_path / "dump", tmp_path / "longer") == []
+    tokens = {name: manifest["tokens"][name] for name in ("generated", "trained")}
+    assert tokens == {"generated": 0, "trained": drawn["tokens"]["trained"]} and drawn["tokens"]["generated"] > 0
+    assert runtime.sampler().usage.generated == 0
+    assert bits(load_policy(runtime, "warmup")) == bits(load_policy(whole, "warmup"))
+    stage.steps = 4
+    with pytest.raises(ValueError, match=r"has 12 groups, which feed 3 updates of prompts_per_step=4: set stages\.war"):
+        run(opened(warmup, tmp_path / "too-long"))
+    stage.update(steps=3, num_generations=3)
+    with pytest.raises(ValueError, match=r"row 1: its prompt has 4 responses at its step, .*num_generations is 3: set"):
+        run(opened(warmup, tmp_path / "too-small"))
+
+
+def test_pairs_of_a_dump_without_logprobs(warmup, tmp_path, opened):
+    stage, problems = warmup.stages.warmup, opened(warmup, tmp_path).problems["train"][:2]
+    rows = [{"prompt": p.prompt, "completion": "1" * (1 + n % 2), "reward": n % 2} for p in problems for n in range(8)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    stage.update(rollouts=str(path), loss="dpo", steps=1)
+    counts = run(opened(warmup, tmp_path / "dpo"))["counts"]
+    assert (counts["rollouts"], counts["prompts"], counts["pairs"]) == (16, 4, 4)
+    assert read_metrics(tmp_path / "dpo")[-1]["metrics"]["grad_norm"] > 0
+    stage.update(loss="grpo", importance_cap=2.0)
+    with pytest.raises(
+        ValueError, match=r"rows\.jsonl, line 1: importance_cap weighs by the sampler's logprobs, which"
+    ):
+        run(opened(warmup, tmp_path / "cap"))
+    path.write_text(json.dumps({"prompt": "0+0=?", "completion": "1", "reward": 1}) + "\n")
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: its prompt is not in data\.train"):
+        run(opened(warmup, tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sync_every": 4}, "samples nothing, so no policy is synchronised: set sync_every to num_iterations"),
+        ({"dynamic_sampling": 1}, "in place of other prompts: leave dynamic_sampling, drop_solved and difficulty"),
+        ({"drop_solved": {"after": 2}}, "leave dynamic_sampling, drop_solved and difficulty"),
+        ({"stream": "mine"}, "stream is set, but rollouts='mine' samples nothing"),
+        ({"rollouts": "sample", "reward_column": "accuracy"}, "is a column of a dump, and rollouts is 'sample'"),
+    ],
+)
+def test_settings_of_sampling_are_refused_beside_a_dump(warmup, changes, message):
+    warmup.stages.warmup.update({"rollouts": "mine", **changes})
+    with pytest.raises(ValueError, match=message):
+        Config.of(warmup)
 
 
 def test_with_a_reference_kl_is_zero_at_the_first_step_only(warmup, tmp_path, opened):
@@ -175,3 +238,14 @@ def test_without_reward_signal_it_stops_and_keeps_the_policy(warmup, tmp_path, o
     with pytest.raises(StopRun):  # the same command stops again at once
         run(runtime)
     assert runtime.sampler().usage.generated == 0
+
+
+def test_cispo_and_simpo_reach_the_loss_and_simpo_has_no_reference():
+    compute = objectives.Compute(make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    ratios = {"epsilon": 0.2, "epsilon_high": 4.0, "importance_sampling_level": "token", "importance_cap": 0.0}
+    expected = objectives.grpo(compute, temperature=1.0, beta=0.0, **ratios, entropy_coef=0.0, cispo=True)  # kept once
+    assert online.objective_of(compute, Online(loss_type="cispo", epsilon_high=4.0)) is expected
+    simpo = OnlineDPO(loss_type="simpo", beta=2.0)
+    assert [Online(loss=loss, dpo=simpo).compares for loss in ("dpo", "group_dpo")] == [False, False]
+    with pytest.raises(ValueError, match="the loss has no reference"):
+        Online(loss="dpo", dpo=simpo, reference_sync=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from g2d_jax import mesh as meshes
-from g2d_jax.config import Optimizer
+from g2d_jax.config import OnlineDPO, Optimizer
 from g2d_jax.losses.logprobs import CPU_CHUNK as CHUNK
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.plan import hlo as text
@@ -28,14 +28,13 @@ MESHES = {"fsdp": (1, 8, 1), "tensor": (1, 4, 2)}
 def made(compute: Compute) -> dict[str, tuple[Objective, tuple[str, ...], tuple[str, ...]]]:
     """Each loss, with what its batch has for each token and for each response."""
     grpo: dict[str, Any] = {"epsilon": 0.2, "epsilon_high": None}
-    dpo: dict[str, Any] = {"beta": 0.1, "label_smoothing": 0.0, "loss_type": "sigmoid"}
     token = ("weight", "advantage", "old_logprob")
     return {
         "sft": (objectives.sft(compute), ("weight",), ()),
         "grpo": (objectives.grpo(compute, temperature=1.0, beta=0.0, **grpo), token, ()),
-        "dpo": (objectives.dpo(compute, **dpo), (), ("weight", "reference")),
+        "dpo": (objectives.dpo(compute, OnlineDPO()), (), ("weight", "reference")),
         "group_dpo": (
-            objectives.group_dpo(compute, **dpo, **grpo, grpo_coef=0.01),
+            objectives.group_dpo(compute, OnlineDPO(), **grpo, grpo_coef=0.01),
             token,
             ("pair_weight", "side", "prompt", "reference"),
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax
@@ -12,6 +13,7 @@ from plain import assert_near
 
 from g2d_jax import losses
 from g2d_jax import mesh as meshes
+from g2d_jax.config import OnlineDPO
 from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
@@ -70,7 +72,7 @@ def test_the_scorer_and_the_objectives_agree(model, scored):
     total = sum(float(side.sum()) for pair in sides for side in pair)
     np.testing.assert_allclose(loss, -total, rtol=1e-6)
     assert (float(sums["tokens"]), float(sums["nll"])) == (15.0, pytest.approx(-total, rel=1e-6))
-    objective = objectives.dpo(COMPUTE, beta=0.1, label_smoothing=0.0, loss_type="sigmoid")
+    objective = objectives.dpo(COMPUTE, OnlineDPO())
     _, sums = jax.jit(objective)(model, pairwise(arrays))
     assert float(sums["pairs"]) == 3.0
     for name, side in (("logps/chosen", 0), ("logps/rejected", 1)):
@@ -81,7 +83,7 @@ def test_ipo_divides_by_each_response_s_own_length(model, scored):
     """By hand from the scorer's sums, references -9 and -7, beta 0.5."""
     _, sides = scored
     gaps = [(chosen.sum() + 9.0) / 3 - (rejected.sum() + 7.0) / 2 for chosen, rejected in sides]
-    objective = objectives.dpo(COMPUTE, beta=0.5, label_smoothing=0.0, loss_type="ipo")
+    objective = objectives.dpo(COMPUTE, OnlineDPO(beta=0.5, loss_type="ipo"))
     loss, _ = jax.jit(objective)(model, pairwise(micro(packed_pairs((-9.0, -7.0)))))
     np.testing.assert_allclose(loss, np.mean([(gap - 1.0) ** 2 for gap in gaps]), rtol=1e-5)
 
@@ -115,8 +117,17 @@ def test_values_on_prompt_and_padding_do_not_matter(model):
 def test_place_sums():
     sequence = jnp.array([[-1, 0, 0, 2, -1], [1, 1, 1, -1, 0]])
     values = jnp.array([[jnp.nan, 1.0, 2.0, 4.0, 8.0], [1.0, 1.0, 1.0, 9.0, 5.0]])
-    found = objectives.place_sums(values, {"response_index": sequence, "reference": jnp.zeros((2, 4))})
+    found = objectives.place_sums(values, {"response_index": sequence, "weight": jnp.zeros((2, 4))})
     assert found.tolist() == [[3.0, 0.0, 4.0, 0.0], [5.0, 3.0, 0.0, 0.0]]
+
+
+def test_simpo_reads_no_reference(model, scored):
+    _, sides = scored
+    gaps = np.array([chosen.mean() - rejected.mean() for chosen, rejected in sides])
+    arrays = pairwise(micro(packed_pairs()))
+    del arrays["reference"]
+    loss, _ = jax.jit(objectives.dpo(COMPUTE, OnlineDPO(loss_type="simpo", beta=2.0)))(model, arrays)
+    np.testing.assert_allclose(loss, np.mean(np.log1p(np.exp(0.5 - 2.0 * gaps))), rtol=1e-5)
 
 
 # --- GRPO's family, GroupDPO, the combination, entropy
@@ -155,7 +166,7 @@ def in_rows(row_length: int) -> dict[str, jax.Array]:
     return micro(pack(response_groups(), row_length=row_length, microbatch_rows=4, max_responses_per_row=8))
 
 
-GROUP = {"beta": 0.3, "label_smoothing": 0.0, "loss_type": "sigmoid"}
+GROUP = OnlineDPO(beta=0.3)
 GRPO = {"temperature": 1.0, "epsilon": 0.2, "epsilon_high": None, "beta": 0.1}
 
 
@@ -179,15 +190,15 @@ def test_group_dpo_is_the_mean_over_pairs_then_prompts(model):
         per_prompt.append(np.mean([math.log1p(math.exp(-margin)) for margin in margins]))
     unread = ("entropy_weight", "sampler_logprob", "advantage", "old_logprob", "ref_logprob", "weight")
     arrays = {name: x for name, x in in_rows(24).items() if name not in unread}  # of the parts with coefficient 0
-    loss, sums, _ = run(objectives.group_dpo(COMPUTE, **GROUP), model, arrays)
+    loss, sums, _ = run(objectives.group_dpo(COMPUTE, GROUP), model, arrays)
     assert loss == pytest.approx(np.mean(per_prompt), rel=1e-5)
     assert sums["pairs"] == 3.0 and "tokens" not in sums
 
 
-def everything(compute: Compute = COMPUTE, **changes):
-    coefficients = {"nll_coef": 0.5, "entropy_coef": 0.2, "grpo_coef": 0.7, "kl_beta": 0.1, "importance_cap": 1.2}
-    settings = GROUP | {"importance_sampling_level": "sequence"} | coefficients | changes
-    return objectives.group_dpo(compute, **settings)
+def everything(compute: Compute = COMPUTE, nll_coef: float = 0.5, **changes):
+    coefficients = {"entropy_coef": 0.2, "grpo_coef": 0.7, "kl_beta": 0.1, "importance_cap": 1.2}
+    settings = {"importance_sampling_level": "sequence"} | coefficients | changes
+    return objectives.group_dpo(compute, dataclasses.replace(GROUP, nll_coef=nll_coef), **settings)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=str)
@@ -213,7 +224,7 @@ def test_the_combination_is_its_parts(model):
     arrays = in_rows(40)
     level = {"importance_sampling_level": "sequence", "importance_cap": 1.2}
     both = run(everything(nll_coef=0.0, entropy_coef=0.0), model, arrays)
-    group = run(objectives.group_dpo(COMPUTE, **GROUP), model, arrays)
+    group = run(objectives.group_dpo(COMPUTE, GROUP), model, arrays)
     policy = run(objectives.grpo(COMPUTE, **GRPO, **level), model, arrays)
     assert both[0] == pytest.approx(group[0] + 0.7 * policy[0], rel=1e-5)
     assert_near(both[2], jax.tree.map(lambda x, y: x + 0.7 * y, group[2], policy[2]), 1e-4)
@@ -249,8 +260,8 @@ def test_entropy_is_added(model, kind):
         if kind == "grpo":
             return objectives.grpo(COMPUTE, **(GRPO | {"temperature": temperature}), entropy_coef=coef)
         if kind == "group_dpo":
-            return objectives.group_dpo(COMPUTE, **GROUP, entropy_coef=coef)
-        inner = objectives.dpo(COMPUTE, **GROUP, entropy_coef=coef)
+            return objectives.group_dpo(COMPUTE, GROUP, entropy_coef=coef)
+        inner = objectives.dpo(COMPUTE, GROUP, entropy_coef=coef)
         return lambda params, rows: inner(params, {**rows, "weight": rows["pair_weight"]})
 
     packed = pack(response_groups(), row_length=24, microbatch_rows=4, max_responses_per_row=8)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from g2d_jax import mesh as meshes
+from g2d_jax.config import OnlineDPO
 from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
@@ -52,7 +53,7 @@ def packed(mesh: jax.sharding.Mesh, batches: list[list[Group]], microbatch_rows:
 
 
 def objective(mesh: jax.sharding.Mesh) -> Objective:
-    return objectives.dpo(Compute(mesh), beta=BETA, label_smoothing=0.0, loss_type="sigmoid")
+    return objectives.dpo(Compute(mesh), OnlineDPO(beta=BETA))
 
 
 def norms(model: decoder.Decoder, mesh: jax.sharding.Mesh, batches: list[list[Group]]) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import pytest
 from plain import assert_near, logits, noisy
 
 from g2d_jax import mesh as meshes
-from g2d_jax.config import Optimizer
+from g2d_jax.config import OnlineDPO, Optimizer
 from g2d_jax.data.packing import Group, Packed, Response, pack
 from g2d_jax.models import decoder
 from g2d_jax.models.config import ModelConfig
@@ -63,7 +63,7 @@ def objective_of(name: str, compute: Compute) -> Objective:
         return objectives.sft(compute)
     if name == "grpo":
         return objectives.grpo(compute, temperature=TEMPERATURE, epsilon=EPSILON, epsilon_high=None, beta=KL)
-    inner = objectives.dpo(compute, beta=BETA, label_smoothing=0.0, loss_type="sigmoid")
+    inner = objectives.dpo(compute, OnlineDPO(beta=BETA))
     return lambda params, micro: inner(params, {**micro, "weight": micro["pair_weight"]})
 
 

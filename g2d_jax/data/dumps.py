@@ -1,0 +1,279 @@
+"""Rollouts that other programs left behind, as rows of one kind: JSONL, JSON or Parquet, recognised by their columns.
+
+    written by                       columns (* it has token ids)
+    any program                      prompt or prompt_ids, completion or completion_ids; where it has them, logprobs*,
+                                     finish_reason, reward, answer, step
+    this library, rollouts/          problem_id, prompt_ids*, token_ids*, logprobs*, stop_reason, reward
+    TRL, log_completions             step, prompt, completion, advantage, one column for each reward function
+    verl, rollout_data_dir           input, output, gts, score, step
+    NeMo-RL, train_data_step*.jsonl  content, rewards, input_lengths, token_ids*, token_loss_mask, generation_logprobs*
+
+Read from what TRL 1.16, verl 0.9 and NeMo-RL's grpo.py write. Where there is no
+column for the step it is the number in the file's name. Dumps are untrusted: a broken row is a ValueError that names
+file and line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from etils import epath
+
+from g2d_jax.data.fields import BrokenRow, as_answer, as_messages, as_prompt, as_text, find
+from g2d_jax.data.rows import file_rows
+from g2d_jax.data.splits import problem_id
+from g2d_jax.records import Prompt
+
+_EXPECTED = (
+    "a rollout has prompt or prompt_ids, completion or completion_ids, and reward or answer; TRL's has step, prompt, "
+    "completion, advantage; verl's input, output, score, step; NeMo-RL's content, rewards, input_lengths"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DumpRow:
+    """One rollout as a dump gives it; what the dump does not have is None.
+
+    where: file and line (row), counted from 1. step: of the training run that wrote it.
+    prompt: as the data set had it; rendered: it is the text after the chat template instead (verl and NeMo-RL).
+    logprobs: of the sampler, one for each completion id. finish_reason: "length" if the limit cut the completion.
+    has_reward: whether the dump gives a reward; if so, None is a response that could not be scored.
+    answer: the reference answer, not the response's.
+    """
+
+    where: str
+    step: int | None
+    prompt: Prompt | None
+    completion: str | None
+    prompt_ids: np.ndarray | None  # [P] int32
+    completion_ids: np.ndarray | None  # [T] int32
+    logprobs: np.ndarray | None  # [T] float32
+    finish_reason: Literal["stop", "length"] | None
+    reward: float | None
+    has_reward: bool
+    answer: str | None
+    rendered: bool = False
+
+    @property
+    def prompt_key(self) -> str:
+        """Return 16 hex digits, equal for rows of the same prompt; `problem_id` where the dump has its text."""
+        if self.prompt is not None:
+            return problem_id(self.prompt)
+        assert self.prompt_ids is not None  # a row has one of both
+        return hashlib.blake2b(self.prompt_ids.tobytes(), digest_size=8).hexdigest()
+
+
+def dump_files(paths: str | Sequence[str]) -> list[str]:
+    """List a dump's files: of a folder (its .jsonl and .parquet), of a glob, or the file; step 2 before step 10.
+
+    Raises ValueError for what holds no file.
+    """
+    files: list[str] = []
+    for path in [paths] if isinstance(paths, str) else paths:
+        place = epath.Path(path)
+        if "*" in path:
+            parent = next(parent for parent in place.parents if "*" not in os.fspath(parent))
+            matching = list(parent.glob(os.fspath(place.relative_to(parent))))
+        elif place.is_dir():
+            matching = [file for suffix in ("jsonl", "parquet") for file in place.glob(f"*.{suffix}")]
+        else:
+            matching = [place] if place.exists() else []
+        if not matching:
+            raise ValueError(
+                f"{path} is no file, no folder with .jsonl or .parquet files, and no glob that matches some"
+            )
+        files += sorted(map(os.fspath, matching), key=_natural)
+    return files
+
+
+def read_dump(paths: str | Sequence[str], reward: str | None = None) -> Iterator[DumpRow]:
+    """Read the rows of a file, of a folder's files, or of those that match a glob; local, gs:// or s3://.
+
+    reward: the column that holds the reward, where a dump has several (TRL's is one for each reward function).
+    Raises ValueError naming file and line of the first row whose columns are of no format or whose values are broken.
+    """
+    for file in dump_files(paths):
+        numbers = re.findall(r"step[-_]?(\d+)", epath.Path(file).stem)
+        step = int(numbers[-1]) if numbers else None
+        for row in file_rows(file):
+            yield row.read(partial(_read, row.where, step, reward))
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    """Return a sort key that orders the numbers in names by value."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
+
+
+def _read(where: str, step: int | None, reward: str | None, values: Mapping[str, Any]) -> DumpRow:
+    """Recognise a row's format by its columns and read it. step: of its file's name. Raises BrokenRow."""
+    columns = values.keys()
+    if columns >= {"problem_id", "token_ids", "stop_reason", "text"}:
+        names = {"completion": "text", "completion_ids": "token_ids", "finish_reason": "stop_reason"}
+        own = {name: value for name, value in values.items() if name != "answer"}  # the response's, not the reference
+        return _row(where, {**own, "step": step}, {**names, "reward": reward or "reward"})
+    if columns >= {"content", "rewards", "input_lengths"}:
+        rewards = "filtered_rewards" if "filtered_rewards" in values else "rewards"  # the former go with the rows
+        fields = _nemo_rl({name: _single(value) for name, value in values.items()})
+        return _row(where, {**fields, "step": step}, {"reward": reward or rewards}, rendered=True)
+    if columns >= {"input", "output", "score", "step"}:
+        names = {"prompt": "input", "completion": "output", "reward": reward or "score"}
+        answer = find(values, "gts", scalar=True)[1]
+        return _row(where, {**values, "answer": answer}, names, rendered=True)
+    if columns >= {"step", "prompt", "completion", "advantage"} and "completion_ids" not in columns:
+        name = reward or _trl_reward(values)
+        value = values.get(name)
+        unscored = isinstance(value, float) and math.isnan(value)
+        own = {key: values[key] for key in ("step", "prompt", "completion")}
+        return _row(where, {**own, **({name: None if unscored else value} if name in values else {})}, {"reward": name})
+    if columns & {"prompt", "prompt_ids"} and columns & {"completion", "completion_ids"}:
+        return _row(where, values, {"reward": reward or "reward"})
+    raise BrokenRow(f"it has the fields {', '.join(map(repr, values)) or 'none'}; {_EXPECTED}"[:600])
+
+
+def _row(where: str, values: Mapping[str, Any], names: Mapping[str, str], *, rendered: bool = False) -> DumpRow:
+    """Make a row of checked values. names: the dump's name of a field, where it is another. Raises BrokenRow."""
+
+    def given(field: str) -> tuple[str, Any]:
+        path = names.get(field, field)
+        return path, values.get(path)
+
+    named = names["reward"]
+    if named not in values and named != "reward":
+        raise BrokenRow(f"it has no field {named!r} with the reward; it has {', '.join(map(repr, values))}"[:500])
+    completion_ids, logprobs = _ids(*given("completion_ids")), _logprobs(*given("logprobs"))
+    if logprobs is not None and (completion_ids is None or len(logprobs) != len(completion_ids)):
+        count = "none" if completion_ids is None else len(completion_ids)
+        raise BrokenRow(f"it has {len(logprobs)} logprobs, but {count} completion_ids: each id needs one")
+    finish, step, answer = given("finish_reason")[1], values.get("step"), values.get("answer")
+    if finish not in (None, "stop", "length"):
+        raise BrokenRow(f"{given('finish_reason')[0]!r} must be 'stop', 'length' or null, got {finish!r:.100}")
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
+        raise BrokenRow(f"'step' must be a whole number, got {step!r:.100}")
+    path, prompt = given("prompt")
+    row = DumpRow(
+        where=where,
+        step=step,
+        prompt=None if prompt is None else as_prompt(prompt, path),
+        completion=_completion(*given("completion")),
+        prompt_ids=_ids(*given("prompt_ids")),
+        completion_ids=completion_ids,
+        logprobs=logprobs,
+        finish_reason=finish,
+        reward=_reward(*given("reward")),
+        has_reward=named in values,
+        answer=None if answer is None else as_answer(answer, "answer"),
+        rendered=rendered,
+    )
+    if row.prompt is None and row.prompt_ids is None:
+        raise BrokenRow("its prompt is null, and it has no prompt_ids")
+    if row.completion is None and row.completion_ids is None:
+        raise BrokenRow("its completion is null, and it has no completion_ids")
+    return row
+
+
+def _completion(path: str, value: Any) -> str | None:
+    """Read a text, which may be blank, or a conversation of one assistant message."""
+    if isinstance(value, list | tuple):
+        messages = as_messages(value, path)
+        if len(messages) > 1 or messages[0]["role"] != "assistant":
+            raise BrokenRow(f"{path!r} must be one assistant message, has {len(messages)} messages: of several turns "
+                            "or tool calls no response can be told apart")  # fmt: skip
+        value = messages[0]["content"]
+    return (
+        value if value is None or value == "" or (isinstance(value, str) and value.isspace()) else as_text(value, path)
+    )
+
+
+def _ids(path: str, value: Any) -> np.ndarray | None:
+    """Read token ids, int32 [T], at least one. The vocabulary is the caller's to check."""
+    if value is None:
+        return None
+    ids = _array(path, value, "iu", "whole numbers")
+    if not len(ids) or ids.min() < 0 or ids.max() >= 2**31:
+        raise BrokenRow(f"{path!r} must hold token ids from 0 on, at least one")
+    return ids.astype(np.int32)
+
+
+def _logprobs(path: str, value: Any) -> np.ndarray | None:
+    """Read log-probabilities, float32 [T]; None where they are not known: all NaN in rollouts of this library."""
+    if value is None:
+        return None
+    logprobs = _array(path, value, "iuf", "numbers").astype(np.float32)
+    if np.isnan(logprobs).all():
+        return None
+    if not np.isfinite(logprobs).all():
+        raise BrokenRow(f"{path!r} has values that are not finite")
+    return logprobs
+
+
+def _array(path: str, value: Any, kinds: str, of: str) -> np.ndarray:
+    try:
+        array = np.asarray(value) if isinstance(value, list) and value else np.zeros(0, int)
+    except (ValueError, OverflowError) as error:  # lists of different lengths, numbers beyond 64 bits
+        raise BrokenRow(f"{path!r} must be a list of {of}") from error
+    if not isinstance(value, list) or array.ndim != 1 or array.dtype.kind not in kinds:
+        raise BrokenRow(f"{path!r} must be a list of {of}")
+    return array
+
+
+def _reward(path: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BrokenRow(f"its {path} {value!r:.100} is not a number or null") from error
+    if not math.isfinite(number):
+        raise BrokenRow(f"its {path} {value!r:.100} is not finite")
+    return number
+
+
+def _trl_reward(values: Mapping[str, Any]) -> str:
+    """Find the one column of a reward function among TRL's; its other columns are texts that a function logged."""
+    taken = ("step", "prompt", "completion", "advantage")
+    numeric = [name for name, value in values.items() if name not in taken and not isinstance(value, str | list | dict)]
+    if len(numeric) != 1:
+        listed = ", ".join(map(repr, numeric)) or "none"
+        raise BrokenRow(
+            f"a completions table of TRL with one column of rewards is read as it is, this has {listed}: name the "
+            "column that says how good a response is (reward_column in the settings, --reward on the command line)"
+        )
+    return numeric[0]
+
+
+def _single(value: Any) -> Any:
+    """Return the value of a NeMo-RL column, which is a list of one: rows are batches of one there."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _nemo_rl(values: dict[str, Any]) -> dict[str, Any]:
+    """Split a row of NeMo-RL in prompt and completion: its ids by token_loss_mask, 1 on the tokens that were sampled.
+
+    Ids and masks are padded to the batch; input_lengths is the length of prompt and completion together.
+    """
+    content, fields = values["content"], dict(values)
+    if isinstance(content, list):  # a text for each message
+        if len(content) != 2:
+            raise BrokenRow(f"'content' must be a prompt and a completion, has {len(content)} messages: several turns")
+        fields |= {"prompt": content[0], "completion": content[1]}
+    else:
+        fields["completion"] = content
+    if "token_ids" in values:
+        length = values["input_lengths"]
+        columns = [values.get(name) for name in ("token_ids", "token_loss_mask", "generation_logprobs")]
+        if not isinstance(length, int) or not all(isinstance(c, list) and len(c) >= length > 0 for c in columns):
+            raise BrokenRow("token_ids, token_loss_mask and generation_logprobs must be lists of input_lengths or more")
+        ids, mask, logprobs = (column[:length] for column in columns if column is not None)
+        first = next((i for i, sampled in enumerate(mask) if sampled), length)
+        if not all(mask[first:]):
+            raise BrokenRow("token_loss_mask marks more than one stretch: several turns are not read")
+        fields |= {"prompt_ids": ids[:first], "completion_ids": ids[first:], "logprobs": logprobs[first:]}
+    return fields

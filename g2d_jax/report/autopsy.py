@@ -1,0 +1,367 @@
+"""The autopsy of a finished GRPO run from the rollouts it left behind: what each step taught, and what is left in them.
+
+dumps ─► groups by step ─► informativeness ─► where the learning curve flattens ─► steps to build pairs from
+                                                                                     └─► rollouts.jsonl, autopsy_dpo.py
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from g2d_jax.config import Collect, Reward
+from g2d_jax.data.dumps import DumpRow, dump_files, read_dump
+from g2d_jax.data.preferences import pairs_of
+from g2d_jax.data.rows import file_rows
+from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.report import format as fmt
+from g2d_jax.report.comparison import check_output
+from g2d_jax.report.figures import curves
+from g2d_jax.report.page import Note, Report, Section, write
+from g2d_jax.report.run import MEASURES
+from g2d_jax.report.tables import sheet, table
+from g2d_jax.rewards.extract import final_answer
+from g2d_jax.runtime.storage import PathLike, write_bytes
+from g2d_jax.study import informativeness
+from g2d_jax.study.bend import EDGE, LITTLE, Bend, Estimate, bend
+
+Groups = list[list[ScoredRollout]]
+
+FILES = ("autopsy.html", "autopsy.md", "autopsy.csv", "figures", "rollouts.jsonl", "autopsy_dpo.py")
+COLUMNS = ("step", "measure", "value")
+LINES = 12  # of the table, at most
+SHARE = 0.1  # of the steps that pairs come from where the curve does not say which
+SHOWN = ("pass_rate", "frac_mixed", "distinct_answers", "confidence", "mean_length", "frac_truncated")
+PAIRS = Collect().pairs_per_prompt
+
+LEGEND = (
+    "Mixed prompts have right and wrong responses or, where rewards only rank, different ones: no other prompt gives "
+    "advantages or pairs. Pairs are those that a collect stage makes. Reward std is that within a prompt's responses; "
+    "distinct answers are counted by prompt, as their text."
+)
+RULE = (
+    "Two straight lines are fitted to the {what} by step; brackets are 95 % intervals over another draw of each step's "
+    f"prompts. A run taught little from where they meet on if, beyond noise, a step added less than {LITTLE:g} of what "
+    "it had added before, and the place is known to within half of the run. Rollouts of step k are those drawn for "
+    "update k."
+)
+BENT = (
+    "Pairs from the rollouts of {span}, which cannot be told apart as the place of the bend: before it the policy is "
+    "weak and changes with every step, after it steps cost as much and teach little, and groups turn all correct or "
+    "all incorrect. G2D (arXiv 2605.21266) finds a moderate warm-up best: rollouts of a cold policy make weak pairs, "
+    "those of a late one over-confident and less informative ones."
+)
+VARIED = (
+    "Pairs from the rollouts of {span}, of about a tenth of the steps: there rewards differ most within a group "
+    "(variance {most}), which is what pairs are made of."
+)
+
+CONFIG = '''"""Offline DPO from the rollouts of {span} of a finished GRPO run, chosen by g2d autopsy.
+
+g2d run --config THIS_FILE --dry-run       and then with --workdir in place of --dry-run
+"""
+
+from ml_collections import ConfigDict
+
+from g2d_jax import config as settings
+from g2d_jax import recipes
+
+POLICY = {policy!r}  # the checkpoint saved nearest to step {step}: a folder of safetensors, a URL or a hub id
+PROBLEMS = ""  # the run's problems, a file or data set: {problems}
+
+
+def reward(completions, **columns):
+    raise ValueError("the rollouts have their rewards; to score other responses, put the run's own reward here")
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    for name in {required!r}:
+        if not globals()[name]:
+            raise ValueError(f"{{name}} is empty: fill in its line at the top of this file")
+    config = recipes.real(POLICY)
+    config.name = "autopsy"
+    for split, path in (("train", PROBLEMS), ("dev", ""), ("test", "")):  # to evaluate, name others for test
+        config.data[split] = settings.source(path)
+    config.tokenizer.chat = {chat}  # False: prompts are texts as they are; None: the chat template if there is one
+    config.reward.update(function="autopsy_dpo:reward", verifiable={verifiable}, correct_above={above!r})
+    config.stages.collect = settings.collect(policy="init", rollouts={rollouts!r}, reward_column={column!r})
+    config.stages.dpo = settings.offline(policy="init", beta=recipes.DPO_BETA, optimizer=recipes.adam())
+    return config
+'''
+
+
+@dataclass(frozen=True)
+class Autopsy:
+    """A dump's groups by step, ascending; of responses only what figures need (see `_response`).
+
+    verifiable: rewards have one value or two, the higher for right, and `above` lies between; else they rank.
+    unit: of lengths. unknown: measures that the dump does not give. repeated: steps left out, with the rollouts of
+    one before. as_text: prompts are texts without ids, given to the model as they are. rendered: some prompts are known
+    behind a chat template only.
+    """
+
+    steps: Mapping[int, Groups]
+    verifiable: bool
+    above: float
+    unit: str
+    unknown: frozenset[str]
+    repeated: Sequence[int]
+    as_text: bool
+    rendered: bool
+
+    @cached_property
+    def measures(self) -> dict[int, dict[str, float]]:
+        """The figures of each step; see `measure`."""
+        return {step: self.measure(groups) for step, groups in self.steps.items()}
+
+    @cached_property
+    def bend(self) -> Bend | None:
+        """The bend of the pass rate by step, or of the mean reward where rewards rank."""
+        column = "pass_rate" if self.verifiable else "reward_mean"
+        curve = {step: np.asarray(informativeness.prompts(groups)[column]) for step, groups in self.steps.items()}
+        curve = {step: values[~np.isnan(values)] for step, values in curve.items()}
+        curve = {step: values for step, values in curve.items() if len(values)}
+        counts = np.array([len(values) for values in curve.values()])
+        squares = sum(float(np.square(values - values.mean()).sum()) for values in curve.values())
+        freedom = counts.sum() - len(counts)
+        errors = np.sqrt((squares / freedom if freedom else math.nan) / counts)
+        return bend(list(curve), [values.mean() for values in curve.values()], errors)
+
+    @property
+    def flat(self) -> Bend | None:
+        """The bend from which on the run taught little, None if that cannot be told."""
+        return self.bend if self.bend and self.bend.flattens else None
+
+    @cached_property
+    def chosen(self) -> tuple[int, int]:
+        """The first and the last step that pairs come from: the bend's interval, else where rewards vary most."""
+        if self.flat:
+            return round(self.flat.step.low), round(self.flat.step.high)
+        variances = np.nan_to_num([figures["reward_variance"] for figures in self.measures.values()])
+        width, numbers = max(round(SHARE * len(variances)), 1), list(self.steps)
+        first = int(np.convolve(variances, np.ones(width), mode="valid").argmax())
+        return numbers[first], numbers[first + width - 1]
+
+    @property
+    def checkpoint(self) -> int:
+        """The step whose checkpoint DPO starts from."""
+        return round(self.flat.step.value) if self.flat else self.chosen[1]
+
+    def groups(self, first: int, last: int) -> Groups:
+        """Return the groups of these steps, both included."""
+        return [group for step, groups in self.steps.items() if first <= step <= last for group in groups]
+
+    def collected(self) -> Groups:
+        """Return the chosen rollouts as a collect stage groups them: a prompt's of all steps together."""
+        by_prompt: dict[str, list[ScoredRollout]] = {}
+        for group in self.groups(*self.chosen):
+            by_prompt.setdefault(group[0].rollout.problem_id, []).extend(group)
+        return list(by_prompt.values())
+
+    def measure(self, groups: Groups) -> dict[str, float]:
+        """Compute `informativeness.summary` and reward_mean, reward_std (within a group), pairs (as collected)."""
+        by_prompt = informativeness.prompts(groups)
+        means, variances = (np.asarray(by_prompt[name], np.float64) for name in ("reward_mean", "reward_variance"))
+        scored = ~np.isnan(means)
+        pairs = [pairs_of(0, g[0].rollout.problem_id, 0, g, PAIRS, verifiable=self.verifiable) for g in groups]
+        figures = {
+            **informativeness.summary(groups),
+            "pairs": float(sum(map(len, pairs))),
+            "reward_mean": float(means[scored].mean()) if scored.any() else math.nan,
+            "reward_std": float(np.sqrt(variances[scored]).mean()) if scored.any() else math.nan,
+        }
+        return {name: math.nan if name in self.unknown else value for name, value in figures.items()}
+
+
+def read(paths: Sequence[str], reward: str | None = None) -> Autopsy:
+    """Read the dumps of a run; paths and reward: as of `read_dump`.
+
+    Raises ValueError as that, and for a row that does not say its step or has no field for its reward.
+    """
+    drawn: dict[int, dict[str, list[_Response]]] = {}
+    lengths, lacking = set[str](), {"distinct_answers"}
+    as_text, rendered = True, False
+    for row in read_dump(paths, reward):
+        if row.step is None or not row.has_reward:
+            what = "step" if row.step is None else "reward"
+            raise ValueError(f"{row.where}: it does not give its {what}, which an autopsy goes by")
+        group = drawn.setdefault(row.step, {}).setdefault(row.prompt_key, [])
+        group.append(_response(row, len(group)))
+        lengths.add("characters" if row.completion_ids is None else "tokens")
+        lacking -= {"distinct_answers"} if group[-1].answer else set()
+        lacking |= {"frac_truncated"} if row.finish_reason is None else set()
+        rendered |= row.rendered or row.prompt is None
+        as_text &= isinstance(row.prompt, str) and row.prompt_ids is None and not row.rendered
+    if not drawn:
+        raise ValueError(f"{', '.join(paths)} holds no rollouts")
+    if len(lengths) > 1:
+        lacking |= {name for name in MEASURES if "length" in name}
+    rewards = {r.reward for groups in drawn.values() for group in groups.values() for r in group} - {None}
+    above = sum(r for r in rewards if r is not None) / 2 if len(rewards) == 2 else Reward().correct_above
+    score = partial(_score, above=above if len(rewards) <= 2 else None)
+    first: dict[frozenset[tuple[str, str]], int] = {}  # the step that some rollouts are of, by their hashes
+    for step in sorted(drawn):
+        first.setdefault(frozenset((key, r.content) for key, group in drawn[step].items() for r in group), step)
+    return Autopsy(
+        steps={step: [list(map(score, group)) for group in drawn[step].values()] for step in first.values()},
+        verifiable=len(rewards) <= 2,
+        above=above,
+        unit=" or ".join(sorted(lengths)),
+        unknown=frozenset(lacking),
+        repeated=sorted(drawn.keys() - first.values()),
+        as_text=as_text,
+        rendered=rendered,
+    )
+
+
+class _Response(NamedTuple):
+    """What figures need of a row. content: the hash of its text."""
+
+    rollout: Rollout
+    content: str
+    reward: float | None
+    answer: str | None
+
+
+def _response(row: DumpRow, sample: int) -> _Response:
+    """Reduce a row: in place of tokens zeros, which take no memory, and of log-probs their mean.
+
+    Where there are no ids, a zero for each character.
+    """
+    ids, text = row.completion_ids, row.completion
+    length = len(text or "") if ids is None else len(ids)
+    logprob = math.nan if row.logprobs is None else float(row.logprobs.mean())
+    zeros = np.broadcast_to(np.int32(0), length)
+    logprobs, unknown = (np.broadcast_to(np.float32(value), length) for value in (logprob, math.nan))
+    stop = row.finish_reason or "stop"
+    rollout = Rollout(row.prompt_key, 0, sample, zeros[:0], zeros, logprobs, unknown, stop)
+    content = hash(text if ids is None or text is not None else ids.tobytes())
+    return _Response(rollout, str(content), row.reward, None if text is None else final_answer(text))
+
+
+def _score(response: _Response, above: float | None) -> ScoredRollout:
+    """Score a response; above: rewards above are correct, None: rewards rank."""
+    reward, verdict = response.reward, Verdict.SCORED
+    if reward is None:
+        verdict = Verdict.UNSCORABLE
+    elif above is not None:
+        verdict = Verdict.CORRECT if reward > above else Verdict.INCORRECT
+    return ScoredRollout(response.rollout, response.content, Score(reward, verdict, response.answer))
+
+
+def report(autopsy: Autopsy, name: str) -> Report:
+    """Put together what the autopsy found. name: of the dump."""
+    what, measure = ("pass rate", "pass_rate") if autopsy.verifiable else ("mean reward", "reward_mean")
+    chosen = autopsy.collected()
+    figures, steps = autopsy.measure(chosen), list(autopsy.steps)
+    most = fmt.value(figures["reward_variance"])
+    why = (BENT if autopsy.flat else VARIED).format(span=span(*autopsy.chosen), most=most)
+    lines = {
+        title: (steps, [own[name] for own in autopsy.measures.values()])
+        for title, name in ((what, measure), ("share of mixed prompts", "frac_mixed"))
+    }
+    repeated = ", ".join(map(str, autopsy.repeated))
+    parts = [
+        table(f"Informativeness by step (length in {autopsy.unit})", _rows(autopsy)),
+        curves("steps", "What was sampled at each step", {"": lines}),
+        Note(LEGEND),
+        Note(RULE.format(what=what)),
+        Note(f"{why} They have {fmt.count(figures['pairs'])} pairs of {len(chosen)} prompts."),
+    ]
+    return Report(
+        kind="autopsy",
+        name=name,
+        eyebrow=f"G2D autopsy · {len(steps)} steps",
+        headline=headline(autopsy),
+        warnings=[f"Steps with the rollouts of one before, which do not count: {repeated}"] * bool(repeated),
+        sections=[Section("steps", "Steps", parts)],
+    )
+
+
+def headline(autopsy: Autopsy) -> str:
+    """Say from which step on the run taught little, or that this cannot be told, and why."""
+    fit, last = autopsy.bend, max(autopsy.steps)
+    if fit is None:
+        return f"Cannot tell from which step on it taught little: that takes {2 * EDGE + 1} steps, of several prompts."
+    taught = f"a step added {_rate(autopsy, fit.before)} before and {_rate(autopsy, fit.after)} after"
+    where = f"{fit.step.value:.0f} [{fit.step.low:.0f}, {fit.step.high:.0f}]"
+    if not autopsy.flat:
+        return f"Cannot tell from which step on it taught little: the curve bends most at step {where}; {taught}."
+    after = len(autopsy.groups(autopsy.checkpoint + 1, last)) / sum(map(len, autopsy.steps.values()))
+    return f"It taught little from step {where} on: {taught}. {fmt.percent(after)} % of its groups were drawn after."
+
+
+def _rate(autopsy: Autopsy, slope: Estimate) -> str:
+    unit = " points" if autopsy.verifiable else ""
+    value, low, high = (f"{(100 if autopsy.verifiable else 1) * number:+.2g}" for number in slope)
+    return f"{value}{unit} [{low}, {high}]"
+
+
+def span(first: int, last: int) -> str:
+    """Name steps: "step 3", "steps 3 to 5"."""
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def _rows(autopsy: Autopsy) -> Iterator[dict[str, str]]:
+    """Yield the table's lines, each of as many steps."""
+    for part in np.array_split(list(autopsy.steps), min(LINES, len(autopsy.steps))):
+        first, last = int(part[0]), int(part[-1])
+        figures = autopsy.measure(autopsy.groups(first, last))
+        yield {
+            "steps": f"{first}" if first == last else f"{first}–{last}",
+            "prompts": fmt.count(figures["prompts"]),
+            "pairs": fmt.count(figures["pairs"]),
+            **({} if autopsy.verifiable else {"reward": fmt.value(figures["reward_mean"])}),
+            "reward std": fmt.value(figures["reward_std"]),
+            **{head: written(figures[name]) for name, (head, written) in MEASURES.items() if name in SHOWN},
+        }
+
+
+def _records(autopsy: Autopsy) -> Iterator[tuple[str, str, float]]:
+    """Yield all figures of autopsy.csv: of every step, and of the bend ("bend/step/low")."""
+    for step, figures in autopsy.measures.items():
+        for measure, value in figures.items():
+            yield str(step), measure, value
+    for part in ("step", "before", "after") if autopsy.bend else ():
+        for end, value in getattr(autopsy.bend, part)._asdict().items():
+            yield "", f"bend/{part}/{end}", value
+
+
+def write_autopsy(
+    autopsy: Autopsy, content: Report, paths: Sequence[str], output: PathLike, reward: str | None, policy: str
+) -> list[str]:
+    """Write `FILES` into a folder and return their paths: the report, the chosen rollouts as they stand in the dumps,
+    and a config that makes pairs of them and trains on these from the policy.
+
+    policy: a folder, URL or hub id; "" leaves a line to fill in. Raises ValueError as `check_output`; OSError.
+    """
+    folder = check_output(output, FILES, "an autopsy")
+    first, last = autopsy.chosen
+    rollouts, config = folder / "rollouts.jsonl", folder / "autopsy_dpo.py"
+    lines = [
+        json.dumps(raw.values, default=str)
+        for file in dump_files(paths)
+        for raw, row in zip(file_rows(file), read_dump(file, reward), strict=True)
+        if row.step is not None and first <= row.step <= last and row.step not in autopsy.repeated
+    ]
+    write_bytes(rollouts, "".join(f"{line}\n" for line in lines).encode())
+    text = CONFIG.format(
+        span=span(first, last),
+        policy=policy,
+        step=autopsy.checkpoint,
+        problems="prompts of the dump are looked up there" if autopsy.rendered else "not needed, the dump has them",
+        required=("POLICY", "PROBLEMS") if autopsy.rendered else ("POLICY",),
+        chat=False if autopsy.as_text else None,
+        verifiable=autopsy.verifiable,
+        above=autopsy.above,
+        rollouts=str(rollouts),
+        column=reward,
+    )
+    write_bytes(config, text.encode())
+    return [*write(content, sheet(COLUMNS, _records(autopsy)), folder, "autopsy"), str(rollouts), str(config)]

@@ -1,0 +1,137 @@
+"""Dumps of rollouts: literal rows as each program writes them, their order, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from g2d_jax.data.dumps import DumpRow, read_dump
+from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.runtime.tables import write_rollouts
+
+MESSAGES = [{"role": "user", "content": "1+1=?"}]
+NEMO_RL = {
+    "content": [["<|user|>1+1=?<|assistant|>", "It is 2"]],
+    "rewards": [0.0],
+    "filtered_rewards": [1.0],
+    "input_lengths": [5],
+    "token_ids": [[7, 8, 9, 4, 2, 0, 0]],
+    "token_loss_mask": [[0, 0, 0, 1, 1, 0, 0]],
+    "generation_logprobs": [[0.0, 0.0, 0.0, -0.5, -0.25, 0.0, 0.0]],
+    "idx": 0,
+}
+VERL = {"input": "user\n1+1=?\nassistant\n", "output": "", "gts": "2", "score": -1.0, "step": 3, "uid": "0_1_2"}
+TRL = {"step": 5, "prompt": MESSAGES, "completion": [{"role": "assistant", "content": "2"}], "advantage": 0.7}
+
+
+def lines(path: Path, *rows: Any) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def values(row: DumpRow) -> dict[str, Any]:
+    """What a row has, arrays as lists."""
+    fields = {name: getattr(row, name) for name in DumpRow.__slots__ if name != "where"}
+    return {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in fields.items()
+        if name == "reward" or (value is not None and value is not False)
+    }
+
+
+def test_rows_of_any_program(tmp_path):
+    exact = {"prompt_ids": [7, 8], "completion_ids": [4, 2], "logprobs": [-0.5, -0.25], "finish_reason": "length"}
+    text = {"prompt": "1+1=?", "completion": "2", "answer": 2, "step": 9}
+    path = lines(tmp_path / "mine.jsonl", exact, {**text, "reward": None}, text, {**exact, "quality": 0.5})
+    rows = list(read_dump(path))
+    assert values(rows[0]) == {**exact, "reward": None} and rows[0].where == f"{path}, line 1"
+    assert rows[0].completion_ids is not None and rows[0].completion_ids.dtype == np.int32
+    assert values(rows[1]) == {**text, "answer": "2", "reward": None, "has_reward": True}
+    assert values(rows[2]) == {**text, "answer": "2", "reward": None}
+    assert rows[0].prompt_key == rows[3].prompt_key != rows[1].prompt_key == rows[2].prompt_key
+    with pytest.raises(ValueError, match="line 1: it has no field 'quality' with the reward"):
+        list(read_dump(path, reward="quality"))
+
+
+def test_our_own_rollouts(tmp_path):
+    ids, unknown = np.array([4, 2], np.int32), np.full(2, np.nan, np.float32)
+    rollout = Rollout("ab" * 8, 0, 0, np.array([7], np.int32), ids, unknown, unknown, "stop")
+    score = Score(None, Verdict.UNSCORABLE, "the response's answer")
+    write_rollouts(tmp_path / "step-000012.parquet", [ScoredRollout(rollout, "It is 2", score)])
+    (row,) = read_dump(str(tmp_path))
+    ours = {"prompt_ids": [7], "completion_ids": [4, 2], "completion": "It is 2", "finish_reason": "stop"}
+    assert values(row) == {**ours, "step": 12, "reward": None, "has_reward": True}
+
+
+def test_tables_of_trl(tmp_path):
+    """As its trainer writes them: of a data frame, NaN where a function gave no reward."""
+    frame = pd.DataFrame([{**TRL, "accuracy": 1.0}, {**TRL, "accuracy": float("nan")}])
+    frame.to_parquet(tmp_path / "completions_00005.parquet")
+    rows = list(read_dump(str(tmp_path / "completions_*.parquet")))
+    read = {"step": 5, "prompt": tuple(MESSAGES), "completion": "2", "has_reward": True}
+    assert [values(row) for row in rows] == [{**read, "reward": 1.0}, {**read, "reward": None}]
+    two = lines(tmp_path / "two.jsonl", {**TRL, "accuracy": 1.0, "format": 0.5, "note": "a text"})
+    with pytest.raises(ValueError, match=r"line 1: a completions table .* this has 'accuracy', 'format': name the col"):
+        list(read_dump(two))
+    assert [row.reward for row in read_dump(two, reward="format")] == [0.5]
+
+
+def test_dumps_of_verl_in_the_order_of_their_steps(tmp_path):
+    for step in (10, 9):
+        lines(tmp_path / "dump" / f"{step}.jsonl", {**VERL, "step": step})
+    (tmp_path / "dump" / "_cost.json").write_text("{}")
+    rows = list(read_dump(str(tmp_path / "dump")))
+    read = {"prompt": VERL["input"], "completion": "", "reward": -1.0, "has_reward": True, "answer": "2"}
+    assert [values(row) for row in rows] == [{**read, "step": step, "rendered": True} for step in (9, 10)]
+    assert [row.step for row in read_dump([str(tmp_path / "d*/10.jsonl"), str(tmp_path / "dump/9.jsonl")])] == [10, 9]
+
+
+def test_dumps_of_nemo_rl(tmp_path):
+    (row,) = read_dump(lines(tmp_path / "train_data_step7.jsonl", NEMO_RL))
+    ids = {"prompt_ids": [7, 8, 9], "completion_ids": [4, 2], "logprobs": [-0.5, -0.25]}
+    text = {"prompt": "<|user|>1+1=?<|assistant|>", "completion": "It is 2"}
+    assert values(row) == {**ids, **text, "step": 7, "reward": 1.0, "has_reward": True, "rendered": True}
+    old = {name: NEMO_RL[name] for name in ("content", "rewards", "input_lengths", "generation_logprobs")}
+    (row,) = read_dump(lines(tmp_path / "train_data_step8.jsonl", old))
+    assert values(row) == {**text, "step": 8, "reward": 0.0, "has_reward": True, "rendered": True}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "1+1=?", "response": "2"}, "it has the fields 'question', 'response'; a rollout has prompt or"),
+        ({"prompt": "1", "completion_ids": [1.5]}, "'completion_ids' must be a list of whole numbers"),
+        ({"prompt": "1", "completion_ids": [True]}, "'completion_ids' must be a list of whole numbers"),
+        ({"prompt": "1", "completion_ids": [[1], [1, 2]]}, "'completion_ids' must be a list of whole numbers"),
+        ({"prompt": "1", "completion_ids": [2**70]}, "'completion_ids' must be a list of whole numbers"),
+        ({"prompt": "1", "completion_ids": []}, "'completion_ids' must hold token ids from 0 on, at least one"),
+        ({"prompt": "1", "completion_ids": [-1]}, "'completion_ids' must hold token ids from 0 on"),
+        ({"prompt": "1", "completion_ids": [1, 2], "logprobs": [-1]}, "1 logprobs, but 2 completion_ids"),
+        ({"prompt": "1", "completion": "1", "logprobs": [-1]}, "1 logprobs, but none completion_ids"),
+        ({"prompt": "1", "completion_ids": [1, 2], "logprobs": [-1, float("nan")]}, "values that are not finite"),
+        ({"prompt": "1", "completion": "1", "finish_reason": "abort"}, "'finish_reason' must be 'stop', 'length' or"),
+        ({"prompt": "1", "completion": "1", "step": "3"}, "'step' must be a whole number"),
+        ({"prompt": "1", "completion": "1", "reward": float("inf")}, "its reward inf is not finite"),
+        ({"prompt": None, "completion": "1"}, "its prompt is null, and it has no prompt_ids"),
+        ({"prompt": "1", "completion": None}, "its completion is null, and it has no completion_ids"),
+        ({**TRL, "right": 1.0, "completion": 2 * MESSAGES}, "'completion' must be one assistant message"),
+        ({**VERL, "score": "good"}, "its score 'good' is not a number or null"),
+        ({**NEMO_RL, "content": [["a", "b", "c", "d"]]}, "'content' must be a prompt and a completion, has 4"),
+        ({**NEMO_RL, "token_loss_mask": [[0, 1, 0, 1, 1, 0, 0]]}, "token_loss_mask marks more than one stretch"),
+        ({**NEMO_RL, "token_ids": [[7, 8]]}, "must be lists of input_lengths or more"),
+    ],
+)
+def test_broken_rows_are_named_by_file_and_line(tmp_path, row, message):
+    path = lines(tmp_path / "mine.jsonl", {"prompt": "1+1=?", "completion": "2"}, row)
+    with pytest.raises(ValueError, match=rf"mine\.jsonl, line 2: .*{message}"):
+        list(read_dump(path))
+
+
+def test_what_is_no_dump(tmp_path):
+    for path in (tmp_path, tmp_path / "none.jsonl", tmp_path / "*.jsonl"):
+        with pytest.raises(ValueError, match=r"is no file, no folder with .* files, and no glob"):
+            list(read_dump(str(path)))

@@ -1,0 +1,135 @@
+"""The autopsy of a run by its rollouts: those that TRL wrote, made-up ones in other formats; and its config."""
+
+import csv
+import json
+from pathlib import Path
+
+import jax
+import pandas as pd
+import pytest
+
+from g2d_jax import cli, pipeline
+from g2d_jax.config_load import resolve
+from g2d_jax.data import arithmetic
+from g2d_jax.models import decoder, hf
+from g2d_jax.models.config import ModelConfig
+from g2d_jax.report.autopsy import headline, read, report, write_autopsy
+from g2d_jax.runtime.storage import read_json
+
+TRL = str(Path(__file__).parent / "trl-1.16")
+SHAPE = ModelConfig("qwen2", 22, 16, 1, 2, 1, 8, 16, tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the command wrote for TRL's tables."""
+    folder = tmp_path_factory.mktemp("autopsy")
+    policy = folder / "policy"
+    hf.save(decoder.init(SHAPE, jax.random.key(0)), policy, eos_ids=(1,))
+    arithmetic.tokenizer().save_pretrained(policy)
+    assert cli.main(["autopsy", TRL, "--output", str(folder / "out"), "--policy", str(policy)]) == 0
+    return folder / "out"
+
+
+def save(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_what_trl_s_tables_say(written: Path) -> None:
+    with open(written / "autopsy.csv") as file:
+        values = {(row["step"], row["measure"]): float(row["value"]) for row in csv.DictReader(file)}
+    table = pd.read_parquet(Path(TRL) / "completions_00012.parquet")
+    rates = table.groupby("prompt").accuracy_reward.mean()
+    answers = table.completion.str.extract(r"boxed\{(.*)\}")[0].groupby(table.prompt).nunique(dropna=False)
+    expected = {
+        "responses": 256,
+        "prompts": 32,
+        "pass_rate": rates.mean(),
+        "frac_mixed": rates.between(0, 1, inclusive="neither").mean(),
+        "reward_std": table.groupby("prompt").accuracy_reward.std(ddof=0).mean(),
+        "distinct_answers": answers.mean(),
+        "mean_length": table.completion.str.len().mean(),
+    }
+    assert {name: values["12", name] for name in expected} == pytest.approx(expected)
+    assert values["12", "frac_truncated"] != values["12", "frac_truncated"]  # the tables do not say what was cut
+    assert (values["", "bend/step/value"], values["", "bend/step/low"], values["", "bend/step/high"]) == (12, 12, 16)
+    said = (written / "autopsy.md").read_text()
+    assert "It taught little from step 12 \\[12, 16\\] on: a step added +2.6 points" in said
+    assert "length in characters" in said and "2605.21266" in said
+
+
+def test_its_config_makes_the_pairs_that_it_counted(written: Path, tmp_path: Path) -> None:
+    config = resolve(str(written / "autopsy_dpo.py"), ["dtype=float32", "logging.tensorboard=false"])
+    pipeline.run(config, tmp_path / "run", until="collect")
+    counts = read_json(tmp_path / "run" / "01-collect" / "manifest.json")["counts"]
+    assert f"They have {counts['pairs']} pairs of {counts['prompts']} prompts" in (written / "autopsy.md").read_text()
+    rows = [json.loads(line) for line in (written / "rollouts.jsonl").read_text().splitlines()]
+    assert counts["rollouts"] == len(rows) == 512 and {row["step"] for row in rows} == {12, 16}
+
+
+def test_without_a_policy_its_config_is_refused(written: Path, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "autopsy_dpo.py"
+    text = (written / "autopsy_dpo.py").read_text()
+    file.write_text(text.replace(f"POLICY = {str(written.parent / 'policy')!r}", "POLICY = ''"))
+    assert cli.main(["run", "--config", str(file), "--dry-run"]) == 1
+    assert "autopsy_dpo.py, line 22: POLICY is empty: fill in its line" in capsys.readouterr().err
+
+
+def test_stages_that_go_by_problems_want_some(written: Path, tmp_path: Path) -> None:
+    config = resolve(str(written / "autopsy_dpo.py"))
+    with pytest.raises(ValueError, match=r"stages\.dpo: it goes by the problems of data\.dev, whose path is empty"):
+        config.stages.dpo.probe.every = 1
+        pipeline.run(config, tmp_path / "run")
+
+
+def test_rewards_that_rank_log_probs_and_steps_that_repeat(tmp_path: Path) -> None:
+    rows = [
+        {
+            "step": step,
+            "prompt": f"<b>{prompt}</b>",
+            "completion": f"{step // 2}{sample}",
+            "completion_ids": [1, 2],
+            "logprobs": [-0.5, -1.5],
+            "finish_reason": "length" if sample else "stop",
+            "reward": [0.0, 0.5, 2.0][(sample + prompt) % 3] * (step == 4 or sample),
+        }
+        for step in (1, 2, 3, 4)
+        for prompt in range(2)
+        for sample in range(3)
+    ]
+    dump = save(tmp_path / "dump.jsonl", rows)
+    found = read([dump])
+    assert list(found.steps) == [1, 2, 4] and found.repeated == [3] and not found.verifiable and found.unit == "tokens"
+    last = found.measures[4]
+    assert last["pairs"] == 2 and last["reward_mean"] == pytest.approx(2.5 / 3) and last["frac_truncated"] == 2 / 3
+    assert last["confidence"] == pytest.approx(2.718281828**-1) and last["pass_rate"] != last["pass_rate"]
+    assert "Cannot tell" in headline(found) and found.chosen == (1, 1) and found.checkpoint == 1
+    page = report(found, "<script>")
+    paths = write_autopsy(found, page, [dump], tmp_path / "out", None, "")
+    markup = Path(paths[0]).read_text()
+    assert "<script>" not in markup.split("</head>")[1] and "do not count: 3" in markup
+    assert "verifiable=False" in (tmp_path / "out" / "autopsy_dpo.py").read_text()
+
+
+def test_prompts_behind_a_template_want_their_problems(tmp_path: Path) -> None:
+    """The rows of verl."""
+    row = {"input": "user\n1+1=?", "gts": "2", "step": 1}
+    dump = save(tmp_path / "1.jsonl", [{**row, "output": str(n), "score": float(n == 2)} for n in range(4)])
+    found = read([dump])
+    assert found.verifiable and found.measures[1]["pass_rate"] == 0.25 and found.measures[1]["pairs"] == 3
+    write_autopsy(found, report(found, "verl"), [dump], tmp_path / "out", None, str(tmp_path))
+    with pytest.raises(ValueError, match=r"line 22: PROBLEMS is empty: fill in its line"):
+        resolve(str(tmp_path / "out" / "autopsy_dpo.py"))
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"prompt": "p", "completion": "c", "reward": 1}, "line 1: it does not give its step"),
+        ({"prompt": "p", "completion": "c", "answer": "1", "step": 1}, "line 1: it does not give its reward"),
+    ],
+)
+def test_a_dump_that_does_not_tell(tmp_path: Path, row: dict, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        read([save(tmp_path / "dump.jsonl", [row])])
