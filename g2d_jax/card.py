@@ -67,11 +67,12 @@ def provenance(runtime: Runtime) -> dict[str, Any]:
     """Return what identifies a run and what it was made with. `run` is the same for runs of the same settings."""
     started = storage.read_json(runtime.workdir / "config.json")
     environment = runtime.workdir / "environment.json"
+    settings = to_dict(runtime.config)
     return {
-        "config": started["config"],
+        "config": settings,
         "own": started.get("own", {}),
         "version": started.get("version"),
-        "run": storage.fingerprint([identity(started["config"]), started.get("own", {})]),
+        "run": storage.fingerprint([identity(settings), started.get("own", {})]),
         "stages": {name: manifest.get("fingerprint") for name, manifest in _finished(runtime).items()},
         "tokenizer": runtime.tokenizer.fingerprint,
         "packages": storage.read_json(environment)["packages"] if environment.exists() else {},

@@ -92,13 +92,19 @@ def _columns(
     """Return the columns of problems.parquet: "" is None; conversations, and what only functions score by, are JSON."""
     prompts = [problem.prompt for problem in problems]
     rest = [None if scored_by[problem.task] in SCORERS else problem for problem in problems]
+    try:
+        columns = [json.dumps(storage.plain(problem.columns if problem else {})) for problem in rest]
+    except TypeError as error:
+        raise ValueError(
+            f"the reward function may read what the problems have beside their answers: {error}"
+        ) from error
     return {
         **{name: [getattr(problem, name) or "" for problem in problems] for name in ("id", "task", "subset", "answer")},
         "prompt": [prompt if isinstance(prompt, str) else json.dumps(prompt) for prompt in prompts],
         "is_chat": np.array([not isinstance(prompt, str) for prompt in prompts]),
         "opens_thought": np.array([problem.id in thoughts for problem in problems]),
         "solution": [(problem and problem.solution) or "" for problem in rest],
-        "columns": [json.dumps(storage.plain(problem.columns if problem else {})) for problem in rest],
+        "columns": columns,
     }
 
 

@@ -46,6 +46,10 @@ def export(*arguments: str) -> int:
     return cli.main(["export", *arguments])
 
 
+def push(*arguments: str) -> int:
+    return cli.main(["push", *arguments])
+
+
 def stages(config_file: str, reference: str, workdir: str) -> None:
     """Every stage by itself, on what another run has of those before it."""
     processes.initialise()

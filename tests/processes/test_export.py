@@ -52,3 +52,11 @@ def test_an_error_in_the_midst_of_writing_ends_all(workdir: Path, launch: Launch
     for process in launched.running:
         assert "cannot write: File too large" in process.stderr, launched.told()
     assert not (tmp_path / "two" / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_push_together_and_the_first_one_publishes(workdir: Path, launch: Launch) -> None:
+    command = ["push", "--workdir", workdir, "--repo", "me/model", "--what", "adapters", "--dry-run"]
+    launched = launch(2, 2, *command)
+    assert launched.statuses() == [0, 0], launched.told()
+    assert ["| adapter_model.safetensors" in process.stdout for process in launched.running] == [True, False]
