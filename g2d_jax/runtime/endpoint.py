@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import json
@@ -69,17 +70,16 @@ def send(
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=timeout)
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    try:
+    with contextlib.closing(connection):
         connection.request(method, parts.path or "/", None if body is None else json.dumps(body), headers)
-        response, data = connection.getresponse(), bytearray()
-        while piece := response.read1(1 << 16):
-            data += piece
-            if len(data) > most_bytes:
-                raise ValueError(f"the answer has more than {most_bytes:,} bytes")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the answer was not complete after {timeout:g} s")
-        if response.length:  # read1 does not tell a connection that ended too soon
-            raise http.client.IncompleteRead(bytes(data), response.length)
-        return response.status, bytes(data)
-    finally:
-        connection.close()
+        data = bytearray()
+        with connection.getresponse() as response:
+            while piece := response.read1(1 << 16):
+                data += piece
+                if len(data) > most_bytes:
+                    raise ValueError(f"the answer has more than {most_bytes:,} bytes")
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the answer was not complete after {timeout:g} s")
+            if response.length:  # read1 does not tell a connection that ended too soon
+                raise http.client.IncompleteRead(bytes(data), response.length)
+            return response.status, bytes(data)

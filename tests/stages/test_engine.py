@@ -299,7 +299,7 @@ def vllm(tmp_path: Path) -> Iterator[Callable[..., str]]:
             started.append(
                 subprocess.Popen(line, env={**kept, **variables}, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT)
             )
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while started[-1].poll() is None and time.monotonic() < deadline:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -310,10 +310,15 @@ def vllm(tmp_path: Path) -> Iterator[Callable[..., str]]:
     yield start
     for process in started:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:  # told so while it starts, it may not heed it
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("sync", ["folder", "weights", "adapter"])
 def test_vllm_draws_what_the_trainer_would(tmp_path: Path, vllm: Any, sync: str) -> None:
     """Two intervals of GRPO and an evaluation: after each load its log-probabilities are the trainer's."""
