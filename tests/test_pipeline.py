@@ -54,7 +54,7 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
         ("warmup", "num_generations", 1, "num_generations must be at least 2"),
         ("warmup", "sampling", settings.sampling(8, temperature=0.0), "temperature must be above 0"),
         ("warmup", "sampling", settings.sampling(8, top_p=0.9), "top_p 1"),
-        ("collect", "rollouts", "rollouts.jsonl", "path of a file that exists"),
+        ("collect", "rollouts", "rollouts.jsonl", "path of a dump that exists"),
         ("collect", "min_pass_rate", 1.5, "no window"),
         ("collect", "rollouts", "warmup", "'warmup', a stage that is no collect stage; .* rollouts=\"archive\""),
         ("collect", "rollouts", "collect", "circle: collect, dpo, evaluate"),

@@ -323,7 +323,7 @@ def test_what_a_run_returns_has_its_manifests_accuracies_and_policies(finished, 
     assert result.report == finished / "report.html"
     shown = Result(folder)._repr_html_()
     page = Page(unescape(re.fullmatch(r'<iframe srcdoc="([^"]*)" sandbox [^<>]*></iframe>', shown)[1]))
-    assert page.links == ["#results", "#curves"] and page.table("Accuracy on")[0]["policy"] == "sft"
+    assert page.links == ["#results", "#curves"] and page.table("Accuracy on")[0]["policy"] == "cold (sft)"
 
 
 def test_a_run_that_has_begun_has_a_result_too(own_run):

@@ -393,7 +393,8 @@ def test_reference_logprobs_are_cached_for_this_policy_and_these_pairs(small, tm
     settings = small.stages.dpo
 
     def score(some: list[Any]) -> tuple[np.ndarray, Cost]:
-        return offline.reference_logprobs(runtime, "dpo", settings, some, 64)
+        examples = offline.batch(some, np.zeros((len(some), 2)))
+        return offline.reference_logprobs(runtime, "dpo", settings, examples, 64)
 
     def files() -> int:
         return len(list((tmp_path / "02-dpo").glob("reference-*.json")))
