@@ -2,10 +2,10 @@
 
 Command:   g2d sweep --config sweep-k --workdir runs/study     (again, or on another machine, to continue or share)
            g2d sweep --config sweep-k:preset=qwen2.5-7b --workdir /shared/study
-Hardware:  2 CPU cores for the embedded task chains; presets of real models have not been run: see their plans
-Result:    sweep-k.html in the directory; that of chains is written down in docs/evidence.md
+Hardware:  2 CPU cores for the embedded tasks; presets of real models have not been run: see their plans
+Result:    sweep-k.html in the directory; those of the demo's task and of chains are written down in docs/evidence.md
 
-Choices: preset=full|smoke (chains), or the name of a real model's config (qwen2.5-7b, llama-3.1-8b, …);
+Choices: preset=full|smoke, or the name of a real model's config (qwen2.5-7b, llama-3.1-8b, …); task=demo|chains;
 seeds=N; train=SOURCE of the real presets.
 """
 
@@ -17,9 +17,11 @@ from g2d_jax.config_load import choices, resolve
 
 # K and the learning rates of GRPO alone; the warm-up of G2D has the second one.
 GRIDS = {
-    "full": ((0, 5, 10, 20, 40, 80, 160), (3e-5, 1e-4, 3e-4)),
+    "demo": ((0, 5, 10, 20, 40, 80, 160), (2e-5, 5e-5, 1.5e-4)),
+    "chains": ((0, 5, 10, 20, 40, 80, 160), (3e-5, 1e-4, 3e-4)),
     "smoke": ((0, 2, 4), (3e-5, 1e-4)),
 }
+GENTLE = 2e-5  # learning rate of gentle DPO, a fifth of the demo's, after each second K
 # Around the K that arXiv 2605.21266 found best, 150 for Qwen2.5-7B and 500 for Llama-3.1-8B; what else the real presets
 # set is in g2d_jax/recipes.py.
 REAL = {150: (0, 25, 50, 100, 150, 300, 600), 500: (0, 50, 100, 250, 500, 1000)}
@@ -28,16 +30,19 @@ GRIDS |= {name: (REAL[model.k], (3e-7, 1e-6, 3e-6)) for name, model in recipes.M
 
 def get_config(arg: str = "") -> ConfigDict:
     """The study: one warm-up trajectory for each seed and learning rate carries all K, and one arm chooses K itself."""
-    chosen = choices(arg, preset=tuple(GRIDS), seeds=0, train="math")
+    presets = ("full", "smoke", *recipes.MODELS)
+    chosen = choices(arg, preset=presets, task=("demo", "chains"), seeds=0, train="math")
     smoke, real = chosen.preset == "smoke", chosen.preset in recipes.MODELS
-    config = resolve(f"{chosen.preset}:train={chosen.train}") if real else _embedded(smoke)
+    config = resolve(f"{chosen.preset}:train={chosen.train}") if real else _embedded(chosen.task, smoke)
     config.unlock()
-    config.name = "sweep-k" if chosen.preset == "full" else f"sweep-k-{chosen.preset}"
+    config.name = "-".join(
+        ["sweep-k", *[choice for choice in (chosen.task, chosen.preset) if choice not in ("demo", "full")]]
+    )
     warmup, evaluate = config.stages.warmup, config.stages.evaluate
     warmup.keep = ()
     config.stages.dev = evaluate.copy_and_resolve_references()
     config.stages.dev.split = "dev"  # what is chosen is chosen here; the test problems are for reporting alone
-    grid, rates = GRIDS[chosen.preset]
+    grid, rates = GRIDS[chosen.task if chosen.preset == "full" else chosen.preset]
     warmup.optimizer.learning_rate = rates[1]
     steps = f"stages.warmup.steps={_listed(grid)}"
     alone = tuple(name for name in ("sft", "warmup", "evaluate", "dev") if name in config.stages)
@@ -54,6 +59,10 @@ def get_config(arg: str = "") -> ConfigDict:
                 )
             ),
             "g2d": settings.arm(product=(steps,)),
+            "gentle": settings.arm(
+                product=(f"stages.warmup.steps={_listed(grid[::2])}",),
+                fixed=(f"stages.dpo.optimizer.learning_rate={GENTLE}",),
+            ),
             "grpo": settings.arm(
                 product=(f"stages.warmup.optimizer.learning_rate={_listed(rates)}", steps),
                 stages=alone,
@@ -64,12 +73,16 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def _embedded(smoke: bool) -> ConfigDict:
-    config = resolve("chains:preset=smoke" if smoke else "chains")
+def _embedded(task: str, smoke: bool) -> ConfigDict:
+    config = resolve(f"{task}:preset={'smoke' if smoke else 'full'}")
+    config.unlock()
     config.stages.evaluate.greedy = not smoke
     if smoke:
         config.stages.warmup.adaptive.min_steps = 3
         config.stages.dpo.signal_pairs = 16
+    else:
+        config.data.dev.limit, config.data.test.limit = 512, 1024
+        config.stages.evaluate.update(num_generations=4, pass_at=(1, 2, 4))
     return config
 
 
