@@ -3,9 +3,9 @@
 Command:   g2d sweep --config sweep-k --workdir runs/study     (again, or on another machine, to continue or share)
            g2d sweep --config sweep-k:preset=qwen2.5-7b --workdir /shared/study
 Hardware:  2 CPU cores for the embedded tasks; presets of real models have not been run: see their plans
-Result:    sweep-k.html in the directory; those of the demo's task and of chains are written down in docs/evidence.md
+Result:    sweep-k.html in the directory; that of chains is written down in docs/evidence.md
 
-Choices: preset=full|smoke, or the name of a real model's config (qwen2.5-7b, llama-3.1-8b, …); task=demo|chains;
+Choices: preset=full|smoke, or the name of a real model's config (qwen2.5-7b, llama-3.1-8b, …); task=chains|demo;
 seeds=N; train=SOURCE of the real presets.
 """
 
@@ -21,7 +21,6 @@ GRIDS = {
     "chains": ((0, 5, 10, 20, 40, 80, 160), (3e-5, 1e-4, 3e-4)),
     "smoke": ((0, 2, 4), (3e-5, 1e-4)),
 }
-GENTLE = 2e-5  # learning rate of gentle DPO, a fifth of the demo's, after each second K
 # Around the K that arXiv 2605.21266 found best, 150 for Qwen2.5-7B and 500 for Llama-3.1-8B; what else the real presets
 # set is in g2d_jax/recipes.py.
 REAL = {150: (0, 25, 50, 100, 150, 300, 600), 500: (0, 50, 100, 250, 500, 1000)}
@@ -31,12 +30,12 @@ GRIDS |= {name: (REAL[model.k], (3e-7, 1e-6, 3e-6)) for name, model in recipes.M
 def get_config(arg: str = "") -> ConfigDict:
     """The study: one warm-up trajectory for each seed and learning rate carries all K, and one arm chooses K itself."""
     presets = ("full", "smoke", *recipes.MODELS)
-    chosen = choices(arg, preset=presets, task=("demo", "chains"), seeds=0, train="math")
+    chosen = choices(arg, preset=presets, task=("chains", "demo"), seeds=0, train="math")
     smoke, real = chosen.preset == "smoke", chosen.preset in recipes.MODELS
     config = resolve(f"{chosen.preset}:train={chosen.train}") if real else _embedded(chosen.task, smoke)
     config.unlock()
     config.name = "-".join(
-        ["sweep-k", *[choice for choice in (chosen.task, chosen.preset) if choice not in ("demo", "full")]]
+        ["sweep-k", *[choice for choice in (chosen.task, chosen.preset) if choice not in ("chains", "full")]]
     )
     warmup, evaluate = config.stages.warmup, config.stages.evaluate
     warmup.keep = ()
@@ -59,10 +58,6 @@ def get_config(arg: str = "") -> ConfigDict:
                 )
             ),
             "g2d": settings.arm(product=(steps,)),
-            "gentle": settings.arm(
-                product=(f"stages.warmup.steps={_listed(grid[::2])}",),
-                fixed=(f"stages.dpo.optimizer.learning_rate={GENTLE}",),
-            ),
             "grpo": settings.arm(
                 product=(f"stages.warmup.optimizer.learning_rate={_listed(rates)}", steps),
                 stages=alone,
@@ -70,6 +65,9 @@ def get_config(arg: str = "") -> ConfigDict:
             ),
         },
     )
+    if chosen.task == "demo":
+        gentle = f"stages.dpo.optimizer.learning_rate={config.stages.dpo.optimizer.learning_rate / 5}"
+        config.sweep.arms.gentle = settings.arm(product=(f"stages.warmup.steps={_listed(grid[::2])}",), fixed=(gentle,))
     return config
 
 
