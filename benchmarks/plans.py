@@ -64,7 +64,7 @@ class Row:
 
 def rows() -> list[Row]:
     """All rows, those of the largest models first: a TPU slice and a GPU machine for each, more for the first."""
-    small = [("", "v5e-4"), ("", "h100x1")]
+    small = [("", "v5e-4"), ("", "v5e-8"), ("", "h100x1")]
     which = {
         "qwen2.5-7b": [("", "v5e-16"), ("", "v6e-8"), ("", "v5p-16"), ("", "h100x8"), (LORA, "h100x1")],
         "llama-3.1-8b": [("", "v6e-8"), ("", "h100x8"), (LORA, "h100x1")],
