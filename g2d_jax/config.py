@@ -892,10 +892,13 @@ def base() -> ConfigDict:
 
 
 def source(
-    path: str, split: Literal["", "train", "dev", "test"] = "", limit: int | None = None, **fields: str
+    path: str,
+    split: Literal["", "train", "dev", "test"] = "",
+    limit: int | None = None,
+    fields: Mapping[str, str] | None = None,
 ) -> ConfigDict:
-    """Return a source of problems: see `Source`."""
-    return editable(Source(path=path, split=split, limit=limit, fields=fields))
+    """Return a source of problems: see `Source`. fields: such as {"problem": "question"}, the file's for ours."""
+    return editable(Source(path=path, split=split, limit=limit, fields=fields or {}))
 
 
 @_parameters_of(Reward)

@@ -196,7 +196,7 @@ def test_sections_shared_in_a_file_are_separate_afterwards(write):
 
 
 def test_fields_of_a_source_may_have_any_name(write):
-    named = write("config.data.train = schema.source('x.jsonl', problem='q')")
+    named = write("config.data.train = schema.source('x.jsonl', fields={'problem': 'q'})")
     data = config_load.resolve(named, ["data.dev.fields.answer=a"]).data
     assert (data.train.fields.problem, data.dev.fields.answer, data.train.limit) == ("q", "a", None)
     with pytest.raises(ValueError, match=r"data\.train\.fields\.problem must be text"):
