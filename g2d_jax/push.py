@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import shutil
 import tempfile
@@ -100,11 +101,16 @@ def _refuse_secrets(files: dict[str, Path]) -> None:
     secrets = _secrets()
     for name, path in files.items():
         for part in _parts(path):
-            if held := [secret for secret, value in secrets.items() if part.find(value.encode()) >= 0]:
+            if held := [secret for secret, value in secrets.items() if any(part.find(x) >= 0 for x in _forms(value))]:
                 raise ValueError(
                     f"{name} would hold the value of {held[0]}, so nothing is uploaded: look for it in the settings, "
                     "the data and the model's answers; a variable that is no secret can be unset"
                 )
+
+
+def _forms(secret: str) -> set[bytes]:
+    """Return a secret's bytes as they are, and as they stand in JSON."""
+    return {text.encode() for text in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])}
 
 
 def _parts(path: Path) -> Iterator[bytes | mmap.mmap]:

@@ -32,6 +32,7 @@ from g2d_jax.data.rows import file_rows
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Prompt
 
+MOST_LOGPROB = 1e-3  # what rounding may add to 0
 _EXPECTED = (
     "a rollout has prompt or prompt_ids, completion or completion_ids, and reward or answer; TRL's has step, prompt, "
     "completion, advantage; verl's input, output, score, step; NeMo-RL's content, rewards, input_lengths"
@@ -211,6 +212,8 @@ def _logprobs(path: str, value: Any) -> np.ndarray | None:
         return None
     if not np.isfinite(logprobs).all():
         raise BrokenRow(f"{path!r} has values that are not finite")
+    if (logprobs > MOST_LOGPROB).any():
+        raise BrokenRow(f"{path!r} has values above 0, which no log-probability is: are they negated?")
     return logprobs
 
 

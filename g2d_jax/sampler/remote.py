@@ -13,7 +13,6 @@ import functools
 import http.client
 import itertools
 import json
-import math
 import threading
 import uuid
 from collections import Counter
@@ -39,8 +38,8 @@ BYTES_A_TOKEN = 2048
 RESTING = (408, 409, 425, 429)
 """Statuses below 500 that say: try again."""
 
-MOST_LOGPROB = 1e-3
-"""What rounding may add to a log-probability of 0."""
+LEAST_LOGPROB, MOST_LOGPROB = float(np.finfo(np.float32).min), 1e-3
+"""The least number that a rollout can hold, and what rounding may add to a log-probability of 0."""
 
 
 PREFIX = "g2d-"
@@ -103,7 +102,8 @@ class Remote:
         wanted = self.settings.model
         if wanted in names or (not wanted and len(names) == 1):
             return wanted or names[0]
-        raise self._wrong(f"it serves {', '.join(names) or 'no model'}", "set engine.model to the one to ask")
+        listing = endpoint.shown(", ".join(names), self._key) or "no model"
+        raise self._wrong(f"it serves {listing}", "set engine.model to the one to ask")
 
     def view(self, model: Decoder, weights: str = "") -> Served:
         """Have the server load a policy; all processes make the call. With sync="none" it is taken to hold it.
@@ -196,8 +196,8 @@ class Remote:
         held = self._json("GET", f"{self._root}/weight_info").get("weight_version")
         if held != view.version:
             raise self._wrong(
-                f"it holds the weights {held!r:.50}, not {view.version!r} as it was told: it was started again, or "
-                "another run uses it too",
+                f"it holds the weights {endpoint.shown(repr(held), self._key)}, not {view.version!r} as it was told: "
+                "it was started again, or another run uses it too",
                 "give each run a server of its own",
             )
 
@@ -216,7 +216,8 @@ class Remote:
             for temperature in (1.0, 2.0):
                 answer = self._json("POST", f"{self._base}/completions", {**body, "temperature": temperature})
                 try:
-                    tops.append(dict(answer["choices"][0]["logprobs"]["top_logprobs"][0]))
+                    likeliest = dict(answer["choices"][0]["logprobs"]["top_logprobs"][0])
+                    tops.append({token: x for token, x in likeliest.items() if type(x) in (int, float)})
                 except (LookupError, TypeError, ValueError):  # it gives none
                     tops.append({})
             shared = tops[0].keys() & tops[1].keys()
@@ -322,7 +323,7 @@ class Remote:
         values = given.get("token_logprobs") if isinstance(given, dict) else None
         if not isinstance(values, list) or len(values) != length:
             raise self._wrong(f"{length} tokens have no log-probability each", "look at its version")
-        if any(type(x) not in (int, float) or not -math.inf < x <= MOST_LOGPROB for x in values):
+        if any(type(x) not in (int, float) or not LEAST_LOGPROB <= x <= MOST_LOGPROB for x in values):
             raise self._wrong(
                 "a log-probability is no number, not finite or above 0",
                 "its weights or activations may not be finite: check what it serves, and its dtype",
@@ -352,7 +353,7 @@ class Remote:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            text = endpoint.shown(data[: endpoint.ERROR_CHARACTERS].decode("utf-8", "replace"), self._key)
+            text = endpoint.shown(data.decode("utf-8", "replace"), self._key)
             raise self._wrong(f"{url} answers with what is no JSON object: {text}", "check engine.url")
         return answer
 
@@ -383,6 +384,7 @@ class Remote:
         raise AssertionError  # the loop has no end
 
     def _wrong(self, what: str, advice: str) -> EngineError:
+        what = what.replace(self._key, "***") if self._key else what
         return EngineError(
             f"the server of engine.url, {self.settings.url}: {what}. To try: {advice}; then start again: "
             "rollouts on disk are kept"

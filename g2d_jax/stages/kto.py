@@ -6,6 +6,8 @@ an example: prompt | response | a response to another prompt, for the reference 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from etils import epath
 
@@ -41,16 +43,28 @@ def read(runtime: Runtime, stage: Offline) -> tuple[list[Group], np.ndarray]:
         raise ValueError(
             f"{leaked} of {len(rollouts)} rollouts are for problems of data.dev or data.test: leave them out"
         )
-    problems = np.unique([rollout.problem_id for rollout in rollouts], return_counts=True)[1]
-    if len(problems) < 2:
+    problems = [rollout.problem_id for rollout in rollouts]
+    if len(set(problems)) < 2:
         raise ValueError(f"{name}: all graded responses are to one problem; KTO's reference point takes two or more")
-    # A problem's responses lie side by side, so that the one so many places further on is another problem's.
-    others = np.roll(np.arange(len(rollouts)), -problems.max())
     examples = [
         Group(own.prompt_ids, [Response(own.token_ids), Response(rollouts[other].token_ids)], keep_together=True)
-        for own, other in zip(rollouts, others, strict=True)
+        for own, other in zip(rollouts, of_other_problems(problems), strict=True)
     ]
     return examples, labels[graded]
+
+
+def of_other_problems(problems: Sequence[str]) -> np.ndarray:
+    """Choose for each response one to another problem, int [responses], in whatever order and number they are.
+
+    Sorted by problem, the first response of a problem takes the first one behind the problem's, the second the second,
+    and so on round the list without the problem's own.
+    """
+    _, problem, counts = np.unique(problems, return_inverse=True, return_counts=True)
+    order, total = np.argsort(problem, kind="stable"), len(problem)
+    place = np.empty(total, int)
+    place[order] = np.arange(total)
+    begin, own = (np.cumsum(counts) - counts)[problem], counts[problem]
+    return order[(begin + own + (place - begin) % (total - own)) % total]
 
 
 def batch(examples: list[Group], labels: np.ndarray, references: np.ndarray, kl: float) -> list[Group]:

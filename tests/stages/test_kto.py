@@ -47,8 +47,9 @@ def test_every_graded_response_is_an_example(small, tmp_path, opened):
     examples, labels = kto.read(runtime, runtime.config.stages["dpo"])
     assert labels.tolist() == [1, 1, 0, 0, 0, 1, 0, 1, 0]
     graded = [row.rollout for row in rollouts() if row.score.verdict is not Verdict.TIMEOUT]
-    for i, (example, rollout) in enumerate(zip(examples, graded, strict=True)):
-        other = graded[(i + 3) % 9]
+    others = kto.of_other_problems([rollout.problem_id for rollout in graded])
+    for example, rollout, index in zip(examples, graded, others, strict=True):
+        other = graded[index]
         assert other.problem_id != rollout.problem_id
         for response, expected in zip(example.responses, (rollout, other), strict=True):
             assert response.token_ids.tolist() == expected.token_ids.tolist()
@@ -95,3 +96,10 @@ def test_what_kto_cannot_use_is_refused(small, tmp_path, opened):
     write_rollouts(tmp_path / "rollouts.parquet", rollouts()[:2])
     with pytest.raises(ValueError, match="all graded responses are to one problem"):
         run(opened(small, tmp_path))
+
+
+@pytest.mark.parametrize("problems", ["aabb", "abab", "aaaaabbb", "aaaaaaab", "abcabcaab", "ba"])
+def test_the_other_response_is_to_another_problem_in_any_order(problems):
+    others = kto.of_other_problems(list(problems))
+    assert all(problems[other] != own for own, other in zip(problems, others, strict=True))
+    assert kto.of_other_problems(list("aabb")).tolist() == [2, 3, 0, 1]
