@@ -44,6 +44,9 @@ def get_config(arg: str = "") -> ConfigDict:
     grid, rates = GRIDS[chosen.task if chosen.preset == "full" else chosen.preset]
     warmup.optimizer.learning_rate = rates[1]
     steps = f"stages.warmup.steps={_listed(grid)}"
+    # On the embedded tasks, where the offline stage costs as much as many steps, GRPO alone goes on until it has spent
+    # what the last warm-up and that stage did.
+    longer = steps if real else f"stages.warmup.steps={_listed((*grid, grid[-1] * 3 // 2))}"
     alone = tuple(name for name in ("sft", "warmup", "evaluate", "dev") if name in config.stages)
     config.sweep = settings.sweep(
         seeds=tuple(range(chosen.seeds or (1 if smoke else 5))),
@@ -59,7 +62,7 @@ def get_config(arg: str = "") -> ConfigDict:
             ),
             "g2d": settings.arm(product=(steps,)),
             "grpo": settings.arm(
-                product=(f"stages.warmup.optimizer.learning_rate={_listed(rates)}", steps),
+                product=(f"stages.warmup.optimizer.learning_rate={_listed(rates)}", longer),
                 stages=alone,
                 fixed=("stages.evaluate.policies=warmup", "stages.dev.policies=warmup"),
             ),
