@@ -58,7 +58,7 @@ class ExternalBatches:
         if not on_disk(self.runtime, [shard]):
             with self.runtime.track_cost(cost := Cost()):
                 groups = _score(self.runtime, self.problems, draws, self.groups[part])
-            sampled = Sampled(draws, groups, cost.parts(1.0))
+            sampled = Sampled(draws, groups, cost.part())
             _note(shard.parent, number, self.fingerprints)
             processes.on_leader(partial(write_sampled, [sampled], [shard], shard.parent / "_parts"))
         return read_sampled(self.runtime, shard)

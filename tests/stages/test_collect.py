@@ -279,7 +279,7 @@ def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, op
     with pytest.raises(ValueError, match=r"a function given from Python.*evaluate\(WORKDIR, POLICY, reward=FUNCTION\)"):
         commands.evaluate(runtime.workdir, "init")
     counted = commands.evaluate(runtime.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions))
-    assert counted["result"]["policies"][0]["pass@1"] == 1.0
+    assert counted["result"]["policies"][0]["mean"] == 1.0
 
 
 def test_rollouts_made_elsewhere(small, tmp_path, opened):
