@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import Collect, Online
+from g2d_jax.config import Collect, Offline, Online
 from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
 from g2d_jax.graph import drawn_by
@@ -46,13 +46,13 @@ FATES = (
 
 
 def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
-    """Collect rollouts and preference pairs; return the manifest's fields. Raises StopRun without any pair."""
+    """Collect rollouts and preference pairs; return the manifest's fields. Raises StopRun if a needed pair lacks."""
     folder, cost = runtime.folders[name], Cost()
     with runtime.track_cost(cost):
         draws, groups = rollouts_of(runtime, name, cost)
         pairs, counts = choose_pairs(runtime, stage, draws, groups)
         measures = _measure(folder, groups, pairs)
-    if not counts["pairs"]:
+    if not counts["pairs"] and not _does_without(runtime, name, groups):
         raise StopRun(_no_pairs(name, counts))
     if missing := counts["pairs_missing"]:
         runtime.tracker.say(
@@ -167,9 +167,10 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
 
     processes.on_leader(clear)
     shares = [list(indices) for indices in np.array_split(np.arange(len(preferences)), processes.count())]
-    parts = {f"part-{number:05d}.parquet": len(share) for number, share in enumerate(shares) if share}
+    parts = {f"part-{number:05d}.parquet": len(share) for number, share in enumerate(shares) if share or not number}
     with processes.barrier():
-        if share := shares[processes.index()]:
+        share = shares[processes.index()]
+        if share or not processes.index():  # without a pair there is a part without rows
             write_preferences(folder / f"part-{processes.index():05d}.parquet", [preferences[i] for i in share])
     # The underscore lets pandas and pyarrow read the folder: they take every other file in it for Parquet.
     processes.on_leader(lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts}))
@@ -283,7 +284,16 @@ def _provenance(runtime: Runtime, name: str, stage: Collect, counts: dict[str, i
     }
 
 
+def _does_without(runtime: Runtime, name: str, groups: Groups) -> bool:
+    """Return whether what trains on the stage is KTO alone, which needs no pair but right and wrong responses."""
+    stages = runtime.config.stages.values()
+    losses = {stage.loss for stage in stages if isinstance(stage, Offline) and stage.preferences == name}
+    return losses == {"kto"} and {0.0, 1.0} <= {*is_correct([row for group in groups for row in group])}
+
+
 def _lengths(preferences: list[Preference]) -> dict[str, float]:
+    if not preferences:
+        return {}
     return {
         "chosen_mean_length": float(np.mean([len(p.chosen_ids) for p in preferences])),
         "rejected_mean_length": float(np.mean([len(p.rejected_ids) for p in preferences])),
