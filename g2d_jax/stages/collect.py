@@ -52,17 +52,17 @@ def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
         draws, groups = rollouts_of(runtime, name, cost)
         pairs, counts = choose_pairs(runtime, stage, draws, groups)
         measures = _measure(folder, groups, pairs)
+    described, limit = describe(groups), sampler_settings(runtime, name).get("max_new_tokens")  # a file has no limit
     if not counts["pairs"] and not _does_without(runtime, name, groups):
-        raise StopRun(_no_pairs(name, counts))
+        alerts.say(runtime, name, 0, alerts.sampled(described, limit), [])
+        raise StopRun(_no_pairs(name, counts, groups))
     if missing := counts["pairs_missing"]:
         runtime.tracker.say(
             f"{name}: the rollouts give {missing} pairs fewer than max_pairs, {stage.max_pairs}: all kept"
         )
-    described = describe(groups)
     preferences = to_preferences([shown(runtime, problem) for problem, _ in draws], groups, pairs)
     _write(folder / "preferences", preferences, _provenance(runtime, name, stage, counts))
     warnings: list[dict[str, Any]] = []
-    limit = sampler_settings(runtime, name).get("max_new_tokens")  # the sampler's; a file has none
     alerts.say(runtime, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], warnings)
     metrics = {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
     runtime.tracker.log(name, 0, metrics)
@@ -300,13 +300,18 @@ def _lengths(preferences: list[Preference]) -> dict[str, float]:
     }
 
 
-def _no_pairs(name: str, counts: dict[str, int]) -> str:
-    advice = "take a stronger policy (more warm-up) or easier problems"
+def _no_pairs(name: str, counts: dict[str, int], groups: Groups) -> str:
+    advice = "take a stronger policy (SFT, more warm-up), easier problems or a reward that it can earn"
     if counts["all_correct"] > counts["all_incorrect"]:
         advice = "take harder problems or an earlier checkpoint of the warm-up"
     if counts["outside_window"]:
         advice = "widen min_pass_rate and max_pass_rate"
     if counts["unscorable"] > counts["prompts"] / 2:
         advice = "look at the reference answers: most prompts could not be scored"
-    listed = ", ".join(f"{key} {value}" for key, value in counts.items())
-    return f"{name}: no preference pair from {counts['prompts']} prompts ({listed}): {advice}; or raise num_generations"
+    verdicts = [row.score.verdict for group in groups for row in group]
+    mute = f"{verdicts.count(Verdict.NO_ANSWER) / max(len(verdicts), 1):.0%} of the responses have no answer to grade"
+    listed = ", ".join(f"{key} {value}" for key, value in counts.items() if value)
+    return (
+        f"{name}: no preference pair from {counts['prompts']} prompts ({listed}; {mute}): {advice}; or raise "
+        "num_generations"
+    )

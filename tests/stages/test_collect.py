@@ -228,7 +228,10 @@ def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(small, tmp_path, o
 @pytest.mark.parametrize(
     ("reward", "advice"),
     [
-        (0.0, r"all_incorrect 8.*take a stronger policy \(more warm-up\) or easier problems"),
+        (
+            0.0,
+            r"all_incorrect 8; \d+% of the responses have no answer to grade\): take a stronger policy",
+        ),
         (1.0, "all_correct 8.*take harder problems or an earlier checkpoint"),
         (None, "unscorable 8.*look at the reference answers"),
     ],
