@@ -70,9 +70,9 @@ def opened(
     reward: that of a run which was given one from Python; without it such a run can be read, but nothing be scored.
     """
     folder = absolute(workdir)
+    config = _on_this_machine(config or read_config(folder))
     if reward is None and "reward" in (storage.read_json(folder / "config.json").get("own") or {}):
         reward = _not_at_hand
-    config = _on_this_machine(config or read_config(folder))
     shown = folder if processes.leader() else None
     with Tracker(shown, tensorboard=False) as tracker, program_cache.cached(config.compute.compilation_cache):
         folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
