@@ -20,7 +20,7 @@ which no filter of the training prompts chose: how much prompts differ cancels, 
 prompts' own slopes, and a policy that does not change has slope 0 whatever is retired, refilled or left out. An error
 above r decides nothing: the stage goes on, and the error falls as the half grows longer.
 
-What the rule cannot do: see docs/evidence.md. It knows nothing of a policy that will begin to learn later, of another
+What the rule cannot do: see docs/evidence-chains.md. It knows nothing of a policy that will begin to learn later, of another
 learning rate, or of how well `shift` holds for the offline stages at hand.
 """
 
