@@ -232,7 +232,8 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]
     both = [(group[i].rollout, group[j].rollout) for group, own in zip(groups, pairs, strict=True) for i, j in own]
     logprobs = np.array([[r.logprobs.sum(dtype=np.float64) for r in pair] for pair in both]).reshape(-1, 2)
     lengths = np.array([[len(r.token_ids) for r in pair] for pair in both]).reshape(-1, 2)
-    measures = {**informativeness.summary(groups), "pairs": informativeness.pair_summary(*logprobs.T, *lengths.T)}
+    of_pairs = {**informativeness.pair_summary(*logprobs.T, *lengths.T), **informativeness.prompts_of_pairs(columns)}
+    measures = {**informativeness.summary(groups), "pairs": of_pairs}
     processes.on_leader(lambda: storage.write_json(folder / "informativeness.json", measures))
     return measures
 
