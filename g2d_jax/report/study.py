@@ -139,9 +139,12 @@ def state(study: Study) -> str:
 
 
 def command(study: Study) -> str:
-    """Return the command that made the study, as its stages have it; it goes on with what is not finished."""
+    """Return the command that made the study, as its last stages have it: the first ones may be another study's.
+
+    It goes on with what is not finished.
+    """
     for policy in study.policies:
-        for stage in policy.run.stages.values():
+        for stage in reversed([*policy.run.stages.values()]):
             words = list(stage.json("environment.json").get("command", ()))[1:]
             if words[:1] == ["sweep"]:
                 return " ".join(["g2d", *map(str, words)])
@@ -309,12 +312,15 @@ def headline(study: Study) -> str:
     for group in study.offline:
         by_arm.setdefault(group.arm, []).extend(group.rows)
     questions = [("K", group.rows) for group in study.swept if not group.stops]
-    questions = questions or [(f"The setting of {arm}", rows) for arm, rows in by_arm.items() if len(rows) > 1]
-    questions = questions or [("The best policy", [row for group in study.groups for row in group.rows])]
+    questions = questions or [(f"the setting of {arm}", rows) for arm, rows in by_arm.items() if len(rows) > 1]
+    questions = questions or [("the best policy", [row for group in study.groups for row in group.rows])]
+    chosen = [contrasts.chosen(rows) for _, rows in questions]
     answers = [
-        _not_chosen(study, what, rows) if (row := contrasts.chosen(rows)) is None else _chosen(study, row, rows)
-        for what, rows in questions
+        _span_of(what, rows) if row is None else _chosen(study, row, rows)
+        for row, (what, rows) in zip(chosen, questions, strict=True)
     ]
+    if undecided := [row for best, (_, rows) in zip(chosen, questions, strict=True) if best is None for row in rows]:
+        answers.append(_advice(study, undecided))
     return f"On {fmt.count(len(study.groups[0].rows[0].ids))} test problems: {' '.join(answers)}"
 
 
@@ -341,17 +347,22 @@ def _chosen(study: Study, row: Row, rows: Sequence[Row]) -> str:
     return f"{text}."
 
 
-def _not_chosen(study: Study, what: str, rows: Sequence[Row]) -> str:
+def _span_of(what: str, rows: Sequence[Row]) -> str:
     means = [row.accuracy.mean for row in rows]
-    text = f"{len(rows)} settings answer {fmt.percent(min(means))} to {fmt.percent(max(means))} % correctly."
+    text = f"{len(rows)} settings answer {fmt.percent(min(means))} to {fmt.percent(max(means))} % correctly"
+    return f"{text}; {what} cannot be chosen."
+
+
+def _advice(study: Study, rows: Sequence[Row]) -> str:
+    """Say what to run for a setting to be chosen among rows."""
     missing = sorted({policy.name for row in rows for policy in row.policies if not policy.result("dev")})
     if not missing:
-        return f"{text} {what} cannot be chosen yet: no row has all seeds. To finish them: {command(study)}"
+        return f"No row has all seeds yet. To finish them: {command(study)}"
     names = "".join(f'"{name}", ' for name in missing).rstrip()
     return (
-        f"{text} {what} cannot be chosen: {', '.join(missing)} {'were' if len(missing) > 1 else 'was'} not evaluated "
-        f'on dev. Add config.stages.dev = settings.evaluate(policies=({names}), split="dev") to the config and run '
-        f"again, what is finished is kept: {command(study)}"
+        f"{', '.join(missing)} {'were' if len(missing) > 1 else 'was'} not evaluated on dev. Add "
+        f'config.stages.dev = settings.evaluate(policies=({names}), split="dev") to the config and run again, what is '
+        f"finished is kept: {command(study)}"
     )
 
 

@@ -234,7 +234,7 @@ def test_what_was_not_evaluated_on_dev_is_named_with_what_to_run(tmp_path):
             fake.k(k, seed, dev=None)
     study = fake.study()
     assert headline(study) == (
-        "On 4 test problems: 3 settings answer 25.0 to 100.0 % correctly. K cannot be chosen: dpo was not evaluated on "
+        "On 4 test problems: 3 settings answer 25.0 to 100.0 % correctly; K cannot be chosen. dpo was not evaluated on "
         'dev. Add config.stages.dev = settings.evaluate(policies=("dpo",), split="dev") to the config and run again, '
         "what is finished is kept: g2d sweep --config mine:x --workdir runs/fake"
     )
@@ -268,7 +268,7 @@ def test_a_row_that_lacks_seeds_is_never_chosen_and_as_many_seeds_are_not_the_sa
         apart.k(k, seed)
     study = apart.study()
     assert contrasts.chosen(group(study, "g2d").rows) is None
-    assert "K cannot be chosen yet: no row has all seeds. To finish them: g2d sweep" in headline(study)
+    assert "K cannot be chosen. No row has all seeds yet. To finish them: g2d sweep" in headline(study)
     assert state(study) == "Rows have different seeds: their means are not yet comparable."
 
 
