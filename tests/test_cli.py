@@ -24,6 +24,7 @@ from g2d_jax.config import Config, Mesh
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.workdir import claim
 
@@ -72,6 +73,11 @@ def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(work: P
     (begun / "02-warmup" / "manifest.json").unlink()
     states = [row[2] for row in cells(g2d("status", begun))]
     assert states == ["done", "at step 3", "2 files of rollouts", "done", "done"]
+    with Tracker(begun, tensorboard=False) as tracker:
+        tracker.error("collect", "no preference pair\nfrom 8 prompts")
+        tracker.error("warmup", "nothing was learnt")
+        tracker.log("warmup", 1, {})  # it was mended and went on
+    assert g2d("status", begun).endswith("|\ncollect stopped: no preference pair\nfrom 8 prompts\n")
 
 
 def test_a_report_that_fails_is_a_warning(work: Path, tmp_path: Path, g2d: G2D) -> None:
@@ -195,11 +201,17 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     few = "--config.stages.warmup.prompts_per_step=400"
-    shown = g2d("run", "--config", TINY, "--dry-run", "--config.seed=3", "work", few)
+    policies = "--config.stages.evaluate.policies=init,warmup@2"
+    kept = "--config.stages.warmup.keep=2"
+    shown = g2d("run", "--config", TINY, "--dry-run", "--config.seed=3", "work", few, policies, kept)
     assert "changed here:\n  seed: 0 -> 3\n  stages.warmup.prompts_per_step: 4 -> 400\ntiny, where it differs" in shown
     assert "stages.warmup.steps: 20 -> 3\n" in shown
     assert "warmup: 40 problems for 3 steps of 400: each is drawn 30 times, some of them twice" in shown
-    assert "| warmup   | online" in shown and "parameters; devices: " in shown
+    assert cells(shown)[:4] == [
+        *(["sft", "sft", "init"], ["warmup", "online", "sft"], ["collect", "collect", "warmup"]),
+        ["dpo", "offline", "warmup, collect"],
+    ]
+    assert "| evaluate | evaluate | init, warmup@2 |" in shown and "parameters; devices: " in shown
     answers = re.findall(r"a prompt of \d+ tokens:\n  \| [-+*\d]+=\?\n  reference answer: (-?\d+)\n", shown)
     assert len(answers) == 2 and all(f"| right | \\boxed{{{answer}}}" in shown for answer in answers)
     assert "gets no more, in \\boxed{}, than a wrong one" in shown  # tiny.py's reward is no verifier
