@@ -569,7 +569,7 @@ def _state(name: str, folder: epath.Path, logged: epath.Path) -> tuple[str, str]
     if storage.finished(folder):
         return "done", ""
     records = [record for record in storage.read_segments(logged / "metrics") if record["stage"] == name]
-    error = records[-1]["text"] if records and records[-1]["kind"] == "error" else ""
+    error = records[-1]["text"].removeprefix(f"{name}: ") if records and records[-1]["kind"] == "error" else ""
     if last := max((int(record["step"]) for record in records), default=0):
         return f"at step {last}", error
     written = len(list((folder / "rollouts").glob("*.parquet")))
