@@ -560,7 +560,7 @@ def _run_status(workdir: epath.Path) -> None:
 def _say_stopped(screen: Screen, errors: Mapping[str, str]) -> None:
     for stage, error in errors.items():
         if error:
-            screen.say(f"{stage} stopped: {error}", "yellow")
+            screen.say(f"{stage} last stopped with: {error}", "yellow")
 
 
 def _state(name: str, folder: epath.Path, logged: epath.Path) -> tuple[str, str]:

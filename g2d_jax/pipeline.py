@@ -198,7 +198,7 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
     try:
         fields = STAGES[stage.kind].run(runtime, name, stage)
     except Exception as error:
-        runtime.tracker.error(name, without_secrets(str(error)))
+        runtime.tracker.error(name, without_secrets(str(error) or repr(error)))
         if not isinstance(error, RewardFailed):
             raise
         raise RewardFailed(

@@ -77,7 +77,7 @@ def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(work: P
         tracker.error("collect", "collect: no preference pair\nfrom 8 prompts")
         tracker.error("warmup", "nothing was learnt")
         tracker.log("warmup", 1, {})  # it was mended and went on
-    assert g2d("status", begun).endswith("|\ncollect stopped: no preference pair\nfrom 8 prompts\n")
+    assert g2d("status", begun).endswith("|\ncollect last stopped with: no preference pair\nfrom 8 prompts\n")
 
 
 def test_a_report_that_fails_is_a_warning(work: Path, tmp_path: Path, g2d: G2D) -> None:
