@@ -56,7 +56,8 @@ def dataset_card(runtime: Runtime, name: str, repository: str) -> str:
         "answer with its score, from which they were chosen; `problems` what was asked, with reference answers.\n",
         _stages(runtime, {**behind, name: None}, manifests),
         _data(config),
-        f'## Use\n\n```python\nload_dataset("{repository}", "preferences", split="train")\n```\n\n`g2d verify-dataset '
+        "## Use\n\n```python\nfrom datasets import load_dataset\n",
+        f'pairs = load_dataset("{repository}", "preferences", split="train")\n```\n\n`g2d verify-dataset '
         f"{repository}` scores the answers again, and chooses the pairs again from them.\n",
         *_origins(runtime, "the model that answered and of the data"),
     ]

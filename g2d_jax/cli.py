@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from g2d_jax.report.page import Report
+    from g2d_jax.runtime.tracking import Screen
     from g2d_jax.study.pricing import Rates
 
 
@@ -524,7 +525,8 @@ def _study_status(workdir: epath.Path, name: str) -> None:
     labels = [str(point["label"]) for point in storage.read_json(workdir / PLANS / f"{name}.json")["points"]]
     points = {label: stage_folders(workdir / "points" / name / label) for label in labels}
     stages = {folder: stage for point in points.values() for stage, folder in point.items()}
-    states = {folder: _state(stage, folder, folder) for folder, stage in stages.items()}
+    described = {folder: _state(stage, folder, folder) for folder, stage in stages.items()}
+    states = {folder: state for folder, (state, _) in described.items()}
     rows = []
     for label, folders in points.items():
         left = [(stage, states[folder]) for stage, folder in folders.items() if states[folder] != "done"]
@@ -534,6 +536,7 @@ def _study_status(workdir: epath.Path, name: str) -> None:
     screen = Screen()
     screen.table(f"{name}: {len(rows)} points", ["point", "left to do"], rows)
     screen.say(f"{whole} of {len(rows)} points done; {len(states)} stages after sharing, {done} of them done")
+    _say_stopped(screen, {folder.name: error for folder, (_, error) in described.items()})
 
 
 def _run_status(workdir: epath.Path) -> None:
@@ -543,25 +546,34 @@ def _run_status(workdir: epath.Path) -> None:
 
     config = commands.read_config(workdir)
     is_point = (workdir / LINKS).exists()  # a study's point: its stages lie elsewhere, each with its own metrics
-    rows: list[list[str]] = []
+    rows, errors = [], {}
     for name, folder in (stage_folders(workdir) if is_point else plan(config).folders(workdir)).items():
         manifest = storage.finished(folder)
-        state = _state(name, folder, folder if is_point else workdir)
+        state, errors[name] = _state(name, folder, folder if is_point else workdir)
         seconds = f"{manifest['seconds']:.0f}" if manifest else ""
         rows.append([name, config.stages[name].kind, state, str(getattr(config.stages[name], "steps", "")), seconds])
-    Screen().table(str(workdir), ["stage", "kind", "state", "steps", "seconds"], rows)
+    screen = Screen()
+    screen.table(str(workdir), ["stage", "kind", "state", "steps", "seconds"], rows)
+    _say_stopped(screen, errors)
 
 
-def _state(name: str, folder: epath.Path, logged: epath.Path) -> str:
-    """Describe a stage: done; how far, by the steps logged in `logged` or by the rollouts written; or waiting."""
-    from g2d_jax.runtime.tracking import read_metrics
+def _say_stopped(screen: Screen, errors: Mapping[str, str]) -> None:
+    for stage, error in errors.items():
+        if error:
+            screen.say(f"{stage} last stopped with: {error}", "yellow")
 
+
+def _state(name: str, folder: epath.Path, logged: epath.Path) -> tuple[str, str]:
+    """Describe a stage: done; how far, by the steps logged in `logged` or by the rollouts written; or waiting. With the
+    error that is the last of its log, "" if none is."""
     if storage.finished(folder):
-        return "done"
-    if last := max((int(record["step"]) for record in read_metrics(logged) if record["stage"] == name), default=0):
-        return f"at step {last}"
+        return "done", ""
+    records = [record for record in storage.read_segments(logged / "metrics") if record["stage"] == name]
+    error = records[-1]["text"].removeprefix(f"{name}: ") if records and records[-1]["kind"] == "error" else ""
+    if last := max((int(record["step"]) for record in records), default=0):
+        return f"at step {last}", error
     written = len(list((folder / "rollouts").glob("*.parquet")))
-    return f"{written} files of rollouts" if written else "waiting"
+    return f"{written} files of rollouts" if written else "waiting", error
 
 
 _COMMANDS = (

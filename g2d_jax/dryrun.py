@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config_io
 from g2d_jax.config import Collect, Config, Offline, Online, Sft
-from g2d_jax.graph import Plan, made_from_ends, plan
+from g2d_jax.graph import Plan, made_from_ends, plan, policies_read
 from g2d_jax.models import hf, reward_model
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
@@ -100,7 +100,11 @@ def _check(runtime: Runtime) -> None:
 
 def _show_stages(runtime: Runtime, order: Plan, place: epath.Path) -> None:
     stages = runtime.config.stages
-    rows = [[name, stages[name].kind, ", ".join(order.inputs[name]) or "init"] for name in order.order]
+    rows = []
+    for name in order.order:
+        policies = policies_read(stages[name])
+        others = {*order.inputs[name]} - {policy.partition("@")[0] for policy in policies}
+        rows.append([name, stages[name].kind, ", ".join([*policies, *sorted(others)])])
     runtime.tracker.table("stages", ["stage", "kind", "reads"], rows)
     if storage.is_local(place):
         parent = next(folder for folder in (place, *place.absolute().parents) if folder.exists())

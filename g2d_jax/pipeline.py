@@ -39,7 +39,7 @@ from g2d_jax.stages.policies import check_elsewhere
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.s3_checkpoints import check_processes
-from g2d_jax.workdir import PROGRAMS, absolute, check_token, claim, packages
+from g2d_jax.workdir import PROGRAMS, absolute, check_token, claim, packages, without_secrets
 
 Objectives = Mapping[str, Callable[[Compute], Objective]]
 """Stage -> the function that makes its loss."""
@@ -197,7 +197,10 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
     started = time.time()
     try:
         fields = STAGES[stage.kind].run(runtime, name, stage)
-    except RewardFailed as error:
+    except Exception as error:
+        runtime.tracker.error(name, without_secrets(str(error) or repr(error)))
+        if not isinstance(error, RewardFailed):
+            raise
         raise RewardFailed(
             f"stages.{name}: {error}. Mend it, and {processes.AGAIN}: nothing that was written is lost"
         ) from error

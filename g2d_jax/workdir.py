@@ -136,7 +136,8 @@ def _check_unchanged(
     functions = own_differences(content.get("own") or {}, own)
     longer, names = with_longer(identity(content["config"]), identity(config))
     stale = {name: sorted(ends[name]) for name in names if ends.get(name)}
-    if not (functions or stale or differences(longer, config)):
+    others = [*differences(longer, config), *functions]
+    if not (stale or others):
         return
     changed = differences(content["config"], config)
     parts = [
@@ -144,17 +145,18 @@ def _check_unchanged(
         "Choose another --workdir, or undo the change. Only what docs/config.md calls runtime may change: mesh, "
         "compute, logging, checkpoint …, and the steps of an online stage that can go on may be raised",
         *(
-            f"Stage {name} could go on, but {', '.join(others)} began with the policy that it ended with: move their "
+            f"Stage {name} could go on, but {', '.join(made)} began with the policy that it ended with: move their "
             "folders away and it does"
-            for name, others in stale.items()
+            for name, made in stale.items()
+            if not others
         ),
     ]
     trained = [line.split(".")[1] for line in changed if re.match(r"stages\.[^.]+\.(steps|epochs):", line)]
-    if trained:
-        parts.append(
-            f"To train on from where a stage ended, start another run with policy='run:{workdir}#{trained[0]}' in its "
-            "first stage, or 'hf:FOLDER' of what g2d export wrote: its optimiser starts anew"
-        )
+    parts.append(
+        f"To go on under other settings from where a stage ended, start another run with "
+        f"policy='run:{workdir}#{[*trained, 'STAGE'][0]}' in its first stage, or 'hf:FOLDER' of what g2d export wrote: "
+        "its optimiser starts anew"
+    )
     raise ValueError("\n".join(parts))
 
 

@@ -24,6 +24,7 @@ from g2d_jax.config import Config, Mesh
 from g2d_jax.config_load import resolve
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.heartbeat import watched
+from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.workdir import claim
 
@@ -72,6 +73,11 @@ def test_a_run_leaves_its_results_and_status_tells_how_far_each_stage_is(work: P
     (begun / "02-warmup" / "manifest.json").unlink()
     states = [row[2] for row in cells(g2d("status", begun))]
     assert states == ["done", "at step 3", "2 files of rollouts", "done", "done"]
+    with Tracker(begun, tensorboard=False) as tracker:
+        tracker.error("collect", "collect: no preference pair\nfrom 8 prompts")
+        tracker.error("warmup", "nothing was learnt")
+        tracker.log("warmup", 1, {})  # it was mended and went on
+    assert g2d("status", begun).endswith("|\ncollect last stopped with: no preference pair\nfrom 8 prompts\n")
 
 
 def test_a_report_that_fails_is_a_warning(work: Path, tmp_path: Path, g2d: G2D) -> None:
@@ -204,7 +210,9 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
     assert len(answers) == 2 and all(f"| right | \\boxed{{{answer}}}" in shown for answer in answers)
     assert "gets no more, in \\boxed{}, than a wrong one" in shown  # tiny.py's reward is no verifier
     assert len(shown.splitlines()) < 100 and list(tmp_path.iterdir()) == []
-    shown = g2d("run", "--config", TINY, "--dry-run", "--config.reward.function=verify")
+    policies = ("--config.stages.warmup.keep=2", "--config.stages.evaluate.policies=init,warmup@2")
+    shown = g2d("run", "--config", TINY, "--dry-run", "--config.reward.function=verify", *policies)
+    assert [row[2] for row in cells(shown)[:5]] == ["init", "sft", "warmup", "warmup, collect", "init, warmup@2"]
     assert len(re.findall(r"\| right \| \S+ +\| +1.0 \| correct", shown)) == 2 and "warning" not in shown
     assert len(re.findall(r"\| wrong \| \S+ +\| +0.0 \| incorrect", shown)) == 2
     assert len(re.findall(r"reference answer: (-?\d+), read as the number \1\n", shown)) == 2

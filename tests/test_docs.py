@@ -6,6 +6,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,28 @@ def test_every_setting_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "config.md").read_text()
     described = set(re.findall(r"`([A-Za-z0-9_.]+)`", text))
     assert all_settings() - described - {"stages", "data", "kind"} == set()
+
+
+def test_defaults_in_the_reference_are_those_of_the_code() -> None:
+    """Every row has one; where there are as many as fields, and they are plain values, they are compared."""
+    run, stages = (ROOT / "docs" / "config.md").read_text().split("\n## ")[1:3]
+    rows = [(settings.base(), *row) for row in re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", run, flags=re.MULTILINE)]
+    kind = ""
+    for kinds, *row in re.findall(r"^\| ([^|]*) ?\| (`[^|]*) \| ([^|]*) \|", stages, flags=re.MULTILINE):
+        kind = next((name for name in STAGES if name in kinds), "online" if kinds else kind)
+        rows.append((getattr(settings, kind)(), *row))
+    compared = set()
+    for config, fields, defaults in rows:
+        assert defaults.strip(), f"{fields}: without a default"
+        names, values = re.findall("`([^`]+)`", fields), defaults.partition(";")[0].replace("`", "").split(", ")
+        if len(names) == len(values):
+            for name, value in zip(names, values, strict=True):
+                actual = reduce(lambda section, part: getattr(section, part, ...), name.split("."), config)
+                if isinstance(actual, float | int | bool | None) and ":" not in value:
+                    plain = {"unset": None, "true": True, "false": False}
+                    assert (plain[value] if value in plain else float(value)) == actual, name
+                    compared.add(name)
+    assert len(compared) > 100
 
 
 @pytest.mark.parametrize("page", ["tutorial", "concepts", "howto", "rewards", "troubleshooting", "limits", "metrics"])

@@ -177,6 +177,11 @@ def test_a_stage_from_whose_end_others_were_made_goes_on_without_them(config: Co
     config.stages.warmup.steps = 9
     with pytest.raises(ValueError, match="warmup could go on, but collect, dpo began with the policy that it ended"):
         again(config, workdir)
+    config.reward.correct_above = 0.25  # then no folder that is moved away makes the settings those of the rest
+    with pytest.raises(ValueError, match=r"reward.correct_above: 0.5 -> 0.25") as error:
+        again(config, workdir)
+    assert "move their folders away" not in str(error.value) and "start another run with policy" in str(error.value)
+    config.reward.correct_above = 0.5
     (workdir / "03-collect").rename(tmp_path / "old")
     with pytest.raises(ValueError, match="warmup could go on, but dpo began"):
         again(config, workdir)

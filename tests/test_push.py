@@ -75,6 +75,7 @@ def test_the_card_has_the_headline_where_it_came_from_and_tables_to_look_at(
     manifest = json.loads((finished / "03-collect" / "manifest.json").read_text())
     assert headline in card and f"collect `{manifest['fingerprint']}`" in card and "seed 0" in card and "flax 0" in card
     assert str(finished) not in card + known
+    assert '```python\nfrom datasets import load_dataset\n\npairs = load_dataset("me/pairs", "preferences"' in card
     tables = {
         name: datasets.load_dataset(str(tmp_path / "pairs"), name, split="train", cache_dir=str(tmp_path / "cache"))
         for name in ("preferences", "completions", "problems")

@@ -155,7 +155,7 @@ def _sliding(raw: Mapping[str, Any], family: Family, layers: int) -> tuple[int |
     else:
         full = layers if window is None else 0
         if family.sliding == "last" and window is not None:
-            full = _field(raw, "max_window_layers", int, 28)
+            full = _field(raw, "max_window_layers", int, 28) if raw.get("max_window_layers") != 0 else 0
         usual = [SLIDING if number >= full else FULL for number in range(layers)]
     kinds = usual if kinds is None else kinds
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (SLIDING, FULL) for kind in kinds):
@@ -224,10 +224,11 @@ def _rope(raw: Mapping[str, Any], theta: float, positions: int) -> tuple[float, 
     theta = _field(rope, "rope_theta", float, _field(raw, "rope_theta", float, theta))
     if kind == "default":
         return theta, None
-    factor = _field(rope, "factor", float)
+    length = _field(rope, "original_max_position_embeddings", int, positions)
+    stretched = kind == "yarn" and "factor" in rope  # and null: by as much as positions were extended
+    factor = _field(rope, "factor", float, positions / length if stretched else None)
     if kind == "linear":
         return theta, LinearRope(factor)
-    length = _field(rope, "original_max_position_embeddings", int, positions)
     if kind == "llama3":
         return theta, Llama3Rope(
             factor, _field(rope, "low_freq_factor", float), _field(rope, "high_freq_factor", float), length

@@ -359,6 +359,11 @@ class Tracker:
         self.screen.say(f"WARNING: {text}", "yellow")
         self._record(self._metrics, stage, step, f"warning/{cause}", metrics=values, text=text)
 
+    def error(self, stage: str, text: str) -> None:
+        """Log why a stage could not go on, with the kind "error". A log that cannot be written is left as it is."""
+        with contextlib.suppress(OSError):
+            self._record(self._metrics, stage, 0, "error", metrics={}, text=text[:2000])
+
     def samples(self, stage: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep a table of completions: rows with equal columns, such as prompt, completion, answer, reward, verdict."""
         self._record(self._samples, stage, step, "samples", rows=rows)

@@ -394,13 +394,14 @@ def describe(groups: Groups) -> dict[str, float]:
 
 
 def log_samples(runtime: Runtime, name: str, step: int, draws: Draws, groups: Groups, **columns: str) -> None:
-    """Log the first response to each of the first logging.samples draws, for people to read. columns: further ones."""
+    """Log the first response to each of the first logging.samples draws, for people to read, and the prompt as the
+    policy saw it. columns: further ones."""
     shown = list(zip(draws, groups, strict=True))[: runtime.config.logging.samples]
     rows = [
         {
             **columns,
             "problem_id": problem.id,
-            "prompt": problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"],
+            "prompt": runtime.tokenizer.decode_raw(group[0].rollout.prompt_ids),
             "answer": problem.answer,
             "completion": group[0].text,
             "verdict": group[0].score.verdict.value,

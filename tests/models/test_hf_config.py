@@ -132,6 +132,7 @@ def test_layers_without_rope_by_interval() -> None:
         ({}, YarnRope(4.0, 32_768, 1.138629436111989)),  # 0.1 ln 4 + 1
         ({"mscale": 1.0, "mscale_all_dim": 0.5}, YarnRope(4.0, 32_768, 1.0648211571)),  # over 0.05 ln 4 + 1
         ({"factor": 0.5, "mscale": 2.0}, YarnRope(0.5, 32_768, 1.0)),
+        ({"factor": None, "original_max_position_embeddings": 16_384}, YarnRope(8.0, 16_384, 1.2079441541679836)),
         ({"attention_factor": 1.5, "mscale": 1.0, "mscale_all_dim": 0.5}, YarnRope(4.0, 32_768, 1.5)),
         ({"original_max_position_embeddings": None, "beta_fast": 16}, YarnRope(4.0, 131_072, 1.138629436111989, 16.0)),
         ({"beta_slow": 2.0, "truncate": False}, YarnRope(4.0, 32_768, 1.138629436111989, 32.0, 2.0, False)),
@@ -149,6 +150,7 @@ def test_yarn(change: dict[str, Any], expected: YarnRope) -> None:
         (MISTRAL, {"sliding_window": 4096}, 4096, range(32)),
         ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, {}, 4096, range(32)),
         (QWEN25_7B, {"use_sliding_window": True, "max_window_layers": 20}, 131_072, range(20, 28)),
+        (QWEN25_7B, {"use_sliding_window": True, "max_window_layers": 0}, 131_072, range(28)),
         (QWEN25_7B, {"use_sliding_window": True, "layer_types": [SLIDING, FULL] * 14}, 131_072, range(0, 28, 2)),
         (GEMMA3_1B, {"num_hidden_layers": 7}, 512, (0, 1, 2, 3, 4, 6)),
         (GEMMA3_1B, {"layer_types": [FULL] * 25 + [SLIDING], "sliding_window": 64}, 64, [25]),
@@ -188,6 +190,7 @@ def test_unused_window_is_accepted() -> None:
         (QWEN25_7B, {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope type 'dynamic' is not supported"),
         (QWEN25_7B, {"rope_scaling": {"rope_type": ["yarn"], "factor": 4.0}}, r"rope type \['yarn'\]"),
         (QWEN25_7B, {"rope_scaling": {"rope_type": "linear"}}, "factor must be a positive number, got None"),
+        (QWEN25_7B, {"rope_scaling": {"rope_type": "yarn"}}, "factor must be a positive number, got None"),
         (QWEN25_7B, {"rope_scaling": {**YARN, "truncate": 0}}, "truncate must be true or false"),
         (QWEN25_7B, {"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta must be more than 1 for yarn"),
         (QWEN25_7B, {"original_max_position_embeddings": 4096}, "original_max_position_embeddings = 4096"),

@@ -240,6 +240,8 @@ def test_no_pairs_stop_the_run_with_advice(small, tmp_path, opened, reward, advi
     runtime = opened(small, tmp_path, lambda completions, **_: [reward] * len(completions))
     with pytest.raises(StopRun, match=rf"collect: no preference pair from 8 prompts .*{advice}"):
         run(runtime)
+    last = read_metrics(tmp_path)[-1]
+    assert last["kind"] == "error" and last["text"].startswith("collect: no preference pair from 8 prompts")
     assert len(read_rollouts(tmp_path / "01-collect" / "rollouts")) == 32  # kept all the same
     assert storage.finished(tmp_path / "01-collect") is None
 
