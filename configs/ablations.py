@@ -2,11 +2,12 @@
 
 Command:   g2d sweep --config ablations --workdir runs/study     (the directory of sweep-k: what it has is used)
 Hardware:  2 CPU cores
-Result:    ablations.html in the directory; written down in docs/evidence.md
+Result:    ablations.html in the directory; that of chains is written down in docs/evidence-chains.md
 
 Arms: difficulty (a window of pass rates), uncertainty (token entropy of a prompt's responses), temperature of the
 rollouts, number of pairs (one epoch; and at equal updates). Every pair is of another prompt, so that no arm has more
-prompts than another; they come from rollouts on 3,072 prompts. Choices: preset=full|smoke, seeds=N, K=N.
+prompts than another; they come from rollouts on 3,072 prompts. Choices: preset=full|smoke; task=chains|demo; seeds=N;
+K=N, by default the task's own: 20 for chains, 10 for the demo.
 """
 
 from ml_collections import ConfigDict
@@ -17,14 +18,14 @@ from g2d_jax.config_load import choices, resolve
 
 def get_config(arg: str = "") -> ConfigDict:
     """The study; stages.pool draws the rollouts, stages.collect chooses pairs from them."""
-    chosen = choices(arg, preset=("full", "smoke"), seeds=0, K=20)
+    chosen = choices(arg, preset=("full", "smoke"), task=("chains", "demo"), seeds=0, K=0)
     smoke = chosen.preset == "smoke"
-    config = resolve(f"sweep-k:preset={chosen.preset}")
+    config = resolve(f"sweep-k:preset={chosen.preset},task={chosen.task}")
     config.unlock()
-    config.name = "ablations" if not smoke else "ablations-smoke"
+    config.name = config.name.replace("sweep-k", "ablations")
     stages, count = config.stages, 4 if smoke else 480
     del stages["dev"]  # nothing is chosen here
-    stages.warmup.steps = 4 if smoke else chosen.K
+    stages.warmup.steps = 4 if smoke else chosen.K or stages.warmup.steps
     stages.pool = stages.collect.copy_and_resolve_references()
     stages.pool.update(prompts=64 if smoke else 3072, pairs_per_prompt=1)
     stages.collect = settings.collect(rollouts="pool", pairs_per_prompt=1, select="random", max_pairs=count)

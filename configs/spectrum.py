@@ -1,12 +1,14 @@
-"""From offline to online on the embedded task chains: DPO synchronised every s updates, and GRPO, at equal updates.
+"""From offline to online on an embedded task: DPO synchronised every s updates, and GRPO, at equal updates.
 
 Command:   g2d sweep --config spectrum --workdir runs/spectrum        (again to continue; preset=smoke: a few minutes)
 Hardware:  2 CPU cores
-Result:    spectrum.html in the directory; what it showed is written down in docs/spectrum.md
+Result:    spectrum.html in the directory; what chains showed is written down in docs/spectrum.md
 
 All arms start from one cold policy for each seed and make equally many updates on equally many prompts, in the same
 order (arXiv 2506.21495, table 1, at toy size); as there, the reference follows the sampling policy but in the offline
-arm. Choices: preset=full|smoke; seeds=N; updates=N; beta=B of DPO; sync=false for a reference that stays.
+arm. All have one learning rate, as there: 1e-4, DPO's in both tasks, and on the demo's task between 5e-5 and 1.5e-4,
+with both of which GRPO ends within two points of the same accuracy (sweep-k:task=demo).
+Choices: preset=full|smoke; task=chains|demo; seeds=N; updates=N; beta=B of DPO; sync=false for a reference that stays.
 """
 
 from ml_collections import ConfigDict
@@ -16,14 +18,17 @@ from g2d_jax.config_load import choices, resolve
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The study: offline, s = 100, 10 and 1, and GRPO."""
-    chosen = choices(arg, preset=("full", "smoke"), seeds=0, updates=0, beta=1.0, sync=True)
+    """The study: offline, s = 100 (of chains; 50 of the demo's task), 10 and 1, and GRPO."""
+    tasks = ("chains", "demo")
+    chosen = choices(arg, preset=("full", "smoke"), task=tasks, seeds=0, updates=0, beta=1.0, sync=True)
     smoke = chosen.preset == "smoke"
-    config = resolve("chains:preset=smoke" if smoke else "chains")
+    config = resolve(f"sweep-k:preset={chosen.preset},task={chosen.task}")
     config.unlock()
-    config.name = "spectrum-smoke" if smoke else "spectrum"
+    config.name = config.name.replace("sweep-k", "spectrum")
     updates = chosen.updates or (4 if smoke else 200)
-    middle = (2,) if smoke else (100, 10)
+    # 200 updates hold four intervals of 50, whose rollouts are of three policies that were trained on DPO; of the two
+    # intervals of 100 on chains the first is offline.
+    middle = (2,) if smoke else (50 if chosen.task == "demo" else 100, 10)
     drawn, evaluate = config.stages.warmup.sampling, config.stages.evaluate
     del config.stages["warmup"], config.stages["collect"], config.stages["dpo"]
     config.stages.train = settings.online(
@@ -34,10 +39,7 @@ def get_config(arg: str = "") -> ConfigDict:
         optimizer=settings.optimizer(1e-4),
     )
     config.stages.train.probe.every = 2 if smoke else 20
-    evaluate.policies = ("sft", "train")
-    evaluate.greedy = not smoke
-    config.stages.dev = evaluate.copy_and_resolve_references()
-    config.stages.dev.split = "dev"
+    evaluate.policies = config.stages.dev.policies = ("sft", "train")
     arms = {"offline": 0, **{f"s{every}": every for every in middle}, "s1": 1}
     config.sweep = settings.sweep(
         seeds=tuple(range(chosen.seeds or (1 if smoke else 3))),

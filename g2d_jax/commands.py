@@ -25,6 +25,7 @@ from g2d_jax.models import hf
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, SamplingParams, Verdict
 from g2d_jax.report.tables import summary_table
+from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
@@ -52,15 +53,30 @@ def read_config(workdir: epath.Path, name: str = "config.json") -> Config:
     return Config.of(config)
 
 
+def _not_at_hand(**_: Any) -> list[float | None]:
+    """Stand in for a reward function that a run was given from Python."""
+    raise ValueError(
+        "the run's reward is a function given from Python, which its work directory does not hold: from Python, "
+        "g2d_jax.commands.evaluate(WORKDIR, POLICY, reward=FUNCTION)"
+    )
+
+
 @contextmanager
-def opened(workdir: storage.PathLike, config: Config | None = None) -> Iterator[Runtime]:
-    """Yield a run's runtime for reading, on whatever devices there are: logs nothing to TensorBoard or W&B."""
+def opened(
+    workdir: storage.PathLike, config: Config | None = None, reward: RewardFunction | None = None
+) -> Iterator[Runtime]:
+    """Yield a run's runtime for reading, on whatever devices there are: logs nothing to TensorBoard or W&B.
+
+    reward: that of a run which was given one from Python; without it such a run can be read, but nothing be scored.
+    """
     folder = absolute(workdir)
     config = _on_this_machine(config or read_config(folder))
+    if reward is None and "reward" in (storage.read_json(folder / "config.json").get("own") or {}):
+        reward = _not_at_hand
     shown = folder if processes.leader() else None
     with Tracker(shown, tensorboard=False) as tracker, program_cache.cached(config.compute.compilation_cache):
         folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
-        runtime = Runtime(config, folder, tracker, folders, steps=stage_steps(folder))
+        runtime = Runtime(config, folder, tracker, folders, reward, steps=stage_steps(folder))
         try:
             yield runtime
         finally:
@@ -97,12 +113,13 @@ def evaluate(
     split: splits.Split | None = None,
     limit: int | None = None,
     task: str = "main",
+    reward: RewardFunction | None = None,
     **sampling: Any,
 ) -> dict[str, Any]:
     """Evaluate one policy as the run's evaluate stage does, on other problems or with other sampling settings.
 
     problems: a source as in data.*.path, scored by the reward of `task`; split: its part by id hash, limit: the first
-    so many of that; None: all. Without problems, those of the stage.
+    so many of that; None: all. Without problems, those of the stage. reward: the run's own, if given from Python.
     sampling: num_generations, temperature, top_p, max_new_tokens; None keeps the stage's. Results and completions go to
     WORKDIR/evaluations/NAME, named by settings and problems, and are reused by the same call. Returns the manifest.
     """
@@ -127,7 +144,9 @@ def evaluate(
         config = _with_problems(config, task, stage.split, source)
     elif split or limit or task != "main":
         raise ValueError("split, limit and task say how to take other problems: name these too")
-    with opened(folder, config) as runtime:
+    with opened(folder, config, reward) as runtime:
+        if runtime.reward is _not_at_hand and task == "main":
+            _not_at_hand()
         held_out = [[problem.id, problem.answer] for problem in runtime.problems[stage.split]]
         fingerprint = storage.fingerprint([stage.to_dict(), held_out, version(runtime, policy)])
         name = f"evaluation-{fingerprint}"
@@ -325,8 +344,10 @@ def _answers(
 def _rewards(
     runtime: Runtime, problems: Sequence[Problem], texts: Sequence[str], token_ids: Sequence[np.ndarray]
 ) -> list[str]:
-    """Score each response: reward and verdict; "" without an answer, and for rewards of a model or an endpoint."""
+    """Score each response: reward and verdict; "" without an answer, and for rewards of a model or an endpoint and for
+    those not at hand."""
     cheap = {name for name, task in runtime.tasks.items() if task.reward.function not in ("model", "judge")}
+    cheap -= {"main"} if runtime.reward is _not_at_hand else set()
     places = [i for i, problem in enumerate(problems) if problem.answer is not None and problem.task in cheap]
     shown = [""] * len(problems)
     try:

@@ -29,7 +29,7 @@ from g2d_jax.config_io import to_dict
 from g2d_jax.data.fields import BrokenRow, as_prompt
 from g2d_jax.data.rows import file_rows
 from g2d_jax.data.splits import problem_id
-from g2d_jax.graph import plan
+from g2d_jax.graph import drawn_by, plan
 from g2d_jax.records import Problem, Prompt, Score, ScoredRollout, Verdict
 from g2d_jax.rewards.functions import load_reward
 from g2d_jax.runtime import processes, storage
@@ -126,7 +126,7 @@ def verify(folder: Path, rewards: Collection[str] = ()) -> Counter[str]:
     place = epath.Path(folder)
     content = _provenance(place / PROVENANCE)
     config, own = _on_this_machine(read_config(place, PROVENANCE)), content["own"]
-    stage = config.stages.get(str(content.get("stage")))
+    stage = config.stages.get(name := str(content.get("stage")))
     if not isinstance(stage, Collect):
         raise ValueError(f"{place / PROVENANCE} names no collect stage of its settings: {content.get('stage')!r:.100}")
     scored_by = _scored_by(config, own)
@@ -146,7 +146,8 @@ def verify(folder: Path, rewards: Collection[str] = ()) -> Counter[str]:
     with Tracker(None, tensorboard=False) as tracker:
         runtime = Runtime(config, place, tracker, {}, reward)
         with contextlib.closing(runtime):
-            counts = _check_scores(runtime, problems, thoughts, scored_by, [row for _, row in rows])
+            elsewhere = _made_elsewhere(config, name)
+            counts = _check_scores(runtime, problems, thoughts, scored_by, [row for _, row in rows], elsewhere)
             counts["pairs chosen again"] = _check_pairs(runtime, stage, problems, rows, place / PREFERENCES)
     return counts
 
@@ -159,6 +160,14 @@ def _on_this_machine(config: Config) -> Config:
 
     tasks = {name: replace(task, reward=limited(task.reward)) for name, task in config.tasks.items()}
     return replace(config, reward=limited(config.reward), tasks=tasks)
+
+
+def _made_elsewhere(config: Config, name: str) -> bool:
+    """Return whether by the settings a dump was read in place of sampling. Raises ValueError as `plan`."""
+    plan(config)  # stages may read each other in a circle
+    drawn = config.stage(drawn_by(name, config.stages), Collect)
+    source = config.stages.get(drawn.policy.partition("@")[0]) if drawn.rollouts == "archive" else drawn
+    return getattr(source, "rollouts", "sample") != "sample"
 
 
 def _provenance(file: epath.Path) -> dict[str, Any]:
@@ -198,15 +207,19 @@ def _check_scores(
     thoughts: Collection[str],
     scored_by: Mapping[str, str],
     rows: Sequence[ScoredRollout],
+    elsewhere: bool,
 ) -> Counter[str]:
-    """Raise Differs at the first row that scores otherwise; count what was scored, and what was not, and why."""
+    """Raise Differs at the first row that scores otherwise; count what was scored, and what was not, and why.
+
+    elsewhere: whether the rows were made elsewhere, and so may have come with their rewards.
+    """
     counts: Counter[str] = Counter()
     again: list[int] = []
     for i, row in enumerate(rows):
         scorer = scored_by[problems[row.rollout.problem_id].task]
         if scorer in ("model", "judge"):
             counts[f"not scored again: the reward is a {scorer}'s"] += 1
-        elif row.policy == "external" and row.score.answer is None and row.score.verdict is not Verdict.NO_ANSWER:
+        elif elsewhere and row.score.answer is None and row.score.verdict is not Verdict.NO_ANSWER:
             counts["not scored again: the reward came with the answer"] += 1
         else:
             again.append(i)

@@ -211,7 +211,6 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
         "fingerprint": storage.fingerprint([runtime.fingerprint(), stage.to_dict(), inputs]),
         "started": started,
         "programs": compiling.take_programs(),
-        **({"engine": runtime.server.take_counts()} if runtime.server else {}),
         **fields,
     }
     if stage.kind not in TRAINING:  # training stages log it with every update

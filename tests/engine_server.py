@@ -23,11 +23,16 @@ def choice(ids: list[int], logprobs: list[float] | None = None, finish: str = "s
 
 
 class Server:
-    """asked: (path, body) of all requests. key: of the last one. weights: the version it holds."""
+    """asked: (path, body) of all requests. key: of the last one. weights: the version it holds. adapters: their names.
+    updating: whether a weight update is under way. unheard: paths, each taken out when a request to it is done and its
+    answer cut. What is out of turn is refused as vLLM does.
+    """
 
     def __init__(self, reply: Reply) -> None:
         self.reply, self.url, self.key, self.weights = reply, "", "", "default"
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.adapters: set[str] = set()
+        self.updating, self.unheard = False, list[str]()
         self.lock = threading.Lock()
 
     def completions(self) -> list[dict[str, Any]]:
@@ -37,13 +42,29 @@ class Server:
         with self.lock:
             self.asked.append((path, body))
             number = len(self.completions())
-            self.weights = body.get("new_version") or body.get("weight_version") or self.weights
+            refused = self.change(path, body)
         if path == "/v1/completions":
             return self.reply(body, number)
-        return {
-            "/v1/models": {"data": [{"id": "served", "parent": None}]},
+        if path in self.unheard:
+            self.unheard.remove(path)
+            return 200, b"{", 50
+        names = [("served", None), *((name, "served") for name in self.adapters)]
+        return refused or {
+            "/v1/models": {"data": [{"id": name, "parent": parent} for name, parent in names]},
             "/weight_info": {"weight_version": self.weights},
         }.get(path, {})
+
+    def change(self, path: str, body: dict[str, Any]) -> Any:
+        """Do what a request asks for; return a refusal if it is out of turn."""
+        adapter = body.get("lora_name", "")
+        if path.endswith("_lora_adapter") and (adapter in self.adapters) == path.startswith("/v1/load"):
+            return 400, b"already done"
+        if path.endswith(("weight_update", "update_weights")) and self.updating == path.startswith("/start"):
+            return 500, b"out of turn"
+        self.adapters ^= {adapter} if adapter else set()
+        self.updating = path in ("/start_weight_update", "/update_weights")
+        self.weights = body.get("new_version") or body.get("weight_version") or self.weights
+        return None
 
 
 @contextmanager

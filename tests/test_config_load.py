@@ -99,7 +99,7 @@ def test_the_studies_are_about_chains(name):
 
 
 def test_the_settings_that_evidence_is_about():
-    """docs/evidence.md and docs/spectrum.md were measured with these, whatever becomes of the demo."""
+    """docs/evidence-chains.md and docs/spectrum.md were measured with these, whatever becomes of the demo."""
     config = config_load.resolve("chains")
     stages = config.stages.to_dict()
 

@@ -17,6 +17,7 @@ from g2d_jax.study.informativeness import (
     margin_summary,
     pair_summary,
     prompts,
+    prompts_of_pairs,
     summary,
 )
 
@@ -187,6 +188,14 @@ def test_pair_summary_by_hand():
     assert nothing.pop("pairs") == 0 and all(map(math.isnan, nothing.values()))
     broken = pair_summary([NAN, 1.0], [0.0, 0.0], [1, 1], [1, 1])
     assert math.isnan(broken["gap_mean"]) and math.isnan(broken["gap_p50"]) and math.isnan(broken["frac_ranked"])
+
+
+def test_prompts_of_pairs_by_hand():
+    table = {"pass_rate": [0.5, 0.25, NAN], "reward_variance": [0.25, 0.1875, NAN], "entropy": [0.1, 0.4, 9.0]}
+    table["distinct_answers"] = [2, 5, 1]
+    expected = {"prompts": 2, "pass_rate": 0.3125, "reward_variance": 0.203125, "entropy": 0.325}
+    assert prompts_of_pairs({**table, "pairs": [1, 3, 0]}) == pytest.approx({**expected, "distinct_answers": 4.25})
+    assert math.isnan(prompts_of_pairs({**table, "pairs": [0, 0, 0]})["entropy"])
 
 
 def test_margin_summary_by_hand():

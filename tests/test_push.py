@@ -230,6 +230,10 @@ def test_a_published_dataset_is_scored_and_paired_again(published: Path) -> None
         ("problems.parquet", 1, lambda r: r.update(prompt="7+1=?"), "problems.parquet, row 2: its id is not that"),
         ("problems.parquet", 1, lambda r: r.update(columns="[1]"), "problems.parquet, row 2: cannot convert"),
         ("g2d.json", 0, lambda r: r["config"].update(seed=1), "preferences, row"),
+        ("g2d.json", 0, lambda r: r["config"]["stages"]["collect"].update(rollouts="sample"),
+         "row 5 .* published as incorrect, reward 0.0, answer None; scored again it is no_answer"),
+        ("g2d.json", 0, lambda r: r["config"]["stages"]["collect"].update(rollouts="archive"), "row 5 .* as incorrect"),
+        ("g2d.json", 0, lambda r: r["config"]["stages"]["collect"].update(rollouts="collect"), "in a circle: collect"),
     ],
 )  # fmt: skip
 def test_the_first_row_that_differs_is_named(

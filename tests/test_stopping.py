@@ -116,7 +116,7 @@ def test_verdicts_that_are_missing() -> None:
 #
 # After k steps prompt i is answered correctly with probability sigmoid(mean(k) + spread(k) z_i), z_i normal; prompts
 # learn at speeds that differ by 30 %. mean and spread are fitted to warm-up accuracies and shares of mixed prompts of
-# the swept K of chains (docs/evidence.md), the latter being pairs over 4,096. Offline training multiplies
+# the swept K of chains (docs/evidence-chains.md), the latter being pairs over 4,096. Offline training multiplies
 # the odds by e^s. The swept accuracies after it give s = 1.20, 1.07, 0.92, 0.59, 0.22, -0.06, -0.13 at K = 0, 5, 10,
 # 20, 40, 80, 160: a fall to `least`. At 0, or less, no offline training would be best from some K on; above, there
 # is a best K. s grows with the compute of offline training, x in units of the planned stage, as 1 - e^(-1.6 x): of two

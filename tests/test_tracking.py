@@ -269,7 +269,7 @@ def test_progress_in_a_file_is_plain_lines():
     first, second, third = out.getvalue().splitlines()
     assert first == "warmup 3/20"
     assert re.fullmatch(r"warmup 4/20  reward 0\.500  entropy 1\.250  length 33\.3  \d+:\d\d:\d\d left", second)
-    assert re.fullmatch(r"warmup 20/20  reward nan  entropy 1\.250  length 33\.3  [\d,]+ tok/s", third)
+    assert re.fullmatch(r"warmup 20/20  reward –  entropy 1\.250  length 33\.3  [\d,]+ tok/s", third)
     assert "\x1b" not in out.getvalue() and "\r" not in out.getvalue()
 
 

@@ -135,7 +135,7 @@ def _read(where: str, step: int | None, reward: str | None, values: Mapping[str,
         own = {key: values[key] for key in ("step", "prompt", "completion")}
         return _row(where, {**own, **({name: None if unscored else value} if name in values else {})}, {"reward": name})
     if columns & {"prompt", "prompt_ids"} and columns & {"completion", "completion_ids"}:
-        return _row(where, values, {"reward": reward or "reward"})
+        return _row(where, {"step": step, **values}, {"reward": reward or "reward"})
     raise BrokenRow(f"it has the fields {', '.join(map(repr, values)) or 'none'}; {_EXPECTED}"[:600])
 
 

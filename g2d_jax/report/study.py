@@ -37,6 +37,7 @@ EVALUATED: Mapping[str, tuple[str, Written]] = {
 }
 """Head of a column -> its name in the evaluation of a policy, and its numbers as text."""
 
+OF_PAIRS = (COLLECT, "result", "informativeness", "pairs")
 TAUGHT: Mapping[str, tuple[tuple[str, ...], Written]] = {
     **{head: ((COLLECT, "result", "informativeness", name), of) for name, (head, of) in MEASURES.items()},
     "gap before, nats": (("offline", "result", "before", "gap_mean"), fmt.fixed(2)),
@@ -47,11 +48,17 @@ TAUGHT: Mapping[str, tuple[tuple[str, ...], Written]] = {
     "gradient signal / noise": (("offline", "result", "signal", "ratio"), fmt.fixed(3)),
     "noise scale, pairs": (("offline", "result", "signal", "noise_scale"), fmt.fixed(0)),
     "pairs": ((COLLECT, "counts", "pairs"), fmt.count),
+    "their prompts": ((*OF_PAIRS, "prompts"), fmt.count),
+    **{
+        f"their {MEASURES[name][0]}": ((*OF_PAIRS, name), MEASURES[name][1])
+        for name in ("pass_rate", "reward_variance", "entropy", "distinct_answers")
+    },
 }
 """Head of a column -> where a stage's manifest has it, and its numbers as text."""
 
 TAUGHT_NOTE = (
-    f"Of the rollouts that pairs were made from; means over seeds. {MEANINGS} Gaps before and after are of the pairs' "
+    f"Of the rollouts that pairs were chosen from; means over seeds. {MEANINGS} What is theirs is of the chosen pairs' "
+    "prompts, each pair counting as its prompt. Gaps before and after are of the pairs' "
     "chosen and rejected completions, before and after offline training; the implicit margin is beta times what "
     "training moved of it. Signal / noise is the norm of the mean DPO gradient over the norm of its noise in a batch, "
     "the noise scale the number of pairs at which both are equal. Between temperatures entropy does not compare."

@@ -7,7 +7,10 @@ import http.client
 import ipaddress
 import json
 import os
+import socket
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -63,14 +66,14 @@ def send(
     """Send a request, with JSON unless the body is None; return status and body of the answer. Redirects are not
     followed: they could lead the key elsewhere.
 
-    timeout: seconds for each wait, and for the whole body. Raises TimeoutError, another OSError or HTTPException
-    without an answer, and ValueError for one of more than most_bytes.
+    timeout: seconds to connect, and until the whole answer is there. Raises TimeoutError, another OSError or
+    HTTPException without an answer, and ValueError for one of more than most_bytes.
     """
     parts, deadline = urlsplit(url), time.monotonic() + timeout
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=timeout)
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    with contextlib.closing(connection):
+    with contextlib.closing(connection), _connected(connection, deadline):
         connection.request(method, parts.path or "/", None if body is None else json.dumps(body), headers)
         data = bytearray()
         with connection.getresponse() as response:
@@ -78,8 +81,34 @@ def send(
                 data += piece
                 if len(data) > most_bytes:
                     raise ValueError(f"the answer has more than {most_bytes:,} bytes")
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the answer was not complete after {timeout:g} s")
             if response.length:  # read1 does not tell a connection that ended too soon
                 raise http.client.IncompleteRead(bytes(data), response.length)
             return response.status, bytes(data)
+
+
+@contextlib.contextmanager
+def _connected(connection: http.client.HTTPConnection, deadline: float) -> Iterator[None]:
+    """Connect, and cut the connection off at a deadline: each byte that drips begins a socket's own timeout anew.
+
+    deadline: on the monotonic clock. Raises TimeoutError for a block that was not through by then.
+    """
+    connection.connect()
+    late = threading.Event()
+
+    def cut() -> None:
+        late.set()
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(wire, socket.SHUT_RDWR)  # not TLS's own, which a reader in another thread trips over
+
+    wire, timer = connection.sock, threading.Timer(deadline - time.monotonic(), cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        if not late.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if late.is_set():  # also where the cut looks like the answer's end
+        raise TimeoutError(f"the answer was not complete after {connection.timeout:g} s")

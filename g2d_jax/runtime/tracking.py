@@ -47,7 +47,7 @@ SHOWN = {
     "entropy": ("entropy", ".3f"),
     "completions/mean_length": ("length", ".1f"),
 }
-"""Metrics beside a progress bar: label and format. num_tokens is shown as tokens a second."""
+"""Metrics beside a progress bar: label and format; NaN is a dash. num_tokens is shown as tokens a second."""
 
 _UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, format (text direction), surrogates, separators
 
@@ -193,7 +193,8 @@ class Progress:
         return f"{timedelta(seconds=round((self.total - done) * pace))} left"
 
     def _describe(self, metrics: Mapping[str, float]) -> str:
-        parts = [f"{label} {float(metrics[name]):{spec}}" for name, (label, spec) in SHOWN.items() if name in metrics]
+        shown = [(*look, float(metrics[name])) for name, look in SHOWN.items() if name in metrics]
+        parts = [f"{label} {'–' if math.isnan(value) else format(value, spec)}" for label, spec, value in shown]
         if "num_tokens" in metrics:
             now, tokens = time.monotonic(), float(metrics["num_tokens"])
             self._tokens = self._tokens or (tokens, now)
@@ -251,9 +252,9 @@ def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: context
         import wandb
     except ImportError as error:
         raise ImportError("logging to Weights & Biases needs an extra: pip install 'g2d-jax[wandb]'") from error
-    run_id = _run_id(workdir / "wandb.json")
+    named = {"id": run_id(workdir / "wandb.json"), "resume": "allow"}
     folder = {"dir": os.fspath(workdir)} if is_local(workdir) else {}
-    run = wandb.init(**{"project": "g2d-jax", **folder, **options, "id": run_id, "resume": "allow"})
+    run = wandb.init(**{"project": "g2d-jax", **folder, **options, **named})
     stack.push(lambda kind, *_: run.finish(exit_code=int(kind is not None)))
     return run
 
@@ -264,13 +265,13 @@ def _start_trackio(workdir: epath.Path, options: Mapping[str, Any], stack: conte
         import trackio
     except ImportError as error:
         raise ImportError("logging to trackio needs an extra: pip install 'g2d-jax[trackio]'") from error
-    name = f"{options['name']} {_run_id(workdir / 'trackio.json')}"
+    name = f"{options['name']} {run_id(workdir / 'trackio.json')}"
     run = trackio.init(**{**options, "name": name, "resume": "allow", "embed": False})
     stack.callback(run.finish)
     return run
 
 
-def _run_id(file: epath.Path) -> str:
+def run_id(file: epath.Path) -> str:
     """Read the id of a work directory's run from a file, or make one and write it."""
     try:
         return str(read_json(file)["id"])

@@ -9,6 +9,7 @@ call's rollouts are drawn again when the run is continued. Only a connection tha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import itertools
@@ -18,7 +19,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from etils import epath
@@ -32,6 +33,9 @@ from g2d_jax.records import Request, Rollout, SamplingParams
 from g2d_jax.runtime import endpoint, processes
 from g2d_jax.sampler.programs import Shapes
 
+PAUSE = 0.5
+"""Seconds before the second attempt; they double with each further one."""
+
 BYTES_A_TOKEN = 2048
 """Most bytes of an answer for each token of prompt and response, and of a thousand beside; vLLM writes about 150."""
 
@@ -42,8 +46,15 @@ LEAST_LOGPROB, MOST_LOGPROB = float(np.finfo(np.float32).min), 1e-3
 """The least number that a rollout can hold, and what rounding may add to a log-probability of 0."""
 
 
+T = TypeVar("T")
+
 PREFIX = "g2d-"
 """Of the names of policies that are written for a server."""
+
+
+COUNTS = ("responses", "without_logprobs", "tokenised_again", "other_ids")
+"""What is counted of a server's responses. tokenised_again: it gives no ids. other_ids: of these, where the ids are not
+those of the text, or not as many as the server says that it drew."""
 
 
 class EngineError(ValueError):
@@ -51,6 +62,10 @@ class EngineError(ValueError):
 
     Rollouts on disk stay, and the run can be continued.
     """
+
+
+class _Lost(Exception):
+    """The error of a request that is worth another attempt: its url, and what went wrong."""
 
 
 class Served(NamedTuple):
@@ -65,8 +80,7 @@ class Remote:
 
     seed: of the run. dtype: of the weights that are written. needs_logprobs: whether a loss needs the server's
     log-probabilities. say: shows the user a message.
-    counts, for manifests: "responses"; "without_logprobs"; and, where the server gives no ids, "tokenised_again" and
-    "other_ids" (of these, where the ids are not those of the text, or not as many as the server says that it drew).
+    counts: of all calls that came to their end, in all processes: see `COUNTS`.
     """
 
     def __init__(
@@ -84,7 +98,8 @@ class Remote:
         self.settings, self.folder, self.tokenizer = settings, folder, tokenizer
         self.vocab_size, self.seed, self.dtype, self.needs_logprobs = vocab_size, seed, dtype, needs_logprobs
         self.say = functools.cache(say)  # once each
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter(dict.fromkeys(COUNTS, 0))
+        self._own: Counter[str] = Counter()  # of this call and process
         self._key = endpoint.api_key(settings.url, settings.api_key_env)
         self._base = settings.url.rstrip("/")
         self._root = self._base.removesuffix("/v1")  # where vLLM has what is not OpenAI's
@@ -94,16 +109,19 @@ class Remote:
     @functools.cached_property
     def model(self) -> str:
         """The name that the server has for its model: engine.model, or the only one it lists. Raises EngineError."""
-        listed = self._json("GET", f"{self._base}/models")
-        try:
-            names = [str(model["id"]) for model in listed["data"] if model.get("parent") is None]
-        except (LookupError, TypeError, AttributeError) as error:
-            raise self._wrong("/models lists no models", "check that engine.url is the base of the API") from error
-        wanted = self.settings.model
+        wanted, names = self.settings.model, [name for name, is_adapter in self._models().items() if not is_adapter]
         if wanted in names or (not wanted and len(names) == 1):
             return wanted or names[0]
         listing = endpoint.shown(", ".join(names), self._key) or "no model"
         raise self._wrong(f"it serves {listing}", "set engine.model to the one to ask")
+
+    def _models(self) -> dict[str, bool]:
+        """Return the names that the server lists, each with whether it is an adapter's."""
+        listed = self._json("GET", f"{self._base}/models")
+        try:
+            return {str(model["id"]): model.get("parent") is not None for model in listed["data"]}
+        except (LookupError, TypeError, AttributeError) as error:
+            raise self._wrong("/models lists no models", "check that engine.url is the base of the API") from error
 
     def view(self, model: Decoder, weights: str = "") -> Served:
         """Have the server load a policy; all processes make the call. With sync="none" it is taken to hold it.
@@ -135,6 +153,7 @@ class Remote:
         """
         mine = list(requests)[processes.index() :: processes.count()]
         jobs = ((request, number) for request in mine for number in range(request.num_samples))
+        self._own.clear()
         with processes.barrier():  # the error of one process is that of all
             self._check_held(view)
             stopped, pool = threading.Event(), ThreadPoolExecutor(self.settings.concurrency)
@@ -154,11 +173,8 @@ class Remote:
                 stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)  # after an error what is under way ends, no more is sent
             self._check_held(view)
-
-    def take_counts(self) -> dict[str, int]:
-        """Return the counts, which begin anew."""
-        taken, self.counts = dict(self.counts), Counter()
-        return taken
+        for counts in processes.gather(self._own):
+            self.counts.update(counts)
 
     # The policy
 
@@ -166,24 +182,48 @@ class Remote:
         """Have the server load the policy in the folder of its version; then remove those of others."""
         place = self.folder / version
         if self.settings.sync == "adapter":
-            self._bytes("POST", f"{self._base}/load_lora_adapter", {"lora_name": version, "lora_path": str(place)})
+            self._set_adapter("load", version, lora_path=str(place))
             if self._loaded:
-                self._bytes("POST", f"{self._base}/unload_lora_adapter", {"lora_name": self._loaded})
+                self._set_adapter("unload", self._loaded)
         elif self.settings.sync == "folder":
             self._tell("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(place)}})
             self._tell("update_weight_version", {"new_version": version})
         else:
             if not self._loaded:
                 self._tell("init_weight_transfer_engine", {"init_info": {}})
-            self._tell("start_weight_update")
-            for file in sorted(place.glob("*.safetensors")):
-                self._tell("update_weights", {"update_info": {"file": str(file)}})
-            self._tell("finish_weight_update", {"weight_version": version})
+            self._again(lambda attempt: self._transfer(place, attempt))
         if self.settings.sync != "adapter":
             self._tell("reset_prefix_cache")  # its keys and values are the old policy's
         for other in self.folder.glob(f"{PREFIX}*"):
             if other.name != version:
                 other.rmtree()
+
+    def _set_adapter(self, action: Literal["load", "unload"], version: str, **where: str) -> None:
+        """Have the server load or unload an adapter. It refuses to do again what it did without being heard."""
+        url, body = f"{self._base}/{action}_lora_adapter", {"lora_name": version, **where}
+
+        def ask(attempt: int) -> None:
+            try:
+                self._attempt("POST", url, body)
+            except EngineError:
+                if not attempt or (version in self._models()) != (action == "load"):
+                    raise
+
+        self._again(ask)
+
+    def _transfer(self, folder: epath.Path, attempt: int) -> None:
+        """Send a policy's files by the phases of a weight update, all of them anew where one was not answered."""
+
+        def ask(path: str, body: Any = None) -> None:
+            self._attempt("POST", f"{self._root}/{path}", body)
+
+        if attempt:  # an update that is under way, if only of a run that was killed, would refuse another
+            with contextlib.suppress(_Lost, EngineError):
+                ask("finish_weight_update")
+        ask("start_weight_update")
+        for file in sorted(folder.glob("*.safetensors")):
+            ask("update_weights", {"update_info": {"file": str(file)}})
+        ask("finish_weight_update", {"weight_version": folder.name})
 
     def _tell(self, path: str, body: Any = None) -> None:
         """Send a request to vLLM's own part, which it serves with VLLM_SERVER_DEV_MODE=1."""
@@ -253,7 +293,7 @@ class Remote:
     def _rollout(self, view: Served, request: Request, number: int, answer: dict[str, Any]) -> Rollout:
         """Make a rollout of an answer. Raises EngineError for one that breaks the contract."""
         params, choices = request.params, answer.get("choices")
-        self.counts["responses"] += 1  # in the main thread, like all that is kept here
+        self._own["responses"] += 1  # in the main thread, like all that is kept here
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
             what = f"{len(choices)} choices" if isinstance(choices, list) else "no choices"
             raise self._wrong(f"an answer has {what}, for one that was asked", "check that engine.url is /v1 of vLLM")
@@ -308,7 +348,7 @@ class Remote:
             ids.append(self.tokenizer.stop_id)
         told = usage.get("completion_tokens") if isinstance(usage, dict) else None
         other = self.tokenizer.decode(ids) != text or told not in (None, len(ids)) or len(ids) > params.max_new_tokens
-        self.counts.update({"tokenised_again": 1, "other_ids": int(other)})
+        self._own.update({"tokenised_again": 1, "other_ids": int(other)})
         if not ids:
             raise self._wrong("a response is empty, and was not ended by a stop token", "look at its log")
         return np.array(ids[: params.max_new_tokens], np.int32)
@@ -338,7 +378,7 @@ class Remote:
                 "start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1",
             )
         self.say(f"engine: log-probabilities are NaN: {why}")
-        self.counts["without_logprobs"] += 1
+        self._own["without_logprobs"] += 1
         return np.full(length, np.nan, np.float32)
 
     # Requests
@@ -361,27 +401,39 @@ class Remote:
         self, method: str, url: str, body: Any = None, tokens: int = 0, stopped: threading.Event | None = None
     ) -> bytes:
         """Return the answer to a request, tried again where there was none. Raises EngineError."""
-        most, timeout, pause = BYTES_A_TOKEN * (tokens + 1000), self.settings.timeout, stopped or threading.Event()
-        for attempt in itertools.count():
+        return self._again(lambda _: self._attempt(method, url, body, tokens), stopped)
+
+    def _again(self, attempt: Callable[[int], T], stopped: threading.Event | None = None) -> T:
+        """Return what an attempt, given its number from 0, returns: the first one that is not `_Lost`."""
+        pause = stopped or threading.Event()
+        for number in itertools.count():
             try:
-                status, data = endpoint.send(method, url, body, key=self._key, timeout=timeout, most_bytes=most)
-                if status == 200:
-                    return data
-                problem = f"status {status}: {data.decode('utf-8', 'replace')}"
-                lost = status in RESTING or status >= 500
-            except (OSError, http.client.HTTPException) as error:
-                problem, lost = f"{type(error).__name__}: {error}", True
-            except ValueError as error:
-                raise self._wrong(f"{url}: {error}", "look at its log") from error
-            if not lost:
-                raise self._wrong(f"{url} answers {endpoint.shown(problem, self._key)}", _advice(status, url))
-            if attempt == self.settings.retries or pause.is_set():
-                raise self._wrong(
-                    f"{url} failed {attempt + 1} times, the last time with {endpoint.shown(problem, self._key)}",
-                    "check that it runs, its log, engine.url and engine.timeout",
-                )
-            pause.wait(min(0.5 * 2**attempt, 30.0))
+                return attempt(number)
+            except _Lost as error:
+                if number == self.settings.retries or pause.is_set():
+                    url, problem = error.args
+                    raise self._wrong(
+                        f"{url} failed {number + 1} times, the last time with {problem}",
+                        "check that it runs, its log, engine.url and engine.timeout",
+                    ) from error
+            pause.wait(min(PAUSE * 2**number, 30.0))
         raise AssertionError  # the loop has no end
+
+    def _attempt(self, method: str, url: str, body: Any = None, tokens: int = 0) -> bytes:
+        """Return the answer to a request that is sent once. Raises _Lost, and EngineError for what stays so."""
+        most, timeout = BYTES_A_TOKEN * (tokens + 1000), self.settings.timeout
+        try:
+            status, data = endpoint.send(method, url, body, key=self._key, timeout=timeout, most_bytes=most)
+        except (OSError, http.client.HTTPException) as error:
+            raise _Lost(url, endpoint.shown(f"{type(error).__name__}: {error}", self._key)) from error
+        except ValueError as error:
+            raise self._wrong(f"{url}: {error}", "look at its log") from error
+        if status == 200:
+            return data
+        problem = endpoint.shown(f"status {status}: {data.decode('utf-8', 'replace')}", self._key)
+        if status in RESTING or status >= 500:
+            raise _Lost(url, problem)
+        raise self._wrong(f"{url} answers {problem}", _advice(status, url))
 
     def _wrong(self, what: str, advice: str) -> EngineError:
         what = what.replace(self._key, "***") if self._key else what

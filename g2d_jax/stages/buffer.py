@@ -303,7 +303,7 @@ class RolloutBuffer:
             if "trainer" in policies or stage.reference_sync:
                 now = self._under(self.trainer.policy, groups, took)
                 logprobs |= {which: now for which in policies if which not in logprobs}
-        cost = took.parts(1.0)
+        cost = took.part()
         self.others[number] = OtherLogprobs(**logprobs, cost=cost)
         data = save(logprobs, {"cost": json.dumps(cost)})
         self.runtime.writer.submit(lambda: storage.write_bytes(file, data))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from g2d_jax.config import Collect, Online
+from g2d_jax.config import Collect, Offline, Online
 from g2d_jax.data.order import draw
 from g2d_jax.data.preferences import is_correct, pairs_of, select_pairs, to_preference
 from g2d_jax.graph import drawn_by
@@ -46,23 +46,23 @@ FATES = (
 
 
 def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
-    """Collect rollouts and preference pairs; return the manifest's fields. Raises StopRun without any pair."""
+    """Collect rollouts and preference pairs; return the manifest's fields. Raises StopRun if a needed pair lacks."""
     folder, cost = runtime.folders[name], Cost()
     with runtime.track_cost(cost):
         draws, groups = rollouts_of(runtime, name, cost)
         pairs, counts = choose_pairs(runtime, stage, draws, groups)
         measures = _measure(folder, groups, pairs)
-    if not counts["pairs"]:
-        raise StopRun(_no_pairs(name, counts))
+    described, limit = describe(groups), sampler_settings(runtime, name).get("max_new_tokens")  # a file has no limit
+    if not counts["pairs"] and not _does_without(runtime, name, groups):
+        alerts.say(runtime, name, 0, alerts.sampled(described, limit), [])
+        raise StopRun(_no_pairs(name, counts, groups))
     if missing := counts["pairs_missing"]:
         runtime.tracker.say(
             f"{name}: the rollouts give {missing} pairs fewer than max_pairs, {stage.max_pairs}: all kept"
         )
-    described = describe(groups)
     preferences = to_preferences([shown(runtime, problem) for problem, _ in draws], groups, pairs)
     _write(folder / "preferences", preferences, _provenance(runtime, name, stage, counts))
     warnings: list[dict[str, Any]] = []
-    limit = sampler_settings(runtime, name).get("max_new_tokens")  # the sampler's; a file has none
     alerts.say(runtime, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], warnings)
     metrics = {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
     runtime.tracker.log(name, 0, metrics)
@@ -167,9 +167,10 @@ def _write(folder: epath.Path, preferences: list[Preference], provenance: dict[s
 
     processes.on_leader(clear)
     shares = [list(indices) for indices in np.array_split(np.arange(len(preferences)), processes.count())]
-    parts = {f"part-{number:05d}.parquet": len(share) for number, share in enumerate(shares) if share}
+    parts = {f"part-{number:05d}.parquet": len(share) for number, share in enumerate(shares) if share or not number}
     with processes.barrier():
-        if share := shares[processes.index()]:
+        share = shares[processes.index()]
+        if share or not processes.index():  # without a pair there is a part without rows
             write_preferences(folder / f"part-{processes.index():05d}.parquet", [preferences[i] for i in share])
     # The underscore lets pandas and pyarrow read the folder: they take every other file in it for Parquet.
     processes.on_leader(lambda: storage.write_json(folder / "_manifest.json", {**provenance, "parts": parts}))
@@ -231,7 +232,8 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]
     both = [(group[i].rollout, group[j].rollout) for group, own in zip(groups, pairs, strict=True) for i, j in own]
     logprobs = np.array([[r.logprobs.sum(dtype=np.float64) for r in pair] for pair in both]).reshape(-1, 2)
     lengths = np.array([[len(r.token_ids) for r in pair] for pair in both]).reshape(-1, 2)
-    measures = {**informativeness.summary(groups), "pairs": informativeness.pair_summary(*logprobs.T, *lengths.T)}
+    of_pairs = {**informativeness.pair_summary(*logprobs.T, *lengths.T), **informativeness.prompts_of_pairs(columns)}
+    measures = {**informativeness.summary(groups), "pairs": of_pairs}
     processes.on_leader(lambda: storage.write_json(folder / "informativeness.json", measures))
     return measures
 
@@ -283,20 +285,34 @@ def _provenance(runtime: Runtime, name: str, stage: Collect, counts: dict[str, i
     }
 
 
+def _does_without(runtime: Runtime, name: str, groups: Groups) -> bool:
+    """Return whether what trains on the stage is KTO alone, which needs no pair but right and wrong responses."""
+    stages = runtime.config.stages.values()
+    losses = {stage.loss for stage in stages if isinstance(stage, Offline) and stage.preferences == name}
+    return losses == {"kto"} and {0.0, 1.0} <= {*is_correct([row for group in groups for row in group])}
+
+
 def _lengths(preferences: list[Preference]) -> dict[str, float]:
+    if not preferences:
+        return {}
     return {
         "chosen_mean_length": float(np.mean([len(p.chosen_ids) for p in preferences])),
         "rejected_mean_length": float(np.mean([len(p.rejected_ids) for p in preferences])),
     }
 
 
-def _no_pairs(name: str, counts: dict[str, int]) -> str:
-    advice = "take a stronger policy (more warm-up) or easier problems"
+def _no_pairs(name: str, counts: dict[str, int], groups: Groups) -> str:
+    advice = "take a stronger policy (SFT, more warm-up), easier problems or a reward that it can earn"
     if counts["all_correct"] > counts["all_incorrect"]:
         advice = "take harder problems or an earlier checkpoint of the warm-up"
     if counts["outside_window"]:
         advice = "widen min_pass_rate and max_pass_rate"
     if counts["unscorable"] > counts["prompts"] / 2:
         advice = "look at the reference answers: most prompts could not be scored"
-    listed = ", ".join(f"{key} {value}" for key, value in counts.items())
-    return f"{name}: no preference pair from {counts['prompts']} prompts ({listed}): {advice}; or raise num_generations"
+    verdicts = [row.score.verdict for group in groups for row in group]
+    mute = f"{verdicts.count(Verdict.NO_ANSWER) / max(len(verdicts), 1):.0%} of the responses have no answer to grade"
+    listed = ", ".join(f"{key} {value}" for key, value in counts.items() if value)
+    return (
+        f"{name}: no preference pair from {counts['prompts']} prompts ({listed}; {mute}): {advice}; or raise "
+        "num_generations"
+    )

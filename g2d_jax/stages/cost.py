@@ -24,6 +24,7 @@ import jax
 
 from g2d_jax.accounting import ACTIVITIES, TOKENS
 from g2d_jax.runtime.compile_times import compiling
+from g2d_jax.sampler.remote import COUNTS
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class Cost:
 
     seconds: on the clock, without writing checkpoints. device_seconds: times the devices that it used. The
     seconds of each of accounting.ACTIVITIES are parts of seconds, but for checkpointing, which comes on top.
+    The last four are remote.COUNTS, of a server's responses.
     """
 
     seconds: float = 0.0
@@ -48,23 +50,30 @@ class Cost:
     training_seconds: float = 0.0
     checkpointing_seconds: float = 0.0
     compilation_seconds: float = 0.0
+    responses: int = 0
+    without_logprobs: int = 0
+    tokenised_again: int = 0
+    other_ids: int = 0
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the cost in a manifest, or in a part of one."""
-        for name, amount in {**record, **record.get("tokens", {})}.items():
+        for name, amount in {**record, **record.get("tokens", {}), **record.get("engine", {})}.items():
             if name in self.__slots__:
                 setattr(self, name, getattr(self, name) + amount)
 
-    def parts(self, share: float) -> dict[str, float]:
-        """Return a share of it, for `add`; whole tokens are rounded."""
-        fields = dataclasses.asdict(self).items()
-        return {name: round(x * share) if isinstance(x, int) else x * share for name, x in fields if x}
+    def part(self, start: float = 0.0, end: float = 1.0) -> dict[str, float]:
+        """Return what lies between two fractions of it, for `add`. Parts that follow on each other add up to it, whole
+        numbers exactly."""
+        fields = [(name, x) for name, x in dataclasses.asdict(self).items() if x]
+        whole = {name: round(x * end) - round(x * start) for name, x in fields if isinstance(x, int)}
+        return {name: x * (end - start) for name, x in fields} | whole
 
     def manifest(self) -> dict[str, Any]:
         """Return the fields of a stage's manifest that state its cost."""
         values = dataclasses.asdict(self)
         tokens = {name: values.pop(name) for name in TOKENS}
-        return {**values, "tokens": tokens}
+        counts = {name: count for name in COUNTS if (count := values.pop(name))}
+        return {**values, "tokens": tokens, **({"engine": counts} if counts else {})}
 
 
 class Clock:

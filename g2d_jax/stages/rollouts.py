@@ -155,14 +155,15 @@ def measured_once(runtime: Runtime, file: epath.Path, measure: Callable[[Cost], 
 def _shared_out(batches: Sequence[Draws], rows: Sequence[ScoredRollout], took: Cost, sampling: float) -> list[Sampled]:
     """Split one call's rows and cost by batch. rows: equally many of each of its draws, in order. sampling: seconds."""
     prompts, total = sum(map(len, batches)), sum(len(row.rollout.token_ids) for row in rows)
-    samples, first, sampled = len(rows) // prompts, 0, []
+    samples, first, done, sampled = len(rows) // prompts, 0, 0, []
     for draws in batches:
         groups = [list(rows[start : start + samples]) for start in range(first, first + len(draws) * samples, samples)]
         first += len(draws) * samples
         tokens = sum(len(row.rollout.token_ids) for group in groups for row in group)
-        share = tokens / total
-        call_share = {"calls": len(draws) / prompts, "prompts": len(draws), "sampling_seconds": sampling * share}
-        sampled.append(Sampled(draws, groups, {**took.parts(share), **call_share, "sampled_tokens": tokens}))
+        part, done = took.part(done / total, (done + tokens) / total), done + tokens
+        call_share = {"calls": len(draws) / prompts, "prompts": len(draws)}
+        call_share |= {"sampled_tokens": tokens, "sampling_seconds": sampling * tokens / total}
+        sampled.append(Sampled(draws, groups, {**part, **call_share}))
     return sampled
 
 

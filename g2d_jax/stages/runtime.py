@@ -32,7 +32,7 @@ from g2d_jax.records import Problem, SamplingParams
 from g2d_jax.rewards.functions import RewardFunction
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.program_cache import Ahead, Programs
-from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.runtime.tracking import Tracker, run_id
 from g2d_jax.sampler import capacity
 from g2d_jax.sampler.engine import Engine, Sampler
 from g2d_jax.sampler.programs import Shapes
@@ -241,13 +241,15 @@ class Runtime:
 
     @cached_property
     def server(self) -> Remote | None:
-        """The server that draws responses, None where the sampler does."""
-        settings, stages = self.config.engine, self.config.stages.values()
+        """The server that draws responses, None where the sampler does. All processes ask for it together."""
+        settings, stages, folder = self.config.engine, self.config.stages.values(), self.workdir / "engine"
         if not settings.is_server:
             return None
+        if settings.folder:  # other runs may share it
+            folder = absolute(settings.folder) / processes.on_leader(lambda: run_id(self.workdir / "engine.json"))
         return Remote(
             settings,
-            absolute(settings.folder) if settings.folder else self.workdir / "engine",
+            folder,
             self.tokenizer,
             self.model_config.vocab_size,
             seed=self.config.seed,
@@ -322,14 +324,17 @@ class Runtime:
 
     @contextmanager
     def track_cost(self, cost: Cost) -> Iterator[None]:
-        """Add the time of a block, and the cost of scoring in it, to a cost."""
-        before, clocked, started = self.scorer.usage(), self.clock.read(), time.perf_counter()
+        """Add the time of a block, the cost of scoring in it and a server's counts to a cost."""
+        before, clocked, started = self._usage(), self.clock.read(), time.perf_counter()
         try:
             yield
         finally:
-            spent, after = time.perf_counter() - started, self.scorer.usage()
+            spent, after = time.perf_counter() - started, self._usage()
             cost.add({"seconds": spent, "device_seconds": spent * self.mesh.size, **self.clock.since(clocked)})
             cost.add({name: amount - before[name] for name, amount in after.items()})
+
+    def _usage(self) -> dict[str, float]:
+        return {**self.scorer.usage(), **(self.server.counts if self.server else {})}
 
     def score_logprobs(self, params: Decoder, packed: Packed, cost: Cost, temperature: float = 1.0) -> np.ndarray:
         """Compute log-probabilities of packed responses under a policy, float32 [N, R, T]; the cost goes to `cost`."""

@@ -12,7 +12,7 @@ NaN stands for what is not defined, as the mean of nothing. Spreads are populati
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,6 +219,22 @@ def pair_summary(
         "frac_ranked": _share_positive(better - worse),
         "chosen_length": _mean(better_lengths),
         "rejected_length": _mean(worse_lengths),
+    }
+
+
+def prompts_of_pairs(table: Mapping[str, Any]) -> dict[str, float]:
+    """Summarise the prompts that N pairs are of. table: columns of `prompts`, and pairs, how many each of them gave.
+
+      prompts                                                   those that gave a pair
+      pass_rate, reward_variance, entropy, distinct_answers     means over pairs, each counting as its prompt
+
+    Means of no pairs are NaN.
+    """
+    pairs = np.asarray(table["pairs"], np.int64)
+    means = ("pass_rate", "reward_variance", "entropy", "distinct_answers")
+    return {
+        "prompts": float(np.count_nonzero(pairs)),
+        **{name: _mean(np.repeat(np.asarray(table[name], np.float64), pairs)) for name in means},
     }
 
 

@@ -20,8 +20,8 @@ which no filter of the training prompts chose: how much prompts differ cancels, 
 prompts' own slopes, and a policy that does not change has slope 0 whatever is retired, refilled or left out. An error
 above r decides nothing: the stage goes on, and the error falls as the half grows longer.
 
-What the rule cannot do: see docs/evidence.md. It knows nothing of a policy that will begin to learn later, of another
-learning rate, or of how well `shift` holds for the offline stages at hand.
+What the rule cannot do: see docs/evidence-chains.md. It knows nothing of a policy that will begin to learn later, of
+another learning rate, or of how well `shift` holds for the offline stages at hand.
 """
 
 from __future__ import annotations

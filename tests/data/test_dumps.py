@@ -55,6 +55,8 @@ def test_rows_of_any_program(tmp_path):
     assert rows[0].prompt_key == rows[3].prompt_key != rows[1].prompt_key == rows[2].prompt_key
     with pytest.raises(ValueError, match="line 1: it has no field 'quality' with the reward"):
         list(read_dump(path, reward="quality"))
+    named = lines(tmp_path / "mine_step12.jsonl", exact, text)
+    assert [row.step for row in read_dump(named)] == [12, 9]  # its own before that of the file's name
 
 
 def test_our_own_rollouts(tmp_path):

@@ -12,11 +12,12 @@ import pytest
 from ml_collections import ConfigDict
 from worlds import bits, only, run
 
+from g2d_jax import commands, pipeline
 from g2d_jax import config as settings
-from g2d_jax import pipeline
 from g2d_jax.config import Config
 from g2d_jax.data.preferences import random_pairs, to_preference
 from g2d_jax.records import Preference, Rollout, Score, ScoredRollout, Verdict
+from g2d_jax.report.run import write_run
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tables import read_preferences, read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
@@ -25,6 +26,7 @@ from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.runtime import StopRun
 from g2d_jax.study import informativeness
+from g2d_jax.workdir import claim
 
 
 @pytest.fixture
@@ -226,7 +228,10 @@ def test_a_stage_that_ended_half_way_ends_with_the_same_bytes(small, tmp_path, o
 @pytest.mark.parametrize(
     ("reward", "advice"),
     [
-        (0.0, r"all_incorrect 8.*take a stronger policy \(more warm-up\) or easier problems"),
+        (
+            0.0,
+            r"all_incorrect 8; \d+% of the responses have no answer to grade\): take a stronger policy",
+        ),
         (1.0, "all_correct 8.*take harder problems or an earlier checkpoint"),
         (None, "unscorable 8.*look at the reference answers"),
     ],
@@ -237,6 +242,47 @@ def test_no_pairs_stop_the_run_with_advice(small, tmp_path, opened, reward, advi
         run(runtime)
     assert len(read_rollouts(tmp_path / "01-collect" / "rollouts")) == 32  # kept all the same
     assert storage.finished(tmp_path / "01-collect") is None
+
+
+def test_kto_alone_goes_on_without_pairs(small, tmp_path, opened):
+    def by_problem(prompts: list[str], **columns: Any) -> list[float]:
+        return [float(int(prompt[0]) % 2) for prompt in prompts]
+
+    with pytest.raises(StopRun, match="no preference pair from 8 prompts"):
+        run(opened(small, tmp_path / "dpo", by_problem))
+    small.stages.dpo.loss = "kto"
+    with pytest.raises(StopRun, match="all_incorrect 8"):  # nothing is right
+        run(opened(small, tmp_path / "wrong", lambda completions, **_: [0.0] * len(completions)))
+    runtime = opened(small, tmp_path / "kto", by_problem)
+    claim(Config.of(small), runtime.workdir)
+    manifest = run(runtime)
+    counts = manifest["counts"]
+    assert counts["pairs"] == 0 and counts["all_correct"] + counts["all_incorrect"] == 8
+    assert "8 prompts have responses to tell apart" in manifest["warnings"][0]["text"]
+    assert read_preferences(tmp_path / "kto" / "01-collect" / "preferences") == []
+    counts = run(runtime, "dpo")["counts"]
+    assert counts["responses"] == 32 and 0 < counts["desirable"] == 4 * manifest["counts"]["all_correct"] < 32
+    assert "no row" not in Path(write_run(runtime.workdir, figures=False)[1]).read_text()
+
+
+def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, opened, capsys):
+    """Its problems need no answers; what would score asks for the function."""
+    small.data.train = settings.source(lines(tmp_path / "train.jsonl", [{"prompt": f"{n}+{n}=?"} for n in range(9)]))
+    small.data.test = settings.source(lines(tmp_path / "test.jsonl", [{"prompt": "10+10=?"}]))
+    small.data.dev.path, small.reward.function = "", "verify"
+    with small.stages.unlocked():
+        small.stages.evaluate = settings.evaluate(policies=("init",), pass_at=(1,), sampling=settings.sampling(8))
+    runtime = opened(small, tmp_path / "work", lambda completions, **_: [float(len(text) % 2) for text in completions])
+    claim(Config.of(small), runtime.workdir, {"reward": "mine:odd"})
+    run(runtime)
+    with commands.opened(runtime.workdir) as read:
+        _, groups = collect.rollouts_of(read, "collect", Cost())
+    again = groups_of(tmp_path / "work" / "01-collect")
+    assert [[row.text for row in group] for group in groups] == [[row.text for row in group] for group in again]
+    with pytest.raises(ValueError, match=r"a function given from Python.*evaluate\(WORKDIR, POLICY, reward=FUNCTION\)"):
+        commands.evaluate(runtime.workdir, "init")
+    counted = commands.evaluate(runtime.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions))
+    assert counted["result"]["policies"][0]["mean"] == 1.0
 
 
 def test_rollouts_made_elsewhere(small, tmp_path, opened):

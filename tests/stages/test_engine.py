@@ -4,8 +4,10 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,13 @@ from worlds import bits, only, run
 
 from g2d_jax import keys, pipeline
 from g2d_jax.config import Config, Engine
+from g2d_jax.config_io import to_dict
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.models.hf import fetcher
 from g2d_jax.records import Request, Rollout, SamplingParams
+from g2d_jax.report.run import write_run
+from g2d_jax.runtime import endpoint, storage
 from g2d_jax.runtime.tables import read_rollouts
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.sampler.remote import EngineError, Remote, Served
@@ -53,9 +58,7 @@ def draw(tokenizer: PromptTokenizer, tmp_path: Path) -> Drawn:
         remote = Remote(settings, epath.Path(tmp_path), tokenizer, tokenizer.vocab_size, **named)
         params = SamplingParams(4, stop_ids=(tokenizer.stop_id,), **sampling)
         request = Request("problem", PROMPT, params, num_samples=3, visit=2)
-        rollouts = sorted(remote.generate(Served("served"), [request], "purpose"), key=lambda r: r.sample)
-        draw.counts = remote.take_counts()  # type: ignore[attr-defined]
-        return rollouts
+        return sorted(remote.generate(Served("served"), [request], "purpose"), key=lambda r: r.sample)
 
     return draw
 
@@ -107,8 +110,8 @@ def test_a_server_that_goes_loses_no_shard(config: ConfigDict, tmp_path: Path, o
     config.compute.generation_batch_size = 16  # a part of 4 prompts a call
     config.engine.update(kind="server", timeout=5.0, retries=1)
 
-    def reply(body: dict[str, Any], number: int) -> Any:  # the stop token; odd samples are even in length
-        return choice([4] * (body["seed"] % 2) + body["stop_token_ids"][:1])
+    def reply(body: dict[str, Any], number: int) -> Any:  # text alone; odd samples are odd in length
+        return {"choices": [{"text": "1" * (1 + body["seed"] % 2), "finish_reason": "stop"}]}
 
     with serving(lambda body, number: reply(body, number) if number <= 16 else (503, b"busy")) as server:
         config.engine.url = server.url
@@ -118,9 +121,13 @@ def test_a_server_that_goes_loses_no_shard(config: ConfigDict, tmp_path: Path, o
     written = file.read_bytes()
     with serving(reply) as server:
         config.engine.url = server.url
-        counts = run(opened(config, tmp_path))["counts"]
-        assert len(server.completions()) == 16 and counts["rollouts"] == 32
+        manifest = run(opened(config, tmp_path))
+        assert len(server.completions()) == 16 and manifest["counts"]["rollouts"] == 32
     assert file.read_bytes() == written
+    assert manifest["engine"] == {"responses": 32, "without_logprobs": 32, "tokenised_again": 32}
+    storage.write_json(tmp_path / "config.json", {"config": to_dict(Config.of(config))})
+    _, page, _ = write_run(tmp_path, figures=False)
+    assert "| init | collect | 53.1 |" in (text := Path(page).read_text("utf-8")) and "nan" not in text
 
 
 def test_requests_and_answers(draw: Drawn, tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +207,68 @@ def test_slow_servers_and_no_servers_are_named_and_passing_faults_are_tried_agai
         draw(server)
     with serving(lambda body, number: choice([1]) if number > 1 else (200, b"{", 50)) as server:
         assert len(draw(server, retries=1)) == 3 and len(server.completions()) == 4
+
+
+@pytest.mark.parametrize("drop", [b"x", b"a: b\r\n"])
+def test_headers_that_drip_end_at_the_deadline(drop: bytes) -> None:
+    def drip() -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            while True:
+                connection.sendall(drop)
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=drip, daemon=True).start()
+        started, url = time.monotonic(), f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        with pytest.raises(TimeoutError, match=r"not complete after 0\.5 s"):
+            endpoint.send("GET", url, timeout=0.5, most_bytes=1000)
+        assert time.monotonic() - started < 5
+
+
+START, UPDATE, FINISH = "/start_weight_update", "/update_weights", "/finish_weight_update"
+LOAD, UNLOAD, MODELS, RESET = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/models", "/reset_prefix_cache"
+LOADS = {
+    "adapter": [LOAD, LOAD, MODELS, LOAD, UNLOAD, UNLOAD, MODELS],
+    "weights": [
+        *("/init_weight_transfer_engine", START, FINISH, START, UPDATE, FINISH, START, UPDATE, FINISH),
+        *(FINISH, START, UPDATE, FINISH, RESET, START, UPDATE, FINISH, RESET),
+    ],
+}
+
+
+@pytest.mark.parametrize("sync", LOADS)
+def test_a_load_whose_answer_is_lost_is_done_again(
+    config: ConfigDict, tmp_path: Path, opened: Any, monkeypatch: pytest.MonkeyPatch, sync: str
+) -> None:
+    """An adapter that is there counts as loaded; an update of weights ends what is under way and begins anew."""
+    monkeypatch.setattr("g2d_jax.sampler.remote.PAUSE", 0.0)
+    config = only(config, "collect")
+    config.lora.rank = 2 if sync == "adapter" else 0
+    with serving(lambda body, number: choice([1])) as server:
+        config.engine.update(kind="server", url=server.url, sync=sync)
+        server.unheard = {"adapter": [LOAD, UNLOAD], "weights": [START, UPDATE, FINISH, FINISH, FINISH]}[sync]
+        runtime = opened(config, tmp_path)
+        policy = load_policy(runtime, "init")
+        for _ in range(2):
+            held = runtime.sampler_params(policy)
+        assert [path for path, _ in server.asked[1:]] == LOADS[sync] and not server.unheard
+    assert (server.adapters, server.weights) == (
+        ({held.name}, "default") if held.version == "" else (set(), held.version)
+    )
+
+
+def test_runs_that_share_a_folder_remove_their_own_policies(config: ConfigDict, tmp_path: Path, opened: Any) -> None:
+    config = only(config, "collect")
+    with serving(lambda body, number: choice([1])) as server:
+        config.engine.update(kind="server", url=server.url, sync="folder", folder=str(tmp_path / "shared"))
+        for workdir in ("a", "b", "a"):
+            runtime = opened(config, tmp_path / workdir)
+            held = runtime.sampler_params(load_policy(runtime, "init"))
+            folders = list((tmp_path / "shared").glob("*/g2d-*"))
+            assert held.version in {folder.name for folder in folders}
+    assert len(folders) == 2 and len({folder.parent for folder in folders}) == 2
 
 
 def test_text_is_tokenised_again_and_counted(draw: Drawn, tokenizer: PromptTokenizer) -> None:

@@ -53,6 +53,21 @@ def test_every_node_comes_after_what_it_reads() -> None:
         seen.add(node.id)
 
 
+def test_studies_of_the_demo_go_on_from_the_sweep_over_k() -> None:
+    """And the study of the cause trains one policy on six sets of equally many pairs."""
+    sweep, *studies = (
+        build(points(resolve(f"{name}seeds=1")))
+        for name in ("sweep-k:task=demo,", "ablations:task=demo,", "spectrum:task=demo,", "cause:")
+    )
+    shared = [{made.nodes[key].name for key in made.nodes.keys() & sweep.nodes.keys()} for made in studies]
+    assert shared == [{"sft", "warmup", "evaluate"}, {"sft", "evaluate", "dev"}, {"sft", "warmup", "evaluate"}]
+    trained = [node.config.stages for node in studies[-1].nodes.values() if node.name == "dpo"]
+    assert len(studies[-1].points) == 12 and len(trained) == 6
+    assert {(stages["collect"].max_pairs, stages["dpo"].policy) for stages in trained} == {(480, "warmup@10")}
+    varied = {(stages["collect"].min_pass_rate, stages["pool"].prompts) for stages in trained}
+    assert varied == {(0.15, 2048), (0.15, 448), (0.4, 2048), (0.4, 448), (0.65, 4096), (0.65, 896)}
+
+
 def test_a_schedule_with_an_end_is_not_shared() -> None:
     made = graph("stages.warmup.optimizer.schedule=linear", product=("stages.warmup.steps=1,3",))
     assert names(made).count("warmup") == 2

@@ -168,7 +168,7 @@ def test_a_study_is_not_a_run(tmp_path: Path, forks: Forks) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("config", ["ablations", "spectrum", "sweep-k"])
+@pytest.mark.parametrize("config", ["ablations", "cause", "spectrum", "sweep-k"])
 def test_a_study_of_the_embedded_task_runs(config: str, forks: Forks, tmp_path: Path) -> None:
     """At smoke size."""
     process = forks.start("sweep", "--config", f"{config}:preset=smoke", "--workdir", "study", cwd=tmp_path)

@@ -1,0 +1,86 @@
+"""Pack what a study measured, without weights and texts, into one small archive; unpack it to report or to go on.
+
+    python benchmarks/results.py pack runs/study benchmarks/results/sweep-k-demo.tar.xz --seeds 0,1,2
+    python benchmarks/results.py unpack benchmarks/results/sweep-k-demo.tar.xz runs/study
+
+Packed are the plans, the points, and of each of their finished stages the manifest, its settings, and, of evaluations,
+each answer's verdict by problem. `g2d report runs/study` writes the same tables and figures from it, and
+`g2d sweep … --seeds 3,4 --workdir runs/study` adds other seeds: a seed that was packed cannot be continued, since its
+policies are not there, so only seeds that are finished should be packed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+FILES = ("manifest.json", "stage.json", "problems.json")
+COLUMNS = ["problem_id", "verdict"]
+
+
+def packed(study: Path, seeds: set[int] | None) -> Iterator[tuple[str, bytes]]:
+    """Give name and content of each file to pack. seeds: of the points, None for all."""
+    stages: set[str] = set()
+    for plan in sorted((study / "sweeps").glob("*.json")):
+        content = json.loads(plan.read_text())
+        points = [point for point in content["points"] if seeds is None or point["seed"] in seeds]
+        yield f"sweeps/{plan.name}", json.dumps({**content, "points": points}, indent=1).encode()
+        for point in points:
+            folder = study / "points" / plan.stem / point["label"]
+            for file in sorted(folder.iterdir()):
+                yield str(file.relative_to(study)), file.read_bytes()
+            stages |= set(point["stages"].values())
+    for stage in sorted(stages):
+        yield from _stage(study, study / "stages" / stage)
+
+
+def _stage(study: Path, folder: Path) -> Iterator[tuple[str, bytes]]:
+    if not (folder / "manifest.json").exists():
+        raise SystemExit(f"{folder.name} is not finished: pack the seeds that are, by --seeds")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name in FILES:
+        if (folder / name).exists():
+            yield str((folder / name).relative_to(study)), (folder / name).read_bytes()
+    for policy in manifest.get("result", {}).get("policies", []):
+        file = (folder / policy["rollouts"]).resolve()
+        with io.BytesIO() as buffer:
+            pq.write_table(pq.read_table(file, columns=COLUMNS), buffer, compression="none")
+            yield str(file.relative_to(study.resolve())), buffer.getvalue()
+
+
+def pack(study: Path, archive: Path, seeds: set[int] | None) -> None:
+    """Write the archive; the same study gives the same bytes."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    files = dict(packed(study, seeds))
+    with tarfile.open(archive, "w:xz", preset=9) as tar:
+        for name in sorted(files):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(files[name])
+            tar.addfile(entry, io.BytesIO(files[name]))
+    print(f"{archive}: {len(files):,} files, {archive.stat().st_size / 1e6:.2f} MB")
+
+
+def main() -> None:
+    """Pack or unpack."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("pack", "unpack"))
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--seeds", help="seeds to pack; all without")
+    arguments = parser.parse_args()
+    if arguments.action == "unpack":
+        with tarfile.open(arguments.source) as tar:
+            tar.extractall(arguments.target, filter="data")
+    else:
+        seeds = {int(seed) for seed in arguments.seeds.split(",")} if arguments.seeds else None
+        pack(arguments.source, arguments.target, seeds)
+
+
+if __name__ == "__main__":
+    main()
