@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from g2d_jax.config_io import from_dict
 from g2d_jax.config import Collect, Config
+from g2d_jax.config_io import from_dict
 from g2d_jax.config_load import resolve
 from g2d_jax.report.read import Policy, read_parquet, read_study
 from g2d_jax.study.gain import Gain, tilted
@@ -31,7 +31,7 @@ COEFFICIENTS, POWERS = np.geomspace(0.005, 0.2, 370), np.arange(0.3, 1.21, 0.05)
 
 @dataclass(frozen=True)
 class Point:
-    """A DPO stage. rate: learning rate in units of 1e-4. before, after: accuracy on test problems. weight: in a fit."""
+    """A DPO stage. rate: learning rate in units of 1e-4. before, after: accuracy on test problems."""
 
     task: str
     seed: int
@@ -39,7 +39,6 @@ class Point:
     rate: float
     before: float
     after: float
-    weight: float = 1.0
 
     def predicted(self, coefficient: float, power: float) -> float:
         """The accuracy after the stage by the rule of gain.py."""
@@ -47,7 +46,7 @@ class Point:
 
 
 def read(place: str) -> list[Point]:
-    """Read the points of a study DIR#NAME: updates are those that `Gain` expects from the pass rates of the rollouts."""
+    """Read the points of a study DIR#NAME: updates are those that `Gain` expects of its rollouts."""
     root, _, name = place.partition("#")
     study = read_study(root, name)
     return [_point(policy) for group in study.swept for policy in group.policies if policy.gain is not None]
@@ -59,7 +58,7 @@ def _point(policy: Policy) -> Point:
     file = policy.run.stages[offline.preferences].folder / "informativeness" / "prompts.parquet"
     rates = read_parquet(file, ["pass_rate"])["pass_rate"].to_numpy()
     before, after = (float(np.nanmean(p.answers("test").to_numpy())) for p in (policy.parent, policy))
-    updates = Gain(len(rates), collect, offline).updates(rates)
+    updates = float(np.nanmean(Gain(len(rates), collect, offline).updates(rates)))
     return Point(config.data.train.path, config.seed, updates, offline.optimizer.learning_rate / 1e-4, before, after)
 
 
@@ -84,7 +83,7 @@ def fit(points: Sequence[Point], power: float | None = None) -> tuple[float, flo
     """Fit coefficient and power (None: fitted too) by least squares of the accuracy after the stage."""
 
     def loss(pair: tuple[float, float]) -> float:
-        return sum(point.weight * (point.predicted(*pair) - point.after) ** 2 for point in points)
+        return sum((point.predicted(*pair) - point.after) ** 2 for point in points)
 
     powers = POWERS if power is None else (power,)
     best = min(((c, p) for p in powers for c in COEFFICIENTS), key=loss)
@@ -97,12 +96,10 @@ def errors(points: Sequence[Point], fitted: tuple[float, float]) -> np.ndarray:
 
 
 def show(what: str, points: Sequence[Point], fitted: tuple[float, float]) -> None:
-    """Print the errors of a fit on points, beside those of today's former rule, a constant shift of 0.5 nats."""
-    found, former = errors(points, fitted), [100 * (tilted(p.before, 0.5) - p.after) for p in points]
-    print(
-        f"{what:34s} {len(points):3d} points: mean |error| {np.abs(found).mean():4.1f}, worst {found[np.abs(found).argmax()]:+5.1f}; "
-        f"a constant 0.5 nats {np.abs(former).mean():4.1f}, {former[int(np.abs(former).argmax())]:+5.1f}"
-    )
+    """Print the errors of a fit on points, beside those of a constant shift of 0.5 nats."""
+    rule, constant = errors(points, fitted), np.array([100 * (tilted(p.before, 0.5) - p.after) for p in points])
+    described = [f"mean |error| {np.abs(e).mean():4.1f}, worst {e[np.abs(e).argmax()]:+5.1f}" for e in (rule, constant)]
+    print(f"{what:34s} {len(points):3d} points: {described[0]}; a constant 0.5 nats {described[1]}")
 
 
 def main() -> None:
@@ -111,10 +108,9 @@ def main() -> None:
     offline = Config.of(resolve("chains")).stages["dpo"]
     gain = Gain(1024, Collect(), offline)
     chains = [
-        Point("procedural:chains", -1, gain.updates(reconstructed(before, pairs)), 1.0, before, after)
+        Point("procedural:chains", -1, float(np.mean(gain.updates(reconstructed(before, pairs)))), 1.0, before, after)
         for before, after, pairs in CHAINS
     ]
-    for p in chains: print(p)
     strong, gentle = [p for p in slips if p.rate == 1], [p for p in slips if p.rate < 1]
     _, power = fit(slips)
     tasks = {"slips": (slips, fit(slips, power)), "chains": (chains, fit(chains, power))}
@@ -130,7 +126,8 @@ def main() -> None:
     for task, (points, fitted) in tasks.items():
         show(f"{task}, fitted on it", points, fitted)
     for seed in sorted({p.seed for p in slips}):
-        show(f"slips, seed {seed} left out", [p for p in slips if p.seed == seed], fit([p for p in slips if p.seed != seed], power))
+        left_out, others = ([p for p in slips if (p.seed == seed) is own] for own in (True, False))
+        show(f"slips, seed {seed} left out", left_out, fit(others))
     show("slips, gentle left out, power 1", gentle, fit(strong, 1.0))
     show("slips, gentle left out, that power", gentle, fit(strong, power))
     show("slips left out (chains' fit)", slips, tasks["chains"][1])
