@@ -29,9 +29,9 @@ FACTOR = 1.82
 """How many times too large or small SHIFT was for a task that it was not fitted on."""
 SLACK = 0.03
 """Accuracy by which measured gains lay outside of what FACTOR allows: late in training DPO may take some away."""
-PROLONGED = 0.4
-"""Share of its mean that the last update of a stage adds: offline stages of 1 and 2.4 times the compute, from one cold
-policy, added 25.8 and 30.9 points (docs/spectrum.md), which is a shift of 1 - e^(-1.6 x)."""
+PROLONGED = 0.7
+"""Share of its mean that the last update of a stage adds: between the 1 of a shift that goes with updates, and the 0.4
+of two offline runs from cold policies (of 1 and 2.4 times the compute, 25.8 and 30.9 points, docs/spectrum.md)."""
 CALIBRATED = {"learning_rate": (2e-5, 1e-4), "updates": (0.0, 39.0), "parameters": (140_480, 307_488)}
 """The range of the studies."""
 FIXED = {
@@ -57,12 +57,12 @@ class Gain:
     collect: Collect
     offline: Offline
 
-    def updates(self, rates: ArrayLike) -> np.ndarray:
+    def updates(self, rates: np.ndarray) -> np.ndarray:
         """Estimate the stage's updates, as the mean over prompts [..., P].
 
         rates: of prompts [..., P], share of correct responses, NaN without a verdict.
         """
-        right = np.asarray(rates, np.float64) * self.collect.num_generations
+        right = rates * self.collect.num_generations
         pairs = np.minimum(np.minimum(right, self.collect.num_generations - right), self.collect.pairs_per_prompt)
         most = (self.collect.max_pairs or np.inf) / self.prompts
         capped = np.nanmean(pairs, axis=-1, keepdims=True) > most
@@ -73,19 +73,19 @@ class Gain:
             / self.offline.batch_size
         )
 
-    def shift(self, rates: ArrayLike, factor: float = 1.0) -> np.ndarray:
+    def shift(self, rates: np.ndarray, factor: float = 1.0) -> np.ndarray:
         """Predict the nats by which the stage moves the log-odds of the accuracy: [...]. factor: times SHIFT."""
         return self._pace(factor) * np.nanmean(self.updates(rates), axis=-1) * (1 - np.nanmean(rates, axis=-1))
 
     def _pace(self, factor: float) -> float:
         return float(SHIFT * factor * (self.offline.optimizer.learning_rate / 1e-4) ** POWER)
 
-    def values(self, rates: ArrayLike, factor: float = 1.0) -> np.ndarray:
+    def values(self, rates: np.ndarray, factor: float = 1.0) -> np.ndarray:
         """Predict the accuracy after the stage, as the mean over prompts [..., P]; how they vary is its error.
 
         By the delta method: the prediction, and what each prompt's rate and updates add to it in the first order.
         """
-        p, updates, pace = np.asarray(rates, np.float64), self.updates(rates), self._pace(factor)
+        p, updates, pace = rates, self.updates(rates), self._pace(factor)
         a, mean = (np.nanmean(values, axis=-1, keepdims=True) for values in (p, updates))
         shift = pace * mean * (1 - a)
         odds = np.exp(shift)
@@ -93,19 +93,19 @@ class Gain:
         own = (1 - a * shift) * (p - a) + pace * a * (1 - a) ** 2 * (updates - mean)
         return np.asarray(tilted(a, shift) + slope * own)
 
-    def prolonged(self, rates: ArrayLike, factor: float = 1.0) -> np.ndarray:
+    def prolonged(self, rates: np.ndarray, factor: float = 1.0) -> np.ndarray:
         """Predict what as much compute again would add at the rate of the stage's end: [...]."""
         shift = self.shift(rates, factor)
         value = tilted(np.nanmean(rates, axis=-1), shift)
         return np.asarray(PROLONGED * shift * value * (1 - value))
 
-    def interval(self, rates: ArrayLike) -> tuple[float, float]:
+    def interval(self, rates: np.ndarray) -> tuple[float, float]:
         """Predict the least and the most that the stage adds to the accuracy."""
         accuracy = float(np.nanmean(rates))
         low, high = (float(tilted(accuracy, self.shift(rates, factor))) for factor in (1 / FACTOR, FACTOR))
         return low - accuracy - SLACK, min(high + SLACK, 1.0) - accuracy
 
-    def outside(self, rates: ArrayLike, parameters: int) -> Iterator[str]:
+    def outside(self, rates: np.ndarray, parameters: int) -> Iterator[str]:
         """Yield a line for each setting, and for the number of updates, that no study had. parameters: trained ones."""
         for name, value in FIXED.items():
             given: Any = self.collect if name.startswith("collect.") else self.offline

@@ -12,9 +12,10 @@ def get_config(arg: str = "") -> ConfigDict:
         del config.stages[name]
     warmup = config.stages.warmup
     warmup.update(policy="init", stop="adaptive", steps=8, keep=())
-    warmup.adaptive.update(min_steps=2, shift=4.0)
+    warmup.adaptive.update(min_steps=2)
     warmup.probe.update(every=1, prompts=8, num_generations=4)
     warmup.optimizer.learning_rate = 1e-2
     config.stages.collect.update(prompts=8, pairs_per_prompt=1)
-    config.stages.dpo.update(diagnose=False, batch_size=64, epochs=1)
+    config.stages.dpo.update(diagnose=False, batch_size=8, epochs=1)
+    config.stages.dpo.optimizer.learning_rate = 1e-2
     return config
