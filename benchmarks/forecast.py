@@ -14,27 +14,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import least_squares
+from scipy.special import expit, logit
 
 from g2d_jax.config import Collect, Config
 from g2d_jax.config_io import from_dict
 from g2d_jax.config_load import resolve
+from g2d_jax.forecast import BENDS, first_pace, learned, warmed
 from g2d_jax.report.read import Policy, read_parquet, read_study
-from g2d_jax.study.gain import Gain, tilted
+from g2d_jax.study.gain import SHIFT, Gain, tilted
 
 # docs/evidence.md: warm-up alone, after DPO, pairs; of 1,024 prompts, in batches of 64, at a learning rate of 1e-4.
 CHAINS = (
     *((0.379, 0.638, 3768), (0.440, 0.665, 3812), (0.513, 0.700, 3808), (0.620, 0.728, 3614)),
     *((0.728, 0.760, 3013), (0.780, 0.773, 2422), (0.808, 0.794, 2136)),
 )
+# docs/evidence.md and docs/evidence-chains.md: accuracy after so many steps of GRPO, and the learning rate.
+STEPS = (0, 5, 10, 20, 40, 80, 160, 240)
+WARM_UPS = {
+    "slips, 2e-5": (0.303, 0.337, 0.368, 0.430, 0.551, 0.720, 0.856, 0.905),
+    "slips, 5e-5": (0.303, 0.383, 0.463, 0.602, 0.765, 0.881, 0.940, 0.957),
+    "slips, 1.5e-4": (0.303, 0.533, 0.688, 0.825, 0.913, 0.954, 0.973, 0.982),
+    "chains, 1e-4": (0.379, 0.440, 0.513, 0.620, 0.728, 0.780, 0.808),
+}
 COEFFICIENTS, POWERS = np.geomspace(0.005, 0.2, 370), np.arange(0.3, 1.21, 0.05)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A DPO stage. rate: learning rate in units of 1e-4. before, after: accuracy on test problems."""
+    """A DPO stage. rates: pass rates of its rollouts. updates: that `Gain` expects of them. rate: of learning, in units
+    of 1e-4. before, after: accuracy on test problems."""
 
-    task: str
     seed: int
+    rates: np.ndarray
     updates: float
     rate: float
     before: float
@@ -46,7 +58,7 @@ class Point:
 
 
 def read(place: str) -> list[Point]:
-    """Read the points of a study DIR#NAME: updates are those that `Gain` expects of its rollouts."""
+    """Read the points of a study DIR#NAME."""
     root, _, name = place.partition("#")
     study = read_study(root, name)
     return [_point(policy) for group in study.swept for policy in group.policies if policy.gain is not None]
@@ -59,7 +71,7 @@ def _point(policy: Policy) -> Point:
     rates = read_parquet(file, ["pass_rate"])["pass_rate"].to_numpy()
     before, after = (float(np.nanmean(p.answers("test").to_numpy())) for p in (policy.parent, policy))
     updates = float(np.nanmean(Gain(len(rates), collect, offline).updates(rates)))
-    return Point(config.data.train.path, config.seed, updates, offline.optimizer.learning_rate / 1e-4, before, after)
+    return Point(config.seed, rates, updates, offline.optimizer.learning_rate / 1e-4, before, after)
 
 
 def reconstructed(accuracy: float, pairs: int) -> np.ndarray:
@@ -102,14 +114,46 @@ def show(what: str, points: Sequence[Point], fitted: tuple[float, float]) -> Non
     print(f"{what:34s} {len(points):3d} points: {described[0]}; a constant 0.5 nats {described[1]}")
 
 
+def ahead(points: Sequence[Point], coefficient: float) -> np.ndarray:
+    """Errors of values predicted from each seed's first policy, warmed by the nats that the others were, in points."""
+    gain, found = Gain(1024, Collect(), Config.of(resolve("demo")).stages["dpo"]), []
+    for seed in {point.seed for point in points}:
+        first, *others = sorted((p for p in points if p.seed == seed), key=lambda p: p.before)
+        for point in others:
+            nats = logit(point.before) - logit(first.before)
+            rates = warmed(first.rates, nats)
+            found.append(100 * (gain.values(rates, coefficient / SHIFT).mean() - point.after))
+    return np.array(found)
+
+
+def show_warm_ups() -> None:
+    """Print pace and bend of each warm-up, with the worst error of its fit; and the steps that a forecast gives for its
+    last accuracy, from its first 10 steps alone."""
+    for name, accuracies in WARM_UPS.items():
+        steps, nats = np.array(STEPS[: len(accuracies)]), logit(np.array(accuracies))
+
+        def loss(pair: np.ndarray, steps: np.ndarray = steps, nats: np.ndarray = nats) -> np.ndarray:
+            return np.asarray(expit(nats[0] + learned(steps, *np.exp(pair))) - expit(nats))
+
+        fitted = least_squares(loss, [math.log(0.1), 0.0])
+        pace, bend = np.exp(fitted.x)
+        paces = [(first_pace((nats[2] - nats[0]) / 10, 10, bend), bend) for bend in BENDS]
+        needed = [bend * np.expm1((nats[-1] - nats[0]) / bend) / first for first, bend in paces]
+        print(
+            f"{name:15s} pace {pace:.3f} nats a step, bend {bend:.2f}, worst {100 * abs(fitted.fun).max():.1f} points; "
+            f"{steps[-1]} steps from its first 10: {min(needed):.0f} to {max(needed):.0f}"
+        )
+
+
 def main() -> None:
     """Print constants and errors."""
     slips = [point for place in sys.argv[1:] for point in read(place)]
     offline = Config.of(resolve("chains")).stages["dpo"]
     gain = Gain(1024, Collect(), offline)
+    answers = [reconstructed(before, pairs) for before, _, pairs in CHAINS]
     chains = [
-        Point("procedural:chains", -1, float(np.mean(gain.updates(reconstructed(before, pairs)))), 1.0, before, after)
-        for before, after, pairs in CHAINS
+        Point(-1, rates, float(np.mean(gain.updates(rates))), 1.0, before, after)
+        for rates, (before, after, _) in zip(answers, CHAINS, strict=True)
     ]
     strong, gentle = [p for p in slips if p.rate == 1], [p for p in slips if p.rate < 1]
     _, power = fit(slips)
@@ -134,6 +178,11 @@ def main() -> None:
     show("chains left out (slips' fit)", chains, tasks["slips"][1])
     show("slips, by the constants", slips, (centre, power))
     show("chains, by the constants", chains, (centre, power))
+    for which, coefficient in (("its own fit", tasks["slips"][1][0]), ("the constants", centre)):
+        off = ahead(strong, coefficient)
+        worst = off[np.abs(off).argmax()]
+        print(f"slips, from K = 0, by {which}: mean |error| {np.abs(off).mean():.1f}, worst {worst:+.1f}")
+    show_warm_ups()
 
 
 if __name__ == "__main__":
