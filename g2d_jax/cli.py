@@ -378,6 +378,7 @@ def _forecast(arguments: argparse.Namespace, overrides: list[str]) -> None:
         ]
         planned += [] if arguments.price is None else [f"--price={arguments.price}"]
     workdir = arguments.workdir or f"runs/{config.name}-forecast-{time.strftime('%Y%m%d-%H%M%S')}"
+    print(f"work directory: {workdir}", flush=True)
     forecast.forecast(config, workdir, probe=arguments.probe, plan_arguments=planned)
 
 

@@ -107,46 +107,43 @@ def told(config: Config, name: str, folder: epath.Path) -> dict[str, Any]:
     probes = {int(file.stem[-6:]): storage.read_json(file)["value"] for file in sorted(place.glob("probe/step-*.json"))}
     steps, first = sorted(probes), probes[0]
     rates = np.array([probes[step]["offline"]["rates"] for step in steps], np.float64)
-    figures, lengths = first["figures"], first["offline"]
+    figures, lengths, judged = first["figures"], first["offline"], np.isfinite(rates[0])
+    error = float(rates[0][judged].std(ddof=1) / np.sqrt(judged.sum())) if judged.sum() > 1 else None
     content: dict[str, Any] = {
         "config": config.name,
         "policy": config.stage(name, Online).policy,
         "stage": name,
-        **{"prompts": rates.shape[1], "num_generations": RESPONSES, "probe_steps": steps[-1]},
+        "prompts": rates.shape[1],
+        "num_generations": RESPONSES,
+        "probe_steps": steps[-1],
         "pass_rate": figures.get("accuracy"),
-        "pass_rate_error": float(np.nanstd(rates[0], ddof=1) / np.sqrt(np.isfinite(rates[0]).sum())),
+        "pass_rate_error": error,
         "by_right": [int(np.sum(np.round(rates[0] * RESPONSES) == right)) for right in range(RESPONSES + 1)],
-        **{
-            "mixed": lengths["mixed"],
-            "entropy": figures.get("entropy"),
-            "clipped": figures["completions/clipped_ratio"],
-        },
-        **{"prompt": lengths["prompt"], "response": lengths["length"]},
-        **{"gains": [], "pace": None, "K": None, "cannot_tell": []},
+        "mixed": lengths["mixed"] if judged.any() else None,
+        "entropy": figures.get("entropy"),
+        "clipped": figures["completions/clipped_ratio"],
+        "prompt": lengths["prompt"],
+        "response": lengths["length"],
+        "gains": [],
+        "pace": None,
+        "K": None,
     }
     if why := _unknown(rates[0], config, name):
-        return {**content, "cannot_tell": [why]}
-    gain, responses = followed_by(config, name, steps[-1], train)
+        return {**content, "cannot_tell": [f"what DPO adds, and K: {why}"]}
+    gain, responses = followed_by(config, name, config.stage(name, Online).steps, train)
     if outside := list(gain.outside(rates[0], count_params(model))):
-        return {
-            **content,
-            "cannot_tell": [f"outside of what the prediction was calibrated on: {line}" for line in outside],
-        }
-    pace = pace_of(steps, rates) if steps[-1] >= 2 else None
-    content |= {"pace": pace, "gains": list(gains(gain, rates[0], steps[-1], pace))}
+        return {**content, "cannot_tell": [f"what DPO adds, and K: {line}" for line in outside]}
+    content["pace"] = pace = pace_of(steps, rates) if len(steps) > 1 else None
+    content["gains"] = list(gains(gain, rates[0], steps[-1], pace))
     if pace is None:
-        return {**content, "cannot_tell": ["K: no online steps were allowed: --probe 10"]}
+        return {**content, "cannot_tell": ["K: no online steps were allowed; --probe 10 allows ten"]}
     if not _corners(pace):
-        return {
-            **content,
-            "cannot_tell": ["K: the online steps moved the accuracy by no more than its error: probe longer"],
-        }
+        return {**content, "cannot_tell": ["K: the online steps moved the accuracy by no more than twice its error"]}
     step_flops = (manifest["flops"] - manifest["at"]["0"]["flops"]) / steps[-1]
     price = step_flops / offline_flops(model, gain, lengths, responses=responses)
-    low, high = content["K"] = k_interval(gain, rates[0], steps[-1], pace, price)
-    if low == 0 and high is None:
-        content["cannot_tell"] = [f"K: from none to more than {LONGEST}, as a step buys about what longer DPO would"]
-    return content
+    content["K"] = low, high = k_interval(gain, rates[0], steps[-1], pace, price)
+    undecided = [f"K: from none to more than {LONGEST}, as a step buys about what longer DPO would"]
+    return {**content, "cannot_tell": undecided if low == 0 and high is None else []}
 
 
 def _unknown(rates: np.ndarray, config: Config, name: str) -> str:

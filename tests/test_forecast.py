@@ -88,8 +88,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     files = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.parquet")}
 
     content, shown = run("--config.stages.dpo.beta=0.1")
-    assert content["cannot_tell"] == [
-        "outside of what the prediction was calibrated on: beta is 0.1, in the studies 1.0"
-    ]
+    assert content["cannot_tell"] == ["what DPO adds, and K: beta is 0.1, in the studies 1.0"]
     assert content["K"] is None and content["gains"] == [] and content["cannot_tell"][0] in shown
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.parquet")} == files  # nothing is sampled again

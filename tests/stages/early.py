@@ -5,7 +5,7 @@ from ml_collections import ConfigDict
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """From random parameters. Offline training is cheap and hoped for, so that the warm-up ends early."""
+    """From random parameters. Offline training is cheap and much is predicted of it, so that the warm-up ends early."""
     config = tiny.get_config()
     config.seed = 4
     for name in ("sft", "evaluate"):
@@ -17,5 +17,5 @@ def get_config(arg: str = "") -> ConfigDict:
     warmup.optimizer.learning_rate = 1e-2
     config.stages.collect.update(prompts=8, pairs_per_prompt=1)
     config.stages.dpo.update(diagnose=False, batch_size=8, epochs=1)
-    config.stages.dpo.optimizer.learning_rate = 1e-2
+    config.stages.dpo.optimizer.learning_rate = 0.3
     return config

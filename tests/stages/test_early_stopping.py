@@ -262,9 +262,10 @@ def unscorable_at_first(steps: int) -> Callable[..., list[float | None]]:
     return reward
 
 
-def test_forecasts_wait_for_verdicts_and_a_finished_stage_says_the_same_again(early, tmp_path, opened):
+def test_forecasts_wait_for_verdicts_and_a_finished_stage_says_the_same_again(early, tmp_path, opened, capsys):
     runtime = opened(early, tmp_path, unscorable_at_first(3))  # the probe of no step, a batch, the probe of step 1
     manifest = run(runtime, "warmup")
+    assert capsys.readouterr().out.count("predicted for settings of no study: beta is 0.1, in the studies 1.0; ") == 1
     probes = manifest["stop"]["probes"]
     assert probes[0]["step"] == 4  # before, the later half and two probes more had one without a verdict
     assert all(0 < probe["mixed"] <= 1 and 0 <= probe["accuracy"] <= 1 for probe in probes)
