@@ -57,8 +57,8 @@ def _refuse_logins(value: Any, path: str) -> None:
         _refuse_logins(item, f"{path}.{key}" if path else str(key))
 
 
-GONE = (".adaptive.shift",)
-"""Fields of older runs, which can be read without them."""
+GONE: dict[tuple[str, ...], Any] = {("adaptive", "shift"): 0.5}
+"""Section and field of older runs, with the value at which it is left out."""
 
 
 def from_dict(values: Mapping[str, Any]) -> ConfigDict:
@@ -105,7 +105,7 @@ def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: C
     is_open = len(section) == 0
     for key, value in values.items():
         path = f"{prefix}{key}"
-        if path.endswith(GONE):
+        if value is not None and GONE.get(tuple(path.split(".")[-2:])) == value:
             continue
         field = "" if is_open else field_of(section, str(key), path, config)
         if not isinstance(field, ConfigDict):
