@@ -1,17 +1,20 @@
-"""Calibrate the prediction of what offline DPO adds (g2d_jax/study/gain.py) on studies over K, and print its errors.
+"""Calibrate the prediction of what offline DPO adds (g2d_jax/study/gain.py), and print its errors.
 
-    python benchmarks/forecast.py runs/study#sweep-k-demo …      # from the repository's root; seconds
+    python benchmarks/forecast.py                                 # from the repository's root; 20 seconds
+    python benchmarks/forecast.py runs/study#sweep-k-demo         # read the study again, into results/forecast.csv
 
 Prints the constants, and the errors in points of accuracy where a seed, the gentle setting or a task is left out of the
-fit. The study of `chains` is there as the table of five seeds' means in docs/evidence.md: its own results are gone.
+fit. The study of `chains` is there as the table of five seeds' means in docs/evidence-chains.md: its results are gone.
 """
 
 from __future__ import annotations
 
+import csv
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -24,7 +27,7 @@ from g2d_jax.forecast import BENDS, first_pace, learned, warmed
 from g2d_jax.report.read import Policy, read_parquet, read_study
 from g2d_jax.study.gain import SHIFT, Gain, tilted
 
-# docs/evidence.md: warm-up alone, after DPO, pairs; of 1,024 prompts, in batches of 64, at a learning rate of 1e-4.
+# docs/evidence-chains.md: warm-up alone, after DPO, pairs of 1,024 prompts; at a learning rate of 1e-4.
 CHAINS = (
     *((0.379, 0.638, 3768), (0.440, 0.665, 3812), (0.513, 0.700, 3808), (0.620, 0.728, 3614)),
     *((0.728, 0.760, 3013), (0.780, 0.773, 2422), (0.808, 0.794, 2136)),
@@ -37,6 +40,7 @@ WARM_UPS = {
     "slips, 1.5e-4": (0.303, 0.533, 0.688, 0.825, 0.913, 0.954, 0.973, 0.982),
     "chains, 1e-4": (0.379, 0.440, 0.513, 0.620, 0.728, 0.780, 0.808),
 }
+FILE = Path(__file__).parent / "results" / "forecast.csv"
 COEFFICIENTS, POWERS = np.geomspace(0.005, 0.2, 370), np.arange(0.3, 1.21, 0.05)
 
 
@@ -57,21 +61,37 @@ class Point:
         return float(tilted(self.before, coefficient * self.updates * self.rate**power * (1 - self.before)))
 
 
-def read(place: str) -> list[Point]:
-    """Read the points of a study DIR#NAME."""
+def write(place: str) -> None:
+    """Write the DPO stages of a study DIR#NAME: settings, accuracies, prompts by right answers of their rollouts."""
     root, _, name = place.partition("#")
-    study = read_study(root, name)
-    return [_point(policy) for group in study.swept for policy in group.policies if policy.gain is not None]
+    policies = [
+        policy for group in read_study(root, name).swept for policy in group.policies if policy.gain is not None
+    ]
+    with FILE.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["seed", "learning_rate", "before", "after", *(f"right_{n}" for n in range(9))])
+        writer.writerows(map(_row, policies))
 
 
-def _point(policy: Policy) -> Point:
+def _row(policy: Policy) -> list[float]:
     config = Config.of(from_dict(policy.run.config))
-    offline, collect = config.stages[policy.name], config.stages[config.stages[policy.name].preferences]
+    offline = config.stages[policy.name]
     file = policy.run.stages[offline.preferences].folder / "informativeness" / "prompts.parquet"
-    rates = read_parquet(file, ["pass_rate"])["pass_rate"].to_numpy()
-    before, after = (float(np.nanmean(p.answers("test").to_numpy())) for p in (policy.parent, policy))
-    updates = float(np.nanmean(Gain(len(rates), collect, offline).updates(rates)))
-    return Point(config.seed, rates, updates, offline.optimizer.learning_rate / 1e-4, before, after)
+    right = np.round(8 * read_parquet(file, ["pass_rate"])["pass_rate"].to_numpy())
+    accuracies = [round(float(np.nanmean(p.answers("test").to_numpy())), 6) for p in (policy.parent, policy)]
+    counts = [int(np.sum(right == n)) for n in range(9)]
+    return [config.seed, offline.optimizer.learning_rate, *accuracies, *counts]
+
+
+def read(gain: Gain) -> list[Point]:
+    """Read the points that `write` wrote. gain: of their settings, but for the learning rate."""
+    points = []
+    for row in csv.DictReader(FILE.read_text("utf-8").splitlines()):
+        rates = np.repeat(np.arange(9) / 8, [int(row[f"right_{n}"]) for n in range(9)])
+        updates = float(gain.updates(rates).mean())
+        rate, before, after = (float(row[name]) for name in ("learning_rate", "before", "after"))
+        points.append(Point(int(row["seed"]), rates, updates, rate / 1e-4, before, after))
+    return points
 
 
 def reconstructed(accuracy: float, pairs: int) -> np.ndarray:
@@ -114,9 +134,9 @@ def show(what: str, points: Sequence[Point], fitted: tuple[float, float]) -> Non
     print(f"{what:34s} {len(points):3d} points: {described[0]}; a constant 0.5 nats {described[1]}")
 
 
-def ahead(points: Sequence[Point], coefficient: float) -> np.ndarray:
+def ahead(points: Sequence[Point], gain: Gain, coefficient: float) -> np.ndarray:
     """Errors of values predicted from each seed's first policy, warmed by the nats that the others were, in points."""
-    gain, found = Gain(1024, Collect(), Config.of(resolve("demo")).stages["dpo"]), []
+    found = []
     for seed in {point.seed for point in points}:
         first, *others = sorted((p for p in points if p.seed == seed), key=lambda p: p.before)
         for point in others:
@@ -147,9 +167,10 @@ def show_warm_ups() -> None:
 
 def main() -> None:
     """Print constants and errors."""
-    slips = [point for place in sys.argv[1:] for point in read(place)]
-    offline = Config.of(resolve("chains")).stages["dpo"]
-    gain = Gain(1024, Collect(), offline)
+    for place in sys.argv[1:]:
+        write(place)
+    gain = Gain(1024, Collect(), Config.of(resolve("demo")).stages["dpo"])
+    slips = read(gain)
     answers = [reconstructed(before, pairs) for before, _, pairs in CHAINS]
     chains = [
         Point(-1, rates, float(np.mean(gain.updates(rates))), 1.0, before, after)
@@ -173,13 +194,12 @@ def main() -> None:
         left_out, others = ([p for p in slips if (p.seed == seed) is own] for own in (True, False))
         show(f"slips, seed {seed} left out", left_out, fit(others))
     show("slips, gentle left out, power 1", gentle, fit(strong, 1.0))
-    show("slips, gentle left out, that power", gentle, fit(strong, power))
     show("slips left out (chains' fit)", slips, tasks["chains"][1])
     show("chains left out (slips' fit)", chains, tasks["slips"][1])
     show("slips, by the constants", slips, (centre, power))
     show("chains, by the constants", chains, (centre, power))
     for which, coefficient in (("its own fit", tasks["slips"][1][0]), ("the constants", centre)):
-        off = ahead(strong, coefficient)
+        off = ahead(strong, gain, coefficient)
         worst = off[np.abs(off).argmax()]
         print(f"slips, from K = 0, by {which}: mean |error| {np.abs(off).mean():.1f}, worst {worst:+.1f}")
     show_warm_ups()
