@@ -136,14 +136,14 @@ def show(what: str, points: Sequence[Point], fitted: tuple[float, float]) -> Non
 
 def ahead(points: Sequence[Point], gain: Gain, coefficient: float) -> np.ndarray:
     """Errors of values predicted from each seed's first policy, warmed by the nats that the others were, in points."""
-    found = []
+    off = []
     for seed in {point.seed for point in points}:
         first, *others = sorted((p for p in points if p.seed == seed), key=lambda p: p.before)
         for point in others:
             nats = logit(point.before) - logit(first.before)
             rates = warmed(first.rates, nats)
-            found.append(100 * (gain.values(rates, coefficient / SHIFT).mean() - point.after))
-    return np.array(found)
+            off.append(100 * (gain.values(rates, coefficient / SHIFT).mean() - point.after))
+    return np.array(off)
 
 
 def show_warm_ups() -> None:

@@ -54,7 +54,7 @@ def forecast(
     name = warmup_of(Config.of(config))
     folder = absolute(workdir)
     pipeline.run(shortened(config, name, probe), folder)
-    content = {**told(Config.of(config), name, folder), "plan": None}
+    content = {**predicted(Config.of(config), name, folder), "plan": None}
     screen = Screen()
     if plan_arguments:
         lengths = [f"--{key}={max(round(content[key]), 1)}" for key in ("prompt", "response")]
@@ -98,7 +98,7 @@ def shortened(config: ConfigDict, name: str, steps: int) -> ConfigDict:
     return short
 
 
-def told(config: Config, name: str, folder: epath.Path) -> dict[str, Any]:
+def predicted(config: Config, name: str, folder: epath.Path) -> dict[str, Any]:
     """Compute the forecast from the probes of the shortened run. config: of the whole run."""
     with commands.opened(folder) as runtime:
         place = runtime.folders[name]
@@ -191,11 +191,9 @@ def gains(gain: Gain, rates: np.ndarray, steps: int, pace: tuple[float, float] |
         corners = [(first_pace(slope, steps, bend), bend) for slope, bend in _corners(pace)]
         needed = [bend * np.expm1(nats / bend) / first for first, bend in corners]
         yield {
-            **{
-                "nats": nats,
-                "accuracy": float(np.nanmean(after)),
-                "mixed": float(np.nanmean((after > 0) & (after < 1))),
-            },
+            "nats": nats,
+            "accuracy": float(np.nanmean(after)),
+            "mixed": float(np.mean((after > 0) & (after < 1))),
             "gain": float(np.nanmean(gain.values(after) - after)),
             "gain_interval": gain.interval(after),
             "steps": [min(needed), max(needed)] if needed else None,
@@ -224,8 +222,8 @@ def k_interval(
         values, bought = gain.values(after, factor).mean(axis=1), price * gain.prolonged(after, factor)
         enough = np.flatnonzero(np.diff(values) / np.diff(ks) <= bought[:-1])
         ends.append(int(ks[enough[0]]) if enough.size else None)
-    known = [k for k in ends if k is not None]
-    return min(known, default=None), max(known) if len(known) == len(ends) else None
+    reached = [k for k in ends if k is not None]
+    return min(reached, default=None), max(reached) if len(reached) == len(ends) else None
 
 
 def show(content: Mapping[str, Any], screen: Screen) -> None:
