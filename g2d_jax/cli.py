@@ -1,5 +1,5 @@
-"""The g2d command: run, plan, sweep, evaluate, report, compare, autopsy, export, push, verify-dataset, sample, outputs,
-judge, status."""
+"""The g2d command: run, plan, forecast, sweep, evaluate, report, compare, autopsy, export, push, verify-dataset,
+sample, outputs, judge, status."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # false in the background and in a notebook
     if heard:
         signal.signal(signal.SIGINT, processes.on_interrupt)
-    continues = arguments.command in (_run, _sweep) and not arguments.dry_run
+    continues = arguments.command in (_run, _forecast, _sweep) and not getattr(arguments, "dry_run", False)
     if continues:
         processes.forget()
         before = signal.signal(signal.SIGTERM, processes.on_terminate)  # before JAX is imported, which takes seconds
@@ -109,7 +109,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     unknown = [item for item in rest if item.removeprefix("--") not in overrides]
     if "place" in arguments:
         unknown = _take_workdir(arguments, unknown)
-    if unknown or (overrides and arguments.command not in (_run, _plan, _sweep)):
+    if unknown or (overrides and arguments.command not in (_run, _plan, _forecast, _sweep)):
         parser.error(f"unknown argument {(unknown or overrides)[0]!r}; settings are written --config.field=value")
     return arguments, overrides
 
@@ -146,6 +146,9 @@ _RUN_EXAMPLES = """examples:
 _PLAN_EXAMPLES = """examples:
   g2d plan --config qwen2.5-7b --topology v5e-16 --price 1.20
   g2d plan --config mine.py --topology h100x8 --auto --response 600"""
+_FORECAST_EXAMPLES = """examples:
+  g2d forecast --config demo --probe 10
+  g2d forecast --config mine.py --workdir runs/forecast --topology h100x8 --price 2.50"""
 _SWEEP_EXAMPLES = """examples:
   g2d sweep --config sweep-k --workdir runs/study
   g2d sweep --config mine.py --workdir runs/k --product stages.warmup.steps=0,50,150 --seeds 0,1,2"""
@@ -186,6 +189,15 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stage", action="append", default=[], dest="stages", help="this stage only; may be repeated")
     add("--auto", action="store_true", help="choose mesh, micro-batch and remat")
     add("--verbose", action="store_true", help="show every program: memory, traffic, roofline")
+
+
+def _forecast_arguments(parser: argparse.ArgumentParser) -> None:
+    _config(parser, "as in g2d run", _FORECAST_EXAMPLES)
+    _workdir(parser, "where its samples go; chosen and printed if left out", required=False)
+    add = parser.add_argument
+    add("--probe", type=int, default=0, metavar="STEPS", help="online steps that may be done; default: none")
+    add("--topology", metavar="NAME", help="machine of the plan, for hours: v5e-16, h100x8 …")
+    add("--price", type=float, help="of one of its chips for an hour, in your money")
 
 
 def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
@@ -350,6 +362,25 @@ def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
     for line in ready(arguments.config, arguments.topology):
         print(line, flush=True)
     return 0 if plan(**{**_options(arguments, plan), "config": config, "name": arguments.topology}) else 1
+
+
+def _forecast(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    config = _of_a_run(arguments, overrides, "forecast the runs it is made of")
+    if arguments.probe < 0 or (arguments.price is not None and arguments.topology is None):
+        raise ValueError("--probe is a number of steps, and --price that of a machine: give --topology too")
+    from g2d_jax import forecast
+
+    planned = []
+    if arguments.topology:
+        planned = [
+            f"--config={arguments.config}",
+            f"--topology={arguments.topology}",
+            *(f"--{item}" for item in overrides),
+        ]
+        planned += [] if arguments.price is None else [f"--price={arguments.price}"]
+    workdir = arguments.workdir or f"runs/{config.name}-forecast-{time.strftime('%Y%m%d-%H%M%S')}"
+    print(f"work directory: {workdir}", flush=True)
+    forecast.forecast(config, workdir, probe=arguments.probe, plan_arguments=planned)
 
 
 def _sweep(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -579,6 +610,7 @@ def _state(name: str, folder: epath.Path, logged: epath.Path) -> tuple[str, str]
 _COMMANDS = (
     (_run, _run_arguments, "run a config, or continue it"),
     (_plan, _plan_arguments, "what a run needs and costs on a target machine"),
+    (_forecast, _forecast_arguments, "what a run's starting policy answers, and what DPO would add to it"),
     (_sweep, _sweep_arguments, "run a config under many overrides, or continue"),
     (_evaluate, _evaluate_arguments, "evaluate a policy of a run on a set of problems"),
     (_report, _report_arguments, "write what a run or a study measured: HTML, Markdown, CSV"),

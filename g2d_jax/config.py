@@ -46,9 +46,6 @@ Measure = Literal[Tokens, "flops", "seconds", "device_seconds", "verifier_cpu_se
 
 NotNegativeFloat = Annotated[float, Bounds(least=0, below=math.inf)]
 
-MOST_SHIFT = 100
-"""Nats of adaptive.shift; odds times e^100 are certainty."""
-
 
 def _check_warmup(optimizer: Optimizer, steps: int) -> None:
     """Refuse a learning rate that would only rise; a stage of no steps has none."""
@@ -404,7 +401,6 @@ class Adaptive(Section):
     """The end of an online stage with stop="adaptive": see stopping.py."""
 
     min_steps: Positive = 20
-    shift: Annotated[float, Bounds(least=0, most=MOST_SHIFT)] = 0.5
 
 
 class DPOLoss(Section):

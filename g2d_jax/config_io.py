@@ -57,6 +57,10 @@ def _refuse_logins(value: Any, path: str) -> None:
         _refuse_logins(item, f"{path}.{key}" if path else str(key))
 
 
+GONE: dict[tuple[str, ...], Any] = {("adaptive", "shift"): 0.5}
+"""Section and field of older runs, with the value at which it is left out."""
+
+
 def from_dict(values: Mapping[str, Any]) -> ConfigDict:
     """Return the locked config with these values; fields not named have their defaults.
 
@@ -101,6 +105,8 @@ def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: C
     is_open = len(section) == 0
     for key, value in values.items():
         path = f"{prefix}{key}"
+        if value is not None and GONE.get(tuple(path.split(".")[-2:])) == value:
+            continue
         field = "" if is_open else field_of(section, str(key), path, config)
         if not isinstance(field, ConfigDict):
             assign(section, key, typed(value, field, path), path)

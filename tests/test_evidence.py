@@ -1,6 +1,7 @@
 """docs/evidence.md says what the packed results of its studies give."""
 
 import csv
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from g2d_jax.report.study import write_study
+from g2d_jax.study import gain
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,3 +36,19 @@ def test_the_study_over_k_is_reported_as_its_page_says(tmp_path: Path) -> None:
             for name in ("mean", "low", "high")
         )
         assert f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]" in text, k
+
+
+@pytest.mark.slow
+def test_the_prediction_has_the_constants_of_its_calibration() -> None:
+    done = subprocess.run([sys.executable, ROOT / "benchmarks/forecast.py"], capture_output=True, text=True, check=True)
+    constants = (
+        f"SHIFT {gain.SHIFT:.4f}  POWER {gain.POWER:.2f}  FACTOR {gain.FACTOR:.2f}  SLACK {100 * gain.SLACK} points"
+    )
+    assert constants in done.stdout.splitlines()
+    page = (ROOT / "docs" / "forecast.md").read_text("utf-8")
+    errors = re.findall(
+        r"(?:chains|constants|power 1|fit\)) .*?: mean \|error\| +(\S+), worst +([-+.0-9]+)", done.stdout
+    )
+    assert len(errors) == 5
+    for mean, worst in errors:
+        assert f"| {mean} | {worst} |" in page, (mean, worst)

@@ -13,15 +13,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from g2d_jax import accounting
-from g2d_jax.config import Collect, Offline, Online
+from g2d_jax.config import Collect, Config, Offline, Online
 from g2d_jax.graph import followers
 from g2d_jax.models.config import ModelConfig
+from g2d_jax.models.decoder import count_params
 from g2d_jax.models.flops import attended, forward_flops, train_flops
 from g2d_jax.runtime import processes
 from g2d_jax.stages import probes
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import Trainer
 from g2d_jax.study import stopping
+from g2d_jax.study.gain import Gain
 
 MEASURED = ("mixed", "prompt", "length", "chosen", "rejected")  # of `probes.prospects`, the figures that decide costs
 
@@ -80,8 +82,15 @@ def _enough(trainer: Trainer, stage: Online) -> bool:
             return False  # no estimate for either stage: no verdict, or no correct response and so no pair
         recent = {key: _mean([probe[key] for probe in probed[-stopping.PROBES_IN_A_ROW :]]) for key in MEASURED}
         least = (flops[-1] - flops[0]) / step  # groups all alike cost no trainer, archived ones no sampling
-        cost = max(_offline_flops(runtime, name, stage, step, recent), least)
-        forecast = stopping.forecast(steps, rates, flops, shift=stage.adaptive.shift, offline_flops=cost)
+        offline, responses = followed_by(runtime.config, name, step, len(runtime.problems["train"]))
+        cost = offline_flops(runtime.model_config, offline, recent, responses=responses)
+        if not forecasts and (
+            outside := list(offline.outside(np.array(rates[-1]), count_params(runtime.model_config)))
+        ):
+            runtime.tracker.say(
+                f"{name}: what offline training adds is predicted for settings of no study: {'; '.join(outside)}"
+            )
+        forecast = stopping.forecast(steps, rates, flops, offline=offline, offline_flops=max(cost, least))
         values = {key: float(value) for key, value in dataclasses.asdict(forecast).items()}
         forecasts.append({**values, "mixed": recent["mixed"]})
         runtime.tracker.log(name, step, {f"adaptive/{key}": value for key, value in values.items()}, kind="adaptive")
@@ -92,21 +101,15 @@ def _enough(trainer: Trainer, stage: Online) -> bool:
     )
 
 
-def _offline_flops(runtime: Runtime, name: str, stage: Online, step: int, recent: dict[str, float]) -> float:
-    """Estimate the cost of the stages that follow. recent: MEASURED of the last probes."""
-    names = followers(name, runtime.config.stages)
+def followed_by(config: Config, name: str, step: int, problems: int) -> tuple[Gain, int]:
+    """Return the offline training after an online stage that ends with this step, and how many responses to a prompt
+    it draws. problems: to train on."""
+    names = followers(name, config.stages)
     assert names is not None  # graph.check_inputs
-    config = runtime.config
     drawing, collect = (config.stage(other, Collect) for other in names[:2])
     archived = drawing.rollouts == "archive"
-    return offline_flops(
-        runtime.model_config,
-        collect,
-        config.stage(names[2], Offline),
-        recent,
-        prompts=step * stage.prompts_per_step if archived else min(drawing.prompts, len(runtime.problems["train"])),
-        responses=0 if archived else drawing.num_generations,
-    )
+    prompts = step * config.stage(name, Online).prompts_per_step if archived else min(drawing.prompts, problems)
+    return Gain(prompts, collect, config.stage(names[2], Offline)), 0 if archived else drawing.num_generations
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -114,15 +117,14 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(measured) / len(measured) if measured else math.nan
 
 
-def offline_flops(
-    config: ModelConfig, collect: Collect, offline: Offline, recent: dict[str, float], *, prompts: int, responses: int
-) -> float:
+def offline_flops(config: ModelConfig, gain: Gain, recent: dict[str, float], *, responses: int) -> float:
     """Estimate the cost of collecting and training offline, from mean lengths (tokens) and the share of mixed prompts.
 
-    prompts: how many pairs are made for; responses: to draw for each, 0 where they exist already. Generation counts
-    each prompt once and each response; of the mixed prompts all pairs that the settings ask for are scored once and
+    responses: to draw for each prompt, 0 where they exist already. Generation counts each prompt once and each
+    response; of the mixed prompts all pairs that the settings ask for are scored once and
     trained on in every epoch: the most it can be, for windows of pass rates and one-sided groups leave fewer.
     """
+    prompts, collect, offline = gain.prompts, gain.collect, gain.offline
     prompt, length = round(recent["prompt"]), round(recent["length"])
     drawn = forward_flops(config, prompt, attended(prompt))
     drawn += responses * forward_flops(config, length, attended(length, before=prompt))

@@ -1,19 +1,15 @@
 r"""The adaptive end of the warm-up: when an online step buys less accuracy per FLOP than offline training would.
 
-Before every step there are two ways to spend compute: one more online step, or the offline stages, which come once, at
-the end, from wherever the warm-up has got to. What counts is the accuracy after them, the value
+The offline stages come once, at the end, from wherever the warm-up has got to, and cost F. What counts is the accuracy
+after them, the value V, which gain.py predicts from the rates of correct answers to the probe's prompts. Before every
+step the compute c that it costs has another use, to prolong the offline stages. With V' what a step adds to V and W
+what prolonging them adds at the rate of their end, if it went on for F again (`Gain.prolonged`), a probe finds the
+warm-up enough if
 
-    V = mean over prompts of sigmoid(logit(p) + shift)                     p: share of the prompt's responses correct
+    V' <= r    and    s.e.(V') <= r                                        r = c W / F
 
-a = mean p now, and what the offline stages are predicted to add, V - a. A DPO optimum has the odds of a correct
-response multiplied by e^(1 / beta) (Rafailov et al. 2023, arXiv 2305.18290, equation 4, for a reward of 0 or 1); what a
-stage of finite length reaches of this is `shift`, in nats. A prompt of which all responses are correct, or none, gives
-no pair, and by this formula no gain. With V' what a step adds to V, c what a step costs and F what the offline stages
-will cost, a probe finds the warm-up enough if
-
-    V' <= r    and    s.e.(V') <= r                                        r = c (V - a) / F
-
-r being what offline training buys for the price of a step; two such probes in a row end the warm-up.
+two such probes in a row end the warm-up. V and W are by the low end of what gain.py predicts: steps too many cost
+compute, and those too few cannot be made up for.
 
 V' is the slope by least squares over the probes of the later half of the steps. Every probe samples the same prompts,
 which no filter of the training prompts chose: how much prompts differ cancels, the error is that of the mean of the
@@ -21,7 +17,7 @@ prompts' own slopes, and a policy that does not change has slope 0 whatever is r
 above r decides nothing: the stage goes on, and the error falls as the half grows longer.
 
 What the rule cannot do: see docs/evidence-chains.md. It knows nothing of a policy that will begin to learn later, of
-another learning rate, or of how well `shift` holds for the offline stages at hand.
+another learning rate, or of how well the prediction holds for offline stages unlike those of the studies.
 """
 
 from __future__ import annotations
@@ -33,6 +29,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from g2d_jax.study.gain import FACTOR, Gain
+
 PROBES_IN_A_ROW = 2  # probes in a row that end the warm-up; as many estimate the gain of offline training
 MIN_PROBES = 3  # probes that a slope is taken over
 
@@ -41,14 +39,16 @@ MIN_PROBES = 3  # probes that a slope is taken over
 class Forecast:
     """The measurements of a probe after `step` steps. Accuracies are fractions of 1, costs FLOPs.
 
-    accuracy, gain: mean over the last PROBES_IN_A_ROW probes, and what offline training is predicted to add. slope,
-    slope_error: what one step adds to both together, and its standard error. step_flops, offline_flops: of one step, of
-    all of offline training.
+    accuracy, gain, prolonged: mean over the last PROBES_IN_A_ROW probes, what offline training is predicted to add, and
+    what twice as much of it would add beyond that, at the rate of its end. slope, slope_error: what one step adds to
+    accuracy and gain together, and its standard error. step_flops, offline_flops: of one step, of all of offline
+    training.
     """
 
     step: int
     accuracy: float
     gain: float
+    prolonged: float
     slope: float
     slope_error: float
     step_flops: float
@@ -56,8 +56,8 @@ class Forecast:
 
     @property
     def enough(self) -> bool:
-        """True if a step buys no more than offline training does for its price, and the error is small enough."""
-        return max(self.slope, self.slope_error) <= self.gain * self.step_flops / self.offline_flops
+        """True if a step buys no more than longer offline training for its price, and the error is small enough."""
+        return max(self.slope, self.slope_error) <= self.prolonged * self.step_flops / self.offline_flops
 
 
 def ends(forecasts: Sequence[Forecast], steps: Sequence[int]) -> bool:
@@ -66,13 +66,6 @@ def ends(forecasts: Sequence[Forecast], steps: Sequence[int]) -> bool:
     last = steps[-PROBES_IN_A_ROW:]
     enough = {forecast.step for forecast in forecasts if forecast.enough}
     return len(last) == PROBES_IN_A_ROW and enough.issuperset(last)
-
-
-def tilted(rates: ArrayLike, shift: float) -> np.ndarray:
-    """Return the rates of correct responses when their odds are e^shift times as high. rates: in [0, 1]; NaN stays."""
-    p = np.asarray(rates, np.float64)
-    odds = math.exp(shift)
-    return p * odds / (p * odds + 1 - p)
 
 
 def trend(steps: ArrayLike, values: ArrayLike) -> tuple[float, float]:
@@ -95,24 +88,24 @@ def window(steps: Sequence[int]) -> slice:
 
 
 def forecast(
-    steps: Sequence[int], rates: ArrayLike, flops: ArrayLike, *, shift: float, offline_flops: float
+    steps: Sequence[int], rates: ArrayLike, flops: ArrayLike, *, offline: Gain, offline_flops: float
 ) -> Forecast:
     """Compute the forecast of the last of T probes.
 
-    steps: [T], ascending. rates: [T, P], of the same P prompts each time, NaN without a verdict. flops: [T], spent on
-    the stage up to each probe; a step costs what it did over the window.
+    steps: [T], ascending. rates: [T, P], of the same P prompts each time, NaN without a verdict; those of the window
+    have one. flops: [T], spent on the stage up to each probe; a step costs what it did over the window.
     """
-    p, spent, part = np.asarray(rates, np.float64), np.asarray(flops, np.float64), window(steps)
-    values = tilted(p, shift)
-    x = np.asarray(steps, np.float64)[part]
-    slope, error = trend(x, values[part])
-    step_flops = float((spent[-1] - spent[part][0]) / (x[-1] - x[0]))
+    part = window(steps)
+    p, spent, x = (np.asarray(values, np.float64)[part] for values in (rates, flops, steps))
+    values, last = offline.values(p, 1 / FACTOR), slice(-PROBES_IN_A_ROW, None)
+    slope, error = trend(x, values)
     return Forecast(
         step=int(steps[-1]),
-        accuracy=float(np.nanmean(p[-PROBES_IN_A_ROW:])),
-        gain=float(np.nanmean((values - p)[-PROBES_IN_A_ROW:])),
+        accuracy=float(np.nanmean(p[last])),
+        gain=float(np.nanmean((values - p)[last])),
+        prolonged=float(offline.prolonged(p[last], 1 / FACTOR).mean()),
         slope=slope,
         slope_error=error,
-        step_flops=step_flops,
+        step_flops=float((spent[-1] - spent[0]) / (x[-1] - x[0])),
         offline_flops=offline_flops,
     )

@@ -23,6 +23,7 @@ from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import load_policy
 from g2d_jax.stages.rollouts import correct
 from g2d_jax.stages.runtime import Runtime
+from g2d_jax.study.gain import Gain
 from g2d_jax.training.checkpoint import Checkpoints
 
 HERE = Path(__file__).parent
@@ -72,9 +73,6 @@ def changed(config: ConfigDict, **changes: Any) -> ConfigDict:
         ({"adaptive": {"min_steps": 8}}, "min_steps=8 and probe.every=1 the rule, which wants 2 probes in a row"),
         ({"probe": {"every": 3}}, "steps, the most there may be, is 8, but"),
         ({"steps": 0}, "ends no stage before step 3"),
-        ({"adaptive": {"shift": -1.0}}, "adaptive.shift must be at least 0 and at most 100, got -1.0"),
-        ({"adaptive": {"shift": 800.0}}, "adaptive.shift must be at least 0 and at most 100, got 800.0"),
-        ({"adaptive": {"shift": float("nan")}}, "adaptive.shift must be at least 0 and at most 100, got nan"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_any_work(early, changes, message):
@@ -125,7 +123,15 @@ def test_an_adaptive_stage_needs_verdicts_on_two_problems(early, tmp_path, opene
 
 
 def test_a_probe_without_a_verdict_is_none_of_two_in_a_row(early, tmp_path, opened):
-    forecast = {"accuracy": 0.5, "gain": 0.1, "slope": 0.0, "slope_error": 0.0, "step_flops": 1.0, "offline_flops": 1.0}
+    forecast = {
+        "accuracy": 0.5,
+        "gain": 0.1,
+        "prolonged": 0.1,
+        "slope": 0.0,
+        "slope_error": 0.0,
+        "step_flops": 1.0,
+        "offline_flops": 1.0,
+    }
     runtime = opened(early, tmp_path, None)
     with training(runtime, "warmup", 8) as trainer:
         trainer.step, trainer.extra_state.prospects = 6, [{"step": step} for step in (0, 2, 4, 5, 6)]
@@ -148,7 +154,7 @@ def test_offline_flops_are_those_counted_by_hand(config, tmp_path, opened):
         return sum(forward_flops(model, tokens, positions) for tokens, positions in parts)
 
     def found(**changes: Any) -> float:
-        return early_stopping.offline_flops(model, collect, offline, {**seen, **changes}, prompts=40, responses=5)
+        return early_stopping.offline_flops(model, Gain(40, collect, offline), {**seen, **changes}, responses=5)
 
     scored_and_trained = flops(pair) * (1 + 3 * 3)
     assert found() == pytest.approx(40 * flops(generated) + 40 * 0.25 * 2 * scored_and_trained, rel=1e-12)
@@ -157,7 +163,7 @@ def test_offline_flops_are_those_counted_by_hand(config, tmp_path, opened):
     assert found(chosen=float("nan")) == pytest.approx(40 * flops(generated) + 20 * only_wrong * (1 + 3 * 3), rel=1e-12)
     collect = Collect(pairs_per_prompt=2, max_pairs=7)
     assert found() == pytest.approx(40 * flops(generated) + 7 * scored_and_trained, rel=1e-12)
-    archived = early_stopping.offline_flops(model, collect, offline, seen, prompts=40, responses=0)
+    archived = early_stopping.offline_flops(model, Gain(40, collect, offline), seen, responses=0)
     assert archived == pytest.approx(7 * scored_and_trained, rel=1e-12)
 
 
@@ -228,7 +234,7 @@ def estimated(runtime: Runtime, found: Manifests) -> float:
     }
     stages = runtime.config.stages
     return early_stopping.offline_flops(
-        runtime.model_config, stages["collect"], stages["dpo"], seen, prompts=8, responses=4
+        runtime.model_config, Gain(8, stages["collect"], stages["dpo"]), seen, responses=4
     )
 
 
@@ -256,9 +262,10 @@ def unscorable_at_first(steps: int) -> Callable[..., list[float | None]]:
     return reward
 
 
-def test_forecasts_wait_for_verdicts_and_a_finished_stage_says_the_same_again(early, tmp_path, opened):
+def test_forecasts_wait_for_verdicts_and_a_finished_stage_says_the_same_again(early, tmp_path, opened, capsys):
     runtime = opened(early, tmp_path, unscorable_at_first(3))  # the probe of no step, a batch, the probe of step 1
     manifest = run(runtime, "warmup")
+    assert capsys.readouterr().out.count("predicted for settings of no study: beta is 0.1, in the studies 1.0; ") == 1
     probes = manifest["stop"]["probes"]
     assert probes[0]["step"] == 4  # before, the later half and two probes more had one without a verdict
     assert all(0 < probe["mixed"] <= 1 and 0 <= probe["accuracy"] <= 1 for probe in probes)
@@ -287,7 +294,7 @@ def test_a_frozen_policy_has_slope_0_whatever_chooses_its_prompts(early, tmp_pat
     early.stages.warmup.optimizer.learning_rate = 0.0
     early.stages.warmup.probe.every = 2
     early.checkpoint.every = 100
-    frozen = changed(early, steps=8, prompts_per_step=10, adaptive={"min_steps": 6, "shift": 0.5})
+    frozen = changed(early, steps=8, prompts_per_step=10, adaptive={"min_steps": 6})
     runtime, forecasts = opened(frozen, tmp_path, uneven), []
     for name, filters in (
         ("drop_solved", {"drop_solved": {"after": 1}}),
@@ -317,7 +324,7 @@ def test_a_frozen_policy_has_slope_0_whatever_chooses_its_prompts(early, tmp_pat
 
 def enough(probe: dict[str, float]) -> bool:
     """What a probe finds, by hand."""
-    bought = probe["gain"] / probe["offline_flops"] * probe["step_flops"]
+    bought = probe["prolonged"] / probe["offline_flops"] * probe["step_flops"]
     return probe["slope"] <= bought and probe["slope_error"] <= bought
 
 
