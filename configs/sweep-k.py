@@ -5,8 +5,8 @@ Command:   g2d sweep --config sweep-k --workdir runs/study     (again, or on ano
 Hardware:  2 CPU cores for the embedded tasks; presets of real models have not been run: see their plans
 Result:    sweep-k.html in the directory; written down in docs/evidence.md, that of chains in docs/evidence-chains.md
 
-Choices: preset=full|smoke, or the name of a real model's config (qwen2.5-7b, llama-3.1-8b, …); task=chains|demo;
-seeds=N; train=SOURCE of the real presets.
+Choices: preset=full|smoke, or the name of a real model's config (qwen2.5-7b, llama-3.1-8b, …);
+task=chains|demo|middle; seeds=N; train=SOURCE of the real presets.
 """
 
 from ml_collections import ConfigDict
@@ -18,6 +18,7 @@ from g2d_jax.config_load import choices, resolve
 # K and the learning rates of GRPO alone; the warm-up of G2D has the second one.
 GRIDS = {
     "demo": ((0, 5, 10, 20, 40, 80, 160), (2e-5, 5e-5, 1.5e-4)),
+    "middle": ((0, 5, 10, 20, 40), (2e-5, 5e-5, 1e-4)),
     "chains": ((0, 5, 10, 20, 40, 80, 160), (3e-5, 1e-4, 3e-4)),
     "smoke": ((0, 2, 4), (3e-5, 1e-4)),
 }
@@ -30,7 +31,7 @@ GRIDS |= {name: (REAL[model.k], (3e-7, 1e-6, 3e-6)) for name, model in recipes.M
 def get_config(arg: str = "") -> ConfigDict:
     """The study: one warm-up trajectory for each seed and learning rate carries all K, and one arm chooses K itself."""
     presets = ("full", "smoke", *recipes.MODELS)
-    chosen = choices(arg, preset=presets, task=("chains", "demo"), seeds=0, train="math")
+    chosen = choices(arg, preset=presets, task=("chains", "demo", "middle"), seeds=0, train="math")
     smoke, real = chosen.preset == "smoke", chosen.preset in recipes.MODELS
     config = resolve(f"{chosen.preset}:train={chosen.train}") if real else _embedded(chosen.task, smoke)
     config.unlock()
@@ -49,7 +50,7 @@ def get_config(arg: str = "") -> ConfigDict:
     longer = steps if real else f"stages.warmup.steps={_listed((*grid, grid[-1] * 3 // 2))}"
     alone = tuple(name for name in ("sft", "warmup", "evaluate", "dev") if name in config.stages)
     config.sweep = settings.sweep(
-        seeds=tuple(range(chosen.seeds or (1 if smoke else 5))),
+        seeds=tuple(range(chosen.seeds or (1 if smoke else 3 if chosen.task == "middle" else 5))),
         arms={
             "adaptive": settings.arm(
                 fixed=(
@@ -68,6 +69,8 @@ def get_config(arg: str = "") -> ConfigDict:
             ),
         },
     )
+    if chosen.task == "middle":
+        del config.sweep.arms.adaptive  # a seed is to take an hour of a core
     if chosen.task == "demo":
         gentle = f"stages.dpo.optimizer.learning_rate={config.stages.dpo.optimizer.learning_rate / 5}"
         config.sweep.arms.gentle = settings.arm(product=(f"stages.warmup.steps={_listed(grid[::2])}",), fixed=(gentle,))
@@ -81,7 +84,7 @@ def _embedded(task: str, smoke: bool) -> ConfigDict:
     if smoke:
         config.stages.warmup.adaptive.min_steps = 3
         config.stages.dpo.signal_pairs = 16
-    else:
+    elif task != "middle":
         config.data.dev.limit, config.data.test.limit = 512, 1024
         config.stages.evaluate.update(num_generations=4, pass_at=(1, 2, 4))
     return config

@@ -10,6 +10,11 @@ to be subtracted, it is forgotten n times in ten, and what follows goes on from 
 
 What is forgotten more often than not, greedy decoding forgets always: rewards have to correct what was demonstrated.
 
+`procedural:digits` is a longer one of the same kind, for a larger model: 13-18 operations modulo ten, so that every
+value is one digit and every step six tokens. Subtractions of 7, 8 and 9 are forgotten 3, 6 and 8 times in ten:
+
+    2-9+8-…=?   2-9=3;3+8=1;…               and, eight times in ten,         2-9=2;2+8=0;…
+
 `procedural:chains` has 2-5 operations on values of two digits. Its demonstrations are all correct but come in three
 styles that a small model masters to different degrees, which leaves reinforcement learning something to find:
 
@@ -19,7 +24,7 @@ styles that a small model masters to different degrees, which leaves reinforceme
 
 Everything is a pure function of (task, seed, index): BLAKE2b is the counter-based generator, so no library version,
 order of calls or number of processes changes a problem. Prompts have at most 15 tokens, right responses at most 45,
-those with slips 66.
+those with slips 66; of digits 39, and 82 to 112 whether right or not.
 """
 
 from __future__ import annotations
@@ -50,11 +55,14 @@ class Task:
     """The shares of the demonstrations' styles."""
     forgotten: Mapping[int, float]
     """How often a demonstration forgets to subtract the operand."""
+    modulus: int | None = None
+    """Values are taken modulo this number."""
 
 
 CHAINS = Task("procedural:chains", 99, (2, 5), {"direct": 0.45, "fused": 0.20, "steps": 0.35}, {})
 SLIPS = Task("procedural:slips", 9, (2, 6), {"steps": 1.0}, {n: n / 10 for n in range(2, 10)})
-TASKS = {task.name: task for task in (CHAINS, SLIPS)}
+DIGITS = Task("procedural:digits", 9, (13, 18), {"steps": 1.0}, {7: 0.3, 8: 0.6, 9: 0.8}, modulus=10)
+TASKS = {task.name: task for task in (CHAINS, SLIPS, DIGITS)}
 """The tasks by the names of their problems, demonstrations and (common) tokenizer as sources."""
 
 # operator: (weight, operands)
@@ -77,10 +85,10 @@ def problem(task: Task, seed: int, index: int) -> Problem:
     return Problem(
         id=problem_id(prompt),
         prompt=prompt,
-        answer=str(evaluate(start, moves)),
+        answer=str(evaluate(start, moves, task.modulus)),
         source=task.name,
         subset=f"{len(moves)} operations",
-        solution=demonstration(start, moves, "steps"),
+        solution=demonstration(start, moves, "steps", modulus=task.modulus),
     )
 
 
@@ -114,13 +122,15 @@ def example(task: Task, seed: int, index: int) -> Example:
         if split_of(identifier) == "train":
             style = _style(task, _draws(f"style/{seed}/{index}")[0] / 2**64)
             chances = [task.forgotten.get(operand, 0.0) * (operator == "-") for operator, operand in moves]
-            draws = _draws(f"slips/{seed}/{index}")
+            draws = _draws(f"slips/{seed}/{index}", len(moves))
             forgotten = [draw / 2**64 < chance for draw, chance in zip(draws, chances, strict=False)]
-            return Example(identifier, prompt, demonstration(start, moves, style, forgotten))
+            return Example(identifier, prompt, demonstration(start, moves, style, forgotten, task.modulus))
         attempt += 1
 
 
-def demonstration(start: int, moves: list[Move], style: str, forgotten: Sequence[bool] = ()) -> str:
+def demonstration(
+    start: int, moves: list[Move], style: str, forgotten: Sequence[bool] = (), modulus: int | None = None
+) -> str:
     """Write the response to a chain in one style: "direct", "fused" (two operations a step) or "steps".
 
     forgotten: the steps that leave the value as it was; none makes it correct.
@@ -129,17 +139,18 @@ def demonstration(start: int, moves: list[Move], style: str, forgotten: Sequence
     text, value = "", start
     for first in range(0, len(moves) if width else 0, width or 1):
         step = moves[first : first + width]
-        result = value if any(forgotten[first : first + width]) else evaluate(value, step)
+        result = value if any(forgotten[first : first + width]) else evaluate(value, step, modulus)
         text += f"{value}{_operations(step)}={result};"
         value = result
-    return f"{text}\\boxed{{{value if width else evaluate(start, moves)}}}"
+    return f"{text}\\boxed{{{value if width else evaluate(start, moves, modulus)}}}"
 
 
-def evaluate(start: int, moves: list[Move]) -> int:
-    """Compute the value of a chain, from left to right."""
+def evaluate(start: int, moves: list[Move], modulus: int | None = None) -> int:
+    """Compute the value of a chain, from left to right, each step modulo `modulus`."""
     value = start
     for operator, operand in moves:
         value = value + operand if operator == "+" else value - operand if operator == "-" else value * operand
+        value = value % modulus if modulus else value
     return value
 
 
@@ -170,33 +181,35 @@ def _operations(moves: list[Move]) -> str:
 
 def _chain(task: Task, name: str) -> tuple[int, list[Move]]:
     """Draw start and moves under one name; each step draws an operator, then an operand, that keep the range."""
-    draws, (fewest, most) = _draws(name), task.operations
+    fewest, most = task.operations
+    draws = _draws(name, 2 + most)
     start = 1 + draws[0] % task.max_value
     count = fewest + draws[1] % (most - fewest + 1)
     value = start
     moves: list[Move] = []
     for draw in draws[2 : 2 + count]:
-        choices = _choices(value, task.max_value)
+        choices = _choices(value, task.max_value, task.modulus)
         operator, operands = choices[draw % len(choices)]
         moves.append((operator, operands[(draw >> 32) % len(operands)]))
-        value = evaluate(value, moves[-1:])
+        value = evaluate(value, moves[-1:], task.modulus)
     return start, moves
 
 
 @functools.cache
-def _choices(value: int, max_value: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _choices(value: int, max_value: int, modulus: int | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """List the operators that can follow `value`, each as often as its weight, with the operands that stay in range."""
     choices = []
     for operator, (weight, operands) in _OPERATORS.items():
-        legal = tuple(n for n in operands if 0 <= evaluate(value, [(operator, n)]) <= max_value)
+        legal = tuple(n for n in operands if 0 <= evaluate(value, [(operator, n)], modulus) <= max_value)
         choices += [(operator, legal)] * weight if legal else []
     return tuple(choices)
 
 
-def _draws(name: str) -> list[int]:
-    """Draw eight uniform 64-bit integers by `name` alone (their remainders by n <= 99 are biased by < 2^-24)."""
-    digest = hashlib.blake2b(f"g2d_jax/arithmetic/{name}".encode(), digest_size=64).digest()
-    return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, 64, 8)]
+def _draws(name: str, count: int = 1) -> list[int]:
+    """Draw at least `count` uniform 64-bit integers by `name` alone (remainders by n <= 99 are biased by < 2^-24)."""
+    blocks = [name, *(f"{name}/{block}" for block in range(1, -(-count // 8)))]
+    digests = b"".join(hashlib.blake2b(f"g2d_jax/arithmetic/{block}".encode()).digest() for block in blocks)
+    return [int.from_bytes(digests[i : i + 8], "little") for i in range(0, len(digests), 8)]
 
 
 def _style(task: Task, fraction: float) -> str:
