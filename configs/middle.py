@@ -30,7 +30,7 @@ def get_config(arg: str = "") -> ConfigDict:
             num_attention_heads=8,
             num_key_value_heads=4,
             head_dim=32,
-            intermediate_size=704,
+            intermediate_size=768,
         )
         config.data.dev.limit = 256
         config.stages.sft.steps = 600
