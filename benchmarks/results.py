@@ -1,7 +1,7 @@
 """Pack what a study measured, without weights and texts, into one small archive; unpack it to report or to go on.
 
-    python benchmarks/results.py pack runs/study benchmarks/results/sweep-k-demo.tar.xz --seeds 0,1,2
-    python benchmarks/results.py unpack benchmarks/results/sweep-k-demo.tar.xz runs/study
+    python benchmarks/results.py pack runs/study benchmarks/results/study-demo.tar.xz --seeds 0,1,2
+    python benchmarks/results.py unpack benchmarks/results/study-demo.tar.xz runs/study
 
 Packed are the plans, the points, and of each of their finished stages the manifest, its settings, and, of evaluations,
 each answer's verdict by problem. `g2d report runs/study` writes the same tables and figures from it, and

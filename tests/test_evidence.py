@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.slow
 def test_the_study_over_k_is_reported_as_its_page_says(tmp_path: Path) -> None:
-    script, archive = ROOT / "benchmarks" / "results.py", ROOT / "benchmarks" / "results" / "sweep-k-demo.tar.xz"
+    script, archive = ROOT / "benchmarks" / "results.py", ROOT / "benchmarks" / "results" / "study-demo.tar.xz"
     subprocess.run([sys.executable, script, "unpack", archive, tmp_path], check=True)
     _, page, table = write_study(tmp_path, "sweep-k-demo")
     text = (ROOT / "docs" / "evidence.md").read_text("utf-8")
