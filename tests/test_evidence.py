@@ -14,11 +14,18 @@ from g2d_jax.study import gain
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
-def test_the_study_over_k_is_reported_as_its_page_says(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packed results of the studies on the demo's task."""
+    folder = tmp_path_factory.mktemp("study")
     script, archive = ROOT / "benchmarks" / "results.py", ROOT / "benchmarks" / "results" / "study-demo.tar.xz"
-    subprocess.run([sys.executable, script, "unpack", archive, tmp_path], check=True)
-    _, page, table = write_study(tmp_path, "sweep-k-demo")
+    subprocess.run([sys.executable, script, "unpack", archive, folder], check=True)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_study_over_k_is_reported_as_its_page_says(study: Path) -> None:
+    _, page, table = write_study(study, "sweep-k-demo")
     text = (ROOT / "docs" / "evidence.md").read_text("utf-8")
     rows = [line.replace("\\", "").split(" | ") for line in Path(page).read_text("utf-8").splitlines()]
     accuracies = {
@@ -36,6 +43,30 @@ def test_the_study_over_k_is_reported_as_its_page_says(tmp_path: Path) -> None:
             for name in ("mean", "low", "high")
         )
         assert f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]" in text, k
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "page", "measure"),
+    [
+        ("ablations-demo", "evidence.md", "gain"),
+        ("cause", "cause.md", "gain"),
+        ("spectrum-demo", "spectrum.md", "accuracy"),
+    ],
+)
+def test_the_other_studies_are_reported_as_their_pages_say(study: Path, name: str, page: str, measure: str) -> None:
+    table = write_study(study, name)[2]
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    intervals: dict[tuple[str, str], dict[str, float]] = {}
+    with open(table, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["seed"] == "all" and row["measure"] in (f"{measure}/{part}" for part in ("mean", "low", "high")):
+                intervals.setdefault((row["arm"], row["values"]), {})[row["measure"]] = 100 * float(row["value"])
+    sign = "+" if measure == "gain" else ""
+    assert len(intervals) >= 5
+    for row_of, parts in intervals.items():
+        mean, low, high = (f"{parts[f'{measure}/{part}']:{sign}.1f}" for part in ("mean", "low", "high"))
+        assert f"{mean} [{low}, {high}]" in text, row_of
 
 
 @pytest.mark.slow
