@@ -9,7 +9,7 @@ Sources, all texts:
     math500:path/to/file.jsonl                               the same from a local file
     numinamath[:split] · wildchat[:split]                    to train on, less what data/filters.py leaves out; from the
                                                              hub (split "train" if not given), or numinamath:file.jsonl
-    procedural:slips, procedural:chains                      see data/arithmetic.py
+    procedural:slips, procedural:chains, procedural:digits   see data/arithmetic.py
 
 Fields have their usual names (`_CANDIDATES`) or are mapped: fields={"answer": "reward_model.ground_truth"}.
 """

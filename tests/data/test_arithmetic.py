@@ -17,13 +17,14 @@ INDICES = st.integers(0, 10**9)
 TASKS = st.sampled_from([*arithmetic.TASKS.values()])
 
 
-def worked_out(prompt: str, most: float) -> int:
+def worked_out(prompt: str, most: float, modulus: int | None = None) -> int:
     """The chain's value, read from its text by another route."""
     start, *steps = re.findall(r"[-+*]?\d+", prompt)
     value = int(start)
     for step in steps:
         operand = int(step[1:])
         value = {"+": value + operand, "-": value - operand, "*": value * operand}[step[0]]
+        value = value if modulus is None else value - modulus * math.floor(value / modulus)
         assert 0 <= value <= most
         assert 2 <= operand <= (5 if step[0] == "*" else 9)
     return value
@@ -33,13 +34,13 @@ def worked_out(prompt: str, most: float) -> int:
 @examples(100)
 def test_problems_are_right_and_short(task, seed, index):
     problem = arithmetic.problem(task, seed, index)
-    assert re.fullmatch(r"[1-9]\d?([-+*]\d){2,6}=\?", problem.prompt)
+    assert re.fullmatch(r"[1-9]\d?([-+*]\d){2,18}=\?", problem.prompt)
     operations = len(re.findall(r"[-+*]", problem.prompt))
     assert task.operations[0] <= operations <= task.operations[1]
-    assert int(problem.answer) == worked_out(problem.prompt, task.max_value)
+    assert int(problem.answer) == worked_out(problem.prompt, task.max_value, task.modulus)
     assert problem.solution.endswith(f"\\boxed{{{problem.answer}}}")
     assert (problem.source, problem.subset) == (task.name, f"{operations} operations")
-    assert len(problem.prompt) <= 15
+    assert len(problem.prompt) <= (39 if task == arithmetic.DIGITS else 15)
     assert problem == arithmetic.problem(task, seed, index)
 
 
@@ -79,12 +80,16 @@ def test_a_subtraction_of_n_is_forgotten_n_times_in_ten():
 
 def test_the_sequences_are_fixed():
     """Another machine, Python or library version must give the same problems."""
-    chains, slips = arithmetic.CHAINS, arithmetic.SLIPS
+    chains, slips, digits = arithmetic.CHAINS, arithmetic.SLIPS, arithmetic.DIGITS
     prompts = [arithmetic.problem(task, 0, index).prompt for task in (chains, slips) for index in range(2)]
     assert prompts == ["81-9-4-7-6+6=?", "97+2-2+2=?", "9-9+4+3=?", "7+2-2+2=?"]
     assert arithmetic.problem(chains, 0, 0).id == "086709d76d4b6e4e"
     assert arithmetic.example(chains, 0, 0).completion == "17*2-7=27;27+7=34;\\boxed{34}"
     assert arithmetic.example(slips, 0, 0).completion == "8-3=5;5+3=8;8-2=6;6-6=0;0*2=0;\\boxed{0}"
+    assert arithmetic.problem(digits, 0, 0).prompt == "9+9-4+7-6+6*3+9*5-8-4-7-5+6+3-2*2=?"
+    assert arithmetic.example(digits, 0, 0).completion == (  # the 8 is subtracted, and forgotten the second time
+        "8-2=6;6*2=2;2*3=6;6+7=3;3*4=2;2-5=7;7-8=9;9-8=9;9+5=4;4-5=9;9-4=5;5*2=0;0-5=5;\\boxed{5}"
+    )
     styles = [arithmetic.demonstration(8, [("-", 4), ("+", 2), ("*", 3)], style) for style in chains.styles]
     assert styles == [r"\boxed{18}", r"8-4+2=6;6*3=18;\boxed{18}", r"8-4=4;4+2=6;6*3=18;\boxed{18}"]
 
@@ -116,9 +121,12 @@ def test_tokenizer():
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id) == (0, 1, None)
     assert tokenizer("57+3=60;\\boxed{60}")["input_ids"] == [7, 9, 12, 5, 15, 8, 2, 16, 20, 8, 2, 21]
     longest = max(
-        (arithmetic.problem(task, 0, i).solution for task in arithmetic.TASKS.values() for i in range(500)), key=len
+        (arithmetic.problem(task, 0, i).solution for task in (arithmetic.CHAINS, arithmetic.SLIPS) for i in range(500)),
+        key=len,
     )
     assert len(tokenizer(longest)["input_ids"]) + 1 <= 48
+    responses = {len(tokenizer(arithmetic.example(arithmetic.DIGITS, 0, i).completion)["input_ids"]) for i in range(99)}
+    assert {length + 1 for length in responses} == {82, 88, 94, 100, 106, 112}  # with slips or without
     slipped = arithmetic.demonstration(9, [("-", 9), *[("*", 5)] * 5], "steps", [True] + [False] * 5)
     assert len(tokenizer(slipped)["input_ids"]) + 1 == 66
 
