@@ -62,7 +62,8 @@ def test_the_other_studies_are_reported_as_their_pages_say(study: Path, name: st
     with open(table, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row["seed"] == "all" and row["measure"] in (f"{measure}/{part}" for part in ("mean", "low", "high")):
-                intervals.setdefault((row["arm"], row["values"], row["K"]), {})[row["measure"]] = 100 * float(row["value"])
+                point = intervals.setdefault((row["arm"], row["values"], row["K"]), {})
+                point[row["measure"]] = 100 * float(row["value"])
     sign = "+" if measure == "gain" else ""
     assert len(intervals) >= 5
     for row_of, parts in intervals.items():
