@@ -66,6 +66,12 @@ def pack(study: Path, archive: Path, seeds: set[int] | None) -> None:
     print(f"{archive}: {len(files):,} files, {archive.stat().st_size / 1e6:.2f} MB")
 
 
+def unpack(archive: Path, study: Path) -> None:
+    """Write what the archive holds into the folder of a study."""
+    with tarfile.open(archive) as tar:
+        tar.extractall(study, filter="data")
+
+
 def main() -> None:
     """Pack or unpack."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -75,8 +81,7 @@ def main() -> None:
     parser.add_argument("--seeds", help="seeds to pack; all without")
     arguments = parser.parse_args()
     if arguments.action == "unpack":
-        with tarfile.open(arguments.source) as tar:
-            tar.extractall(arguments.target, filter="data")
+        unpack(arguments.source, arguments.target)
     else:
         seeds = {int(seed) for seed in arguments.seeds.split(",")} if arguments.seeds else None
         pack(arguments.source, arguments.target, seeds)

@@ -82,13 +82,14 @@ def test_what_no_study_had_is_told() -> None:
         STUDIED,
         prompts=2048,
         collect=Collect(num_generations=16),
-        offline=replace(OFFLINE, beta=0.1, optimizer=Optimizer(1e-6)),
+        offline=replace(OFFLINE, beta=0.1, batch_size=128, optimizer=Optimizer(1e-6)),
     )
     assert list(other.outside(RATES, 7_615_616_512)) == [
         "beta is 0.1, in the studies 1.0",
         "optimizer.schedule is constant, in the studies cosine",
         "collect.num_generations is 16, in the studies 8",
         "learning_rate is 1e-06, in the studies 2e-05 to 0.0001",
-        "updates is 82.2857, in the studies 0 to 39",
-        "parameters is 7.61562e+09, in the studies 140480 to 307488",
+        "batch_size is 128, in the studies 32 to 64",
+        "updates is 41.1429, in the studies 0 to 40",
+        "parameters is 7.61562e+09, in the studies 140480 to 3.15571e+06",
     ]

@@ -66,17 +66,11 @@ def test_what_a_probe_sees() -> None:
         (0.01, 0.0, 0.1, 1.0, 20.0, False),  # longer offline training buys 0.005 for the price of a step
         (0.01, 0.0, 0.1, 1.0, 10.0, True),  # as much: then offline
         (0.01, 0.0, 0.1, 2.0, 20.0, True),
-        (0.004, 0.006, 0.1, 1.0, 20.0, False),  # not known well enough
-        (0.004, 0.005, 0.1, 1.0, 20.0, True),
-        (-0.1, 0.006, 0.1, 1.0, 20.0, False),
-        (
-            0.001,
-            0.0,
-            0.0,
-            1.0,
-            20.0,
-            False,
-        ),  # nothing to gain by longer offline training: go on as long as anything is gained
+        (0.004, 0.0006, 0.1, 1.0, 20.0, False),  # two errors above it may be more
+        (0.004, 0.0005, 0.1, 1.0, 20.0, True),
+        (-0.001, 0.0031, 0.1, 1.0, 20.0, False),
+        (-0.001, 0.003, 0.1, 1.0, 20.0, True),
+        (0.001, 0.0, 0.0, 1.0, 20.0, False),  # nothing to gain offline: go on as long as anything is gained
         (0.0, 0.0, 0.0, 1.0, 20.0, True),
     ],
 )
@@ -252,4 +246,4 @@ def test_curves_that_nothing_was_chosen_on() -> None:
         assert np.mean((k >= median / 1.5) & (k <= median * 1.5)) >= 0.5, curve
         if curve.best > 1:
             warmed.append(np.median(curve.regret(k)))
-    assert len(warmed) == 18 and max(warmed) <= 3 and np.median(warmed) <= 1
+    assert len(warmed) == 18 and max(warmed) <= 4 and np.median(warmed) <= 2

@@ -6,15 +6,15 @@ step the compute c that it costs has another use, to prolong the offline stages.
 what prolonging them adds at the rate of their end, if it went on for F again (`Gain.prolonged`), a probe finds the
 warm-up enough if
 
-    V' <= r    and    s.e.(V') <= r                                        r = c W / F
+    V' + 2 s.e.(V') <= r                                                   r = c W / F
 
-two such probes in a row end the warm-up. V and W are by the low end of what gain.py predicts: steps too many cost
-compute, and those too few cannot be made up for.
+two such probes in a row end the warm-up. Both the two standard errors and V and W, by the low end of what gain.py
+predicts, err on the side of more steps: those too many cost compute, and those too few cannot be made up for.
 
 V' is the slope by least squares over the probes of the later half of the steps. Every probe samples the same prompts,
 which no filter of the training prompts chose: how much prompts differ cancels, the error is that of the mean of the
-prompts' own slopes, and a policy that does not change has slope 0 whatever is retired, refilled or left out. An error
-above r decides nothing: the stage goes on, and the error falls as the half grows longer.
+prompts' own slopes, and a policy that does not change has slope 0 whatever is retired, refilled or left out. Too large
+an error decides nothing: the stage goes on, and the error falls as the half grows longer.
 
 What the rule cannot do: see docs/evidence-chains.md. It knows nothing of a policy that will begin to learn later, of
 another learning rate, or of how well the prediction holds for offline stages unlike those of the studies.
@@ -56,8 +56,9 @@ class Forecast:
 
     @property
     def enough(self) -> bool:
-        """True if a step buys no more than longer offline training for its price, and the error is small enough."""
-        return max(self.slope, self.slope_error) <= self.prolonged * self.step_flops / self.offline_flops
+        """True if a step surely buys no more than longer offline training for its price."""
+        most = self.slope + 2 * self.slope_error
+        return most <= self.prolonged * self.step_flops / self.offline_flops
 
 
 def ends(forecasts: Sequence[Forecast], steps: Sequence[int]) -> bool:
