@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from g2d_jax.config import TrainingStage
@@ -74,12 +74,18 @@ def cost_of(
     stage makes, and naming a stage without a manifest, or a step whose cost was not kept.
     """
     total = dict.fromkeys(MEASURES if price_per_device_hour is not None else MEASURES[:-1], 0.0)
-    for name, step in behind(policy, stages).items():
-        if stages[name]["kind"] == "sft":
-            continue
-        spent = cost(_record(name, step, manifests), price_per_device_hour)
+    for _, spent in costs_by_stage(policy, stages, manifests, price_per_device_hour=price_per_device_hour):
         total = {measure: total[measure] + spent[measure] for measure in total}
     return total
+
+
+def costs_by_stage(
+    policy: str, stages: Stages, manifests: Manifests, *, price_per_device_hour: float | None = None
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield the kind of each stage that `cost_of` sums, and what it cost by measure. Raises as that."""
+    for name, step in behind(policy, stages).items():
+        if (kind := stages[name]["kind"]) != "sft":
+            yield kind, cost(_record(name, step, manifests), price_per_device_hour)
 
 
 def behind(policy: str, stages: Stages) -> dict[str, int | None]:

@@ -56,23 +56,31 @@ def hours(entries: Sequence[Entry]) -> float:
 
 
 def rates(plan: Plan, response: int | None) -> Rates:
-    """Compute the seconds a token of each kind takes, at `EFFICIENCY`. response: as the plan was made for.
+    """Compute the seconds a token of each kind takes in each kind of stage, at `EFFICIENCY`.
 
-    What a stage does beside tokens (parameters converted, rows inserted, a first state) is shared out among its kinds.
+    response: as the plan was made for. What a stage does beside tokens (parameters converted, rows inserted, a first
+    state) is shared out among its kinds.
     """
-    seconds, counts = dict.fromkeys(TOKENS, 0.0), dict.fromkeys(TOKENS, 0.0)
-    for stage in {entry.program.stage for entry in plan.entries}:
-        entries = [entry for entry in plan.entries if entry.program.stage == stage]
+    totals: dict[tuple[str, str], tuple[float, float]] = {}
+    for name in {entry.program.stage for entry in plan.entries}:
+        entries = [entry for entry in plan.entries if entry.program.stage == name]
         by_kind = {kind: [entry for entry in entries if getattr(entry.program.work, kind)] for kind in TOKENS}
         with_tokens = sum(map(hours, by_kind.values()))
         for kind in TOKENS if with_tokens else ():
-            seconds[kind] += 3600 * hours(by_kind[kind]) * hours(entries) / with_tokens
-            counts[kind] += sum(getattr(entry.program.work, kind) for entry in by_kind[kind])
+            spent = 3600 * hours(by_kind[kind]) * hours(entries) / with_tokens
+            count = sum(getattr(entry.program.work, kind) for entry in by_kind[kind])
+            for stage in ("", plan.config.stages[name].kind):
+                before = totals.get((stage, kind), (0.0, 0.0))
+                totals[stage, kind] = before[0] + spent, before[1] + count
+    seconds: dict[str, dict[str, float]] = {}
+    for (stage, kind), (spent, count) in totals.items():
+        if count:
+            seconds.setdefault(stage, {})[kind] = spent / count
     longest = max(stage.sampling.max_new_tokens for stage in plan.config.stages.values() if hasattr(stage, "sampling"))
     return Rates(
         recipe=plan.config.name,
         topology=plan.topology.name,
-        seconds={kind: seconds[kind] / counts[kind] for kind in TOKENS if counts[kind]},
+        seconds=seconds,
         efficiency=EFFICIENCY,
         chips=plan.topology.chips,
         response=response or longest,

@@ -33,7 +33,7 @@ MAX_POINTS = 150
 COLOURS = {"#0b62a8": "s0", "#c8500a": "s1", "#0a7d5c": "s2", "#8b3f86": "s3", "#8a6d00": "s4", "#4f5b66": "s5"}
 INK, GRID = "#5c646c", "#e3e0da"
 _VARIABLES = {colour: f"var(--{name})" for colour, name in {**COLOURS, INK: "soft", GRID: "line"}.items()}
-_DASHES = ("-", (0, (4, 2)), (0, (1, 2)), (0, (5, 2, 1, 2)))
+_DASHES = ("-", (0, (4, 2)), (0, (1, 2)), (0, (5, 2, 1, 2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 _STYLE: dict[Any, Any] = {
     **{"svg.hashsalt": "g2d", "svg.fonttype": "none", "pdf.fonttype": 42, "text.parse_math": False},
     **{"font.size": 8, "axes.titlesize": 8, "text.color": INK, "axes.labelcolor": INK, "lines.linewidth": 1.4},
@@ -44,7 +44,8 @@ _STYLE: dict[Any, Any] = {
         "axes.formatter.useoffset": False,
         "axes.formatter.limits": (-6, 7),
         "legend.frameon": False,
-        "legend.fontsize": 8,
+        "legend.fontsize": 7,
+        "legend.handlelength": 1.8,
         "lines.markersize": 3.5,
     },
 }
@@ -139,7 +140,7 @@ def _finish(figure: Figure, axes: Sequence[Axes], *, titled: bool = False) -> No
     lines = 0
     if len(handles) > 1:
         names = [_short(label, 60) for label in handles]
-        columns = min(len(names), max(1, 64 // (max(map(len, names)) + 7)))
+        columns = min(len(names), max(1, 72 // (max(map(len, names)) + 7)))
         lines = -(-len(names) // columns)
         box: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1), "borderpad": 0}
         figure.legend(handles.values(), names, ncols=columns, columnspacing=1, labelspacing=0.3, **box)
@@ -203,6 +204,7 @@ def points(
     series: Mapping[str, Sequence[Point]],
     *,
     x_title: str,
+    y_title: str = "",
     written: Callable[[float], str] = fmt.value,
     joined: Collection[str] = (),
     note: str = "",
@@ -218,22 +220,23 @@ def points(
     if missing == total:
         return None
     with _styled():
-        figure, (ax,) = _axes(height=3.0, named=True)
+        figure, (ax,) = _axes(height=3.0, named=True, left=0.5 + 0.1 * bool(y_title))
         ax.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
         for i, (key, points) in enumerate(drawn.items()):
             _draw_points(ax, visible(key), points, _look(i), joined=key in joined)
         ax.set_xlim(0, 1.06 * max(p.x for p in every) or 1)
-        ax.set_xlabel(x_title)
+        ax.set_xlabel(f"{x_title} (square-root axis)".lstrip())
+        ax.set_ylabel(y_title)
         ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.xaxis.set_major_formatter(lambda x, _: written(x))
-        _label(ax, every)
+        _label(ax, [(p, _look(i)["color"]) for i, points in enumerate(drawn.values()) for p in points])
         _finish(figure, [ax])
     words = [
         f"{key}: " + ", ".join(f"{p.label} {fmt.value(p.y)} at {written(p.x)}".strip() for p in points)
         for key, points in drawn.items()
         if points
     ]
-    notes = [note, "Square-root axis.", f"{missing} of {total} points are not known." * bool(missing)]
+    notes = [note, f"{missing} of {total} points are not known." * bool(missing)]
     return Chart(name, title, "; ".join(words), " ".join(filter(None, notes)), figure)
 
 
@@ -246,14 +249,18 @@ def _draw_points(ax: Axes, label: str, points: Sequence[Point], look: dict[str, 
         ax.plot(np.interp(place, range(len(xs)), xs), np.interp(place, range(len(xs)), ys), label=label, **look)
 
 
-def _label(ax: Axes, points: Sequence[Point]) -> None:
-    """Write labels above their points, but none that would cover one before."""
+def _label(ax: Axes, points: Sequence[tuple[Point, str]]) -> None:
+    """Write labels in their colours above their points, or else below, but none that would cover one before."""
     taken: list[NDArray[np.float64]] = []
-    for p in (p for p in points if p.label):
+    for p, colour in ((p, colour) for p, colour in points if p.label):
         place = ax.transAxes.inverted().transform(ax.transData.transform((p.x, p.y)))
-        if all((abs(place - other) > (0.02 + 0.02 * len(p.label), 0.06)).any() for other in taken):
-            taken.append(place)
-            ax.annotate(visible(p.label), (p.x, p.y), (0, 4), textcoords="offset points", ha="center", fontsize=7)
+        for offset, align in ((4, "bottom"), (-4, "top")):
+            written = place + np.array([0, 0.01 * offset])
+            if all((abs(written - other) > (0.02 + 0.02 * len(p.label), 0.06)).any() for other in taken):
+                taken.append(written)
+                look: dict[str, Any] = {"ha": "center", "va": align, "fontsize": 7, "color": colour}
+                ax.annotate(visible(p.label), (p.x, p.y), (0, offset), textcoords="offset points", **look)
+                break
 
 
 def intervals(

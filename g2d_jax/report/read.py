@@ -303,7 +303,10 @@ class Policy:
         """
         run = self.run
         costs = accounting.cost_of(self.name, run.sections, run.manifests, price_per_device_hour=run.price)
-        return costs if run.rates is None else {**costs, "hours": run.rates.hours(costs)}
+        if run.rates is None:
+            return costs
+        spent = accounting.costs_by_stage(self.name, run.sections, run.manifests)
+        return {**costs, "hours": run.rates.hours(spent)}
 
     def _evaluation(self, split: str) -> Stage | None:
         """Return the last stage that evaluated it on a split."""

@@ -245,11 +245,12 @@ def details(study: Study) -> Table:
 def _priced_section(study: Study, rates: Rates) -> Section:
     """Show what the study's tokens would take elsewhere: no forecast, since another model takes other steps."""
     scaled = f"all tokens times {rates.scale:.3g}" if rates.scale != 1 else "tokens as they are"
-    absent = ", ".join(kind for kind in TOKENS if kind not in rates.seconds)
+    absent = ", ".join(kind for kind in TOKENS if kind not in rates.seconds[""])
     note = (
         f"This study's own tokens ({scaled}) at the plan's rates for {rates.recipe} on {rates.topology}: responses of "
         f"{rates.response:,.0f} tokens, {rates.efficiency:.0%} of the roofline, without verifiers, judges, checkpoints "
-        "and loading. It prices what was done here, and is no forecast of how many steps that model would need."
+        "and loading. A token has the rate of the recipe's stages of the kind that it was spent in, at their batches. It "
+        "prices what was done here, and is no forecast of how many steps that model would need."
     )
     note += f" The recipe has no rate for tokens {absent}: they count as nothing." if absent else ""
     return Section(
@@ -394,7 +395,8 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
     note = "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points are K."
     name += {"generated": " tokens", "trained": " tokens", "verifier_cpu_seconds": " time"}.get(measure, "")
     title = f"Test accuracy, %, against {name}"
-    return figures.points(measure, title, series, x_title=name, written=written, joined=joined, note=note)
+    titles = {"x_title": name, "y_title": "test accuracy, %"}
+    return figures.points(measure, title, series, **titles, written=written, joined=joined, note=note)
 
 
 def taught(study: Study) -> Table:
@@ -408,15 +410,17 @@ def taught(study: Study) -> Table:
 
 
 def correlations(study: Study) -> Table:
-    """Each measure's rank correlation with what offline training added, over all points at several K."""
-    policies = [policy for group in study.swept for policy in group.policies]
-    gains = [math.nan if policy.gain is None else float(np.nanmean(policy.gain)) for policy in policies]
-    measures = {head: [policy.measure(*path) for policy in policies] for head, (path, _) in TAUGHT.items()}
-    ranked = rank_correlations({"K": [policy.steps for policy in policies], **measures}, gains)
-    rows = [{"measure": name, "rank correlation": f"{rho:+.2f}", "points": str(n)} for name, rho, n in ranked]
+    """Each measure's rank correlation with what offline training added, over the points of each group at several K."""
+    rows: dict[str, dict[str, str]] = {}
+    for group in study.swept:
+        policies = group.policies
+        gains = [math.nan if policy.gain is None else float(np.nanmean(policy.gain)) for policy in policies]
+        measures = {head: [policy.measure(*path) for policy in policies] for head, (path, _) in TAUGHT.items()}
+        for name, rho, n in rank_correlations({"K": [policy.steps for policy in policies], **measures}, gains):
+            rows.setdefault(name, {"measure": name})[f"{group.name}, {n} points"] = f"{rho:+.2f}"
     title = "Spearman's rank correlation with what offline training added on test, over points (K and seed). "
     title += "Points of one seed share a trajectory and all measures move with K: no test of a cause"
-    return table(title, rows)
+    return table(title, rows.values())
 
 
 def rank_correlations(measures: Mapping[str, Sequence[float]], gains: Sequence[float]) -> list[tuple[str, float, int]]:

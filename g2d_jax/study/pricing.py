@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -10,19 +10,25 @@ from dataclasses import dataclass
 class Rates:
     """The speed of a recipe on a machine, by its plan.
 
-    seconds: of the whole machine for a token of each kind, at `efficiency` of the roofline. chips: of the machine.
-    response: mean tokens of a response that the plan is for. scale: times all tokens. price: of one chip for an hour.
+    seconds: kind of stage -> kind of token -> seconds of the whole machine for one, at `efficiency` of the roofline; ""
+    is all of the recipe's stages, for kinds that it lacks. chips: of the machine. response: mean tokens of a response
+    that the plan is for. scale: times all tokens. price: of one chip for an hour.
     """
 
     recipe: str
     topology: str
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, Mapping[str, float]]
     efficiency: float
     chips: int
     response: float
     scale: float = 1.0
     price: float | None = None
 
-    def hours(self, tokens: Mapping[str, float]) -> float:
-        """Return the hours that tokens of each kind take; kinds that the recipe's stages lack count as nothing."""
-        return self.scale * sum(tokens[kind] * seconds for kind, seconds in self.seconds.items()) / 3600
+    def hours(self, spent: Iterable[tuple[str, Mapping[str, float]]]) -> float:
+        """Return the hours that tokens take. spent: of each stage, its kind and its tokens of each kind.
+
+        Tokens of kinds that no stage of the recipe has count as nothing.
+        """
+        per_token = ((tokens, {**self.seconds[""], **self.seconds.get(stage, {})}) for stage, tokens in spent)
+        total = sum(tokens[kind] * seconds for tokens, each in per_token for kind, seconds in each.items())
+        return self.scale * total / 3600

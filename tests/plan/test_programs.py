@@ -71,7 +71,8 @@ def test_what_fits_is_searched_by_compiling(monkeypatch):
     assert len(rest) == 6 < 15 < len(shown(plan, verbose=True)), rest
     rates = show.rates(plan, 32)
     (trained,) = [entry.program.work.trained for entry in plan.entries if entry.program.work.trained]
-    assert rates.seconds == {"trained": pytest.approx(3600 * show.hours(plan.entries) / trained)}
+    each = {"trained": pytest.approx(3600 * show.hours(plan.entries) / trained)}
+    assert rates.seconds == {"": each, "sft": each}
     assert (rates.topology, rates.chips, rates.response) == ("v5e-8", 8, 32)
     moments = "stages.sft.optimizer.moment_dtype=bfloat16"
     assert search_savings(config, ours, stages=["sft"]) == [moments, *overrides(best)]

@@ -210,7 +210,8 @@ def test_k_and_the_baseline_are_chosen_on_dev_and_the_headline_answers(study):
 
 def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
     """A policy of 20 scored tokens in collect and 30 in DPO; the warm-up has 50 a step at K, GRPO likewise."""
-    rates = Rates("big", "v5e-16", {"generated": 0.0, "scored": 36.0, "trained": 0.0}, 0.5, chips=16, response=1024)
+    seconds = {"": {"generated": 0.0, "scored": 36.0, "trained": 0.0}}
+    rates = Rates("big", "v5e-16", seconds, 0.5, chips=16, response=1024)
     for scale, price in ((1.0, None), (2.0, 3.0)):
         other = read_study(root, "fake", dataclasses.replace(rates, scale=scale, price=price))
         rows = [row for one in other.offline if one.name == "g2d" for row in one.rows]
@@ -224,6 +225,14 @@ def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
         page = Page(html(report(other)))
         assert "prices what was done here, and is no forecast" in page.text and page.table("as those of big on v5e-16")
         assert "no rate for tokens prefilled" in page.text and ("all tokens times 2" in page.text) == (scale == 2)
+
+
+def test_a_token_costs_what_it_does_in_its_kind_of_stage():
+    seconds = {"": {"generated": 2.0, "scored": 1.0, "trained": 4.0}, "online": {"generated": 3.0}}
+    rates = Rates("big", "v5e-16", seconds, 0.5, chips=16, response=1024, scale=10.0)
+    tokens = {"generated": 60.0, "prefilled": 1e9, "scored": 30.0, "trained": 15.0}
+    assert rates.hours([("online", tokens)]) == 10 * (180 + 30 + 60) / 3600
+    assert rates.hours([("online", tokens), ("collect", tokens)]) == 10 * (180 + 120 + 2 * (30 + 60)) / 3600
 
 
 def test_what_was_not_evaluated_on_dev_is_named_with_what_to_run(tmp_path):
@@ -345,7 +354,7 @@ def test_the_page(study):
     taught = {row["policy"]: row for row in page.table("Rollouts and pairs that offline training was given")}
     assert taught["g2d, K = 2"] == {"policy": "g2d, K = 2", "mixed %": "70.0", "gap before, nats": "1.50",
                                     "gap after, nats": "4.50", "pairs": "100"}  # fmt: skip
-    ranks = {row["measure"]: row["rank correlation"] for row in page.table("Spearman's rank correlation")}
+    ranks = {row["measure"]: row["g2d, 6 points"] for row in page.table("Spearman's rank correlation")}
     assert float(ranks["K"]) == -float(ranks["mixed %"]) > 0
     assert page.table("Accuracy on 4 test problems")[0]["policy"] == "g2d, K = 0"
     assert "| g2d,steps=4,s2 | not finished |" in text(report(study))
