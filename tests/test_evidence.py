@@ -15,17 +15,18 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packed results of all studies."""
-    folder, benchmarks = tmp_path_factory.mktemp("study"), ROOT / "benchmarks"
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packed results, a folder for each archive."""
+    folder, benchmarks = tmp_path_factory.mktemp("results"), ROOT / "benchmarks"
     for archive in (benchmarks / "results").glob("*.tar.xz"):
-        subprocess.run([sys.executable, benchmarks / "results.py", "unpack", archive, folder], check=True)
+        target = folder / archive.name.removesuffix(".tar.xz")
+        subprocess.run([sys.executable, benchmarks / "results.py", "unpack", archive, target], check=True)
     return folder
 
 
 @pytest.mark.slow
-def test_the_study_over_k_is_reported_as_its_page_says(study: Path) -> None:
-    _, page, table = write_study(study, "sweep-k-demo")
+def test_the_study_over_k_is_reported_as_its_page_says(results: Path) -> None:
+    _, page, table = write_study(results / "study-demo", "sweep-k-demo")
     text = (ROOT / "docs" / "evidence.md").read_text("utf-8")
     rows = [line.replace("\\", "").split(" | ") for line in Path(page).read_text("utf-8").splitlines()]
     accuracies = {
@@ -47,16 +48,20 @@ def test_the_study_over_k_is_reported_as_its_page_says(study: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "page", "measure"),
+    ("archive", "name", "page", "measure"),
     [
-        ("ablations-demo", "evidence.md", "gain"),
-        ("cause", "cause.md", "gain"),
-        ("spectrum-demo", "spectrum.md", "accuracy"),
-        ("sweep-k-middle", "benchmarks/middle-scale.md", "gain"),
+        ("study-demo", "ablations-demo", "evidence.md", "gain"),
+        ("study-demo", "cause", "cause.md", "gain"),
+        ("study-demo", "spectrum-demo", "spectrum.md", "accuracy"),
+        ("fresh-demo", "sweep-k-demo", "evidence.md", "gain"),
+        ("middle", "sweep-k-middle", "benchmarks/middle-scale.md", "gain"),
+        ("middle-dpo", "middle", "benchmarks/middle-scale.md", "gain"),
     ],
 )
-def test_the_other_studies_are_reported_as_their_pages_say(study: Path, name: str, page: str, measure: str) -> None:
-    table = write_study(study, name)[2]
+def test_the_other_studies_are_reported_as_their_pages_say(
+    results: Path, archive: str, name: str, page: str, measure: str
+) -> None:
+    table = write_study(results / archive, name)[2]
     text = (ROOT / "docs" / page).read_text("utf-8")
     intervals: dict[tuple[str, ...], dict[str, float]] = {}
     with open(table, encoding="utf-8", newline="") as file:

@@ -249,8 +249,8 @@ def _priced_section(study: Study, rates: Rates) -> Section:
     note = (
         f"This study's own tokens ({scaled}) at the plan's rates for {rates.recipe} on {rates.topology}: responses of "
         f"{rates.response:,.0f} tokens, {rates.efficiency:.0%} of the roofline, without verifiers, judges, checkpoints "
-        "and loading. A token has the rate of the recipe's stages of the kind that it was spent in, at their batches. It "
-        "prices what was done here, and is no forecast of how many steps that model would need."
+        "and loading. A token has the rate of the recipe's stages of the kind that it was spent in, at their batches. "
+        "It prices what was done here, and is no forecast of how many steps that model would need."
     )
     note += f" The recipe has no rate for tokens {absent}: they count as nothing." if absent else ""
     return Section(
