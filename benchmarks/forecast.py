@@ -30,6 +30,8 @@ from g2d_jax.study.gain import SHIFT, Gain, tilted
 
 STUDIES = {"slips": ("study-demo", "sweep-k-demo"), "digits": ("middle", "sweep-k-middle")}
 """Task -> archive in benchmarks/results/ and name of its study."""
+CHECKS = {"slips, seeds 5 to 10": ("fresh-demo", "sweep-k-demo"), "digits, rates": ("middle-dpo", "middle")}
+"""Studies that nothing was fitted on."""
 # docs/evidence-chains.md: warm-up alone, after DPO, pairs of 1,024 prompts; at a learning rate of 1e-4.
 CHAINS = (
     *((0.379, 0.638, 3768), (0.440, 0.665, 3812), (0.513, 0.700, 3808), (0.620, 0.728, 3614)),
@@ -76,9 +78,8 @@ class Point:
         return float(tilted(self.before, coefficient * self.updates * self.rate**power * (1 - self.before)))
 
 
-def studied(task: str) -> list[Point]:
-    """Read the DPO stages of a task's study from its archive."""
-    archive, name = STUDIES[task]
+def studied(archive: str, name: str) -> list[Point]:
+    """Read the DPO stages of a study from its archive."""
     with tempfile.TemporaryDirectory() as folder:
         unpack(Path(__file__).parent / "results" / f"{archive}.tar.xz", Path(folder))
         groups = read_study(folder, name).swept
@@ -176,7 +177,7 @@ def show_warm_ups() -> None:
 
 def main() -> None:
     """Print constants and errors."""
-    tasks = {"slips": studied("slips"), "chains": chains(), "digits": studied("digits")}
+    tasks = {"slips": studied(*STUDIES["slips"]), "chains": chains(), "digits": studied(*STUDIES["digits"])}
     _, power = fit(tasks["slips"])
     fits = {task: fit(points, power)[0] for task, points in tasks.items()}
     for task, points in tasks.items():
@@ -203,6 +204,10 @@ def main() -> None:
         show(f"{task} left out", points, (between(fits[other] for other in tasks if other != task)[0], power))
     for task, points in tasks.items():
         show(f"{task}, by the constants", points, (centre, power))
+    for check, study in CHECKS.items():
+        points = studied(*study)
+        for rate in sorted({point.rate for point in points}):
+            show(f"{check}, DPO at {rate * 1e-4:g}", [p for p in points if p.rate == rate], (centre, power))
     for task in STUDIES:
         for which, coefficient in (("its own fit", fits[task]), ("the constants", centre)):
             off = ahead(tasks[task], coefficient)

@@ -78,6 +78,8 @@ def test_the_interval_holds_the_prediction_and_prolonging_adds_less() -> None:
 
 def test_what_no_study_had_is_told() -> None:
     assert list(STUDIED.outside(RATES, 140_480)) == []
+    (line,) = STUDIED.outside(RATES, 3_155_712)
+    assert line == "learning_rate is 0.0001: at more than 5e-05 DPO took accuracy away in models of this size"
     other = replace(
         STUDIED,
         prompts=2048,
@@ -88,7 +90,7 @@ def test_what_no_study_had_is_told() -> None:
         "beta is 0.1, in the studies 1.0",
         "optimizer.schedule is constant, in the studies cosine",
         "collect.num_generations is 16, in the studies 8",
-        "learning_rate is 1e-06, in the studies 2e-05 to 0.0001",
+        "learning_rate is 1e-06, in the studies 1e-05 to 0.0001",
         "batch_size is 128, in the studies 32 to 64",
         "updates is 41.1429, in the studies 0 to 40",
         "parameters is 7.61562e+09, in the studies 140480 to 3.15571e+06",

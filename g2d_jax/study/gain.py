@@ -33,10 +33,12 @@ PROLONGED = 0.7
 """Share of its mean that the last update of a stage adds: between the 1 of a shift that goes with updates, and the 0.4
 of two offline runs from cold policies (of 1 and 2.4 times the compute, 25.8 and 30.9 points, docs/spectrum.md)."""
 CALIBRATED = {
-    **{"learning_rate": (2e-5, 1e-4), "batch_size": (32, 64), "updates": (0.0, 40.0)},
+    **{"learning_rate": (1e-5, 1e-4), "batch_size": (32, 64), "updates": (0.0, 40.0)},
     "parameters": (140_480, 3_155_712),
 }
 """The range of the studies."""
+HARMFUL = (307_488, 5e-5)
+"""In models of more than so many parameters, DPO above this learning rate took up to 46 points away."""
 FIXED = {
     **{"loss": "dpo", "loss_type": "sigmoid", "beta": 1.0, "label_smoothing": 0.0, "epochs": 1},
     **{"optimizer.kind": "adamw", "optimizer.schedule": "cosine", "collect.select": "all"},
@@ -122,3 +124,5 @@ class Gain:
         for name, (least, most) in CALIBRATED.items():
             if not least <= seen[name] <= most:
                 yield f"{name} is {seen[name]:g}, in the studies {least:g} to {most:g}"
+        if parameters > HARMFUL[0] and rate > HARMFUL[1]:
+            yield f"learning_rate is {rate:g}: at more than {HARMFUL[1]:g} DPO took accuracy away in models of this size"
