@@ -183,11 +183,15 @@ def main() -> None:
     for task, points in tasks.items():
         print(f"{task}: coefficient {fits[task]:.4f}, power {power:.2f}, {len(points)} points")
     centre, factor = between(fits.values())
-    outside = sorted(
-        100 * max(p.predicted(centre / factor, power) - p.after, p.after - p.predicted(centre * factor, power), 0.0)
-        for points in tasks.values()
-        for p in points
-    )
+
+    def beyond(points: Iterable[Point]) -> list[float]:
+        """Sort by how many points the measured accuracies lie outside of what the factor allows."""
+        return sorted(
+            100 * max(p.predicted(centre / factor, power) - p.after, p.after - p.predicted(centre * factor, power), 0.0)
+            for p in points
+        )
+
+    outside = beyond(point for points in tasks.values() for point in points)
     slack = math.ceil(outside[int(0.95 * len(outside))])
     print(f"SHIFT {centre:.4f}  POWER {power:.2f}  FACTOR {factor:.2f}  SLACK {slack} points")
     within = sum(points <= slack for points in outside)
@@ -207,7 +211,10 @@ def main() -> None:
     for check, study in CHECKS.items():
         points = studied(*study)
         for rate in sorted({point.rate for point in points}):
-            show(f"{check}, DPO at {rate * 1e-4:g}", [p for p in points if p.rate == rate], (centre, power))
+            same = [point for point in points if point.rate == rate]
+            show(f"{check}, DPO at {rate * 1e-4:g}", same, (centre, power))
+            print(f"{sum(value <= slack for value in beyond(same))} of {len(same)} within")
+    show("slips, seeds 5 to 10, by slips' fit", studied(*CHECKS["slips, seeds 5 to 10"]), (fits["slips"], power))
     for task in STUDIES:
         for which, coefficient in (("its own fit", fits[task]), ("the constants", centre)):
             off = ahead(tasks[task], coefficient)

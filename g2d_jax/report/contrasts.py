@@ -97,19 +97,19 @@ def chosen(rows: Iterable[Row]) -> Row | None:
     return max(comparable(rows), key=lambda row: row.dev, default=None)
 
 
-def best_at(study: Study, row: Row, measure: str = "flops") -> Group | None:
-    """Return the baseline that is best on dev at a row's cost, its mean over seeds between its `comparable` points.
+def best_at(study: Study, row: Row) -> Group | None:
+    """Return the baseline that is best on dev at a row's FLOPs, its mean over seeds between its `comparable` points.
 
-    So its learning rate is chosen for each budget without the test split. None where none reaches the cost, or dev was
+    So its learning rate is chosen for each budget without the test split. None where none reaches them, or dev was
     not evaluated; where there is but one baseline it is that one.
     """
     baselines = [group for group in study.baselines if group.rows[0].ids == row.ids]
     if len(baselines) == 1:
         return baselines[0]
-    rows, cost = comparable(other for group in baselines for other in group.rows), row.costs[measure]
+    rows, cost = comparable(other for group in baselines for other in group.rows), row.costs["flops"]
     at_cost = []
     for group in baselines:
-        points = sorted((other.costs[measure], other.dev) for other in group.rows if other in rows)
+        points = sorted((other.costs["flops"], other.dev) for other in group.rows if other in rows)
         if points and points[0][0] <= cost <= points[-1][0]:
             costs, dev = zip(*points, strict=True)
             at_cost.append((float(np.interp(cost, costs, dev)), group))

@@ -261,7 +261,7 @@ def _priced_section(study: Study, rates: Rates) -> Section:
 
 
 def priced(study: Study, rates: Rates) -> Table:
-    """Every row of the study at the rates, offline training against online training alone in equal time."""
+    """Every row of the study at the rates, offline training against each GRPO alone in equal time."""
     lines = []
     for group in (*study.offline, *study.baselines):
         for row in group.rows:
@@ -273,7 +273,11 @@ def priced(study: Study, rates: Rates) -> Table:
                     "accuracy % [95 %]": fmt.interval(row.accuracy),
                     "time": fmt.duration(3600 * hours),
                     "price": price,
-                    "against GRPO in equal time": _versus(study, row, "hours") if group.is_offline else UNKNOWN,
+                    **{
+                        f"against {other.name} in equal time": _against(row, other, "hours")
+                        for other in study.baselines
+                        if group.is_offline
+                    },
                 }
             )
     return table(f"This study's tokens as those of {rates.recipe} on {rates.topology}", lines)
@@ -286,17 +290,23 @@ def _of_seeds(interval: Interval | None, row: Row) -> str:
     return fmt.interval(interval, "+") + part
 
 
-def _versus(study: Study, row: Row, measure: str = "flops") -> str:
-    """Compare a row with the baseline `best_at` its cost, named if there are several."""
-    best = contrasts.best_at(study, row, measure)
+def _versus(study: Study, row: Row) -> str:
+    """Compare a row with the baseline `best_at` what it cost, named if there are several."""
+    best = contrasts.best_at(study, row)
     if best is None:
         on_dev = any(other.dev == other.dev for baseline in study.baselines for other in baseline.rows)
         return OUT_OF_RANGE if on_dev else UNKNOWN
-    advantage = contrasts.advantage(row, best, measure)
-    if advantage is None:
-        costs = sorted(other.costs[measure] for other in best.rows)
-        return UNKNOWN if costs[0] <= row.costs[measure] <= costs[-1] else OUT_OF_RANGE
-    return _of_seeds(advantage, row) + f", {best.setting or best.name}" * (len(study.baselines) > 1)
+    text = _against(row, best, "flops")
+    named = len(study.baselines) > 1 and text not in (UNKNOWN, OUT_OF_RANGE)
+    return text + f", {best.setting or best.name}" * named
+
+
+def _against(row: Row, baseline: Group, measure: str) -> str:
+    """Format what a row has over a baseline that spent as much."""
+    if (advantage := contrasts.advantage(row, baseline, measure)) is not None:
+        return _of_seeds(advantage, row)
+    costs = sorted(other.costs[measure] for other in baseline.rows)
+    return UNKNOWN if costs[0] <= row.costs[measure] <= costs[-1] else OUT_OF_RANGE
 
 
 def headline(study: Study) -> str:
@@ -468,8 +478,8 @@ def records(study: Study) -> Iterator[tuple[str, str, str, str, str, str, float]
 
     arm, values, seed, K, split ("" where none applies), measure, value. measure is a path such as "accuracy",
     "cost/flops", "collect/informativeness/ece", "offline/margins/margin_mean", and, of all seeds together,
-    "accuracy/low", "gain/mean" (what the last training added) or "advantage/BASELINE/flops/mean"; BASELINE is "best on
-    dev" for the one that is best there at these FLOPs. Units are those of the manifests.
+    "accuracy/low", "gain/mean" (what the last training added) or "advantage/BASELINE/flops/mean", with rates "hours"
+    too; BASELINE is "best on dev" for the one that is best there at these FLOPs. Units are those of the manifests.
     """
     for group in (*study.groups, *study.warmups):
         values = ";".join(f"{field}={text}" for field, text in group.values.items())
@@ -505,7 +515,9 @@ def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, fl
         baselines = {baseline.name: baseline for baseline in study.baselines}
         baselines |= {"best on dev": best} if (best := contrasts.best_at(study, row)) is not None else {}
         intervals |= {
-            f"advantage/{name}/flops": contrasts.advantage(row, baseline) for name, baseline in baselines.items()
+            f"advantage/{name}/{measure}": contrasts.advantage(row, baseline, measure)
+            for name, baseline in baselines.items()
+            for measure in ("flops", *["hours"] * (study.rates is not None))
         }
     for name, interval in intervals.items():
         for part in ("mean", "low", "high", "seeds") if interval is not None else ():

@@ -125,4 +125,4 @@ class Gain:
             if not least <= seen[name] <= most:
                 yield f"{name} is {seen[name]:g}, in the studies {least:g} to {most:g}"
         if parameters > HARMFUL[0] and rate > HARMFUL[1]:
-            yield f"learning_rate is {rate:g}: at more than {HARMFUL[1]:g} DPO took accuracy away in models of this size"
+            yield f"learning_rate is {rate:g}: at more than {HARMFUL[1]:g} DPO took accuracy from models of this size"

@@ -13,7 +13,7 @@ from reports import Page, evaluation
 from g2d_jax.report import contrasts
 from g2d_jax.report.page import html, text
 from g2d_jax.report.read import read_study, studies
-from g2d_jax.report.study import headline, priced, rank_correlations, report, results, state, write_study
+from g2d_jax.report.study import headline, priced, rank_correlations, records, report, results, state, write_study
 from g2d_jax.runtime.storage import finish, read_json, write_json
 from g2d_jax.study.pricing import Rates
 
@@ -221,7 +221,11 @@ def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
             ("1 h 30 min", None) if price is None else ("3 h 00 min", "144.00")
         )
         flops = lines(results(study))["g2d, K = 2 (best on dev)"][VERSUS]  # FLOPs and tokens are in proportion here
-        assert line["against GRPO in equal time"] == flops != "–"
+        equal = line["against grpo, learning rate 0.2 in equal time"]
+        assert f"{equal}, learning rate 0.2" == flops and line["against grpo, learning rate 0.1 in equal time"] != "–"
+        measured = {(measure, k): value for *_, k, _, measure, value in records(other)}
+        advantage = "advantage/grpo, learning rate 0.2"
+        assert measured[f"{advantage}/hours/mean", "2"] == measured[f"{advantage}/flops/mean", "2"]
         page = Page(html(report(other)))
         assert "prices what was done here, and is no forecast" in page.text and page.table("as those of big on v5e-16")
         assert "no rate for tokens prefilled" in page.text and ("all tokens times 2" in page.text) == (scale == 2)
