@@ -33,7 +33,7 @@ from g2d_jax.workdir import absolute
 
 PROMPTS, RESPONSES = 256, 8
 BENDS, LONGEST = (0.65, 100.0), 240
-"""How warm-ups slowed down in the studies, whose longest had so many steps: see `learned`."""
+"""Bends from the sharpest of the studies to none, see `learned`; the steps of their longest warm-up."""
 NATS = (0.0, 1.0, 2.0, 3.0)
 """Of warm-up, for which DPO's gain is told."""
 

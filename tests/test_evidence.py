@@ -83,9 +83,15 @@ def test_the_prediction_has_the_constants_of_its_calibration() -> None:
     constants += f"  SLACK {round(100 * gain.SLACK)} points"
     assert constants in done.stdout.splitlines()
     page = (ROOT / "docs" / "forecast.md").read_text("utf-8")
-    errors = re.findall(
-        r"(?:[a-z] left out|, by the constants|power 1) .*?: mean \|error\| +(\S+), worst +([-+.0-9]+)", done.stdout
-    )
-    assert len(errors) == 7
-    for mean, worst in errors:
-        assert f"| {mean} | {worst} |" in page, (mean, worst)
+    rows = re.findall(r"^(.*?) +\d+ points: mean \|error\| +(\S+), worst +([-+.0-9]+)", done.stdout, re.MULTILINE)
+    rows += re.findall(r"^(.*, by the constants): mean \|error\| (\S+), worst (\S+)$", done.stdout, re.MULTILINE)
+    shown = {
+        name: f"| {mean} | {worst} |" for name, mean, worst in rows if not re.search(r"seed \d|slips, fitted", name)
+    }
+    assert len(shown) == 16
+    for name, cells in shown.items():
+        assert cells in page, name
+    within = re.findall(r"^(\d+) of (\d+)(?: stages)? within", done.stdout, re.MULTILINE)
+    assert within[0] == ("75", "77") and "75 of the 77 stages" in page
+    assert within[1] == ("42", "42") and "42 stages all lie within" in page
+    assert sum(int(count) for count, _ in within[2:]) == 11 and "of the 15 at further rates 11" in page

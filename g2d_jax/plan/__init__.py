@@ -92,7 +92,7 @@ def plan(
 
 
 def rates(config: ConfigDict, name: str, say: Callable[[str], None], response: int | None = None) -> Rates:
-    """Compute how fast a recipe's stages handle tokens on a machine; evaluations are left out. As `plan` otherwise.
+    """Compute how fast a recipe's stages handle tokens on a machine, of those that costs count. As `plan` otherwise.
 
     Raises ValueError too where the recipe does not fit the machine.
     """
@@ -101,7 +101,7 @@ def rates(config: ConfigDict, name: str, say: Callable[[str], None], response: i
     from g2d_jax.graph import plan as order_of
     from g2d_jax.plan import planning, show
 
-    stages = [stage for stage in order_of(settings).order if settings.stages[stage].kind != "evaluate"]
+    stages = [stage for stage in order_of(settings).order if settings.stages[stage].kind not in ("sft", "evaluate")]
     run_plan = planning.make(settings, compiler, stages=stages, response=response)
     if run_plan.misfits:
         raise ValueError(f"{config.name} on {name}: {show.verdict(run_plan, None)}; see g2d plan --auto")

@@ -124,7 +124,7 @@ def _axes(
 
 
 def _look(i: int) -> dict[str, Any]:
-    return {"color": list(COLOURS)[i % len(COLOURS)], "linestyle": _DASHES[i % len(_DASHES)]}
+    return {"color": list(COLOURS)[i % len(COLOURS)], "linestyle": _DASHES[(i + i // len(COLOURS)) % len(_DASHES)]}
 
 
 def _drawable(values: ArrayLike) -> NDArray[np.float64]:

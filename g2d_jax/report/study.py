@@ -67,7 +67,8 @@ TAUGHT_NOTE = (
 STOP_NOTE = (
     "Why: online steps had come to buy less per FLOP than offline training was predicted to (adaptive), at a budget, "
     "or at the last of its steps. Rates, in points a TFLOP: what the last probe saw of online steps, in accuracy and "
-    "predicted gain together (± standard error), and predicted of offline training."
+    "predicted gain together (± standard error), and predicted of longer offline training. A warm-up ends where the "
+    "first and two errors are at most the second."
 )
 
 
@@ -245,11 +246,12 @@ def details(study: Study) -> Table:
 def _priced_section(study: Study, rates: Rates) -> Section:
     """Show what the study's tokens would take elsewhere: no forecast, since another model takes other steps."""
     scaled = f"all tokens times {rates.scale:.3g}" if rates.scale != 1 else "tokens as they are"
-    absent = ", ".join(kind for kind in TOKENS if kind not in rates.seconds[""])
+    absent = ", ".join(kind for kind in TOKENS if kind not in rates.seconds.get("", {}))
     note = (
         f"This study's own tokens ({scaled}) at the plan's rates for {rates.recipe} on {rates.topology}: responses of "
         f"{rates.response:,.0f} tokens, {rates.efficiency:.0%} of the roofline, without verifiers, judges, checkpoints "
-        "and loading. A token has the rate of the recipe's stages of the kind that it was spent in, at their batches. "
+        "and loading. A token has the rate of the recipe's stages of the kind that it was spent in, at their batches, "
+        "or their mean over all stages where it has none. "
         "It prices what was done here, and is no forecast of how many steps that model would need."
     )
     note += f" The recipe has no rate for tokens {absent}: they count as nothing." if absent else ""
@@ -305,6 +307,8 @@ def _against(row: Row, baseline: Group, measure: str) -> str:
     """Format what a row has over a baseline that spent as much."""
     if (advantage := contrasts.advantage(row, baseline, measure)) is not None:
         return _of_seeds(advantage, row)
+    if baseline.rows[0].ids != row.ids:
+        return UNKNOWN
     costs = sorted(other.costs[measure] for other in baseline.rows)
     return UNKNOWN if costs[0] <= row.costs[measure] <= costs[-1] else OUT_OF_RANGE
 
@@ -458,7 +462,7 @@ def stopping(study: Study) -> Table:
                     "K": f"{policy.steps:g}",
                     "why": f"{stop['rule']} ({stop['measure']})" if "measure" in stop else str(stop["rule"]),
                     "online rate": fmt.spread(number(last, "slope") / step, number(last, "slope_error") / step),
-                    "offline rate": fmt.percent(number(last, "gain") / whole),
+                    "longer offline rate": fmt.percent(number(last, "prolonged") / whole),
                 }
             )
     return table("Where each warm-up ended", lines)
@@ -512,13 +516,13 @@ def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, fl
     yield "dev", "accuracy/mean", row.dev
     intervals = {"accuracy": row.accuracy, "gain": row.gain, "offline_gain": row.gain if group.is_offline else None}
     if group.is_offline:
-        baselines = {baseline.name: baseline for baseline in study.baselines}
-        baselines |= {"best on dev": best} if (best := contrasts.best_at(study, row)) is not None else {}
         intervals |= {
-            f"advantage/{name}/{measure}": contrasts.advantage(row, baseline, measure)
-            for name, baseline in baselines.items()
+            f"advantage/{baseline.name}/{measure}": contrasts.advantage(row, baseline, measure)
             for measure in ("flops", *["hours"] * (study.rates is not None))
+            for baseline in study.baselines
         }
+        if (best := contrasts.best_at(study, row)) is not None:
+            intervals["advantage/best on dev/flops"] = contrasts.advantage(row, best)
     for name, interval in intervals.items():
         for part in ("mean", "low", "high", "seeds") if interval is not None else ():
             yield "test", f"{name}/{part}", float(getattr(interval, part))

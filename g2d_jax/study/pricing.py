@@ -29,6 +29,6 @@ class Rates:
 
         Tokens of kinds that no stage of the recipe has count as nothing.
         """
-        per_token = ((tokens, {**self.seconds[""], **self.seconds.get(stage, {})}) for stage, tokens in spent)
+        per_token = ((tokens, {**self.seconds.get("", {}), **self.seconds.get(stage, {})}) for stage, tokens in spent)
         total = sum(tokens[kind] * seconds for tokens, each in per_token for kind, seconds in each.items())
         return self.scale * total / 3600

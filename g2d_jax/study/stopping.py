@@ -56,7 +56,7 @@ class Forecast:
 
     @property
     def enough(self) -> bool:
-        """True if a step surely buys no more than longer offline training for its price."""
+        """True if a step buys no more than longer offline training for its price, by two standard errors."""
         most = self.slope + 2 * self.slope_error
         return most <= self.prolonged * self.step_flops / self.offline_flops
 

@@ -154,8 +154,14 @@ def test_every_program_of_every_kind_of_stage_is_compiled():
     for stage in (config.stages.warmup, config.stages.dpo):
         stage.probe.every = 2
     config.stages.dpo.probe_sampling.max_new_tokens = 8
-    entries = make(Config.of(config), compiler(1)).entries
+    plan = make(Config.of(config), compiler(1))
+    entries = plan.entries
     assert {entry.program.stage for entry in entries} == set(config.stages)
+    rates = show.rates(plan, None).seconds
+    kinds = {stage.kind for stage in config.stages.values()}
+    assert set(rates) == {"", *kinds}
+    drawn = [rates[kind]["generated"] for kind in ("online", "collect")]  # at other batches
+    assert drawn[0] != drawn[1] and min(drawn) < rates[""]["generated"] < max([*drawn, rates["evaluate"]["generated"]])
     assert not [(entry.program.stage, entry.program.name, entry.why) for entry in entries if not entry.compiled]
 
 

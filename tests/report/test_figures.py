@@ -82,8 +82,17 @@ def test_points_have_bars_labels_and_a_square_root_axis():
     assert chart.words == "one: 0 40 at 0, 5 60 at 25, 10 80 at 100"
     crowd = {"one": [Point(1 + i / 1000, 5, label=f"label{i}") for i in range(20)] + [Point(9, 9), Point(1, math.nan)]}
     chart = figures.points("f", "Crowd", crowd, x_title="x")
+    above, below = chart.figure.axes[0].texts[:2]
+    assert above.xyann == (0, 4) and below.xyann == (0, -4) and above.get_color() == next(iter(figures.COLOURS))
     assert 2 <= sum("label" in text for text in texts(chart)) <= 4 and "label19 5" in chart.words
     assert chart.note == "1 of 22 points are not known."
+
+
+def test_a_dozen_lines_look_different():
+    lines = {str(i): ([1, 2], [i, i]) for i in range(12)}
+    drawn = figures.curves("a", "A", {"": lines}).figure.axes[0].lines
+    looks = {(line.get_color(), str(line._dash_pattern)) for line in drawn}
+    assert len(looks) == len(drawn) == 12
 
 
 def test_intervals_reach_to_their_ends():

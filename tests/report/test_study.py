@@ -137,7 +137,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rate, best in (("0.1", 0.5), ("0.2", 0.55)):
             for k in ENDS:
                 fake.online(rate, seed, k, best)
-        probe = {"slope": 0.004, "slope_error": 0.001, "step_flops": 4e10, "gain": 0.08, "offline_flops": 5e11}
+        probe = {"slope": 0.004, "slope_error": 0.001, "step_flops": 4e10, "prolonged": 0.08, "offline_flops": 5e11}
         stop = {"rule": "adaptive", "step": 3 - seed, "probes": [probe]}
         own = fake.stage(f"warmup-own-{seed}", "online", 150, counts={"steps": 3 - seed}, stop=stop)
         fake.offline("own", seed, {}, "warmup", own, [1, 1, 1 - seed, 0], dev=0.65, stop="adaptive")
@@ -210,7 +210,8 @@ def test_k_and_the_baseline_are_chosen_on_dev_and_the_headline_answers(study):
 
 def test_tokens_are_priced_at_the_rates_of_another_model(root, study):
     """A policy of 20 scored tokens in collect and 30 in DPO; the warm-up has 50 a step at K, GRPO likewise."""
-    seconds = {"": {"generated": 0.0, "scored": 36.0, "trained": 0.0}}
+    own = {kind: {"scored": 36.0} for kind in ("collect", "online", "offline")}  # and not the names of stages
+    seconds = {"": {"generated": 0.0, "scored": 1e9, "trained": 0.0}, **own}
     rates = Rates("big", "v5e-16", seconds, 0.5, chips=16, response=1024)
     for scale, price in ((1.0, None), (2.0, 3.0)):
         other = read_study(root, "fake", dataclasses.replace(rates, scale=scale, price=price))
@@ -353,7 +354,7 @@ def test_the_page(study):
     assert page.tags.count("svg") == 6  # a measure each: there is no price
     stopped = page.table("Where each warm-up ended")
     assert stopped[1] == {"policy": "own", "seed": "1", "K": "2", "why": "adaptive", "online rate": "10.0 ± 2.5",
-                          "offline rate": "16.0"}  # fmt: skip
+                          "longer offline rate": "16.0"}  # fmt: skip
     assert page.table("Points left out") == [{"point": "g2d,steps=4,s2", "why": "not finished"}]
     taught = {row["policy"]: row for row in page.table("Rollouts and pairs that offline training was given")}
     assert taught["g2d, K = 2"] == {"policy": "g2d, K = 2", "mixed %": "70.0", "gap before, nats": "1.50",
