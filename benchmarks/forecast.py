@@ -78,7 +78,7 @@ class Point:
         return float(tilted(self.before, coefficient * self.updates * self.rate**power * (1 - self.before)))
 
 
-def studied(archive: str, name: str) -> list[Point]:
+def read_stages(archive: str, name: str) -> list[Point]:
     """Read the DPO stages of a study from its archive."""
     with tempfile.TemporaryDirectory() as folder:
         unpack(Path(__file__).parent / "results" / f"{archive}.tar.xz", Path(folder))
@@ -178,21 +178,21 @@ def show_warm_ups() -> None:
 
 def main() -> None:
     """Print constants and errors."""
-    tasks = {"slips": studied(*STUDIES["slips"]), "chains": chains(), "digits": studied(*STUDIES["digits"])}
+    tasks = {"slips": read_stages(*STUDIES["slips"]), "chains": chains(), "digits": read_stages(*STUDIES["digits"])}
     _, power = fit(tasks["slips"])
     fits = {task: fit(points, power)[0] for task, points in tasks.items()}
     for task, points in tasks.items():
         print(f"{task}: coefficient {fits[task]:.4f}, power {power:.2f}, {len(points)} points")
-    centre, factor = between(fits.values())
+    centre, factor = middle_and_ratio(fits.values())
 
-    def beyond(points: Iterable[Point]) -> list[float]:
+    def excesses(points: Iterable[Point]) -> list[float]:
         """Sort by how many points the measured accuracies lie outside of what the factor allows."""
         return sorted(
             100 * max(p.predicted(centre / factor, power) - p.after, p.after - p.predicted(centre * factor, power), 0.0)
             for p in points
         )
 
-    outside = beyond(point for points in tasks.values() for point in points)
+    outside = excesses(point for points in tasks.values() for point in points)
     slack = math.ceil(outside[int(0.95 * len(outside))])
     print(f"SHIFT {centre:.4f}  POWER {power:.2f}  FACTOR {factor:.2f}  SLACK {slack} points")
     within = sum(points <= slack for points in outside)
@@ -206,15 +206,15 @@ def main() -> None:
     strong, gentle = [p for p in slips if p.rate == 1], [p for p in slips if p.rate < 1]
     show("slips, gentle left out, power 1", gentle, fit(strong, 1.0))
     for task, points in tasks.items():
-        show(f"{task} left out", points, (between(fits[other] for other in tasks if other != task)[0], power))
+        show(f"{task} left out", points, (middle_and_ratio(fits[other] for other in tasks if other != task)[0], power))
     for task, points in tasks.items():
         show(f"{task}, by the constants", points, (centre, power))
-    checks = {name: studied(*study) for name, study in CHECKS.items()}
+    checks = {name: read_stages(*study) for name, study in CHECKS.items()}
     for check, points in checks.items():
         for rate in sorted({point.rate for point in points}):
             same = [point for point in points if point.rate == rate]
             show(f"{check}, DPO at {rate * 1e-4:g}", same, (centre, power))
-            print(f"{sum(value <= slack for value in beyond(same))} of {len(same)} within")
+            print(f"{sum(value <= slack for value in excesses(same))} of {len(same)} within")
     show("slips, seeds 5 to 10, by slips' fit", checks["slips, seeds 5 to 10"], (fits["slips"], power))
     for task in STUDIES:
         for which, coefficient in (("its own fit", fits[task]), ("the constants", centre)):
@@ -224,7 +224,7 @@ def main() -> None:
     show_warm_ups()
 
 
-def between(fits: Iterable[float]) -> tuple[float, float]:
+def middle_and_ratio(fits: Iterable[float]) -> tuple[float, float]:
     """Return the middle of the coefficients, by ratios, and the ratio of the largest to the smallest."""
     ends = sorted(fits)
     return math.sqrt(ends[0] * ends[-1]), ends[-1] / ends[0]

@@ -409,8 +409,9 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
     note = "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points are K."
     name += {"generated": " tokens", "trained": " tokens", "verifier_cpu_seconds": " time"}.get(measure, "")
     title = f"Test accuracy, %, against {name}"
-    titles = {"x_title": name, "y_title": "test accuracy, %"}
-    return figures.points(measure, title, series, **titles, written=written, joined=joined, note=note)
+    return figures.points(
+        measure, title, series, x_title=name, y_title="test accuracy, %", written=written, joined=joined, note=note
+    )
 
 
 def taught(study: Study) -> Table:

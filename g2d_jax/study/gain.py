@@ -33,7 +33,9 @@ PROLONGED = 0.7
 """Share of its mean that the last update of a stage adds: between the 1 of a shift that goes with updates, and the 0.4
 of two offline runs from cold policies (of 1 and 2.4 times the compute, 25.8 and 30.9 points, docs/spectrum.md)."""
 CALIBRATED = {
-    **{"learning_rate": (1e-5, 1e-4), "batch_size": (32, 64), "updates": (0.0, 40.0)},
+    "learning_rate": (1e-5, 1e-4),
+    "batch_size": (32, 64),
+    "updates": (0.0, 40.0),
     "parameters": (140_480, 3_155_712),
 }
 """The range of the studies."""
@@ -118,9 +120,13 @@ class Gain:
                 given = getattr(given, part)
             if given != value:
                 yield f"{name} is {given}, in the studies {value}"
-        rate, updates = self.offline.optimizer.learning_rate, float(np.nanmean(self.updates(rates)))
-        seen = {"learning_rate": rate, "batch_size": self.offline.batch_size, "updates": updates}
-        seen["parameters"] = parameters
+        rate = self.offline.optimizer.learning_rate
+        seen = {
+            "learning_rate": rate,
+            "batch_size": self.offline.batch_size,
+            "updates": float(np.nanmean(self.updates(rates))),
+            "parameters": parameters,
+        }
         for name, (least, most) in CALIBRATED.items():
             if not least <= seen[name] <= most:
                 yield f"{name} is {seen[name]:g}, in the studies {least:g} to {most:g}"
