@@ -659,7 +659,6 @@ class Collect(Section):
 class Offline(DPOLoss):
     """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from.
 
-    loss: "kto" trains on single graded responses, those of prompts without a pair too: the rollouts of `preferences`.
     diagnose: measure the pairs under the policy, before and after; its cost is counted apart. The trained policy is the
     same without.
     """
@@ -667,9 +666,6 @@ class Offline(DPOLoss):
     kind: Literal["offline"] = "offline"
     policy: str = "warmup"
     preferences: str = "collect"
-    loss: Literal["dpo", "kto"] = "dpo"
-    desirable_weight: NotNegativeFloat = 1.0  # of correct and of incorrect responses in KTO's loss
-    undesirable_weight: NotNegativeFloat = 1.0
     epochs: Positive = 1
     batch_size: Positive = 64
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
@@ -679,16 +675,9 @@ class Offline(DPOLoss):
     signal_pairs: NotNegative = 256  # of the gradient's signal at the start, in 16 batches; 0: not measured
     optimizer: Optimizer = Optimizer(eps=1e-4)
 
-    @property
-    def measures(self) -> bool:
-        """True if pairs are measured, which KTO has none of."""
-        return self.diagnose and self.loss == "dpo"
-
     def check(self) -> None:
-        """Refuse a spread of one, and what the loss has not."""
+        """Refuse a spread of one."""
         super().check()
-        if self.loss == "kto" and (self.loss_type != "sigmoid" or self.label_smoothing):
-            raise ValueError("loss_type and label_smoothing are settings of DPO, and loss='kto' has none: leave them")
         if self.signal_pairs == 1:
             raise FieldError("signal_pairs", "must be at least 2, or 0 for no measure of it, got 1")
 
@@ -961,7 +950,7 @@ def collect(**changes: Any) -> ConfigDict:
 
 @_parameters_of(Offline)
 def offline(**changes: Any) -> ConfigDict:
-    """Return a stage of offline DPO or KTO: see `Offline`."""
+    """Return a stage of offline DPO: see `Offline`."""
     return _changed(Offline(), changes)
 
 

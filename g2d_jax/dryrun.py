@@ -22,7 +22,7 @@ from g2d_jax.records import Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import alerts, early_stopping, external_rollouts, kto, offline, online, sft
+from g2d_jax.stages import alerts, early_stopping, external_rollouts, offline, online, sft
 from g2d_jax.stages.problems import train_order
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.s3_checkpoints import check_processes
@@ -93,7 +93,7 @@ def _check(runtime: Runtime) -> None:
         elif isinstance(stage, Collect) and stage.rollouts not in ("sample", "archive", *runtime.config.stages):
             external_rollouts.read(runtime, stage.rollouts, stage.reward_column)
         elif isinstance(stage, Offline) and stage.preferences not in runtime.config.stages:
-            (kto.read if stage.loss == "kto" else offline.read)(runtime, stage)
+            offline.read(runtime, stage)
         if hasattr(stage, "sampling"):
             runtime.sampler()
 

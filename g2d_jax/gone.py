@@ -41,7 +41,14 @@ class Gone:
         return ValueError(f"{path}={value!r:.200} is gone: {self.instead}")
 
 
-GONE: tuple[Gone, ...] = (Gone("stages.*.adaptive.shift", other_than(0.5), "leave it out"),)
+KTO = "offline stages train on pairs, by DPO, so leave it out; to train on graded responses alone use TRL's KTOTrainer"
+
+GONE: tuple[Gone, ...] = (
+    Gone("stages.*.adaptive.shift", other_than(0.5), "leave it out"),
+    Gone("stages.*.loss", one_of("kto"), KTO),
+    Gone("stages.*.desirable_weight", other_than(1.0), KTO),
+    Gone("stages.*.undesirable_weight", other_than(1.0), KTO),
+)
 """All settings that are gone."""
 
 

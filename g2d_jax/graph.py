@@ -122,10 +122,9 @@ def followers(name: str, stages: Stages) -> tuple[str, str, str] | None:
     """Return what starts where a stage ends: the stages that draw rollouts, choose pairs from them, and train on those.
 
     The first two are one stage unless the second takes the rollouts of another. They decide where the stage ends.
-    Those of KTO, which needs no pairs, do not count.
     """
     for other, offline in stages.items():
-        if not isinstance(offline, Offline) or offline.loss != "dpo":
+        if not isinstance(offline, Offline):
             continue
         if offline.policy != name or offline.preferences not in stages:
             continue
@@ -151,7 +150,7 @@ def check_inputs(config: Config, order: Plan) -> None:
             elif isinstance(stage, Collect):
                 _check_rollouts(name, stage, config.stages)
             elif isinstance(stage, Offline):
-                _check_preferences(stage, config)
+                _check_preferences(stage, config.stages)
             elif isinstance(stage, BestCheckpoint):
                 _check_selection(stage, config.stages)
         except ValueError as error:
@@ -233,10 +232,7 @@ def _check_dump(path: str, names: str) -> None:
         raise ValueError(f"rollouts is {path!r}: write {names}, or the path of a dump that exists: {error}") from error
 
 
-def _check_preferences(stage: Offline, config: Config) -> None:
-    stages = config.stages
-    if stage.loss == "kto" and not all(task.reward.is_verifiable for task in config.all_tasks.values()):
-        raise ValueError("loss='kto' trains on right and wrong responses, which some rewards do not tell: use dpo")
+def _check_preferences(stage: Offline, stages: Stages) -> None:
     if stage.preferences in stages:
         if not isinstance(stages[stage.preferences], Collect):
             raise ValueError(f"preferences is {stage.preferences!r}, a stage that collects none")

@@ -17,10 +17,16 @@ from g2d_jax.runtime import storage
 TINY = str(Path(__file__).parent / "tiny.py")
 USED: dict[str, Any] = {
     "stages.warmup.adaptive.shift": 0.4,
+    "stages.dpo.loss": "kto",
+    "stages.dpo.desirable_weight": 1.5,
+    "stages.dpo.undesirable_weight": 0.5,
 }
 """Settings that are gone, in stages of tiny.py, with a value that a run went by; some of every entry of GONE."""
 UNUSED: dict[str, Any] = {
     "stages.warmup.adaptive.shift": 0.5,
+    "stages.dpo.loss": "dpo",
+    "stages.dpo.desirable_weight": 1.0,
+    "stages.dpo.undesirable_weight": 1,
 }
 """Values that older versions wrote into config.json where nothing was set."""
 

@@ -74,8 +74,9 @@ class ExtraState:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> ExtraState:
-        """Restore the state that `to_json` wrote."""
-        state = cls(**record)
+        """Restore the state that `to_json` wrote, also that of an older version, which had fields that are gone."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        state = cls(**{name: value for name, value in record.items() if name in known})
         state.probe_cost, state.history = Cost(**record["probe_cost"]), History.from_state(record["history"])
         state.before, state.after = Cursor(**record["before"]), Cursor(**record["after"])
         return state
