@@ -83,7 +83,6 @@ def _embedded(task: str, smoke: bool) -> ConfigDict:
     config.stages.evaluate.greedy = not smoke
     if smoke:
         config.stages.warmup.adaptive.min_steps = 3
-        config.stages.dpo.signal_pairs = 16
     elif task != "middle":
         config.data.dev.limit, config.data.test.limit = 512, 1024
         config.stages.evaluate.update(num_generations=4, pass_at=(1, 2, 4))

@@ -672,14 +672,7 @@ class Offline(DPOLoss):
     probe: Probe = Probe()
     probe_sampling: Sampling = Sampling()
     diagnose: bool = True
-    signal_pairs: NotNegative = 256  # of the gradient's signal at the start, in 16 batches; 0: not measured
     optimizer: Optimizer = Optimizer(eps=1e-4)
-
-    def check(self) -> None:
-        """Refuse a spread of one."""
-        super().check()
-        if self.signal_pairs == 1:
-            raise FieldError("signal_pairs", "must be at least 2, or 0 for no measure of it, got 1")
 
 
 class BestCheckpoint(Section):

@@ -43,11 +43,14 @@ class Gone:
 
 KTO = "offline stages train on pairs, by DPO, so leave it out; to train on graded responses alone use TRL's KTOTrainer"
 
+SIGNAL = "the gradient's signal and noise are measured no more: leave it out"
+
 GONE: tuple[Gone, ...] = (
     Gone("stages.*.adaptive.shift", other_than(0.5), "leave it out"),
     Gone("stages.*.loss", one_of("kto"), KTO),
     Gone("stages.*.desirable_weight", other_than(1.0), KTO),
     Gone("stages.*.undesirable_weight", other_than(1.0), KTO),
+    Gone("stages.*.signal_pairs", other_than(0, 256), SIGNAL),
 )
 """All settings that are gone."""
 

@@ -20,6 +20,7 @@ USED: dict[str, Any] = {
     "stages.dpo.loss": "kto",
     "stages.dpo.desirable_weight": 1.5,
     "stages.dpo.undesirable_weight": 0.5,
+    "stages.dpo.signal_pairs": 8,
 }
 """Settings that are gone, in stages of tiny.py, with a value that a run went by; some of every entry of GONE."""
 UNUSED: dict[str, Any] = {
@@ -27,6 +28,7 @@ UNUSED: dict[str, Any] = {
     "stages.dpo.loss": "dpo",
     "stages.dpo.desirable_weight": 1.0,
     "stages.dpo.undesirable_weight": 1,
+    "stages.dpo.signal_pairs": 256,
 }
 """Values that older versions wrote into config.json where nothing was set."""
 

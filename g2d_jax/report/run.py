@@ -90,8 +90,6 @@ PAIR_MEASURES: Mapping[str, tuple[tuple[str, ...], Written]] = {
     "implicit reward, rejected": (("", "margins", "rejected_mean"), fmt.fixed(2)),
     "implicit margin": (("", "margins", "margin_mean"), fmt.fixed(2)),
     "margins right %": (("", "margins", "accuracy"), fmt.percent),
-    "gradient signal / noise of a pair": (("signal", "", "ratio"), fmt.fixed(3)),
-    "noise scale, pairs": (("signal", "", "noise_scale"), fmt.fixed(0)),
 }
 """Measure of an offline stage's pairs -> where its result has it before and after training, and its numbers as text."""
 

@@ -45,8 +45,6 @@ TAUGHT: Mapping[str, tuple[tuple[str, ...], Written]] = {
     "ranked before %": (("offline", "result", "before", "frac_ranked"), fmt.percent),
     "implicit margin": (("offline", "result", "margins", "margin_mean"), fmt.fixed(2)),
     "margins right %": (("offline", "result", "margins", "accuracy"), fmt.percent),
-    "gradient signal / noise": (("offline", "result", "signal", "ratio"), fmt.fixed(3)),
-    "noise scale, pairs": (("offline", "result", "signal", "noise_scale"), fmt.fixed(0)),
     "pairs": ((COLLECT, "counts", "pairs"), fmt.count),
     "their prompts": ((*OF_PAIRS, "prompts"), fmt.count),
     **{
@@ -60,8 +58,7 @@ TAUGHT_NOTE = (
     f"Of the rollouts that pairs were chosen from; means over seeds. {MEANINGS} What is theirs is of the chosen pairs' "
     "prompts, each pair counting as its prompt. Gaps before and after are of the pairs' "
     "chosen and rejected completions, before and after offline training; the implicit margin is beta times what "
-    "training moved of it. Signal / noise is the norm of the mean DPO gradient over the norm of its noise in a batch, "
-    "the noise scale the number of pairs at which both are equal. Between temperatures entropy does not compare."
+    "training moved of it. Between temperatures entropy does not compare."
 )
 
 STOP_NOTE = (

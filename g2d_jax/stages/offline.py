@@ -1,8 +1,8 @@
 """Offline DPO on a static preference dataset. The reference is the policy it starts from; its log-probabilities are
 computed once, cached under a fingerprint, and no reference model stays in memory.
 
-The pairs are measured too: the gradient's signal before training, rewards after it. Both change nothing in the trained
-policy, and their cost is counted apart from it.
+The pairs are measured too, under the policy before training and after it. That changes nothing in the trained policy,
+and its cost is counted apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from g2d_jax.data.packing import Group, Packed, Response
 from g2d_jax.data.preferences import check_preferences
 from g2d_jax.losses import dpo_weights
 from g2d_jax.models.decoder import Decoder
-from g2d_jax.models.flops import train_flops
 from g2d_jax.records import Preference
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
@@ -30,18 +29,16 @@ from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import checkpoint_of, load_policy, load_reference
 from g2d_jax.stages.problems import order as problem_order
 from g2d_jax.stages.programs.program import Program
-from g2d_jax.stages.programs.training import gradient, logprobs, state_shapes, training_programs
+from g2d_jax.stages.programs.training import logprobs, state_shapes, training_programs
 from g2d_jax.stages.rollouts import measured_once
 from g2d_jax.stages.row_shapes import RowShape, choose_row_length, pack_rows
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import open_trainer
 from g2d_jax.study import informativeness
 from g2d_jax.training import objectives
-from g2d_jax.training.gradient_noise import gradient_norms
 from g2d_jax.training.objectives import Compute, Objective
 
 SCORED_AT_ONCE = 256  # pairs of one scoring call
-SIGNAL_BATCHES = 16  # gradients whose mean and spread are measured
 
 
 def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
@@ -50,8 +47,7 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     With stage.diagnose, the pairs are measured under the policy before and after: `result` has flat groups of
     figures, `diagnosis` their cost, which no other field counts, and pairs.parquet each pair's log-probabilities.
     before, after: `pair_summary` of the log-probabilities. margins: `margin_summary` after training; before it, rewards
-    and margins are 0 by definition, for the policy is the reference; {} for a loss that has none. signal: see
-    `informativeness.gradient_signal`.
+    and margins are 0 by definition, for the policy is the reference; {} for a loss that has none.
     """
     pairs = read(runtime, stage)
     examples = batch(pairs, np.zeros((len(pairs), 2)))
@@ -68,7 +64,6 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
     lengths = _lengths(pairs)
     # Before training: it refuses responses without tokens.
     before = informativeness.pair_summary(references[:, 0], references[:, 1], *lengths) if stage.diagnose else {}
-    signal, diagnosis = _gradient_signal(runtime, name, stage, pairs, references, row_length)
     count = len(pairs)
     order = problem_order(runtime.config, count, f"offline/{name}") if stage.shuffle else Order(count, None)
     objective, rows = objective_of(runtime.compute, stage), RowShape(row_length, batch_size)
@@ -87,8 +82,8 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
         fields = trainer.finish({"pairs": count, "steps": steps, "unused": unused})
         if not stage.diagnose:
             return fields
-        if not stage.compares:
-            diagnosis.add(dataclasses.asdict(scoring))
+        # Without a reference the first scoring was for the measurement alone.
+        diagnosis = Cost() if stage.compares else scoring
         with runtime.track_cost(diagnosis):
             trained = score(runtime, trainer.policy, examples, row_length, diagnosis)
         change = np.mean((trained - references)[:, 0] / lengths[0])
@@ -97,7 +92,6 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
         "before": before,
         "after": informativeness.pair_summary(trained[:, 0], trained[:, 1], *lengths),
         "margins": informativeness.margin_summary(stage.beta, references, trained) if stage.compares else {},
-        "signal": signal,
     }
     _write_pairs(runtime.folders[name] / "pairs.parquet", pairs, references, trained)
     figures = {f"{part}/{key}": value for part, values in result.items() for key, value in values.items()}
@@ -146,9 +140,6 @@ def _programs(
     stage, objective = _with_warmup_that_fits(stage, steps), objective_of(runtime.compute, stage)
     if times := stage.compares + stage.diagnose:
         yield logprobs(runtime, name, packed(examples(scored)), times * pairs / scored * share, ())
-    draws = _signal_draws(runtime, name, stage, pairs)
-    if len(draws) > 1:
-        yield gradient(runtime, name, objective, packed(examples(len(draws[0]))), len(draws) * share)
     state, trained = state_shapes(runtime, stage.optimizer, steps), examples(batch_size)
     yield from probes.programs(runtime, name, stage, steps, response, state)
     yield from training_programs(runtime, name, stage.optimizer, steps, objective, packed(trained), steps * share)
@@ -157,56 +148,6 @@ def _programs(
 def objective_of(compute: Compute, stage: Offline) -> Objective:
     """Return the stage's loss."""
     return objectives.dpo(compute, OnlineDPO(**{name: getattr(stage, name) for name in DPOLoss.hints()}))
-
-
-def signal_draws(order: Order, total: int) -> list[list[int]]:
-    """List the pairs' indices of each batch, M batches of B: the first M * B of an order of all pairs.
-
-    total: pairs to use in total; no pair is used twice. M is 16, or the number of pairs if that is smaller.
-    """
-    available = min(total, order.count)
-    batches = min(SIGNAL_BATCHES, available)
-    size = available // batches if batches else 0
-    return [[index for index, _ in draw(order, first * size, size)] for first in range(batches)]
-
-
-def _signal_draws(runtime: Runtime, name: str, stage: Offline, pairs: int) -> list[list[int]]:
-    """List the indices of the pairs in each batch that the gradient's signal is measured on; [] if it is not."""
-    wanted = stage.signal_pairs if stage.diagnose else 0
-    return signal_draws(problem_order(runtime.config, pairs, f"signal/{name}"), wanted)
-
-
-def _gradient_signal(
-    runtime: Runtime, name: str, stage: Offline, pairs: list[Preference], references: np.ndarray, row_length: int
-) -> tuple[dict[str, float], Cost]:
-    """Measure `informativeness.gradient_signal` of the loss at the policy that training starts from, and its cost.
-
-    The loss of each batch is the mean over its pairs. Pairs of one prompt are not independent: where a few prompts give
-    most of the pairs, their common part counts as signal. The cost counts tokens that went forward and backward as
-    trained. With fewer than 2 batches there is no noise to measure: ({}, no cost), with a message if it was asked for.
-    """
-    draws = _signal_draws(runtime, name, stage, len(pairs))
-    if len(draws) < 2:
-        if draws:
-            runtime.tracker.say(f"{name}: the gradient's signal is not measured, that takes at least 2 pairs")
-        return {}, Cost()
-
-    def measure(cost: Cost) -> dict[str, float]:
-        rows = RowShape(row_length, len(draws[0]))
-        packed = [pack_rows(runtime, batch([pairs[i] for i in drawn], references[drawn]), rows) for drawn in draws]
-        objective, programs = runtime.loss_of(name, objective_of(runtime.compute, stage))
-        norms = gradient_norms(objective, load_policy(runtime, stage.policy), packed, runtime.mesh, programs)
-        used = sum(batch.used for batch in packed)
-        cost.trained += used
-        cost.flops += train_flops(runtime.model_config, used, sum(batch.attended for batch in packed))
-        return informativeness.gradient_signal(*norms, batches=len(draws), pairs_per_batch=len(draws[0]))
-
-    settings = [getattr(stage, field) for field in DPOLoss.hints()]
-    used = batch([pairs[i] for drawn in draws for i in drawn], np.zeros((sum(map(len, draws)), 2)))
-    inputs = [settings, len(draws), _inputs(runtime, stage, used, row_length)]
-    file = runtime.folders[name] / f"signal-{storage.fingerprint(inputs)}.json"
-    signal, cost = measured_once(runtime, file, measure)
-    return {key: float(value) for key, value in signal.items()}, cost
 
 
 def _lengths(pairs: list[Preference]) -> tuple[np.ndarray, np.ndarray]:
