@@ -398,12 +398,6 @@ class Budget(Section):
     amount: float = 0.0
 
 
-class Adaptive(Section):
-    """The end of an online stage with stop="adaptive": see stopping.py."""
-
-    min_steps: Positive = 20
-
-
 class DPOLoss(Section):
     """The DPO loss, of a stage of either kind."""
 
@@ -469,9 +463,8 @@ class Online(Section):
     reward_column: str | None = None  # of a dump, where several columns are rewards
     steps: NotNegative = 20
     keep: tuple[int, ...] = ()
-    stop: Literal["steps", "budget", "adaptive"] = "steps"  # the others may end it earlier: stages/early_stopping.py
+    stop: Literal["steps", "budget"] = "steps"  # "budget" may end it earlier: stages/early_stopping.py
     budget: Budget = Budget()
-    adaptive: Adaptive = Adaptive()  # measures on probes: set probe.every too
     prompts_per_step: Positive = 32
     num_generations: Positive = 8
     sampling: Sampling = Sampling()
@@ -573,30 +566,14 @@ class Online(Section):
             raise ValueError(f"{without}, so no policy is synchronised: set sync_every to num_iterations")
         if self.filters:
             raise ValueError(f"{without} in place of other prompts: leave dynamic_sampling, drop_solved and difficulty")
-        if self.stop == "adaptive":
-            raise ValueError(f"{without}, and stop='adaptive' weighs what sampling costs: use stop='steps'")
         for name in ("sampling_weights", "stream"):
             if getattr(self, name):
                 raise FieldError(name, f"is set, but {without}: leave it unset")
 
     def _check_stop(self) -> None:
-        """Refuse a rule that could end nothing, or that has nothing to go by."""
+        """Refuse a budget of nothing."""
         if self.stop == "budget" and not self.budget.amount > 0:
             raise FieldError("budget.amount", f"must be positive, got {self.budget.amount}")
-        if self.stop != "adaptive":
-            return
-        probe = self.probe
-        if probe.every < 1 or probe.num_generations < 2 or probe.prompts < 2:
-            raise ValueError(
-                "stop='adaptive' measures on probes, fresh samples that no filter of prompts chose: set probe.every, "
-                "to 5 say, and probe.num_generations and probe.prompts to 2 at least, better 8 and 64; got "
-                f"{probe.every}, {probe.num_generations} and {probe.prompts}"
-            )
-        if probe.split != "dev":
-            raise ValueError(
-                f"stop='adaptive' would choose where to end on the {probe.split} problems, and it is to measure on "
-                "others than are trained on or tested on: set probe.split to dev"
-            )
 
     def _check_grpo(self) -> None:
         """Refuse what GRPO's ratio of policies, or a group's shared forward pass, does not allow."""

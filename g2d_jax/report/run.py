@@ -47,8 +47,7 @@ ELSEWHERE = ("warning", "goodput")
 TRAINING_NOTE = (
     "Every step is drawn, or the mean of neighbouring steps with their range as a band. Lines are of what a stage "
     "trained on: rollouts of the policy at its last synchronisation, or pairs. Fresh samples are of the trained policy "
-    "itself, on the same prompts with the same random numbers each time; a stage's cost includes theirs only where "
-    "they decide its end (stop=adaptive)."
+    "itself, on the same prompts with the same random numbers each time; their cost is counted apart."
 )
 
 MEASURES: Mapping[str, tuple[str, Written]] = {

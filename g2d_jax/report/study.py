@@ -62,10 +62,8 @@ TAUGHT_NOTE = (
 )
 
 STOP_NOTE = (
-    "Why: online steps had come to buy less per FLOP than offline training was predicted to (adaptive), at a budget, "
-    "or at the last of its steps. Rates, in points a TFLOP: what the last probe saw of online steps, in accuracy and "
-    "predicted gain together (± standard error), and predicted of longer offline training. A warm-up ends where the "
-    "first and two errors are at most the second."
+    "Why: at a budget, at the last of its steps, or by a rule of earlier versions (adaptive), which compared what a "
+    "step bought with what offline training was predicted to."
 )
 
 
@@ -451,16 +449,12 @@ def stopping(study: Study) -> Table:
     for row in (row for group in study.groups if group.stops for row in group.rows):
         for policy, seed in zip(row.policies, row.seeds, strict=True):
             stop = policy.stop
-            last = (stop.get("probes") or [{}])[-1]
-            step, whole = number(last, "step_flops") / 1e12, number(last, "offline_flops") / 1e12
             lines.append(
                 {
                     "policy": row.name,
                     "seed": str(seed),
                     "K": f"{policy.steps:g}",
                     "why": f"{stop['rule']} ({stop['measure']})" if "measure" in stop else str(stop["rule"]),
-                    "online rate": fmt.spread(number(last, "slope") / step, number(last, "slope_error") / step),
-                    "longer offline rate": fmt.percent(number(last, "prolonged") / whole),
                 }
             )
     return table("Where each warm-up ended", lines)
