@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from etils import epath
 
 from g2d_jax import commands, config_io, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.gone import GONE, Gone, find
+from g2d_jax.report.read import read_comparison
 from g2d_jax.runtime import storage
 
+ROOT = Path(__file__).resolve().parents[1]
 TINY = str(Path(__file__).parent / "tiny.py")
 USED: dict[str, Any] = {
     "stages.warmup.stop": "adaptive",
@@ -114,3 +118,18 @@ def test_a_run_that_used_them_is_read_and_exported_but_not_continued(tmp_path: P
     assert (tmp_path / "model" / "model.safetensors").exists()
     with pytest.raises(ValueError, match=r"does not hold this version's settings: .* is gone: .* another --workdir"):
         pipeline.run(resolve(TINY), work)
+
+
+@pytest.mark.parametrize(
+    "archive", sorted((ROOT / "benchmarks" / "results").glob("*.tar.xz")), ids=lambda file: file.name
+)
+def test_packed_results_of_older_versions_are_read(archive: Path, tmp_path: Path) -> None:
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, filter="data")
+    points = sorted(file.parent for file in tmp_path.glob("points/*/*/config.json"))
+    by_arm = {point.name.partition(",")[0]: point for point in points}  # of two archives one is "adaptive"
+    for point in by_arm.values():
+        assert commands.read_config(epath.Path(point)).stages
+    ends = sorted(by_arm.values())[:1] + points[-1:]
+    comparison = read_comparison(ends)
+    assert len(comparison.problems) > 100 and all(0 < row.accuracy.mean < 1 for row in comparison.last)
