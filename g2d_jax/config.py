@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_a
 
 from ml_collections import ConfigDict
 
+from g2d_jax.gone import find, refuse
 from g2d_jax.records import SamplingParams
 from g2d_jax.section import Bounds, FieldError, NotNegative, Positive, Section, Share, editable, record
 
@@ -397,12 +398,6 @@ class Budget(Section):
     amount: float = 0.0
 
 
-class Adaptive(Section):
-    """The end of an online stage with stop="adaptive": see stopping.py."""
-
-    min_steps: Positive = 20
-
-
 class DPOLoss(Section):
     """The DPO loss, of a stage of either kind."""
 
@@ -468,9 +463,8 @@ class Online(Section):
     reward_column: str | None = None  # of a dump, where several columns are rewards
     steps: NotNegative = 20
     keep: tuple[int, ...] = ()
-    stop: Literal["steps", "budget", "adaptive"] = "steps"  # the others may end it earlier: stages/early_stopping.py
+    stop: Literal["steps", "budget"] = "steps"  # "budget" may end it earlier: stages/early_stopping.py
     budget: Budget = Budget()
-    adaptive: Adaptive = Adaptive()  # measures on probes: set probe.every too
     prompts_per_step: Positive = 32
     num_generations: Positive = 8
     sampling: Sampling = Sampling()
@@ -572,30 +566,14 @@ class Online(Section):
             raise ValueError(f"{without}, so no policy is synchronised: set sync_every to num_iterations")
         if self.filters:
             raise ValueError(f"{without} in place of other prompts: leave dynamic_sampling, drop_solved and difficulty")
-        if self.stop == "adaptive":
-            raise ValueError(f"{without}, and stop='adaptive' weighs what sampling costs: use stop='steps'")
         for name in ("sampling_weights", "stream"):
             if getattr(self, name):
                 raise FieldError(name, f"is set, but {without}: leave it unset")
 
     def _check_stop(self) -> None:
-        """Refuse a rule that could end nothing, or that has nothing to go by."""
+        """Refuse a budget of nothing."""
         if self.stop == "budget" and not self.budget.amount > 0:
             raise FieldError("budget.amount", f"must be positive, got {self.budget.amount}")
-        if self.stop != "adaptive":
-            return
-        probe = self.probe
-        if probe.every < 1 or probe.num_generations < 2 or probe.prompts < 2:
-            raise ValueError(
-                "stop='adaptive' measures on probes, fresh samples that no filter of prompts chose: set probe.every, "
-                "to 5 say, and probe.num_generations and probe.prompts to 2 at least, better 8 and 64; got "
-                f"{probe.every}, {probe.num_generations} and {probe.prompts}"
-            )
-        if probe.split != "dev":
-            raise ValueError(
-                f"stop='adaptive' would choose where to end on the {probe.split} problems, and it is to measure on "
-                "others than are trained on or tested on: set probe.split to dev"
-            )
 
     def _check_grpo(self) -> None:
         """Refuse what GRPO's ratio of policies, or a group's shared forward pass, does not allow."""
@@ -658,7 +636,6 @@ class Collect(Section):
 class Offline(DPOLoss):
     """Offline DPO from a policy on a preference dataset; the reference is the policy it starts from.
 
-    loss: "kto" trains on single graded responses, those of prompts without a pair too: the rollouts of `preferences`.
     diagnose: measure the pairs under the policy, before and after; its cost is counted apart. The trained policy is the
     same without.
     """
@@ -666,30 +643,13 @@ class Offline(DPOLoss):
     kind: Literal["offline"] = "offline"
     policy: str = "warmup"
     preferences: str = "collect"
-    loss: Literal["dpo", "kto"] = "dpo"
-    desirable_weight: NotNegativeFloat = 1.0  # of correct and of incorrect responses in KTO's loss
-    undesirable_weight: NotNegativeFloat = 1.0
     epochs: Positive = 1
     batch_size: Positive = 64
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
     probe: Probe = Probe()
     probe_sampling: Sampling = Sampling()
     diagnose: bool = True
-    signal_pairs: NotNegative = 256  # of the gradient's signal at the start, in 16 batches; 0: not measured
     optimizer: Optimizer = Optimizer(eps=1e-4)
-
-    @property
-    def measures(self) -> bool:
-        """True if pairs are measured, which KTO has none of."""
-        return self.diagnose and self.loss == "dpo"
-
-    def check(self) -> None:
-        """Refuse a spread of one, and what the loss has not."""
-        super().check()
-        if self.loss == "kto" and (self.loss_type != "sigmoid" or self.label_smoothing):
-            raise ValueError("loss_type and label_smoothing are settings of DPO, and loss='kto' has none: leave them")
-        if self.signal_pairs == 1:
-            raise FieldError("signal_pairs", "must be at least 2, or 0 for no measure of it, got 1")
 
 
 class BestCheckpoint(Section):
@@ -762,8 +722,9 @@ class Config(Section):
     def of(cls, config: ConfigDict) -> Config:
         """Return the checked settings of a user's config; what makes a study of it (`sweep`) is left out.
 
-        Raises ValueError naming the field, with its full path, or the stage.
+        Raises ValueError naming the field, with its full path, or the stage; also for a setting that is gone.
         """
+        refuse(config.to_dict())
         tasks = {name: record(Task, task, f"tasks.{name}") for name, task in config.tasks.items()}
         stages = {name: record(STAGES[stage.kind], stage, f"stages.{name}") for name, stage in config.stages.items()}
         return record(cls, config, tasks=tasks, stages=stages)
@@ -879,7 +840,20 @@ def _parameters_of(section: Callable[P, Section]) -> Callable[[Callable[..., Con
 
 
 def _changed(section: Section, changes: Mapping[str, Any]) -> ConfigDict:
-    return _filled(editable(section), changes)
+    config = editable(section)
+    return _filled(config, _without_gone(config, changes) if isinstance(section, Stage) else changes)
+
+
+def _without_gone(stage: ConfigDict, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes of a stage without those of fields that are gone. Raises ValueError for one that was used."""
+    kept = {}
+    for name, value in changes.items():
+        gone = find(f"stages.*.{name}")
+        if gone is not None and gone.used(value):
+            raise gone.refusal(name, value)
+        if gone is None or name in stage:
+            kept[name] = value
+    return kept
 
 
 def base() -> ConfigDict:
@@ -946,7 +920,7 @@ def collect(**changes: Any) -> ConfigDict:
 
 @_parameters_of(Offline)
 def offline(**changes: Any) -> ConfigDict:
-    """Return a stage of offline DPO or KTO: see `Offline`."""
+    """Return a stage of offline DPO: see `Offline`."""
     return _changed(Offline(), changes)
 
 

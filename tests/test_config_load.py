@@ -271,7 +271,7 @@ def test_the_last_override_wins(write):
         ("stages.warmup.keep=0,x", r"stages\.warmup\.keep must be an integer \(int\), got 'x'"),
         ("logging.tensorboard=1", r"logging\.tensorboard must be true or false \(bool\), got '1'"),
         ("data.train.limit=all", r"data\.train\.limit must be an integer \(int\) or none, got 'all'"),
-        ("stages.warmup=1", r"stages\.warmup is a section; set one of its fields: adaptive, beta, "),
+        ("stages.warmup=1", r"stages\.warmup is a section; set one of its fields: beta, "),
         ("stages.warmup.kind=sft", r"stages\.warmup\.kind decides which fields the stage has"),
         ("seed", r"override 'seed' has no value: write seed=value"),
         ("", r"has no value"),
@@ -314,15 +314,6 @@ def test_fields_not_named_have_their_defaults():
     made = config_io.from_dict({"seed": 3, "stages": {"warmup": {"kind": "online", "steps": 5}}})
     assert (made.seed, made.data.max_prompt_length) == (3, config.base().data.max_prompt_length)
     assert (made.stages.warmup.steps, made.stages.warmup.num_generations) == (5, config.online().num_generations)
-
-
-def test_runs_made_before_a_field_was_gone_can_be_read():
-    def read(shift):
-        return config_io.from_dict({"stages": {"warmup": {"kind": "online", "adaptive": {"shift": shift}}}})
-
-    assert read(0.5) == config_io.from_dict({"stages": {"warmup": {"kind": "online"}}})
-    with pytest.raises(ValueError, match=r"stages\.warmup\.adaptive\.shift"):
-        read(0.4)
 
 
 def test_identity_leaves_out_what_may_change_and_is_the_same_from_the_file_on_disk(write, tmp_path):
