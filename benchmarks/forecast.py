@@ -87,7 +87,7 @@ def read_stages(archive: str, name: str) -> list[Point]:
 
 
 def _point(policy: Policy) -> Point:
-    config, collected = Config.of(from_dict(policy.run.config)), policy.pairs_from
+    config, collected = Config.of(from_dict(policy.run.config, finished=True)), policy.pairs_from
     offline = config.stages[policy.name]
     collect = config.stages[offline.preferences]
     before, after = (float(np.nanmean(p.answers("test").to_numpy())) for p in (policy.parent, policy))

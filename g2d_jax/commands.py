@@ -37,7 +37,10 @@ from g2d_jax.workdir import absolute, no_run, packages, stage_folders, stage_ste
 
 
 def read_config(workdir: epath.Path, name: str = "config.json") -> Config:
-    """Read the config a work directory was started with. Raises ValueError if it holds no run. name: of its file."""
+    """Read the config a work directory was started with, without settings that are gone: what it is read for is there.
+
+    name: of its file. Raises ValueError if it holds no run.
+    """
     file = workdir / name
     if not file.exists():
         raise no_run(workdir)
@@ -45,7 +48,7 @@ def read_config(workdir: epath.Path, name: str = "config.json") -> Config:
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ValueError(f"{file} is not the settings of a run")
     try:
-        config = from_dict(content["config"])
+        config = from_dict(content["config"], finished=True)
     except ValueError as error:
         raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
     for section in (config, *config.tasks.values()):

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_a
 
 from ml_collections import ConfigDict
 
+from g2d_jax.gone import find, refuse
 from g2d_jax.records import SamplingParams
 from g2d_jax.section import Bounds, FieldError, NotNegative, Positive, Section, Share, editable, record
 
@@ -762,8 +763,9 @@ class Config(Section):
     def of(cls, config: ConfigDict) -> Config:
         """Return the checked settings of a user's config; what makes a study of it (`sweep`) is left out.
 
-        Raises ValueError naming the field, with its full path, or the stage.
+        Raises ValueError naming the field, with its full path, or the stage; also for a setting that is gone.
         """
+        refuse(config.to_dict())
         tasks = {name: record(Task, task, f"tasks.{name}") for name, task in config.tasks.items()}
         stages = {name: record(STAGES[stage.kind], stage, f"stages.{name}") for name, stage in config.stages.items()}
         return record(cls, config, tasks=tasks, stages=stages)
@@ -879,7 +881,20 @@ def _parameters_of(section: Callable[P, Section]) -> Callable[[Callable[..., Con
 
 
 def _changed(section: Section, changes: Mapping[str, Any]) -> ConfigDict:
-    return _filled(editable(section), changes)
+    config = editable(section)
+    return _filled(config, _without_gone(config, changes) if isinstance(section, Stage) else changes)
+
+
+def _without_gone(stage: ConfigDict, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes of a stage without those of fields that are gone. Raises ValueError for one that was used."""
+    kept = {}
+    for name, value in changes.items():
+        gone = find(f"stages.*.{name}")
+        if gone is not None and gone.used(value):
+            raise gone.refusal(name, value)
+        if gone is None or name in stage:
+            kept[name] = value
+    return kept
 
 
 def base() -> ConfigDict:

@@ -16,6 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from g2d_jax import config as schema
+from g2d_jax.gone import find
 from g2d_jax.runtime import storage
 from g2d_jax.section import Section, editable
 
@@ -57,14 +58,12 @@ def _refuse_logins(value: Any, path: str) -> None:
         _refuse_logins(item, f"{path}.{key}" if path else str(key))
 
 
-GONE: dict[tuple[str, ...], Any] = {("adaptive", "shift"): 0.5}
-"""Section and field of older runs, with the value at which it is left out."""
-
-
-def from_dict(values: Mapping[str, Any]) -> ConfigDict:
+def from_dict(values: Mapping[str, Any], *, finished: bool = False) -> ConfigDict:
     """Return the locked config with these values; fields not named have their defaults.
 
-    Raises ValueError naming the full path of a field that is unknown or has the wrong type.
+    finished: for what ran already, to be read and not to be run: settings that are gone (gone.py) are left out.
+    Raises ValueError naming the full path of a field that is unknown or has the wrong type, and for a setting that is
+    gone and was used.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"a config must be a section, got {values!r:.200}")
@@ -85,7 +84,7 @@ def from_dict(values: Mapping[str, Any]) -> ConfigDict:
         config.sweep = schema.sweep().unlock()
         for name, _ in _named(values["sweep"], "arms", "sweep."):
             config.sweep.arms[name] = schema.arm()
-    _fill(config, values, "", config)
+    _fill(config, values, "", config, finished)
     return config.lock()
 
 
@@ -100,20 +99,34 @@ def _named(values: Any, section: str, prefix: str = "") -> list[tuple[str, Any]]
     return list(items.items())
 
 
-def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: ConfigDict) -> None:
+def _fill(section: ConfigDict, values: Mapping[str, Any], prefix: str, config: ConfigDict, finished: bool) -> None:
     """Copy values into a section of the config, checking names and types."""
     is_open = len(section) == 0
     for key, value in values.items():
         path = f"{prefix}{key}"
-        if value is not None and GONE.get(tuple(path.split(".")[-2:])) == value:
+        if _is_left_out(section, str(key), value, path, finished):
             continue
         field = "" if is_open else field_of(section, str(key), path, config)
         if not isinstance(field, ConfigDict):
             assign(section, key, typed(value, field, path), path)
         elif isinstance(value, Mapping):
-            _fill(field, value, f"{path}.", config)
+            _fill(field, value, f"{path}.", config, finished)
         else:
             raise ValueError(f"{path} is a section, got {value!r:.200}; its fields are {listed(field.keys())}")
+
+
+def _is_left_out(section: ConfigDict, key: str, value: Any, path: str, finished: bool) -> bool:
+    """Return whether a setting is gone and need not be copied. Raises ValueError for one that a run would go by."""
+    gone = find(path)
+    if gone is None:
+        return False
+    if not gone.used(value):
+        return key not in section  # a field that is still there may have this value
+    if not finished:
+        raise gone.refusal(path, value)
+    if gone.then is not None:
+        assign(section, key, gone.then, path)
+    return True
 
 
 def assign(section: ConfigDict, key: str, value: Any, path: str) -> None:

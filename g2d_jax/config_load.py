@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 from ml_collections import ConfigDict
 
 from g2d_jax.config_io import assign, field_of, from_dict, kind_of, listed, suggest, typed, wrong_type
+from g2d_jax.gone import find, named
 
 Scalar: TypeAlias = bool | int | float | str
 
@@ -143,7 +144,8 @@ def _text(error: BaseException) -> str:
     text = str(error.args[0]) if error.args else type(error).__name__
     if match := re.match(r"Key (\".+?\") does not exist", text):
         hint = text.splitlines()[-1] if "Did you mean" in text else ""
-        return f"unknown field {match[1]}. {hint}".strip()
+        gone = " ".join(named(match[1].strip('"')))
+        return f"unknown field {match[1]}. {gone or hint}".strip()
     return f"unknown name {text}".replace("\n", ". ") if isinstance(error, KeyError) else text
 
 
@@ -156,6 +158,8 @@ def apply(config: ConfigDict, override: str) -> None:
     path = path.strip().removeprefix("config.")
     if not equals:
         raise ValueError(f"override {override!r} has no value: write {path}=value")
+    if _is_gone(config, path.split("."), text.strip()):
+        return
     *parents, key = path.split(".")
     section: Any = config
     for name in parents:
@@ -168,6 +172,35 @@ def apply(config: ConfigDict, override: str) -> None:
     if key == "kind" and len(parents) == 2 and value != field:  # a stage's kind; an optimiser's may be changed
         raise ValueError(f"{path} decides which fields the stage has: change it in the config file")
     assign(section, key, value, path)
+
+
+def _is_gone(config: ConfigDict, names: Sequence[str], text: str) -> bool:
+    """Return whether an override is of a field that is gone, and would change nothing.
+
+    names: the parts of its path. Raises ValueError for an override with a value that is gone.
+    """
+    section: Any = config
+    given = _guessed(text)
+    for depth, name in enumerate(names, start=1):
+        gone = find(".".join(names[:depth]))
+        if gone is not None:
+            value: Any = given
+            for inner in reversed(names[depth:]):  # the path may go on below a section that is gone
+                value = {inner: value}
+            if gone.used(value):
+                raise gone.refusal(".".join(names), given)
+        if not isinstance(section, ConfigDict) or name not in section:
+            return gone is not None
+        section = section[name]
+    return False
+
+
+def _guessed(text: str) -> Scalar:
+    """Parse a value whose field is not known: a number, true or false, and else the text itself."""
+    try:
+        return _literal(text, "")
+    except ValueError:
+        return text
 
 
 def _parse(text: str, field: Any, path: str) -> Any:

@@ -316,15 +316,6 @@ def test_fields_not_named_have_their_defaults():
     assert (made.stages.warmup.steps, made.stages.warmup.num_generations) == (5, config.online().num_generations)
 
 
-def test_runs_made_before_a_field_was_gone_can_be_read():
-    def read(shift):
-        return config_io.from_dict({"stages": {"warmup": {"kind": "online", "adaptive": {"shift": shift}}}})
-
-    assert read(0.5) == config_io.from_dict({"stages": {"warmup": {"kind": "online"}}})
-    with pytest.raises(ValueError, match=r"stages\.warmup\.adaptive\.shift"):
-        read(0.4)
-
-
 def test_identity_leaves_out_what_may_change_and_is_the_same_from_the_file_on_disk(write, tmp_path):
     made = config_load.resolve(write())
     runtime = ["mesh.data=2", "compute.max_num_seqs=8", "logging.samples=1", "checkpoint.every=1", "reward.workers=9"]

@@ -123,7 +123,7 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
     other = epath.Path(workdir).expanduser()
     if not (other / "config.json").exists():
         raise ValueError(f"policy {policy!r}: {other} holds no run any more, and what it trained from is not known")
-    theirs = Config.of(from_dict(storage.read_json(other / "config.json")["config"]))
+    theirs = Config.of(from_dict(storage.read_json(other / "config.json")["config"], finished=True))
     base = base_policy(theirs, stage.partition("@")[0], stage_folders(other))
     if config.lora.rank and _decides_base(theirs, base) != _decides_base(config, base):
         raise ValueError(

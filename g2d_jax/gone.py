@@ -1,0 +1,73 @@
+"""Settings that older versions had and this one has not, and what their use means now.
+
+GONE ─► Gone of a path ─┬► refused, with what to use now: where something would run
+                        └► left out: where a finished run is read, and where the value changed nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+def one_of(*values: Any) -> Callable[[Any], bool]:
+    """Return a test that holds for these values."""
+    return lambda value: value in values
+
+
+def other_than(*values: Any) -> Callable[[Any], bool]:
+    """Return a test that holds for all values but these."""
+    return lambda value: value not in values
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A setting that is gone, or a setting of which some values are.
+
+    path: its dotted field, with * for the name of a stage or of a task; or a section's, for all that is in it.
+    used: returns whether a value decided something in a run. Others, such as the old default, are left out silently.
+    instead: the sentence that says what to use now.
+    then: what a finished run is read with in its place; None is the field's default, if there still is such a field.
+    """
+
+    path: str
+    used: Callable[[Any], bool]
+    instead: str
+    then: Any = None
+
+    def refusal(self, path: str, value: Any) -> ValueError:
+        """Return the error for a setting with this path and value that something would run with."""
+        return ValueError(f"{path}={value!r:.200} is gone: {self.instead}")
+
+
+GONE: tuple[Gone, ...] = (Gone("stages.*.adaptive.shift", other_than(0.5), "leave it out"),)
+"""All settings that are gone."""
+
+
+def find(path: str) -> Gone | None:
+    """Return the entry of `GONE` for a dotted path, None if it is none of them."""
+    return next((gone for gone in GONE if _fits(path.split("."), gone.path.split("."))), None)
+
+
+def _fits(names: list[str], pattern: list[str]) -> bool:
+    if len(names) != len(pattern):
+        return False
+    return all(part in ("*", name) for name, part in zip(names, pattern, strict=True))
+
+
+def refuse(values: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise ValueError for the first setting in nested values that is gone and was used. prefix: the values' own path,
+    with a dot at its end."""
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        gone = find(path)
+        if gone is not None and gone.used(value):
+            raise gone.refusal(path, value)
+        if isinstance(value, Mapping):
+            refuse(value, f"{path}.")
+
+
+def named(field: str) -> list[str]:
+    """List what to use in place of settings whose last name this is: for an error that knows only the name."""
+    return [gone.instead for gone in GONE if gone.path.rpartition(".")[2] == field]

@@ -1,0 +1,104 @@
+"""Settings of older versions: refused where they would run, with what to use now, and left out of what ran already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from g2d_jax import commands, config_io, pipeline
+from g2d_jax import config as settings
+from g2d_jax.config import Config
+from g2d_jax.config_load import resolve
+from g2d_jax.gone import GONE, Gone, find
+from g2d_jax.runtime import storage
+
+TINY = str(Path(__file__).parent / "tiny.py")
+USED: dict[str, Any] = {
+    "stages.warmup.adaptive.shift": 0.4,
+}
+"""Settings that are gone, in stages of tiny.py, with a value that a run went by; some of every entry of GONE."""
+UNUSED: dict[str, Any] = {
+    "stages.warmup.adaptive.shift": 0.5,
+}
+"""Values that older versions wrote into config.json where nothing was set."""
+
+
+def entry(path: str) -> Gone:
+    """The entry of GONE for a path of `USED`: it, or a section on the way to it."""
+    names = path.split(".")
+    found = [find(".".join(names[:depth])) for depth in range(1, len(names) + 1)]
+    return next(gone for gone in found if gone is not None)
+
+
+def old(changes: dict[str, Any]) -> dict[str, Any]:
+    """The values of tiny.py with these settings of an older version."""
+    values = config_io.to_dict(resolve(TINY))
+    for path, value in changes.items():
+        *parents, key = path.split(".")
+        section = values
+        for name in parents:
+            section = section.setdefault(name, {})
+        section[key] = value
+    return values
+
+
+def test_every_entry_has_an_example_here() -> None:
+    assert {entry(path).path for path in USED} == {gone.path for gone in GONE}
+
+
+@pytest.mark.parametrize("path", USED)
+def test_a_setting_that_is_gone_is_refused_with_what_to_use(path: str) -> None:
+    instead = entry(path).instead
+    with pytest.raises(ValueError) as error:
+        config_io.from_dict(old({path: USED[path]}))
+    assert str(error.value).startswith(entry(path).path.split("*")[0]) and instead in str(error.value)
+    with pytest.raises(ValueError) as error:
+        resolve(TINY, [f"config.{path}={USED[path]}"])
+    assert path in str(error.value) and instead in str(error.value)
+
+
+@pytest.mark.parametrize("path", [path for path in USED if path.startswith("stages.") and path.count(".") == 2])
+def test_python_that_names_it_is_refused_too(path: str, tmp_path: Path) -> None:
+    stage, field = path.split(".")[1:]
+    value, instead = USED[path], entry(path).instead
+    make = getattr(settings, resolve(TINY).stages[stage].kind)
+    with pytest.raises(ValueError) as error:
+        make(**{field: value})
+    assert instead in str(error.value)
+    file = tmp_path / "mine.py"
+    file.write_text(
+        f"import tiny\ndef get_config(arg=''):\n    config = tiny.get_config()\n"
+        f"    config.stages.{stage}.{field} = {value!r}\n    return config\n"
+    )
+    with pytest.raises(ValueError) as error:
+        resolve(str(file))
+    assert instead in str(error.value)
+    config = resolve(TINY)
+    if field in config.stages[stage]:
+        config.stages[stage][field] = value
+        with pytest.raises(ValueError) as error:
+            Config.of(config)
+        assert instead in str(error.value)
+
+
+def test_values_that_decided_nothing_are_left_out() -> None:
+    assert config_io.from_dict(old(UNUSED)) == resolve(TINY)
+    assert resolve(TINY, [f"{path}={value}" for path, value in UNUSED.items()]) == resolve(TINY)
+    for path, value in UNUSED.items():
+        stage, field = path.split(".")[1:3]
+        if path.count(".") == 2:
+            assert field not in getattr(settings, resolve(TINY).stages[stage].kind)(**{field: value})
+
+
+def test_a_run_that_used_them_is_read_and_exported_but_not_continued(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    (work / "01-sft").mkdir(parents=True)
+    storage.write_json(work / "config.json", {"config": old(USED), "own": {}, "version": "0"})
+    read = commands.read_config(work)
+    assert set(read.stages) == set(resolve(TINY).stages)
+    commands.export(work, tmp_path / "model", policy="init")
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    with pytest.raises(ValueError, match=r"does not hold this version's settings: .* is gone: .* another --workdir"):
+        pipeline.run(resolve(TINY), work)
