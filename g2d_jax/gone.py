@@ -41,7 +41,20 @@ class Gone:
         return ValueError(f"{path}={value!r:.200} is gone: {self.instead}")
 
 
-GONE: tuple[Gone, ...] = (Gone("stages.*.adaptive.shift", other_than(0.5), "leave it out"),)
+GONE: tuple[Gone, ...] = (
+    Gone("stages.*.adaptive.shift", other_than(0.5), "leave it out"),
+    Gone(
+        "engine.sync",
+        one_of("weights"),
+        "use 'folder', from which vLLM reloads its weights, or 'adapter' where lora.rank is above 0",
+        then="folder",
+    ),
+    Gone(
+        "compute.flags",
+        other_than("none"),
+        "leave it out; flags of XLA and libtpu can be set in XLA_FLAGS and LIBTPU_INIT_ARGS",
+    ),
+)
 """All settings that are gone."""
 
 

@@ -126,7 +126,6 @@ def _opened(
 ) -> Iterator[Runtime]:
     """Take a work directory for a run and yield what its stages work with; all processes enter it together."""
     flags.take_memory()
-    flags.use(config.compute.flags)
     check_joined()
     check_processes(folder)
     limits = config.faults
