@@ -57,8 +57,7 @@ def dataset_card(runtime: Runtime, name: str, repository: str) -> str:
         _stages(runtime, {**behind, name: None}, manifests),
         _data(config),
         "## Use\n\n```python\nfrom datasets import load_dataset\n",
-        f'pairs = load_dataset("{repository}", "preferences", split="train")\n```\n\n`g2d verify-dataset '
-        f"{repository}` scores the answers again, and chooses the pairs again from them.\n",
+        f'pairs = load_dataset("{repository}", "preferences", split="train")\n```\n',
         *_origins(runtime, "the model that answered and of the data"),
     ]
     return "\n".join(part for part in parts if part)

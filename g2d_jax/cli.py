@@ -1,5 +1,5 @@
-"""The g2d command: run, plan, forecast, sweep, evaluate, report, compare, autopsy, export, push, verify-dataset,
-sample, outputs, judge, status."""
+"""The g2d command: run, plan, forecast, sweep, evaluate, report, compare, autopsy, export, push, sample,
+outputs, status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from g2d_jax import __version__
-from g2d_jax.config import Config, Judge
+from g2d_jax.config import Config
 from g2d_jax.config_load import resolve
 from g2d_jax.graph import plan
 from g2d_jax.runtime import flags, processes, storage
@@ -98,6 +98,8 @@ def _plain(error: Exception) -> str:
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Parse arguments, and the --config.field=value overrides among them. Exits with usage for any other unknown."""
     parser = argparse.ArgumentParser(prog="g2d", description="How much online RL is enough?")
+    if argv and argv[0] in _GONE:
+        parser.exit(2, f"g2d: the command {argv[0]!r} is gone: {_GONE[argv[0]]}\n")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for function, add_arguments, what in _COMMANDS:
@@ -281,12 +283,6 @@ def _push_arguments(parser: argparse.ArgumentParser) -> None:
     _several_arguments(parser)
 
 
-def _verify_dataset_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="FOLDER_OR_USER/NAME", help="a dataset that g2d push wrote")
-    whose = "a reward function that its settings name and that may be run: code; may be repeated"
-    parser.add_argument("--reward", action="append", default=[], dest="rewards", metavar="MODULE:FUNCTION", help=whose)
-
-
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     _workdir(parser)
     _policy(parser)
@@ -307,19 +303,6 @@ def _outputs_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=0.6)
     add("--top-p", type=float, default=0.9)
     add("--max-new-tokens", type=int, default=2048)
-
-
-def _judge_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="answers of two models or more to the same questions")
-    add("--url", required=True, help="the endpoint's base, as in http://localhost:8000/v1")
-    add("--model", required=True, help="the judge's name there")
-    add("--output", default="judgments", help="folder for replies and results; default: judgments")
-    add("--api-key-env", default="OPENAI_API_KEY", help="environment variable of the key; '' for none")
-    add("--max-tokens", type=int, default=1024, help="of a reply")
-    add("--timeout", type=float, default=120.0, help="seconds of one attempt")
-    add("--retries", type=int, default=5)
-    add("--concurrency", type=int, default=16, help="requests at a time")
 
 
 def _options(arguments: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
@@ -500,12 +483,6 @@ def _push(arguments: argparse.Namespace, _: list[str]) -> None:
         print(url)
 
 
-def _verify_dataset(arguments: argparse.Namespace, _: list[str]) -> None:
-    from g2d_jax import push
-
-    push.verify_dataset(arguments.source, arguments.rewards)
-
-
 def _sample(arguments: argparse.Namespace, _: list[str]) -> None:
     from g2d_jax import commands
 
@@ -521,18 +498,9 @@ def _typed() -> Iterator[str]:
 
 
 def _outputs(arguments: argparse.Namespace, _: list[str]) -> None:
-    from g2d_jax.judging import outputs
+    from g2d_jax import outputs
 
     print(outputs.write_outputs(form=arguments.format, **_options(arguments, outputs.write_outputs)))
-
-
-def _judge(arguments: argparse.Namespace, _: list[str]) -> None:
-    """Judge files of answers; needs neither a run nor a device."""
-    from g2d_jax.judging import pairwise
-    from g2d_jax.runtime.tracking import Screen
-
-    endpoint = Judge(**_options(arguments, Judge))
-    pairwise.judge_files(arguments.files, endpoint, arguments.output, Screen())
 
 
 def _status(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -618,10 +586,14 @@ _COMMANDS = (
     (_autopsy, _autopsy_arguments, "tell what each step of a finished GRPO run taught, and what to do with it"),
     (_export, _export_arguments, "write a policy as a Hugging Face model"),
     (_push, _push_arguments, "upload a model, adapters or a preference dataset to the Hugging Face hub"),
-    (_verify_dataset, _verify_dataset_arguments, "score a published dataset's answers and choose its pairs again"),
     (_sample, _sample_arguments, "show a policy's answers to a problem"),
     (_outputs, _outputs_arguments, "write a policy's answers as AlpacaEval or Arena-Hard do"),
-    (_judge, _judge_arguments, "compare models' answers by a judge behind an endpoint"),
     (_status, partial(_workdir, help="of the run, or of studies"), "show how far a run or a study is"),
 )
 """The functions that the commands are named after, what adds their arguments, and what the help says of them."""
+
+_GONE = {
+    "judge": "g2d outputs writes the answers files of AlpacaEval and Arena-Hard, which bring judges of their own",
+    "verify-dataset": "a run with the settings of the dataset's g2d.json scores its answers and chooses its pairs anew",
+}
+"""Commands of earlier versions -> what to do instead."""

@@ -36,7 +36,6 @@ Split = Literal["dev", "test"]
 Remat = Literal["none", "full", "attention"]
 AttentionSetting = Literal["auto", "xla", "splash", "cudnn"]
 DecodeKernel = Literal["xla", "pallas"]
-Flags = Literal["none", "overlap"]
 SamplingWeights = Literal["", "int8"]
 GRPOLossType = Literal["sum", "seq-mean-token-sum", "grpo", "dr_grpo", "dapo", "bnpo", "cispo"]
 ScaleRewards = Literal["none", "group", "batch"]
@@ -229,7 +228,6 @@ class Compute(Section):
     prefill_rows: Positive = 32  # prompts of one prefill, at most
     sampling_tensor: NotNegative = 0  # devices that share one copy of the weights in sampling; 0: as few as hold it
     generation_batch_size: Positive = 16_384  # of one call of the sampler, which is written when it is done
-    flags: Flags = "none"  # "overlap": collectives beside products, by g2d_jax/flags.py; compiled only, not run
     compilation_cache: str | None = None  # a folder; "" is none; unset: JAX's own setting, else the user's
     price_per_device_hour: float | None = None  # in your money: reports then have a column of it
 
@@ -251,13 +249,13 @@ class Engine(Section):
     """What draws responses: the library's own sampler, or an OpenAI-style server as vLLM is one (docs/engines.md).
 
     sync: how policies get to the server: "none" (it serves the only one that is sampled from), "folder" (vLLM reloads
-    its weights from one), "adapter" (vLLM loads the adapters beside its model), or "weights" (vLLM's weight transfer).
+    its weights from one), or "adapter" (vLLM loads the adapters beside its model).
     """
 
     kind: Literal["sampler", "server"] = "sampler"
     url: str = ""  # of a server: the base of its API, as in "http://localhost:8000/v1"
     model: str = ""  # the name that the server has for its model; "": the only one that it lists
-    sync: Literal["none", "folder", "adapter", "weights"] = "none"
+    sync: Literal["none", "folder", "adapter"] = "none"
     folder: str = ""  # where policies are written for the server, which sees it too; "": WORKDIR/engine
     api_key_env: str = "VLLM_API_KEY"  # the environment variable that holds the key
     timeout: Annotated[float, Bounds(above=0, below=math.inf)] = 600.0  # seconds of one attempt
@@ -786,10 +784,10 @@ class Config(Section):
             raise FieldError(
                 "engine.sync",
                 f"is 'none', so the server holds one policy, and stages sample from {', '.join(sorted(drawn))}: set it "
-                "to 'folder', 'adapter' or 'weights'",
+                "to 'folder' or 'adapter'",
             )
         if self.engine.sync == "adapter" and not self.lora.rank:
-            raise FieldError("engine.sync", "is 'adapter', and lora.rank is 0: use 'folder' or 'weights'")
+            raise FieldError("engine.sync", "is 'adapter', and lora.rank is 0: use 'folder'")
 
     def _check_profile(self) -> None:
         """Refuse a window of updates that cannot come."""

@@ -25,7 +25,6 @@ from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import alerts, external_rollouts, offline, online, sft
 from g2d_jax.stages.problems import train_order
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.training.s3_checkpoints import check_processes
 from g2d_jax.workdir import absolute, check_claim
 
 SHOWN = 2  # problems that are shown in full
@@ -47,7 +46,6 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
         with closing(runtime):
             _show_settings(runtime, config, config if named is None else named)
             if workdir is not None:
-                check_processes(place)
                 check_claim(settings, place, {}, made_from_ends(settings, order))
             _check(runtime)
             _show_stages(runtime, order, place)

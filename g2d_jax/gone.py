@@ -62,6 +62,17 @@ GONE: tuple[Gone, ...] = (
     Gone("stages.*.desirable_weight", other_than(1.0), KTO),
     Gone("stages.*.undesirable_weight", other_than(1.0), KTO),
     Gone("stages.*.signal_pairs", other_than(0, 256), SIGNAL),
+    Gone(
+        "engine.sync",
+        one_of("weights"),
+        "use 'folder', from which vLLM reloads its weights, or 'adapter' where lora.rank is above 0",
+        then="folder",
+    ),
+    Gone(
+        "compute.flags",
+        other_than("none"),
+        "leave it out; flags of XLA and libtpu can be set in XLA_FLAGS and LIBTPU_INIT_ARGS",
+    ),
 )
 """All settings that are gone."""
 

@@ -38,7 +38,6 @@ from g2d_jax.stages import best_checkpoint, collect, evaluate, init_params, offl
 from g2d_jax.stages.policies import check_elsewhere
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.objectives import Compute, Objective
-from g2d_jax.training.s3_checkpoints import check_processes
 from g2d_jax.workdir import PROGRAMS, absolute, check_token, claim, packages, without_secrets
 
 Objectives = Mapping[str, Callable[[Compute], Objective]]
@@ -109,9 +108,10 @@ def run(
     until: stop after this stage. Raises ValueError when the work directory was made with other identity settings,
     reward or losses, or is in use, and StopRun when a stage finds that going on is useless.
     """
+    folder = absolute(workdir)
     settings = Config.of(config)
     order = check(settings, until)
-    with _opened(settings, order, absolute(workdir), until or "", reward, objectives or {}) as runtime:
+    with _opened(settings, order, folder, until or "", reward, objectives or {}) as runtime:
         names = order.order[: order.order.index(until) + 1 if until else None]
         compile_ahead(runtime, names)
         manifests = {name: run_stage(runtime, name, order) for name in names}
@@ -126,9 +126,7 @@ def _opened(
 ) -> Iterator[Runtime]:
     """Take a work directory for a run and yield what its stages work with; all processes enter it together."""
     flags.take_memory()
-    flags.use(config.compute.flags)
     check_joined()
-    check_processes(folder)
     limits = config.faults
     with (
         watched(peer_timeout=limits.peer_timeout, hang_timeout=limits.hang_timeout),

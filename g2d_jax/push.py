@@ -7,13 +7,13 @@ import json
 import mmap
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 from etils import epath
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token, snapshot_download
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
@@ -175,22 +175,10 @@ class _Upload:
 
 
 @contextlib.contextmanager
-def _asking(repo: str, answers: Mapping[int, str] = _ANSWERS) -> Iterator[None]:
+def _asking(repo: str) -> Iterator[None]:
     """Turn whatever the hub's client raises into a ValueError that says what to do and repeats no secret."""
     try:
         yield
     except Exception as error:  # network, authentication and storage each raise their own kinds
-        reason = without_secrets(storage.hub_reason(error, answers)).replace(get_token() or "\0", "***")
+        reason = without_secrets(storage.hub_reason(error, _ANSWERS)).replace(get_token() or "\0", "***")
         raise ValueError(f"{repo}: {reason}") from None
-
-
-def verify_dataset(source: str, rewards: Sequence[str] = ()) -> None:
-    """Check a folder, or a dataset of the hub, as `dataset.verify` does; show what was done. Raises as it."""
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        patterns = [PROVENANCE, "*.parquet"]
-        with _asking(f"{source} is no folder, and no dataset was downloaded", storage.HUB_ANSWERS):
-            folder = Path(snapshot_download(source, repo_type="dataset", allow_patterns=patterns))
-    counts = dataset.verify(folder, rewards)
-    listed = "; ".join(f"{count:,} {what}" for what, count in counts.items())
-    Screen().say(f"{source} is what its problems, completions and settings give: {listed}")

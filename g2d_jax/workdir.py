@@ -33,13 +33,24 @@ LINKS = "stages.json"  # of a study's point: [[stage, folder relative to the poi
 def absolute(workdir: storage.PathLike) -> epath.Path:
     """Make a local path absolute, as Orbax wants it; in an object store's, ".." is taken out: keys know none.
 
-    Raises as `storage.check_driver` does.
+    Raises as `check_place` and `storage.check_driver` do.
     """
+    check_place(workdir)
     storage.check_driver(workdir)
     if storage.is_local(workdir):
         return epath.Path(workdir).expanduser().resolve()
     scheme, _, rest = os.fspath(workdir).partition("://")
     return epath.Path(f"{scheme}://{posixpath.normpath(rest)}")
+
+
+def check_place(workdir: storage.PathLike) -> None:
+    """Raise ValueError for a work directory on S3: checkpoints cannot be written there."""
+    path = os.fspath(workdir)
+    if path.startswith("s3://"):
+        raise ValueError(
+            f"{path}: a work directory is on a local disk or on Google Cloud Storage (gs://…). Work on a local disk, "
+            f"and copy it with `aws s3 sync DIRECTORY {path}`"
+        )
 
 
 def stage_folders(workdir: epath.Path) -> dict[str, epath.Path]:

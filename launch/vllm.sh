@@ -4,7 +4,7 @@
 #   launch/vllm.sh [--dry-run] MODEL SYNC [option of `vllm serve` …]
 #
 # MODEL is a folder or hub id: the policy itself, or anything of its shape where weights are loaded into it. SYNC is the
-# run's engine.sync: none, folder, adapter or weights. The last three open paths of vLLM by which who reaches the port
+# run's engine.sync: none, folder or adapter. The last two open paths of vLLM by which who reaches the port
 # can load files and replace weights, without a key: keep it on a loopback or private address.
 #
 # VLLM_COMMAND   the command, vllm
@@ -19,12 +19,11 @@ if [[ ${1:-} == --dry-run ]]; then
   shift
 fi
 model=${1:-} sync=${2:-}
-if [[ -z $model || ! $sync =~ ^(none|folder|adapter|weights)$ ]]; then
-  echo "usage: $0 [--dry-run] MODEL none|folder|adapter|weights [option of vllm serve …]" >&2
+if [[ -z $model || ! $sync =~ ^(none|folder|adapter)$ ]]; then
+  echo "usage: $0 [--dry-run] MODEL none|folder|adapter [option of vllm serve …]" >&2
   exit 2
 fi
 shift 2
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 read -r -a vllm <<<"${VLLM_COMMAND:-vllm}"
 environment=(VLLM_NO_USAGE_STATS=1)
@@ -35,10 +34,6 @@ case $sync in
   adapter)
     environment+=(VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)
     options+=(--enable-lora --max-loras 2)
-    ;;
-  weights)
-    environment+=(VLLM_SERVER_DEV_MODE=1 "PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH}")
-    options+=(--worker-extension-cls vllm_files.Extension --weight-transfer-config '{"backend": "files"}')
     ;;
 esac
 command=(env "${environment[@]}" "${vllm[@]}" serve "$model" --host "${VLLM_HOST:-127.0.0.1}" --port "${VLLM_PORT:-8000}"

@@ -41,7 +41,7 @@ import pytest  # noqa: E402
 from etils import epath  # noqa: E402
 from forks import Forks  # noqa: E402
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
-from object_store import gs_server, s3_server  # noqa: E402
+from object_store import gs_server  # noqa: E402
 from once import once, root  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -140,14 +140,7 @@ def finished(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, str]]:
-    """The environment variables that lead to an S3 server with an empty bucket, see object_store.py."""
-    with s3_server() as variables:
-        yield variables
-
-
-@pytest.fixture(scope="module")
 def gs() -> Iterator[dict[str, str]]:
-    """The same for Google Cloud Storage."""
+    """The environment variables that lead to a server with an empty bucket, see object_store.py."""
     with gs_server() as variables:
         yield variables

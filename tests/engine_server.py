@@ -24,15 +24,15 @@ def choice(ids: list[int], logprobs: list[float] | None = None, finish: str = "s
 
 class Server:
     """asked: (path, body) of all requests. key: of the last one. weights: the version it holds. adapters: their names.
-    updating: whether a weight update is under way. unheard: paths, each taken out when a request to it is done and its
-    answer cut. What is out of turn is refused as vLLM does.
+    unheard: paths, each taken out when a request to it is done and its answer cut. What is out of turn is refused as
+    vLLM does.
     """
 
     def __init__(self, reply: Reply) -> None:
         self.reply, self.url, self.key, self.weights = reply, "", "", "default"
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.adapters: set[str] = set()
-        self.updating, self.unheard = False, list[str]()
+        self.unheard: list[str] = []
         self.lock = threading.Lock()
 
     def completions(self) -> list[dict[str, Any]]:
@@ -59,11 +59,8 @@ class Server:
         adapter = body.get("lora_name", "")
         if path.endswith("_lora_adapter") and (adapter in self.adapters) == path.startswith("/v1/load"):
             return 400, b"already done"
-        if path.endswith(("weight_update", "update_weights")) and self.updating == path.startswith("/start"):
-            return 500, b"out of turn"
         self.adapters ^= {adapter} if adapter else set()
-        self.updating = path in ("/start_weight_update", "/update_weights")
-        self.weights = body.get("new_version") or body.get("weight_version") or self.weights
+        self.weights = body.get("new_version") or self.weights
         return None
 
 

@@ -1,46 +1,24 @@
-"""Local object stores for tests: Amazon S3 by moto, Google Cloud Storage by gcp-storage-emulator; no network."""
+"""A local object store for tests: Google Cloud Storage by gcp-storage-emulator; no network."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from http import HTTPStatus
 from typing import Any
 
 BUCKET = "g2d-bucket"
 
-_S3 = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
 _GS = {"FSSPEC_GCS_TOKEN": "anon", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "GOOGLE_CLOUD_PROJECT": "test"}
 
 
 @contextmanager
-def s3_server() -> Iterator[dict[str, str]]:
-    """An S3 server with an empty bucket; yields the environment variables that lead there."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    try:
-        url = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
-        boto3.client(
-            "s3",
-            endpoint_url=url,
-            aws_access_key_id="testing",
-            aws_secret_access_key="testing",
-            region_name="us-east-1",
-        ).create_bucket(Bucket=BUCKET)
-        yield {**_S3, "AWS_ENDPOINT_URL": url}
-    finally:
-        server.stop()
-
-
-@contextmanager
 def gs_server(*, conditional: bool = True) -> Iterator[dict[str, str]]:
-    """The same for Google Cloud Storage. conditional: with generations, which the emulator gives but does not heed.
+    """A server with an empty bucket; yields the environment variables that lead there.
 
+    conditional: with generations, which the emulator gives but does not heed.
     Cloud Storage's own rules for ifGenerationMatch, ifGenerationNotMatch and the header x-goog-generation are put
     around its handlers; TensorStore's database of arrays is built on them, and so is the lock.
     """
@@ -53,11 +31,13 @@ def gs_server(*, conditional: bool = True) -> Iterator[dict[str, str]]:
 
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
     server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
-    wrapped = {inner: _heeding(inner, server._storage) for inner in (objects.insert, objects.get, objects.download)}
+    heeded = (objects.insert, objects.get, objects.download)
     tables = [methods for _, methods in emulator.HANDLERS] if conditional else []
     before = [dict(methods) for methods in tables]
     for methods in tables:
-        methods.update({method: wrapped.get(inner, inner) for method, inner in methods.items()})
+        for method, inner in methods.items():
+            if getattr(inner, "__wrapped__", inner) in heeded:  # another server of this process may have wrapped it too
+                methods[method] = _heeding(inner, server._storage)
     server.start()
     server._api._httpd.__class__ = Quiet
     try:
@@ -72,6 +52,7 @@ def gs_server(*, conditional: bool = True) -> Iterator[dict[str, str]]:
 def _heeding(inner: Callable[..., Any], mine: Any) -> Callable[..., Any]:
     """A handler that heeds generations, in the server with this storage. It serves one request at a time."""
 
+    @wraps(getattr(inner, "__wrapped__", inner))
     def handle(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
         if storage is not mine:
             return inner(request, response, storage, *args, **kwargs)

@@ -286,6 +286,23 @@ def test_settings_are_told_apart_from_a_work_directory(capsys: pytest.CaptureFix
     assert "'--config.seed'; settings are written --config.field=value" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        ("judge a.json b.json --url http://localhost:8000/v1 --model m", "g2d outputs writes the answers files"),
+        ("judge", "AlpacaEval and Arena-Hard"),
+        ("verify-dataset me/pairs --reward tiny:even", "settings of the dataset's g2d.json"),
+        ("verify-dataset --help", "chooses its pairs anew"),
+    ],
+)
+def test_a_command_that_is_gone_says_what_to_do(command: str, instead: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(command.split())
+    printed = capsys.readouterr()
+    assert stopped.value.code == 2 and printed.out == "" and printed.err.count("\n") == 1
+    assert f"the command {command.split()[0]!r} is gone" in printed.err and instead in printed.err
+
+
 @pytest.mark.parametrize("command", ["run", "plan", "sweep"])
 def test_help_says_how_settings_are_written(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

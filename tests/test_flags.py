@@ -1,16 +1,12 @@
-"""What a run sets of the environment, and that the compilers know every flag of it."""
+"""What a run sets of the environment."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import pytest
-from forks import Forks
 
 from g2d_jax import mesh as meshes
 from g2d_jax.runtime import flags, processes
@@ -74,64 +70,3 @@ def test_memory_is_taken_as_the_user_says(told: dict, taken: dict, monkeypatch: 
         monkeypatch.setenv(name, told.get(name, ""))
     flags.take_memory()
     assert {name: value for name, value in os.environ.items() if "_MEM_FRACTION" in name and value} == taken
-
-
-SET = """
-import os
-from g2d_jax.runtime import flags
-flags.OVERLAP = {"XLA_FLAGS": {"--one": "true", "--one_more": "true"}, "ARGS": {"--two": "2"}}
-for setting in ("none", "overlap", "overlap"):
-    flags.use(setting)
-    print(os.environ["XLA_FLAGS"], os.environ["ARGS"], sep="|")
-"""
-
-
-def test_what_the_user_set_stays_and_the_rest_is_added(forks: Forks) -> None:
-    done = forks.run(code=SET, env={**os.environ, "XLA_FLAGS": "--other=1 --one_more=false", "ARGS": ""})
-    before, *after = done.stdout.splitlines()
-    assert before == "--other=1 --one_more=false|", done.stderr
-    assert after == ["--other=1 --one_more=false --one=true|--two=2"] * 2
-
-
-def test_flags_that_come_too_late_are_refused_but_not_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in flags.OVERLAP:
-        monkeypatch.setenv(name, "")
-    with pytest.raises(ValueError, match="is 'overlap', but JAX has devices already: begin this run in a new process"):
-        flags.use("overlap")
-    assert not any(os.environ[name] for name in flags.OVERLAP)
-    for name, some in flags.OVERLAP.items():
-        monkeypatch.setenv(name, " ".join(f"{flag}=false" for flag in some))
-    flags.use("overlap")
-
-
-PLAN = """
-import sys
-from g2d_jax import cli
-from g2d_jax.runtime import flags
-variable, topology, config, more = sys.argv[1:]
-flags.OVERLAP[variable] |= dict.fromkeys(more.split(), "true")
-settings = ["compute.flags=overlap", "model.num_hidden_layers=1", "logging.tensorboard=False", "dtype=bfloat16"]
-command = ["plan", "--config", config, "--topology", topology, "--stage", "sft"]
-sys.exit(cli.main([*command, *(f"--config.{setting}" for setting in settings)]))
-"""
-TINY = str(Path(__file__).with_name("tiny.py"))
-
-
-@pytest.mark.parametrize(
-    ("package", "variable", "topology"),
-    [("libtpu", "LIBTPU_INIT_ARGS", "v5e-4"), ("jax_plugins.xla_cuda12", "XLA_FLAGS", "h100x8")],
-    ids=["tpu", "gpu"],
-)
-def test_the_compiler_knows_every_flag(package: str, variable: str, topology: str) -> None:
-    """A train step is compiled with all of them; one that it does not know ends the process."""
-    if importlib.util.find_spec(package.partition(".")[0]) is None or importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package}, which compiles for {topology}, is not installed")
-    paths = os.pathsep.join([str(Path(TINY).parent), *sys.path])
-    environment = {**os.environ, "XLA_FLAGS": "", "LIBTPU_INIT_ARGS": "", "PYTHONPATH": paths}
-    runs = []
-    for more in ("", "--xla_nonsense"):
-        command = [sys.executable, "-c", PLAN, variable, topology, TINY, more]
-        runs.append(subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240))
-    known, unknown = runs
-    assert known.returncode == 0 and "fits: yes" in known.stdout, known.stderr
-    assert unknown.returncode != 0 and "xla_nonsense" in unknown.stderr and "fits" not in unknown.stdout

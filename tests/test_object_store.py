@@ -1,6 +1,6 @@
 """Runs and studies whose directory is on an object store: killed and continued, they give what local disk gives.
 
-The stores are servers of this process, the runs processes of their own that reach them over HTTP.
+The store is a server of this process, the runs processes of their own that reach it over HTTP.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import pytest
 from forks import Forked, Forks
 from object_store import BUCKET
 
+from g2d_jax import cli, pipeline
+from g2d_jax.config import Config
+from g2d_jax.config_load import resolve
 from g2d_jax.runtime.lock import LOCK
 
 sys.path.append(str(Path(__file__).parent / "stages"))
@@ -86,10 +89,9 @@ def call(start: Start) -> Callable[..., Forked]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("store", ["s3", "gs"])
-def test_a_run_killed_and_continued_is_the_run_on_local_disk(store, finished, request, start, call, tmp_path):
-    variables, workdir = request.getfixturevalue(store), f"{store}://{BUCKET}/run"
-    arguments = (variables, G2D, "run", "--config", TINY, "--workdir", workdir)
+def test_a_run_killed_and_continued_is_the_run_on_local_disk(gs, finished, start, call, tmp_path):
+    workdir = f"gs://{BUCKET}/run"
+    arguments = (gs, G2D, "run", "--config", TINY, "--workdir", workdir)
     with start(*arguments) as first:
         while "warmup 1/3" not in first.stdout:
             assert first.poll() is None, first.stderr
@@ -97,54 +99,23 @@ def test_a_run_killed_and_continued_is_the_run_on_local_disk(store, finished, re
     done = call(*arguments)
     assert "sft: done before, skipped" in done.stdout and f"report: {workdir}/report.html" in done.stdout
     assert "is locked by process" in done.stderr and "its lock is taken over" in done.stderr
-    call(variables, COPY, workdir, tmp_path / "copy")
+    call(gs, COPY, workdir, tmp_path / "copy")
     assert differences(finished, tmp_path / "copy") == []
     names = [{path.name for path in root.iterdir()} - {LOCK} for root in (finished, tmp_path / "copy")]
     assert names[0] == names[1]
-    call(variables, G2D, "export", "--workdir", workdir, "--policy", "dpo", "--output", tmp_path / "model")
+    call(gs, G2D, "export", "--workdir", workdir, "--policy", "dpo", "--output", tmp_path / "model")
     assert (tmp_path / "model" / "model.safetensors").exists()
-    assert call(variables, G2D, "status", "--workdir", workdir).stdout.count(" done ") == 5
-    assert "nothing" not in call(variables, G2D, "report", workdir).stdout
+    assert call(gs, G2D, "status", "--workdir", workdir).stdout.count(" done ") == 5
+    assert "nothing" not in call(gs, G2D, "report", workdir).stdout
 
 
 @pytest.mark.slow
-def test_a_run_starts_from_a_model_on_a_store(s3, gs, call, tmp_path):
-    urls = [f"{store}://{BUCKET}/models/tiny" for store in ("s3", "gs")]
-    call({**s3, **gs}, MODEL, tmp_path, *urls)
-
-
-def test_half_an_upload_is_no_checkpoint_and_is_cleared_away(s3, call):
-    code = f"""
-import jax.numpy as jnp, sys
-from etils import epath
-from g2d_jax.training.checkpoint import Checkpoints
-folder = epath.Path("s3://{BUCKET}/checkpoints")
-(folder / "7" / "params" / "d" / "x").write_bytes(b"half")
-with Checkpoints(folder, keep=2, pinned=(1,)) as checkpoints:
-    assert checkpoints.steps() == [] and checkpoints.latest() is None
-    for step in (1, 2, 3, 4):
-        checkpoints.save(step, {{"params": {{"w": jnp.full(3, step, jnp.float32)}}}}, {{"n": step}})
-    checkpoints.wait()
-    assert checkpoints.steps() == [1, 3, 4], checkpoints.steps()
-    assert sorted(path.name for path in folder.iterdir()) == ["1", "3", "4"]
-    try:
-        checkpoints.save(4, {{"params": {{"w": jnp.zeros(3)}}}}, {{}})
-    except ValueError as error:
-        assert "step 4" in str(error) and "already" in str(error), error
-    else:
-        sys.exit("saved twice")
-import boto3
-before = [path.name for path in folder.iterdir()]
-boto3.client("s3").put_object(Bucket="{BUCKET}", Key="checkpoints/others", Body=b"")  # another process's, so to say
-assert sorted([*before, "others"]) == sorted(path.name for path in folder.iterdir())  # no listing is remembered
-(folder / "4" / "commit_success.txt").unlink()
-assert Checkpoints(folder).latest() == 3
-"""
-    call(s3, code)
+def test_a_run_starts_from_a_model_on_a_store(gs, call, tmp_path):
+    call(gs, MODEL, tmp_path, f"gs://{BUCKET}/models/tiny")
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_study(s3, start, call, tmp_path):
+def test_two_processes_share_a_study(gs, start, call, tmp_path):
     (tmp_path / "only_sft.py").write_text(
         "import tiny\n"
         "def get_config(arg=''):\n"
@@ -154,23 +125,67 @@ def test_two_processes_share_a_study(s3, start, call, tmp_path):
         "    config.stages.sft.steps = 2\n"
         "    return config\n"
     )
-    workdir = f"s3://{BUCKET}/study"
+    workdir = f"gs://{BUCKET}/study"
     arguments = ("sweep", "--config", str(tmp_path / "only_sft.py"), "--workdir", workdir)
     values = ("--product", "stages.sft.steps=1,2")
-    both = [start(s3, G2D, *arguments, *values) for _ in range(2)]
+    both = [start(gs, G2D, *arguments, *values) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0], [process.stderr for process in both]
     taken = [line.split()[1] for process in both for line in process.stdout.splitlines() if line.startswith("[")]
     assert len(taken) == len(set(taken)) == 2, taken
-    assert call(s3, G2D, "status", "--workdir", workdir).stdout
+    assert call(gs, G2D, "status", "--workdir", workdir).stdout
 
 
-@pytest.mark.parametrize(("scheme", "package", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs")])
-def test_a_missing_driver_names_the_extra(scheme, package, extra, start):
+@pytest.mark.parametrize(
+    ("package", "arguments", "message"),
+    [
+        ("gcsfs", ("run", "--config", TINY, "--workdir", "gs://b/run"), "gs://b/run needs an extra: {install}gcs]'"),
+        ("gcsfs", ("report", "gs://b/run"), "gs://b/run needs an extra: {install}gcs]'"),
+        (
+            "s3fs",
+            ("run", "--config", TINY, "--config.model.path=s3://b/model", "--dry-run"),
+            "s3://b/model needs an extra: {install}s3]'",
+        ),
+    ],
+    ids=("run", "report", "model"),
+)
+def test_a_missing_driver_names_the_extra(package, arguments, message, start):
     hidden = f"import sys; sys.modules[{package!r}] = None\n" + G2D  # as if it were not installed
-    for command in (("run", "--config", TINY, "--workdir", f"{scheme}://b/run"), ("report", f"{scheme}://b/run")):
-        process = start({}, hidden, *command)
-        assert process.wait() == 1
-        assert f"{scheme}://b/run needs an extra: pip install 'g2d-jax[{extra}]'" in process.stderr
+    process = start({}, hidden, *arguments)
+    assert process.wait() == 1
+    assert message.format(install="pip install 'g2d-jax[") in process.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "--config", TINY),
+        ("run", "--config", TINY, "--dry-run"),
+        ("sweep", "--config", TINY, "--seeds", "0,1"),
+        ("forecast", "--config", TINY),
+        ("report",),
+        ("status",),
+        ("sample",),
+        ("evaluate", "--policy", "dpo"),
+        ("export", "--output", "model"),
+    ],
+    ids=lambda command: " ".join(command[:1] + command[3:]),
+)
+def test_a_work_directory_on_s3_is_refused_with_what_to_do(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*command, "--workdir", "s3://bucket/run"]) == 1
+    refused = capsys.readouterr().err
+    assert refused.startswith("g2d: s3://bucket/run: a work directory is on a local disk or on Google Cloud Storage")
+    assert "`aws s3 sync DIRECTORY s3://bucket/run`" in refused and refused.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_policy_of_a_run_on_s3_is_refused_too() -> None:
+    config = resolve(TINY)
+    config.stages.warmup.policy = "run:s3://bucket/run#sft"
+    with pytest.raises(ValueError, match=r"s3://bucket/run: a work directory is on a local disk"):
+        pipeline.check(Config.of(config))
 
 
 def test_an_unknown_store_is_refused(start):

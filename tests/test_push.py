@@ -1,25 +1,20 @@
-"""Publishing on a hub, with its own client, and checking what was published."""
+"""Publishing on a hub, with its own client."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hub_server import Hub, serving
 
-from g2d_jax import cli, commands, dataset, pipeline
-from g2d_jax import config as settings
-from g2d_jax.config_load import resolve
-from g2d_jax.push import push, verify_dataset
+from g2d_jax import cli, commands
+from g2d_jax.push import push
 from g2d_jax.runtime.tables import read_preferences
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the hub's client
 TOKEN = "hf_sentinelAAAA1111"
-TINY = str(Path(__file__).parent / "tiny.py")
 
 
 @pytest.fixture
@@ -35,9 +30,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         yield served
 
 
-def test_a_dataset_is_pushed_in_one_commit_and_verified_from_the_hub(
-    finished: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dataset_is_pushed_in_one_commit(finished: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["push", "--workdir", str(finished), "--repo", "me/pairs", "--what", "dataset"]
     assert cli.main([*command, "--dry-run"]) == 0 and hub.requests == []
     said = capsys.readouterr().out
@@ -52,11 +45,6 @@ def test_a_dataset_is_pushed_in_one_commit_and_verified_from_the_hub(
     assert sorted(files) == sorted([*rest, *parts, *pairs]) and hub.private == {"datasets/me/pairs"}
     assert [request for request in hub.requests if "/commit/" in request] == [hub.requests[-1]]
     assert all(files[name] == (finished / "03-collect" / name).read_bytes() for name in pairs)
-    with pytest.raises(ValueError, match=r"scored by tiny:even, which is code .* add --reward tiny:even"):
-        verify_dataset("me/pairs")
-    assert cli.main(["verify-dataset", "me/pairs", "--reward", "tiny:even"]) == 0
-    counts = json.loads((finished / "03-collect" / "manifest.json").read_text())["counts"]
-    assert f"32 answers scored again; {counts['pairs']} pairs chosen again" in capsys.readouterr().out
     # Again, over a file that is no longer of it, and that the hub added.
     hub.repositories["datasets/me/pairs"]["main"][1]["completions/part-00007.parquet"] = b""
     assert cli.main(command) == 0 and hub.files("datasets/me/pairs") == files
@@ -148,109 +136,3 @@ def test_a_commit_in_between_is_not_lost(finished: Path, hub: Hub) -> None:
         push(finished, "me/pairs", what="dataset")
     hub.__class__ = Hub
     push(finished, "me/pairs", what="dataset")
-
-
-# What was published is checked
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset whose answers the verifier scored, and one that came with its reward."""
-    folder = tmp_path_factory.mktemp("published")
-    rows = [
-        {"prompt": f"{n}+1=?", "completion": f"\\boxed{{{answer}}}", "answer": str(n + 1)}
-        for n in range(1, 4)
-        for answer in (n + 1, n, 9, "")
-    ]
-    rows.append({"prompt": "1+1=?", "completion": "9", "reward": 0.0})
-    (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = resolve(TINY)
-    config.reward.function = "verify"
-    with config.unlocked(), config.stages.unlocked():
-        for name in list(config.stages):
-            del config.stages[name]
-        config.stages.collect = settings.collect(policy="init", rollouts=str(folder / "answers.jsonl"))
-    pipeline.run(config, folder / "run", until="collect")
-    with commands.opened(folder / "run") as runtime:
-        place = commands.absolute(folder / "pairs")
-        dataset.write(runtime, "collect", place, {})
-        described = {
-            "what": "dataset",
-            "stage": "collect",
-            "own": {},
-            "config": json.loads((folder / "run" / "config.json").read_text())["config"],
-        }
-        (place / "g2d.json").write_text(json.dumps(described))
-    return Path(place)
-
-
-def copied(folder: Path, target: Path, change: Callable[[dict[str, Any]], Any], file: str, row: int) -> Path:
-    """A copy of a dataset with one row changed, or left out where `change` returns False."""
-    for path in folder.rglob("*.*"):
-        name = str(path.relative_to(folder))
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        (target / name).write_bytes(path.read_bytes())
-    place = target / file
-    parquet = place.suffix == ".parquet"
-    table = pq.read_table(place) if parquet else None
-    rows = table.to_pylist() if table else [json.loads(place.read_text())]
-    if change(rows[row]) is False:
-        del rows[row]
-    if table:
-        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), place)
-    else:
-        place.write_text(json.dumps(rows[0]))
-    return target
-
-
-COMPLETIONS, PAIRS = "completions/part-00000.parquet", "preferences/part-00000.parquet"
-
-
-def test_a_published_dataset_is_scored_and_paired_again(published: Path) -> None:
-    assert dataset.verify(published) == {
-        "answers scored again": 12,
-        "not scored again: the reward came with the answer": 1,
-        "pairs chosen again": 10,
-    }
-
-
-@pytest.mark.parametrize(
-    ("file", "row", "change", "message"),
-    [
-        (COMPLETIONS, 1, lambda r: r.update(reward=1.0, verdict="correct"),
-         r"completions, row 2 \(problem \w{16}, visit 0, sample 1\) is published as correct, reward 1.0, answer '1'; "
-         "scored again it is incorrect, reward 0.0"),
-        (COMPLETIONS, 5, lambda r: r.update(completion="\\boxed{4}"), "row 6 .* published as correct"),
-        (COMPLETIONS, 6, lambda r: r.update(prompt="5+1=?"), "have different prompts"),
-        (COMPLETIONS, 6, lambda r: False, "preferences, row 7 .*, of problem"),
-        (COMPLETIONS, 6, lambda r: r.update(problem_id="0" * 16), "its problem is not in problems.parquet"),
-        (PAIRS, 2, lambda r: r.update(chosen=r["rejected"]), r"row 3 \(problem \w{16}\): its chosen is not that"),
-        (PAIRS, 3, lambda r: r.update(rejected_ids=[3, 3]), "preferences, row 4 .*: its rejected_ids is not"),
-        (PAIRS, -1, lambda r: False, "preferences has 9 rows; the completions give 10 pairs"),
-        ("problems.parquet", 2, lambda r: r.update(answer="9"), "row 10 .* published as correct"),
-        ("problems.parquet", 1, lambda r: r.update(prompt="7+1=?"), "problems.parquet, row 2: its id is not that"),
-        ("problems.parquet", 1, lambda r: r.update(columns="[1]"), "problems.parquet, row 2: cannot convert"),
-        ("g2d.json", 0, lambda r: r["config"].update(seed=1), "preferences, row"),
-        ("g2d.json", 0, lambda r: r["config"]["stages"]["collect"].update(rollouts="sample"),
-         "row 5 .* published as incorrect, reward 0.0, answer None; scored again it is no_answer"),
-        ("g2d.json", 0, lambda r: r["config"]["stages"]["collect"].update(rollouts="archive"), "row 5 .* as incorrect"),
-        ("g2d.json", 0, lambda r: r["config"]["stages"]["collect"].update(rollouts="collect"), "in a circle: collect"),
-    ],
-)  # fmt: skip
-def test_the_first_row_that_differs_is_named(
-    published: Path, tmp_path: Path, file: str, row: int, change: Callable[[dict[str, Any]], Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        dataset.verify(copied(published, tmp_path, change, file, row))
-
-
-def test_a_dataset_that_names_a_judge_has_nothing_sent_to_it(published: Path, tmp_path: Path, hub: Hub) -> None:
-    def hostile(row: dict[str, Any]) -> None:
-        judge = {**row["config"]["reward"]["judge"], "url": hub.url, "model": "m", "api_key_env": "HF_TOKEN"}
-        row["config"]["reward"] |= {"function": "judge", "judge": judge}
-
-    with pytest.raises(dataset.Differs, match="preferences, row 2"):  # a judge's are paired by another rule
-        dataset.verify(copied(published, tmp_path, hostile, "g2d.json", 0))
-    assert hub.requests == []
-    with pytest.raises(ValueError, match=r"holds no g2d\.json: it is no dataset that g2d push wrote"):
-        dataset.verify(tmp_path / "completions")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import errno
 import json
 import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import aiohttp
 import numpy as np
 import pytest
 from etils import epath
@@ -78,6 +80,16 @@ def test_a_full_disk_is_named():
     with pytest.raises(OSError, match=r"No space left.*the_file") as caught, storage.naming("write", "the_file"):
         device.write_bytes(b"x")
     assert caught.value.filename == "the_file"
+
+
+@pytest.mark.parametrize("number", [errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH])
+def test_a_store_that_cannot_be_reached_may_be_there_next_time(number):
+    lost = aiohttp.ClientOSError(number, os.strerror(number))  # an OSError with a number, as for a file
+    with pytest.raises(storage.StoreUnavailable, match=r"cannot read gs://b/x: "), storage.naming("read", "gs://b/x"):
+        raise lost
+    with pytest.raises(OSError, match="No space left") as caught, storage.naming("write", "gs://b/x"):
+        raise OSError(errno.ENOSPC, "No space left on device")  # of the disk here
+    assert not isinstance(caught.value, storage.StoreUnavailable)
 
 
 # Fingerprints

@@ -77,11 +77,9 @@ def test_rollouts_round_trip_bit_for_bit(rows, tmp_path_factory):
 
 
 @pytest.mark.parametrize("prompt", ["1+1=?", ({"role": "user", "content": "1+1=?"},)])
-def test_completions_come_back_with_their_prompts(prompt, tmp_path):
+def test_completions_stand_beside_their_prompts(prompt, tmp_path):
     rows = [rollout(), rollout("no", None, None, sample=1)]
     tables.write_completions(tmp_path / "0.parquet", rows, [prompt, prompt])
-    read = tables.read_completions(tmp_path)
-    assert [shown for shown, _ in read] == [prompt, prompt] and all(map(same, [row for _, row in read], rows))
     row = pq.read_table(tmp_path / "0.parquet").to_pylist()[1]
     reply = "no" if isinstance(prompt, str) else [{"role": "assistant", "content": "no"}]
     assert row["prompt"] == (prompt if isinstance(prompt, str) else list(prompt)) and row["completion"] == reply

@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 from g2d_jax.config import Config
 from g2d_jax.config_load import locate, shipped
 from g2d_jax.plan.topologies import topology
-from g2d_jax.runtime import flags
 from g2d_jax.study.pricing import Rates
 
 if TYPE_CHECKING:
@@ -114,7 +113,6 @@ def _compiler(settings: Config, name: str, say: Callable[[str], None]) -> planni
     from g2d_jax.plan import target
 
     target.prepare(machine)
-    flags.use(settings.compute.flags)
     from g2d_jax import pipeline
     from g2d_jax.plan import planning
 

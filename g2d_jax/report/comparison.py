@@ -17,7 +17,7 @@ from g2d_jax.report.samples import most_different
 from g2d_jax.report.study import row_cells
 from g2d_jax.report.tables import Table, sheet, table
 from g2d_jax.runtime.storage import PathLike
-from g2d_jax.study import elo, stats
+from g2d_jax.study import stats
 from g2d_jax.workdir import absolute
 
 FILES = ("compare.html", "compare.md", "compare.csv", "figures")
@@ -30,22 +30,10 @@ RESULT_NOTE = (
     "length and what was truncated are of all problems that a run evaluated."
 )
 
-ELO = (
-    "A problem is a game between every two policies: the higher accuracy on it wins, equal ones draw, half a win each. "
-    "Ratings are the maximum likelihood of the Bradley-Terry model and have the mean 1000; 100 points are 64 of 100 "
-    "games. Intervals (95 %) are over another draw of problems."
-)
-
 DIFFERENCES = (
     "± standard error, clustered by problem; 95 % interval: over another draw of problems. Beyond noise: the interval "
     "leaves zero out. Better, equal, worse: problems on which the second policy's accuracy is higher, the same, lower."
 )
-
-
-def ratings(comparison: Comparison) -> list[elo.Rating]:
-    """Compute the policies' Elo ratings in their order: a problem is won by the higher mean, equal ones are draws."""
-    points = elo.outcomes([row.accuracies[0] for _, row in comparison.rows])
-    return elo.elo([row.name for _, row in comparison.rows], points)
 
 
 def check_output(output: PathLike, files: Sequence[str] = FILES, what: str = "a comparison") -> epath.Path:
@@ -81,7 +69,6 @@ def report(comparison: Comparison) -> Report:
         sections=[
             Section("results", "Result", [*map(Note, notes(comparison)), results(comparison), _runs(comparison)]),
             Section("differences", "Differences", [Note(DIFFERENCES + chance * (count > 4)), differences(comparison)]),
-            Section("elo", "Elo", [Note(ELO), _elo(comparison)]),
             Section("problems", "Problems", most_different(comparison)),
             Section("settings", "Settings", _settings(comparison)),
         ],
@@ -165,20 +152,6 @@ def differences(comparison: Comparison) -> Table:
     return table("Paired differences in accuracy, points (second minus first)", rows)
 
 
-def _elo(comparison: Comparison) -> Table:
-    """Elo ratings with intervals, best first."""
-    rows = [
-        {
-            "policy": rating.name,
-            "rating": f"{rating.rating:.0f}",
-            "95 % interval": f"{rating.low:.0f} to {rating.high:.0f}",
-            "games": fmt.count(rating.games),
-        }
-        for rating in sorted(ratings(comparison), key=lambda rating: -rating.rating)
-    ]
-    return table("Elo ratings over the common problems", rows)
-
-
 def _settings(comparison: Comparison) -> list[Part | None]:
     """List the settings that differ from the first run's, a table for each other run that differs."""
     first, parts = comparison.sides[0], list[Part | None]()
@@ -189,15 +162,14 @@ def _settings(comparison: Comparison) -> list[Part | None]:
 
 
 def records(comparison: Comparison) -> Iterator[tuple[str, str, str, str, str, float]]:
-    """All figures of compare.csv, columns `COLUMNS`: fractions, tokens, nats, seconds, Elo points."""
+    """All figures of compare.csv, columns `COLUMNS`: fractions, tokens, nats, seconds."""
     names = [(side.label, row.policies[0].name) for side, row in comparison.rows]
-    for name, (_, row), rating in zip(names, comparison.rows, ratings(comparison), strict=True):
+    for name, (_, row) in zip(names, comparison.rows, strict=True):
         accuracy, k = stats.accuracy(row.correct[0]), row.correct[0].shape[1]
         figures = {name: getattr(accuracy, name) for name in ("mean", "sem_clustered", "problems")}
         figures |= {f"pass_at/{k}": stats.pass_at(row.correct[0], k), "steps": row.steps}
         figures |= {measure: row.evaluated(row.split, measure) for measure in ("mean_length", "entropy")}
         figures |= {f"cost/{measure}": cost for measure, cost in row.costs.items()}
-        figures |= {f"elo/{name}": getattr(rating, name) for name in ("rating", "low", "high")}
         for measure, value in figures.items():
             yield *name, "", "", measure, float(value)
     for (before, (_, row)), (after, (_, other)) in combinations(zip(names, comparison.rows, strict=True), 2):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,19 +94,16 @@ class Chat:
         records = storage.read_segments(self._journal.folder)
         return {r["request"]: Reply(r["text"], r["finish"]) for r in records if "text" in r}
 
-    def ask(
-        self, conversations: Sequence[Sequence[Message]], progress: Callable[[int], None] | None = None
-    ) -> list[Reply]:
+    def ask(self, conversations: Sequence[Sequence[Message]]) -> list[Reply]:
         """Get one reply for each conversation, in order; equal conversations are asked once.
 
-        A request that failed after all retries is a Reply with a failure. progress is called with how many of the
-        requests are done. Raises ConnectionError when the server is down, ValueError when it rejects the key or the
-        url, or all that was sent.
+        A request that failed after all retries is a Reply with a failure. Raises ConnectionError when the server is
+        down, ValueError when it rejects the key or the url, or all that was sent.
         """
         named = [self._named(conversation) for conversation in conversations]
         missing = {name: messages for name, messages in named if name not in self._replies}
         self.counts["journal"] += len(named) - len(missing)
-        failed = self._send(missing, progress)
+        failed = self._send(missing)
         self._journal.flush()
         return [self._replies.get(name) or failed[name] for name, _ in named]
 
@@ -114,7 +111,7 @@ class Chat:
         messages = [{"role": m["role"], "content": safe_text(m["content"])} for m in conversation]
         return storage.fingerprint([self.endpoint.model, messages, self.endpoint.max_tokens]), messages
 
-    def _send(self, requests: dict[str, Any], progress: Callable[[int], None] | None) -> dict[str, Reply]:
+    def _send(self, requests: dict[str, Any]) -> dict[str, Reply]:
         """Ask and journal; return the requests that failed."""
         failed: dict[str, Reply] = {}
         pool = ThreadPoolExecutor(self.endpoint.concurrency)
@@ -126,8 +123,6 @@ class Chat:
                 if reply.failure:
                     failed[waiting[future]] = reply
                     self._check_alive(reply, len(failed), done == len(requests))
-                if progress is not None:
-                    progress(done)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # after an error what is under way ends, no more is sent
         return failed

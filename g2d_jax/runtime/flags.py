@@ -1,7 +1,6 @@
-"""Flags of XLA, libtpu and JAX's memory by platform, all that a run sets: before JAX looks for devices.
+"""Set the flags of XLA and the share of memory that a run needs, before JAX looks for devices.
 
-What a user's environment says already stays. NCCL has none: its documentation advises against fixing what it tunes by
-itself, and no compiler can check a name.
+Values that a user's environment has already stay.
 """
 
 from __future__ import annotations
@@ -13,25 +12,6 @@ import sys
 from glob import glob
 from pathlib import Path
 
-from g2d_jax.config import Flags
-
-# compute.flags "overlap": collectives beside products. No device has run it: compiled only. Each variable is read where
-# it applies, and libtpu knows XLA's flags of GPUs. What they change, and which were left out and why: docs/engine.md.
-OVERLAP = {
-    "LIBTPU_INIT_ARGS": {
-        # All-reduces, of gradients and norms, may begin and end apart: MaxText, benchmarks/xla_flags_library.py.
-        "--xla_enable_async_all_reduce": "true",
-        # And be cut into pieces that run inside products: the same.
-        "--xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
-    },
-    "XLA_FLAGS": {
-        # Weights of the next layer come while this one is computed: JAX-Toolbox, rosetta/docs/GPU_performance.md.
-        "--xla_gpu_enable_pipelined_all_gather": "true",
-        # Gradients of the last layer leave while the next one's are computed: the same.
-        "--xla_gpu_enable_pipelined_reduce_scatter": "true",
-    },
-}
-
 ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 """See `order_collectives`."""
 
@@ -39,38 +19,15 @@ DRIVEN = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*", "/dev/dxg", "/
 """Files of TPUs, and of GPUs of NVIDIA (under WSL too) and AMD."""
 
 
-def has(flag: str, variable: str = "XLA_FLAGS") -> bool:
-    """Return whether the environment sets a flag."""
-    return flag in re.findall(r"[^\s=]+", os.environ.get(variable, ""))
+def has(flag: str) -> bool:
+    """Return whether XLA_FLAGS sets a flag."""
+    return flag in re.findall(r"[^\s=]+", os.environ.get("XLA_FLAGS", ""))
 
 
-def add(flag: str, value: str, variable: str = "XLA_FLAGS") -> None:
-    """Set a flag, unless the environment does."""
-    if not has(flag, variable):
-        os.environ[variable] = f"{os.environ.get(variable, '')} {flag}={value}".strip()
-
-
-def use(setting: Flags) -> None:
-    """Set the flags of compute.flags. Raises ValueError if JAX has looked for devices without them."""
-    wanted = OVERLAP if setting == "overlap" else {}
-    missing = [(*item, name) for name, flags in wanted.items() for item in flags.items() if not has(item[0], name)]
-    if missing and _backends_started():
-        raise ValueError(f"compute.flags is {setting!r}, but JAX has devices already: begin this run in a new process")
-    for flag, value, name in missing:
-        add(flag, value, name)
-
-
-def _backends_started() -> bool:
-    """Return whether JAX has looked for devices: then it refuses to change their number."""
-    import jax
-
-    devices: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
-    try:
-        jax.config.update("jax_num_cpu_devices", devices + 1)
-    except RuntimeError:
-        return True
-    jax.config.update("jax_num_cpu_devices", devices)
-    return False
+def add(flag: str, value: str) -> None:
+    """Add a flag to XLA_FLAGS, unless it is there."""
+    if not has(flag):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}={value}".strip()
 
 
 def simulated() -> int:

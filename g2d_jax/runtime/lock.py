@@ -2,7 +2,7 @@
 
     local        filelock on FOLDER/.lock; the system lifts it when the process ends, however it ends. A process whose
                  .lock is gone, the folder having been deleted or moved, ends
-    gs, s3       a lease: FOLDER/.lock/000001.json, 000002.json …, of which the highest number owns
+    gs           a lease: FOLDER/.lock/000001.json, 000002.json …, of which the highest number owns
 
 The lease is by hand: fsspec has no lock, and libraries of leases want a database. A lock object is made by a
 conditional create, which the store grants to one process only, and is never deleted, so no number is given twice. The
@@ -214,8 +214,7 @@ class _Lease:
             self._files.pipe_file(self._path, self._content("released"))
             raise ValueError(
                 f"{self._folder}: this object store overwrites where it was asked to create only, so a work "
-                "directory cannot be locked there; use Google Cloud Storage, Amazon S3 or another store with "
-                "conditional writes (If-None-Match), or a file system"
+                "directory cannot be locked there; use Google Cloud Storage, or a file system"
             )
         self._last = time.monotonic()
         return True

@@ -81,16 +81,21 @@ def naming(action: str, path: PathLike) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        if error.errno is not None:
+        if error.errno is not None and not _is_of_a_driver(error):
             raise OSError(error.errno, f"cannot {action}: {reason}", os.fspath(path)) from error
         passing = OSError if is_local(path) else StoreUnavailable
         named = isinstance(error, (FileNotFoundError, PermissionError, FileExistsError))
         raise (type(error) if named else passing)(f"cannot {action} {os.fspath(path)}: {reason}") from error
     except Exception as error:
-        if is_local(path) or type(error).__module__.partition(".")[0] not in _DRIVERS:
+        if is_local(path) or not _is_of_a_driver(error):
             raise
         kind = OSError if "Credentials" in type(error).__name__ else StoreUnavailable
         raise kind(f"cannot {action} {os.fspath(path)}: {type(error).__name__}: {error!s:.300}") from error
+
+
+def _is_of_a_driver(error: Exception) -> bool:
+    """Tell an error of an object store's driver, no connection say, from one of the system."""
+    return type(error).__module__.partition(".")[0] in _DRIVERS
 
 
 HUB_ANSWERS = {

@@ -127,16 +127,6 @@ def _rollout(row: Mapping[str, Any]) -> ScoredRollout:
     return ScoredRollout(rollout, row["text"], score, row["policy"])
 
 
-def read_completions(path: PathLike) -> list[tuple[Prompt, ScoredRollout]]:
-    """Read rows with the prompts that the model was shown. Raises as `read_rollouts`."""
-    return _read_parts(path, _completion, COMPLETIONS, CHAT_COMPLETIONS)
-
-
-def _completion(row: dict[str, Any]) -> tuple[Prompt, ScoredRollout]:
-    row = _as_texts(row, "completion")
-    return row["prompt"], _rollout({**row, "text": row["completion"]})
-
-
 def write_preferences(path: PathLike, rows: Sequence[Preference]) -> None:
     """Write one part, columns `PREFERENCES`, or `CHAT_PREFERENCES` where the prompts are conversations.
 

@@ -1,6 +1,6 @@
 """An OpenAI-style server that samples in the sampler's place, as vLLM 0.32 serves it: the Engine of `engine.*`.
 
-    view:      policy ─► a folder that the server sees too ─► loaded there: by folder, by adapter or by weight transfer
+    view:      policy ─► a folder that the server sees too ─► loaded there: by folder or by adapter
     generate:  requests ─► POST /completions, one for each sample with its seed, `concurrency` at a time ─► rollouts
 
 The server is believed in nothing that can be checked: what breaks the contract of a Rollout is an EngineError, and the
@@ -9,7 +9,6 @@ call's rollouts are drawn again when the run is continued. Only a connection tha
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import http.client
 import itertools
@@ -185,14 +184,9 @@ class Remote:
             self._set_adapter("load", version, lora_path=str(place))
             if self._loaded:
                 self._set_adapter("unload", self._loaded)
-        elif self.settings.sync == "folder":
+        else:
             self._tell("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(place)}})
             self._tell("update_weight_version", {"new_version": version})
-        else:
-            if not self._loaded:
-                self._tell("init_weight_transfer_engine", {"init_info": {}})
-            self._again(lambda attempt: self._transfer(place, attempt))
-        if self.settings.sync != "adapter":
             self._tell("reset_prefix_cache")  # its keys and values are the old policy's
         for other in self.folder.glob(f"{PREFIX}*"):
             if other.name != version:
@@ -210,20 +204,6 @@ class Remote:
                     raise
 
         self._again(ask)
-
-    def _transfer(self, folder: epath.Path, attempt: int) -> None:
-        """Send a policy's files by the phases of a weight update, all of them anew where one was not answered."""
-
-        def ask(path: str, body: Any = None) -> None:
-            self._attempt("POST", f"{self._root}/{path}", body)
-
-        if attempt:  # an update that is under way, if only of a run that was killed, would refuse another
-            with contextlib.suppress(_Lost, EngineError):
-                ask("finish_weight_update")
-        ask("start_weight_update")
-        for file in sorted(folder.glob("*.safetensors")):
-            ask("update_weights", {"update_info": {"file": str(file)}})
-        ask("finish_weight_update", {"weight_version": folder.name})
 
     def _tell(self, path: str, body: Any = None) -> None:
         """Send a request to vLLM's own part, which it serves with VLLM_SERVER_DEV_MODE=1."""

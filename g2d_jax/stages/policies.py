@@ -13,7 +13,7 @@ from g2d_jax.stages import init_params
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.training.step import make_cast
-from g2d_jax.workdir import stage_folders
+from g2d_jax.workdir import check_place, stage_folders
 
 
 def load_policy(runtime: Runtime, name: str) -> Decoder:
@@ -152,6 +152,7 @@ def stage_of_run(policy: str) -> epath.Path:
     stage = last.partition("@")[0]
     if not (workdir and hash_sign and stage):
         raise ValueError(f"policy {policy!r}: write run:WORKDIR#STAGE or run:WORKDIR#STAGE@STEP")
+    check_place(workdir)
     other = epath.Path(workdir).expanduser()
     if not (other / "config.json").exists():
         raise ValueError(f"policy {policy!r}: {other} holds no run (no config.json)")

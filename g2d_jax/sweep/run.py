@@ -29,7 +29,7 @@ from g2d_jax import __version__, pipeline
 from g2d_jax.config import Online
 from g2d_jax.config_io import to_dict
 from g2d_jax.graph import plan
-from g2d_jax.runtime import flags, processes, program_cache, storage
+from g2d_jax.runtime import processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import LOCK, awaited, try_lock
 from g2d_jax.runtime.tracking import Tracker
@@ -49,7 +49,6 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
     A stage that cannot go on fails with all that is made from it; the rest of the study goes on. Raises ValueError for
     a config that cannot work, and for a directory that holds something else; OSError for a full disk.
     """
-    flags.use(config.compute.flags)
     if jax.process_count() > 1:
         raise ValueError("a study of several processes: start each by itself, they share the work by the directory")
     root = absolute(workdir)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import jax
@@ -23,7 +23,6 @@ from orbax.checkpoint import checkpoint_managers
 from g2d_jax import mesh as meshes
 from g2d_jax.runtime import storage
 from g2d_jax.training.optimizer import leaf_name
-from g2d_jax.training.s3_checkpoints import Staged, is_staged
 
 T = TypeVar("T")
 Tree = TypeVar("Tree")
@@ -40,39 +39,6 @@ class DamagedCheckpoint(ValueError):
     """A finished checkpoint whose files are missing, cut off or changed."""
 
 
-class _Direct:
-    """The checkpoints of one folder that Orbax writes where they stay, with the methods of `Staged`."""
-
-    def __init__(self, folder: epath.Path, keep: int, pinned: Collection[int]) -> None:
-        policies = [checkpoint_managers.LatestN(keep), checkpoint_managers.CustomSteps(pinned)]
-        self._options = ocp.CheckpointManagerOptions(
-            preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-            cleanup_tmp_directories=True,  # what a killed run left half written
-        )
-        self._folder = folder
-        self._manager: ocp.CheckpointManager | None = None  # made by the first save: it creates and cleans the folder
-
-    def steps(self) -> list[int]:
-        return sorted(ocp.utils.checkpoint_steps(self._folder)) if self._folder.exists() else []
-
-    def save(self, step: int, args: ocp.args.Composite) -> None:
-        if self._manager is None:
-            self._manager = ocp.CheckpointManager(self._folder, options=self._options)
-        self._manager.save(step, args=args, force=True)
-
-    def wait(self) -> None:
-        if self._manager is not None:
-            self._manager.wait_until_finished()
-
-    def close(self) -> None:
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            manager.close()
-
-    def fetched(self, step: int, names: Collection[str] | None) -> AbstractContextManager[epath.Path]:
-        return nullcontext(self._folder / str(step))
-
-
 class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints of one stage, by step. Reading never writes: another stage may read a folder still in use.
 
@@ -83,7 +49,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     def __init__(self, folder: storage.PathLike, *, keep: int = 2, pinned: Collection[int] = ()) -> None:
         """Touches no file."""
         self.folder = epath.Path(folder)
-        self._store = (Staged if is_staged(folder) else _Direct)(self.folder, keep, frozenset(pinned))
+        policies = [checkpoint_managers.LatestN(keep), checkpoint_managers.CustomSteps(frozenset(pinned))]
+        self._options = ocp.CheckpointManagerOptions(
+            preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+            cleanup_tmp_directories=True,  # what a killed run left half written
+        )
+        self._manager: ocp.CheckpointManager | None = None  # made by the first save: it creates and cleans the folder
 
     def save(self, step: int, state: Mapping[str, Any], host: Mapping[str, Any]) -> None:
         """Begin to write a checkpoint; returns when the arrays are copied, so that the caller may donate them.
@@ -99,11 +70,13 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         }
         items: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         items[HOST] = ocp.args.JsonSave({**record, "fingerprint": storage.fingerprint(record)})
-        self._store.save(step, ocp.args.Composite(**items))
+        if self._manager is None:
+            self._manager = ocp.CheckpointManager(self.folder, options=self._options)
+        self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def steps(self) -> list[int]:
         """List the steps of all complete checkpoints on disk, ascending; a save still under way is not among them."""
-        return self._store.steps()
+        return sorted(ocp.utils.checkpoint_steps(self.folder)) if self.folder.exists() else []
 
     def latest(self) -> int | None:
         """Return the newest complete checkpoint's step, or None."""
@@ -111,11 +84,14 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def wait(self) -> None:
         """Return when the save under way, if any, is complete. Raises what made it fail."""
-        self._store.wait()
+        if self._manager is not None:
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait, and end the background threads. Raises what made the last save fail."""
-        self._store.close()
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.close()
 
     def __exit__(self, *error: object) -> None:
         """Close."""
@@ -132,10 +108,10 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         if step not in self.steps():
             raise FileNotFoundError(f"no checkpoint of step {step} in {self.folder}; there are {self.steps()}")
         wanted = {name: flatten(tree) for name, tree in like.items()}
-        with self._store.fetched(step, [*wanted, HOST]) as folder:
-            record = self._reading(folder, lambda: _read_host(folder))
-            self._compare(folder, wanted, record["checksums"])
-            values = self._reading(folder, lambda: _read(folder, wanted, record["checksums"]))
+        folder = self.folder / str(step)
+        record = self._reading(folder, lambda: _read_host(folder))
+        self._compare(folder, wanted, record["checksums"])
+        values = self._reading(folder, lambda: _read(folder, wanted, record["checksums"]))
         trees = {name: jax.tree.unflatten(jax.tree.structure(like[name]), values[name].values()) for name in like}
         return trees, record["content"]
 
@@ -149,9 +125,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         Arrays are read whole, one after the other, into host memory: of `parts` shares this process's. Raises OSError
         when files cannot be read now.
         """
+        folder = self.folder / str(step)
         try:
-            with self._store.fetched(step, None) as folder:
-                self._reading(folder, lambda: _check_arrays(folder, part, parts), alone=True)
+            self._reading(folder, lambda: _check_arrays(folder, part, parts), alone=True)
         except DamagedCheckpoint as error:
             return str(error)
         return ""
@@ -200,13 +176,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         raise AssertionError
 
     def _damaged(self, folder: epath.Path, error: Exception) -> DamagedCheckpoint:
-        own = self.folder / folder.name
         older = [step for step in self.steps() if step < int(folder.name)]
         then = f"continue from step {older[-1]}" if older else "start the stage again"
-        manifest = own.parent.parent / storage.MANIFEST
+        manifest = self.folder.parent / storage.MANIFEST
         also = f", and {manifest}" if manifest.exists() else ""  # a stage with a manifest is not run again
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return DamagedCheckpoint(f"checkpoint {own} is damaged: {reason:.300}. Delete that folder{also} to {then}.")
+        return DamagedCheckpoint(f"checkpoint {folder} is damaged: {reason:.300}. Delete that folder{also} to {then}.")
 
     def _compare(self, folder: epath.Path, wanted: Mapping[str, Mapping[str, Any]], saved: Checksums) -> None:
         """Raise ValueError for the first array that is not saved as wanted. saved: the checksums of what was."""

@@ -68,11 +68,11 @@ def test_dry_run_of_the_workstation(tmp_path: Path) -> None:
 
 def test_dry_run_of_vllm(tmp_path: Path) -> None:
     env = {**environment(tmp_path), "VLLM_API_KEY": "sk-secret"}
-    done = launch("vllm.sh", "--dry-run", "my model", "weights", "--dtype", "float32", env=env)
+    done = launch("vllm.sh", "--dry-run", "my model", "adapter", "--dtype", "float32", env=env)
     assert done.stdout.strip() == (
-        f"env VLLM_NO_USAGE_STATS=1 VLLM_SERVER_DEV_MODE=1 PYTHONPATH={LAUNCH} vllm serve my\\ model --host 127.0.0.1 "
-        "--port 8000 --logprobs-mode processed_logprobs --generation-config vllm --worker-extension-cls "
-        'vllm_files.Extension --weight-transfer-config \\{\\"backend\\":\\ \\"files\\"\\} --dtype float32'
+        "env VLLM_NO_USAGE_STATS=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve my\\ model --host 127.0.0.1 "
+        "--port 8000 --logprobs-mode processed_logprobs --generation-config vllm --enable-lora --max-loras 2 "
+        "--dtype float32"
     )
 
 

@@ -204,7 +204,7 @@ def test_problems_where_runs_differ_most(tmp_path):
     answers, count = read_samples([comparison.sides[1].file("dpo")], ("problem_id", "sample"), {"d"}, 0)
     assert [row["sample"] for row in answers["d"]] == [0, 1] and list(answers) == ["d"] and count == 5
     page = Page(html(report(comparison)))
-    assert page.links == ["#results", "#differences", "#elo", "#problems"]
+    assert page.links == ["#results", "#differences", "#problems"]
     assert "2 of 5 common problems: those on which" in page.text and page.source.count("<details data-row>") == 2
     assert page.text.index("d = ?") < page.text.index("b = ?")
 
@@ -244,7 +244,6 @@ def test_three_files_the_same_bytes_each_time_with_every_figure(two, tmp_path):
     assert math.isnan(table["one", "dpo", "", "", "cost/device_seconds"])
     assert table["other", "dpo", "one", "dpo", "difference"] == 0.125
     assert table["other", "dpo", "one", "dpo", "better"] == 2.0
-    assert table["other", "dpo", "", "", "elo/rating"] == pytest.approx(1000 + 200 * math.log10(1.5))
 
 
 def test_hostile_names_and_completions_stay_text(tmp_path):

@@ -227,14 +227,11 @@ def test_headers_that_drip_end_at_the_deadline(drop: bytes) -> None:
         assert time.monotonic() - started < 5
 
 
-START, UPDATE, FINISH = "/start_weight_update", "/update_weights", "/finish_weight_update"
+RELOAD, VERSION = "/collective_rpc", "/update_weight_version"
 LOAD, UNLOAD, MODELS, RESET = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/models", "/reset_prefix_cache"
 LOADS = {
     "adapter": [LOAD, LOAD, MODELS, LOAD, UNLOAD, UNLOAD, MODELS],
-    "weights": [
-        *("/init_weight_transfer_engine", START, FINISH, START, UPDATE, FINISH, START, UPDATE, FINISH),
-        *(FINISH, START, UPDATE, FINISH, RESET, START, UPDATE, FINISH, RESET),
-    ],
+    "folder": [RELOAD, RELOAD, VERSION, VERSION, RESET, RELOAD, VERSION, RESET],
 }
 
 
@@ -242,13 +239,13 @@ LOADS = {
 def test_a_load_whose_answer_is_lost_is_done_again(
     config: ConfigDict, tmp_path: Path, opened: Any, monkeypatch: pytest.MonkeyPatch, sync: str
 ) -> None:
-    """An adapter that is there counts as loaded; an update of weights ends what is under way and begins anew."""
+    """An adapter that is there counts as loaded; weights are loaded again."""
     monkeypatch.setattr("g2d_jax.sampler.remote.PAUSE", 0.0)
     config = only(config, "collect")
     config.lora.rank = 2 if sync == "adapter" else 0
     with serving(lambda body, number: choice([1])) as server:
         config.engine.update(kind="server", url=server.url, sync=sync)
-        server.unheard = {"adapter": [LOAD, UNLOAD], "weights": [START, UPDATE, FINISH, FINISH, FINISH]}[sync]
+        server.unheard = {"adapter": [LOAD, UNLOAD], "folder": [RELOAD, VERSION]}[sync]
         runtime = opened(config, tmp_path)
         policy = load_policy(runtime, "init")
         for _ in range(2):
@@ -388,7 +385,7 @@ def vllm(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("sync", ["folder", "weights", "adapter"])
+@pytest.mark.parametrize("sync", ["folder", "adapter"])
 def test_vllm_draws_what_the_trainer_would(tmp_path: Path, vllm: Any, sync: str) -> None:
     """Two intervals of GRPO and an evaluation: after each load its log-probabilities are the trainer's."""
     import toys

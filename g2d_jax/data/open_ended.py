@@ -1,4 +1,4 @@
-"""The files of AlpacaEval 2 and Arena-Hard: prompts to answer, and models' answers to them. All are untrusted.
+"""Read the prompts files of AlpacaEval 2 and Arena-Hard, which are untrusted, and write the answers files they read.
 
 alpaca_eval   prompts: [{"instruction", "dataset"}]; answers: [{"dataset", "instruction", "output", "generator"}]
 arena_hard    prompts: JSONL of {"uid", "prompt"} (v2; v0.1 has "question_id" and "turns"); answers: JSONL of
@@ -43,14 +43,6 @@ class Question:
     dataset: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """One model's answers by question: its text, and how often the same text stood before it in the file."""
-
-    name: str
-    texts: Mapping[tuple[str, int], str]
-
-
 def read_questions(path: str, form: Format) -> list[Question]:
     """Read the questions of a prompts file in order. Raises ValueError naming file and line for anything else."""
     parse = {"alpaca_eval": _alpaca_question, "arena_hard": _arena_question}[form]
@@ -61,22 +53,6 @@ def read_questions(path: str, form: Format) -> list[Question]:
     if twice:
         raise ValueError(f"{path}: uid {twice[0]!r} stands there twice")
     return questions
-
-
-def read_answers(path: str) -> Answers:
-    """Read one model's answers, in either format, known by its fields. Raises ValueError naming file and line."""
-    texts: dict[tuple[str, int], str] = {}
-    names: dict[str, None] = {}
-    repeats: Counter[str] = Counter()
-    for row in file_rows(path):
-        name, question, text = row.read(_answer)
-        names[name] = None
-        texts[question, repeats[question]] = text
-        repeats[question] += 1
-    if len(names) != 1:
-        listed = ", ".join(map(repr, names))
-        raise ValueError(f"{path} holds answers of {listed or 'no model'}; give one file for each model"[:500])
-    return Answers(next(iter(names)), texts)
 
 
 def alpaca_json(name: str, questions: Sequence[Question], texts: Sequence[str]) -> bytes:
@@ -143,19 +119,3 @@ def _arena_question(values: Mapping[str, Any]) -> Question:
             raise BrokenRow("'turns' must be a list of one turn: conversations of several are not supported")
         name, text = "turns[0].content", text[0].get("content")
     return Question(as_text(text, name), uid)
-
-
-def _answer(values: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return (model, question, answer) of a row of either format."""
-    if "messages" in values:
-        name, messages = named(values, "model")[1], values["messages"]
-        if not isinstance(messages, list) or len(messages) < 2 or not all(isinstance(m, Mapping) for m in messages):
-            raise BrokenRow("'messages' must be a question and an answer")
-        question, content = messages[-2].get("content"), messages[-1].get("content")
-        answer = content.get("answer") if isinstance(content, Mapping) else content
-    else:
-        name, question = named(values, "generator")[1], named(values, "instruction")[1]
-        answer = values.get("output")
-    if not isinstance(answer, str):  # "" is an answer
-        raise BrokenRow(f"the answer must be a text, got {type(answer).__name__}")
-    return as_text(name, "the model's name"), as_text(question, "the question"), answer

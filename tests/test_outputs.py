@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from g2d_jax import cli, config_io
+from g2d_jax import cli, config_io, outputs
 from g2d_jax.config_load import resolve
-from g2d_jax.judging import outputs
 from g2d_jax.runtime import storage
 
-TINY = str(Path(__file__).parents[1] / "tiny.py")
+TINY = str(Path(__file__).parent / "tiny.py")
 
 
 @pytest.fixture

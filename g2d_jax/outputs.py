@@ -1,4 +1,4 @@
-"""A policy's answers to a file of prompts, in the form that AlpacaEval or Arena-Hard reads.
+"""Write a policy's answers to a file of prompts, in the form that AlpacaEval or Arena-Hard reads.
 
 Answers are drawn in parts, kept in WORKDIR/outputs as Parquet, like all rollouts: run again, the command goes
 on where it was stopped. The randomness is named by prompt, so that parts and other prompts do not change an answer.
@@ -13,8 +13,8 @@ from pathlib import PurePosixPath
 from etils import epath
 
 from g2d_jax import commands
+from g2d_jax.data.open_ended import ENDINGS, Format, Question, alpaca_json, arena_jsonl, read_questions
 from g2d_jax.data.splits import problem_id
-from g2d_jax.judging.answers import ENDINGS, Format, Question, alpaca_json, arena_jsonl, read_questions
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Problem, Request, Rollout, SamplingParams, Score, ScoredRollout, Verdict
 from g2d_jax.runtime import storage
@@ -99,7 +99,7 @@ def _answers(
 
 
 def _drawn(runtime: Runtime, policy: str, view: Decoder, requests: Sequence[Request]) -> list[ScoredRollout]:
-    """Draw responses in the order of the requests. They stay unscored: scoring is the judge's part."""
+    """Draw responses in the order of the requests. They stay unscored: scoring is those tools' part."""
     place = {(request.problem_id, request.visit): i for i, request in enumerate(requests)}
     drawn: list[Rollout] = sorted(
         runtime.sampler().generate(view, requests, "outputs"), key=lambda r: place[r.problem_id, r.visit]
