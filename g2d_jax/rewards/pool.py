@@ -3,8 +3,9 @@
     with VerifierPool(workers=2) as pool:
         scores = pool.score(golds, texts)
 
-Rewards: CORRECT 1.0; INCORRECT, NO_ANSWER and TIMEOUT 0.0; UNSCORABLE None. A timeout means that the verifier gave up
-(CPU, memory, a crash): see `Verdict`. An answer far longer than any reference is INCORRECT unless it is the reference
+Rewards: CORRECT 1.0; INCORRECT, NO_ANSWER and TIMEOUT 0.0; UNSCORABLE None. A timeout is the answer's doing: it made the
+grader exceed its CPU time or memory, or crash (see `Verdict`). A worker that dies or does not reply is the machine's,
+and leaves the response UNSCORABLE. An answer far longer than any reference is INCORRECT unless it is the reference
 itself.
 """
 
@@ -218,7 +219,11 @@ class VerifierPool:
             return future
 
     def _grade(self, gold: str, answer: str) -> Verdict:
-        """Ask a worker, in a thread of the executor. One that is dead or does not answer is replaced, once."""
+        """Ask a worker, in a thread of the executor. One that is dead or does not answer is replaced, once.
+
+        UNSCORABLE if the second one fails too: its own limits never end a worker, so that this says nothing of the
+        answer.
+        """
         for _ in range(2):
             worker = self._worker()
             try:
@@ -229,9 +234,9 @@ class VerifierPool:
             with self._lock:
                 self.cpu_seconds += seconds
             return verdict
-        with self._lock:  # perhaps the machine's doing: not to be remembered
+        with self._lock:  # the machine's doing: not to be remembered
             self._verdicts.pop((gold, answer), None)
-        return Verdict.TIMEOUT
+        return Verdict.UNSCORABLE
 
     def _worker(self) -> Worker:
         """Return this thread's worker, started if there is none. Raises CancelledError once the pool is closed."""

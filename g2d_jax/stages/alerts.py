@@ -157,8 +157,7 @@ def few_pairs(counts: Mapping[str, int]) -> list[Alert]:
     if mixed >= MIXED * prompts:
         return []
     fates = {"all_incorrect": "all wrong", "all_correct": "all right", "all_equal": "all of one reward"}
-    fates |= {"correct_or_timeout": "right or timed out", "unscorable": "not graded"}
-    fates |= {"outside_window": "outside the window of pass rates"}
+    fates |= {"unscorable": "not graded", "outside_window": "outside the window of pass rates"}
     why = ", ".join(f"{counts[fate]} {words}" for fate, words in fates.items() if counts.get(fate))
     text = (
         f"{mixed} of {prompts} prompts have responses to tell apart ({why}), which gives {counts['pairs']} pairs. "

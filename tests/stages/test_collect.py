@@ -483,4 +483,4 @@ def test_fate_of_a_prompt():
     assert fate("+-?") == fate("+-t") == "mixed"
     assert fate("+---", 0.3, 0.7) == fate("+-tt", 0.3, 0.7) == "outside_window"
     assert fate("+-", 0.5, 0.5) == "mixed"
-    assert fate("+tt") == "correct_or_timeout"
+    assert fate("+tt") == "mixed"
