@@ -18,6 +18,7 @@ from g2d_jax.graph import Plan, made_from_ends, plan, policies_read
 from g2d_jax.models import hf, reward_model
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
+from g2d_jax.pipeline import check_packages
 from g2d_jax.records import Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import storage
@@ -41,6 +42,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
     """
     settings = Config.of(config)
     order = plan(settings)
+    check_packages(settings)
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
         runtime = Runtime(settings, epath.Path(folder), tracker, order.folders(place))
@@ -91,7 +93,7 @@ def _check(runtime: Runtime) -> None:
             count = len(runtime.problems["train"])
             alerts.say(runtime, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
         elif isinstance(stage, Collect) and stage.rollouts not in ("sample", "archive", *runtime.config.stages):
-            external_rollouts.read(runtime, stage.rollouts, stage.reward_column)
+            external_rollouts.read_groups(runtime, stage.rollouts, stage.reward_column)
         elif isinstance(stage, Offline) and stage.preferences not in runtime.config.stages:
             (kto.read if stage.loss == "kto" else offline.read)(runtime, stage)
         if hasattr(stage, "sampling"):

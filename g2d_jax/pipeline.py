@@ -26,13 +26,14 @@ from g2d_jax.data.problems import check_training
 from g2d_jax.graph import Plan, check_inputs, made_from_ends, plan, policies_read
 from g2d_jax.models import hf, quantise
 from g2d_jax.report.result import Result
+from g2d_jax.rewards.chat import check_client
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
 from g2d_jax.runtime import flags, processes, program_cache, storage
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
-from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.runtime.tracking import Tracker, check_services
 from g2d_jax.sampler import remote
 from g2d_jax.stages import best_checkpoint, collect, evaluate, init_params, offline, online, sft
 from g2d_jax.stages.policies import check_elsewhere
@@ -83,6 +84,13 @@ def check(config: Config, until: str | None = None) -> Plan:
     return order
 
 
+def check_packages(config: Config) -> None:
+    """Raise ImportError naming the extra for a package that a run needs, though no plan of it, and that is missing."""
+    check_services(config.logging.services())
+    if any(task.reward.function == "judge" for task in config.all_tasks.values()):
+        check_client()
+
+
 def _check_reward(reward: Reward) -> None:
     """Raise ValueError for a reward whose files do not exist; reward models and judges are sent nothing."""
     if reward.function == "model" and reward.model.path.startswith((".", "/", "~")):
@@ -111,6 +119,7 @@ def run(
     """
     settings = Config.of(config)
     order = check(settings, until)
+    check_packages(settings)
     with _opened(settings, order, absolute(workdir), until or "", reward, objectives or {}) as runtime:
         names = order.order[: order.order.index(until) + 1 if until else None]
         compile_ahead(runtime, names)

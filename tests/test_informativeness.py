@@ -132,7 +132,9 @@ def test_binary_variance_order_and_what_is_not_scored(verdicts, random):
     got = prompts([group])
     rate = got["pass_rate"][0]
     assert got["reward_variance"][0] == pytest.approx(rate * (1 - rate), nan_ok=True)
-    assert bool(got["mixed"][0]) == (Verdict.CORRECT in verdicts and bool({"incorrect", "no_answer", "timeout"} & set(verdicts)))
+    assert bool(got["mixed"][0]) == (
+        Verdict.CORRECT in verdicts and bool({"incorrect", "no_answer", "timeout"} & set(verdicts))
+    )
     assert math.isnan(got["logprob_gap"][0]) == (not got["reward_variance"][0] > 0)
     random.shuffle(group)
     for name, values in prompts([group]).items():

@@ -3,10 +3,10 @@
     with VerifierPool(workers=2) as pool:
         scores = pool.score(golds, texts)
 
-Rewards: CORRECT 1.0; INCORRECT, NO_ANSWER and TIMEOUT 0.0; UNSCORABLE None. A timeout is the answer's doing: it made the
-grader exceed its CPU time or memory, or crash (see `Verdict`). A worker that dies or does not reply is the machine's,
-and leaves the response UNSCORABLE. An answer far longer than any reference is INCORRECT unless it is the reference
-itself.
+Rewards: CORRECT 1.0; INCORRECT, NO_ANSWER and TIMEOUT 0.0; UNSCORABLE None. A timeout is the answer's doing: it made
+the grader exceed its CPU time or memory, or crash (see `Verdict`). A worker that dies or does not reply is the
+machine's, and leaves the response UNSCORABLE. An answer far longer than any reference is INCORRECT unless it is the
+reference itself.
 """
 
 from __future__ import annotations

@@ -110,10 +110,7 @@ def external_groups(runtime: Runtime, path: str, shard: epath.Path, reward: str 
     the answer of the same problem in data.train. Prompts of dev and test are refused. Log-probabilities are NaN where
     the dump has none. Raises ValueError naming file and line of a broken row, and for other rows than the shard is of.
     """
-    problems, rows = read(runtime, path, reward)
-    by_prompt: dict[str, list[ExternalRow]] = {}
-    for row in rows:
-        by_prompt.setdefault(row.rollout.problem_id, []).append(row)
+    problems, by_prompt = read_groups(runtime, path, reward)
     draws: Draws = [(problems[identifier], 0) for identifier in by_prompt]
     fingerprints = _fingerprints(problems, list(by_prompt.values()), len(by_prompt))
     _check_unchanged(runtime, path, shard.parent, fingerprints)
@@ -125,6 +122,25 @@ def external_groups(runtime: Runtime, path: str, shard: epath.Path, reward: str 
     for kept in read_rollouts(shard):
         groups.setdefault(kept.rollout.problem_id, []).append(kept)
     return draws, [groups[problem.id] for problem, _ in draws]
+
+
+def read_groups(
+    runtime: Runtime, path: str, reward: str | None = None
+) -> tuple[dict[str, Problem], dict[str, list[ExternalRow]]]:
+    """Read problems by id, and the rows of each, whatever their step, to make pairs of.
+
+    Raises ValueError as `read`, and where no prompt has two responses.
+    """
+    problems, rows = read(runtime, path, reward)
+    by_prompt: dict[str, list[ExternalRow]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.rollout.problem_id, []).append(row)
+    if max(map(len, by_prompt.values())) < 2:
+        raise ValueError(
+            f"{path} has one response to each of its {len(by_prompt)} prompts, and a preference pair takes two, one "
+            "better than the other: take rollouts with several responses to a prompt"
+        )
+    return problems, by_prompt
 
 
 def read(runtime: Runtime, path: str, reward: str | None = None) -> tuple[dict[str, Problem], list[ExternalRow]]:

@@ -273,7 +273,7 @@ def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, op
     small.data.test = settings.source(lines(tmp_path / "test.jsonl", [{"prompt": "10+10=?"}]))
     small.data.dev.path, small.reward.function = "", "verify"
     with small.stages.unlocked():
-        small.stages.evaluate = settings.evaluate(policies=("init",), pass_at=(1,), sampling=settings.sampling(8))
+        small.stages.evaluate = settings.evaluate(policies=("init",), pass_at=(1, 4), sampling=settings.sampling(8))
     runtime = opened(small, tmp_path / "work", lambda completions, **_: [float(len(text) % 2) for text in completions])
     claim(Config.of(small), runtime.workdir, {"reward": "mine:odd"})
     run(runtime)
@@ -285,6 +285,13 @@ def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, op
         commands.evaluate(runtime.workdir, "init")
     counted = commands.evaluate(runtime.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions))
     assert counted["result"]["policies"][0]["mean"] == 1.0
+    assert "pass_at of the run's stage" not in capsys.readouterr().out
+    fewer = commands.evaluate(
+        runtime.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions), num_generations=2
+    )
+    assert fewer["result"]["policies"][0]["pass_at"] == {"1": 1.0}
+    said = "pass_at of the run's stage is (1, 4): of 2 answers to a problem only (1,) can be told"
+    assert said in capsys.readouterr().out
 
 
 def test_rollouts_made_elsewhere(small, tmp_path, opened):
