@@ -89,7 +89,10 @@ def _check(runtime: Runtime) -> None:
             online.row_shape(runtime, stage)
             train_order(runtime.config, runtime.problems["train"], name)
             early_stopping.check_problems(runtime, stage)
-            external_rollouts.external_batches(runtime, name, stage)
+            external = external_rollouts.external_batches(runtime, name, stage)
+            if external is not None:
+                unweighed = alerts.unweighed(external.without_logprobs, external.rows)
+                alerts.say(runtime, name, 0, unweighed, [])
             count = len(runtime.problems["train"])
             alerts.say(runtime, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
         elif isinstance(stage, Collect) and stage.rollouts not in ("sample", "archive", *runtime.config.stages):

@@ -50,6 +50,8 @@ class ExternalBatches:
     groups: Sequence[Sequence[ExternalRow]]
     prompts: int  # of a batch
     fingerprints: Sequence[str]  # of `_fingerprints`
+    without_logprobs: int  # rows that a loss with a ratio of policies trains on unweighed
+    rows: int
 
     def batch(self, number: int, shard: epath.Path) -> Sampled:
         """Score a batch, counted from 0, and write its shard, or read that back. All processes make the call."""
@@ -68,11 +70,13 @@ def external_batches(runtime: Runtime, name: str, stage: Online) -> ExternalBatc
     """Read the batches of an online stage from stage.rollouts; None if it samples its own.
 
     Rows of the same prompt and step are a group. Raises ValueError naming file and line of what the stage cannot train
-    on, if there are too few groups for its steps, and if what an earlier start read of the dump is no longer so.
+    on, if there are too few groups for its steps, if log-probabilities are there that importance_cap=0 would leave
+    unused, and if what an earlier start read of the dump is no longer so.
     """
     if stage.rollouts == "sample":
         return None
     problems, rows = read(runtime, stage.rollouts, stage.reward_column)
+    unweighed = _unweighed(name, stage, rows)
     by_prompt: dict[tuple[int, str], list[ExternalRow]] = {}
     for row in rows:
         if reason := _unfit(runtime, stage, row):
@@ -100,7 +104,7 @@ def external_batches(runtime: Runtime, name: str, stage: Online) -> ExternalBatc
         visits[identifier] = visits.get(identifier, 0) + 1
     fingerprints = _fingerprints(problems, groups, stage.prompts_per_step)
     _check_unchanged(runtime, stage.rollouts, runtime.folders[name] / "rollouts", fingerprints)
-    return ExternalBatches(runtime, problems, draws, groups, stage.prompts_per_step, fingerprints)
+    return ExternalBatches(runtime, problems, draws, groups, stage.prompts_per_step, fingerprints, unweighed, len(rows))
 
 
 def external_groups(runtime: Runtime, path: str, shard: epath.Path, reward: str | None = None) -> tuple[Draws, Groups]:
@@ -250,6 +254,23 @@ def _rollout(runtime: Runtime, problem: Problem, row: DumpRow, prompt_ids: np.nd
     logprobs = unknown if row.logprobs is None else row.logprobs
     prompt = prompt_ids if row.prompt_ids is None else row.prompt_ids
     return Rollout(problem.id, 0, 0, prompt, token_ids, logprobs, unknown, finish)
+
+
+def _unweighed(name: str, stage: Online, rows: Sequence[ExternalRow]) -> int:
+    """Count the rows without log-probabilities that a loss with a ratio of policies takes for the policy's own.
+
+    Raises ValueError where all rows have them and importance_cap is 0: the rule is that of a server and of int8.
+    """
+    if not stage.has_ratio or stage.importance_cap:
+        return 0
+    without = sum(bool(np.isnan(row.rollout.logprobs[0])) for row in rows)
+    if not without:
+        raise ValueError(
+            f"{stage.rollouts} has the logprobs of the policy that wrote it, and with importance_cap=0 a GRPO loss "
+            f"would train on its responses as if the policy here had drawn them: set stages.{name}.importance_cap, to "
+            "2 say, which weighs each token by the ratio of the two; rollout_corr/kl then shows how far apart they are"
+        )
+    return without
 
 
 def _unfit(runtime: Runtime, stage: Online, row: ExternalRow) -> str | None:
