@@ -681,6 +681,7 @@ class Offline(DPOLoss):
     epochs: Positive = 1
     batch_size: Positive = 64
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
+    max_length: Positive | None = None  # of prompt and response, of a set without token ids; longer pairs are left out
     probe: Probe = Probe()
     probe_sampling: Sampling = Sampling()
     diagnose: bool = True

@@ -19,7 +19,7 @@ from g2d_jax.models import hf, reward_model
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.pipeline import check_packages
-from g2d_jax.records import Problem
+from g2d_jax.records import Preference, Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Tracker
@@ -30,6 +30,7 @@ from g2d_jax.training.s3_checkpoints import check_processes
 from g2d_jax.workdir import absolute, check_claim
 
 SHOWN = 2  # problems that are shown in full
+MOST_SHOWN = 1000  # characters of a prompt or response of a preference pair
 _NOT_TRIED = {"model": "a reward model is loaded by the run alone", "judge": "a judge is asked by the run alone"}
 
 
@@ -98,7 +99,10 @@ def _check(runtime: Runtime) -> None:
         elif isinstance(stage, Collect) and stage.rollouts not in ("sample", "archive", *runtime.config.stages):
             external_rollouts.read_groups(runtime, stage.rollouts, stage.reward_column)
         elif isinstance(stage, Offline) and stage.preferences not in runtime.config.stages:
-            (kto.read if stage.loss == "kto" else offline.read)(runtime, stage)
+            if stage.loss == "kto":
+                kto.read(runtime, stage)
+            else:
+                _show_pair(runtime, name, offline.read(runtime, stage))
         if hasattr(stage, "sampling"):
             runtime.sampler()
 
@@ -131,6 +135,21 @@ def _show_problem(runtime: Runtime, problem: Problem) -> None:
     runtime.tracker.say(
         "\n  | ".join([f"problem {problem.id}{task}, a prompt of {len(prompt)} tokens:", *lines]) + f"\n  {answer}"
     )
+
+
+def _show_pair(runtime: Runtime, name: str, pairs: Sequence[Preference]) -> None:
+    """Print the first pair of a set that was made elsewhere, as the policy reads it."""
+    pair = pairs[0]
+    lines = [f"{name}: {len(pairs)} pairs of {runtime.config.stage(name, Offline).preferences}; the first of them:"]
+    for side, ids in (("prompt", pair.prompt_ids), ("chosen", pair.chosen_ids), ("rejected", pair.rejected_ids)):
+        text = _shortened(runtime.tokenizer.decode_raw(ids))
+        lines += [f"{side}, {len(ids)} tokens:", *(f"| {line}" for line in text.splitlines())]
+    runtime.tracker.say("\n  ".join(lines))
+
+
+def _shortened(text: str) -> str:
+    """Return a long text without its middle: what a template puts around it stands at its ends."""
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN // 2]} … {text[-MOST_SHOWN // 2 :]}"
 
 
 def _try_reward(runtime: Runtime, task: str, problems: Sequence[Problem]) -> None:

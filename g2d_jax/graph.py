@@ -247,9 +247,14 @@ def _check_preferences(stage: Offline, config: Config) -> None:
     if stage.preferences in stages:
         if not isinstance(stages[stage.preferences], Collect):
             raise ValueError(f"preferences is {stage.preferences!r}, a stage that collects none")
-    elif not epath.Path(stage.preferences).exists():
-        names = ", ".join(name for name, other in stages.items() if isinstance(other, Collect)) or "none"
-        raise ValueError(f"preferences is {stage.preferences!r}: no path that exists, nor a collect stage ({names})")
+    elif not stage.preferences.startswith("hub:"):
+        try:
+            dump_files(stage.preferences)
+        except ValueError as error:
+            names = ", ".join(name for name, other in stages.items() if isinstance(other, Collect)) or "none"
+            raise ValueError(
+                f"preferences is {stage.preferences!r}, no collect stage ({names}), nor hub:owner/name: {error}"
+            ) from error
 
 
 def _check_pass_at(stage: Evaluate) -> None:

@@ -149,7 +149,7 @@ def _row(where: str, values: Mapping[str, Any], names: Mapping[str, str], *, ren
     named = names["reward"]
     if named not in values and named != "reward":
         raise BrokenRow(f"it has no field {named!r} with the reward; it has {', '.join(map(repr, values))}"[:500])
-    completion_ids, logprobs = _ids(*given("completion_ids")), _logprobs(*given("logprobs"))
+    completion_ids, logprobs = as_ids(*given("completion_ids")), _logprobs(*given("logprobs"))
     if logprobs is not None and (completion_ids is None or len(logprobs) != len(completion_ids)):
         count = "none" if completion_ids is None else len(completion_ids)
         raise BrokenRow(f"it has {len(logprobs)} logprobs, but {count} completion_ids: each id needs one")
@@ -164,7 +164,7 @@ def _row(where: str, values: Mapping[str, Any], names: Mapping[str, str], *, ren
         step=step,
         prompt=None if prompt is None else as_prompt(prompt, path),
         completion=_completion(*given("completion")),
-        prompt_ids=_ids(*given("prompt_ids")),
+        prompt_ids=as_ids(*given("prompt_ids")),
         completion_ids=completion_ids,
         logprobs=logprobs,
         finish_reason=finish,
@@ -193,7 +193,7 @@ def _completion(path: str, value: Any) -> str | None:
     )
 
 
-def _ids(path: str, value: Any) -> np.ndarray | None:
+def as_ids(path: str, value: Any) -> np.ndarray | None:
     """Read token ids, int32 [T], at least one. The vocabulary is the caller's to check."""
     if value is None:
         return None
