@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from etils import epath
 
-from g2d_jax.data.fields import BrokenRow, as_answer, as_messages, as_prompt, as_text, find
+from g2d_jax.data.fields import BrokenRow, as_answer, as_messages, as_prompt, as_text
 from g2d_jax.data.rows import file_rows
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Prompt
@@ -126,7 +126,7 @@ def _read(where: str, step: int | None, reward: str | None, values: Mapping[str,
         return _row(where, {**fields, "step": step}, {"reward": reward or rewards}, rendered=True)
     if columns >= {"input", "output", "score", "step"}:
         names = {"prompt": "input", "completion": "output", "reward": reward or "score"}
-        answer = find(values, "gts", scalar=True)[1]
+        answer = _verl_answer(values.get("gts"))
         return _row(where, {**values, "answer": answer}, names, rendered=True)
     if columns >= {"step", "prompt", "completion", "advantage"} and "completion_ids" not in columns:
         name = reward or _trl_reward(values)
@@ -250,6 +250,13 @@ def _trl_reward(values: Mapping[str, Any]) -> str:
             "column that says how good a response is (reward_column in the settings, --reward on the command line)"
         )
     return numeric[0]
+
+
+def _verl_answer(value: Any) -> Any:
+    """Return verl's gts where it is an answer or a list of answers, None where it is whatever a reward needs."""
+    items = value if isinstance(value, list) else [value]
+    is_answer = all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in items)
+    return value if is_answer else None
 
 
 def _single(value: Any) -> Any:

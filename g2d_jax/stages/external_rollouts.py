@@ -18,6 +18,7 @@ from etils import epath
 from g2d_jax.config import Online, Reward
 from g2d_jax.data.dumps import DumpRow, read_dump
 from g2d_jax.data.fields import BrokenRow
+from g2d_jax.data.problems import plain_answer
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.runtime import processes, storage
@@ -218,7 +219,10 @@ def _problem(row: DumpRow, path: str, runtime: Runtime, by_text: Callable[[], di
     identifier = problem_id(row.prompt)
     if row.answer is None and identifier in runtime.train:
         return runtime.train[identifier]
-    return Problem(identifier, row.prompt, row.answer, source=path)
+    answer = row.answer
+    if answer is not None and runtime.reward is None and runtime.tasks["main"].reward.function == "verify":
+        answer = plain_answer(answer)
+    return Problem(identifier, row.prompt, answer, source=path)
 
 
 def _given(row: DumpRow, settings: Reward) -> Score | None:
