@@ -23,7 +23,7 @@ from g2d_jax.records import Preference, Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import alerts, early_stopping, external_rollouts, kto, offline, online, sft
+from g2d_jax.stages import alerts, early_stopping, external_rollouts, golds, kto, offline, online, sft
 from g2d_jax.stages.problems import train_order
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.s3_checkpoints import check_processes
@@ -56,6 +56,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
             _show_stages(runtime, order, place)
             counts = [[split, len(problems)] for split, problems in runtime.problems.items()]
             tracker.table("problems", ["split", "count"], counts)
+            golds.warn(runtime, golds.MOST_DRY, golds.SECONDS_DRY)
             for task in runtime.tasks:
                 problems = [problem for problem in runtime.problems["train"] if problem.task == task]
                 for problem in problems[:SHOWN]:

@@ -35,7 +35,7 @@ from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, check_services
 from g2d_jax.sampler import remote
-from g2d_jax.stages import best_checkpoint, collect, evaluate, init_params, offline, online, sft
+from g2d_jax.stages import best_checkpoint, collect, evaluate, golds, init_params, offline, online, sft
 from g2d_jax.stages.policies import check_elsewhere
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.objectives import Compute, Objective
@@ -123,6 +123,8 @@ def run(
     with _opened(settings, order, absolute(workdir), until or "", reward, objectives or {}) as runtime:
         names = order.order[: order.order.index(until) + 1 if until else None]
         compile_ahead(runtime, names)
+        if processes.leader() and not all(storage.finished(runtime.folders[name]) for name in names):
+            golds.warn(runtime)
         manifests = {name: run_stage(runtime, name, order) for name in names}
         if until is None:
             processes.on_leader(lambda: conclude(runtime.workdir, runtime.tracker, manifests))
