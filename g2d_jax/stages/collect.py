@@ -306,8 +306,9 @@ def _no_pairs(name: str, counts: dict[str, int], groups: Groups) -> str:
     if counts["unscorable"] > counts["prompts"] / 2:
         advice = "look at the reference answers: most prompts could not be scored"
     more = "raise num_generations"
-    if max(map(len, groups), default=0) < 2:
-        advice = "each prompt has one response (one generation), and a pair takes two, one better than the other"
+    single = sum(len(group) == 1 for group in groups)
+    if single > len(groups) / 2:
+        advice = f"{single} prompts have one response (one generation), and a pair takes two, one better than the other"
         more = "take rollouts with several responses to a prompt"
     verdicts = [row.score.verdict for group in groups for row in group]
     mute = f"{verdicts.count(Verdict.NO_ANSWER) / max(len(verdicts), 1):.0%} of the responses have no answer to grade"

@@ -325,6 +325,22 @@ def test_rollouts_made_elsewhere(small, tmp_path, opened):
     assert {row.policy for row in read} == {"external"} and np.isnan(read[0].rollout.logprobs).all()
 
 
+def test_no_pairs_of_single_responses_say_so(small, tmp_path, opened):
+    rows = [
+        {"prompt": f"{n}+1=?", "completion": text, "reward": 1} for n, text in ((1, "2"), (2, "3"), (3, "4"), (3, "5"))
+    ]
+    small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)
+    with pytest.raises(
+        StopRun, match=r"2 prompts have one response \(one generation\), and a pair takes two, .*several"
+    ):
+        run(opened(small, tmp_path / "some"))
+    small.stages.collect.rollouts = lines(tmp_path / "single.jsonl", rows[:3])
+    with pytest.raises(
+        ValueError, match=r"single\.jsonl has one response to each of its 3 prompts, and a preference pair"
+    ):
+        run(opened(small, tmp_path / "none"))
+
+
 def test_rollouts_with_ids_are_exact(small, tmp_path, opened, capsys):
     """Of our own parts, and of rows with the same ids, the pairs are those of the stage that sampled."""
     runtime = opened(small, tmp_path / "own")
