@@ -133,12 +133,13 @@ def evaluate(
         raise ValueError("the run has no evaluate stage to take settings from")
     changes = {name: value for name, value in sampling.items() if value is not None}
     samples = changes.pop("num_generations", stages[0].num_generations)
+    limited = tuple(k for k in stages[0].pass_at if k <= samples)
     stage = replace(
         stages[0],
         policies=(policy,),
         num_generations=samples,
         sampling=replace(stages[0].sampling, **changes),
-        pass_at=tuple(k for k in stages[0].pass_at if k <= samples),
+        pass_at=limited,
     )
     if problems is not None:
         if task not in config.all_tasks:
@@ -150,6 +151,11 @@ def evaluate(
     with opened(folder, config, reward) as runtime:
         if runtime.reward is _not_at_hand and task == "main":
             _not_at_hand()
+        if limited != stages[0].pass_at:
+            runtime.tracker.say(
+                f"pass_at of the run's stage is {stages[0].pass_at}: of {samples} answers to a problem only {limited} "
+                "can be told"
+            )
         held_out = [[problem.id, problem.answer] for problem in runtime.problems[stage.split]]
         fingerprint = storage.fingerprint([stage.to_dict(), held_out, version(runtime, policy)])
         name = f"evaluation-{fingerprint}"

@@ -501,6 +501,15 @@ class Online(Section):
         return bool(self.beta or (self.loss != "grpo" and self.dpo.compares))
 
     @property
+    def has_ratio(self) -> bool:
+        """True if the loss weighs tokens by a ratio of policies, as GRPO's does.
+
+        Responses of another policy than the trainer's own then need importance_cap: those of a server, of weights in
+        int8, and of a dump with log-probabilities.
+        """
+        return self.loss == "grpo" or bool(self.grpo_coef)
+
+    @property
     def filters(self) -> bool:
         """True if other prompts take the place of some that are skipped."""
         return bool(self.dynamic_sampling) or self.targeted
@@ -533,7 +542,7 @@ class Online(Section):
             raise ValueError(
                 'loss="dpo" trains on one pair a prompt, GRPO on all responses: grpo_coef needs "group_dpo"'
             )
-        if self.loss == "grpo" or self.grpo_coef:
+        if self.has_ratio:
             self._check_grpo()
             return
         for name, meant in (("beta", "; did you mean dpo.beta?"), ("importance_cap", ""), ("overlong_buffer", "")):
@@ -644,6 +653,7 @@ class Offline(DPOLoss):
     epochs: Positive = 1
     batch_size: Positive = 64
     shuffle: bool = True  # False takes the pairs in the order in which they were collected
+    max_length: Positive | None = None  # of prompt and response, of a set without token ids; longer pairs are left out
     probe: Probe = Probe()
     probe_sampling: Sampling = Sampling()
     diagnose: bool = True
@@ -817,7 +827,7 @@ def _check_served(stage: Stage) -> None:
             "sync_every=1 would load weights there for every update: set it to 0 or from 2 on, 10 say, or "
             "engine.kind='sampler'"
         )
-    if (stage.loss == "grpo" or stage.grpo_coef) and not stage.importance_cap:
+    if stage.has_ratio and not stage.importance_cap:
         raise ValueError(
             "a GRPO loss needs importance_cap, 2 say: the server's arithmetic is not the trainer's, and each token is "
             "weighed by the ratio of their probabilities"

@@ -18,16 +18,18 @@ from g2d_jax.graph import Plan, made_from_ends, plan, policies_read
 from g2d_jax.models import hf, reward_model
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
-from g2d_jax.records import Problem
+from g2d_jax.pipeline import check_packages
+from g2d_jax.records import Preference, Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import alerts, external_rollouts, offline, online, sft
+from g2d_jax.stages import alerts, external_rollouts, golds, offline, online, sft
 from g2d_jax.stages.problems import train_order
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.workdir import absolute, check_claim
 
 SHOWN = 2  # problems that are shown in full
+MOST_SHOWN = 1000  # characters of a prompt or response of a preference pair
 _NOT_TRIED = {"model": "a reward model is loaded by the run alone", "judge": "a judge is asked by the run alone"}
 
 
@@ -40,6 +42,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
     """
     settings = Config.of(config)
     order = plan(settings)
+    check_packages(settings)
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
         runtime = Runtime(settings, epath.Path(folder), tracker, order.folders(place))
@@ -51,6 +54,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
             _show_stages(runtime, order, place)
             counts = [[split, len(problems)] for split, problems in runtime.problems.items()]
             tracker.table("problems", ["split", "count"], counts)
+            golds.warn(runtime, golds.MOST_DRY, golds.SECONDS_DRY)
             for task in runtime.tasks:
                 problems = [problem for problem in runtime.problems["train"] if problem.task == task]
                 for problem in problems[:SHOWN]:
@@ -84,13 +88,16 @@ def _check(runtime: Runtime) -> None:
         elif isinstance(stage, Online):
             online.row_shape(runtime, stage)
             train_order(runtime.config, runtime.problems["train"], name)
-            external_rollouts.external_batches(runtime, name, stage)
+            external = external_rollouts.external_batches(runtime, name, stage)
+            if external is not None:
+                unweighed = alerts.unweighed(external.without_logprobs, external.rows)
+                alerts.say(runtime, name, 0, unweighed, [])
             count = len(runtime.problems["train"])
             alerts.say(runtime, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
         elif isinstance(stage, Collect) and stage.rollouts not in ("sample", "archive", *runtime.config.stages):
-            external_rollouts.read(runtime, stage.rollouts, stage.reward_column)
+            external_rollouts.read_groups(runtime, stage.rollouts, stage.reward_column)
         elif isinstance(stage, Offline) and stage.preferences not in runtime.config.stages:
-            offline.read(runtime, stage)
+            _show_pair(runtime, name, offline.read(runtime, stage))
         if hasattr(stage, "sampling"):
             runtime.sampler()
 
@@ -123,6 +130,21 @@ def _show_problem(runtime: Runtime, problem: Problem) -> None:
     runtime.tracker.say(
         "\n  | ".join([f"problem {problem.id}{task}, a prompt of {len(prompt)} tokens:", *lines]) + f"\n  {answer}"
     )
+
+
+def _show_pair(runtime: Runtime, name: str, pairs: Sequence[Preference]) -> None:
+    """Print the first pair of a set that was made elsewhere, as the policy reads it."""
+    pair = pairs[0]
+    lines = [f"{name}: {len(pairs)} pairs of {runtime.config.stage(name, Offline).preferences}; the first of them:"]
+    for side, ids in (("prompt", pair.prompt_ids), ("chosen", pair.chosen_ids), ("rejected", pair.rejected_ids)):
+        text = _shortened(runtime.tokenizer.decode_raw(ids))
+        lines += [f"{side}, {len(ids)} tokens:", *(f"| {line}" for line in text.splitlines())]
+    runtime.tracker.say("\n  ".join(lines))
+
+
+def _shortened(text: str) -> str:
+    """Return a long text without its middle: what a template puts around it stands at its ends."""
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN // 2]} … {text[-MOST_SHOWN // 2 :]}"
 
 
 def _try_reward(runtime: Runtime, task: str, problems: Sequence[Problem]) -> None:

@@ -133,6 +133,8 @@ def check_inputs(config: Config, order: Plan) -> None:
                 _check_preferences(stage, config.stages)
             elif isinstance(stage, BestCheckpoint):
                 _check_selection(stage, config.stages)
+            elif isinstance(stage, Evaluate):
+                _check_pass_at(stage)
         except ValueError as error:
             raise ValueError(f"stages.{name}: {error}") from error
 
@@ -151,6 +153,11 @@ def _splits_read(stage: Stage) -> Iterator[str]:
 
 def _check_rollouts(name: str, stage: Collect, stages: Stages) -> None:
     """Raise ValueError if stage.rollouts leads nowhere, to those of another policy, or to some without entropies."""
+    if stage.rollouts == "sample" and stage.num_generations < 2:
+        raise ValueError(
+            f"num_generations is {stage.num_generations}, and a preference pair takes two responses to a prompt, one "
+            "better than the other: set it to 2 or more, 8 say"
+        )
     if stage.rollouts == "archive":
         source, _, step = stage.policy.partition("@")
         online = stages.get(source)
@@ -195,9 +202,27 @@ def _check_preferences(stage: Offline, stages: Stages) -> None:
     if stage.preferences in stages:
         if not isinstance(stages[stage.preferences], Collect):
             raise ValueError(f"preferences is {stage.preferences!r}, a stage that collects none")
-    elif not epath.Path(stage.preferences).exists():
-        names = ", ".join(name for name, other in stages.items() if isinstance(other, Collect)) or "none"
-        raise ValueError(f"preferences is {stage.preferences!r}: no path that exists, nor a collect stage ({names})")
+    elif not stage.preferences.startswith("hub:"):
+        try:
+            dump_files(stage.preferences)
+        except ValueError as error:
+            names = ", ".join(name for name, other in stages.items() if isinstance(other, Collect)) or "none"
+            raise ValueError(
+                f"preferences is {stage.preferences!r}, no collect stage ({names}), nor hub:owner/name: {error}"
+            ) from error
+
+
+def _check_pass_at(stage: Evaluate) -> None:
+    """Raise ValueError for a pass@k of fewer than one answer, or of more than are sampled."""
+    if few := [k for k in stage.pass_at if k < 1]:
+        raise ValueError(f"pass_at has {few[0]}: pass@k is told of at least 1 answer")
+    most = stage.num_generations
+    if many := [k for k in stage.pass_at if k > most]:
+        kept = tuple(k for k in stage.pass_at if k <= most)
+        raise ValueError(
+            f"pass_at has {many[0]}, and num_generations is {most}: pass@{many[0]} takes at least {many[0]} answers to "
+            f"a problem. Set pass_at to {kept}, or num_generations to {max(many)} or more"
+        )
 
 
 def _check_selection(stage: BestCheckpoint, stages: Stages) -> None:

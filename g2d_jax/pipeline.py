@@ -26,15 +26,16 @@ from g2d_jax.data.problems import check_training
 from g2d_jax.graph import Plan, check_inputs, made_from_ends, plan, policies_read
 from g2d_jax.models import hf, quantise
 from g2d_jax.report.result import Result
+from g2d_jax.rewards.chat import check_client
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
 from g2d_jax.runtime import flags, processes, program_cache, storage
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
-from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.runtime.tracking import Tracker, check_services
 from g2d_jax.sampler import remote
-from g2d_jax.stages import best_checkpoint, collect, evaluate, init_params, offline, online, sft
+from g2d_jax.stages import best_checkpoint, collect, evaluate, golds, init_params, offline, online, sft
 from g2d_jax.stages.policies import check_elsewhere
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.objectives import Compute, Objective
@@ -82,6 +83,13 @@ def check(config: Config, until: str | None = None) -> Plan:
     return order
 
 
+def check_packages(config: Config) -> None:
+    """Raise ImportError naming the extra for a package that a run needs, though no plan of it, and that is missing."""
+    check_services(config.logging.services())
+    if any(task.reward.function == "judge" for task in config.all_tasks.values()):
+        check_client()
+
+
 def _check_reward(reward: Reward) -> None:
     """Raise ValueError for a reward whose files do not exist; reward models and judges are sent nothing."""
     if reward.function == "model" and reward.model.path.startswith((".", "/", "~")):
@@ -111,9 +119,12 @@ def run(
     folder = absolute(workdir)
     settings = Config.of(config)
     order = check(settings, until)
+    check_packages(settings)
     with _opened(settings, order, folder, until or "", reward, objectives or {}) as runtime:
         names = order.order[: order.order.index(until) + 1 if until else None]
         compile_ahead(runtime, names)
+        if processes.leader() and not all(storage.finished(runtime.folders[name]) for name in names):
+            golds.warn(runtime)
         manifests = {name: run_stage(runtime, name, order) for name in names}
         if until is None:
             processes.on_leader(lambda: conclude(runtime.workdir, runtime.tracker, manifests))

@@ -120,9 +120,9 @@ class Rollout:
 class Verdict(enum.StrEnum):
     """A verifier's verdict on a response.
 
-    TIMEOUT: the verifier gave up. It counts as wrong wherever wrong answers count, or a policy would be paid for
-    answers that hang the verifier; but nothing is known of it, so no preference pair has it on either side.
-    UNSCORABLE: the problem or the reward is at fault, and the response counts nowhere.
+    TIMEOUT: the answer took more CPU time or memory than the verifier may use, or made it crash. That is the answer's
+    doing, and counts as wrong everywhere: or a policy would be paid, or spared, for answers that hang the verifier.
+    UNSCORABLE: the problem, the reward or the machine is at fault, and the response counts nowhere.
     SCORED: of a reward that knows better and worse but no right and wrong.
     """
 
@@ -135,7 +135,10 @@ class Verdict(enum.StrEnum):
 
     @property
     def accuracy(self) -> float:
-        """The verdict's value in an accuracy: 1 for CORRECT, NaN (left out) for UNSCORABLE and SCORED, else 0."""
+        """The verdict's value in an accuracy: 1 for CORRECT, NaN (left out) for UNSCORABLE and SCORED, else 0.
+
+        This is the one rule for who is right: of rewards, advantages, pass rates, pairs and accuracies.
+        """
         if self in (Verdict.UNSCORABLE, Verdict.SCORED):
             return math.nan
         return 1.0 if self is Verdict.CORRECT else 0.0
@@ -151,6 +154,11 @@ class Score:
     reward: float | None
     verdict: Verdict
     answer: str | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """The verdict's `accuracy`, NaN without a reward."""
+        return math.nan if self.reward is None else self.verdict.accuracy
 
 
 @dataclass(frozen=True, slots=True, eq=False)

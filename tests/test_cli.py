@@ -229,6 +229,14 @@ def test_dry_run_shows_what_decides_and_leaves_nothing(
         (["--config.compute.sampling_tensor=3"], "sampling_tensor"),
         (["--config.stages.dpo.preferences=MODEL"], "MODEL"),
         (["--config.stages.collect.rollouts=MODEL/mine.jsonl"], "mine.jsonl, line 1: "),
+        (
+            ["--config.stages.collect.rollouts=MODEL/single.jsonl"],
+            "has one response to each of its 2 prompts, and a pref",
+        ),
+        (["--config.stages.collect.num_generations=1"], "num_generations is 1, and a preference pair takes two respon"),
+        (["--config.stages.evaluate.num_generations=1"], "pass_at has 2, and num_generations is 1: pass@2 takes at"),
+        (["--config.stages.evaluate.pass_at=(1,64,8)"], "Set pass_at to (1,), or num_generations to 64 or more"),
+        (["--config.stages.evaluate.pass_at=(0,1)"], "pass_at has 0: pass@k is told of at least 1 answer"),
         (["--config.reward.function=test_cli:broken"], "test_cli.py, line"),
     ],
 )
@@ -240,6 +248,8 @@ def test_dry_run_refuses_what_the_run_would(tmp_path: Path, g2d: G2D, changes: l
     (model / "config.json").write_text(json.dumps(sizes | heads))
     (model / "pytorch_model.bin").touch()
     (model / "mine.jsonl").write_text("{}\n")
+    single = [{"prompt": f"{n}+{n}=?", "completion": "2", "reward": n} for n in (0, 1)]
+    (model / "single.jsonl").write_text("".join(json.dumps(row) + "\n" for row in single))
     asked = [change.replace("MODEL", str(model)) for change in changes]
     assert message in g2d("run", "--config", TINY, "--dry-run", *asked, refused=True)
 

@@ -122,7 +122,7 @@ def test_rewards_and_log_probs_at_their_edges():
     assert summary([certain])["ece"] == pytest.approx(0.5)
     late = prompts([[response(Verdict.CORRECT, [-1.0], [1.0]), response(Verdict.TIMEOUT, [-9.0], [1.0])]])
     assert (late["pass_rate"][0], late["reward_mean"][0]) == (0.5, 0.5)  # a timeout is wrong,
-    assert not late["mixed"][0]  # and on neither side of a pair
+    assert late["mixed"][0]  # and is rejected in a pair
 
 
 @given(st.lists(st.sampled_from(Verdict), min_size=1, max_size=8), st.randoms(use_true_random=False))
@@ -131,7 +131,9 @@ def test_binary_variance_order_and_what_is_not_scored(verdicts, random):
     got = prompts([group])
     rate = got["pass_rate"][0]
     assert got["reward_variance"][0] == pytest.approx(rate * (1 - rate), nan_ok=True)
-    assert bool(got["mixed"][0]) == (Verdict.CORRECT in verdicts and bool({"incorrect", "no_answer"} & set(verdicts)))
+    assert bool(got["mixed"][0]) == (
+        Verdict.CORRECT in verdicts and bool({"incorrect", "no_answer", "timeout"} & set(verdicts))
+    )
     assert math.isnan(got["logprob_gap"][0]) == (not got["reward_variance"][0] > 0)
     random.shuffle(group)
     for name, values in prompts([group]).items():

@@ -14,14 +14,16 @@ import subprocess
 import sys
 import time
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from g2d_jax import config_load, dryrun, pipeline
 from g2d_jax.runtime import storage
-from g2d_jax.runtime.tracking import Screen, Tracker, clean, read_metrics
+from g2d_jax.runtime.tracking import Screen, Tracker, check_services, clean, read_metrics
 
 
 class Terminal(io.StringIO):
@@ -163,6 +165,25 @@ def test_a_service_that_is_missing_names_the_extra(service, tmp_path, monkeypatc
     with pytest.raises(ImportError, match=rf"pip install 'g2d-jax\[{service}\]'"):
         tracker(tmp_path, **{service: {"project": "g2d", "name": "run"}})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_service_is_refused_before_the_run_has_a_folder(tmp_path, monkeypatch):
+    config = config_load.resolve(str(Path(__file__).parent / "tiny.py"))
+    for service in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, service, None)
+        config.logging.wandb = config.logging.trackio = None
+        config.logging[service] = "mine"
+        for start in (dryrun.show, pipeline.run):
+            with pytest.raises(ImportError, match=rf"\(logging\.{service}\) .* 'g2d-jax\[{service}\]'"):
+                start(config, workdir=tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_folder_of_a_services_name_is_not_its_package(tmp_path, monkeypatch):
+    (tmp_path / "g2dmetrics").mkdir()  # as W&B leaves ./wandb behind
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"logging\.g2dmetrics"):
+        check_services(["g2dmetrics"])
 
 
 def test_wandb_resumes_the_run_of_the_work_directory(tmp_path, monkeypatch):

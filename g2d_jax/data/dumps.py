@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from etils import epath
 
-from g2d_jax.data.fields import BrokenRow, as_answer, as_messages, as_prompt, as_text, find
+from g2d_jax.data.fields import BrokenRow, as_answer, as_messages, as_prompt, as_text
 from g2d_jax.data.rows import file_rows
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Prompt
@@ -126,7 +126,7 @@ def _read(where: str, step: int | None, reward: str | None, values: Mapping[str,
         return _row(where, {**fields, "step": step}, {"reward": reward or rewards}, rendered=True)
     if columns >= {"input", "output", "score", "step"}:
         names = {"prompt": "input", "completion": "output", "reward": reward or "score"}
-        answer = find(values, "gts", scalar=True)[1]
+        answer = _verl_answer(values.get("gts"))
         return _row(where, {**values, "answer": answer}, names, rendered=True)
     if columns >= {"step", "prompt", "completion", "advantage"} and "completion_ids" not in columns:
         name = reward or _trl_reward(values)
@@ -149,7 +149,7 @@ def _row(where: str, values: Mapping[str, Any], names: Mapping[str, str], *, ren
     named = names["reward"]
     if named not in values and named != "reward":
         raise BrokenRow(f"it has no field {named!r} with the reward; it has {', '.join(map(repr, values))}"[:500])
-    completion_ids, logprobs = _ids(*given("completion_ids")), _logprobs(*given("logprobs"))
+    completion_ids, logprobs = as_ids(*given("completion_ids")), _logprobs(*given("logprobs"))
     if logprobs is not None and (completion_ids is None or len(logprobs) != len(completion_ids)):
         count = "none" if completion_ids is None else len(completion_ids)
         raise BrokenRow(f"it has {len(logprobs)} logprobs, but {count} completion_ids: each id needs one")
@@ -164,7 +164,7 @@ def _row(where: str, values: Mapping[str, Any], names: Mapping[str, str], *, ren
         step=step,
         prompt=None if prompt is None else as_prompt(prompt, path),
         completion=_completion(*given("completion")),
-        prompt_ids=_ids(*given("prompt_ids")),
+        prompt_ids=as_ids(*given("prompt_ids")),
         completion_ids=completion_ids,
         logprobs=logprobs,
         finish_reason=finish,
@@ -193,7 +193,7 @@ def _completion(path: str, value: Any) -> str | None:
     )
 
 
-def _ids(path: str, value: Any) -> np.ndarray | None:
+def as_ids(path: str, value: Any) -> np.ndarray | None:
     """Read token ids, int32 [T], at least one. The vocabulary is the caller's to check."""
     if value is None:
         return None
@@ -250,6 +250,13 @@ def _trl_reward(values: Mapping[str, Any]) -> str:
             "column that says how good a response is (reward_column in the settings, --reward on the command line)"
         )
     return numeric[0]
+
+
+def _verl_answer(value: Any) -> Any:
+    """Return verl's gts where it is an answer or a list of answers, None where it is whatever a reward needs."""
+    items = value if isinstance(value, list) else [value]
+    is_answer = all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in items)
+    return value if is_answer else None
 
 
 def _single(value: Any) -> Any:

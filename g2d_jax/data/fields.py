@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import decimal
+import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -13,6 +15,13 @@ Fields: TypeAlias = Mapping[str, str]
 """Names a record's field ("answer") by the row's ("reward_model.ground_truth"; dots lead into nested objects)."""
 
 ROLES = ("system", "user", "assistant")
+
+
+_ITEM = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[-+]?\d+(?:\.\d+)?""", re.DOTALL)
+_LIST = re.compile(rf"\s*\[\s*(?:(?:{_ITEM.pattern})\s*(?:,\s*(?:{_ITEM.pattern})\s*)*,?\s*)?\]\s*", re.DOTALL)
+_ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+|\\[\"'\\/bfnrt]")
+_SINGLE = re.compile(r"(?<!\\)(?:\\\\)*\\(?![\"'\\/]|u[0-9a-fA-F]{4})")  # a backslash that JSON has no use for, or may
+_DOUBLED = re.compile(r"(?<!\\)(?:\\\\)+(?=[A-Za-z])")
 
 
 class BrokenRow(ValueError):
@@ -89,7 +98,42 @@ def as_messages(value: Any, path: str) -> tuple[Message, ...]:
 
 
 def as_answer(value: Any, path: str) -> str | None:
-    """Read an answer as text, None when blank: 27.0 is "27", since data frames turn whole numbers into floats."""
+    """Read an answer as `as_scalar` does; a list of answers as JSON text, '["3", "5"]', less null and blank ones."""
+    if not isinstance(value, list | tuple):
+        return as_scalar(value, path)
+    items = [as_scalar(item, f"{path}[{i}]") for i, item in enumerate(value) if item is not None]
+    return json.dumps([item for item in items if item is not None], ensure_ascii=False)
+
+
+def listed(text: str) -> list[str] | None:
+    r"""Read the items of an answer that is a list written as text: `["1,234"]`, `["3", "5"]`, `['10\%']`, `[72]`.
+
+    Its items are quoted, as JSON or Python quotes them, or it is one number. None for what is no such list: `[3, 5]` is
+    an interval.
+    """
+    if not _LIST.fullmatch(text):
+        return None
+    items = [match.group() for match in _ITEM.finditer(text)]
+    quoted = [item for item in items if item[0] in "\"'"]
+    if len(items) > 1 and not quoted:
+        return None
+    return [_unquoted(item).strip() if item in quoted else item for item in items]
+
+
+def _unquoted(item: str) -> str:
+    r"""Return the text in quotes, without the backslashes that JSON, or Python, puts before its own characters.
+
+    A text that someone put into quotes as it is, `"\frac{1}{2}"`, has single backslashes before letters and no doubled
+    ones: they begin commands, though JSON knows `\f` too.
+    """
+    inside = item[1:-1]
+    if _SINGLE.search(inside) and not _DOUBLED.search(inside):
+        return re.sub(r"\\([\"'])", r"\1", inside)
+    return _ESCAPE.sub(lambda found: "'" if found[0] == r"\'" else json.loads(f'"{found[0]}"'), inside)
+
+
+def as_scalar(value: Any, path: str) -> str | None:
+    """Read a value as text, None when blank: 27.0 is "27", since data frames turn whole numbers into floats."""
     if isinstance(value, str):
         return _clean(value, path).strip() or None
     if isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool):

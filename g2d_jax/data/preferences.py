@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from g2d_jax import keys
-from g2d_jax.records import Preference, Prompt, ScoredRollout, Verdict
+from g2d_jax.records import Preference, Prompt, ScoredRollout
 
 Select: TypeAlias = Literal["all", "random", "uncertain", "confident"]
 """Which pairs go first when not all are kept: random ones, or those of the most or the least uncertain prompts."""
@@ -23,20 +23,17 @@ def pairs_of(
 
     verifiable: the reward knows right and wrong; then `random_pairs` of the verdicts, else `best_worst` of the rewards.
     Responses of the same text are one, whatever their tokens: no two pairs are equal, and none prefers a text to
-    itself. A response whose verification timed out is neither chosen nor rejected.
+    itself. A response that cannot be scored is neither chosen nor rejected.
     """
     contents = [row.text for row in group]
     if verifiable:
         return random_pairs(seed, problem_id, visit, is_correct(group), limit, contents)
-    rewards = [math.nan if row.score.verdict is Verdict.TIMEOUT else row.score.reward for row in group]
-    return best_worst(np.array(rewards, np.float64), limit, contents)  # None becomes NaN
+    return best_worst(np.array([row.score.reward for row in group], np.float64), limit, contents)  # None becomes NaN
 
 
 def is_correct(group: Sequence[ScoredRollout]) -> np.ndarray:
-    """Return [G]: 1 correct, 0 incorrect, NaN where there is no reward, no verdict on right and wrong, or a timeout."""
-    verdicts = [Verdict.SCORED if row.score.reward is None else row.score.verdict for row in group]
-    unknown = (Verdict.SCORED, Verdict.TIMEOUT)
-    return np.array([np.nan if verdict in unknown else float(verdict is Verdict.CORRECT) for verdict in verdicts])
+    """Return `Score.accuracy` of a group's responses, float64 [G]: 1 right, 0 wrong, NaN where that is not known."""
+    return np.array([row.score.accuracy for row in group], np.float64)
 
 
 def best_worst(rewards: np.ndarray, limit: int, contents: Sequence[Hashable] | None = None) -> list[tuple[int, int]]:

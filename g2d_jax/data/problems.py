@@ -17,6 +17,7 @@ Fields have their usual names (`_CANDIDATES`) or are mapped: fields={"answer": "
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from g2d_jax.config import Source
 from g2d_jax.config_io import suggest
 from g2d_jax.data import arithmetic, filters
 from g2d_jax.data.distinct import LoadReport, collect
-from g2d_jax.data.fields import Fields, as_answer, as_prompt, check_fields, find, named
+from g2d_jax.data.fields import Fields, as_answer, as_prompt, as_scalar, check_fields, find, listed, named
 from g2d_jax.data.rows import SUFFIXES, Row, file_rows, hub_rows
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Problem
@@ -40,6 +41,7 @@ _CANDIDATES = {
     "subset": ("subset", "subject", "data_source"),
 }
 _BARE_ANSWER_CHARACTERS = 100
+_THOUSANDS = re.compile(r"\A[-+]?\\?\$?\d{1,3}(?:,\d{3})+(?![\d,])")
 
 
 NAMED = {
@@ -53,12 +55,13 @@ NAMED = {
 """Where data sets known by name lie on the hub: repository[@configuration]:split, the split where none is given."""
 
 
-def load_problems(source: Source, seed: int = 0) -> tuple[list[Problem], LoadReport]:
+def load_problems(source: Source, seed: int = 0, *, verified: bool = True) -> tuple[list[Problem], LoadReport]:
     """Load the distinct problems of a source in its order, and what became of its rows.
 
     source.fields: names of the row's fields for prompt, answer, solution and subset, where the usual names do not fit.
     source.on_error: "skip" leaves broken rows out and counts them. A procedural source needs a limit; its sequence is
-    `seed`.
+    `seed`. verified: answers are for the verifier, and the list that stands around some is taken off (`plain_answer`);
+    a function of the user's gets them as the data set has them.
     Raises ValueError naming file and line of the first broken row, for a source that is not known, cannot be read or
     holds no problem, and ImportError for a hub source without the extra.
     """
@@ -76,6 +79,8 @@ def load_problems(source: Source, seed: int = 0) -> tuple[list[Problem], LoadRep
         key=lambda problem: problem.id,
         content=lambda problem: problem.answer,
     )
+    if verified:
+        problems = [dataclasses.replace(p, answer=plain_answer(p.answer)) if p.answer else p for p in problems]
     return problems, dataclasses.replace(report, without_answer=sum(problem.answer is None for problem in problems))
 
 
@@ -93,7 +98,7 @@ def to_problem(values: dict[str, Any], source: str, fields: Fields) -> Problem:
             used[name] = find(values, *paths, scalar=name != "answer")
     prompt = as_prompt(used["prompt"][1], str(used["prompt"][0]))
     answer, solution = _reference(used["answer"], used["solution"])
-    subset = as_answer(used["subset"][1], str(used["subset"][0])) if used["subset"][0] else None
+    subset = as_scalar(used["subset"][1], str(used["subset"][0])) if used["subset"][0] else None
     taken = {path for path, _ in used.values()}
     return Problem(
         id=problem_id(prompt),
@@ -195,12 +200,28 @@ def procedural(source: Source) -> tuple[arithmetic.Task, int]:
     return arithmetic.TASKS[source.path], source.limit
 
 
+def plain_answer(answer: str) -> str | None:
+    r"""Return an answer without the list around it: the text `["1,234"]` is 1,234 and `["3", "5"]` is 3, 5.
+
+    Several answers are the complete list of values, in any order, as the graders have it (rewards/lists.py). None for a
+    list of nothing. What is no list (`fields.listed`) stays as it is.
+    """
+    items = listed(answer)
+    if items is None:
+        return answer
+    values = [solution_answer(item) or item for item in items if item]
+    if len(values) > 1:
+        # A comma between thousands would be read as one between values.
+        values = [_THOUSANDS.sub(lambda number: number[0].replace(",", ""), value) for value in values]
+    return ", ".join(values) or None
+
+
 def _reference(answer: tuple[str | None, Any], solution: tuple[str | None, Any]) -> tuple[str | None, str | None]:
     """Return (answer, solution) of a row from the (path, value) of its two fields."""
-    worked = as_answer(solution[1], solution[0]) if solution[0] is not None else None
+    worked = as_scalar(solution[1], solution[0]) if solution[0] is not None else None
     given = as_answer(answer[1], answer[0]) if answer[0] is not None else None
     if given is not None:
-        inside = solution_answer(given)
+        inside = None if listed(given) is not None else solution_answer(given)
         return (given, worked) if inside is None else (inside, worked or given)
     if worked is None:
         return None, None

@@ -9,6 +9,7 @@ missing and gets the same answers for the rest. Failures are logged there too, f
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from collections import Counter
@@ -67,10 +68,9 @@ class Chat:
         Raises ImportError naming the extra without the package openai, and ValueError as `check_endpoint`.
         """
         check_endpoint(endpoint)
-        try:
-            import openai
-        except ImportError as error:
-            raise ImportError("a judge needs the package openai: pip install 'g2d-jax[judge]'") from error
+        check_client()
+        import openai
+
         self.endpoint = endpoint
         self.counts: Counter[str] = Counter()
         self._key = endpoints.api_key(endpoint.url, endpoint.api_key_env)
@@ -194,6 +194,12 @@ def parse_completion(body: str) -> tuple[Reply, dict[str, int]]:
     usage = content.get("usage") if isinstance(content.get("usage"), dict) else {}
     counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
     return Reply(text or "", finish or ""), {name: n for name, n in counts.items() if type(n) is int}
+
+
+def check_client() -> None:
+    """Raise ImportError naming the extra where the package openai is not installed."""
+    if importlib.util.find_spec("openai") is None:
+        raise ImportError("a judge needs the package openai: pip install 'g2d-jax[judge]'")
 
 
 def check_endpoint(settings: Judge) -> None:

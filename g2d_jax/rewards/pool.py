@@ -3,9 +3,10 @@
     with VerifierPool(workers=2) as pool:
         scores = pool.score(golds, texts)
 
-Rewards: CORRECT 1.0; INCORRECT, NO_ANSWER and TIMEOUT 0.0; UNSCORABLE None. A timeout means that the verifier gave up
-(CPU, memory, a crash): see `Verdict`. An answer far longer than any reference is INCORRECT unless it is the reference
-itself.
+Rewards: CORRECT 1.0; INCORRECT, NO_ANSWER and TIMEOUT 0.0; UNSCORABLE None. A timeout is the answer's doing: it made
+the grader exceed its CPU time or memory, or crash (see `Verdict`). A worker that dies or does not reply is the
+machine's, and leaves the response UNSCORABLE. An answer far longer than any reference is INCORRECT unless it is the
+reference itself.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +27,7 @@ from typing import Any
 
 from g2d_jax.records import Score, Verdict
 from g2d_jax.rewards.extract import final_answer
-from g2d_jax.rewards.verify import quick_verdict
+from g2d_jax.rewards.verify import can_be_read, quick_verdict
 from g2d_jax.runtime import processes
 
 REWARDS: Mapping[Verdict, float | None] = {
@@ -68,8 +70,11 @@ class Worker:
                     + errors.read()[-2000:].decode(errors="replace").strip()
                 ) from error
 
-    def ask(self, gold: str, answer: str, wall_seconds: float) -> tuple[Verdict, float]:
-        """Get a verdict and its CPU seconds. Raises WorkerDied, after which the worker is of no more use."""
+    def ask(self, gold: str, answer: str | None, wall_seconds: float) -> tuple[Verdict, float]:
+        """Get a verdict, for no answer that on the gold alone, and its CPU seconds.
+
+        Raises WorkerDied, after which the worker is of no more use.
+        """
         verdict, cpu_seconds = self._request(json.dumps([gold, answer]).encode() + b"\n", wall_seconds)
         return Verdict(verdict), cpu_seconds
 
@@ -98,6 +103,16 @@ class Worker:
         """Kill the worker and reap it. Safe to call twice."""
         self.kill()
         self.process.communicate()
+
+
+def _by(deadline: float, verdict: Future[Verdict | None]) -> bool | None:
+    """Wait for the verdict on a gold alone; True if it can be read, None where there is none by the deadline."""
+    try:
+        told = verdict.result(max(deadline - time.monotonic(), 0.0))
+    except (TimeoutError, CancelledError):
+        verdict.cancel()
+        return None
+    return None if told is None else told is Verdict.CORRECT
 
 
 def _environment() -> dict[str, str]:
@@ -181,6 +196,22 @@ class VerifierPool:
             scores.append(Score(reward=REWARDS[verdict], verdict=verdict, answer=answer))
         return scores
 
+    def can_be_read(self, golds: Sequence[str], seconds: float) -> list[bool | None]:
+        """Tell of each reference answer whether any response but the same text can equal it.
+
+        At most about so many seconds are spent in workers: None for the answers that had no turn by then, and where a
+        worker died. A gold that makes the verifier give up cannot be read.
+        """
+        deadline = time.monotonic() + seconds
+        asked: list[bool | Future[Verdict | None]] = []
+        for gold in golds:
+            read = can_be_read(gold)
+            asked.append(self._executor.submit(self._ask, gold, None) if read is None else read)
+        told: list[bool | None] = []
+        for item in asked:
+            told.append(item if isinstance(item, bool) else _by(deadline, item))
+        return told
+
     def start(self) -> None:
         """Let the workers start in the background, which takes them seconds, before the first answer needs one."""
         for _ in range(self._count):
@@ -218,7 +249,19 @@ class VerifierPool:
             return future
 
     def _grade(self, gold: str, answer: str) -> Verdict:
-        """Ask a worker, in a thread of the executor. One that is dead or does not answer is replaced, once."""
+        """Ask a worker for a verdict, in a thread of the executor; UNSCORABLE where the machine ends workers.
+
+        The limits of an answer end no worker, so that the end of one says nothing of the answer.
+        """
+        verdict = self._ask(gold, answer)
+        if verdict is None:
+            with self._lock:  # not to be remembered
+                self._verdicts.pop((gold, answer), None)
+            return Verdict.UNSCORABLE
+        return verdict
+
+    def _ask(self, gold: str, answer: str | None) -> Verdict | None:
+        """Ask a worker. One that is dead or does not answer is replaced, once; None where the second one fails too."""
         for _ in range(2):
             worker = self._worker()
             try:
@@ -229,9 +272,7 @@ class VerifierPool:
             with self._lock:
                 self.cpu_seconds += seconds
             return verdict
-        with self._lock:  # perhaps the machine's doing: not to be remembered
-            self._verdicts.pop((gold, answer), None)
-        return Verdict.TIMEOUT
+        return None
 
     def _worker(self) -> Worker:
         """Return this thread's worker, started if there is none. Raises CancelledError once the pool is closed."""

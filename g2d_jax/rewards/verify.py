@@ -18,6 +18,12 @@ from g2d_jax.rewards.quantity import APPROXIMATION_PLACES, HEDGES, Quantity, bas
 MAX_QUICK_CHARS = 100_000
 """Longer texts are compared as they stand, without normalisation."""
 
+MAX_GOLD_CHARS = 10_000
+"""No response but the same text is taken to equal a longer reference answer."""
+
+MAX_WORDS = 4
+"""An answer of more words is a sentence, which no response is expected to repeat word by word."""
+
 _INDEX_OR_ARGUMENT = re.compile(r"(?<=[A-Za-z}])(?:_(?:\w|\{\w+\})|\([^()]*\))")
 _EQUALS = re.compile(r"=(?![^()]{0,200}\))")  # but for P(X=3)
 _VALUE_OR_LIST = re.compile(r"[\d,;]")
@@ -27,6 +33,13 @@ _CHOICE_WITH_TEXT = re.compile(
 )
 _COMMAND = re.compile(r"\\text\s*\{[^{}]*\}|\\[A-Za-z]+")
 _LETTER = re.compile(r"[A-Za-z<>]")
+# What is no prose for all its letters: commands with a name in braces, other commands, indices.
+_NAMES = re.compile(r"\\[A-Za-z]+\*?\s*\{[A-Za-z]*\}|\\text\s*\{[^{}]*\}|\\[A-Za-z]+|_\s*\{\w*\}")
+_TWO_WORDS = re.compile(r"(?<![A-Za-z])[A-Za-z]{2,} +[A-Za-z]{2,}")
+_LONG_WORD = re.compile(r"[A-Za-z]{4,}")
+_FUNCTION = re.compile(
+    r"sqrt|arc(?:sin|cos|tan)|(?:sin|cos|tan)h|alpha|beta|gamma|delta|theta|lambda|sigma|omega", re.I
+)
 _TEXT_UNIT = re.compile(r"\s*\\text\s*\{([^{}0-9]*)\}\s*(?:\^\s*\{?\d\}?)?$")
 
 
@@ -46,11 +59,53 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
     return next((verdict for verdict in verdicts if verdict is not None), None)
 
 
+def can_be_read(gold: str) -> bool | None:
+    """Tell whether a response can equal a reference answer in any other way than by the same text.
+
+    True for numbers, choices, few words and lists of these, False for what is empty or prose ("about 72, I think");
+    None means "ask math-verify" (`parses`). Pure, linear, safe on hostile text.
+    """
+    text = clean(gold) if len(gold) <= MAX_GOLD_CHARS else ""
+    if not text:
+        return False
+    values = None if parse_quantity(text) is not None else lists.elements(text)
+    if values is None:
+        return _value_can_be_read(text)
+    read = {_value_can_be_read(value) for value in values}
+    if False in read:
+        return False
+    return None if None in read else True
+
+
+def _value_can_be_read(text: str) -> bool | None:
+    """Tell what `can_be_read` tells of a cleaned answer that is no list."""
+    assigned = lists.ASSIGNMENT.fullmatch(text)
+    if parse_quantity(assigned[2].strip() if assigned else text) is not None:
+        return True
+    if _CHOICE.fullmatch(without_text(text)) or based_number(text):
+        return True
+    if len(text) > 1 and (words := plain_text(text)):
+        return len(words.split()) <= MAX_WORDS
+    bare = _FUNCTION.sub(" ", _NAMES.sub(" ", text))
+    return False if _TWO_WORDS.search(bare) or _LONG_WORD.search(bare) else None
+
+
+def parses(gold: str) -> Verdict:
+    """Tell whether math-verify reads a reference answer: CORRECT if it does, else UNSCORABLE. For worker processes."""
+    read = can_be_read(gold)
+    if read is None:
+        a, _ = _keep_case(_without_unit(clean(gold)), "")
+        read = bool(_parse(a))
+    return Verdict.CORRECT if read else Verdict.UNSCORABLE
+
+
 def reading(gold: str) -> str:
     """Say how a reference answer is read, in words for people: "the number 1080", "2 values: -2, 2", "the choice C"."""
     text = clean(gold)
     if not text:
         return "nothing: no answer can match it"
+    if can_be_read(gold) is False:
+        return "prose: no answer but the same text can match it"
     if choice := _CHOICE.fullmatch(without_text(text)):
         return f"the choice {choice[1]}"
     if numeral := based_number(text):

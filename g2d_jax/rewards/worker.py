@@ -6,8 +6,9 @@ grader: CPU seconds by ITIMER_PROF with the default action, memory by RLIMIT_AS.
 work an answer makes and not on how busy the machine is. A grader says nothing but its exit status, and cannot write
 into files.
 
-Lines of JSON on stdin and stdout. Request: [gold, answer]. Reply: [verdict, CPU seconds]; TIMEOUT is the verdict of
-every grader that leaves without one. The first reply is []: the worker is ready.
+Lines of JSON on stdin and stdout. Request: [gold, answer], or [gold, null] to ask whether the gold can be read
+(`verify.parses`). Reply: [verdict, CPU seconds]; TIMEOUT is the verdict of every grader that leaves without one. The
+first reply is []: the worker is ready.
 End of file on stdin ends the worker, so it does not outlive its parent. JAX is never imported.
 """
 
@@ -23,7 +24,7 @@ import sys
 from typing import NoReturn
 
 from g2d_jax.records import Verdict
-from g2d_jax.rewards.verify import grade
+from g2d_jax.rewards.verify import grade, parses
 
 _VERDICTS = {10: Verdict.CORRECT, 11: Verdict.INCORRECT, 12: Verdict.UNSCORABLE, 13: Verdict.NO_ANSWER}
 
@@ -60,7 +61,7 @@ def main() -> None:
         replies.write(json.dumps(reply).encode() + b"\n")
 
 
-def _grade_apart(gold: str, answer: str, cpu_seconds: float, memory_mb: int) -> tuple[str, float]:
+def _grade_apart(gold: str, answer: str | None, cpu_seconds: float, memory_mb: int) -> tuple[str, float]:
     """Grade one answer in a process of its own; return the reply."""
     grader = os.fork()
     if grader == 0:
@@ -70,7 +71,7 @@ def _grade_apart(gold: str, answer: str, cpu_seconds: float, memory_mb: int) -> 
     return verdict.value, usage.ru_utime + usage.ru_stime
 
 
-def _run_grader(gold: str, answer: str, cpu_seconds: float, memory_mb: int) -> NoReturn:
+def _run_grader(gold: str, answer: str | None, cpu_seconds: float, memory_mb: int) -> NoReturn:
     """Grade under limits and leave with the verdict's exit status. No exception gets past this point."""
     status, status_of = 1, {verdict: code for code, verdict in _VERDICTS.items()}
     try:
@@ -83,7 +84,7 @@ def _run_grader(gold: str, answer: str, cpu_seconds: float, memory_mb: int) -> N
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})  # both may come from the parent
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        status = status_of[grade(gold, answer)]
+        status = status_of[parses(gold) if answer is None else grade(gold, answer)]
     except RecursionError:  # nested too deeply to be read
         status = status_of[Verdict.INCORRECT]
     finally:  # also of a MemoryError, and of math-verify's own TimeoutException, which is a BaseException

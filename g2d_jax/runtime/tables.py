@@ -168,6 +168,24 @@ def read_preferences(path: PathLike) -> list[Preference]:
     return _read_parts(path, _preference, PREFERENCES, CHAT_PREFERENCES)
 
 
+def has_token_ids(path: PathLike) -> bool:
+    """Tell whether a file, or the first part of a folder, is Parquet with the ids of preferences or rollouts in it.
+
+    False for what is no readable Parquet.
+    """
+    source = epath.Path(path)
+    with naming("list", source):
+        parts = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
+    if not parts or not parts[0].exists():
+        return False
+    try:
+        with parts[0].open("rb") as file:
+            names = set(pq.read_schema(file).names)
+    except (pa.ArrowException, OSError):
+        return False
+    return "prompt_ids" in names and bool(names & {"chosen_ids", "token_ids"})
+
+
 def _preference(row: dict[str, Any]) -> Preference:
     return Preference(**_as_texts(row, "chosen", "rejected"))
 

@@ -15,6 +15,7 @@ loss, grad_norm, learning_rate, num_tokens (so far), step_time (seconds). Shares
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import math
 import os
@@ -23,7 +24,7 @@ import sys
 import time
 import unicodedata
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any, Self, TextIO
@@ -248,10 +249,7 @@ class _TensorBoard:
 
 def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack) -> Any:
     """Start the W&B run of this work directory, or resume it; leaving the stack by an error marks it as failed."""
-    try:
-        import wandb
-    except ImportError as error:
-        raise ImportError("logging to Weights & Biases needs an extra: pip install 'g2d-jax[wandb]'") from error
+    wandb = _package("wandb")
     named = {"id": run_id(workdir / "wandb.json"), "resume": "allow"}
     folder = {"dir": os.fspath(workdir)} if is_local(workdir) else {}
     run = wandb.init(**{"project": "g2d-jax", **folder, **options, **named})
@@ -261,14 +259,30 @@ def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: context
 
 def _start_trackio(workdir: epath.Path, options: Mapping[str, Any], stack: contextlib.ExitStack) -> Any:
     """Start the trackio run of this work directory, or resume it, which goes by the name."""
-    try:
-        import trackio
-    except ImportError as error:
-        raise ImportError("logging to trackio needs an extra: pip install 'g2d-jax[trackio]'") from error
+    trackio = _package("trackio")
     name = f"{options['name']} {run_id(workdir / 'trackio.json')}"
     run = trackio.init(**{**options, "name": name, "resume": "allow", "embed": False})
     stack.callback(run.finish)
     return run
+
+
+def check_services(services: Iterable[str]) -> None:
+    """Raise ImportError naming the extra for a service, "wandb" or "trackio", whose package is not installed."""
+    for service in services:
+        _package(service)
+
+
+def _package(service: str) -> Any:
+    """Import the package of a service. Raises ImportError naming the extra."""
+    try:
+        package = importlib.import_module(service)
+    except ImportError:
+        package = None
+    # A plain folder of that name can be imported too, and W&B itself leaves one where a run is started.
+    if not hasattr(package, "init"):
+        label = {"wandb": "Weights & Biases"}.get(service, service)
+        raise ImportError(f"logging to {label} (logging.{service}) needs an extra: pip install 'g2d-jax[{service}]'")
+    return package
 
 
 def run_id(file: epath.Path) -> str:

@@ -140,6 +140,18 @@ def scarce(kind: str, count: int, batch: int, steps: int) -> list[Alert]:
     return [Alert("data", text, {what: count, "visits": visits})]
 
 
+def unweighed(without: int, rows: int) -> list[Alert]:
+    """Warn if a loss with a ratio of policies trains on rollouts whose log-probabilities are not known."""
+    if not without:
+        return []
+    text = (
+        f"{without} of the dump's {rows} responses have no logprobs: how far the policy that wrote them is from this "
+        "one cannot be told, and GRPO takes them for its own, at a ratio of 1. To try: rollouts with logprobs and "
+        'importance_cap=2, loss="dpo", which needs none'
+    )
+    return [Alert("unweighed", text, {"without_logprobs": without, "responses": rows})]
+
+
 def few_updates(updates: int, batch: int, pairs: int) -> list[Alert]:
     """Warn if an offline stage does too few updates to move a policy."""
     if updates >= UPDATES:
@@ -157,8 +169,7 @@ def few_pairs(counts: Mapping[str, int]) -> list[Alert]:
     if mixed >= MIXED * prompts:
         return []
     fates = {"all_incorrect": "all wrong", "all_correct": "all right", "all_equal": "all of one reward"}
-    fates |= {"correct_or_timeout": "right or timed out", "unscorable": "not graded"}
-    fates |= {"outside_window": "outside the window of pass rates"}
+    fates |= {"unscorable": "not graded", "outside_window": "outside the window of pass rates"}
     why = ", ".join(f"{counts[fate]} {words}" for fate, words in fates.items() if counts.get(fate))
     text = (
         f"{mixed} of {prompts} prompts have responses to tell apart ({why}), which gives {counts['pairs']} pairs. "

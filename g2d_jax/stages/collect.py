@@ -39,9 +39,7 @@ from g2d_jax.stages.workload import workload_of
 from g2d_jax.study import informativeness
 
 Pairs = list[list[tuple[int, int]]]  # (chosen, rejected) of each group
-FATES = (
-    "mixed", "all_correct", "all_incorrect", "all_equal", "unscorable", "outside_window", "correct_or_timeout"
-)  # fmt: skip
+FATES = ("mixed", "all_correct", "all_incorrect", "all_equal", "unscorable", "outside_window")
 """Possible outcomes of a prompt; all but the first give no pairs."""
 
 
@@ -239,21 +237,19 @@ def _measure(folder: epath.Path, groups: Groups, pairs: Pairs) -> dict[str, Any]
 
 
 def _fate(group: Sequence[ScoredRollout], lowest: float, highest: float) -> str:
-    """Return a prompt's outcome, one of FATES; "mixed" gives pairs. A timeout counts as wrong, but is in no pair."""
-    judged = np.array([row.score.verdict.accuracy for row in group])
+    """Return a prompt's outcome, one of FATES; "mixed" gives pairs."""
+    judged = is_correct(group)
     if np.isnan(judged).all():
         return "unscorable"
     rate = float(np.nanmean(judged))
     if rate in (0.0, 1.0):
         return "all_correct" if rate else "all_incorrect"
-    if not lowest <= rate <= highest:
-        return "outside_window"
-    return "mixed" if (is_correct(group) == 0).any() else "correct_or_timeout"
+    return "mixed" if lowest <= rate <= highest else "outside_window"
 
 
 def _ranked_fate(group: list[ScoredRollout]) -> str:
     """Return the outcome where the reward knows better and worse only; there is no window of pass rates."""
-    values = {row.score.reward for row in group if row.score.verdict is not Verdict.TIMEOUT} - {None}
+    values = {row.score.reward for row in group} - {None}
     return "mixed" if len(values) > 1 else "all_equal" if values else "unscorable"
 
 
@@ -302,10 +298,12 @@ def _no_pairs(name: str, counts: dict[str, int], groups: Groups) -> str:
         advice = "widen min_pass_rate and max_pass_rate"
     if counts["unscorable"] > counts["prompts"] / 2:
         advice = "look at the reference answers: most prompts could not be scored"
+    more = "raise num_generations"
+    single = sum(len(group) == 1 for group in groups)
+    if single > len(groups) / 2:
+        advice = f"{single} prompts have one response (one generation), and a pair takes two, one better than the other"
+        more = "take rollouts with several responses to a prompt"
     verdicts = [row.score.verdict for group in groups for row in group]
     mute = f"{verdicts.count(Verdict.NO_ANSWER) / max(len(verdicts), 1):.0%} of the responses have no answer to grade"
     listed = ", ".join(f"{key} {value}" for key, value in counts.items() if value)
-    return (
-        f"{name}: no preference pair from {counts['prompts']} prompts ({listed}; {mute}): {advice}; or raise "
-        "num_generations"
-    )
+    return f"{name}: no preference pair from {counts['prompts']} prompts ({listed}; {mute}): {advice}; or {more}"

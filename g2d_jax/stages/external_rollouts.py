@@ -18,6 +18,7 @@ from etils import epath
 from g2d_jax.config import Online, Reward
 from g2d_jax.data.dumps import DumpRow, read_dump
 from g2d_jax.data.fields import BrokenRow
+from g2d_jax.data.problems import plain_answer
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.runtime import processes, storage
@@ -50,6 +51,8 @@ class ExternalBatches:
     groups: Sequence[Sequence[ExternalRow]]
     prompts: int  # of a batch
     fingerprints: Sequence[str]  # of `_fingerprints`
+    without_logprobs: int  # rows that a loss with a ratio of policies trains on unweighed
+    rows: int
 
     def batch(self, number: int, shard: epath.Path) -> Sampled:
         """Score a batch, counted from 0, and write its shard, or read that back. All processes make the call."""
@@ -68,11 +71,13 @@ def external_batches(runtime: Runtime, name: str, stage: Online) -> ExternalBatc
     """Read the batches of an online stage from stage.rollouts; None if it samples its own.
 
     Rows of the same prompt and step are a group. Raises ValueError naming file and line of what the stage cannot train
-    on, if there are too few groups for its steps, and if what an earlier start read of the dump is no longer so.
+    on, if there are too few groups for its steps, if log-probabilities are there that importance_cap=0 would leave
+    unused, and if what an earlier start read of the dump is no longer so.
     """
     if stage.rollouts == "sample":
         return None
     problems, rows = read(runtime, stage.rollouts, stage.reward_column)
+    unweighed = _unweighed(name, stage, rows)
     by_prompt: dict[tuple[int, str], list[ExternalRow]] = {}
     for row in rows:
         if reason := _unfit(runtime, stage, row):
@@ -100,7 +105,7 @@ def external_batches(runtime: Runtime, name: str, stage: Online) -> ExternalBatc
         visits[identifier] = visits.get(identifier, 0) + 1
     fingerprints = _fingerprints(problems, groups, stage.prompts_per_step)
     _check_unchanged(runtime, stage.rollouts, runtime.folders[name] / "rollouts", fingerprints)
-    return ExternalBatches(runtime, problems, draws, groups, stage.prompts_per_step, fingerprints)
+    return ExternalBatches(runtime, problems, draws, groups, stage.prompts_per_step, fingerprints, unweighed, len(rows))
 
 
 def external_groups(runtime: Runtime, path: str, shard: epath.Path, reward: str | None = None) -> tuple[Draws, Groups]:
@@ -110,10 +115,7 @@ def external_groups(runtime: Runtime, path: str, shard: epath.Path, reward: str 
     the answer of the same problem in data.train. Prompts of dev and test are refused. Log-probabilities are NaN where
     the dump has none. Raises ValueError naming file and line of a broken row, and for other rows than the shard is of.
     """
-    problems, rows = read(runtime, path, reward)
-    by_prompt: dict[str, list[ExternalRow]] = {}
-    for row in rows:
-        by_prompt.setdefault(row.rollout.problem_id, []).append(row)
+    problems, by_prompt = read_groups(runtime, path, reward)
     draws: Draws = [(problems[identifier], 0) for identifier in by_prompt]
     fingerprints = _fingerprints(problems, list(by_prompt.values()), len(by_prompt))
     _check_unchanged(runtime, path, shard.parent, fingerprints)
@@ -125,6 +127,25 @@ def external_groups(runtime: Runtime, path: str, shard: epath.Path, reward: str 
     for kept in read_rollouts(shard):
         groups.setdefault(kept.rollout.problem_id, []).append(kept)
     return draws, [groups[problem.id] for problem, _ in draws]
+
+
+def read_groups(
+    runtime: Runtime, path: str, reward: str | None = None
+) -> tuple[dict[str, Problem], dict[str, list[ExternalRow]]]:
+    """Read problems by id, and the rows of each, whatever their step, to make pairs of.
+
+    Raises ValueError as `read`, and where no prompt has two responses.
+    """
+    problems, rows = read(runtime, path, reward)
+    by_prompt: dict[str, list[ExternalRow]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.rollout.problem_id, []).append(row)
+    if max(map(len, by_prompt.values())) < 2:
+        raise ValueError(
+            f"{path} has one response to each of its {len(by_prompt)} prompts, and a preference pair takes two, one "
+            "better than the other: take rollouts with several responses to a prompt"
+        )
+    return problems, by_prompt
 
 
 def read(runtime: Runtime, path: str, reward: str | None = None) -> tuple[dict[str, Problem], list[ExternalRow]]:
@@ -198,7 +219,10 @@ def _problem(row: DumpRow, path: str, runtime: Runtime, by_text: Callable[[], di
     identifier = problem_id(row.prompt)
     if row.answer is None and identifier in runtime.train:
         return runtime.train[identifier]
-    return Problem(identifier, row.prompt, row.answer, source=path)
+    answer = row.answer
+    if answer is not None and runtime.reward is None and runtime.tasks["main"].reward.function == "verify":
+        answer = plain_answer(answer)
+    return Problem(identifier, row.prompt, answer, source=path)
 
 
 def _given(row: DumpRow, settings: Reward) -> Score | None:
@@ -234,6 +258,23 @@ def _rollout(runtime: Runtime, problem: Problem, row: DumpRow, prompt_ids: np.nd
     logprobs = unknown if row.logprobs is None else row.logprobs
     prompt = prompt_ids if row.prompt_ids is None else row.prompt_ids
     return Rollout(problem.id, 0, 0, prompt, token_ids, logprobs, unknown, finish)
+
+
+def _unweighed(name: str, stage: Online, rows: Sequence[ExternalRow]) -> int:
+    """Count the rows without log-probabilities that a loss with a ratio of policies takes for the policy's own.
+
+    Raises ValueError where all rows have them and importance_cap is 0: the rule is that of a server and of int8.
+    """
+    if not stage.has_ratio or stage.importance_cap:
+        return 0
+    without = sum(bool(np.isnan(row.rollout.logprobs[0])) for row in rows)
+    if not without:
+        raise ValueError(
+            f"{stage.rollouts} has the logprobs of the policy that wrote it, and with importance_cap=0 a GRPO loss "
+            f"would train on its responses as if the policy here had drawn them: set stages.{name}.importance_cap, to "
+            "2 say, which weighs each token by the ratio of the two; rollout_corr/kl then shows how far apart they are"
+        )
+    return without
 
 
 def _unfit(runtime: Runtime, stage: Online, row: ExternalRow) -> str | None:

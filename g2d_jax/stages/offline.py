@@ -24,7 +24,7 @@ from g2d_jax.models.decoder import Decoder
 from g2d_jax.records import Preference
 from g2d_jax.runtime import processes, storage
 from g2d_jax.runtime.tables import read_preferences, write_columns
-from g2d_jax.stages import alerts, probes
+from g2d_jax.stages import alerts, external_preferences, probes
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.policies import checkpoint_of, load_policy, load_reference
 from g2d_jax.stages.problems import order as problem_order
@@ -115,7 +115,10 @@ def programs(runtime: Runtime, name: str, stage: Offline, response: int | None =
     if isinstance(source, Collect):
         most = source.prompts * source.pairs_per_prompt
         pairs = min(most, source.max_pairs or most)
-    row_length = choose_row_length(runtime, runtime.config.data.max_prompt_length + 2 * sampling.max_new_tokens)
+    longest = runtime.config.data.max_prompt_length + 2 * sampling.max_new_tokens
+    if stage.max_length and source is None:
+        longest = 2 * stage.max_length
+    row_length = choose_row_length(runtime, longest)
     yield from _programs(runtime, name, stage, pairs, row_length, response)
 
 
@@ -184,14 +187,16 @@ def _with_warmup_that_fits(stage: Offline, steps: int, say: Callable[[str], None
 
 
 def read(runtime: Runtime, stage: Offline) -> list[Preference]:
-    """Read the pairs of a collect stage of this run, or of a folder or file of Parquet.
+    """Read the pairs of a collect stage of this run, or of a set made elsewhere (`external_preferences`).
 
     Raises ValueError for pairs that cannot be trained on, or that are for held-out problems.
     """
     name = stage.preferences
-    source = runtime.folders[name] / "preferences" if name in runtime.folders else epath.Path(name)
-    pairs = read_preferences(source)
-    check_preferences(source, pairs, runtime.model_config.vocab_size)
+    if name in runtime.folders:
+        pairs = read_preferences(runtime.folders[name] / "preferences")
+    else:
+        pairs = external_preferences.read(runtime, stage)
+    check_preferences(name, pairs, runtime.model_config.vocab_size)
     if leaked := sum(pair.problem_id in runtime.held_out_ids for pair in pairs):
         raise ValueError(f"{leaked} of {len(pairs)} pairs are for problems of data.dev or data.test: leave them out")
     return pairs

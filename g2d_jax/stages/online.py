@@ -47,6 +47,8 @@ def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
         buffer = RolloutBuffer(trainer, stage, external)
         problems = len(runtime.problems["train"])
         alerts.alarm(trainer, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
+        if external is not None:
+            alerts.alarm(trainer, alerts.unweighed(external.without_logprobs, external.rows))
         probe = partial(probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None)
         probe()
         ended = early_stopping.ends(trainer, stage)  # before this start, perhaps

@@ -72,7 +72,7 @@ def _of_task(config: Config, name: str, task: Task, tokenizer: PromptTokenizer, 
 
 def _read(source: Source, seed: int, label: str, verified: bool, say: Say) -> list[Problem]:
     """Read a source; without problems that lack a reference answer where `verified`."""
-    problems, report = load_problems(source, seed)
+    problems, report = load_problems(source, seed, verified=verified)
     _warn(label, report, say)
     if not verified:
         return problems

@@ -68,6 +68,23 @@ class RewardManager:
         for pool in self._pools:
             pool.start()
 
+    def can_be_read(self, problems: Sequence[Problem], seconds: float) -> dict[str, bool | None]:
+        """Tell by problem id whether any response but the same text can equal its answer: `VerifierPool.can_be_read`.
+
+        Problems of tasks that the verifier does not score, and those without an answer, are left out. seconds: the most
+        spent on each task in workers.
+        """
+        told: dict[str, bool | None] = {}
+        for task, reward in self.rewards.items():
+            own = [p for p in problems if p.task == task and p.answer is not None]
+            if not own or reward.function != "verify" or (task == "main" and self.own):
+                continue
+            scorer = self._of(task)
+            assert isinstance(scorer, VerifierScorer)
+            golds = [str(problem.answer) for problem in own]
+            told |= dict(zip((p.id for p in own), scorer.pool.can_be_read(golds, seconds), strict=True))
+        return told
+
     def begin(self, problem: Problem, text: str) -> Begun | None:
         """Begin to score a response while others are sampled, where each is scored by itself; for `apart`."""
         scorer = None if self._is_joint(problem.task) else self._of(problem.task)

@@ -356,8 +356,8 @@ def rewards(groups: Groups) -> np.ndarray:
 
 
 def correct(groups: Groups) -> np.ndarray:
-    """Return each verdict's value in accuracies, float64 [N, G], see `Verdict.accuracy`."""
-    return np.array([[row.score.verdict.accuracy for row in group] for group in groups])
+    """Return each response's value in accuracies, float64 [N, G], see `Score.accuracy`."""
+    return np.array([[row.score.accuracy for row in group] for group in groups])
 
 
 def describe(groups: Groups) -> dict[str, float]:
@@ -377,7 +377,7 @@ def describe(groups: Groups) -> dict[str, float]:
     centred = np.where(scored & differ[:, None], values - means[:, None], 0.0)
     spread = np.sqrt(np.square(centred).sum(axis=1) / np.maximum(counts - 1, 1))
     verdicts = {f"verdicts/{v.value}": float(np.mean([row.score.verdict is v for row in rows])) for v in Verdict}
-    judged = np.array([row.score.verdict.accuracy for row in rows])
+    judged = np.array([row.score.accuracy for row in rows])
     apart = {"correct": lengths[judged == 1], "incorrect": lengths[judged == 0]}
     return {
         "reward": float(values[scored].mean()) if scored.any() else float("nan"),

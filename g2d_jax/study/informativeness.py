@@ -1,8 +1,8 @@
 """Informativeness of a policy's rollouts: by prompt, by policy and by preference pair.
 
 A group is the responses of one policy to one draw of a prompt. A response is scored if its reward is a finite number:
-what cannot be scored has none and is left out. Correct means scored with the verdict CORRECT; incorrect is every other
-scored response, those without an answer and timeouts included, but for SCORED: a reward that only ranks is neither.
+what cannot be scored has none and is left out. Correct and incorrect are as `Score.accuracy` has them: a response
+without an answer and a timeout are incorrect, and one of a reward that only ranks is neither.
 
 Log-probabilities and entropies are in nats and those of the distribution sampled from: after temperature and filters.
 Greedy responses have log-prob 0 at every token, so confidence and calibration say nothing about them.
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from g2d_jax.records import ScoredRollout, Verdict
+from g2d_jax.records import ScoredRollout
 
 BINS = 10
 """Bins of confidence in the calibration error."""
@@ -27,7 +27,7 @@ BINS = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Responses:
-    """Arrays [G] of G responses; wrong: judged and not correct; rejectable: wrong, and known to be (no timeout).
+    """Arrays [G] of G responses; wrong: judged and not correct.
 
     logprob and entropy: sums over tokens, float64.
     """
@@ -35,7 +35,6 @@ class _Responses:
     reward: NDArray[np.float64]  # NaN where not scored
     correct: NDArray[np.bool_]
     wrong: NDArray[np.bool_]
-    rejectable: NDArray[np.bool_]
     length: NDArray[np.int64]
     logprob: NDArray[np.float64]
     entropy: NDArray[np.float64]
@@ -52,7 +51,7 @@ class _Responses:
     @property
     def gives_pairs(self) -> bool:
         ranked = self.reward[self.scored & ~self.judged]
-        return bool((self.correct.any() and self.rejectable.any()) or len(np.unique(ranked)) > 1)
+        return bool((self.correct.any() and self.wrong.any()) or len(np.unique(ranked)) > 1)
 
     @property
     def token_logprob(self) -> NDArray[np.float64]:
@@ -75,14 +74,11 @@ def _responses(rows: Sequence[ScoredRollout]) -> _Responses:
     reward = np.array([math.nan if row.score.reward is None else row.score.reward for row in rows], np.float64)
     reward[~np.isfinite(reward)] = math.nan
     scored = ~np.isnan(reward)
-    right = np.array([row.score.verdict is Verdict.CORRECT for row in rows], np.bool_)
-    scalar = np.array([row.score.verdict is Verdict.SCORED for row in rows], np.bool_)
-    timeout = np.array([row.score.verdict is Verdict.TIMEOUT for row in rows], np.bool_)
+    judged = np.array([row.score.accuracy for row in rows], np.float64)
     return _Responses(
         reward=reward,
-        correct=scored & right,
-        wrong=scored & ~right & ~scalar,
-        rejectable=scored & ~right & ~scalar & ~timeout,
+        correct=scored & (judged == 1),
+        wrong=scored & (judged == 0),
         length=np.array([len(rollout.token_ids) for rollout in rollouts], np.int64),
         logprob=np.array([rollout.logprobs.sum(dtype=np.float64) for rollout in rollouts], np.float64),
         entropy=np.array([rollout.entropies.sum(dtype=np.float64) for rollout in rollouts], np.float64),

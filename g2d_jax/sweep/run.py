@@ -53,7 +53,9 @@ def run(config: ConfigDict, workdir: storage.PathLike) -> dict[str, str]:
         raise ValueError("a study of several processes: start each by itself, they share the work by the directory")
     root = absolute(workdir)
     studied = points(config)
-    build(studied, _requested_steps(root))  # raises for what cannot work before anything is written
+    # Both raise for what cannot work before anything is written.
+    for _, settings, _ in build(studied, _requested_steps(root)).points:
+        pipeline.check_packages(settings)
     _check_free(root)
     limits = config.faults
     with (
@@ -77,6 +79,8 @@ def show(config: ConfigDict, workdir: storage.PathLike) -> None:
     """Print the points, and which of their stages are finished. Raises as `run` does."""
     root = absolute(workdir)
     graph = build(points(config), _requested_steps(root))
+    for _, settings, _ in graph.points:
+        pipeline.check_packages(settings)
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         rows = []
         for point, settings, ids in graph.points:

@@ -90,6 +90,15 @@ def test_dumps_of_verl_in_the_order_of_their_steps(tmp_path):
     read = {"prompt": VERL["input"], "completion": "", "reward": -1.0, "has_reward": True, "answer": "2"}
     assert [values(row) for row in rows] == [{**read, "step": step, "rendered": True} for step in (9, 10)]
     assert [row.step for row in read_dump([str(tmp_path / "d*/10.jsonl"), str(tmp_path / "dump/9.jsonl")])] == [10, 9]
+    for gts, answer in (
+        (["2"], '["2"]'),
+        ([2, 3], '["2", "3"]'),
+        ({"tests": []}, None),
+        ([{"in": 1}], None),
+        (True, None),
+    ):
+        (row,) = read_dump(lines(tmp_path / "1.jsonl", {**VERL, "gts": gts}))
+        assert row.answer == answer
 
 
 def test_dumps_of_nemo_rl(tmp_path):

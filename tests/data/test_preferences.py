@@ -163,11 +163,12 @@ def test_the_pair_rule_goes_by_what_the_reward_knows() -> None:
 
 
 @pytest.mark.parametrize("verifiable", [True, False])
-def test_a_timeout_is_neither_chosen_nor_rejected(verifiable: bool) -> None:
+def test_a_timeout_is_rejected_like_a_wrong_answer_and_never_chosen(verifiable: bool) -> None:
     late, right, wrong = (0.0, "timeout", "late"), (1.0, "correct", "right"), (0.0, "incorrect", "wrong")
-    assert pairs_of(0, "p", 0, scored(late, right, late), 4, verifiable=verifiable) == []
+    assert pairs_of(0, "p", 0, scored(late, right), 4, verifiable=verifiable) == [(1, 0)]
     assert pairs_of(0, "p", 0, scored(late, wrong), 4, verifiable=verifiable) == []
-    assert pairs_of(0, "p", 0, scored(late, right, wrong), 4, verifiable=verifiable) == [(1, 2)]
+    lost = (None, "unscorable", "lost")  # its worker was ended by the machine
+    assert pairs_of(0, "p", 0, scored(lost, right), 4, verifiable=verifiable) == []
 
 
 @pytest.mark.parametrize("verifiable", [True, False])

@@ -9,9 +9,12 @@ import pytest
 from hub_server import hub_server
 from sources import load_problems
 
+from g2d_jax.config import Source
+from g2d_jax.data import problems as reading
 from g2d_jax.data import rows
 from g2d_jax.data.problems import to_problem
 from g2d_jax.data.splits import problem_id
+from g2d_jax.rewards.verify import quick_verdict
 
 VERL = {
     "data_source": "openai/gsm8k",
@@ -118,7 +121,7 @@ BROKEN = {
     b"[" * 100_000: "nested too deeply",
     b'{"problem": "x", "answer": ' + b"9" * 5000 + b"}": "not JSON",
     b'{"problem": "x", "answer": true}': "'answer' must be a text or a finite number, got True",
-    b'{"problem": "x", "answer": [1]}': "'answer' must be a text or a finite number",
+    b'{"problem": "x", "answer": [[1]]}': r"'answer\[0\]' must be a text or a finite number",
     b'{"problem": "x", "answer": NaN}': "'answer' must be a text or a finite number, got nan",
     b"\x00\xff\xfe": "not UTF-8",
 }
@@ -246,3 +249,71 @@ def test_a_revision_pins_hub_data(tmp_path):
         env["PYTHONPATH"] = os.pathsep.join(sys.path)
         run = subprocess.run([sys.executable, "-c", FROM_HUB], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert (run.returncode, run.stdout) == (0, "2 #### 2\n3 #### 3\n"), run.stderr
+
+
+LISTS = [
+    (r'["1,234"]', "1,234"),
+    (r'["3","5"]', "3, 5"),
+    (r'["10\\%"]', r"10\%"),
+    (r"['3', '5']", "3, 5"),  # as Python writes it
+    ("[72]", "72"),
+    (r'[ "-2.5" ]', "-2.5"),
+    (r'["1,234", "5"]', "1234, 5"),
+    (r'["\\frac{1}{2}", "\\sqrt{2}"]', r"\frac{1}{2}, \sqrt{2}"),
+    (r'["\frac{1}{2}"]', r"\frac{1}{2}"),  # put into quotes as it was
+    (r'["\\boxed{3}", "\\boxed{5}"]', "3, 5"),
+    (r'["\u03c0", "\\text{say \"no\"}"]', 'π, \\text{say "no"}'),
+    ("[]", None),
+    ('[""]', None),
+    ("[3, 5]", "[3, 5]"),  # an interval
+    (r"\left[3,5\right]", r"\left[3,5\right]"),
+    ("(3, 5)", "(3, 5)"),
+    ('"3"', '"3"'),
+    ("[x, y]", "[x, y]"),
+]
+
+
+@pytest.mark.parametrize(("text", "answer"), LISTS)
+def test_answers_in_a_list_are_read_as_the_graders_have_several(tmp_path, text, answer):
+    problem_rows = [{"problem": "p", "answer": text}, {"problem": "q", "answer": "1"}]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in problem_rows))
+    loaded, report = load_problems(path)
+    assert loaded[0].answer == answer and report.without_answer == (answer is None)
+    raw, _ = reading.load_problems(Source(path=str(path)), verified=False)  # a user's function reads its own
+    assert raw[0].answer == text
+
+
+@pytest.mark.parametrize(
+    ("items", "answer"),
+    [
+        (["1,234"], "1,234"),
+        (["3", "5"], "3, 5"),
+        ([3, 5.0], "3, 5"),
+        ([r"10\%"], r"10\%"),
+        ([r"\frac{1}{2}", None, ""], r"\frac{1}{2}"),
+        ([r'\text{a "b"}'], r'\text{a "b"}'),
+        ([72], "72"),
+        ([], None),
+    ],
+)
+def test_list_columns_of_answers(tmp_path, items, answer):
+    row = {"problem": "p", "answer": items}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    places = [tmp_path / "a.jsonl"]
+    if len({type(item) for item in items if item is not None}) == 1:
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+        places.append(tmp_path / "a.parquet")
+    for place in places:
+        assert load_problems(place)[0][0].answer == answer
+    (tmp_path / "a.jsonl").write_text(json.dumps({"problem": "p", "answer": [{"a": 1}]}) + "\n")
+    with pytest.raises(ValueError, match=r"'answer\[0\]' must be a text or a finite number, got dict"):
+        load_problems(tmp_path / "a.jsonl")
+
+
+def test_several_answers_are_graded_complete_and_in_any_order():
+    gold = reading.plain_answer(r'["3", "1,005", "\\frac{1}{2}"]')
+    for right in ("3, 1005, 1/2", r"\{0.5, 3, 1005\}", r"\frac12, 1005 \text{ and } 3"):
+        assert quick_verdict(gold, right) is True, right
+    for wrong in ("3", "3, 1005", "3, 1, 5, 1/2"):
+        assert quick_verdict(gold, wrong) is False, wrong

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from g2d_jax.rewards.normalise import canonical, clean
 from g2d_jax.rewards.quantity import Quantity, parse_quantity, terminates
-from g2d_jax.rewards.verify import quick_verdict, reading
+from g2d_jax.rewards.verify import can_be_read, quick_verdict, reading
 
 
 @pytest.mark.parametrize(
@@ -181,3 +181,29 @@ UNITS = ["$", " ", "{", "}", "\\", "\\frac", "\\text{", " and", "1,", "√", "²
 @pytest.mark.parametrize("unit", UNITS)
 def test_long_hostile_answers_are_read_in_linear_time(unit: str) -> None:
     assert quick_verdict("3", "1" + unit * (90_000 // len(unit))) in (False, None)
+
+
+@pytest.mark.parametrize(
+    ("gold", "read"),
+    [
+        *((gold, True) for gold in ("72", "-1,234.5", "50\\%", "72 apples", "C", "\\text{(B)}", "1011_2", "Evelyn")),
+        *((gold, True) for gold in ("x=5", "3, 5", "\\text{no solution}", "none of the above", "3, \\text{even}")),
+        *(
+            (gold, None)
+            for gold in (r"\frac{\sqrt{2}}{2}", "x^2+1", "(1,2)", r"\sin x, 3", r"v_{initial}+1", "sqrt(2)")
+        ),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", None),
+        *((gold, False) for gold in ("", "???", " $ ", "about 72 apples I think", "It is 4.", "approximately 3.14")),
+        *((gold, False) for gold in ("3 (three)", "1, 2 or maybe 3", "the sum of all of these", "f(x)=2x for all x")),
+        ("7" * 20_000, False),
+    ],
+)
+def test_golds_that_no_response_can_equal(gold: str, read: bool | None) -> None:
+    assert can_be_read(gold) is read
+    if read is False:
+        assert "no answer" in reading(gold)
+
+
+@given(st.text(max_size=2000))
+def test_any_text_is_told_whether_it_can_be_read(gold: str) -> None:
+    assert can_be_read(gold) in (True, False, None)

@@ -12,8 +12,8 @@ from g2d_jax.data.preferences import pairs_of
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.rewards.pool import REWARDS
 from g2d_jax.stages import batches
-from g2d_jax.stages.rollouts import describe
-from g2d_jax.study import informativeness
+from g2d_jax.stages.rollouts import correct, describe
+from g2d_jax.study import informativeness, stats
 
 VERIFIABLE = {"main": True, "chat": False}
 WEIGHTS = ("weight", "pair_weight", "entropy_weight")
@@ -232,13 +232,19 @@ def test_unscorable_responses_leave_the_baseline_and_keep_kl_and_entropy():
     assert values(both, "weight") == {(0, 0): 1, (0, 1): 1, (0, 2): 1}
 
 
-def test_a_timeout_gains_nothing_over_a_wrong_answer():
-    """Its advantage is that of a wrong answer, and no pair has it on either side."""
+def test_a_timeout_is_a_wrong_answer_to_every_loss_and_accuracy():
+    """A response whose worker the machine ended is none at all."""
     rewards = [REWARDS[verdict] for verdict in (Verdict.CORRECT, Verdict.INCORRECT, Verdict.TIMEOUT)]
-    groups = [group(0, rewards, late=(2,))]
-    assert values(make(groups), "advantage") == pytest.approx({(0, 0): 2 / 3, (0, 1): -1 / 3, (0, 2): -1 / 3})
-    assert trained(make(groups, loss="dpo")) == trained(make(groups, loss="group_dpo")) == {(0, 0), (0, 1)}
-    assert make([group(0, [1, 0], late=(1,))], loss="dpo").metrics["pairs/skipped"] == 1
+    groups = [group(0, [*rewards, REWARDS[Verdict.UNSCORABLE]], late=(2,))]
+    advantages = values(make(groups, scale_rewards="none"), "advantage")
+    assert advantages == pytest.approx({(0, 0): 2 / 3, (0, 1): -1 / 3, (0, 2): -1 / 3})
+    assert trained(make(groups, loss="group_dpo")) == {(0, 0), (0, 1), (0, 2)}
+    late = [group(0, [1, 0], late=(1,))]
+    assert trained(make(late, loss="dpo")) == {(0, 0), (0, 1)} and not make(late, loss="dpo").metrics["pairs/skipped"]
+    judged = correct(groups)
+    np.testing.assert_array_equal(judged, [[1, 0, 0, np.nan]])
+    assert stats.accuracy(judged).mean == 1 / 3 == informativeness.prompts(groups)["pass_rate"][0]
+    assert describe(groups)["reward"] == 1 / 3
 
 
 @pytest.mark.parametrize("loss", ["dpo", "group_dpo"])

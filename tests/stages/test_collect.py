@@ -251,7 +251,7 @@ def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, op
     small.data.test = settings.source(lines(tmp_path / "test.jsonl", [{"prompt": "10+10=?"}]))
     small.data.dev.path, small.reward.function = "", "verify"
     with small.stages.unlocked():
-        small.stages.evaluate = settings.evaluate(policies=("init",), pass_at=(1,), sampling=settings.sampling(8))
+        small.stages.evaluate = settings.evaluate(policies=("init",), pass_at=(1, 4), sampling=settings.sampling(8))
     runtime = opened(small, tmp_path / "work", lambda completions, **_: [float(len(text) % 2) for text in completions])
     claim(Config.of(small), runtime.workdir, {"reward": "mine:odd"})
     run(runtime)
@@ -263,6 +263,13 @@ def test_a_run_whose_reward_came_from_python_is_opened_again(small, tmp_path, op
         commands.evaluate(runtime.workdir, "init")
     counted = commands.evaluate(runtime.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions))
     assert counted["result"]["policies"][0]["mean"] == 1.0
+    assert "pass_at of the run's stage" not in capsys.readouterr().out
+    fewer = commands.evaluate(
+        runtime.workdir, "init", reward=lambda completions, **_: [1.0] * len(completions), num_generations=2
+    )
+    assert fewer["result"]["policies"][0]["pass_at"] == {"1": 1.0}
+    said = "pass_at of the run's stage is (1, 4): of 2 answers to a problem only (1,) can be told"
+    assert said in capsys.readouterr().out
 
 
 def test_rollouts_made_elsewhere(small, tmp_path, opened):
@@ -294,6 +301,22 @@ def test_rollouts_made_elsewhere(small, tmp_path, opened):
     assert pairs["1+1=?"].chosen_ids[-1] in opened(small, tmp_path / "work").tokenizer.eos_ids
     read = read_rollouts(tmp_path / "work" / "01-collect" / "rollouts")
     assert {row.policy for row in read} == {"external"} and np.isnan(read[0].rollout.logprobs).all()
+
+
+def test_no_pairs_of_single_responses_say_so(small, tmp_path, opened):
+    rows = [
+        {"prompt": f"{n}+1=?", "completion": text, "reward": 1} for n, text in ((1, "2"), (2, "3"), (3, "4"), (3, "5"))
+    ]
+    small.stages.collect.rollouts = lines(tmp_path / "rollouts.jsonl", rows)
+    with pytest.raises(
+        StopRun, match=r"2 prompts have one response \(one generation\), and a pair takes two, .*several"
+    ):
+        run(opened(small, tmp_path / "some"))
+    small.stages.collect.rollouts = lines(tmp_path / "single.jsonl", rows[:3])
+    with pytest.raises(
+        ValueError, match=r"single\.jsonl has one response to each of its 3 prompts, and a preference pair"
+    ):
+        run(opened(small, tmp_path / "none"))
 
 
 def test_rollouts_with_ids_are_exact(small, tmp_path, opened, capsys):
@@ -461,4 +484,4 @@ def test_fate_of_a_prompt():
     assert fate("+-?") == fate("+-t") == "mixed"
     assert fate("+---", 0.3, 0.7) == fate("+-tt", 0.3, 0.7) == "outside_window"
     assert fate("+-", 0.5, 0.5) == "mixed"
-    assert fate("+tt") == "correct_or_timeout"
+    assert fate("+tt") == "mixed"

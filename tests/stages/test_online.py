@@ -14,12 +14,14 @@ from etils import epath
 from ml_collections import ConfigDict
 from worlds import bits, only, run
 
+from g2d_jax import dryrun
 from g2d_jax.config import Config, Online, OnlineDPO
 from g2d_jax.losses import group_advantages
 from g2d_jax.mesh import make_mesh
 from g2d_jax.models import lora
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.flops import forward_flops
+from g2d_jax.records import Problem
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import read_metrics
 from g2d_jax.stages import online
@@ -104,6 +106,49 @@ def test_pairs_of_a_dump_without_logprobs(warmup, tmp_path, opened):
     path.write_text(json.dumps({"prompt": "0+0=?", "completion": "1", "reward": 1}) + "\n")
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: its prompt is not in data\.train"):
         run(opened(warmup, tmp_path / "other"))
+
+
+def rows_of(problems: list[Problem], logprob: float | None) -> list[dict[str, Any]]:
+    """Groups of four, half of them right, each token with this log-probability."""
+    known = {} if logprob is None else {"logprobs": [logprob] * 2}
+    ids = [[1 + n % 2, 2] for n in range(4)]
+    return [
+        {"prompt": p.prompt, "completion_ids": ids[n], "reward": n % 2, "finish_reason": "length", **known}
+        for p in problems
+        for n in range(4)
+    ]
+
+
+@pytest.mark.parametrize("loss", [{}, {"loss_type": "cispo"}, {"loss": "group_dpo", "grpo_coef": 0.1}])
+def test_a_ratio_needs_the_logprobs_that_a_dump_has(warmup, tmp_path, opened, loss):
+    """Those of another policy are no ratio of 1: the rule of a server's responses and of int8 holds for dumps."""
+    problems = opened(warmup, tmp_path).problems["train"][:4]
+    path = tmp_path / "rows.jsonl"
+    warmup.stages.warmup.update(rollouts=str(path), steps=1, **loss)
+
+    def write(*rows: dict[str, Any]) -> None:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write(*rows_of(problems, -0.7))
+    for start in (lambda: run(opened(warmup, tmp_path / "off")), lambda: dryrun.show(warmup)):
+        with pytest.raises(
+            ValueError, match=r"rows\.jsonl has the logprobs .* set stages\.warmup\.importance_cap, to 2"
+        ):
+            start()
+    if loss:
+        return
+    warmup.stages.warmup.importance_cap = 2.0
+    shown = {}
+    for logprob in (-0.7, -1.7):
+        write(*rows_of(problems, logprob))
+        run(opened(warmup, tmp_path / str(logprob)))
+        shown[logprob] = read_metrics(tmp_path / str(logprob))[-1]["metrics"]["rollout_corr/kl"]
+    assert shown[-0.7] - shown[-1.7] == pytest.approx(1.0, abs=1e-5)  # how far off the dump is, nats a token
+    warmup.stages.warmup.importance_cap = 0.0
+    write(*rows_of(problems[:2], -0.7), *rows_of(problems[2:], None))
+    manifest = run(opened(warmup, tmp_path / "some"))
+    (warning,) = [warning for warning in manifest["warnings"] if warning["cause"] == "unweighed"]
+    assert "8 of the dump's 16 responses have no logprobs" in warning["text"]
 
 
 def test_a_dump_that_changed_between_two_starts(warmup, tmp_path, opened):
