@@ -740,6 +740,10 @@ SamplingStage: TypeAlias = Online | Collect | BestCheckpoint | Evaluate
 STAGES: Mapping[str, type[Stage]] = {kind.kind: kind for kind in get_args(Stage)}
 """The kinds of stages."""
 
+RESERVED = ("init", "sample", "archive", "hf", "run", "main", "reward")
+"""Words that mean something else where the name of a stage or a task could stand: policies, rollouts, tasks, and the
+function that a run is given from Python."""
+
 P = ParamSpec("P")
 StageT = TypeVar("StageT", Sft, Online, Collect, Offline, BestCheckpoint, Evaluate)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from etils import epath
 
 from g2d_jax.accounting import POLICIES
-from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Stage, TrainingStage
+from g2d_jax.config import RESERVED, BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Stage, TrainingStage
 from g2d_jax.data.dumps import dump_files
 from g2d_jax.study import stopping
 
@@ -134,6 +134,17 @@ def followers(name: str, stages: Stages) -> tuple[str, str, str] | None:
         if isinstance(source, Collect) and source.rollouts in ("sample", "archive") and source.policy == name:
             return drawn, offline.preferences, other
     return None
+
+
+def check_names(config: Config) -> None:
+    """Raise ValueError for a stage or a task whose name is a word of `config.RESERVED`."""
+    for section, names in (("stages", config.stages), ("tasks", config.tasks)):
+        for name in names:
+            if name in RESERVED:
+                raise ValueError(
+                    f"{section}.{name}: {name!r} means something else where such a name could stand, as do "
+                    f"{', '.join(word for word in RESERVED if word != name)}: choose another, {name}-1 say"
+                )
 
 
 def check_inputs(config: Config, order: Plan) -> None:

@@ -23,7 +23,7 @@ from g2d_jax.accounting import TRAINING, goodput
 from g2d_jax.config import Config, Reward
 from g2d_jax.config_io import to_dict
 from g2d_jax.data.problems import check_training
-from g2d_jax.graph import Plan, check_inputs, made_from_ends, plan, policies_read
+from g2d_jax.graph import Plan, check_inputs, check_names, made_from_ends, plan, policies_read
 from g2d_jax.models import hf, quantise
 from g2d_jax.report.result import Result
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
@@ -58,6 +58,7 @@ def check(config: Config, until: str | None = None) -> Plan:
     until: the stage to stop after, None for all. Raises ValueError naming the field or the stage. Looks at settings and
     at whether files exist; loads nothing.
     """
+    check_names(config)
     order = plan(config)
     if until is not None and until not in order.order:
         raise ValueError(f"there is no stage {until!r} to stop after; the stages are {', '.join(order.order)}")

@@ -109,11 +109,7 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
     adapters only: random parameters of another run. Raises ValueError for a policy of another run
     ("run:WORKDIR#STAGE") that is gone, or whose adapters do not fit this run's settings.
     """
-    while not policy.startswith(("hf:", "run:")) and (stage := policy.partition("@")[0]) in config.stages:
-        folder = folders.get(stage)
-        if folder is not None and (folder / BASE).exists():
-            return str(storage.read_json(folder / BASE))
-        (policy,) = policies_read(config.stages[stage])
+    policy = _beginning(config, policy, folders)
     if policy.startswith("hf:") and storage.is_local(path := policy.removeprefix("hf:")):
         local = os.path.abspath(os.path.expanduser(path))
         return f"hf:{local}" if os.path.isdir(local) else policy  # a hub's id
@@ -132,6 +128,19 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
         )
     same = base != "init" or theirs.model.path == config.model.path
     return base if same or config.lora.rank else f"hf:{theirs.model.path}"
+
+
+def _beginning(config: Config, policy: str, folders: Mapping[str, epath.Path]) -> str:
+    """Follow a policy from stage to stage to one that no stage of this run makes, or whose base is written down."""
+    for _ in range(len(config.stages) + 1):
+        stage = policy.partition("@")[0]
+        if stage == "init" or policy.startswith(("hf:", "run:")) or stage not in config.stages:
+            return policy
+        folder = folders.get(stage)
+        if folder is not None and (folder / BASE).exists():
+            return str(storage.read_json(folder / BASE))
+        (policy,) = policies_read(config.stages[stage])
+    raise ValueError(f"policy {policy!r} is made from itself: the stages read each other in a circle")
 
 
 def _decides_base(config: Config, base: str) -> list[Any]:

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from g2d_jax import config as schema
 from g2d_jax.config_io import from_dict, listed, suggest, to_dict
-from g2d_jax.config_load import apply
+from g2d_jax.config_load import apply, split_values
 from g2d_jax.runtime import storage
 
 MAIN = "main"  # the arm of a study given on the command line
@@ -94,12 +94,12 @@ def _combinations(name: str, arm: ConfigDict) -> list[dict[str, str]]:
 
 
 def _values(name: str, entry: str) -> tuple[str, list[str]]:
-    """Split "a.b=1,2,(3,4)" into ("a.b", ["1", "2", "(3,4)"])."""
+    """Split "a.b=1,2,(3,4)" into ("a.b", ["1", "2", "(3,4)"]); see `split_values`."""
     field, equals, text = entry.partition("=")
     field, arm = field.strip().removeprefix("config."), f"sweep.arms.{name}"
     if field in ("seed", "name"):
         raise ValueError(f"{arm}: {entry!r}: seeds are given by sweep.seeds or --seeds, names are made here")
-    values = [value.strip() for value in re.findall(r"(?:\([^)]*\)|\[[^\]]*\]|[^,])+", text)]
+    values = split_values(text)
     if not equals or not values:
         raise ValueError(f"{arm}: {entry!r} has no values: write FIELD=VALUE,VALUE")
     return field, values
