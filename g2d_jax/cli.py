@@ -109,7 +109,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         overrides, rest = take_apart(argv)
     except ValueError as error:
         parser.error(str(error))
-    arguments, unknown = parser.parse_known_args(rest)
+    arguments, unknown = parser.parse_known_args(list(map(_at_home, rest)))
     takes_settings = arguments.command in (_run, _plan, _forecast, _sweep)
     if overrides and not takes_settings:
         name = f"--{overrides[0].partition('=')[0]}"
@@ -121,6 +121,14 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         hint = "; settings are written --config.field=value" if takes_settings else ""
         parser.error(f"unknown argument {[*options, *unknown][0]!r}{hint}")
     return arguments, overrides
+
+
+def _at_home(argument: str) -> str:
+    """Return an argument with "~" at its start, or behind the "=" of an option, as this user's home."""
+    option, equals, value = argument.partition("=")
+    if equals and option in ("--workdir", "--output", "--prompts", "--config"):
+        return f"{option}={os.path.expanduser(value)}"
+    return os.path.expanduser(argument) if argument.startswith("~/") else argument
 
 
 def _workdir(parser: argparse.ArgumentParser, help: str = "of the run", *, required: bool = True) -> None:
@@ -362,7 +370,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         print(f"work directory: {workdir}", flush=True)
         if not arguments.workdir:
             print(f"to continue this run, add: --workdir {workdir}", flush=True)
-    pipeline.run(config, workdir, until=arguments.until)
+    pipeline.run(Config.of(config), workdir, until=arguments.until)
 
 
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:

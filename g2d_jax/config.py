@@ -976,8 +976,11 @@ def evaluate(**changes: Any) -> ConfigDict:
 
 
 def sweep(**changes: Any) -> ConfigDict:
-    """Return a study: the config under many overrides. seeds: () keeps the config's own. Fill `arms` with `arm(…)`."""
-    return _filled(ConfigDict({"seeds": (), "arms": {}}), changes)
+    """Return a study: the config under many overrides. seeds: () keeps the config's own. Fill `arms` with `arm(…)`.
+
+    folder: what the paths in arms are relative to; reading a config file sets it, "" is the working directory.
+    """
+    return _filled(ConfigDict({"seeds": (), "arms": {}, "folder": ""}), changes)
 
 
 def arm(**changes: Any) -> ConfigDict:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from ml_collections import ConfigDict
 
+from g2d_jax import places
 from g2d_jax.config_io import assign, field_of, from_dict, kind_of, listed, suggest, typed, wrong_type
 
 Scalar: TypeAlias = bool | int | float | str
@@ -32,6 +33,8 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """Return the locked config of a file ("my/cfg.py") or shipped name ("demo"), with "NAME:key=value,…" for choices.
 
     overrides: "config.stages.warmup.steps=40", or without "config."; typed by the field. Later ones win.
+    Paths become absolute: those that the file names are relative to its folder, those of overrides, and of a shipped
+    config's choices, to the working directory.
     A reward function in a file beside the config's is noted as such, in reward.folder.
     Raises ValueError for an unknown config, choice, field or a wrong type, with the valid names and a suggestion.
     """
@@ -41,6 +44,12 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
         config = from_dict(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    base = places.here()
+    if not _is_shipped(path):
+        base = places.Base(path.parent, f"the folder of {path.name}")
+        if "sweep" in config:
+            config.sweep.folder = str(path.parent)
+    places.decide(config, base)
     for override in overrides:
         apply(config, override)
     for section in (config, *config.tasks.values()):
@@ -48,6 +57,10 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
         if reward.folder is None and beside(reward.function, path.parent):
             reward.folder = str(path.parent)
     return config
+
+
+def _is_shipped(path: Path) -> bool:
+    return path in shipped().values()
 
 
 def beside(function: str, folder: Path) -> Path | None:
@@ -96,7 +109,7 @@ def shipped() -> dict[str, Path]:
 def locate(spec: str) -> tuple[Path, str]:
     """Return a spec's config file, and the text after its colon ("" if none). Raises ValueError if unknown."""
     if match := re.fullmatch(r"(.+?\.py)(?::(.*))?", spec):
-        path, arg = Path(match[1]), match[2] or ""
+        path, arg = Path(match[1]).expanduser(), match[2] or ""
         if not path.is_file():
             raise ValueError(f"no config file {path}; shipped configs are {listed(shipped())}")
         return path.resolve(), arg
@@ -208,10 +221,11 @@ def split_values(text: str) -> list[str]:
     return values
 
 
-def apply(config: ConfigDict, override: str) -> None:
+def apply(config: ConfigDict, override: str, base: places.Base | None = None) -> None:
     """Apply one override, "path=text", to the config. Raises ValueError as `resolve` does.
 
-    A setting that is text takes the value as it is, whitespace around it too.
+    A setting that is text takes the value as it is, whitespace around it too. base: what a path is relative to, None
+    for the working directory.
     """
     path, equals, text = override.partition("=")
     path = path.strip().removeprefix("config.")
@@ -229,6 +243,7 @@ def apply(config: ConfigDict, override: str) -> None:
     if key == "kind" and len(parents) == 2 and value != field:  # a stage's kind; an optimiser's may be changed
         raise ValueError(f"{path} decides which fields the stage has: change it in the config file")
     assign(section, key, value, path)
+    places.decide(config, base or places.here(), only=path)
 
 
 def _parse(text: str, field: Any, path: str) -> Any:

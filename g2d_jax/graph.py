@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from etils import epath
 
+from g2d_jax import places
 from g2d_jax.accounting import POLICIES
 from g2d_jax.config import RESERVED, BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Stage, TrainingStage
 from g2d_jax.data.dumps import dump_files
@@ -241,7 +242,8 @@ def _check_dump(path: str, names: str) -> None:
     try:
         dump_files(path)
     except ValueError as error:
-        raise ValueError(f"rollouts is {path!r}: write {names}, or the path of a dump that exists: {error}") from error
+        place = places.shown(path)
+        raise ValueError(f"rollouts is {place}: write {names}, or the path of a dump that exists: {error}") from error
 
 
 def _check_preferences(stage: Offline, config: Config) -> None:
@@ -253,7 +255,8 @@ def _check_preferences(stage: Offline, config: Config) -> None:
             raise ValueError(f"preferences is {stage.preferences!r}, a stage that collects none")
     elif not epath.Path(stage.preferences).exists():
         names = ", ".join(name for name, other in stages.items() if isinstance(other, Collect)) or "none"
-        raise ValueError(f"preferences is {stage.preferences!r}: no path that exists, nor a collect stage ({names})")
+        path = places.shown(stage.preferences)
+        raise ValueError(f"preferences is neither a collect stage ({names}) nor a path that exists: there is no {path}")
 
 
 def _check_selection(stage: BestCheckpoint, stages: Stages) -> None:

@@ -19,6 +19,7 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
+from g2d_jax import places
 from g2d_jax.accounting import TRAINING, goodput
 from g2d_jax.config import Config, Reward
 from g2d_jax.config_io import to_dict
@@ -86,7 +87,7 @@ def check(config: Config, until: str | None = None) -> Plan:
 
 def _check_reward(reward: Reward) -> None:
     """Raise ValueError for a reward whose files do not exist; reward models and judges are sent nothing."""
-    if reward.function == "model" and reward.model.path.startswith((".", "/", "~")):
+    if reward.function == "model" and storage.is_local(reward.model.path) and places.is_path(reward.model.path):
         hf.resolve(reward.model.path)
     if reward.function == "judge":
         check_judge(reward.judge)
@@ -95,7 +96,7 @@ def _check_reward(reward: Reward) -> None:
 
 
 def run(
-    config: ConfigDict,
+    config: ConfigDict | Config,
     workdir: storage.PathLike,
     *,
     reward: RewardFunction | None = None,
@@ -105,13 +106,19 @@ def run(
     """Run, or continue, every stage of a config in a work directory; return its finished stages' manifests by name,
     with accuracies, policies and the report (report/result.py).
 
+    config: its relative paths are relative to the working directory; a Config, whose paths are absolute, as it is.
     reward: a function with TRL's signature in place of reward.function. objectives: for a stage's name, the function
     that makes its loss (see training/objectives.py; its sums must count "tokens", or "pairs" in an offline stage).
     until: stop after this stage. Raises ValueError when the work directory was made with other identity settings,
     reward or losses, or is in use, and StopRun when a stage finds that going on is useless.
     """
-    settings = Config.of(config)
+    if isinstance(config, ConfigDict):
+        config = config.copy_and_resolve_references()
+        places.decide(config, places.here())
+        config = Config.of(config)
+    settings = config
     order = check(settings, until)
+    places.require(to_dict(settings))
     with _opened(settings, order, absolute(workdir), until or "", reward, objectives or {}) as runtime:
         names = order.order[: order.order.index(until) + 1 if until else None]
         compile_ahead(runtime, names)

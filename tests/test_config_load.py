@@ -236,7 +236,7 @@ def test_fields_of_a_source_may_have_any_name(write):
         ("tokenizer.system= You are \n", " You are \n"),
         ("tokenizer.prompt_template=a = (1, 2)\n", "a = (1, 2)\n"),
         ("tokenizer.prompt_template='{problem}'", "'{problem}'"),
-        ("stages.evaluate.policies=('sft', \"run:a, b#dpo\", warmup )", ("sft", "run:a, b#dpo", "warmup")),
+        ("stages.evaluate.policies=('sft', \"hf:a, b\", warmup )", ("sft", "hf:a, b", "warmup")),
         ("data.train.limit= none ", None),
         ("mesh.fsdp=-1", -1),
     ],
