@@ -109,7 +109,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         overrides, rest = take_apart(argv)
     except ValueError as error:
         parser.error(str(error))
-    arguments, unknown = parser.parse_known_args(list(map(_at_home, rest)))
+    arguments, unknown = parser.parse_known_args(rest)
     takes_settings = arguments.command in (_run, _plan, _forecast, _sweep)
     if overrides and not takes_settings:
         name = f"--{overrides[0].partition('=')[0]}"
@@ -120,15 +120,18 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if unknown:
         hint = "; settings are written --config.field=value" if takes_settings else ""
         parser.error(f"unknown argument {[*options, *unknown][0]!r}{hint}")
+    _expand_home(arguments)
     return arguments, overrides
 
 
-def _at_home(argument: str) -> str:
-    """Return an argument with "~" at its start, or behind the "=" of an option, as this user's home."""
-    option, equals, value = argument.partition("=")
-    if equals and option in ("--workdir", "--output", "--prompts", "--config"):
-        return f"{option}={os.path.expanduser(value)}"
-    return os.path.expanduser(argument) if argument.startswith("~/") else argument
+def _expand_home(arguments: argparse.Namespace) -> None:
+    """Put this user's home for "~" in arguments that are paths: a shell leaves it in --workdir=~/runs/a."""
+    for name in ("workdir", "output", "prompts", "runs", "dumps"):
+        value = getattr(arguments, name, None)
+        if isinstance(value, str):
+            setattr(arguments, name, os.path.expanduser(value))
+        elif value is not None:
+            setattr(arguments, name, [os.path.expanduser(path) for path in value])
 
 
 def _workdir(parser: argparse.ArgumentParser, help: str = "of the run", *, required: bool = True) -> None:

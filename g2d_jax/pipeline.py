@@ -25,7 +25,7 @@ from g2d_jax.config import Config, Reward
 from g2d_jax.config_io import to_dict
 from g2d_jax.data.problems import check_training
 from g2d_jax.graph import Plan, check_inputs, check_names, made_from_ends, plan, policies_read
-from g2d_jax.models import hf, quantise
+from g2d_jax.models import quantise
 from g2d_jax.report.result import Result
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
 from g2d_jax.rewards.judge import check_judge
@@ -87,8 +87,8 @@ def check(config: Config, until: str | None = None) -> Plan:
 
 def _check_reward(reward: Reward) -> None:
     """Raise ValueError for a reward whose files do not exist; reward models and judges are sent nothing."""
-    if reward.function == "model" and storage.is_local(reward.model.path) and places.is_path(reward.model.path):
-        hf.resolve(reward.model.path)
+    if reward.function == "model" and (reason := places.missing(reward.model.path, "model")):
+        raise ValueError(f"reward.model.path: {reason}")
     if reward.function == "judge":
         check_judge(reward.judge)
     if reward.function not in ("verify", "model", "judge"):

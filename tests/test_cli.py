@@ -287,6 +287,18 @@ def test_settings_are_told_apart_from_a_work_directory(capsys: pytest.CaptureFix
     assert cli.parse(["run", "--config=demo", "--", "runs/a"])[0].workdir == "runs/a"
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *(("report --workdir={}", "workdir"), ("run --config=demo {}", "workdir"), ("compare RUN {}", "runs")),
+        *(("export RUN --output={}", "output"), ("autopsy {} --output=x", "dumps")),
+    ],
+)
+def test_home_is_known_where_the_shell_leaves_it(command: str, name: str) -> None:
+    found = getattr(cli.parse(command.format("~/a").split())[0], name)
+    assert (found if isinstance(found, str) else found[-1]) == str(Path.home() / "a")
+
+
 @given(value=st.text(), command=st.sampled_from(["run", "sweep", "plan", "forecast"]), before=st.booleans())
 @examples(100)
 def test_any_text_survives_the_command_line(value: str, command: str, before: bool) -> None:
