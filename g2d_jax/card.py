@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from huggingface_hub import DatasetCardData, ModelCardData
 
-from g2d_jax import __version__, accounting
+from g2d_jax import __version__, accounting, places
 from g2d_jax.config import Collect, Config, Online, Sft, Source, Stage, TrainingStage
 from g2d_jax.config_io import identity, to_dict
 from g2d_jax.graph import policies_read
@@ -111,7 +110,7 @@ def _front_matter(config: Config, policy: str, adapters: bool) -> str:
     """Write the metadata for hubs. The base model is named only by hub id, and only if all policies began with it."""
     stages = to_dict(config)["stages"]
     begins = [policy, *(stages[name].get("policy", "init") for name in accounting.behind(policy, stages))]
-    named = _HUB_ID.fullmatch(config.model.path) and not os.path.isdir(config.model.path)
+    named = _HUB_ID.fullmatch(config.model.path) and not places.is_path(config.model.path)
     elsewhere = any(begin.startswith(("run:", "hf:")) for begin in begins)
     data = ModelCardData(
         library_name="peft" if adapters else "transformers",

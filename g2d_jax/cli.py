@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from g2d_jax import __version__
 from g2d_jax.config import Config
-from g2d_jax.config_load import resolve
+from g2d_jax.config_load import resolve, take_apart
 from g2d_jax.graph import plan
 from g2d_jax.runtime import flags, processes, storage
 
@@ -106,14 +106,34 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         command = commands.add_parser(function.__name__[1:].replace("_", "-"), help=what)
         command.set_defaults(command=function)
         add_arguments(command)
-    arguments, rest = parser.parse_known_args(argv)
-    overrides = [item.removeprefix("--") for item in rest if item.startswith("--config.") and "=" in item]
-    unknown = [item for item in rest if item.removeprefix("--") not in overrides]
-    if "place" in arguments:
+    try:
+        # Before argparse sees them: it takes what begins with "-" and holds a space for a work directory.
+        overrides, rest = take_apart(argv)
+    except ValueError as error:
+        parser.error(str(error))
+    arguments, unknown = parser.parse_known_args(rest)
+    takes_settings = arguments.command in (_run, _plan, _forecast, _sweep)
+    if overrides and not takes_settings:
+        name = f"--{overrides[0].partition('=')[0]}"
+        parser.error(f"{name}: settings belong to the run, and this command takes none: leave it out")
+    options = [item for item in unknown if item.startswith("-")]
+    if "place" in arguments and not options:
         unknown = _take_workdir(arguments, unknown)
-    if unknown or (overrides and arguments.command not in (_run, _plan, _forecast, _sweep)):
-        parser.error(f"unknown argument {(unknown or overrides)[0]!r}; settings are written --config.field=value")
+    if unknown:
+        hint = "; settings are written --config.field=value" if takes_settings else ""
+        parser.error(f"unknown argument {[*options, *unknown][0]!r}{hint}")
+    _expand_home(arguments)
     return arguments, overrides
+
+
+def _expand_home(arguments: argparse.Namespace) -> None:
+    """Put this user's home for "~" in arguments that are paths: a shell leaves it in --workdir=~/runs/a."""
+    for name in ("workdir", "output", "prompts", "runs", "dumps"):
+        value = getattr(arguments, name, None)
+        if isinstance(value, str):
+            setattr(arguments, name, os.path.expanduser(value))
+        elif value is not None:
+            setattr(arguments, name, [os.path.expanduser(path) for path in value])
 
 
 def _workdir(parser: argparse.ArgumentParser, help: str = "of the run", *, required: bool = True) -> None:
@@ -132,6 +152,8 @@ def _take_workdir(arguments: argparse.Namespace, unknown: list[str]) -> list[str
         arguments.usage.error(f"unknown argument {given[1]!r}: the work directory is {given[0]!r}")
     if not given and arguments.required:
         arguments.usage.error("a work directory is needed: WORKDIR, or --workdir WORKDIR")
+    if given and given[0].startswith("-"):
+        arguments.usage.error(f"{given[0]!r} is no work directory, for it begins with '-': an option is misspelt?")
     arguments.workdir = given[0] if given else None
     return [item for item in unknown if item not in loose]
 
@@ -334,7 +356,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         print(f"work directory: {workdir}", flush=True)
         if not arguments.workdir:
             print(f"to continue this run, add: --workdir {workdir}", flush=True)
-    pipeline.run(config, workdir, until=arguments.until)
+    pipeline.run(Config.of(config), workdir, until=arguments.until)
 
 
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:

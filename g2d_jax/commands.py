@@ -13,11 +13,11 @@ import numpy as np
 from etils import epath
 
 from g2d_jax import config as settings
-from g2d_jax import pipeline
+from g2d_jax import pipeline, places
 from g2d_jax.accounting import TRAINING
 from g2d_jax.card import card
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, SamplingStage, Source, Split
-from g2d_jax.config_io import from_dict, to_dict
+from g2d_jax.config_io import to_dict
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
 from g2d_jax.mesh import make_mesh
@@ -33,7 +33,7 @@ from g2d_jax.stages import evaluate as evaluation
 from g2d_jax.stages.policies import base_path, checkpoint_of, load_policy
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.checkpoint import Checkpoints
-from g2d_jax.workdir import absolute, no_run, packages, stage_folders, stage_steps
+from g2d_jax.workdir import absolute, no_run, packages, settings_of, stage_folders, stage_steps, where_to_look
 
 
 def read_config(workdir: epath.Path, name: str = "config.json") -> Config:
@@ -48,7 +48,7 @@ def read_config(workdir: epath.Path, name: str = "config.json") -> Config:
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise ValueError(f"{file} is not the settings of a run")
     try:
-        config = from_dict(content["config"], finished=True)
+        config, _ = settings_of(workdir, content, finished=True)
     except ValueError as error:
         raise ValueError(f"{file}, written by version {content.get('version')}: {error}") from error
     for section in (config, *config.tasks.values()):
@@ -66,18 +66,29 @@ def _not_at_hand(**_: Any) -> list[float | None]:
 
 @contextmanager
 def opened(
-    workdir: storage.PathLike, config: Config | None = None, reward: RewardFunction | None = None
+    workdir: storage.PathLike,
+    config: Config | None = None,
+    reward: RewardFunction | None = None,
+    needs: Sequence[str] = ("model", "tokenizer"),
 ) -> Iterator[Runtime]:
     """Yield a run's runtime for reading, on whatever devices there are: logs nothing to TensorBoard or W&B.
+
+    needs: sections of the settings whose files have to be there. Raises ValueError naming all that are not.
 
     reward: that of a run which was given one from Python; without it such a run can be read, but nothing be scored.
     """
     folder = absolute(workdir)
-    config = _on_this_machine(config or read_config(folder))
-    if reward is None and "reward" in (storage.read_json(folder / "config.json").get("own") or {}):
+    config = config or read_config(folder)
+    content = storage.read_json(folder / "config.json")
+    places.require(to_dict(config), needs, where_to_look(folder, content))
+    config = _on_this_machine(config)
+    if reward is None and "reward" in (content.get("own") or {}):
         reward = _not_at_hand
     shown = folder if processes.leader() else None
+    _, moved = settings_of(folder, content, finished=True)
     with Tracker(shown, tensorboard=False) as tracker, program_cache.cached(config.compute.compilation_cache):
+        if moved:
+            tracker.say("\n  ".join([f"{folder} has moved, and these with it:", *moved]))
         folders = {**pipeline.plan(config).folders(folder), **stage_folders(folder)}
         runtime = Runtime(config, folder, tracker, folders, reward, steps=stage_steps(folder))
         try:
@@ -127,6 +138,7 @@ def evaluate(
     WORKDIR/evaluations/NAME, named by settings and problems, and are reused by the same call. Returns the manifest.
     """
     folder = absolute(workdir)
+    policy = places.decided(policy, "policy", places.here())
     config = read_config(folder)
     stages = [stage for stage in config.stages.values() if isinstance(stage, Evaluate)]
     if not stages:
@@ -144,11 +156,14 @@ def evaluate(
     if problems is not None:
         if task not in config.all_tasks:
             raise ValueError(f"there is no task {task!r}; the run has {', '.join(config.all_tasks)}")
+        problems = places.decided(problems, "problems", places.here())
+        if reason := places.missing(problems, "problems"):
+            raise ValueError(f"problems: {reason}")
         source = Source(path=problems, split=split or "", limit=limit)
         config = _with_problems(config, task, stage.split, source)
     elif split or limit or task != "main":
         raise ValueError("split, limit and task say how to take other problems: name these too")
-    with opened(folder, config, reward) as runtime:
+    with opened(folder, config, reward, ("model", "tokenizer", "data", "tasks", "reward")) as runtime:
         if runtime.reward is _not_at_hand and task == "main":
             _not_at_hand()
         if limited != stages[0].pass_at:
@@ -184,7 +199,8 @@ def version(runtime: Runtime, policy: str) -> Any:
         return policy
     folder, step = checkpoint_of(runtime, policy)
     manifest = storage.finished(folder.parent) or {}
-    return [str(folder), Checkpoints(folder).latest() if step is None else step, manifest.get("fingerprint")]
+    place = str(folder) if policy.startswith("run:") else folder.parent.name  # the work directory may move
+    return [place, Checkpoints(folder).latest() if step is None else step, manifest.get("fingerprint")]
 
 
 def export(
@@ -202,7 +218,8 @@ def export(
     Raises ValueError if the folder holds a model already, there is no such policy, it has no adapters to write, or the
     processes see different runs.
     """
-    target, request = epath.Path(output), {"policy": policy, "dtype": dtype, "adapters": adapters}
+    policy = policy and places.decided(policy, "policy", places.here())
+    target, request = epath.Path(output).expanduser(), {"policy": policy, "dtype": dtype, "adapters": adapters}
     limits = settings.base().faults  # the run's own limits are known only once all processes have read them
     pipeline.check_joined()
     alone = processes.count() == 1  # SIGTERM then ends it at once: there is nothing to save or to agree on
@@ -307,7 +324,9 @@ def sample(
     prompts: may be an iterator that waits for what is typed: each is answered before the next is asked for. Answers to
     test problems are shown with their reward.
     """
-    with opened(workdir) as runtime:
+    policy = policy and places.decided(policy, "policy", places.here())
+    needs = ["model", "tokenizer", *(["data", "tasks"] if prompts is None else [])]
+    with opened(workdir, needs=needs) as runtime:
         chosen = policy or last_policy(runtime.config)
         samplings = [stage.sampling for stage in runtime.config.stages.values() if isinstance(stage, SamplingStage)]
         if not samplings:

@@ -11,6 +11,7 @@ import ast
 import importlib.machinery
 import importlib.util
 import re
+import shlex
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from ml_collections import ConfigDict
 
+from g2d_jax import places
 from g2d_jax.config_io import assign, field_of, from_dict, kind_of, listed, suggest, typed, wrong_type
 from g2d_jax.gone import find, named
 
@@ -32,6 +34,8 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """Return the locked config of a file ("my/cfg.py") or shipped name ("demo"), with "NAME:key=value,…" for choices.
 
     overrides: "config.stages.warmup.steps=40", or without "config."; typed by the field. Later ones win.
+    Paths become absolute: those that the file names are relative to its folder, those of overrides, and of a shipped
+    config's choices, to the working directory.
     A reward function in a file beside the config's is noted as such, in reward.folder.
     Raises ValueError for an unknown config, choice, field or a wrong type, with the valid names and a suggestion.
     """
@@ -41,6 +45,12 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
         config = from_dict(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    base = places.here()
+    if not _is_shipped(path):
+        base = places.Base(path.parent, f"the folder of {path.name}")
+        if "sweep" in config:
+            config.sweep.folder = str(path.parent)
+    places.decide(config, base)
     for override in overrides:
         apply(config, override)
     for section in (config, *config.tasks.values()):
@@ -48,6 +58,10 @@ def resolve(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
         if reward.folder is None and beside(reward.function, path.parent):
             reward.folder = str(path.parent)
     return config
+
+
+def _is_shipped(path: Path) -> bool:
+    return path in shipped().values()
 
 
 def beside(function: str, folder: Path) -> Path | None:
@@ -96,7 +110,7 @@ def shipped() -> dict[str, Path]:
 def locate(spec: str) -> tuple[Path, str]:
     """Return a spec's config file, and the text after its colon ("" if none). Raises ValueError if unknown."""
     if match := re.fullmatch(r"(.+?\.py)(?::(.*))?", spec):
-        path, arg = Path(match[1]), match[2] or ""
+        path, arg = Path(match[1]).expanduser(), match[2] or ""
         if not path.is_file():
             raise ValueError(f"no config file {path}; shipped configs are {listed(shipped())}")
         return path.resolve(), arg
@@ -151,9 +165,70 @@ def _text(error: BaseException) -> str:
 
 # Overrides
 
+OVERRIDE = "--config."
 
-def apply(config: ConfigDict, override: str) -> None:
-    """Apply one override, "path=text", to the config. Raises ValueError as `resolve` does."""
+
+def take_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into its overrides, "config.FIELD=VALUE", and the other arguments, both in order.
+
+    A value is all that follows the first "=", whatever it holds. What follows "--" is no override. Raises ValueError
+    for an override without "=".
+    """
+    overrides: list[str] = []
+    rest: list[str] = []
+    for place, argument in enumerate(arguments):
+        if argument == "--":
+            return overrides, [*rest, *arguments[place:]]
+        if not argument.startswith(OVERRIDE):
+            rest.append(argument)
+        elif "=" in argument:
+            overrides.append(argument.removeprefix("--"))
+        else:
+            raise ValueError(_without_equals(argument, arguments[place + 1 :]))
+    return overrides, rest
+
+
+def _without_equals(argument: str, following: Sequence[str]) -> str:
+    """Say how to write an override that lacks its "=". following: the arguments behind it."""
+    value = "VALUE"
+    if following and not following[0].startswith("-"):
+        value = following[0]
+    if value == "=" and len(following) > 1:  # typed with spaces around the "="
+        value = following[1]
+    whole = f"{argument}={value.removeprefix('=')}"
+    return f'{argument} lacks its "=": write {shlex.quote(whole)}, without spaces around the "="'
+
+
+_ITEM = re.compile(
+    r"""\s*(?:'([^']*)'|"([^"]*)")\s*(?=,|\Z)"""  # in quotes: all that is between them
+    r"""|((?:\([^)]*\)|\[[^\]]*\]|[^,])*)"""  # else up to a comma that is in no brackets
+)
+
+
+def split_values(text: str) -> list[str]:
+    """Split values at commas, "0,'a, b',(1,2)" into "0", "a, b" and "(1,2)".
+
+    A value in quotes is what is between them, byte for byte; of others the whitespace around them is left out. A comma
+    at the end ends the last value.
+    """
+    values: list[str] = []
+    place = 0
+    while place < len(text):
+        item = _ITEM.match(text, place)
+        assert item is not None  # its second half matches anything
+        single, double, bare = item.groups()
+        quoted = double if single is None else single
+        values.append(bare.strip() if quoted is None else quoted)
+        place = item.end() + 1
+    return values
+
+
+def apply(config: ConfigDict, override: str, base: places.Base | None = None) -> None:
+    """Apply one override, "path=text", to the config. Raises ValueError as `resolve` does.
+
+    A setting that is text takes the value as it is, whitespace around it too. base: what a path is relative to, None
+    for the working directory.
+    """
     path, equals, text = override.partition("=")
     path = path.strip().removeprefix("config.")
     if not equals:
@@ -168,10 +243,11 @@ def apply(config: ConfigDict, override: str) -> None:
     field = "" if is_open else field_of(section, key, path, config)
     if isinstance(field, ConfigDict):
         raise ValueError(f"{path} is a section; set one of its fields: {listed(field.keys())}")
-    value = typed(_parse(text.strip(), field, path), field, path)
+    value = typed(_parse(text, field, path), field, path)
     if key == "kind" and len(parents) == 2 and value != field:  # a stage's kind; an optimiser's may be changed
         raise ValueError(f"{path} decides which fields the stage has: change it in the config file")
     assign(section, key, value, path)
+    places.decide(config, base or places.here(), only=path)
 
 
 def _is_gone(config: ConfigDict, names: Sequence[str], text: str) -> bool:
@@ -206,16 +282,22 @@ def _guessed(text: str) -> Scalar:
 def _parse(text: str, field: Any, path: str) -> Any:
     """Parse the value that a text means for a field."""
     kind, optional = kind_of(field)
+    if kind is not str:
+        text = text.strip()
     if optional and text.lower() in _UNSET:
         return None
     if kind is not tuple:
         return _parse_scalar(text, field, path)
     inner = text[1:-1] if text[:1] + text[-1:] in ("()", "[]") else text
-    items = [item.strip() for item in inner.split(",")]
-    if items[-1] == "":  # "", and a trailing comma as in (10,)
-        items.pop()
     default = field.get() if optional else field
+    items = split_values(inner) if default else _bare_items(inner)
     return tuple(_parse_scalar(item, default[0], path) if default else _literal(item, path) for item in items)
+
+
+def _bare_items(text: str) -> list[str]:
+    """Split the items of a list that has none to type them by; quotes stay, for they are all that marks text."""
+    items = [item.strip() for item in text.split(",")]
+    return items[:-1] if items[-1] == "" else items  # "", and a trailing comma as in (10,)
 
 
 def _parse_scalar(text: str, field: Any, path: str) -> Scalar:

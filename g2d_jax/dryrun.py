@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from g2d_jax import config_io
+from g2d_jax import config_io, places
 from g2d_jax.config import Collect, Config, Offline, Online, Sft
 from g2d_jax.graph import Plan, made_from_ends, plan, policies_read
 from g2d_jax.models import hf, reward_model
@@ -43,6 +43,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
     settings = Config.of(config)
     order = plan(settings)
     check_packages(settings)
+    places.require(config)
     with TemporaryDirectory() as folder, Tracker(folder, tensorboard=False) as tracker:
         place = epath.Path("WORKDIR") if workdir is None else absolute(workdir)
         runtime = Runtime(settings, epath.Path(folder), tracker, order.folders(place))

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from etils import epath
 
+from g2d_jax import places
 from g2d_jax.accounting import POLICIES
-from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Stage, TrainingStage
+from g2d_jax.config import RESERVED, BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Stage, TrainingStage
 from g2d_jax.data.dumps import dump_files
 
 Stages = Mapping[str, Stage]
@@ -117,6 +118,17 @@ def drawn_by(name: str, stages: Stages) -> str:
     return name
 
 
+def check_names(config: Config) -> None:
+    """Raise ValueError for a stage or a task whose name is a word of `config.RESERVED`."""
+    for section, names in (("stages", config.stages), ("tasks", config.tasks)):
+        for name in names:
+            if name in RESERVED:
+                raise ValueError(
+                    f"{section}.{name}: {name!r} means something else where such a name could stand, as do "
+                    f"{', '.join(word for word in RESERVED if word != name)}: choose another, {name}-1 say"
+                )
+
+
 def check_inputs(config: Config, order: Plan) -> None:
     """Raise ValueError naming the first stage whose settings do not fit those of the stages that it reads."""
     for name in order.order:
@@ -195,7 +207,8 @@ def _check_dump(path: str, names: str) -> None:
     try:
         dump_files(path)
     except ValueError as error:
-        raise ValueError(f"rollouts is {path!r}: write {names}, or the path of a dump that exists: {error}") from error
+        place = places.shown(path)
+        raise ValueError(f"rollouts is {place}: write {names}, or the path of a dump that exists: {error}") from error
 
 
 def _check_preferences(stage: Offline, stages: Stages) -> None:
@@ -207,8 +220,10 @@ def _check_preferences(stage: Offline, stages: Stages) -> None:
             dump_files(stage.preferences)
         except ValueError as error:
             names = ", ".join(name for name, other in stages.items() if isinstance(other, Collect)) or "none"
+            path = places.shown(stage.preferences)
             raise ValueError(
-                f"preferences is {stage.preferences!r}, no collect stage ({names}), nor hub:owner/name: {error}"
+                f"preferences is neither a collect stage ({names}), nor hub:owner/name, nor a path that exists: there "
+                f"is no {path}: {error}"
             ) from error
 
 

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from etils import epath
 
-from g2d_jax import commands
+from g2d_jax import commands, places
 from g2d_jax.data.open_ended import ENDINGS, Format, Question, alpaca_json, arena_jsonl, read_questions
 from g2d_jax.data.splits import problem_id
 from g2d_jax.models.decoder import Decoder
@@ -43,6 +43,7 @@ def write_outputs(
     name: the model's name in it; default: the file's own name. policy: default: see `commands.last_policy`.
     Raises ValueError for prompts that cannot be read or encoded, and for an output that exists already.
     """
+    policy = policy and places.decided(policy, "policy", places.here())
     target, name = _target(form, output, name)
     questions = read_questions(prompts, form)
     with commands.opened(workdir) as runtime:

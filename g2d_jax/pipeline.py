@@ -19,12 +19,13 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
+from g2d_jax import places
 from g2d_jax.accounting import TRAINING, goodput
 from g2d_jax.config import Config, Reward
 from g2d_jax.config_io import to_dict
 from g2d_jax.data.problems import check_training
-from g2d_jax.graph import Plan, check_inputs, made_from_ends, plan, policies_read
-from g2d_jax.models import hf, quantise
+from g2d_jax.graph import Plan, check_inputs, check_names, made_from_ends, plan, policies_read
+from g2d_jax.models import quantise
 from g2d_jax.report.result import Result
 from g2d_jax.rewards.chat import check_client
 from g2d_jax.rewards.functions import RewardFailed, RewardFunction, load_reward
@@ -58,6 +59,7 @@ def check(config: Config, until: str | None = None) -> Plan:
     until: the stage to stop after, None for all. Raises ValueError naming the field or the stage. Looks at settings and
     at whether files exist; loads nothing.
     """
+    check_names(config)
     order = plan(config)
     if until is not None and until not in order.order:
         raise ValueError(f"there is no stage {until!r} to stop after; the stages are {', '.join(order.order)}")
@@ -92,8 +94,8 @@ def check_packages(config: Config) -> None:
 
 def _check_reward(reward: Reward) -> None:
     """Raise ValueError for a reward whose files do not exist; reward models and judges are sent nothing."""
-    if reward.function == "model" and reward.model.path.startswith((".", "/", "~")):
-        hf.resolve(reward.model.path)
+    if reward.function == "model" and (reason := places.missing(reward.model.path, "model")):
+        raise ValueError(f"reward.model.path: {reason}")
     if reward.function == "judge":
         check_judge(reward.judge)
     if reward.function not in ("verify", "model", "judge"):
@@ -101,7 +103,7 @@ def _check_reward(reward: Reward) -> None:
 
 
 def run(
-    config: ConfigDict,
+    config: ConfigDict | Config,
     workdir: storage.PathLike,
     *,
     reward: RewardFunction | None = None,
@@ -111,15 +113,21 @@ def run(
     """Run, or continue, every stage of a config in a work directory; return its finished stages' manifests by name,
     with accuracies, policies and the report (report/result.py).
 
+    config: its relative paths are relative to the working directory; a Config, whose paths are absolute, as it is.
     reward: a function with TRL's signature in place of reward.function. objectives: for a stage's name, the function
     that makes its loss (see training/objectives.py; its sums must count "tokens", or "pairs" in an offline stage).
     until: stop after this stage. Raises ValueError when the work directory was made with other identity settings,
     reward or losses, or is in use, and StopRun when a stage finds that going on is useless.
     """
     folder = absolute(workdir)
-    settings = Config.of(config)
+    if isinstance(config, ConfigDict):
+        config = config.copy_and_resolve_references()
+        places.decide(config, places.here())
+        config = Config.of(config)
+    settings = config
     order = check(settings, until)
     check_packages(settings)
+    places.require(to_dict(settings))
     with _opened(settings, order, folder, until or "", reward, objectives or {}) as runtime:
         names = order.order[: order.order.index(until) + 1 if until else None]
         compile_ahead(runtime, names)

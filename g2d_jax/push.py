@@ -54,7 +54,8 @@ def push(
     upload, config = _Upload(repo, kind, public), read_config(folder)
     stage = dataset.stage_of(config, policy) if what == "dataset" else None
     with _staging() as place:
-        with opened(folder, config) as runtime:
+        needs = ("model", "tokenizer", *(("data", "tasks") if stage else ()))
+        with opened(folder, config, needs=needs) as runtime:
             origin = {**provenance(runtime), "what": what, "stage": stage or policy or last_policy(config)}
             if not dry_run:
                 processes.on_leader(lambda: upload.check(origin))

@@ -15,8 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from etils import epath
+from ml_collections import ConfigDict
 
-from g2d_jax import __version__
+from g2d_jax import __version__, places
 from g2d_jax.config import Config
 from g2d_jax.config_io import differences, from_dict, identity, own_differences, to_dict, with_longer
 from g2d_jax.runtime import storage
@@ -83,6 +84,31 @@ def no_run(workdir: epath.Path) -> ValueError:
     return ValueError(f"{workdir} holds no run ({reason}): give the work directory that g2d run printed when it began")
 
 
+def settings_of(
+    workdir: epath.Path, content: Mapping[str, Any], *, finished: bool = False
+) -> tuple[ConfigDict, list[str]]:
+    """Return the settings that config.json holds, and a line for each path that has moved together with the directory.
+
+    content: of the file. finished: to read what ran, as of `from_dict`. Paths that an older version kept as they were
+    given are relative to the working directory. Raises ValueError for settings that are not this version's.
+    """
+    config = from_dict(content["config"], finished=finished)
+    if "workdir" in content:
+        return config, places.follow(config, str(content["workdir"]), str(absolute(workdir)))
+    places.decide(config, places.here())
+    return config, []
+
+
+def where_to_look(workdir: epath.Path, content: Mapping[str, Any]) -> str:
+    """Say what to do about files that a work directory's settings name and that are gone; "" if nothing is known."""
+    was = content.get("workdir")
+    if was is None:
+        return "It was made by a version that kept paths as they were given: call from the folder it was started in"
+    if was == str(absolute(workdir)):
+        return ""
+    return f"{workdir} was {was} when it ran: files that are moved to the same places beside it are found"
+
+
 def claim(
     config: Config,
     workdir: epath.Path,
@@ -100,7 +126,8 @@ def claim(
     """
     for folder in check_claim(config, workdir, own, ends):
         storage.unfinish(folder)
-    storage.write_json(workdir / "config.json", {"config": to_dict(config), "own": dict(own), "version": __version__})
+    kept = {"config": to_dict(config), "own": dict(own), "version": __version__, "workdir": str(workdir)}
+    storage.write_json(workdir / "config.json", kept)
     token = secrets.token_hex(8)
     storage.write_json(workdir / "environment.json", {**environment(), "start": token})
     return token
@@ -122,7 +149,7 @@ def check_claim(
         if not begun:
             return []
         try:
-            before = from_dict(content["config"])
+            before, _ = settings_of(workdir, content)
         except ValueError as error:
             raise ValueError(
                 f"{file} does not hold this version's settings: {error}. Choose another --workdir"

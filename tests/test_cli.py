@@ -16,7 +16,10 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from examples import examples
 from forks import Forks
+from hypothesis import given
+from hypothesis import strategies as st
 from toys import their_logits_and_ours
 
 from g2d_jax import cli
@@ -291,9 +294,71 @@ def test_a_work_directory_needs_no_option(command: str, capsys: pytest.CaptureFi
 def test_settings_are_told_apart_from_a_work_directory(capsys: pytest.CaptureFixture[str]) -> None:
     arguments, overrides = cli.parse(["run", "--config", "demo", "--config.seed=3", "runs/a", "--config.name=x"])
     assert (arguments.workdir, overrides) == ("runs/a", ["config.seed=3", "config.name=x"])
+    assert cli.parse(["run", "--config=demo", "--", "runs/a"])[0].workdir == "runs/a"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *(("report --workdir={}", "workdir"), ("run --config=demo {}", "workdir"), ("compare RUN {}", "runs")),
+        *(("export RUN --output={}", "output"), ("autopsy {} --output=x", "dumps")),
+    ],
+)
+def test_home_is_known_where_the_shell_leaves_it(command: str, name: str) -> None:
+    found = getattr(cli.parse(command.format("~/a").split())[0], name)
+    assert (found if isinstance(found, str) else found[-1]) == str(Path.home() / "a")
+
+
+@given(value=st.text(), command=st.sampled_from(["run", "sweep", "plan", "forecast"]), before=st.booleans())
+@examples(100)
+def test_any_text_survives_the_command_line(value: str, command: str, before: bool) -> None:
+    setting = f"--config.tokenizer.prompt_template={value}"
+    place = {"plan": "--topology=v5e-1"}.get(command, "runs/a")
+    arguments, overrides = cli.parse([command, "--config", "demo", *([setting, place] if before else [place, setting])])
+    assert overrides == [setting.removeprefix("--")]
+    assert command == "plan" or arguments.workdir == "runs/a"
+    if "://" not in value:  # a login in a URL is refused
+        assert resolve("demo", overrides).tokenizer.prompt_template == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config.stages.warmup.steps", "5"], 'lacks its "=": write --config.stages.warmup.steps=5,'),
+        (["--config.tokenizer.system", "You are"], "write '--config.tokenizer.system=You are',"),
+        (["--config.seed", "=", "5"], "write --config.seed=5,"),
+        (["--config.seed", "=5"], "write --config.seed=5,"),
+        (["--config.seed", "--dry-run"], "write --config.seed=VALUE,"),
+        (["--workdir=-x"], "'-x' is no work directory, for it begins with '-'"),
+        (["--", "--config.seed=3"], "'--config.seed=3' is no work directory"),
+        (["--confg.tokenizer.system=You are"], "'--confg.tokenizer.system=You are' is no work directory"),
+        (["-5"], "'-5' is no work directory"),
+        (["--stages.warmup.steps=5"], "'--stages.warmup.steps=5'; settings are written --config.field=value"),
+    ],
+)
+def test_what_is_no_setting_becomes_no_work_directory(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("run", "sweep", "forecast"):
+        with pytest.raises(SystemExit):
+            cli.parse([command, "--config", "demo", *arguments])
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("evaluate RUN --policy dpo", "sample RUN", "export RUN --output x", "push RUN --repo a/b", "report RUN"),
+        *("status RUN", "compare RUN RUN", "autopsy DUMP", "outputs RUN --format arena_hard --prompts a --output b"),
+    ],
+)
+@pytest.mark.parametrize("value", ["3", "You are", "(1, 2)"])
+def test_settings_of_a_finished_run_are_refused_by_name(
+    command: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        cli.parse(["run", "--config", "demo", "--config.seed", "3"])
-    assert "'--config.seed'; settings are written --config.field=value" in capsys.readouterr().err
+        cli.parse([*command.split(), f"--config.stages.warmup.keep={value}"])
+    assert "--config.stages.warmup.keep: settings belong to the run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g2d_jax import config, config_io, config_load
+from g2d_jax import config, config_io, config_load, pipeline
 from g2d_jax.runtime import storage
+from g2d_jax.stages import init_params
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -232,6 +233,11 @@ def test_fields_of_a_source_may_have_any_name(write):
         ("tokenizer.prompt_template=__import__('os')", "__import__('os')"),
         ("tokenizer.prompt_template=none", "none"),
         ("tokenizer.system=", ""),
+        ("tokenizer.system= You are \n", " You are \n"),
+        ("tokenizer.prompt_template=a = (1, 2)\n", "a = (1, 2)\n"),
+        ("tokenizer.prompt_template='{problem}'", "'{problem}'"),
+        ("stages.evaluate.policies=('sft', \"hf:a, b\", warmup )", ("sft", "hf:a, b", "warmup")),
+        ("data.train.limit= none ", None),
         ("mesh.fsdp=-1", -1),
     ],
 )
@@ -240,6 +246,30 @@ def test_overrides_are_typed_by_their_field(write, override, value):
     path = override.partition("=")[0].strip().removeprefix("config.")
     assert made[path] == value
     assert type(made[path]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("", []),
+        ("1,2,", ["1", "2"]),
+        (" 1 , 2 ", ["1", "2"]),
+        ("(1,2),[3, 4],5", ["(1,2)", "[3, 4]", "5"]),
+        ("'a, b ',\" c\"", ["a, b ", " c"]),
+        ("it's, don't", ["it's", "don't"]),
+        ("'a' b, 'c", ["'a' b", "'c"]),
+        ("f(1,(2), 3)", ["f(1,(2)", "3)"]),
+        ("'',x\n", ["", "x"]),
+    ],
+)
+def test_values_are_split_at_commas_outside_quotes_and_brackets(text, values):
+    assert config_load.split_values(text) == values
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="'", exclude_categories=["Cs"]))))
+@examples(100)
+def test_quoted_values_survive_whatever_they_hold(values):
+    assert config_load.split_values(",".join(f"'{value}'" for value in values)) == values
 
 
 def test_a_list_without_items_takes_numbers(write):
@@ -342,3 +372,30 @@ def test_differences_are_lines_of_fields(write):
         "stages.warmup.steps: 20 -> 40",
     ]
     assert lines[1].startswith("stages.old: {batch_size, ") and lines[1].endswith("} -> (absent)")
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", config.RESERVED)
+def test_words_that_mean_something_else_name_no_stage_and_no_task(name):
+    stages = config_io.from_dict({"stages": {name: {"kind": "sft"}}})
+    with pytest.raises(ValueError, match=rf"stages\.{name}: '{name}' means something else.*{name}-1"):
+        pipeline.check(config.Config.of(stages))
+    config_io.from_dict({"stages": {f"{name}-2": {"kind": "sft"}}})
+    pipeline.check(config.Config.of(config_io.from_dict({"stages": {f"{name}-2": {"kind": "sft"}}})))
+    if name != "main":  # which is refused before
+        tasks = config_io.from_dict({"stages": {"sft": {"kind": "sft"}}, "tasks": {name: {}}})
+        with pytest.raises(ValueError, match=rf"tasks\.{name}: '{name}' means something else"):
+            pipeline.check(config.Config.of(tasks))
+
+
+@pytest.mark.parametrize("read", [{"init": "init"}, {"a": "a"}, {"a": "b", "b": "a"}, {"a": "b@3", "b": "a@2"}])
+def test_a_policy_made_from_itself_is_followed_to_an_end(read):
+    stages = {name: {"kind": "sft", "policy": policy} for name, policy in read.items()}
+    made = config.Config.of(config_io.from_dict({"stages": stages}))
+    if "init" in read:  # which is the model, whatever a stage is called
+        assert init_params.base_policy(made, "init", {}) == "init"
+        return
+    with pytest.raises(ValueError, match="is made from itself"):
+        init_params.base_policy(made, "a", {})

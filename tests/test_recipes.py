@@ -113,7 +113,7 @@ def test_data_of_the_rows() -> None:
     assert read == [("train", 1000), ("dev", 470)] and chat.data.train.path == "wildchat"
     assert (chat.reward.function, chat.reward.model.path) == ("model", "Nexusflow/Athene-RM-8B")
     assert not Config.of(chat).reward.is_verifiable
-    assert resolve("bridging-chat:dev=held-out.jsonl").data.dev.path == "held-out.jsonl"
+    assert resolve("bridging-chat:dev=held-out.jsonl").data.dev.path == str(Path.cwd() / "held-out.jsonl")
 
     assert (both.data.train.path, both.data.train.limit, both.data.weight) == ("numinamath", 100_000, 2.0)
     other = both.tasks.chat

@@ -79,7 +79,7 @@ def dump_files(paths: str | Sequence[str]) -> list[str]:
     """
     files: list[str] = []
     for path in [paths] if isinstance(paths, str) else paths:
-        place = epath.Path(path)
+        place = epath.Path(path).expanduser()
         if "*" in path:
             parent = next(parent for parent in place.parents if "*" not in os.fspath(parent))
             matching = list(parent.glob(os.fspath(place.relative_to(parent))))

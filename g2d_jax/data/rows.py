@@ -46,7 +46,7 @@ def file_rows(path: str) -> Iterator[Row]:
 
     Raises ValueError when the file is missing or of another kind, is no list of objects, or is not Parquet.
     """
-    file = epath.Path(path)
+    file = epath.Path(path).expanduser()
     read = _READERS.get(file.suffix.lower())
     if read is None:
         raise ValueError(f"{path}: files are read by their ending, one of {', '.join(SUFFIXES)}")

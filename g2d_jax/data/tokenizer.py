@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from etils import epath
 
+from g2d_jax import places
 from g2d_jax.data import arithmetic
 from g2d_jax.data.template import Template, TemplateSettings, try_out
 from g2d_jax.records import Example, Message, Problem, Prompt
@@ -257,7 +258,7 @@ def _load_hugging_face(
 
     source = os.path.expanduser(source)
     is_folder = os.path.isdir(source)
-    if (source.startswith((".", "/", "~")) or source.count("/") > 1) and not is_folder:
+    if places.is_path(source) and not is_folder:
         raise ValueError(f"tokenizer {name!r}: there is no such folder")
     if is_folder and not any(os.path.exists(os.path.join(source, file)) for file in _VOCABULARIES):
         raise ValueError(  # transformers would make an empty one

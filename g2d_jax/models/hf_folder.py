@@ -7,6 +7,7 @@ Weights are read from safetensors only, never from pickles (pytorch_model.bin), 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from etils import epath
 
+from g2d_jax import places
 from g2d_jax.models.config import ModelConfig
 from g2d_jax.models.hf_config import config_from_hf
 from g2d_jax.models.safetensors_file import DTYPES, Stored, read_header
@@ -33,7 +35,7 @@ _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p",
 
 def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epath.Path:
     """Return the folder of a model, which is downloaded if it is a hub id ("org/name"). An existing local folder, or
-    one on an object store, is taken as it is.
+    one on an object store, is taken as it is. What has the form of a path (`places.is_path`) is never asked of the hub.
 
     Only JSON, safetensors and tokenizer files of the repository's top folder are fetched, into Hugging Face's cache.
     Raises ValueError when neither a folder nor a readable hub repository, ImportError when an object store's driver is
@@ -42,14 +44,16 @@ def resolve(path_or_id: storage.PathLike, *, revision: str | None = None) -> epa
     if not storage.is_local(path_or_id):
         storage.check_driver(path_or_id)
         return epath.Path(path_or_id)
+    text = os.fspath(path_or_id)
     try:
-        folder = Path(path_or_id).expanduser()
-    except RuntimeError as error:  # "~nobody/…", or "~/…" without HOME and without an entry for this user
-        raise ValueError(f"model {str(path_or_id)!r}: {error}; give the folder without ~") from error
-    if folder.is_dir():
-        return epath.Path(folder)
-    name = str(path_or_id)
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
+        name = places.decided(text, "model" if isinstance(path_or_id, str) else "path", places.here())
+    except ValueError as error:
+        raise ValueError(f"model {error}") from error
+    if os.path.isabs(name):
+        if not os.path.isdir(name):
+            raise ValueError(f"model: there is no folder {places.shown(name)}")
+        return epath.Path(name)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise ValueError(f"model {name!r} is neither an existing folder nor a hub id of the form org/name")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

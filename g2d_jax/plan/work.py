@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from etils import epath
 
+from g2d_jax import places
 from g2d_jax.config import Config, Source
 from g2d_jax.data.problems import NAMED
 from g2d_jax.data.rows import SUFFIXES
@@ -46,7 +47,7 @@ def shape_of(path: str) -> ModelConfig:
     """
     if epath.Path(path).expanduser().exists():
         return hf.read_config(hf.resolve(path))
-    if path.startswith(("/", ".", "~")) or "://" in path:
+    if places.is_path(path):
         raise ValueError(f"there is no folder {path}: give one with the model's config.json, or a model's name")
     return shapes.shape(path)
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from g2d_jax import places
 from g2d_jax.config import Collect, Reward
 from g2d_jax.data.dumps import DumpRow, dump_files, read_dump
 from g2d_jax.data.preferences import pairs_of
@@ -353,7 +354,7 @@ def write_autopsy(
     write_bytes(rollouts, "".join(f"{line}\n" for line in lines).encode())
     text = CONFIG.format(
         span=span(first, last),
-        policy=policy,
+        policy=places.decided(policy, "model", places.here()),
         step=autopsy.checkpoint,
         problems="prompts of the dump are looked up there" if autopsy.rendered else "not needed, the dump has them",
         required=("POLICY", "PROBLEMS") if autopsy.rendered else ("POLICY",),

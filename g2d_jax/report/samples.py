@@ -104,7 +104,7 @@ def browser(run: Run) -> list[Listing]:
 def painter(run: Run) -> tuple[Painter, str]:
     """How completions of this run are shown, and why there are no colours, "" if there are."""
     try:
-        tokenizer, note = run_tokenizer(run.config), ""
+        tokenizer, note = run_tokenizer(run.config, run.workdir), ""
     except ValueError as error:
         tokenizer = None
         note = f"Completions are shown without colours: the run's tokenizer is not to be had here. {error}"

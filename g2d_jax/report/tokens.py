@@ -7,15 +7,20 @@ of one character are shown together. What cannot be shown rightly is not coloure
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from g2d_jax import places
 from g2d_jax.data import arithmetic
 from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import Ids, PromptTokenizer, load_tokenizer
+from g2d_jax.report.read import read_optional
+from g2d_jax.runtime.storage import PathLike, is_local
 from g2d_jax.runtime.tables import safe_text
+from g2d_jax.workdir import absolute
 
 LEVELS = {0.9: "0.9 or more", 0.5: "0.5 to 0.9", 0.2: "0.2 to 0.5", 0.05: "0.05 to 0.2", 0.0: "less than 0.05"}
 """Lowest probability of each class p0 … p4 of the style sheet, and how the legend names it."""
@@ -43,17 +48,40 @@ class Span(NamedTuple):
     title: str = ""
 
 
-def run_tokenizer(config: Mapping[str, Any]) -> PromptTokenizer:
-    """Load the tokenizer that a run's config names, as its stages do. Raises ValueError when it cannot be loaded."""
+def run_tokenizer(config: Mapping[str, Any], workdir: PathLike | None = None) -> PromptTokenizer:
+    """Load the tokenizer that a run's config names from this machine: no hub and no object store is asked for it.
+
+    workdir: of the run, for files that have moved together with it. Raises ValueError when it cannot be loaded.
+    """
     settings, model = config.get("tokenizer") or {}, config.get("model") or {}
     try:
         names = ("chat", "prompt_template", "system", "date", "enable_thinking")
         chosen = TemplateSettings(**{name: settings[name] for name in names if settings.get(name) is not None})
-        if path := settings.get("path"):
-            return load_tokenizer(path, chosen, revision=settings.get("revision"))
-        return load_tokenizer(model.get("path") or arithmetic.SLIPS.name, chosen, revision=model.get("revision"))
+        section = settings if settings.get("path") else model
+        path = section.get("path") or arithmetic.SLIPS.name
+        return load_tokenizer(_on_this_machine(path, section.get("revision"), workdir), chosen)
     except (OSError, ImportError, TypeError, AttributeError) as error:  # of a config.json that nothing here wrote, too
         raise ValueError(f"the tokenizer cannot be loaded: {error}") from error
+
+
+def _on_this_machine(path: str, revision: str | None, workdir: PathLike | None) -> str:
+    """Return the folder of a tokenizer on this machine, of a hub id the downloaded one. Raises ValueError."""
+    if path in arithmetic.TASKS:
+        return path
+    if not is_local(path):
+        raise ValueError(f"the tokenizer lies at {path}, and a report reads this machine's files alone")
+    if workdir is not None:
+        content = read_optional(absolute(workdir) / "config.json")
+        path = places.followed(path, "model", str(content.get("workdir", "")), str(absolute(workdir)))
+    if places.is_path(path) or os.path.isdir(path):
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(path, revision=revision, local_files_only=True)
+    except (HFValidationError, LocalEntryNotFoundError) as error:
+        raise ValueError(f"the tokenizer {path} was not downloaded here, and a report asks no hub") from error
 
 
 def coloured(tokenizer: PromptTokenizer, text: str, ids: Ids, logprobs: np.ndarray) -> list[Span] | None:

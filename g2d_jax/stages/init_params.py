@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,17 +10,17 @@ import jax.numpy as jnp
 from etils import epath
 from jax.sharding import Mesh
 
-from g2d_jax import keys
+from g2d_jax import keys, places
 from g2d_jax.config import Config, Model
 from g2d_jax.config import Lora as Adapters
-from g2d_jax.config_io import from_dict, to_dict
+from g2d_jax.config_io import to_dict
 from g2d_jax.graph import policies_read
 from g2d_jax.models import decoder, hf, lora, quantise
 from g2d_jax.models.config import LINEAR, Lora, ModelConfig
 from g2d_jax.models.decoder import Decoder
 from g2d_jax.models.table import Param
 from g2d_jax.runtime import storage
-from g2d_jax.workdir import stage_folders
+from g2d_jax.workdir import absolute, settings_of, stage_folders
 
 
 def adapters(settings: Adapters) -> dict[str, Any]:
@@ -109,21 +108,16 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
     adapters only: random parameters of another run. Raises ValueError for a policy of another run
     ("run:WORKDIR#STAGE") that is gone, or whose adapters do not fit this run's settings.
     """
-    while not policy.startswith(("hf:", "run:")) and (stage := policy.partition("@")[0]) in config.stages:
-        folder = folders.get(stage)
-        if folder is not None and (folder / BASE).exists():
-            return str(storage.read_json(folder / BASE))
-        (policy,) = policies_read(config.stages[stage])
-    if policy.startswith("hf:") and storage.is_local(path := policy.removeprefix("hf:")):
-        local = os.path.abspath(os.path.expanduser(path))
-        return f"hf:{local}" if os.path.isdir(local) else policy  # a hub's id
+    policy = _beginning(config, policy, folders)
+    policy = places.decided(policy, "policy", places.here())
     if not policy.startswith("run:"):
         return policy
     workdir, _, stage = policy.removeprefix("run:").rpartition("#")
     other = epath.Path(workdir).expanduser()
     if not (other / "config.json").exists():
         raise ValueError(f"policy {policy!r}: {other} holds no run any more, and what it trained from is not known")
-    theirs = Config.of(from_dict(storage.read_json(other / "config.json")["config"], finished=True))
+    content = storage.read_json(other / "config.json")
+    theirs = Config.of(settings_of(absolute(other), content, finished=True)[0])
     base = base_policy(theirs, stage.partition("@")[0], stage_folders(other))
     if config.lora.rank and _decides_base(theirs, base) != _decides_base(config, base):
         raise ValueError(
@@ -132,6 +126,22 @@ def base_policy(config: Config, policy: str, folders: Mapping[str, epath.Path]) 
         )
     same = base != "init" or theirs.model.path == config.model.path
     return base if same or config.lora.rank else f"hf:{theirs.model.path}"
+
+
+def _beginning(config: Config, policy: str, folders: Mapping[str, epath.Path]) -> str:
+    """Follow a policy from stage to stage to one that no stage of this run makes, or whose base is written down."""
+    for _ in range(len(config.stages) + 1):
+        stage = policy.partition("@")[0]
+        if stage == "init" or policy.startswith(("hf:", "run:")) or stage not in config.stages:
+            return policy
+        folder = folders.get(stage)
+        if folder is not None and (folder / BASE).exists():
+            base = str(storage.read_json(folder / BASE))
+            if not places.missing(base, "policy"):
+                return base
+            # It has moved with the work directory, whose settings name its new place.
+        (policy,) = policies_read(config.stages[stage])
+    raise ValueError(f"policy {policy!r} is made from itself: the stages read each other in a circle")
 
 
 def _decides_base(config: Config, base: str) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from etils import epath
 
+from g2d_jax import places
 from g2d_jax.accounting import POLICIES
 from g2d_jax.models import decoder, hf, lora
 from g2d_jax.models.decoder import Decoder
@@ -142,8 +143,8 @@ def check_elsewhere(policy: str) -> None:
         steps = Checkpoints(stage_of_run(policy) / "checkpoints").steps()
         if not steps or (at and step not in map(str, steps)):
             raise ValueError(f"policy {policy!r}: there are checkpoints of {', '.join(map(str, steps)) or 'no step'}")
-    if policy.startswith(("hf:.", "hf:/", "hf:~", "hf:gs://", "hf:s3://")):
-        hf.read_config(hf.resolve(policy.removeprefix("hf:")))
+    if policy.startswith("hf:") and places.is_path(path := policy.removeprefix("hf:")):
+        hf.read_config(hf.resolve(path))
 
 
 def stage_of_run(policy: str) -> epath.Path:

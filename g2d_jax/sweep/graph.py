@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 from etils import epath
 
-from g2d_jax import pipeline
+from g2d_jax import pipeline, places
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online, Sft
 from g2d_jax.config_io import begins_more, identity, to_dict
 from g2d_jax.data.dumps import dump_files
@@ -82,6 +82,7 @@ def build(studied: Sequence[Point], requested: Trajectories = MappingProxyType({
         try:
             config = Config.of(point.config)
             pipeline.check(config)
+            places.require(point.config)
         except ValueError as error:
             raise ValueError(f"point {point.label}: {error}") from error
         configs.append(_explicit(config))

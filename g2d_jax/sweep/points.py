@@ -10,12 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from g2d_jax import config as schema
 from g2d_jax.config_io import from_dict, listed, suggest, to_dict
-from g2d_jax.config_load import apply
+from g2d_jax.config_load import apply, split_values
+from g2d_jax.places import Base, here
 from g2d_jax.runtime import storage
 
 MAIN = "main"  # the arm of a study given on the command line
@@ -52,6 +54,7 @@ def with_axes(config: ConfigDict, product: Sequence[str], zipped: Sequence[str],
                 "are for configs without"
             )
         study.sweep.arms[MAIN] = schema.arm(product=tuple(product), zip=tuple(zipped))
+        study.sweep.folder = ""  # what the command line names is relative to the working directory
     if seeds:
         study.sweep.seeds = tuple(seeds)
     if not len(study.sweep.arms):
@@ -94,12 +97,12 @@ def _combinations(name: str, arm: ConfigDict) -> list[dict[str, str]]:
 
 
 def _values(name: str, entry: str) -> tuple[str, list[str]]:
-    """Split "a.b=1,2,(3,4)" into ("a.b", ["1", "2", "(3,4)"])."""
+    """Split "a.b=1,2,(3,4)" into ("a.b", ["1", "2", "(3,4)"]); see `split_values`."""
     field, equals, text = entry.partition("=")
     field, arm = field.strip().removeprefix("config."), f"sweep.arms.{name}"
     if field in ("seed", "name"):
         raise ValueError(f"{arm}: {entry!r}: seeds are given by sweep.seeds or --seeds, names are made here")
-    values = [value.strip() for value in re.findall(r"(?:\([^)]*\)|\[[^\]]*\]|[^,])+", text)]
+    values = split_values(text)
     if not equals or not values:
         raise ValueError(f"{arm}: {entry!r} has no values: write FIELD=VALUE,VALUE")
     return field, values
@@ -117,11 +120,13 @@ def _point(config: ConfigDict, name: str, seed: int, values: Mapping[str, str]) 
             if stage not in arm.stages:
                 del changed.stages[stage]
     changed.lock()
+    folder = config.sweep.folder
+    base = Base(Path(folder), "the config's folder") if folder else here()
     try:
         for entry in arm.fixed:
             _values(name, entry)
         for override in (*arm.fixed, *(f"{field}={value}" for field, value in values.items())):
-            apply(changed, override)
+            apply(changed, override, base)
     except ValueError as error:
         raise ValueError(f"sweep.arms.{name}: {error}") from error
     label = _label(name if len(config.sweep.arms) > 1 else "", values, seed)

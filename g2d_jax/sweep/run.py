@@ -120,7 +120,8 @@ def _claim(config: ConfigDict, studied: Sequence[Point], root: epath.Path) -> Gr
             listed = {point["label"]: point for point in storage.read_json(file)["points"]}
         for point, settings, ids in graph.points:
             folder = root / "points" / config.name / point.label
-            storage.write_json(folder / "config.json", {"config": to_dict(settings), "own": {}, "version": __version__})
+            kept = {"config": to_dict(settings), "own": {}, "version": __version__, "workdir": str(folder)}
+            storage.write_json(folder / "config.json", kept)
             steps = {name: point.config.stages[name].steps for name in ids if ids[name] in graph.trajectories}
             links = [[name, f"../../../stages/{ids[name]}", steps.get(name)] for name in plan(settings).order]
             storage.write_json(folder / LINKS, links)

@@ -307,7 +307,10 @@ def test_float16_file(references: dict[str, Any], tmp_path: Path) -> None:
 
 def test_resolve_takes_folders_and_refuses_other_names(tmp_path: Path) -> None:
     assert hf.resolve(tmp_path) == tmp_path
-    for name in ("./missing/folder", "/no/such/folder", "just-a-name", "a/b/c"):
+    for name in ("./missing/folder", "/no/such/folder", "~/no/such", "a/b/c", Path("org/name"), "model.safetensors"):
+        with pytest.raises(ValueError, match=r"model: there is no folder /"):
+            hf.resolve(name)
+    for name in ("just-a-name", "org/na me"):
         with pytest.raises(ValueError, match="neither an existing folder nor a hub id"):
             hf.resolve(name)
 
