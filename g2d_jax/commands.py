@@ -303,6 +303,8 @@ def sample(
         samplings = [stage.sampling for stage in runtime.config.stages.values() if isinstance(stage, SamplingStage)]
         if not samplings:
             raise ValueError("the run has no stage with sampling settings")
+        if prompts is None and not runtime.problems["test"]:
+            raise ValueError("the run has no test problems (data.test names none): give a problem with --prompt")
         params = samplings[0].params(runtime.stop_ids, temperature=temperature)
         view = runtime.sampler().view(load_policy(runtime, chosen))
         if prompts is None:

@@ -23,7 +23,7 @@ from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import alerts, early_stopping, external_rollouts, kto, offline, online, sft
-from g2d_jax.stages.problems import train_order
+from g2d_jax.stages.problems import table, train_order
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.s3_checkpoints import check_processes
 from g2d_jax.workdir import absolute, check_claim
@@ -51,8 +51,7 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
                 check_claim(settings, place, {}, made_from_ends(settings, order))
             _check(runtime)
             _show_stages(runtime, order, place)
-            counts = [[split, len(problems)] for split, problems in runtime.problems.items()]
-            tracker.table("problems", ["split", "count"], counts)
+            tracker.table("problems", ["task", "split", "source", "count"], table(settings, runtime.problems))
             for task in runtime.tasks:
                 problems = [problem for problem in runtime.problems["train"] if problem.task == task]
                 for problem in problems[:SHOWN]:

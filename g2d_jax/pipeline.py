@@ -36,6 +36,7 @@ from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.sampler import remote
 from g2d_jax.stages import best_checkpoint, collect, evaluate, init_params, offline, online, sft
 from g2d_jax.stages.policies import check_elsewhere
+from g2d_jax.stages.problems import table
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.objectives import Compute, Objective
 from g2d_jax.training.s3_checkpoints import check_processes
@@ -148,6 +149,8 @@ def _opened(
             with contextlib.closing(runtime):
                 _ = runtime.sampling_mesh  # raises for an impossible mesh, before any work
                 compiling.take_programs()  # those of an earlier run in this process
+                for task, split, source, count in table(config, runtime.problems):
+                    tracker.say(f"{task}, {split}: {count} problems; source: {source}")
                 problems = runtime.problems["train"]
                 runtime.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield runtime

@@ -91,6 +91,30 @@ def _warn(label: str, report: LoadReport, say: Say) -> None:
         say(f"{label}: rows of {report.source} left out: {listed}")
 
 
+def table(config: Config, loaded: Splits) -> list[list[str | int]]:
+    """Return a row for each split of each task: task, split, the source of its problems ("none"), and their number."""
+    counts = Counter((problem.task, split) for split, problems in loaded.items() for problem in problems)
+    rows: list[list[str | int]] = []
+    for name, task in config.all_tasks.items():
+        for split, source in (("train", task.train), ("dev", task.dev), ("test", task.test)):
+            rows.append([name, split, _described(source), counts[name, split]])
+    return rows
+
+
+def _described(source: Source) -> str:
+    """Describe a source in a line."""
+    if not source.path:
+        return "none"
+    parts = [source.path]
+    if source.revision is not None:
+        parts.append(f"revision {source.revision}")
+    if source.split:
+        parts.append(f"its {source.split} part")
+    if source.limit is not None:
+        parts.append(f"the first {source.limit:,}")
+    return ", ".join(parts)
+
+
 def order(config: Config, count: int, purpose: str) -> Order:
     """Return the order in which a stage draws from `count` records."""
     low, _ = keys.key_data(config.seed, "order", purpose)

@@ -276,8 +276,8 @@ class Runtime:
 
     @cached_property
     def mean_prompt(self) -> float:
-        """The mean tokens of a prompt."""
-        return float(np.mean(self.prompt_lengths))
+        """The mean tokens of a prompt; without problems the most there may be."""
+        return float(np.mean(self.prompt_lengths or [self.config.data.max_prompt_length]))
 
     @cached_property
     def problem_counts(self) -> dict[str, int]:
