@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_a
 from ml_collections import ConfigDict
 
 from g2d_jax.records import SamplingParams
-from g2d_jax.section import Bounds, FieldError, NotNegative, Positive, Section, Share, editable, record
+from g2d_jax.section import Bounds, FieldError, NotNegative, Place, Positive, Section, Share, editable, record
 
 RUNTIME = (
     *("mesh", "compute", "logging", "checkpoint", "faults", "reward.workers", "reward.model.batch_tokens"),
@@ -46,6 +46,15 @@ Measure = Literal[Tokens, "flops", "seconds", "device_seconds", "verifier_cpu_se
 
 NotNegativeFloat = Annotated[float, Bounds(least=0, below=math.inf)]
 
+# Texts that may name a file or folder: places.py makes them absolute.
+FilePath = Annotated[str, Place("path")]
+ModelPath = Annotated[str, Place("model")]
+ProblemsPath = Annotated[str, Place("problems")]
+Policy = Annotated[str, Place("policy")]
+Policies = Annotated[tuple[str, ...], Place("policy")]
+Rollouts = Annotated[str, Place("rollouts")]
+Preferences = Annotated[str, Place("preferences")]
+
 
 def _check_warmup(optimizer: Optimizer, steps: int) -> None:
     """Refuse a learning rate that would only rise; a stage of no steps has none."""
@@ -65,7 +74,7 @@ class Source(Section):
     split: "train", "dev" or "test" by id hash, "" for all. fields: our field name -> the file's.
     """
 
-    path: str = ""
+    path: ProblemsPath = ""
     revision: str | None = None  # pins data of the hub: a commit, branch or tag
     split: Literal["", "train", "dev", "test"] = ""
     limit: Positive | None = None  # the first so many
@@ -76,7 +85,7 @@ class Source(Section):
 class Model(Section):
     """The model that a run starts from."""
 
-    path: str = ""  # a Hugging Face folder or hub id; "" starts from random parameters of the shape below
+    path: ModelPath = ""  # a Hugging Face folder or hub id; "" starts from random parameters of the shape below
     revision: str | None = None
     family: str = "qwen2"
     hidden_size: int = 96
@@ -117,7 +126,7 @@ class Lora(Section):
 class Tokenizer(Section):
     """The tokenizer and its templates."""
 
-    path: str = ""  # "" is the model's own
+    path: ModelPath = ""  # "" is the model's own
     revision: str | None = None
     chat: bool | None = None  # unset: the chat template if the tokenizer has one
     prompt_template: str = "plain"  # "plain", "paper", or any text with {problem}
@@ -140,9 +149,9 @@ class Data(Section):
 class RewardModel(Section):
     """A model that scores responses."""
 
-    path: str = ""  # a Hugging Face folder or hub id with a scalar head
+    path: ModelPath = ""  # a Hugging Face folder or hub id with a scalar head
     revision: str | None = None
-    tokenizer: str = ""  # "" is the reward model's own
+    tokenizer: ModelPath = ""  # "" is the reward model's own
     max_length: Positive = 4096  # tokens of prompt and response; longer ones are unscorable, never cut
     batch_tokens: Positive = 16_384  # of one forward pass, over all devices
     dtype: Dtype = "bfloat16"
@@ -172,7 +181,7 @@ class Reward(Section):
     """
 
     function: str = "verify"
-    folder: str | None = None  # of the file that the function is in, unset: found by `resolve`
+    folder: FilePath | None = None  # of the file that the function is in, unset: found by `resolve`
     verifiable: bool | None = None  # unset: all but those of "model" and "judge" are
     correct_above: float = 0.5
     cpu_seconds: float = 5.0
@@ -229,7 +238,7 @@ class Compute(Section):
     sampling_tensor: NotNegative = 0  # devices that share one copy of the weights in sampling; 0: as few as hold it
     generation_batch_size: Positive = 16_384  # of one call of the sampler, which is written when it is done
     flags: Flags = "none"  # "overlap": collectives beside products, by g2d_jax/flags.py; compiled only, not run
-    compilation_cache: str | None = None  # a folder; "" is none; unset: JAX's own setting, else the user's
+    compilation_cache: FilePath | None = None  # a folder; "" is none; unset: JAX's own setting, else the user's
     price_per_device_hour: float | None = None  # in your money: reports then have a column of it
 
 
@@ -257,7 +266,7 @@ class Engine(Section):
     url: str = ""  # of a server: the base of its API, as in "http://localhost:8000/v1"
     model: str = ""  # the name that the server has for its model; "": the only one that it lists
     sync: Literal["none", "folder", "adapter", "weights"] = "none"
-    folder: str = ""  # where policies are written for the server, which sees it too; "": WORKDIR/engine
+    folder: FilePath = ""  # where policies are written for the server, which sees it too; "": WORKDIR/engine
     api_key_env: str = "VLLM_API_KEY"  # the environment variable that holds the key
     timeout: Annotated[float, Bounds(above=0, below=math.inf)] = 600.0  # seconds of one attempt
     retries: NotNegative = 5
@@ -379,7 +388,7 @@ class Sft(Section):
     to be named."""
 
     kind: Literal["sft"] = "sft"
-    policy: str = "init"
+    policy: Policy = "init"
     data: Source = Source()
     steps: NotNegative = 2000
     batch_size: Positive = 64
@@ -464,8 +473,8 @@ class Online(Section):
     """
 
     kind: Literal["online"] = "online"
-    policy: str = "sft"
-    rollouts: str = "sample"  # or a dump's path: its groups in place of sampled ones
+    policy: Policy = "sft"
+    rollouts: Rollouts = "sample"  # or a dump's path: its groups in place of sampled ones
     reward_column: str | None = None  # of a dump, where several columns are rewards
     steps: NotNegative = 20
     keep: tuple[int, ...] = ()
@@ -630,8 +639,8 @@ class Collect(Section):
     """
 
     kind: Literal["collect"] = "collect"
-    policy: str = "warmup"
-    rollouts: str = "sample"
+    policy: Policy = "warmup"
+    rollouts: Rollouts = "sample"
     reward_column: str | None = None
     prompts: Positive = 1024
     part: Positive = 128  # prompts of a file
@@ -665,8 +674,8 @@ class Offline(DPOLoss):
     """
 
     kind: Literal["offline"] = "offline"
-    policy: str = "warmup"
-    preferences: str = "collect"
+    policy: Policy = "warmup"
+    preferences: Preferences = "collect"
     loss: Literal["dpo", "kto"] = "dpo"
     desirable_weight: NotNegativeFloat = 1.0  # of correct and of incorrect responses in KTO's loss
     undesirable_weight: NotNegativeFloat = 1.0
@@ -701,7 +710,7 @@ class BestCheckpoint(Section):
     """
 
     kind: Literal["best_checkpoint"] = "best_checkpoint"
-    policy: str = "train"
+    policy: Policy = "train"
     steps: tuple[int, ...] = ()
     num_generations: Positive = 1
     sampling: Sampling = Sampling(temperature=0.6, top_p=0.9)
@@ -712,7 +721,7 @@ class Evaluate(Section):
     """Accuracy of policies on held-out problems."""
 
     kind: Literal["evaluate"] = "evaluate"
-    policies: tuple[str, ...] = ("sft", "warmup", "dpo")
+    policies: Policies = ("sft", "warmup", "dpo")
     split: Split = "test"  # which of data.dev and data.test
     num_generations: Positive = 4
     sampling: Sampling = Sampling()

@@ -56,6 +56,17 @@ Positive = Annotated[int, Bounds(least=1)]
 Share = Annotated[float, Bounds(least=0, most=1)]
 
 
+@dataclass(frozen=True)
+class Place:
+    """The mark of a text setting that may name a file or folder; places.py reads it.
+
+    kind: "path" is always one. "model" may be a hub id, "problems" a data set's name, "policy" a stage's or "init",
+    "rollouts" and "preferences" a stage's name.
+    """
+
+    kind: Literal["path", "model", "problems", "policy", "rollouts", "preferences"]
+
+
 class FieldError(ValueError):
     """The error that a field's value cannot be used. path: of the field, dotted; what: "must be …"."""
 
@@ -65,12 +76,14 @@ class FieldError(ValueError):
 
 
 class Hint(NamedTuple):
-    """What a field's annotation says of its values: their plain type, whether it may be None, choices and bounds."""
+    """What a field's annotation says of its values: their plain type, whether it may be None, choices, bounds, and
+    what a text leads to."""
 
     kind: type
     optional: bool = False
     choices: tuple[Any, ...] = ()
     bounds: Bounds = Bounds()
+    place: Place | None = None
 
 
 def _read(annotation: Any) -> Hint:
@@ -78,7 +91,8 @@ def _read(annotation: Any) -> Hint:
     if origin in (Union, types.UnionType):
         return _read(next(kind for kind in arguments if kind is not type(None)))._replace(optional=True)
     if origin is Annotated:
-        return _read(arguments[0])._replace(bounds=arguments[1])
+        hint, mark = _read(arguments[0]), arguments[1]
+        return hint._replace(place=mark) if isinstance(mark, Place) else hint._replace(bounds=mark)
     if origin is Literal:
         return Hint(type(arguments[0]), choices=arguments)
     return Hint(origin or annotation)

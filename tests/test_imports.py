@@ -11,7 +11,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "g2d_jax"
 
 ROOMS = [
-    "records keys section config config_io config_load recipes mesh runtime workdir",
+    "records keys section config config_io config_load places recipes mesh runtime workdir",
     "models data losses rewards study accounting",
     "graph sampler training scoring",
     "stages",

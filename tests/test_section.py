@@ -12,6 +12,7 @@ import pytest
 
 from g2d_jax import config as settings
 from g2d_jax.config import STAGES, Config
+from g2d_jax.places import walk
 from g2d_jax.section import Bounds, FieldError, Section, editable, record
 
 
@@ -97,3 +98,26 @@ def test_factories_tell_editors_the_fields(name: str) -> None:
     parameters = inspect.signature(factory).parameters
     made = factory(*{"sampling": (8,), "optimizer": (0.5,)}.get(name, ()))
     assert set(parameters) == set(made) and next(iter(parameters.values())).default is not inspect.Parameter.empty
+
+
+def test_every_setting_that_may_name_a_file_is_found():
+    config = settings.base()
+    config.tasks.other = settings.task(settings.source("a"), settings.source(""), settings.source("c"))
+    with config.unlocked():
+        config.stages.sft = settings.sft()
+        config.stages.online = settings.online()
+        config.stages.collect = settings.collect()
+        config.stages.dpo = settings.offline()
+        config.stages.eval = settings.evaluate(policies=("init", "dpo"))
+    found = {named.path: (named.place.kind, named.texts) for named in walk(config)}
+    assert found == {named.path: (named.place.kind, named.texts) for named in walk(config.to_dict())}
+    assert found["model.path"] == ("model", ())
+    assert found["tasks.other.test.path"] == ("problems", ("c",))
+    assert found["stages.eval.policies"] == ("policy", ("init", "dpo"))
+    reward = {f"{prefix}reward.{name}" for prefix in ("", "tasks.other.") for name in ("folder", "model.path")}
+    reward |= {f"{prefix}reward.model.tokenizer" for prefix in ("", "tasks.other.")}
+    sources = {f"{prefix}.{split}.path" for prefix in ("data", "tasks.other") for split in ("train", "dev", "test")}
+    stages = {f"stages.{name}.policy" for name in ("sft", "online", "collect", "dpo")} | {"stages.eval.policies"}
+    stages |= {"stages.sft.data.path", "stages.online.rollouts", "stages.collect.rollouts", "stages.dpo.preferences"}
+    single = {"model.path", "tokenizer.path", "engine.folder", "compute.compilation_cache"}
+    assert set(found) == reward | sources | stages | single
