@@ -190,7 +190,9 @@ def weights(folder: storage.PathLike) -> Content:
     config = {key: value for key, value in read_json(place / CONFIG).items() if key not in _NAMED_ONLY}
     parts = {CONFIG: storage.fingerprint(config)}
     if not storage.is_local(place):
-        return content("files", parts | {name: _stored(os.fspath(place / name)) for name in _weight_files(place)})
+        return content(
+            "files and settings", parts | {name: _stored(os.fspath(place / name)) for name in _weight_files(place)}
+        )
     headers = read_headers(place)
     parts |= {name: _tensor(headers[name]) for name in sorted(headers)}
     found = _SNAPSHOT.search(os.fspath(place))

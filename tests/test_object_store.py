@@ -113,6 +113,29 @@ def test_a_run_starts_from_a_model_on_a_store(s3, gs, call, tmp_path):
     call({**s3, **gs}, MODEL, tmp_path, *urls)
 
 
+@pytest.mark.slow
+def test_what_lies_on_a_store_is_known_by_the_stores_checksums(s3, gs, call):
+    code = f"""
+from etils import epath
+from g2d_jax.contents import difference, files, weights
+for store in ("s3", "gs"):
+    folder = epath.Path(f"{{store}}://{BUCKET}/contents")
+    def put(name, data):
+        (folder / name).write_bytes(data)
+        return str(folder / name)
+    first = files([put("a.jsonl", b"1"), put("b.jsonl", b"2")])
+    put("a.jsonl", b"1")
+    assert difference(first, files([str(folder / name) for name in ("a.jsonl", "b.jsonl")])) == ""
+    changed = files([put("a.jsonl", b"3"), str(folder / "b.jsonl")])
+    assert difference(first, changed) == "of 2 files 1 changed (a.jsonl)", difference(first, changed)
+    put("config.json", b"{{}}"), put("model.safetensors", b"1")
+    model = weights(folder)
+    put("model.safetensors", b"2")
+    assert difference(model, weights(folder)) == "of 2 files and settings 1 changed (model.safetensors)"
+"""
+    call({**s3, **gs}, code)
+
+
 def test_half_an_upload_is_no_checkpoint_and_is_cleared_away(s3, call):
     code = f"""
 import jax.numpy as jnp, sys

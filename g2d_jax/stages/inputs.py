@@ -275,6 +275,7 @@ def check(
     begun: whether a stage has begun, None to look: before, all may change. Raises ValueError with what differs and what
     to do.
     """
+    _check_bases_of_others(found, settings)
     kept = read(workdir)
     begun = bool(stage_folders(workdir)) if begun is None else begun
     if begun and kept is None:
@@ -288,6 +289,24 @@ def check(
             raise ValueError(refusal(workdir, changed))
     if kept is None or any(_entry(kept.get(name)) != _entry(item) for name, item in found.items()):
         keep(workdir, {**(kept or {}), **found} if begun else found)
+
+
+def _check_bases_of_others(found: Mapping[str, Content], settings: Config) -> None:
+    """Raise ValueError where adapters of another run were trained beside another state of this run's model."""
+    if not settings.lora.rank or "model.path" not in found:
+        return
+    for setting, item in found.items():
+        if not item.place.startswith("run:"):
+            continue
+        other = epath.Path(item.place.removeprefix("run:").rpartition("#")[0]).expanduser()
+        theirs = (read(other) or {}).get("model.path")
+        if theirs is not None and difference(theirs, found["model.path"]):
+            differs = difference(_with_parts(other, "model.path", theirs), found["model.path"])
+            raise ValueError(
+                f"{setting}: the adapters of {item.place} stand beside another model than model.path now holds "
+                f"({found['model.path'].place}): {differs}. Put back the model that they were trained with, or export "
+                "that policy and use hf:FOLDER"
+            )
 
 
 def check_hub(root: epath.Path, runtime: Runtime) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,17 +17,19 @@ from safetensors.numpy import load_file, save_file
 from toys import QWEN, SIZES, make_tokenizer, save_rows
 from transformers import PreTrainedTokenizerFast
 
+from g2d_jax import commands, graph, pipeline
 from g2d_jax import config as settings
-from g2d_jax import graph
 from g2d_jax.config import Config
 from g2d_jax.contents import Content
 from g2d_jax.data.problems import load_problems
+from g2d_jax.data.template import TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.models import table
 from g2d_jax.models.hf_folder import read_config
 from g2d_jax.runtime import storage
 from g2d_jax.stages import inputs
 from g2d_jax.stages.problems import content_of, gives_columns
+from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import check_claim, claim
 
 ROWS = [{"problem": f"What is {n}+1?", "answer": str(n + 1)} for n in range(24)]
@@ -127,7 +130,8 @@ def found_in(config: ConfigDict) -> dict[str, Content]:
         return content_of(source, read, columns=gives_columns(settings.reward))
 
     def tokenizer() -> PromptTokenizer:
-        return PromptTokenizer(PreTrainedTokenizerFast.from_pretrained(settings.model.path))
+        template = TemplateSettings(chat=settings.tokenizer.chat)
+        return PromptTokenizer(PreTrainedTokenizerFast.from_pretrained(settings.model.path), template)
 
     return {name: reader.content() for name, reader in inputs.readers(settings, problems, tokenizer).items()}
 
@@ -322,3 +326,60 @@ def test_of_a_reward_function_that_changed_a_run_is_warned_once(
     edit_rows(place / "train.jsonl", lambda rows: rows[0].update(note="read"))  # the function is given it
     with pytest.raises(ValueError, match=r"data\.train \(\S+\): of 20 problems 1 changed"):
         start(config, workdir)
+
+
+def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(place: Path, tmp_path: Path) -> None:
+    """In one go with what `pipeline.run` does; all stages are finished, so that nothing is trained."""
+    config, workdir = reading(place), tmp_path / "work"
+    config.tokenizer.chat = False
+    pipeline.claim(Config.of(config), epath.Path(workdir))
+    for folder in graph.plan(Config.of(config)).folders(epath.Path(workdir)).values():
+        storage.finish(folder, {"kind": "any", "seconds": 0})
+    pipeline.run(config, workdir, until="evaluate")
+    kept = json.loads((workdir / "inputs.json").read_text())
+    assert kept["data.train"] == {
+        "kind": "problems", "count": 20, "digest": kept["data.train"]["digest"], "place": str(place / "train.jsonl")
+    }  # fmt: skip
+    names = {"tokenizer", "model.path", "data.train", "data.dev", "data.test", "stages.sft.data", "stages.train.policy"}
+    names |= {"stages.train.rollouts", "stages.collect.rollouts", "stages.dpo.preferences"}
+    assert set(kept) == names | {"stages.evaluate.policies.2"}
+    assert {f"{name}.jsonl" for name in kept} == {file.name for file in (workdir / "inputs").iterdir()}
+    before = {file.name: file.read_bytes() for file in workdir.glob("*.json") if file.name != "environment.json"}
+    edit_rows(place / "train.jsonl", lambda rows: rows[3].update(answer="5"))
+    with pytest.raises(ValueError, match=r"data\.train \(\S+train\.jsonl\): of 20 problems 1 changed"):
+        pipeline.run(config, workdir, until="evaluate")
+    assert {name: (workdir / name).read_bytes() for name in before} == before
+
+
+def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(place: Path, tmp_path: Path) -> None:
+    config, workdir = reading(place), tmp_path / "work"
+    config.tokenizer.chat = False
+    config.lora.rank = 2
+    begin(config, workdir)
+    with pytest.raises(ValueError, match=r"no checkpoint in \S+/01-sft/checkpoints yet"):
+        commands.export(workdir, tmp_path / "model", policy="sft")
+    parquet(place / "test.parquet", ROWS[21:23])
+    with pytest.raises(ValueError, match=r"data\.test \(\S+\): of 2 problems 1 added \(\w+\), 1 removed"):
+        commands.evaluate(workdir, "sft")
+    with pytest.raises(ValueError, match=r"data\.test \(\S+\): of 2 problems 1 added"):
+        commands.sample(workdir, policy="sft")
+    edit_weights(place / "model", scaled)
+    for policy in ("sft", "init"):
+        with pytest.raises(ValueError, match=r"other inputs:\n  model\.path \(\S+\): of 28 tensors and settings 27"):
+            commands.export(workdir, tmp_path / "model", policy=policy)
+    with pytest.raises(ValueError, match=r"model\.path \(\S+\): of 28"):
+        commands.sample(workdir, policy="sft", prompts="1+1?")
+
+
+def test_adapters_of_another_run_beside_another_state_of_the_model(place: Path, tmp_path: Path) -> None:
+    config, other = reading(place), tmp_path / "other"
+    config.lora.rank = 2
+    begin(config, other)
+    with Checkpoints(other / "01-sft" / "checkpoints") as checkpoints:
+        checkpoints.save(6, {"params": {"a": jnp.ones(3)}}, {})
+    config.stages.collect.policy = f"run:{other}#sft"
+    begin(config, tmp_path / "work")
+    edit_weights(place / "model", replaced)
+    message = r"collect\.policy: the adapters of run:\S+other#sft stand beside another model"
+    with pytest.raises(ValueError, match=message):
+        begin(config, tmp_path / "again")
