@@ -22,11 +22,11 @@ from g2d_jax.records import Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import alerts, early_stopping, external_rollouts, kto, offline, online, sft
+from g2d_jax.stages import alerts, early_stopping, external_rollouts, inputs, kto, offline, online, sft
 from g2d_jax.stages.problems import table, train_order
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.s3_checkpoints import check_processes
-from g2d_jax.workdir import absolute, check_claim
+from g2d_jax.workdir import absolute, check_claim, stage_folders
 
 SHOWN = 2  # problems that are shown in full
 _NOT_TRIED = {"model": "a reward model is loaded by the run alone", "judge": "a judge is asked by the run alone"}
@@ -50,6 +50,10 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
                 check_processes(place)
                 check_claim(settings, place, {}, made_from_ends(settings, order))
             _check(runtime)
+            if workdir is not None:
+                found = {setting: reader.content() for setting, reader in inputs.of_run(runtime).items()}
+                begun = place.exists() and bool(stage_folders(place))
+                inputs.compare(place, found, tracker.say, settings, begun)
             _show_stages(runtime, order, place)
             tracker.table("problems", ["task", "split", "source", "count"], table(settings, runtime.problems))
             for task in runtime.tasks:

@@ -275,20 +275,29 @@ def check(
     begun: whether a stage has begun, None to look: before, all may change. Raises ValueError with what differs and what
     to do.
     """
-    _check_bases_of_others(found, settings)
     kept = read(workdir)
     begun = bool(stage_folders(workdir)) if begun is None else begun
+    compare(workdir, found, say, settings, begun)
     if begun and kept is None:
         say(
             f"{workdir} was begun by a version that kept no contents: {INPUTS} is written now, and what it reads "
             "(problems, tokenizer, weights, files of others) is compared from now on"
         )
-    if begun and kept is not None:
-        changed = list(_differences(workdir, kept, found, settings, say))
-        if changed:
-            raise ValueError(refusal(workdir, changed))
     if kept is None or any(_entry(kept.get(name)) != _entry(item) for name, item in found.items()):
         keep(workdir, {**(kept or {}), **found} if begun else found)
+
+
+def compare(
+    workdir: epath.Path, found: Mapping[str, Content], say: Callable[[str], None], settings: Config, begun: bool
+) -> None:
+    """Raise ValueError as `check` does; write nothing."""
+    _check_bases_of_others(found, settings)
+    kept = read(workdir)
+    if not begun or kept is None:
+        return
+    changed = list(_differences(workdir, kept, found, settings, say))
+    if changed:
+        raise ValueError(refusal(workdir, changed))
 
 
 def _check_bases_of_others(found: Mapping[str, Content], settings: Config) -> None:

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from toys import QWEN, SIZES, make_tokenizer, save_rows
 from transformers import PreTrainedTokenizerFast
 
-from g2d_jax import commands, graph, pipeline
+from g2d_jax import commands, dryrun, graph, pipeline
 from g2d_jax import config as settings
 from g2d_jax.config import Config
 from g2d_jax.contents import Content
@@ -349,6 +349,19 @@ def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(plac
     with pytest.raises(ValueError, match=r"data\.train \(\S+train\.jsonl\): of 20 problems 1 changed"):
         pipeline.run(config, workdir, until="evaluate")
     assert {name: (workdir / name).read_bytes() for name in before} == before
+
+
+def test_the_dry_run_compares_too(place: Path, tmp_path: Path) -> None:
+    config, workdir = reading(place), tmp_path / "work"
+    config.tokenizer.chat = False
+    with config.unlocked(), config.stages.unlocked():
+        for name in set(config.stages) - {"sft"}:
+            del config.stages[name]
+    config.stages.sft.update(steps=0, batch_size=2)
+    begin(config, workdir)
+    edit_rows(place / "told.jsonl", lambda rows: rows[1].update(completion="7"))
+    with pytest.raises(ValueError, match=r"stages\.sft\.data \(\S+\): of 6 examples 1 changed"):
+        dryrun.show(config, workdir=workdir)
 
 
 def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(place: Path, tmp_path: Path) -> None:
