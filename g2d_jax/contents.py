@@ -95,7 +95,7 @@ def _such_as(names: Sequence[str], total: int) -> str:
 # Records
 
 
-def records(rows: Iterable[Problem | Example], *, columns: bool = False) -> Content:
+def records(read: Iterable[Problem | Example], *, columns: bool = False) -> Content:
     """Return the content of problems or examples in their order.
 
     columns: whether solutions and further columns count too, as they do for reward functions that are given them.
@@ -103,7 +103,7 @@ def records(rows: Iterable[Problem | Example], *, columns: bool = False) -> Cont
     parts: dict[str, str] = {}
     seen: Counter[str] = Counter()
     kind = "problems"
-    for row in rows:
+    for row in read:
         text: list[Any] = [row.prompt]
         if isinstance(row, Example):
             kind = "examples"
@@ -115,6 +115,12 @@ def records(rows: Iterable[Problem | Example], *, columns: bool = False) -> Cont
         name = row.id if seen[row.id] == 1 else f"{row.id}/{seen[row.id]}"  # examples may share a prompt
         parts[name] = _digest(json.dumps(text, sort_keys=True, default=_plain).encode())[:8]
     return content(kind, parts)
+
+
+def rows(values: Iterable[Mapping[str, Any]]) -> Content:
+    """Return the content of a data set's rows as they are, in their order."""
+    texts = (json.dumps(row, sort_keys=True, default=_plain) for row in values)
+    return content("rows", {f"row {number}": _digest(text.encode())[:8] for number, text in enumerate(texts, 1)})
 
 
 def _plain(value: Any) -> str:

@@ -12,7 +12,7 @@ import pytest
 from hub_server import hub_server
 from safetensors.numpy import save_file
 
-from g2d_jax.contents import BLOCK, Content, content, difference, files, grown, records, weights
+from g2d_jax.contents import BLOCK, Content, content, difference, files, grown, records, rows, weights
 from g2d_jax.records import Example, Problem
 
 HUB = """
@@ -65,10 +65,16 @@ def test_prompts_count_as_they_are_written() -> None:
     assert records([Problem("0", (user,), None)]).count == 1
 
 
+def test_rows_of_a_set_are_known_by_their_number() -> None:
+    old, new = (rows([{"chosen": "a", "rejected": "b"}, {"rejected": last, "chosen": "c"}]) for last in "de")
+    assert difference(old, rows([{"rejected": "b", "chosen": "a"}, {"chosen": "c", "rejected": "d"}])) == ""
+    assert difference(old, new) == "of 2 rows 1 changed (row 2)"
+
+
 def test_examples_of_one_prompt_are_told_apart() -> None:
-    rows = [Example("0", "a", "x"), Example("0", "a", "y"), Example("1", "b", "x")]
-    assert [*records(rows).parts] == ["0", "0/2", "1"]
-    assert difference(records(rows), records([*rows[:1], Example("0", "a", "z"), rows[2]])) == (
+    told = [Example("0", "a", "x"), Example("0", "a", "y"), Example("1", "b", "x")]
+    assert [*records(told).parts] == ["0", "0/2", "1"]
+    assert difference(records(told), records([*told[:1], Example("0", "a", "z"), told[2]])) == (
         "of 3 examples 1 changed (0/2)"
     )
 

@@ -27,7 +27,7 @@ from g2d_jax.contents import Content, difference
 from g2d_jax.data.arithmetic import SLIPS
 from g2d_jax.data.dumps import dump_files
 from g2d_jax.data.examples import load_examples
-from g2d_jax.data.problems import load_problems
+from g2d_jax.data.problems import load_problems, open_rows
 from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
 from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
 from g2d_jax.graph import policies_read
@@ -167,6 +167,9 @@ def _model(path: str, revision: str | None) -> Reader:
 
 
 def _files(path: str) -> Content:
+    """Return the content of a dump's or a preference set's files, of the hub of its rows."""
+    if path.startswith("hub:"):
+        return contents.rows(row.values for row in open_rows(path)[1])
     return contents.files(dump_files(path))
 
 
