@@ -17,12 +17,18 @@ def get_config(arg: str = "") -> ConfigDict:
     config.name = "demo"
     config.seed = chosen.seed
     config.model.update(hidden_size=64, head_dim=16, intermediate_size=176)
+    config.data.train = settings.source("procedural:slips", "train", 20_000)
+    config.data.dev = settings.source("procedural:slips", "dev", 256)
+    config.data.test = settings.source("procedural:slips", "test", 512)
     config.data.max_prompt_length = 16
-    config.data.test.limit = 512
     config.compute.chunk = 8
     drawn = settings.sampling(48)
     config.stages.sft = settings.sft(
-        data=settings.source("procedural:slips", limit=40_000), steps=1000, batch_size=32, max_length=80
+        data=settings.source("procedural:slips", limit=40_000),
+        steps=1000,
+        batch_size=32,
+        max_length=80,
+        optimizer=settings.optimizer(3e-3, schedule="cosine", warmup_steps=50),
     )
     config.stages.warmup = settings.online(
         policy="sft", steps=chosen.K, keep=(0,), sampling=drawn, optimizer=settings.optimizer(5e-5)

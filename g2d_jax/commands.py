@@ -18,6 +18,7 @@ from g2d_jax.accounting import TRAINING
 from g2d_jax.card import card
 from g2d_jax.config import BestCheckpoint, Config, Evaluate, Mesh, SamplingStage, Source, Split
 from g2d_jax.config_io import to_dict
+from g2d_jax.contents import weights
 from g2d_jax.data import splits
 from g2d_jax.data.splits import problem_id
 from g2d_jax.mesh import make_mesh
@@ -30,7 +31,9 @@ from g2d_jax.runtime import processes, program_cache, storage
 from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.tracking import Tracker
 from g2d_jax.stages import evaluate as evaluation
+from g2d_jax.stages import inputs
 from g2d_jax.stages.policies import base_path, checkpoint_of, load_policy
+from g2d_jax.stages.problems import setting_of
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.checkpoint import Checkpoints
 from g2d_jax.workdir import absolute, no_run, packages, settings_of, stage_folders, stage_steps, where_to_look
@@ -171,6 +174,7 @@ def evaluate(
                 f"pass_at of the run's stage is {stages[0].pass_at}: of {samples} answers to a problem only {limited} "
                 "can be told"
             )
+        inputs.verify(runtime, policy, *_scored_by(runtime, None if problems else stage.split))
         held_out = [[problem.id, problem.answer] for problem in runtime.problems[stage.split]]
         fingerprint = storage.fingerprint([stage.to_dict(), held_out, version(runtime, policy)])
         name = f"evaluation-{fingerprint}"
@@ -185,6 +189,16 @@ def evaluate(
     return manifest
 
 
+def _scored_by(runtime: Runtime, split: str | None) -> list[str]:
+    """List the inputs that scores come from: reward models, and the problems of a split; None: of no split."""
+    settings = []
+    for name in runtime.tasks:
+        prefix = "" if name == "main" else f"tasks.{name}."
+        settings += [f"{prefix}reward.model.path", f"{prefix}reward.model.tokenizer"]
+        settings += [setting_of(name, split)] if split else []
+    return settings
+
+
 def _with_problems(config: Config, task: str, split: Split, source: Source) -> Config:
     """Return the config with these problems in place of a task's held-out split, and none in that of the others."""
 
@@ -194,9 +208,11 @@ def _with_problems(config: Config, task: str, split: Split, source: Source) -> C
 
 
 def version(runtime: Runtime, policy: str) -> Any:
-    """Identify the weights that a policy's name means now: its step, and the stage's fingerprint once finished."""
+    """Identify the weights that a policy's name means now: of a model by content; of a stage by its folder's name, its
+    step, and its fingerprint once finished."""
     if policy == "init" or policy.startswith("hf:"):
-        return policy
+        folder = runtime.model_folder if policy == "init" else hf.resolve(policy.removeprefix("hf:"))
+        return [policy.partition(":")[0], None if folder is None else weights(folder).digest]
     folder, step = checkpoint_of(runtime, policy)
     manifest = storage.finished(folder.parent) or {}
     place = str(folder) if policy.startswith("run:") else folder.parent.name  # the work directory may move
@@ -247,6 +263,7 @@ def _export(runtime: Runtime, policy: str, folder: epath.Path, dtype: str, adapt
     """Write the files of `export`, config.json or PEFT's last but for the card's note."""
     if adapters and not runtime.config.lora.rank:
         raise ValueError("the run has no adapters (lora.rank is 0): export without --adapters")
+    processes.on_leader(lambda: inputs.verify(runtime, policy))
     params = load_policy(runtime, policy)
     text = processes.on_leader(lambda: _write_texts(runtime, policy, folder, adapters))
     if adapters:
@@ -331,6 +348,9 @@ def sample(
         samplings = [stage.sampling for stage in runtime.config.stages.values() if isinstance(stage, SamplingStage)]
         if not samplings:
             raise ValueError("the run has no stage with sampling settings")
+        if prompts is None and not runtime.problems["test"]:
+            raise ValueError("the run has no test problems (data.test names none): give a problem with --prompt")
+        inputs.verify(runtime, chosen, *_scored_by(runtime, "test" if prompts is None else None))
         params = samplings[0].params(runtime.stop_ids, temperature=temperature)
         view = runtime.sampler().view(load_policy(runtime, chosen))
         if prompts is None:

@@ -136,11 +136,11 @@ class Tokenizer(Section):
 
 
 class Data(Section):
-    """The problems of the task "main"."""
+    """The problems of the task "main". A split without a path has no problems."""
 
-    train: Source = Source(path="procedural:slips", split="train", limit=20_000)
-    dev: Source = Source(path="procedural:slips", split="dev", limit=256)
-    test: Source = Source(path="procedural:slips", split="test", limit=1024)
+    train: Source = Source()
+    dev: Source = Source()
+    test: Source = Source()
     seed: int = 0
     max_prompt_length: Positive = 256
     weight: NotNegativeFloat = 1.0  # of these problems, beside those of `tasks`
@@ -383,15 +383,16 @@ class Probe(Section):
 
 
 class Sft(Section):
-    """Supervised fine-tuning. data: messages or prompt/completion files, or an embedded task's demonstrations."""
+    """Supervised fine-tuning. data: messages or prompt/completion files, or an embedded task's demonstrations; it has
+    to be named."""
 
     kind: Literal["sft"] = "sft"
     policy: Policy = "init"
-    data: Source = Source(path="procedural:slips")
+    data: Source = Source()
     steps: NotNegative = 2000
     batch_size: Positive = 64
     max_length: Annotated[int, Bounds(least=2)] = 512
-    optimizer: Optimizer = Optimizer(learning_rate=3e-3, schedule="cosine", warmup_steps=50)
+    optimizer: Optimizer = Optimizer(learning_rate=2e-5, schedule="cosine", warmup_steps=50)
 
     def check(self) -> None:
         """Refuse a warm-up longer than the stage."""
@@ -878,7 +879,7 @@ def _without_gone(stage: ConfigDict, changes: Mapping[str, Any]) -> dict[str, An
 
 
 def base() -> ConfigDict:
-    """Return the settings that every run has, for the demo's task; stages are added by the config file."""
+    """Return the settings that every run has; problems and stages are added by the config file."""
     return editable(Config())
 
 

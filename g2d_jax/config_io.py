@@ -17,6 +17,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from g2d_jax import config as schema
 from g2d_jax.gone import find
+from g2d_jax.places import walk
 from g2d_jax.runtime import storage
 from g2d_jax.section import Section, editable
 
@@ -197,10 +198,45 @@ def wrong_type(path: str, field: Any, value: Any) -> ValueError:
     return ValueError(f"{path} must be {expected}, got {value!r:.500}")
 
 
-def identity(config: ConfigDict | Section | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that decide the result, in JSON's types: all but `name` and those in `config.RUNTIME`."""
+def identity(config: ConfigDict | Section | Mapping[str, Any], *, places: bool = False) -> dict[str, Any]:
+    """Return the fields that decide the result, in JSON's types: all but `name` and those in `config.RUNTIME`.
+
+    Where files, models, data sets and other runs lie decides nothing: what is in them is compared by content
+    (stages/inputs.py), and their places and revisions are left out. places: keep them.
+    """
     values = storage.plain(config) if isinstance(config, Mapping) else to_dict(config)
+    if not places:
+        _forget_places(values)
     return _without(values, "")
+
+
+BY_CONTENT = "(by content)"
+"""What stands in an identity for a place."""
+
+
+def _forget_places(values: dict[str, Any]) -> None:
+    """Put BY_CONTENT in place of every place outside the run, and drop what says which revision of it."""
+    stages = values.get("stages", {})
+    for setting in walk(values):
+        section, key, kind = setting.section, setting.key, setting.place.kind
+        value = section[key]
+        if kind in ("model", "problems"):
+            section.pop("revision", None)
+        if setting.path.endswith("tokenizer.path") or key == "tokenizer":
+            del section[key]  # "" stands for the model's own, which may be the same
+        elif kind == "policy":
+            section[key] = [_policy(text) for text in value] if isinstance(value, list) else _policy(value)
+        elif kind in ("model", "problems", "rollouts", "preferences"):
+            inside = ("", "sample", "archive", *stages)
+            if value not in inside and not value.startswith("procedural:"):
+                section[key] = BY_CONTENT
+
+
+def _policy(name: str) -> str:
+    """Return a policy's name without a place: "hf:" and "run:#STAGE@STEP"."""
+    if name.startswith("hf:"):
+        return "hf:"
+    return f"run:#{name.rpartition('#')[2]}" if name.startswith("run:") else name
 
 
 def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -210,9 +246,11 @@ def _without(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {key: _without(item, f"{prefix}{key}.") if isinstance(item, dict) else item for key, item in rest.items()}
 
 
-def differences(old: Mapping[str, Any], new: Section | Mapping[str, Any]) -> list[str]:
+def differences(
+    old: Mapping[str, Any] | Section, new: Section | Mapping[str, Any], *, places: bool = False
+) -> list[str]:
     """List the differences between two configs' identities, one line a field: "stages.warmup.steps: 20 -> 40"."""
-    return list(_differences(identity(old), identity(new), ""))
+    return list(_differences(identity(old, places=places), identity(new, places=places), ""))
 
 
 def own_differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

@@ -23,10 +23,10 @@ from g2d_jax.records import Preference, Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Tracker
-from g2d_jax.stages import alerts, external_rollouts, golds, offline, online, sft
-from g2d_jax.stages.problems import train_order
+from g2d_jax.stages import alerts, external_rollouts, golds, inputs, offline, online, sft
+from g2d_jax.stages.problems import table, train_order
 from g2d_jax.stages.runtime import Runtime
-from g2d_jax.workdir import absolute, check_claim
+from g2d_jax.workdir import absolute, check_claim, stage_folders
 
 SHOWN = 2  # problems that are shown in full
 MOST_SHOWN = 1000  # characters of a prompt or response of a preference pair
@@ -52,9 +52,12 @@ def show(config: ConfigDict, named: ConfigDict | None = None, workdir: storage.P
             if workdir is not None:
                 check_claim(settings, place, {}, made_from_ends(settings, order))
             _check(runtime)
+            if workdir is not None:
+                found = {setting: reader.content() for setting, reader in inputs.of_run(runtime).items()}
+                begun = place.exists() and bool(stage_folders(place))
+                inputs.compare(place, found, tracker.say, settings, begun)
             _show_stages(runtime, order, place)
-            counts = [[split, len(problems)] for split, problems in runtime.problems.items()]
-            tracker.table("problems", ["split", "count"], counts)
+            tracker.table("problems", ["task", "split", "source", "count"], table(settings, runtime.problems))
             golds.warn(runtime, golds.MOST_DRY, golds.SECONDS_DRY)
             for task in runtime.tasks:
                 problems = [problem for problem in runtime.problems["train"] if problem.task == task]

@@ -130,13 +130,15 @@ def check_names(config: Config) -> None:
 
 
 def check_inputs(config: Config, order: Plan) -> None:
-    """Raise ValueError naming the first stage whose settings do not fit those of the stages that it reads."""
+    """Raise ValueError naming the first stage whose settings do not fit those of the stages that it reads, or that
+    needs problems, examples or a tokenizer which no setting names."""
     for name in order.order:
         stage = config.stages[name]
         try:
             for split in _splits_read(stage):
-                if not any(getattr(task, split).path for task in config.all_tasks.values()):
-                    raise ValueError(f"it goes by the problems of data.{split}, whose path is empty: name some there")
+                _check_named(split, config)
+            if examples_path(stage) == "":
+                raise ValueError(f"no setting names its examples: set stages.{name}.data.path{_SOURCES}")
             if isinstance(stage, Online) and stage.rollouts != "sample":
                 _check_dump(stage.rollouts, "sample")
             elif isinstance(stage, Collect):
@@ -149,6 +151,52 @@ def check_inputs(config: Config, order: Plan) -> None:
                 _check_pass_at(stage)
         except ValueError as error:
             raise ValueError(f"stages.{name}: {error}") from error
+    _check_tokenizer(config)
+
+
+_SOURCES = ", a file or hub:owner/name; in a config file with settings.source(…)"
+
+
+def examples_path(stage: Stage) -> str | None:
+    """Return where a stage's examples are from, "" where no setting says so; None for a stage that has none."""
+    data = getattr(stage, "data", None)
+    return None if data is None else str(data.path)
+
+
+def _check_named(split: str, config: Config) -> None:
+    """Raise ValueError for a split that no setting names, and for training problems that a task of a mixed run lacks.
+
+    Held-out problems may be of some of the tasks only.
+    """
+    without = [name for name, task in config.all_tasks.items() if not getattr(task, split).path]
+    if len(without) == len(config.all_tasks):
+        places = [f"data.{split}.path", *(f"tasks.{name}.{split}.path" for name in config.tasks)]
+        raise ValueError(f"it needs problems of {split}, and no setting names any: set {' or '.join(places)}{_SOURCES}")
+    if split != "train":
+        return
+    for name in without:
+        place = "data" if name == "main" else f"tasks.{name}"
+        if config.all_tasks[name].weight:
+            raise ValueError(
+                f"it draws problems of every task, and no setting names those of {name}: set {place}.train.path"
+                f"{_SOURCES}, or {place}.weight to 0"
+            )
+
+
+def _check_tokenizer(config: Config) -> None:
+    """Raise ValueError for random parameters without a tokenizer named, but for a run on an embedded task."""
+    if config.model.path or config.tokenizer.path:
+        return
+    tasks = config.all_tasks.values()
+    paths = [source.path for task in tasks for source in (task.train, task.dev, task.test)]
+    paths += [examples_path(stage) or "" for stage in config.stages.values()]
+    if any(path.startswith("procedural:") for path in paths):
+        return
+    raise ValueError(
+        "tokenizer.path is empty, and so is model.path: random parameters come without a tokenizer. Set model.path, or "
+        "tokenizer.path to a folder or hub id; procedural:slips is that of the embedded tasks, which knows the "
+        "characters of their problems only"
+    )
 
 
 def _splits_read(stage: Stage) -> Iterator[str]:

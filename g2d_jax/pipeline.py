@@ -36,11 +36,21 @@ from g2d_jax.runtime.heartbeat import watched
 from g2d_jax.runtime.lock import locked
 from g2d_jax.runtime.tracking import Tracker, check_services
 from g2d_jax.sampler import remote
-from g2d_jax.stages import best_checkpoint, collect, evaluate, golds, init_params, offline, online, sft
+from g2d_jax.stages import best_checkpoint, collect, evaluate, golds, init_params, inputs, offline, online, sft
 from g2d_jax.stages.policies import check_elsewhere
+from g2d_jax.stages.problems import table
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.training.objectives import Compute, Objective
-from g2d_jax.workdir import PROGRAMS, absolute, check_token, claim, packages, without_secrets
+from g2d_jax.workdir import (
+    PROGRAMS,
+    absolute,
+    check_claim,
+    check_token,
+    claim,
+    mark_start,
+    packages,
+    without_secrets,
+)
 
 Objectives = Mapping[str, Callable[[Compute], Objective]]
 """Stage -> the function that makes its loss."""
@@ -155,7 +165,8 @@ def _opened(
         own_functions = _own(reward, objectives)
         mine = {"config": to_dict(config), "until": until, "own": own_functions, "packages": packages()}
         processes.agreed("settings or packages", mine)
-        token = processes.on_leader(lambda: claim(config, folder, own_functions, made_from_ends(config, order)))
+        ends = made_from_ends(config, order)
+        token = processes.on_leader(lambda: _take(config, folder, own_functions, ends))
         with processes.barrier():
             check_token(folder, token)
         shown = folder if processes.leader() else None
@@ -163,11 +174,34 @@ def _opened(
         with Tracker(shown, tensorboard=config.logging.tensorboard, **services) as tracker:
             runtime = Runtime(config, folder, tracker, order.folders(folder), reward, objectives)
             with contextlib.closing(runtime):
+                _ = runtime.problems  # by all processes, which agree on them
+                runtime.contents = processes.on_leader(lambda: _compared(runtime))
+                processes.on_leader(lambda: claim(config, folder, own_functions, ends))
                 _ = runtime.sampling_mesh  # raises for an impossible mesh, before any work
                 compiling.take_programs()  # those of an earlier run in this process
+                for task, split, source, count in table(config, runtime.problems):
+                    tracker.say(f"{task}, {split}: {count} problems; source: {source}")
                 problems = runtime.problems["train"]
                 runtime.scorer.start(problems[:: -(-len(problems) // 256) or 1])
                 yield runtime
+
+
+def _take(config: Config, folder: epath.Path, own: Mapping[str, str], ends: Mapping[str, Sequence[str]]) -> str:
+    """Check a work directory, and take a new one; return the token of this start.
+
+    One that holds a run is left as it is until what the run reads has been compared.
+    """
+    if not (folder / "config.json").exists():
+        return claim(config, folder, own, ends)
+    check_claim(config, folder, own, ends)
+    return mark_start(folder)
+
+
+def _compared(runtime: Runtime) -> dict[str, str]:
+    """Compare what the run reads with what its work directory keeps of it; return the digests by setting."""
+    found = {setting: reader.content() for setting, reader in inputs.of_run(runtime).items()}
+    inputs.check(runtime.workdir, found, runtime.tracker.say, runtime.config)
+    return inputs.digests(found)
 
 
 def check_joined() -> None:
@@ -223,12 +257,12 @@ def run_stage(runtime: Runtime, name: str, order: Plan, *, again: bool = False) 
         ) from error
     runtime.writer.wait()
     read = {needed: storage.finished(runtime.folders[needed]) or {} for needed in order.inputs[name]}
-    inputs = {needed: manifest.get("fingerprint") for needed, manifest in read.items()}
+    made_from = {needed: manifest.get("fingerprint") for needed, manifest in read.items()}
     manifest = {
         "kind": stage.kind,
         "name": name,
-        "inputs": inputs,
-        "fingerprint": storage.fingerprint([runtime.fingerprint(), stage.to_dict(), inputs]),
+        "inputs": made_from,
+        "fingerprint": runtime.stage_fingerprint(name, made_from),
         "started": started,
         "programs": compiling.take_programs(),
         **fields,

@@ -26,6 +26,7 @@ from g2d_jax.runtime.lock import LOCK
 _STAGE = re.compile(r"(\d+)-(.+)")
 _LOGIN = re.compile(r"(://)[^/?#\s@]*@")
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS)$", re.IGNORECASE)
+INPUTS = "inputs.json"  # what a run reads from outside, by content: stages/inputs.py
 PROGRAMS = "compiled"  # folder of compiled programs, of a run of several processes
 PLANS = "sweeps"  # folder of studies: NAME.json has its config and points
 LINKS = "stages.json"  # of a study's point: [[stage, folder relative to the point's, step it is taken at], …] in order
@@ -117,7 +118,7 @@ def claim(
 ) -> str:
     """Take a work directory for a config, or check that it is this config's. Writes config.json and environment.json.
 
-    Returns a token of this start, for `check_token`.
+    Returns the token of `mark_start`.
 
     own: names of functions given from Python in place of configured ones; they belong to the run's identity.
     ends: stage -> stages that are made from the policy it ends with.
@@ -128,6 +129,11 @@ def claim(
         storage.unfinish(folder)
     kept = {"config": to_dict(config), "own": dict(own), "version": __version__, "workdir": str(workdir)}
     storage.write_json(workdir / "config.json", kept)
+    return mark_start(workdir)
+
+
+def mark_start(workdir: epath.Path) -> str:
+    """Write environment.json; return a token of this start, for `check_token`."""
     token = secrets.token_hex(8)
     storage.write_json(workdir / "environment.json", {**environment(), "start": token})
     return token
@@ -156,7 +162,7 @@ def check_claim(
             ) from error
         content = {**content, "config": before}
         _check_unchanged(content, config, workdir, own, {name: begun.keys() & set(ends[name]) for name in ends})
-        longer = with_longer(identity(before), identity(config))[1]
+        longer = with_longer(*_identities(before, config, workdir))[1]
         return [begun[name] for name in longer if name in begun]
     if workdir.exists() and any(child.name not in (LOCK, PROGRAMS) for child in workdir.iterdir()):
         raise ValueError(f"{workdir} is not empty and holds no run: choose another --workdir")
@@ -172,12 +178,13 @@ def _check_unchanged(
 ) -> None:
     """Raise ValueError if a run that has begun would not be this config's. ends: of `claim`, those that have begun."""
     functions = own_differences(content.get("own") or {}, own)
-    longer, names = with_longer(identity(content["config"]), identity(config))
+    before, now = _identities(content["config"], config, workdir)
+    longer, names = with_longer(before, now)
     stale = {name: sorted(ends[name]) for name in names if ends.get(name)}
-    others = [*differences(longer, config), *functions]
+    others = [*differences(longer, now, places=True), *functions]
     if not (stale or others):
         return
-    changed = differences(content["config"], config)
+    changed = differences(before, now, places=True)
     parts = [
         f"{workdir} was started with other settings:\n  " + "\n  ".join([*changed, *functions]),
         "Choose another --workdir, or undo the change. Only what docs/config.md calls runtime may change: mesh, "
@@ -196,6 +203,17 @@ def _check_unchanged(
         "its optimiser starts anew"
     )
     raise ValueError("\n".join(parts))
+
+
+def _identities(
+    before: Config | ConfigDict, config: Config, workdir: epath.Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the identities of the config that a run began with and of the one given now.
+
+    Places count only where the work directory does not keep what was in them, as older versions made it.
+    """
+    places_count = not (workdir / INPUTS).exists()
+    return identity(before, places=places_count), identity(config, places=places_count)
 
 
 def check_token(workdir: epath.Path, token: str) -> None:

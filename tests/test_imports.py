@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "g2d_jax"
 ROOMS = [
     "records keys section gone config config_io config_load places recipes mesh runtime workdir",
     "models data losses rewards study accounting",
-    "graph sampler training scoring",
+    "contents graph sampler training scoring",
     "stages",
     "pipeline sweep report commands card dataset push outputs dryrun plan forecast cli __main__",
 ]

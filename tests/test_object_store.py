@@ -115,6 +115,28 @@ def test_a_run_starts_from_a_model_on_a_store(gs, call, tmp_path):
 
 
 @pytest.mark.slow
+def test_what_lies_on_a_store_is_known_by_the_stores_checksums(gs, call):
+    code = f"""
+from etils import epath
+from g2d_jax.contents import difference, files, weights
+folder = epath.Path("gs://{BUCKET}/contents")
+def put(name, data):
+    (folder / name).write_bytes(data)
+    return str(folder / name)
+first = files([put("a.jsonl", b"1"), put("b.jsonl", b"2")])
+put("a.jsonl", b"1")
+assert difference(first, files([str(folder / name) for name in ("a.jsonl", "b.jsonl")])) == ""
+changed = files([put("a.jsonl", b"3"), str(folder / "b.jsonl")])
+assert difference(first, changed) == "of 2 files 1 changed (a.jsonl)", difference(first, changed)
+put("config.json", b"{{}}"), put("model.safetensors", b"1")
+model = weights(folder)
+put("model.safetensors", b"2")
+assert difference(model, weights(folder)) == "of 2 files and settings 1 changed (model.safetensors)"
+"""
+    call(gs, code)
+
+
+@pytest.mark.slow
 def test_two_processes_share_a_study(gs, start, call, tmp_path):
     (tmp_path / "only_sft.py").write_text(
         "import tiny\n"

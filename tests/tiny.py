@@ -27,7 +27,7 @@ def get_config(arg: str = "") -> ConfigDict:
         intermediate_size=64,
     )
     for split, count in (("train", 40), ("dev", 8), ("test", 16)):
-        config.data[split].update(path="procedural:chains", limit=count)
+        config.data[split] = settings.source("procedural:chains", split, count)
     config.data.max_prompt_length = 16
     config.reward.function = "tiny:even"  # the tests put this folder on the path
     config.compute.update(max_num_seqs=32, chunk=4, prefill_rows=8, row_length=64)

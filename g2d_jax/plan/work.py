@@ -55,9 +55,10 @@ def shape_of(path: str) -> ModelConfig:
 def reads_locally(config: Config) -> bool:
     """Tell whether tokenizer and problems are files on this machine, so that the lengths of prompts can be counted."""
     tokenizer = config.tokenizer.path or config.model.path
-    files = [epath.Path(tokenizer).expanduser() / name for name in ("tokenizer.json", "tokenizer_config.json")]
-    if tokenizer and not (storage.is_local(tokenizer) and any(file.exists() for file in files)):
-        return False
+    if tokenizer and not tokenizer.startswith("procedural:"):
+        files = [epath.Path(tokenizer).expanduser() / name for name in ("tokenizer.json", "tokenizer_config.json")]
+        if not (storage.is_local(tokenizer) and any(file.exists() for file in files)):
+            return False
     sources = [source.path for task in config.all_tasks.values() for source in (task.train, task.dev, task.test)]
     return all(source.startswith("procedural:") or _is_local_file(source) for source in sources if source)
 
@@ -70,5 +71,5 @@ def _is_local_file(source: str) -> bool:
 
 def problems(config: Config, split: str) -> int:
     """Count the problems of a held-out split over all tasks: its limit, the suite's size, or an assumed number."""
-    sources: list[Source] = [getattr(task, split) for task in config.all_tasks.values()]
+    sources: list[Source] = [getattr(task, split) for task in config.all_tasks.values() if getattr(task, split).path]
     return sum(source.limit or SUITES.get(source.path.partition(":")[0], ASSUMED) for source in sources)

@@ -713,7 +713,7 @@ def _mark(number: int) -> str:
 def _changes(first: Run, other: Run) -> list[str]:
     """List the settings that differ, functions given from Python included."""
     before, after = (read_json(run.workdir / "config.json").get("own", {}) for run in (first, other))
-    return differences(first.config, other.config) + own_differences(before, after)
+    return differences(first.config, other.config, places=True) + own_differences(before, after)
 
 
 def _incomparable(sides: Sequence[Side], common: Sequence[str]) -> Iterator[str]:

@@ -6,8 +6,6 @@ With token ids they are exact: what the policy saw and sampled. Text alone is to
 from __future__ import annotations
 
 import functools
-import hashlib
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,13 +19,11 @@ from g2d_jax.data.fields import BrokenRow
 from g2d_jax.data.problems import plain_answer
 from g2d_jax.data.splits import problem_id
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
-from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime import processes
 from g2d_jax.runtime.tables import read_rollouts, safe_text, write_rollouts
 from g2d_jax.stages.cost import Cost
 from g2d_jax.stages.rollouts import Draws, Groups, Sampled, graded_texts, on_disk, read_sampled, write_sampled
 from g2d_jax.stages.runtime import Runtime
-
-READ = "_dump.json"  # beside the shards: the last batch that was read of the dump, and its fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,6 @@ class ExternalBatches:
     draws: Draws
     groups: Sequence[Sequence[ExternalRow]]
     prompts: int  # of a batch
-    fingerprints: Sequence[str]  # of `_fingerprints`
     without_logprobs: int  # rows that a loss with a ratio of policies trains on unweighed
     rows: int
 
@@ -62,7 +57,6 @@ class ExternalBatches:
             with self.runtime.track_cost(cost := Cost()):
                 groups = _score(self.runtime, self.problems, draws, self.groups[part])
             sampled = Sampled(draws, groups, cost.part())
-            _note(shard.parent, number, self.fingerprints)
             processes.on_leader(partial(write_sampled, [sampled], [shard], shard.parent / "_parts"))
         return read_sampled(self.runtime, shard)
 
@@ -71,8 +65,8 @@ def external_batches(runtime: Runtime, name: str, stage: Online) -> ExternalBatc
     """Read the batches of an online stage from stage.rollouts; None if it samples its own.
 
     Rows of the same prompt and step are a group. Raises ValueError naming file and line of what the stage cannot train
-    on, if there are too few groups for its steps, if log-probabilities are there that importance_cap=0 would leave
-    unused, and if what an earlier start read of the dump is no longer so.
+    on, if there are too few groups for its steps, and if log-probabilities are there that importance_cap=0 would leave
+    unused.
     """
     if stage.rollouts == "sample":
         return None
@@ -103,9 +97,7 @@ def external_batches(runtime: Runtime, name: str, stage: Online) -> ExternalBatc
         identifier = group[0].rollout.problem_id
         draws.append((runtime.train[identifier], visits.get(identifier, 0)))
         visits[identifier] = visits.get(identifier, 0) + 1
-    fingerprints = _fingerprints(problems, groups, stage.prompts_per_step)
-    _check_unchanged(runtime, stage.rollouts, runtime.folders[name] / "rollouts", fingerprints)
-    return ExternalBatches(runtime, problems, draws, groups, stage.prompts_per_step, fingerprints, unweighed, len(rows))
+    return ExternalBatches(runtime, problems, draws, groups, stage.prompts_per_step, unweighed, len(rows))
 
 
 def external_groups(runtime: Runtime, path: str, shard: epath.Path, reward: str | None = None) -> tuple[Draws, Groups]:
@@ -113,15 +105,12 @@ def external_groups(runtime: Runtime, path: str, shard: epath.Path, reward: str 
 
     A row's reward counts as given (null: unscorable). Without one the response is scored against the row's answer, or
     the answer of the same problem in data.train. Prompts of dev and test are refused. Log-probabilities are NaN where
-    the dump has none. Raises ValueError naming file and line of a broken row, and for other rows than the shard is of.
+    the dump has none. Raises ValueError naming file and line of a broken row.
     """
     problems, by_prompt = read_groups(runtime, path, reward)
     draws: Draws = [(problems[identifier], 0) for identifier in by_prompt]
-    fingerprints = _fingerprints(problems, list(by_prompt.values()), len(by_prompt))
-    _check_unchanged(runtime, path, shard.parent, fingerprints)
     if not on_disk(runtime, [shard]):
         scored = _score(runtime, problems, draws, list(by_prompt.values()))
-        _note(shard.parent, 0, fingerprints)
         processes.on_leader(lambda: write_rollouts(shard, [row for group in scored for row in group]))
     groups: dict[str, list[ScoredRollout]] = {}
     for kept in read_rollouts(shard):
@@ -310,29 +299,3 @@ def _score(
         for row, rollout in rows
     )
     return [[next(scored) for _ in group] for group in groups]
-
-
-def _fingerprints(problems: Mapping[str, Problem], groups: Sequence[Sequence[ExternalRow]], prompts: int) -> list[str]:
-    """Return 32 hex digits for each batch of so many groups: of all that its rollouts and those before are made of."""
-    digest, fingerprints = hashlib.blake2b(digest_size=16), []
-    for first in range(0, len(groups), prompts):
-        for row in itertools.chain.from_iterable(groups[first : first + prompts]):
-            rollout, scored_by = row.rollout, row.score or problems[row.rollout.problem_id].answer
-            arrays = [values.tobytes() for values in (rollout.prompt_ids, rollout.token_ids, rollout.logprobs)]
-            digest.update(repr((rollout.problem_id, arrays, rollout.stop_reason, row.text, scored_by)).encode())
-        fingerprints.append(digest.hexdigest())
-    return fingerprints
-
-
-def _note(folder: epath.Path, number: int, fingerprints: Sequence[str]) -> None:
-    """Write down for `_check_unchanged`, before its shard, that a batch was read."""
-    processes.on_leader(lambda: storage.write_json(folder / READ, [number, fingerprints[number]]))
-
-
-def _check_unchanged(runtime: Runtime, path: str, folder: epath.Path, fingerprints: Sequence[str]) -> None:
-    """Raise ValueError if a dump no longer begins with the batches that a stage's rollouts were made of."""
-    if not on_disk(runtime, [folder / READ]):
-        return
-    number, fingerprint = storage.read_json(folder / READ)
-    if fingerprints[number] != fingerprint:
-        raise ValueError(f"{path} has changed since {folder} was made of it: restore it, or choose another --workdir")

@@ -221,23 +221,26 @@ def reference_logprobs(
 
     The cache's name is a fingerprint of the policy's weights' origin, tokenizer, dtype and every token id.
     """
-    file = (
-        runtime.folders[name] / f"reference-{storage.fingerprint(_inputs(runtime, stage, examples, row_length))}.json"
-    )
+    fingerprint = storage.fingerprint(_inputs(runtime, name, stage, examples, row_length))
+    file = runtime.folders[name] / f"reference-{fingerprint}.json"
     logprobs, cost = measured_once(
         runtime, file, lambda cost: score(runtime, load_policy(runtime, stage.policy), examples, row_length, cost)
     )
     return np.asarray(logprobs, np.float32), cost
 
 
-def _inputs(runtime: Runtime, stage: Offline, examples: list[Group], row_length: int) -> list[Any]:
+def _inputs(runtime: Runtime, name: str, stage: Offline, examples: list[Group], row_length: int) -> list[Any]:
     """List all that decides the starting policy's log-probabilities of some examples."""
-    what = [runtime.fingerprint(), _origin(runtime, stage.policy), str(runtime.dtype), row_length]
+    what = [runtime.fingerprint(), _origin(runtime, name, stage.policy), str(runtime.dtype), row_length]
     return [what, [[e.prompt_ids, *(response.token_ids for response in e.responses)] for e in examples]]
 
 
-def _origin(runtime: Runtime, policy: str) -> Any:
-    """Identify a policy's weights: its name and, for a stage, the fingerprint in that stage's manifest."""
+def _origin(runtime: Runtime, name: str, policy: str) -> Any:
+    """Identify the weights that a stage starts from: by content if they are from elsewhere, else by the policy's name
+    and the fingerprint in its stage's manifest."""
+    content = runtime.contents.get(f"stages.{name}.policy")
+    if content is not None:
+        return content
     if policy == "init" or policy.startswith("hf:"):
         return [policy, None]
     manifest = storage.finished(checkpoint_of(runtime, policy)[0].parent)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from g2d_jax import keys
-from g2d_jax.config import Config, Source, Task
+from g2d_jax.config import Config, Reward, Source, Task
+from g2d_jax.contents import Content, records
 from g2d_jax.data.order import Mixture, Order
 from g2d_jax.data.problems import LoadReport, load_problems
 from g2d_jax.data.splits import drop_overlap
@@ -20,8 +21,8 @@ Splits = dict[str, list[Problem]]
 """Problems by split: "train", "dev" and "test"."""
 
 
-def load(config: Config, tokenizer: PromptTokenizer, own_reward: bool, say: Say) -> Splits:
-    """Read the problems of all tasks, one task after the other, by split.
+def load(config: Config, tokenizer: PromptTokenizer, own_reward: bool, say: Say) -> tuple[Splits, dict[str, Content]]:
+    """Read the problems of all tasks, one task after the other, by split; and the content of each source, by setting.
 
     train is without those of dev and test, dev without those of test, and none has too long a prompt. own_reward:
     whether the task "main" is scored by a function given from Python, so that its problems need no answer.
@@ -29,8 +30,9 @@ def load(config: Config, tokenizer: PromptTokenizer, own_reward: bool, say: Say)
     different ones.
     """
     loaded: Splits = {"train": [], "dev": [], "test": []}
+    contents: dict[str, Content] = {}
     for name, task in config.all_tasks.items():
-        for split, problems in _of_task(config, name, task, tokenizer, own_reward, say).items():
+        for split, problems in _of_task(config, name, task, tokenizer, own_reward, say, contents).items():
             earlier_ids = {problem.id for problem in loaded[split]}
             new = [problem for problem in problems if problem.id not in earlier_ids]
             if dropped := len(problems) - len(new):
@@ -51,18 +53,47 @@ def load(config: Config, tokenizer: PromptTokenizer, own_reward: bool, say: Say)
         if not problems and any(getattr(task, split).path for task in config.all_tasks.values()):
             raise ValueError(f"data.{split} has no problem left after filtering; see the messages above")
     ids = {split: [problem.id for problem in problems] for split, problems in loaded.items()}
-    processes.agreed("problems", storage.fingerprint(ids))
-    return loaded
+    digests = {setting: content.digest for setting, content in contents.items()}
+    processes.agreed("problems", storage.fingerprint([ids, digests]))
+    return loaded, contents
 
 
-def _of_task(config: Config, name: str, task: Task, tokenizer: PromptTokenizer, own_reward: bool, say: Say) -> Splits:
+def content_of(source: Source, problems: Sequence[Problem], *, columns: bool) -> Content:
+    """Return the content of a source of problems, before any is left out for its answer, length or other splits.
+
+    columns: whether a reward function is given all columns. Of an embedded task the settings say all; no problem's
+    digest is needed.
+    """
+    content = replace(records(problems, columns=columns), place=source.path)
+    return replace(content, parts={}) if source.path.startswith("procedural:") else content
+
+
+def gives_columns(reward: Reward) -> bool:
+    """Return whether a reward is a user's function, which is given all columns of a problem."""
+    return reward.function not in ("verify", "model", "judge")
+
+
+def _of_task(
+    config: Config,
+    name: str,
+    task: Task,
+    tokenizer: PromptTokenizer,
+    own_reward: bool,
+    say: Say,
+    contents: dict[str, Content],
+) -> Splits:
+    """Read a task's problems by split, and add the contents of its sources."""
     prefix, longest = "" if name == "main" else f"{name}, ", config.data.max_prompt_length
-    verified = task.reward.function == "verify" and not (own_reward and name == "main")
+    own = own_reward and name == "main"
+    verified, columns = task.reward.function == "verify" and not own, gives_columns(task.reward) or own
     loaded: Splits = {}
     for split, source in (("train", task.train), ("dev", task.dev), ("test", task.test)):
         if not source.path:
             continue
-        problems = _read(source, config.data.seed, f"{prefix}{split}", verified, say)
+        problems, report = load_problems(source, config.data.seed, verified=verified)
+        _warn(f"{prefix}{split}", report, say)
+        contents[setting_of(name, split)] = content_of(source, problems, columns=columns)
+        problems = _answered(problems, f"{prefix}{split}", say) if verified else problems
         short, dropped = tokenizer.drop_too_long(problems, longest)
         loaded[split] = [replace(problem, task=name) for problem in short]
         if dropped:
@@ -70,12 +101,13 @@ def _of_task(config: Config, name: str, task: Task, tokenizer: PromptTokenizer, 
     return loaded
 
 
-def _read(source: Source, seed: int, label: str, verified: bool, say: Say) -> list[Problem]:
-    """Read a source; without problems that lack a reference answer where `verified`."""
-    problems, report = load_problems(source, seed, verified=verified)
-    _warn(label, report, say)
-    if not verified:
-        return problems
+def setting_of(task: str, split: str) -> str:
+    """Name the setting of a task's split: "data.train", "tasks.chat.train"."""
+    return f"data.{split}" if task == "main" else f"tasks.{task}.{split}"
+
+
+def _answered(problems: list[Problem], label: str, say: Say) -> list[Problem]:
+    """Return the problems that have a reference answer."""
     answered = [problem for problem in problems if problem.answer is not None]
     if dropped := len(problems) - len(answered):
         say(f"{label}: {dropped} problems without a reference answer dropped")
@@ -89,6 +121,30 @@ def _warn(label: str, report: LoadReport, say: Say) -> None:
     if report.filtered:
         listed = ", ".join(f"{count} {reason}" for reason, count in report.filtered.items())
         say(f"{label}: rows of {report.source} left out: {listed}")
+
+
+def table(config: Config, loaded: Splits) -> list[list[str | int]]:
+    """Return a row for each split of each task: task, split, the source of its problems ("none"), and their number."""
+    counts = Counter((problem.task, split) for split, problems in loaded.items() for problem in problems)
+    rows: list[list[str | int]] = []
+    for name, task in config.all_tasks.items():
+        for split, source in (("train", task.train), ("dev", task.dev), ("test", task.test)):
+            rows.append([name, split, _described(source), counts[name, split]])
+    return rows
+
+
+def _described(source: Source) -> str:
+    """Describe a source in a line."""
+    if not source.path:
+        return "none"
+    parts = [source.path]
+    if source.revision is not None:
+        parts.append(f"revision {source.revision}")
+    if source.split:
+        parts.append(f"its {source.split} part")
+    if source.limit is not None:
+        parts.append(f"the first {source.limit:,}")
+    return ", ".join(parts)
 
 
 def order(config: Config, count: int, purpose: str) -> Order:

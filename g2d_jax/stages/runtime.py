@@ -18,8 +18,9 @@ from etils import epath
 from jax.sharding import Mesh
 
 from g2d_jax import mesh as meshes
-from g2d_jax.config import Config, Online, SamplingStage, Stage, Task, TrainingStage
+from g2d_jax.config import Config, Model, Online, SamplingStage, Stage, Task, Tokenizer, TrainingStage
 from g2d_jax.config_io import identity
+from g2d_jax.contents import Content
 from g2d_jax.data import arithmetic
 from g2d_jax.data.packing import Packed
 from g2d_jax.data.template import TemplateSettings
@@ -69,7 +70,7 @@ class Runtime:
     config: the resolved settings. workdir: where artefacts go. folders: stage name -> its folder.
     reward, objectives: a user's own reward function, and own losses by stage, in place of the configured ones.
     evaluated: policy -> folder of another evaluate stage that has its completions already. steps: stage -> step that
-    its bare name means, where this is not the last one.
+    its bare name means, where this is not the last one. contents: setting -> digest of what it names outside the run.
     """
 
     config: Config
@@ -83,6 +84,7 @@ class Runtime:
     said: set[str] = field(default_factory=set)  # messages that are logged once
     evaluated: Mapping[str, epath.Path] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
+    contents: Mapping[str, str] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
     ahead: Ahead = field(default_factory=Ahead)
     writer: Writer = field(default_factory=Writer)
@@ -138,11 +140,7 @@ class Runtime:
     @cached_property
     def tokenizer(self) -> PromptTokenizer:
         """The tokenizer with its templates."""
-        settings = self.config.tokenizer
-        source = settings.path or (self.model_folder if self.config.model.path else arithmetic.SLIPS.name)
-        names = ("chat", "prompt_template", "system", "date", "enable_thinking")
-        chosen = {name: value for name in names if (value := getattr(settings, name)) is not None}
-        return load_tokenizer(source, TemplateSettings(**chosen), revision=settings.revision)
+        return open_tokenizer(self.config.tokenizer, self.config.model)
 
     @cached_property
     def tasks(self) -> dict[str, Task]:
@@ -157,6 +155,15 @@ class Runtime:
     @cached_property
     def problems(self) -> Splits:
         """The problems by split."""
+        return self._loaded[0]
+
+    @property
+    def problem_contents(self) -> dict[str, Content]:
+        """The contents of the sources of problems, by setting: "data.train"."""
+        return self._loaded[1]
+
+    @cached_property
+    def _loaded(self) -> tuple[Splits, dict[str, Content]]:
         return load_problems(self.config, self.tokenizer, self.reward is not None, self.tracker.say)
 
     @cached_property
@@ -276,8 +283,8 @@ class Runtime:
 
     @cached_property
     def mean_prompt(self) -> float:
-        """The mean tokens of a prompt."""
-        return float(np.mean(self.prompt_lengths))
+        """The mean tokens of a prompt; without problems the most there may be."""
+        return float(np.mean(self.prompt_lengths or [self.config.data.max_prompt_length]))
 
     @cached_property
     def problem_counts(self) -> dict[str, int]:
@@ -366,4 +373,20 @@ class Runtime:
         """Fingerprint everything outside the stages that decides a policy: model, tokenizer, data, seed."""
         sections = ("seed", "dtype", "model", "lora", "data", "reward", "tasks", "engine")
         shared = {name: value for name, value in identity(self.config).items() if name in sections}
-        return storage.fingerprint([shared, self.tokenizer.fingerprint])
+        read = {name: digest for name, digest in self.contents.items() if not name.startswith("stages.")}
+        return storage.fingerprint([shared, self.tokenizer.fingerprint, read])
+
+    def stage_fingerprint(self, name: str, inputs: Mapping[str, Any]) -> str:
+        """Fingerprint a stage: its settings, what it reads from outside, and the fingerprints of its inputs."""
+        read = {key: digest for key, digest in self.contents.items() if key.startswith(f"stages.{name}.")}
+        return storage.fingerprint([self.fingerprint(), identity(self.config)["stages"][name], read, inputs])
+
+
+def open_tokenizer(settings: Tokenizer, model: Model) -> PromptTokenizer:
+    """Load the tokenizer that settings name, else the model's, else that of the embedded tasks."""
+    source: Any = settings.path
+    if not source:
+        source = hf.resolve(model.path, revision=model.revision) if model.path else arithmetic.SLIPS.name
+    names = ("chat", "prompt_template", "system", "date", "enable_thinking")
+    chosen = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    return load_tokenizer(source, TemplateSettings(**chosen), revision=settings.revision)

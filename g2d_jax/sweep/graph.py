@@ -1,9 +1,9 @@
 """The stages of all points as one graph, in which stages that would compute the same are one node.
 
 A node is named by a fingerprint of everything that decides its result: the settings outside the stages, its own, the
-nodes it reads, and what lies in the files and other runs that these name (of a hub data set: its name alone). An online
-stage at a constant learning rate is the beginning of the same stage with more steps, so all points that differ in its
-number of steps alone share one trajectory and branch off it:
+nodes it reads, and the content of the files, models and other runs that these name (of the hub: name and revision). An
+online stage at a constant learning rate is the beginning of the same stage with more steps, so all points that differ
+in its number of steps alone share one trajectory and branch off it:
 
     steps=20 and policy "warmup" ─► one node with the most steps any point asks for, which keeps 20, and "warmup@20"
 
@@ -13,9 +13,6 @@ An evaluation is one node a policy, shared by all points that evaluate this poli
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -23,12 +20,11 @@ from types import MappingProxyType
 from etils import epath
 
 from g2d_jax import pipeline, places
-from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online, Sft
+from g2d_jax.config import BestCheckpoint, Config, Evaluate, Online
 from g2d_jax.config_io import begins_more, identity, to_dict
-from g2d_jax.data.dumps import dump_files
-from g2d_jax.graph import kept_steps, plan, policies_read
+from g2d_jax.graph import kept_steps, plan
 from g2d_jax.runtime import storage
-from g2d_jax.stages.policies import stage_of_run
+from g2d_jax.stages.inputs import digests, of_config, on_hub
 from g2d_jax.sweep.points import Point
 
 ENDING = ("steps", "keep", "stop", "budget")
@@ -128,16 +124,23 @@ def _explicit(config: Config) -> Config:
 
 def _ids(config: Config) -> dict[str, str]:
     """Map stage to node id, for a config made explicit."""
-    stages = to_dict(config)["stages"]
-    shared = {key: value for key, value in identity(config).items() if key != "stages"}
+    stages, shared = identity(config)["stages"], {k: v for k, v in identity(config).items() if k != "stages"}
+    read = contents(config)
+    outside = {setting: content for setting, content in read.items() if not setting.startswith("stages.")}
     order = plan(config)
     ids: dict[str, str] = {}
     for name in order.order:
         own = {k: v for k, v in stages[name].items() if k not in ENDING or not begins_more(stages[name])}
         inputs = {needed: ids[needed] for needed in order.inputs[name]}
-        read = contents(config, name)
-        ids[name] = f"{name}-{storage.fingerprint([shared, name, own, inputs, *([read] if read else [])])}"
+        mine = {setting: content for setting, content in read.items() if setting.startswith(f"stages.{name}.")}
+        more = [part for part in (outside, mine) if part]
+        ids[name] = f"{name}-{storage.fingerprint([shared, name, own, inputs, *more])}"
     return ids
+
+
+def contents(config: Config) -> dict[str, object]:
+    """Return by setting what a config reads from outside: digests, and of what is on the hub place and revision."""
+    return {**digests(of_config(config)), **on_hub(config)}
 
 
 def _nodes(config: Config, ids: Mapping[str, str], name: str) -> list[Node]:
@@ -170,38 +173,3 @@ def _restricted(config: Config, name: str) -> Config:
             needed.add(stage)
             waiting += inputs[stage]
     return replace(config, stages={stage: own for stage, own in config.stages.items() if stage in needed})
-
-
-def contents(config: Config, name: str) -> dict[str, str]:
-    """Map path or policy to digest, for the local files and the other runs' stages that a stage of the config reads."""
-    stage = config.stages[name]
-    named = [source.path for source in (config.data.train, config.data.dev, config.data.test)]
-    named += [stage.data.path] if isinstance(stage, Sft) else []
-    inside = {"sample", "archive", *config.stages}
-    read = [getattr(stage, field, "sample") for field in ("rollouts", "preferences")]
-    named += [file for path in read if path not in inside for file in (dump_files(path) if "*" in path else [path])]
-    digests = {path: digest for path in named if (digest := _file(path))}
-    policies = [policy for policy in policies_read(stage) if policy.startswith("run:")]
-    return digests | {policy: _run(policy) for policy in policies}
-
-
-def _file(path: str) -> str:
-    """Return the digest of a local file, or of a folder's files; "" if there is none. "math500:FILE" is the file."""
-    for candidate in (path, path.partition(":")[2]):
-        if candidate and storage.is_local(candidate) and epath.Path(candidate).expanduser().exists():
-            place = epath.Path(candidate).expanduser()
-            files = sorted(child for child in place.iterdir() if child.is_file()) if place.is_dir() else [place]
-            return "-".join(_digest(os.fspath(file), file.stat().mtime, file.stat().length) for file in files)
-    return ""
-
-
-@functools.lru_cache(maxsize=256)
-def _digest(path: str, changed: float, size: int) -> str:
-    """Return the digest of a file's bytes; they are read again only when its time or size has changed."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
-
-
-def _run(policy: str) -> str:
-    """Return the fingerprint of the stage that made a policy of another run, "" as long as it is not finished."""
-    return str((storage.finished(stage_of_run(policy)) or {}).get("fingerprint", ""))

@@ -119,6 +119,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         """Read the tree "params" alone, for the next stage: neither optimiser nor reference. See `restore`."""
         return self.restore(step, {"params": like})[0]["params"]
 
+    def checksums(self, step: int) -> dict[str, int]:
+        """Return the checksum of every array of "params", by name, as it was saved. For one process; reads no array."""
+        folder = self.folder / str(step)
+        saved: Checksums = self._reading(folder, lambda: _read_host(folder), alone=True)["checksums"]
+        return dict(saved["params"])
+
     def damage(self, step: int, part: int = 0, parts: int = 1) -> str:
         """Say what is wrong with the files of a checkpoint, "" if nothing: for a process alone, without any device.
 

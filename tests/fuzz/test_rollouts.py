@@ -123,19 +123,3 @@ def test_parquet(runtime: Runtime, folder: Path) -> None:
     assert check(runtime, folder / "mine.parquet") == 2
     pq.write_table(table.set_column(2, "reward", pa.array([2**62, 0], pa.duration("s"))), folder / "mine.parquet")
     assert check(runtime, folder / "mine.parquet") == 0
-
-
-def test_a_file_that_changed_after_its_rollouts_were_kept(runtime: Runtime, folder: Path) -> None:
-    path, shard = folder / "mine.jsonl", epath.Path(folder / "kept" / "part.parquet")
-    path.write_bytes(LINES)
-    external_groups(runtime, str(path), shard)
-    for i, change in (
-        (0, {"completion": "\\boxed{3}"}), (0, {"reward": 0}), (0, {"reward": None}), (1, {"reward": 0}),
-        (2, {"answer": "5"}), (3, {"completion_ids": [5, 7]}), (3, {"logprobs": [-1.5, -1]}),
-        (3, {"finish_reason": "stop"}), (3, {"prompt_ids": [5]}), (4, {"prompt": "5+5=?"}),
-    ):  # fmt: skip
-        path.write_bytes(b"\n".join(map(as_json, [*GOOD[:i], {**GOOD[i], **change}, *GOOD[i + 1 :]])))
-        with pytest.raises(ValueError, match=r"mine\.jsonl has changed since .*kept was made of it: restore it"):
-            external_groups(runtime, str(path), shard)
-    path.write_bytes(LINES)
-    assert len(external_groups(runtime, str(path), shard)[0]) == 4

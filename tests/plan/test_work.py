@@ -104,6 +104,8 @@ def test_choices_are_those_a_config_can_take_quickest_first():
 
 def test_counts():
     config = settings.base()
+    assert problems(Config.of(config), "test") == 0  # no setting names any
+    config.data.test = settings.source("procedural:slips", limit=1024)
     assert problems(Config.of(config), "test") == 1024
     for source, count in (("math500", 500), ("mine.jsonl", ASSUMED)):
         config.data.test = settings.source(source)

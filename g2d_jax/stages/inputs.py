@@ -1,0 +1,443 @@
+"""What a run reads from outside, kept by content in its work directory and compared at every start.
+
+    settings, problems, tokenizer ─► of_run: setting -> Content ─┬─► WORKDIR/inputs.json, WORKDIR/inputs/SETTING.jsonl
+                                                                 └─► compared with what earlier starts kept ─► refused
+
+Places are free: what lies elsewhere with the same content is the same. A reward function's file is only warned about:
+mending one that failed must not end a run.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from etils import epath
+
+from g2d_jax import contents
+from g2d_jax.config import Config, Model, Online, Reward, Source, Stage, Tokenizer
+from g2d_jax.config_load import beside
+from g2d_jax.contents import Content, difference
+from g2d_jax.data.arithmetic import SLIPS
+from g2d_jax.data.dumps import dump_files
+from g2d_jax.data.examples import load_examples
+from g2d_jax.data.problems import load_problems, open_rows
+from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
+from g2d_jax.data.tokenizer import PromptTokenizer, load_tokenizer
+from g2d_jax.graph import policies_read
+from g2d_jax.models import hf
+from g2d_jax.runtime import storage
+from g2d_jax.stages.policies import base_of, followed, stage_of_run
+from g2d_jax.stages.problems import content_of, gives_columns, setting_of
+from g2d_jax.stages.runtime import Runtime, open_tokenizer
+from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.workdir import INPUTS, stage_folders
+
+MOST_PARTS = 100_000  # of an input whose parts are kept: beyond, its digest and their number alone
+PARTS = "inputs"  # folder of the parts' digests
+
+
+class Reader(NamedTuple):
+    """An input that a setting names. place: a path, or a name on the hub. read: what reads its content."""
+
+    place: str
+    read: Callable[[], Content]
+    revision: str | None = None
+
+    def content(self) -> Content:
+        """Read the content, with its place."""
+        return replace(self.read(), place=self.place)
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether it lies on the hub, so that it may not be on this machine yet."""
+        if not storage.is_local(self.place) or self.is_embedded or self.place.startswith("run:") or "*" in self.place:
+            return False
+        behind = self.place.partition(":")[2]  # "math500:FILE"
+        paths = [self.place, behind] if behind else [self.place]
+        return not any(Path(path).expanduser().exists() for path in paths)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it is of an embedded task."""
+        return self.place.startswith("procedural:")
+
+
+Readers = dict[str, Reader]
+"""Setting -> the input that it names. Nothing is read before it is asked for."""
+
+
+# What a run reads
+
+
+def readers(config: Config, problems: Callable[[str], Content], tokenizer: Callable[[], PromptTokenizer]) -> Readers:
+    """Return all inputs of a config. problems: from "data.train", … to its content."""
+    model, tokens = config.model, config.tokenizer
+    own = (tokens.path, tokens.revision) if tokens.path else (model.path or SLIPS.name, model.revision)
+    found = {"tokenizer": Reader(own[0], lambda: contents.tokens(tokenizer()), own[1])}
+    if model.path:
+        found["model.path"] = _model(model.path, model.revision)
+    for name, task in config.all_tasks.items():
+        for split in ("train", "dev", "test"):
+            source: Source = getattr(task, split)
+            if source.path:
+                setting = setting_of(name, split)
+                found[setting] = Reader(source.path, functools.partial(problems, setting), source.revision)
+        found |= _of_reward(task.reward, "" if name == "main" else f"tasks.{name}.")
+    for name, stage in config.stages.items():
+        found |= _of_stage(config, name, stage)
+    return found
+
+
+def of_run(runtime: Runtime) -> Readers:
+    """Return all inputs of a run."""
+    return readers(runtime.config, lambda setting: runtime.problem_contents[setting], lambda: runtime.tokenizer)
+
+
+def _of_reward(reward: Reward, prefix: str) -> Readers:
+    """Return a reward model with its tokenizer, or the file of a user's own function."""
+    if reward.function == "model":
+        model, tokenizer = reward.model, reward.model.tokenizer
+        source, revision = (tokenizer, None) if tokenizer else (model.path, model.revision)
+        read_tokens = lambda: contents.tokens(_reward_tokenizer(source, revision))  # noqa: E731
+        return {
+            f"{prefix}reward.model.path": _model(model.path, model.revision),
+            f"{prefix}reward.model.tokenizer": Reader(source, read_tokens, revision),
+        }
+    file = _function_file(reward)
+    if file is None:
+        return {}
+    return {f"{prefix}reward.function": Reader(str(file), lambda: contents.files([str(file)]))}
+
+
+def _reward_tokenizer(source: str, revision: str | None) -> PromptTokenizer:
+    return load_tokenizer(hf.resolve(source, revision=revision), TemplateSettings(system=DEFAULT_SYSTEM))
+
+
+def _function_file(reward: Reward) -> Path | None:
+    """Return the file of a user's reward function, None where it is none or lies in no file of its own."""
+    if not gives_columns(reward):
+        return None
+    if reward.folder is not None and (file := beside(reward.function, Path(reward.folder))):
+        return file
+    module = sys.modules.get(reward.function.partition(":")[0])
+    name = getattr(module, "__file__", None)
+    return Path(name) if name else None
+
+
+def _of_stage(config: Config, name: str, stage: Stage) -> Readers:
+    """Return a stage's examples, rollouts and pairs of others, and policies of others."""
+    found: Readers = {}
+    data = getattr(stage, "data", None)
+    if data is not None and not data.path.startswith("procedural:"):
+        source = json.dumps(data.to_dict())
+        read = functools.partial(_examples, source, config.data.seed, _stamp(data.path))
+        found[f"stages.{name}.data"] = Reader(data.path, read, data.revision)
+    for key in ("rollouts", "preferences"):
+        path = getattr(stage, key, "sample")
+        if path not in ("sample", "archive", *config.stages):
+            found[f"stages.{name}.{key}"] = Reader(path, functools.partial(_files, path))
+    policies = policies_read(stage)
+    for number, policy in enumerate(policies):
+        setting = _setting(name, policies, number)
+        if policy.startswith("hf:"):
+            found[setting] = _model(policy.removeprefix("hf:"), None)
+        elif policy.startswith("run:"):
+            found[setting] = Reader(policy, functools.partial(_checkpoint, policy))
+    return found
+
+
+def _setting(name: str, policies: tuple[str, ...], number: int) -> str:
+    """Name the setting of a stage's policy."""
+    return f"stages.{name}.policy" if len(policies) == 1 else f"stages.{name}.policies.{number}"
+
+
+def _model(path: str, revision: str | None) -> Reader:
+    def read() -> Content:
+        folder = hf.resolve(path, revision=revision)
+        return _weights(str(folder), _stamp(str(folder))) if storage.is_local(folder) else contents.weights(folder)
+
+    return Reader(path, read, revision)
+
+
+def _files(path: str) -> Content:
+    """Return the content of a dump's or a preference set's files, of the hub of its rows."""
+    if path.startswith("hub:"):
+        return contents.rows(row.values for row in open_rows(path)[1])
+    return contents.files(dump_files(path))
+
+
+def _checkpoint(policy: str) -> Content:
+    """Return the content of another run's checkpoint: the checksums of its arrays."""
+    chosen = followed(policy, stage_of_run(policy))
+    step = chosen.rpartition("#")[2].partition("@")[2]
+    with Checkpoints(stage_of_run(chosen) / "checkpoints") as checkpoints:
+        number = int(step) if step else max(checkpoints.steps())
+        arrays = checkpoints.checksums(number)
+    return contents.content("arrays", {name: f"{arrays[name]:08x}" for name in sorted(arrays)})
+
+
+def digests(found: Mapping[str, Content]) -> dict[str, str]:
+    """Return what fingerprints have of inputs. A reward function's file is not in them: see the top."""
+    return {name: item.digest for name, item in found.items() if not name.endswith("reward.function")}
+
+
+# Of a config alone, for studies, which name their stages before they open a run
+
+
+def of_config(config: Config) -> dict[str, Content]:
+    """Read the inputs of a config, but those of embedded tasks, which its settings say, and those on the hub.
+
+    What was read before in this process is read again only where its files have another time or size.
+    """
+    sources = {
+        setting_of(name, split): (getattr(task, split), gives_columns(task.reward))
+        for name, task in config.all_tasks.items()
+        for split in ("train", "dev", "test")
+    }
+
+    def problems(setting: str) -> Content:
+        source, columns = sources[setting]
+        return _problems(json.dumps(source.to_dict()), config.data.seed, columns, _stamp(source.path))
+
+    def tokenizer() -> PromptTokenizer:
+        return _tokenizer(config.tokenizer, config.model, _stamp(config.tokenizer.path or config.model.path))
+
+    found = readers(config, problems, tokenizer)
+    read = {name: reader for name, reader in found.items() if not (reader.is_on_hub or reader.is_embedded)}
+    return {name: reader.content() for name, reader in read.items()}
+
+
+def on_hub(config: Config) -> dict[str, list[str | None]]:
+    """Return place and revision of the inputs of a config that lie on the hub, by setting."""
+
+    def unread(*_: str) -> NoReturn:
+        raise AssertionError("only places are asked for")
+
+    found = readers(config, unread, unread)
+    return {name: [reader.place, reader.revision] for name, reader in found.items() if reader.is_on_hub}
+
+
+@functools.lru_cache(maxsize=64)
+def _problems(source: str, seed: int, columns: bool, stamp: Stamp) -> Content:
+    """Read a source of problems, given as JSON. stamp: of its file, so that it is read again when that changes."""
+    read = Source(**json.loads(source))
+    return content_of(read, load_problems(read, seed)[0], columns=columns)
+
+
+@functools.lru_cache(maxsize=64)
+def _examples(source: str, seed: int, stamp: Stamp) -> Content:
+    """Read a source of examples, as `_problems`."""
+    return contents.records(load_examples(Source(**json.loads(source)), seed)[0])
+
+
+@functools.lru_cache(maxsize=8)
+def _tokenizer(settings: Tokenizer, model: Model, stamp: Stamp) -> PromptTokenizer:
+    """Load a tokenizer. stamp: of its files."""
+    return open_tokenizer(settings, model)
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(folder: str, stamp: Stamp) -> Content:
+    """Read a local model's folder. stamp: of its files."""
+    return contents.weights(folder)
+
+
+Stamp = tuple[tuple[str, int, int], ...]
+"""The name, time and size of each file."""
+
+
+def _stamp(place: str) -> Stamp:
+    """Return the stamp of a local file or folder, or of the FILE in "math500:FILE"; () for what is no such."""
+    for path in (Path(place).expanduser(), Path(place.partition(":")[2])):
+        if path.name and path.exists():
+            files = sorted(path.iterdir()) if path.is_dir() else [path]
+            statuses = [(file.name, file.stat()) for file in files]
+            return tuple((name, status.st_mtime_ns, status.st_size) for name, status in statuses)
+    return ()
+
+
+# Keeping and comparing
+
+
+def check(
+    workdir: epath.Path,
+    found: Mapping[str, Content],
+    say: Callable[[str], None],
+    settings: Config,
+    begun: bool | None = None,
+) -> None:
+    """Compare the inputs of a run with those that its work directory keeps, or keep them. For one process.
+
+    begun: whether a stage has begun, None to look: before, all may change. Raises ValueError with what differs and what
+    to do.
+    """
+    kept = read(workdir)
+    begun = bool(stage_folders(workdir)) if begun is None else begun
+    compare(workdir, found, say, settings, begun)
+    if begun and kept is None:
+        say(
+            f"{workdir} was begun by a version that kept no contents: {INPUTS} is written now, and what it reads "
+            "(problems, tokenizer, weights, files of others) is compared from now on"
+        )
+    if kept is None or any(_entry(kept.get(name)) != _entry(item) for name, item in found.items()):
+        keep(workdir, {**(kept or {}), **found} if begun else found)
+
+
+def compare(
+    workdir: epath.Path, found: Mapping[str, Content], say: Callable[[str], None], settings: Config, begun: bool
+) -> None:
+    """Raise ValueError as `check` does; write nothing."""
+    _check_bases_of_others(found, settings)
+    kept = read(workdir)
+    if not begun or kept is None:
+        return
+    changed = list(_differences(workdir, kept, found, settings, say))
+    if changed:
+        raise ValueError(refusal(workdir, changed))
+
+
+def _check_bases_of_others(found: Mapping[str, Content], settings: Config) -> None:
+    """Raise ValueError where adapters of another run were trained beside another state of this run's model."""
+    if not settings.lora.rank or "model.path" not in found:
+        return
+    for setting, item in found.items():
+        if not item.place.startswith("run:"):
+            continue
+        other = epath.Path(item.place.removeprefix("run:").rpartition("#")[0]).expanduser()
+        theirs = (read(other) or {}).get("model.path")
+        if theirs is not None and difference(theirs, found["model.path"]):
+            differs = difference(_with_parts(other, "model.path", theirs), found["model.path"])
+            raise ValueError(
+                f"{setting}: the adapters of {item.place} stand beside another model than model.path now holds "
+                f"({found['model.path'].place}): {differs}. Put back the model that they were trained with, or export "
+                "that policy and use hf:FOLDER"
+            )
+
+
+def check_hub(root: epath.Path, runtime: Runtime) -> None:
+    """Compare what a study reads from the hub with what its directory keeps of it, by name and revision, or keep it.
+
+    The names of a study's stages have no more of it than that, for it may not have been here when they were made.
+    """
+    on_hub = {name: reader for name, reader in of_run(runtime).items() if reader.is_on_hub}
+    found = {f"{name} {reader.place}@{reader.revision or ''}": reader.content() for name, reader in on_hub.items()}
+    if found:
+        check(root, found, runtime.tracker.say, runtime.config, begun=read(root) is not None)
+
+
+def refusal(workdir: epath.Path, changed: list[str]) -> str:
+    """Return the message for inputs that are not what a run began with."""
+    return "\n  ".join([f"{workdir} was made with other inputs:", *changed]) + (
+        "\nPut them back as they were (where they lie does not matter: settings may name another place, and with "
+        "revision= a commit of the hub), or choose another --workdir"
+    )
+
+
+def _differences(
+    workdir: epath.Path,
+    kept: Mapping[str, Content],
+    found: Mapping[str, Content],
+    settings: Config,
+    say: Callable[[str], None],
+) -> Iterator[str]:
+    """Yield a line for each input that is not as it was; of a reward function's file it is only said."""
+    for name, new in found.items():
+        if name not in kept or not difference(kept[name], new):
+            continue
+        old = _with_parts(workdir, name, kept[name])
+        line = f"{name}{f' ({new.place})' if new.place else ''}: {difference(old, new)}"
+        if name.endswith("reward.function"):
+            say(f"warning: {line}. Rewards from now on may not be those of earlier stages")
+        elif not _has_grown(name, old, new, settings):
+            yield line
+
+
+def _has_grown(name: str, old: Content, new: Content, settings: Config) -> bool:
+    """Return whether a dump of an online stage goes on behind what it was: later updates take what is added."""
+    stage = settings.stages.get(name.split(".")[1]) if name.endswith(".rollouts") else None
+    return isinstance(stage, Online) and contents.grown(old, dump_files(new.place))
+
+
+def _entry(item: Content | None) -> dict[str, object]:
+    """Return what inputs.json has of an input."""
+    if item is None:
+        return {}
+    values = {"kind": item.kind, "digest": item.digest, "count": item.count, "commit": item.commit, "place": item.place}
+    return {key: value for key, value in values.items() if value != ""}
+
+
+def keep(workdir: epath.Path, found: Mapping[str, Content]) -> None:
+    """Write inputs.json, and before it the digests of parts."""
+    for name, item in found.items():
+        if item.parts and len(item.parts) <= MOST_PARTS:
+            lines = "".join(f"{json.dumps([part, digest])}\n" for part, digest in item.parts.items())
+            storage.write_bytes(_parts_file(workdir, name), lines.encode())
+    storage.write_json(workdir / INPUTS, {name: _entry(item) for name, item in found.items()})
+
+
+def _parts_file(workdir: epath.Path, name: str) -> epath.Path:
+    return workdir / PARTS / f"{re.sub(r'[^A-Za-z0-9_.@-]', '_', name)}.jsonl"
+
+
+def read(workdir: epath.Path) -> dict[str, Content] | None:
+    """Read what a work directory keeps of its inputs, without their parts; None where it keeps nothing."""
+    file = workdir / INPUTS
+    if not file.exists():
+        return None
+    try:
+        return {name: Content(**entry) for name, entry in storage.read_json(file).items()}
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"{file} is damaged: {error}. Delete it, and contents are kept anew") from error
+
+
+def _with_parts(workdir: epath.Path, name: str, item: Content) -> Content:
+    """Return an input with the digests of its parts, where they are kept and belong to it."""
+    file = _parts_file(workdir, name)
+    if not file.exists():
+        return item
+    lines = storage.read_bytes(file).decode().splitlines()
+    whole = contents.content(item.kind, dict(json.loads(line) for line in lines))
+    return replace(item, parts=whole.parts) if whole.digest == item.digest else item
+
+
+# Commands on a run
+
+
+def verify(runtime: Runtime, policy: str, *settings: str) -> None:
+    """Compare the tokenizer, what a policy is made of and some further inputs with what the run keeps of them.
+
+    Raises ValueError where they differ: adapters beside another base, for one, would be another policy.
+    """
+    kept = read(runtime.workdir) or {}
+    every = of_run(runtime)
+    wanted = ["tokenizer", *settings, *_under(runtime, policy)]
+    found = {name: every[name].content() for name in dict.fromkeys(wanted) if name in kept and name in every}
+    changed = list(_differences(runtime.workdir, kept, found, runtime.config, runtime.tracker.say))
+    if changed:
+        raise ValueError(refusal(runtime.workdir, changed))
+
+
+def _under(runtime: Runtime, policy: str) -> Iterator[str]:
+    """Yield the settings of the weights that loading a policy reads beside the run's own checkpoints."""
+    loaded = {_normal(runtime, policy)}
+    if runtime.config.lora.rank:
+        loaded.add(base_of(runtime, policy))
+    if "init" in loaded:
+        yield "model.path"
+    for name, stage in runtime.config.stages.items():
+        policies = policies_read(stage)
+        for number, other in enumerate(policies):
+            if _normal(runtime, other) in loaded:
+                yield _setting(name, policies, number)
+
+
+def _normal(runtime: Runtime, policy: str) -> str:
+    """Return a policy's name with the path of a model as `base_of` gives it."""
+    return base_of(runtime, policy) if policy.startswith("hf:") else policy

@@ -1,0 +1,398 @@
+"""What a run reads from outside is kept by content: a change is refused with its name, the same elsewhere goes on."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from etils import epath
+from ml_collections import ConfigDict
+from safetensors.numpy import load_file, save_file
+from toys import QWEN, SIZES, make_tokenizer, save_rows
+from transformers import PreTrainedTokenizerFast
+
+from g2d_jax import commands, dryrun, graph, pipeline
+from g2d_jax import config as settings
+from g2d_jax.config import Config
+from g2d_jax.contents import Content
+from g2d_jax.data.problems import load_problems
+from g2d_jax.data.template import TemplateSettings
+from g2d_jax.data.tokenizer import PromptTokenizer
+from g2d_jax.models import table
+from g2d_jax.models.hf_folder import read_config
+from g2d_jax.runtime import storage
+from g2d_jax.stages import inputs
+from g2d_jax.stages.problems import content_of, gives_columns
+from g2d_jax.training.checkpoint import Checkpoints
+from g2d_jax.workdir import check_claim, claim
+
+ROWS = [{"problem": f"What is {n}+1?", "answer": str(n + 1)} for n in range(24)]
+TOLD = [{"prompt": row["problem"], "completion": row["answer"]} for row in ROWS]
+ROLLOUTS = [{**TOLD[n // 2], "reward": n % 2, "step": 0} for n in range(8)]
+
+Change = Callable[[Path], Any]
+
+
+def save_model(folder: Path, seed: int = 0) -> None:
+    """A model of random numbers, with a tokenizer and a chat template."""
+    folder.mkdir(parents=True)
+    tokenizer = make_tokenizer(QWEN)
+    tokenizer.save_pretrained(folder)
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "model_type": "qwen2"}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    draw = np.random.default_rng(seed)
+    shapes = table.expected_shapes(read_config(folder))
+    weights = {name: draw.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    save_file(weights, folder / "model.safetensors")
+
+
+def edit_weights(folder: Path, edit: Callable[[dict[str, np.ndarray]], Any]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    edit(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+def edit_rows(file: Path, edit: Callable[[list[dict[str, Any]]], Any]) -> None:
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    edit(rows)
+    save_rows(file, rows)
+
+
+def edit_text(file: Path, old: str, new: str) -> None:
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
+def parquet(file: Path, rows: list[dict[str, Any]], **options: Any) -> None:
+    pq.write_table(pa.Table.from_pylist(rows), file, **options)
+
+
+def with_another_token(folder: Path) -> None:
+    tokenizer = make_tokenizer(QWEN)
+    tokenizer.add_tokens(["\\boxed{3}"])
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All that a run may read."""
+    place = tmp_path_factory.mktemp("made")
+    for name, rows in (("train.jsonl", ROWS[:20]), ("dev.jsonl", ROWS[20:22]), ("told.jsonl", TOLD[:6])):
+        save_rows(place / name, rows)
+    save_rows(place / "online.jsonl", ROLLOUTS)
+    (place / "dump").mkdir()
+    save_rows(place / "dump" / "step-1.jsonl", ROLLOUTS)
+    parquet(place / "test.parquet", ROWS[22:])
+    parquet(place / "pairs.parquet", [{"problem_id": "0", "chosen": "1", "rejected": "2"}])
+    save_model(place / "model")
+    save_model(place / "other", seed=1)
+    (place / "my_own.py").write_text("def score(completions, **columns):\n    return [1.0 for _ in completions]\n")
+    return place
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "here"))
+
+
+def reading(place: Path) -> ConfigDict:
+    """A config that reads everything in a folder."""
+    config = settings.base()
+    config.model.path = str(place / "model")
+    config.data.train = settings.source(str(place / "train.jsonl"))
+    config.data.dev = settings.source(str(place / "dev.jsonl"))
+    config.data.test = settings.source(str(place / "test.parquet"))
+    config.logging.tensorboard = False
+    with config.unlocked():
+        config.stages.sft = settings.sft(data=settings.source(str(place / "told.jsonl")))
+        config.stages.train = settings.online(
+            policy=f"hf:{place / 'other'}", rollouts=str(place / "online.jsonl"), loss="dpo", num_generations=2
+        )
+        config.stages.collect = settings.collect(policy="sft", rollouts=str(place / "dump"))
+        config.stages.dpo = settings.offline(policy="sft", preferences=str(place / "pairs.parquet"))
+        config.stages.evaluate = settings.evaluate(policies=("init", "dpo", f"hf:{place / 'other'}"))
+    return config
+
+
+def found_in(config: ConfigDict) -> dict[str, Content]:
+    """The contents of what a config names, as a run finds them; its tokenizer's template is not tried out first."""
+    settings = Config.of(config)
+
+    def problems(setting: str) -> Content:
+        source = getattr(settings.data, setting.partition(".")[2])
+        read, _ = load_problems(source, settings.data.seed)
+        return content_of(source, read, columns=gives_columns(settings.reward))
+
+    def tokenizer() -> PromptTokenizer:
+        template = TemplateSettings(chat=settings.tokenizer.chat)
+        return PromptTokenizer(PreTrainedTokenizerFast.from_pretrained(settings.model.path), template)
+
+    return {name: reader.content() for name, reader in inputs.readers(settings, problems, tokenizer).items()}
+
+
+def start(config: ConfigDict, workdir: Path) -> None:
+    """What the start of a run does before any work on devices."""
+    order, place = graph.plan(Config.of(config)), epath.Path(workdir)
+    ends = graph.made_from_ends(Config.of(config), order)
+    check_claim(Config.of(config), place, {}, ends)
+    inputs.check(place, found_in(config), print, Config.of(config))
+    claim(Config.of(config), place, {}, ends)
+
+
+def begin(config: ConfigDict, workdir: Path) -> None:
+    """Make the work directory of a run that has begun."""
+    claim(Config.of(config), epath.Path(workdir))
+    start(config, workdir)
+    storage.finish(workdir / "01-sft", {"kind": "sft", "seconds": 0})
+
+
+@pytest.fixture
+def begun(place: Path, tmp_path: Path) -> Path:
+    """The work directory of a run that reads everything in `place`, and has begun."""
+    begin(reading(place), tmp_path / "work")
+    return tmp_path / "work"
+
+
+def replaced(weights: dict[str, np.ndarray]) -> None:
+    weights["model.norm.weight"] = weights["model.norm.weight"][::-1].copy()
+
+
+def scaled(weights: dict[str, np.ndarray]) -> None:
+    weights.update({name: values * np.float32(1.5) for name, values in weights.items()})
+
+
+CHANGES: list[tuple[Change, str]] = [
+    (
+        lambda place: edit_rows(place / "train.jsonl", lambda rows: rows[3].update(answer="5")),
+        r"data\.train \(\S+train\.jsonl\): of 20 problems 1 changed \(\w{16}\)$",
+    ),
+    (
+        lambda place: edit_rows(place / "train.jsonl", lambda rows: rows[3].update(problem="What is  3+1?")),
+        r"data\.train \(\S+\): of 20 problems 1 changed",
+    ),
+    (
+        lambda place: edit_rows(place / "train.jsonl", lambda rows: rows.reverse()),
+        r"data\.train \(\S+\): the same 20 problems in another order$",
+    ),
+    (
+        lambda place: edit_rows(place / "train.jsonl", lambda rows: rows.append({"problem": "8+8?", "answer": "16"})),
+        r"data\.train \(\S+\): of 20 problems 1 added \(\w{16}\)$",
+    ),
+    (
+        lambda place: edit_rows(place / "dev.jsonl", lambda rows: rows.pop()),
+        r"data\.dev \(\S+\): of 2 problems 1 removed \(\w{16}\)$",
+    ),
+    (
+        lambda place: parquet(place / "test.parquet", [{**ROWS[22], "answer": "0"}, ROWS[23]]),
+        r"data\.test \(\S+test\.parquet\): of 2 problems 1 changed",
+    ),
+    (
+        lambda place: edit_weights(place / "model", scaled),
+        r"model\.path \(\S+model\): of 28 tensors and settings 27 changed",
+    ),
+    (
+        lambda place: edit_weights(place / "model", replaced),
+        r"model\.path \(\S+model\): of 28 tensors and settings 1 changed \(model\.norm\.weight\)$",
+    ),
+    (
+        lambda place: edit_text(place / "model" / "config.json", "{", '{"rope_theta": 5.0, '),
+        r"model\.path \(\S+model\): of 28 tensors and settings 1 changed \(config\.json\)$",
+    ),
+    (
+        lambda place: edit_text(place / "model" / "chat_template.jinja", "You are Qwen.", "You are nobody."),
+        r"tokenizer \(\S+model\): of 3 parts 1 changed \(chat template\)$",
+    ),
+    (lambda place: with_another_token(place / "model"), r"tokenizer \(\S+model\): of 3 parts 1 changed \(tokens\)$"),
+    (
+        lambda place: edit_weights(place / "other", replaced),
+        r"stages\.train\.policy \(\S+other\): of 28 tensors and settings 1 changed \(model\.norm\.weight\)",
+    ),
+    (
+        lambda place: edit_rows(place / "told.jsonl", lambda rows: rows[1].update(completion="7")),
+        r"stages\.sft\.data \(\S+told\.jsonl\): of 6 examples 1 changed",
+    ),
+    (
+        lambda place: edit_rows(place / "dump" / "step-1.jsonl", lambda rows: rows[1].update(reward=0)),
+        r"stages\.collect\.rollouts \(\S+dump\): of 1 files 1 changed \(step-1\.jsonl\)$",
+    ),
+    (
+        lambda place: edit_rows(place / "dump" / "step-1.jsonl", lambda rows: rows.append(rows[0])),
+        r"stages\.collect\.rollouts \(\S+dump\): of 1 files 1 changed",
+    ),
+    (
+        lambda place: edit_rows(place / "online.jsonl", lambda rows: rows[1].update(completion="7")),
+        r"stages\.train\.rollouts \(\S+online\.jsonl\): of 1 files 1 changed",
+    ),
+    (
+        lambda place: parquet(place / "pairs.parquet", [{"problem_id": "0", "chosen": "1", "rejected": "3"}]),
+        r"stages\.dpo\.preferences \(\S+pairs\.parquet\): of 1 files 1 changed",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+def test_a_change_is_refused_with_its_name(place: Path, begun: Path, change: Change, message: str) -> None:
+    before = (begun / "inputs.json").read_bytes(), (begun / "config.json").read_bytes()
+    change(place)
+    with pytest.raises(ValueError, match=rf"(?m)was made with other inputs:\n  (?s:.*){message}") as refused:
+        start(reading(place), begun)
+    assert "or choose another --workdir" in str(refused.value)
+    assert ((begun / "inputs.json").read_bytes(), (begun / "config.json").read_bytes()) == before
+
+
+SAME: list[Change] = [
+    lambda place: None,
+    lambda place: parquet(place / "test.parquet", ROWS[22:], compression="gzip", row_group_size=1),
+    lambda place: edit_rows(place / "train.jsonl", lambda rows: [row.update(note="unread") for row in rows]),
+    lambda place: edit_rows(place / "online.jsonl", lambda rows: rows.append({**rows[0], "step": 1})),
+    lambda place: edit_text(place / "model" / "config.json", "{", '{"transformers_version": "9", '),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_what_is_read_the_same_goes_on(place: Path, begun: Path, change: Change) -> None:
+    change(place)
+    start(reading(place), begun)
+
+
+def test_the_same_elsewhere_goes_on_and_another_there_does_not(place: Path, begun: Path, tmp_path: Path) -> None:
+    there = Path(shutil.move(place, tmp_path / "there"))
+    start(reading(there), begun)
+    assert str(there / "model") in (begun / "config.json").read_text()
+    shutil.move(begun, tmp_path / "moved")
+    start(reading(there), tmp_path / "moved")
+    edit_weights(there / "model", scaled)
+    with pytest.raises(ValueError, match=r"there/model\): of 28 tensors and settings 27 changed"):
+        start(reading(there), tmp_path / "moved")
+
+
+def test_before_a_stage_has_begun_all_is_free(place: Path, tmp_path: Path) -> None:
+    config, workdir = reading(place), tmp_path / "work"
+    claim(Config.of(config), epath.Path(workdir))
+    start(config, workdir)
+    edit_weights(place / "model", scaled)
+    start(config, workdir)
+    storage.finish(workdir / "01-sft", {"kind": "sft"})
+    start(config, workdir)
+    edit_weights(place / "model", replaced)
+    with pytest.raises(ValueError, match=r"of 28 tensors and settings 1 changed"):
+        start(config, workdir)
+
+
+def test_a_work_directory_of_an_older_version_goes_on_and_keeps_contents_from_then_on(
+    place: Path, begun: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place.parent)
+    (begun / "inputs.json").unlink()
+    old = json.loads((begun / "config.json").read_text().replace(f"{place}/", "here/"))
+    storage.write_json(begun / "config.json", old)
+    capsys.readouterr()
+    start(reading(place), begun)
+    start(reading(place), begun)
+    assert capsys.readouterr().out.count("inputs.json is written now") == 1
+    edit_rows(place / "train.jsonl", lambda rows: rows.reverse())
+    with pytest.raises(ValueError, match="in another order"):
+        start(reading(place), begun)
+
+
+def test_an_older_versions_places_count_as_long_as_contents_are_not_kept(place: Path, begun: Path) -> None:
+    (begun / "inputs.json").unlink()
+    config = reading(place)
+    config.data.train.path = str(place / "dev.jsonl")
+    with pytest.raises(ValueError, match=r"data\.train\.path: '\S+train\.jsonl' -> '\S+dev\.jsonl'"):
+        start(config, begun)
+
+
+def test_of_a_reward_function_that_changed_a_run_is_warned_once(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, workdir = reading(place), tmp_path / "work"
+    config.reward.update(function="my_own:score", folder=str(place))
+    begin(config, workdir)
+    with (place / "my_own.py").open("a") as file:
+        file.write("# mended\n")
+    capsys.readouterr()
+    start(config, workdir)
+    said = capsys.readouterr().out
+    assert "warning: reward.function (" in said and "my_own.py): of 1 files 1 changed" in said
+    start(config, workdir)
+    assert "warning: reward.function" not in capsys.readouterr().out
+    edit_rows(place / "train.jsonl", lambda rows: rows[0].update(note="read"))  # the function is given it
+    with pytest.raises(ValueError, match=r"data\.train \(\S+\): of 20 problems 1 changed"):
+        start(config, workdir)
+
+
+def test_a_run_is_refused_before_any_work_and_its_directory_stays_as_it_was(place: Path, tmp_path: Path) -> None:
+    """In one go with what `pipeline.run` does; all stages are finished, so that nothing is trained."""
+    config, workdir = reading(place), tmp_path / "work"
+    config.tokenizer.chat = False
+    pipeline.claim(Config.of(config), epath.Path(workdir))
+    for folder in graph.plan(Config.of(config)).folders(epath.Path(workdir)).values():
+        storage.finish(folder, {"kind": "any", "seconds": 0})
+    pipeline.run(config, workdir, until="evaluate")
+    kept = json.loads((workdir / "inputs.json").read_text())
+    assert kept["data.train"] == {
+        "kind": "problems", "count": 20, "digest": kept["data.train"]["digest"], "place": str(place / "train.jsonl")
+    }  # fmt: skip
+    names = {"tokenizer", "model.path", "data.train", "data.dev", "data.test", "stages.sft.data", "stages.train.policy"}
+    names |= {"stages.train.rollouts", "stages.collect.rollouts", "stages.dpo.preferences"}
+    assert set(kept) == names | {"stages.evaluate.policies.2"}
+    assert {f"{name}.jsonl" for name in kept} == {file.name for file in (workdir / "inputs").iterdir()}
+    before = {file.name: file.read_bytes() for file in workdir.glob("*.json") if file.name != "environment.json"}
+    edit_rows(place / "train.jsonl", lambda rows: rows[3].update(answer="5"))
+    with pytest.raises(ValueError, match=r"data\.train \(\S+train\.jsonl\): of 20 problems 1 changed"):
+        pipeline.run(config, workdir, until="evaluate")
+    assert {name: (workdir / name).read_bytes() for name in before} == before
+
+
+def test_the_dry_run_compares_too(place: Path, tmp_path: Path) -> None:
+    config, workdir = reading(place), tmp_path / "work"
+    config.tokenizer.chat = False
+    with config.unlocked(), config.stages.unlocked():
+        for name in set(config.stages) - {"sft"}:
+            del config.stages[name]
+    config.stages.sft.update(steps=0, batch_size=2)
+    begin(config, workdir)
+    edit_rows(place / "told.jsonl", lambda rows: rows[1].update(completion="7"))
+    with pytest.raises(ValueError, match=r"stages\.sft\.data \(\S+\): of 6 examples 1 changed"):
+        dryrun.show(config, workdir=workdir)
+
+
+def test_commands_do_not_put_a_policy_together_from_what_it_was_not_made_of(place: Path, tmp_path: Path) -> None:
+    config, workdir = reading(place), tmp_path / "work"
+    config.tokenizer.chat = False
+    config.lora.rank = 2
+    begin(config, workdir)
+    with pytest.raises(ValueError, match=r"no checkpoint in \S+/01-sft/checkpoints yet"):
+        commands.export(workdir, tmp_path / "model", policy="sft")
+    parquet(place / "test.parquet", ROWS[21:23])
+    with pytest.raises(ValueError, match=r"data\.test \(\S+\): of 2 problems 1 added \(\w+\), 1 removed"):
+        commands.evaluate(workdir, "sft")
+    with pytest.raises(ValueError, match=r"data\.test \(\S+\): of 2 problems 1 added"):
+        commands.sample(workdir, policy="sft")
+    edit_weights(place / "model", scaled)
+    for policy in ("sft", "init"):
+        with pytest.raises(ValueError, match=r"other inputs:\n  model\.path \(\S+\): of 28 tensors and settings 27"):
+            commands.export(workdir, tmp_path / "model", policy=policy)
+    with pytest.raises(ValueError, match=r"model\.path \(\S+\): of 28"):
+        commands.sample(workdir, policy="sft", prompts="1+1?")
+
+
+def test_adapters_of_another_run_beside_another_state_of_the_model(place: Path, tmp_path: Path) -> None:
+    config, other = reading(place), tmp_path / "other"
+    config.lora.rank = 2
+    begin(config, other)
+    with Checkpoints(other / "01-sft" / "checkpoints") as checkpoints:
+        checkpoints.save(6, {"params": {"a": jnp.ones(3)}}, {})
+    config.stages.collect.policy = f"run:{other}#sft"
+    begin(config, tmp_path / "work")
+    edit_weights(place / "model", replaced)
+    message = r"collect\.policy: the adapters of run:\S+other#sft stand beside another model"
+    with pytest.raises(ValueError, match=message):
+        begin(config, tmp_path / "again")

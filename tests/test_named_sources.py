@@ -1,0 +1,144 @@
+"""Problems, examples and tokenizers that no setting names: a run has none of them, and says so before any work."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ml_collections import ConfigDict
+from toys import save_rows
+
+from g2d_jax import config as settings
+from g2d_jax import dryrun, pipeline
+from g2d_jax.config import Config
+from g2d_jax.config_load import resolve, shipped
+
+TINY = str(Path(__file__).parent / "tiny.py")
+NUMBERS = [{"problem": f"{n}+1=?", "answer": str(n + 1)} for n in range(1, 9)]
+
+Change = Callable[[ConfigDict], Any]
+
+
+def unnamed(config: ConfigDict, *splits: str) -> None:
+    for split in splits:
+        config.data[split] = settings.source("")
+
+
+def chat(config: ConfigDict, **sources: ConfigDict) -> None:
+    """A second task with these sources alone."""
+    none = {split: settings.source("") for split in ("train", "dev", "test")}
+    config.tasks.chat = settings.task(**{**none, **sources})
+
+
+def only(config: ConfigDict, *names: str) -> None:
+    for name in [*config.stages]:
+        if name not in names:
+            del config.stages[name]
+
+
+@pytest.fixture
+def config() -> ConfigDict:
+    return resolve(TINY).unlock()
+
+
+def test_nothing_is_named_by_default() -> None:
+    base = settings.base()
+    assert [base.data[split].path for split in ("train", "dev", "test")] == ["", "", ""]
+    assert settings.sft().data.path == ""
+
+
+@pytest.mark.parametrize("name", ["demo", "chains", "middle", "sweep-k", "ablations", "spectrum", "cause"])
+def test_shipped_configs_name_their_own(name: str) -> None:
+    assert name in shipped()
+    config = resolve(f"{name}:preset=smoke")
+    sources = [config.data.train, config.data.dev, config.data.test, config.stages.sft.data]
+    assert {source.path.partition(":")[0] for source in sources} == {"procedural"}
+    assert config.stages.sft.optimizer.learning_rate == 3e-3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: unnamed(c, "test"), r"stages\.evaluate: it needs problems of test, .* set data\.test\.path, a"),
+        (lambda c: unnamed(c, "train"), r"stages\.warmup: it needs problems of train, .* set data\.train\.path"),
+        (lambda c: c.stages.warmup.probe.update(every=1) or unnamed(c, "dev"), r"stages\.warmup: .* problems of dev"),
+        (lambda c: c.stages.dpo.probe.update(every=1) or unnamed(c, "dev"), r"stages\.dpo: it needs problems of dev"),
+        (
+            lambda c: c.stages.update(best=settings.best_checkpoint(policy="warmup")) or unnamed(c, "dev"),
+            r"stages\.best: it needs problems of dev",
+        ),
+        (
+            lambda c: chat(c) or c.tasks.chat.update(weight=0.0) or unnamed(c, "test"),
+            r"stages\.evaluate: .* set data\.test\.path or tasks\.chat\.test\.path, a file",
+        ),
+        (chat, r"stages\.warmup: it draws problems of every task, .* those of chat: set tasks\.chat\.train\.path"),
+        (
+            lambda c: chat(c, train=settings.source("procedural:slips", limit=9)) or unnamed(c, "train"),
+            r"those of main: set data\.train\.path, a file .*, or data\.weight to 0",
+        ),
+        (
+            lambda c: c.stages.sft.data.update(path=""),
+            r"stages\.sft: no setting names its examples: set stages\.sft\.data\.path, a file or hub:owner/name",
+        ),
+    ],
+)  # fmt: skip
+def test_a_stage_says_which_setting_it_lacks_before_any_work(
+    config: ConfigDict, tmp_path: Path, change: Change, message: str
+) -> None:
+    change(config)
+    with pytest.raises(ValueError, match=message):
+        pipeline.run(config.lock(), tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_what_no_stage_needs_may_be_unnamed(config: ConfigDict) -> None:
+    unnamed(config, "dev")
+    chat(config, test=settings.source("procedural:slips", limit=4))
+    config.tasks.chat.weight = 0.0
+    pipeline.check(Config.of(config))
+    only(config, "sft")
+    unnamed(config, "train", "test")
+    pipeline.check(Config.of(config))
+
+
+def test_random_parameters_have_the_tokenizer_of_embedded_tasks_only_with_their_problems(
+    config: ConfigDict, tmp_path: Path
+) -> None:
+    only(config, "warmup")
+    config.stages.warmup.policy = "init"
+    pipeline.check(Config.of(config))
+    save_rows(tmp_path / "mine.jsonl", NUMBERS)
+    for split in ("train", "dev", "test"):
+        config.data[split] = settings.source(str(tmp_path / "mine.jsonl"), split)
+    with pytest.raises(ValueError, match=r"tokenizer\.path is empty, and so is model\.path: random parameters come wi"):
+        pipeline.check(Config.of(config))
+    config.tokenizer.path = "procedural:slips"
+    pipeline.check(Config.of(config))
+
+
+def test_the_dry_run_and_the_run_list_every_split_of_every_task(
+    config: ConfigDict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only(config, "warmup")
+    config.stages.warmup.update(policy="init", steps=0, keep=())
+    save_rows(tmp_path / "mine.jsonl", NUMBERS)
+    config.data.train.limit = 12
+    unnamed(config, "dev")
+    chat(config, train=settings.source(str(tmp_path / "mine.jsonl"), limit=5))
+    config.tasks.chat.reward.function = "tiny:even"
+    expected = [
+        ["main", "train", "procedural:chains, its train part, the first 12", "12"],
+        ["main", "dev", "none", "0"],
+        ["main", "test", "procedural:chains, its test part, the first 16", "16"],
+        ["chat", "train", f"{tmp_path}/mine.jsonl, the first 5", "5"],
+        ["chat", "dev", "none", "0"],
+        ["chat", "test", "none", "0"],
+    ]
+    config.lock()
+    dryrun.show(config)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    assert [row for row in rows if row[:1] in (["main"], ["chat"])] == expected
+    pipeline.run(config, tmp_path / "work", until="warmup")
+    said = capsys.readouterr().out
+    for task, split, source, count in expected:
+        assert f"{task}, {split}: {count} problems; source: {source}\n" in said
