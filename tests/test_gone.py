@@ -16,6 +16,7 @@ from g2d_jax.config_load import resolve
 from g2d_jax.gone import GONE, Gone, find
 from g2d_jax.report.read import read_comparison
 from g2d_jax.runtime import storage
+from g2d_jax.stages.extra_state import ExtraState
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = str(Path(__file__).parent / "tiny.py")
@@ -122,6 +123,12 @@ def test_a_run_that_used_them_is_read_and_exported_but_not_continued(tmp_path: P
     assert (tmp_path / "model" / "model.safetensors").exists()
     with pytest.raises(ValueError, match=r"does not hold this version's settings: .* is gone: .* another --workdir"):
         pipeline.run(resolve(TINY), work)
+
+
+def test_the_numbers_of_a_stage_resume_from_a_checkpoint_with_fields_that_are_gone() -> None:
+    state = ExtraState(rewards=[0.5], ended={"rule": "budget"})
+    older = {**state.to_json(), "prospects": [{"step": 0}], "forecasts": []}
+    assert ExtraState.from_json(older).to_json() == state.to_json()
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_a_stage_that_is_stopped_in_the_probe_of_its_last_step_ends_there(tmp_pa
     changes = ("stop=budget", "budget.measure=device_seconds", "budget.amount=1e-6", "steps=5", "probe.every=1")
     frozen = [f"stages.warmup.{change}" for change in (*changes, "keep=()")]
     frozen.append("stages.sft.steps=1")
-    stopped = runs(tmp_path, 75, overrides=frozen, call=["TERM", "_measured", 2])
+    stopped = runs(tmp_path, 75, overrides=frozen, call=["TERM", "_measured", 1])
     assert "told to stop; saved at step 1 of 5" in stopped["text"]
     runs(tmp_path, overrides=frozen, until="collect")
     manifest = storage.finished(tmp_path / "02-warmup") or {}
