@@ -428,10 +428,10 @@ def _rates(arguments: argparse.Namespace, names: Sequence[str], say: Callable[[s
 def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
     """Write the comparison of runs and show it; needs neither the model nor a device."""
     from g2d_jax.report import comparison, page
-    from g2d_jax.report.read import read_runs
+    from g2d_jax.report.read import read_comparison
 
     output = page.check_output(arguments.output, comparison.FILES, "a comparison")
-    runs = read_runs(arguments.runs, output, policies=arguments.policies)
+    runs = read_comparison(arguments.runs, output, policies=arguments.policies)
     report = comparison.report(runs)
     _show(report, comparison.write_comparison(runs, report))
 

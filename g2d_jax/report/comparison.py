@@ -64,7 +64,7 @@ def report(runs: Study) -> Report:
 def headline(runs: Study) -> str:
     """Say in one sentence which of the runs' last policies is best, and by how much before the next."""
     best, second = sorted(runs.last, key=lambda row: -row.accuracy.mean)[:2]
-    pair, count = compare(second, best), len(best.ids)
+    pair, count = compare(second, best), len(runs.problems)
     over = f"{fmt.count(count)} common problem{'s' * (count != 1)}"
     reached = f"{best.name} answers {fmt.percent(best.accuracy.mean)} % of {over} correctly"
     size = fmt.spread(pair.difference, pair.sem)
@@ -74,7 +74,7 @@ def headline(runs: Study) -> str:
 
 def notes(runs: Study) -> list[str]:
     """Say how many problems are common, what costs leave out, and which runs have the same settings."""
-    count, sides = len(runs.rows[0].ids), runs.sides
+    count, sides = len(runs.problems), runs.sides
     others = [f"{n - count:,} of {side.mark}" for side in sides if (n := len(side.stage.problems)) > count]
     left = f"; {', '.join(others)} are not, and count nowhere here" if others else ", all there are"
     texts = [f"{count:,} problems are common to all{left}.", RESULT_NOTE]
@@ -95,7 +95,7 @@ def results(runs: Study) -> Table:
         row = group.rows[0]
         reached = {"policy": row.name, "K": fmt.count(row.steps), "accuracy % [95 %]": fmt.interval(row.accuracy)}
         rows.append({**reached, **own, **group.values})
-    return table(f"Policies on the {fmt.count(len(runs.rows[0].ids))} common problems", rows)
+    return table(f"Policies on the {fmt.count(len(runs.problems))} common problems", rows)
 
 
 def accuracies(runs: Study) -> figures.Chart | None:

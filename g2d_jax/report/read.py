@@ -514,6 +514,11 @@ class Study:
         return [row for group in self.groups for row in group.rows]
 
     @property
+    def problems(self) -> list[str]:
+        """The ids of the problems of the first row: of runs side by side those that are common to all."""
+        return self.rows[0].ids if self.rows else []
+
+    @property
     def split(self) -> str:
         """The split that the accuracies are of."""
         return self.rows[0].split if self.rows else "test"
@@ -661,7 +666,7 @@ def _warmup(family: Sequence[Group], *, several: bool) -> Group:
     return _group(arm, values, rows)
 
 
-def read_runs(workdirs: Sequence[PathLike], output: epath.Path, *, policies: str = "ends") -> Study:
+def read_comparison(workdirs: Sequence[PathLike], output: PathLike = "compare", *, policies: str = "ends") -> Study:
     """Read runs, or points of a study, as a study whose arms they are, on the problems that all of them answered.
 
     Problems are those of the same id, which is a hash of their text. output: the directory of the study that is made.
@@ -701,7 +706,7 @@ def read_runs(workdirs: Sequence[PathLike], output: epath.Path, *, policies: str
         row = Row(title, [Policy(side.run, name)], [frame.loc[common]], split=str(side.stage.split))
         groups.append(Group(title, {"run": side.label}, [row]))
     warnings = list(_incomparable(sides, common))
-    return Study(output, "compare", {}, groups, [], left_out, sides=sides, warnings=warnings)
+    return Study(absolute(output), "compare", {}, groups, [], left_out, sides=sides, warnings=warnings)
 
 
 def _sides(workdirs: Sequence[PathLike]) -> list[Side]:

@@ -240,7 +240,7 @@ def _side(row: Answer, side: str, verdict: str, nats: Mapping[Any, Sequence[floa
 def furthest_apart(study: Study) -> list[str]:
     """Order the problems on which the runs' last policies differ, largest difference first, equal ones by id."""
     means = np.stack([row.accuracies[0] for row in study.last])
-    apart = zip(means.min(axis=0) - means.max(axis=0), study.last[0].ids, strict=True)  # NaN is not below 0
+    apart = zip(means.min(axis=0) - means.max(axis=0), study.problems, strict=True)  # NaN is not below 0
     return [problem for size, problem in sorted((float(size), problem) for size, problem in apart if size < 0)]
 
 
@@ -260,7 +260,7 @@ def most_different(study: Study) -> list[Listing]:
     for side in study.sides[::-1]:
         entries |= {problem: entry for problem, entry in side.stage.problems.items() if entry}
     rule = (
-        f"{len(wanted):,} of {len(study.last[0].ids):,} common problems: those on which the accuracies of the runs' "
+        f"{len(wanted):,} of {len(study.problems):,} common problems: those on which the accuracies of the runs' "
         "last policies are furthest apart, equal ones by problem id, which is a hash. Of each policy the first "
         f"{SAMPLES} samples; beside the prompt, right answers among all samples."
     )

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from etils import epath
 from reports import HOSTILE, STEERING, Page, completions, evaluation
 
 from g2d_jax.report.comparison import FILES, headline, notes, records, report, results, write_comparison
 from g2d_jax.report.contrasts import compare
 from g2d_jax.report.page import check_output, html, text
-from g2d_jax.report.read import Study, read_runs
+from g2d_jax.report.read import Study, read_comparison
 from g2d_jax.report.samples import furthest_apart, read_samples
 from g2d_jax.report.study import COLUMNS
 from g2d_jax.report.tables import sheet
@@ -44,7 +43,7 @@ def run(folder: Path, policies: dict, result: dict = MEASURED, stages: dict = ST
 
 
 def compared(folders, output: Path = Path("compare"), **chosen) -> Study:
-    return read_runs(folders, epath.Path(output), **chosen)
+    return read_comparison(folders, output, **chosen)
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def change(folder: Path, **result) -> None:
 
 def test_known_figures_over_common_problems_only(two):
     comparison = compared(two)
-    assert comparison.rows[0].ids == ["p0", "p1", "p2", "p3"]
+    assert comparison.problems == ["p0", "p1", "p2", "p3"]
     a, b = comparison.rows
     assert (a.name, b.name) == ("A: G2D (dpo)", "B: G2D (dpo)")
     assert (a.accuracy.mean, b.accuracy.mean) == (0.625, 0.75)
