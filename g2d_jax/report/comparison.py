@@ -53,7 +53,6 @@ def report(runs: Study) -> Report:
             Section("results", "Result", [*map(Note, notes(runs)), results(runs), accuracies(runs), evaluated(runs)]),
             Section("differences", "Differences", [Note(DIFFERENCES + chance * (count > 4)), differences(runs)]),
             Section("frontier", "Accuracy against compute", [study.frontier_chart(runs, "flops")]),
-            Section("informativeness", "Informativeness", [Note(study.TAUGHT_NOTE), study.taught(runs)]),
             Section("problems", "Problems", most_different(runs)),
             Section("left-out", "Policies left out", [table("Policies left out", left_out)]),
             Section("settings", "Settings", settings(runs)),
@@ -64,7 +63,8 @@ def report(runs: Study) -> Report:
 def headline(runs: Study) -> str:
     """Say in one sentence which of the runs' last policies is best, and by how much before the next."""
     best, second = sorted(runs.last, key=lambda row: -row.accuracy.mean)[:2]
-    pair, count = compare(second, best), len(runs.problems)
+    pair = compare(second, best)
+    count = len(runs.problems)
     over = f"{fmt.count(count)} common problem{'s' * (count != 1)}"
     reached = f"{best.name} answers {fmt.percent(best.accuracy.mean)} % of {over} correctly"
     size = fmt.spread(pair.difference, pair.sem)
@@ -74,7 +74,8 @@ def headline(runs: Study) -> str:
 
 def notes(runs: Study) -> list[str]:
     """Say how many problems are common, what costs leave out, and which runs have the same settings."""
-    count, sides = len(runs.problems), runs.sides
+    count = len(runs.problems)
+    sides = runs.sides
     others = [f"{n - count:,} of {side.mark}" for side in sides if (n := len(side.stage.problems)) > count]
     left = f"; {', '.join(others)} are not, and count nowhere here" if others else ", all there are"
     texts = [f"{count:,} problems are common to all{left}.", RESULT_NOTE]

@@ -410,7 +410,8 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
     if study.sides:
         note = "Bars are 95 % intervals over the common problems."
     name += {"generated": " tokens", "trained": " tokens", "verifier_cpu_seconds": " time"}.get(measure, "")
-    title, y_title = f"{study.split.capitalize()} accuracy, %, against {name}", f"{study.split} accuracy, %"
+    title = f"{study.split.capitalize()} accuracy, %, against {name}"
+    y_title = f"{study.split} accuracy, %"
     return figures.points(
         measure, title, series, x_title=name, y_title=y_title, written=written, joined=joined, note=note
     )
@@ -423,8 +424,7 @@ def taught(study: Study) -> Table:
         for group in study.offline
         for row in group.rows
     ]
-    known = [row for row in rows if any(row[head] != UNKNOWN for head in TAUGHT)]
-    return table("Rollouts and pairs that offline training was given", known)
+    return table("Rollouts and pairs that offline training was given", rows)
 
 
 def correlations(study: Study) -> Table:
