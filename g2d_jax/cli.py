@@ -449,13 +449,13 @@ def _rates(arguments: argparse.Namespace, names: Sequence[str], say: Callable[[s
 
 def _compare(arguments: argparse.Namespace, _: list[str]) -> None:
     """Write the comparison of runs and show it; needs neither the model nor a device."""
-    from g2d_jax.report import comparison
+    from g2d_jax.report import comparison, page
     from g2d_jax.report.read import read_comparison
 
-    comparison.check_output(arguments.output)
-    compared = read_comparison(arguments.runs, policies=arguments.policies)
-    report = comparison.report(compared)
-    _show(report, comparison.write_comparison(compared, report, arguments.output))
+    output = page.check_output(arguments.output, comparison.FILES, "a comparison")
+    runs = read_comparison(arguments.runs, output, policies=arguments.policies)
+    report = comparison.report(runs)
+    _show(report, comparison.write_comparison(runs, report))
 
 
 def _show(report: Report, written: Sequence[str]) -> None:
@@ -477,9 +477,9 @@ def _show(report: Report, written: Sequence[str]) -> None:
 
 def _autopsy(arguments: argparse.Namespace, _: list[str]) -> None:
     """Tell what the steps of a finished run taught, by its dumps; needs neither a model nor a device."""
-    from g2d_jax.report import autopsy, comparison
+    from g2d_jax.report import autopsy, page
 
-    comparison.check_output(arguments.output, autopsy.FILES, "an autopsy")
+    page.check_output(arguments.output, autopsy.FILES, "an autopsy")
     examined = autopsy.read(arguments.dumps, arguments.reward)
     first, *others = arguments.dumps
     report = autopsy.report(examined, f"{first} and {len(others)} more" if others else first)

@@ -22,9 +22,8 @@ from g2d_jax.data.preferences import pairs_of
 from g2d_jax.data.rows import file_rows
 from g2d_jax.records import Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.report import format as fmt
-from g2d_jax.report.comparison import check_output
 from g2d_jax.report.figures import curves
-from g2d_jax.report.page import Note, Report, Section, write
+from g2d_jax.report.page import Note, Report, Section, check_output, write
 from g2d_jax.report.run import MEASURES
 from g2d_jax.report.tables import sheet, table
 from g2d_jax.rewards.extract import final_answer

@@ -1,28 +1,21 @@
-"""The report of runs side by side: compare.html, compare.md, compare.csv, in a folder of their own."""
+"""The report of a study whose arms are runs: compare.html, compare.md, compare.csv, in a folder of their own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations
 
-from etils import epath
-
+from g2d_jax.report import figures, study
 from g2d_jax.report import format as fmt
 from g2d_jax.report.contrasts import compare
 from g2d_jax.report.format import UNKNOWN, number
 from g2d_jax.report.page import Note, Part, Report, Section, write
-from g2d_jax.report.read import SAMPLING, Comparison
+from g2d_jax.report.read import SAMPLING, Study, changed_settings
 from g2d_jax.report.samples import most_different
-from g2d_jax.report.study import row_cells
 from g2d_jax.report.tables import Table, sheet, table
-from g2d_jax.runtime.storage import PathLike
-from g2d_jax.study import stats
-from g2d_jax.workdir import absolute
 
 FILES = ("compare.html", "compare.md", "compare.csv", "figures")
-COLUMNS = ("run", "policy", "before_run", "before_policy", "measure", "value")
-"""Of compare.csv. before_*: of a difference, what is subtracted; "" for a policy's own figures."""
 
 RESULT_NOTE = (
     "Costs are of all that led to a policy but supervised fine-tuning. K: steps of online training behind it. "
@@ -36,49 +29,42 @@ DIFFERENCES = (
 )
 
 
-def check_output(output: PathLike, files: Sequence[str] = FILES, what: str = "a comparison") -> epath.Path:
-    """Return the folder that these files may be written to. Raises ValueError if it holds others."""
-    folder = absolute(output)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: give --output a folder")
-    others = sorted(child.name for child in folder.iterdir() if child.name not in files) if folder.exists() else []
-    if others:
-        raise ValueError(f"{folder} holds other things than {what} ({others[0]}): choose another --output")
-    return folder
+def write_comparison(runs: Study, content: Report) -> list[str]:
+    """Write `FILES` into the study's folder, which is made if it is not there; return their paths.
 
-
-def write_comparison(comparison: Comparison, content: Report, output: PathLike) -> list[str]:
-    """Write `FILES` into a folder, which is made if it is not there; returns their paths. content: its `report`.
-
-    The same comparison gives the same bytes. Raises ValueError as `check_output`; OSError.
+    content: its `report`. The same runs give the same bytes. Raises OSError.
     """
-    return write(content, sheet(COLUMNS, records(comparison)), check_output(output), "compare")
+    return write(content, sheet(study.COLUMNS, records(runs)), runs.workdir, runs.name)
 
 
-def report(comparison: Comparison) -> Report:
-    """Put together all that a comparison shows. Raises ValueError for damaged completions."""
-    labels = " · ".join(f"{side.mark}: {side.label}" for side in comparison.sides)
-    count = math.comb(len(comparison.rows), 2)
+def report(runs: Study) -> Report:
+    """Put together all that a study whose arms are runs shows. Raises ValueError for damaged completions."""
+    labels = " · ".join(f"{side.mark}: {side.label}" for side in runs.sides)
+    count = math.comb(len(runs.rows), 2)
     chance = f" Of {count} pairs without any difference about {0.05 * count:.1f} would seem beyond noise by chance."
+    left_out = [{"policy": policy, "why": why} for policy, why in runs.left_out.items()]
     return Report(
         kind="comparison",
-        name=labels if len(labels) <= 60 else f"{len(comparison.sides)} runs compared",
-        eyebrow=f"G2D comparison · {len(comparison.sides)} runs",
-        headline=headline(comparison),
-        warnings=comparison.warnings,
+        name=labels if len(labels) <= 60 else f"{len(runs.sides)} runs compared",
+        eyebrow=f"G2D comparison · {len(runs.sides)} runs",
+        headline=headline(runs),
+        warnings=runs.warnings,
         sections=[
-            Section("results", "Result", [*map(Note, notes(comparison)), results(comparison), _runs(comparison)]),
-            Section("differences", "Differences", [Note(DIFFERENCES + chance * (count > 4)), differences(comparison)]),
-            Section("problems", "Problems", most_different(comparison)),
-            Section("settings", "Settings", _settings(comparison)),
+            Section("results", "Result", [*map(Note, notes(runs)), results(runs), accuracies(runs), evaluated(runs)]),
+            Section("differences", "Differences", [Note(DIFFERENCES + chance * (count > 4)), differences(runs)]),
+            Section("frontier", "Accuracy against compute", [study.frontier_chart(runs, "flops")]),
+            Section("problems", "Problems", most_different(runs)),
+            Section("left-out", "Policies left out", [table("Policies left out", left_out)]),
+            Section("settings", "Settings", settings(runs)),
         ],
     )
 
 
-def headline(comparison: Comparison) -> str:
-    """Which of the runs' last policies is best, and by how much before the next, in one sentence."""
-    best, second = sorted(comparison.last, key=lambda row: -row.accuracy.mean)[:2]
-    pair, count = compare(second, best), len(comparison.problems)
+def headline(runs: Study) -> str:
+    """Say in one sentence which of the runs' last policies is best, and by how much before the next."""
+    best, second = sorted(runs.last, key=lambda row: -row.accuracy.mean)[:2]
+    pair = compare(second, best)
+    count = len(runs.problems)
     over = f"{fmt.count(count)} common problem{'s' * (count != 1)}"
     reached = f"{best.name} answers {fmt.percent(best.accuracy.mean)} % of {over} correctly"
     size = fmt.spread(pair.difference, pair.sem)
@@ -86,42 +72,47 @@ def headline(comparison: Comparison) -> str:
     return f"{reached}, {second.name} {fmt.percent(second.accuracy.mean)} %: {size} points apart, {noise}."
 
 
-def notes(comparison: Comparison) -> list[str]:
-    """How many problems are common, what costs leave out, and which runs have the same settings."""
-    count, sides = len(comparison.problems), comparison.sides
+def notes(runs: Study) -> list[str]:
+    """Say how many problems are common, what costs leave out, and which runs have the same settings."""
+    count = len(runs.problems)
+    sides = runs.sides
     others = [f"{n - count:,} of {side.mark}" for side in sides if (n := len(side.stage.problems)) > count]
     left = f"; {', '.join(others)} are not, and count nowhere here" if others else ", all there are"
     texts = [f"{count:,} problems are common to all{left}.", RESULT_NOTE]
-    if comparison.left_out:
-        listed = ", ".join(f"{policy} of {mark}" for mark, policy in comparison.left_out)
-        texts.append(f"Evaluated once for several of these runs, and listed with the first of them: {listed}.")
-    starts = dict.fromkeys((side.mark, row.policies[0].outside) for side, row in comparison.rows)
-    texts += [
-        f"{mark} starts from {start}: what was done there is in neither its costs nor its K."
-        for mark, start in starts
-        if start
-    ]
-    same = [side.mark for side, changes in comparison.settings if not changes]
-    return [*texts, *([f"{', '.join(same)}: all settings as those of {sides[0].mark}."] if same else [])]
+    for side in sides:
+        start = next(row.policies[0].outside for row in runs.rows if row.policies[0].run is side.run)
+        if start:
+            texts.append(f"{side.mark} starts from {start}: what was done there is in neither its costs nor its K.")
+    same = [side.mark for side in sides[1:] if not changed_settings(sides[0].run, side.run)]
+    if same:
+        texts.append(f"{', '.join(same)}: all settings as those of {sides[0].mark}.")
+    return texts
 
 
-def results(comparison: Comparison) -> Table:
-    """Policies with accuracy, pass@k, length, entropy, K, seed and costs."""
-    cells = row_cells([row for _, row in comparison.rows])
+def results(runs: Study) -> Table:
+    """Show policies with accuracy, pass@k, length, entropy, K and costs."""
     rows = []
-    for (side, row), own in zip(comparison.rows, cells, strict=True):
+    for group, own in zip(runs.groups, study.row_cells(runs.rows), strict=True):
+        row = group.rows[0]
         reached = {"policy": row.name, "K": fmt.count(row.steps), "accuracy % [95 %]": fmt.interval(row.accuracy)}
-        rows.append({**reached, **own, "run": side.label})
-    return table(f"Policies on the {fmt.count(len(comparison.problems))} common problems", rows)
+        rows.append({**reached, **own, **group.values})
+    return table(f"Policies on the {fmt.count(len(runs.problems))} common problems", rows)
 
 
-def _runs(comparison: Comparison) -> Table:
-    """Build the tables of the runs and of how they were evaluated."""
+def accuracies(runs: Study) -> figures.Chart | None:
+    """Draw every policy's accuracy with its interval."""
+    ends = [(row.name, row.accuracy) for row in runs.rows]
+    bars = [(name, 100 * interval.mean, 100 * interval.low, 100 * interval.high) for name, interval in ends]
+    return figures.intervals("accuracy", "Accuracy on the common problems, % (bars: 95 %)", bars)
+
+
+def evaluated(runs: Study) -> Table:
+    """Show the runs, and how they were evaluated."""
     heads = {"num_generations": "answers each", "max_new_tokens": "max tokens"}
     rows = [
         {
             "run": side.mark,
-            "seed": str(side.run.config.get("seed", UNKNOWN)),
+            "seed": str(side.run.seed),
             "evaluation": side.stage.name,
             "split": str(side.stage.split),
             "problems": fmt.count(len(side.stage.problems)),
@@ -129,15 +120,15 @@ def _runs(comparison: Comparison) -> Table:
             "config": str(side.run.config.get("name", UNKNOWN)),
             "folder": side.label,
         }
-        for side in comparison.sides
+        for side in runs.sides
     ]
     return table("Runs and how they were evaluated", rows)
 
 
-def differences(comparison: Comparison) -> Table:
-    """Every two policies, the second minus the first."""
+def differences(runs: Study) -> Table:
+    """Compare every two policies, the second minus the first."""
     rows = []
-    for (_, before), (_, after) in combinations(comparison.rows, 2):
+    for before, after in combinations(runs.rows, 2):
         pair = compare(before, after)
         is_known, ends = pair.is_beyond_noise is not None, f"[{100 * pair.low:+.1f}, {100 * pair.high:+.1f}]"
         rows.append(
@@ -152,26 +143,24 @@ def differences(comparison: Comparison) -> Table:
     return table("Paired differences in accuracy, points (second minus first)", rows)
 
 
-def _settings(comparison: Comparison) -> list[Part | None]:
+def settings(runs: Study) -> list[Part | None]:
     """List the settings that differ from the first run's, a table for each other run that differs."""
-    first, parts = comparison.sides[0], list[Part | None]()
-    for side, changes in comparison.settings:
-        rows = [dict(zip(("setting", "change"), line.split(": ", 1), strict=True)) for line in changes]
+    first, *others = runs.sides
+    parts: list[Part | None] = []
+    for side in others:
+        lines = [line.split(": ", 1) for line in changed_settings(first.run, side.run)]
+        rows = [{"setting": setting, "change": change} for setting, change in lines]
         parts.append(table(f"{first.mark} ({first.label}) -> {side.mark} ({side.label})", rows))
     return parts
 
 
-def records(comparison: Comparison) -> Iterator[tuple[str, str, str, str, str, float]]:
-    """All figures of compare.csv, columns `COLUMNS`: fractions, tokens, nats, seconds."""
-    names = [(side.label, row.policies[0].name) for side, row in comparison.rows]
-    for name, (_, row) in zip(names, comparison.rows, strict=True):
-        accuracy, k = stats.accuracy(row.correct[0]), row.correct[0].shape[1]
-        figures = {name: getattr(accuracy, name) for name in ("mean", "sem_clustered", "problems")}
-        figures |= {f"pass_at/{k}": stats.pass_at(row.correct[0], k), "steps": row.steps}
-        figures |= {measure: row.evaluated(row.split, measure) for measure in ("mean_length", "entropy")}
-        figures |= {f"cost/{measure}": cost for measure, cost in row.costs.items()}
-        for measure, value in figures.items():
-            yield *name, "", "", measure, float(value)
-    for (before, (_, row)), (after, (_, other)) in combinations(zip(names, comparison.rows, strict=True), 2):
-        for measure, value in compare(row, other)._asdict().items():
-            yield *after, *before, measure, float(value)
+def records(runs: Study) -> Iterator[tuple[str, str, str, str, str, str, float]]:
+    """All figures, columns `study.COLUMNS`: those of `study.records`, and of every two policies what parts them.
+
+    arm of a pair: "A: … → B: …", the second minus the first; measure: "paired/difference", "paired/sem", ….
+    """
+    yield from study.records(runs)
+    for before, after in combinations(runs.rows, 2):
+        for measure, value in compare(before, after)._asdict().items():
+            arm = f"{before.name} → {after.name}"
+            yield arm, "", "all", "", runs.split, f"paired/{measure}", float(value)

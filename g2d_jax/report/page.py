@@ -25,7 +25,8 @@ from g2d_jax.report.markup import on_one_line, shorten, shown, visible
 from g2d_jax.report.samples import Listing
 from g2d_jax.report.tables import Table, markdown, one_line
 from g2d_jax.report.tokens import LEVELS
-from g2d_jax.runtime.storage import plain, write_bytes
+from g2d_jax.runtime.storage import PathLike, plain, write_bytes
+from g2d_jax.workdir import absolute
 
 STYLE, SCRIPT = (Path(__file__).with_name(name).read_text("utf-8") for name in ("style.css", "filter.js"))
 BUDGET = 3_000_000
@@ -160,6 +161,20 @@ def text(report: Report) -> str:
             lines.append(f"## {one_line(section.title)}")
             lines += [one_line(part.text) if isinstance(part, Note) else markdown(part) for part in parts]
     return "\n\n".join(filter(None, lines)) + "\n"
+
+
+def check_output(output: PathLike, files: Sequence[str], what: str) -> epath.Path:
+    """Return the folder that these files may be written to. Raises ValueError if it holds others.
+
+    what: these files together, for the message.
+    """
+    folder = absolute(output)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: give --output a folder")
+    others = sorted(child.name for child in folder.iterdir() if child.name not in files) if folder.exists() else []
+    if others:
+        raise ValueError(f"{folder} holds other things than {what} ({others[0]}): choose another --output")
+    return folder
 
 
 def write(report: Report, csv: str, folder: epath.Path, name: str, *, figures: bool = True) -> list[str]:

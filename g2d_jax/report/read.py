@@ -1,7 +1,6 @@
 """Read what runs and studies left on disk into records: runs, their policies, and rows of policies that differ in seed.
 
-Run ─► Policy ─► Row, its seeds ─┬► Group, its K ─► Study
-                                 └► Comparison, on the problems common to all
+Run ─► Policy ─► Row, its seeds ─► Group, its K ─► Study, of a directory's points or of runs side by side
 """
 
 from __future__ import annotations
@@ -135,6 +134,14 @@ class Run:
     def name(self) -> str:
         """The config's name, else the folder's."""
         return str(self.config.get("name") or self.workdir.name)
+
+    @property
+    def seed(self) -> int:
+        """The config's seed, 0 if it has none. Raises ValueError for what is no whole number."""
+        seed = self.config.get("seed", 0)
+        if type(seed) is not int:
+            raise ValueError(f"{self.workdir / 'config.json'} is damaged: its seed is {seed!r:.50}, no whole number")
+        return seed
 
     @property
     def sections(self) -> Mapping[str, Mapping[str, Any]]:
@@ -308,20 +315,21 @@ class Policy:
         spent = accounting.costs_by_stage(self.name, run.sections, run.manifests)
         return {**costs, "hours": run.rates.hours(spent)}
 
-    def _evaluation(self, split: str) -> Stage | None:
-        """Return the last stage that evaluated it on a split."""
+    def evaluation(self, split: str) -> Stage | None:
+        """Return the last stage that evaluated it on a split, None if none did."""
         stages = (stage for stage in self.run.evaluations[::-1] if stage.split == split)
         return next((stage for stage in stages if self.name in stage.policies), None)
 
     def result(self, split: str) -> Manifest:
         """Return its measurements on a split, {} if there are none."""
-        stage = self._evaluation(split)
+        stage = self.evaluation(split)
         return stage.policies[self.name] if stage else {}
 
     def answers(self, split: str) -> pd.DataFrame | None:
-        """Its answers on a split, as `read_answers` has them; None if it was not evaluated there."""
-        stage = self._evaluation(split)
-        return self.run.answers(stage.rollouts_file(self.name)) if stage else None
+        """Its answers on a split, as `read_answers` has them; None if it was not evaluated there or they are gone."""
+        stage = self.evaluation(split)
+        file = stage.rollouts_file(self.name) if stage else None
+        return self.run.answers(file) if file is not None and file.exists() else None
 
     @cached_property
     def gain(self) -> Array | None:
@@ -367,7 +375,7 @@ class Row:
     @cached_property
     def seeds(self) -> list[int]:
         """The policies' seeds, in their order."""
-        return [int(policy.run.config.get("seed", 0)) for policy in self.policies]
+        return [policy.run.seed for policy in self.policies]
 
     @property
     def steps(self) -> float:
@@ -391,6 +399,8 @@ class Row:
     @cached_property
     def gain(self) -> frontier.Interval | None:
         """What the last training added over the policy it started from, paired by seed and problem; None: not known."""
+        if self.split != "test":  # `Policy.gain` is of test problems
+            return None
         gains = [gain for policy in self.policies if (gain := policy.gain) is not None and len(gain) == len(self.ids)]
         return frontier.bootstrap(np.stack(gains)) if gains else None
 
@@ -447,11 +457,45 @@ class Group:
         return bool(mine & theirs) and self.rows[0].ids == other.rows[0].ids
 
 
+@dataclass(frozen=True, eq=False)
+class Side:
+    """A run that is compared with others. mark: A, B, … label: its folder's name, or its path where another has that.
+
+    stage: the evaluation that takes part.
+    """
+
+    mark: str
+    label: str
+    run: Run
+    stage: Stage
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """ "split" and `SAMPLING` of the evaluation, None where one is not known."""
+        result = self.stage.manifest.get("result", {})
+        values = {**result.get("sampling", {}), "split": self.stage.split, "num_generations": result.get("samples")}
+        return {name: values.get(name) for name in ("split", *SAMPLING)}
+
+    @property
+    def last(self) -> str:
+        """The last of the policies evaluated, by name."""
+        return list(self.stage.policies)[-1]
+
+    def file(self, policy: str) -> epath.Path:
+        """Where a policy's completions are. Raises ValueError if they are gone."""
+        file = self.stage.rollouts_file(policy)
+        if not file.exists():
+            raise ValueError(f"{self.stage.folder} has no completions of {policy!r} any more: they cannot be compared")
+        return file
+
+
 @dataclass(frozen=True)
 class Study:
-    """A study's directory. left_out: label of a point -> why it is in no group.
+    """A study's directory, or runs side by side. left_out: label of a point -> why it is in no group.
 
     warmups: online training alone, as points that end offline evaluated it on their way, where no point is about it.
+    sides: of a study whose arms are runs, these; each policy of a run is a group of one row. warnings: why their
+    accuracies may not be comparable.
     """
 
     workdir: epath.Path
@@ -461,6 +505,29 @@ class Study:
     warmups: Sequence[Group]
     left_out: Mapping[str, str]
     rates: Rates | None = None
+    sides: Sequence[Side] = ()
+    warnings: Sequence[str] = ()
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all groups."""
+        return [row for group in self.groups for row in group.rows]
+
+    @property
+    def problems(self) -> list[str]:
+        """The ids of the problems of the first row: of runs side by side those that are common to all."""
+        return self.rows[0].ids if self.rows else []
+
+    @property
+    def split(self) -> str:
+        """The split that the accuracies are of."""
+        return self.rows[0].split if self.rows else "test"
+
+    @property
+    def last(self) -> list[Row]:
+        """The rows that are the last policies of runs side by side."""
+        last = {side.run.workdir: side.last for side in self.sides}
+        return [row for row in self.rows if row.policies[0].name == last[row.policies[0].run.workdir]]
 
     @property
     def policies(self) -> list[Policy]:
@@ -490,6 +557,9 @@ class Study:
 
 UNFINISHED, UNTESTED = "not finished", "not evaluated on test"
 """Why a point is left out of a study."""
+
+SHARED = "evaluated once for several of these runs, and listed with the first of them"
+"""Why a policy of a run is left out of a study whose arms are runs."""
 
 WARMUP = "warm-up (GRPO goes on)"
 """The name of `Study.warmups`."""
@@ -551,8 +621,12 @@ def _group(arm: str, values: Mapping[str, str], by_steps: Mapping[int | None, Se
     group = Group(arm, values, [])
     for k in sorted(by_steps, key=lambda k: -1 if k is None else k):
         seeds = by_steps[k]
-        answers = [answers for policy in seeds if (answers := policy.answers("test")) is not None]
-        for policy, its_answers in zip(seeds, answers, strict=True):
+        answers = []
+        for policy in seeds:
+            its_answers = policy.answers("test")
+            if its_answers is None:
+                raise ValueError(f"{policy.run.workdir} has no test completions of {policy.name!r} any more")
+            answers.append(its_answers)
             if not its_answers.index.equals(answers[0].index):
                 names = f"{seeds[0].run.workdir.name} and {policy.run.workdir.name}"
                 raise ValueError(f"{names} were tested on different problems")
@@ -587,68 +661,15 @@ def _warmup(family: Sequence[Group], *, several: bool) -> Group:
     for trained in (policy for group in family for policy in group.policies):
         for policy in (Policy(trained.run, name) for name in trained.chain[1:]):
             if policy.result("test"):
-                by_steps.setdefault(int(policy.steps), {}).setdefault(int(policy.run.config.get("seed", 0)), policy)
+                by_steps.setdefault(int(policy.steps), {}).setdefault(policy.run.seed, policy)
     rows = {k: [policies[seed] for seed in sorted(policies)] for k, policies in by_steps.items()}
     return _group(arm, values, rows)
 
 
-@dataclass(frozen=True, eq=False)
-class Side:
-    """One run of a comparison. mark: A, B, … label: its folder's name, or its path where another has that.
+def read_comparison(workdirs: Sequence[PathLike], output: PathLike = "compare", *, policies: str = "ends") -> Study:
+    """Read runs, or points of a study, as a study whose arms they are, on the problems that all of them answered.
 
-    stage: the evaluation that takes part.
-    """
-
-    mark: str
-    label: str
-    run: Run
-    stage: Stage
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """ "split" and `SAMPLING` of the evaluation, None where one is not known."""
-        result = self.stage.manifest.get("result", {})
-        values = {**result.get("sampling", {}), "split": self.stage.split, "num_generations": result.get("samples")}
-        return {name: values.get(name) for name in ("split", *SAMPLING)}
-
-    @property
-    def last(self) -> str:
-        """The last of the policies evaluated, by name."""
-        return list(self.stage.policies)[-1]
-
-    def file(self, policy: str) -> epath.Path:
-        """Where a policy's completions are. Raises ValueError if they are gone."""
-        file = self.stage.rollouts_file(policy)
-        if not file.exists():
-            raise ValueError(f"{self.stage.folder} has no completions of {policy!r} any more: they cannot be compared")
-        return file
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Runs side by side. rows: a policy of a run each, over the common `problems`, ids ascending.
-
-    warnings: why accuracies may not be comparable. settings: of each run but the first, what differs from the first, as
-    "field: there -> here". left_out: policies of a study's points that were evaluated once for several of these and are
-    a row already, as (run's mark, policy).
-    """
-
-    sides: Sequence[Side]
-    rows: Sequence[tuple[Side, Row]]
-    problems: Sequence[str]
-    warnings: Sequence[str]
-    settings: Sequence[tuple[Side, Sequence[str]]]
-    left_out: Sequence[tuple[str, str]]
-
-    @property
-    def last(self) -> list[Row]:
-        """The rows that are their runs' last policies."""
-        return [row for side, row in self.rows if row.policies[0].name == side.last]
-
-
-def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> Comparison:
-    """Read runs, or points of a study, on the problems that all of them answered: those of the same id, a text's hash.
-
+    Problems are those of the same id, which is a hash of their text. output: the directory of the study that is made.
     policies: "ends" for each run's first and last one, "all". Of each run its last finished evaluation counts: of the
     first run whichever that is, of the others the last on the same split if there is one. Raises ValueError for fewer
     than two runs, one given twice, a folder that is no run, a run without a finished evaluation or without its
@@ -657,13 +678,13 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
     if policies not in ("ends", "all"):
         raise ValueError(f"policies must be ends or all, got {policies!r}")
     sides = _sides(workdirs)
-    chosen, left_out, files = list[tuple[Side, str]](), list[tuple[str, str]](), set[epath.Path]()
+    chosen, left_out, files = list[tuple[Side, str]](), dict[str, str](), set[epath.Path]()
     for side in sides:
         names = list(side.stage.policies)
         for name in names if policies == "all" else dict.fromkeys((names[0], names[-1])):
             file = side.file(name)
             if file in files and name != side.last:
-                left_out.append((side.mark, name))
+                left_out[f"{side.mark}: {name}"] = SHARED
             else:
                 chosen.append((side, name))
             files.add(file)
@@ -674,7 +695,7 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
         raise ValueError(
             f"the runs have no problem in common, they cannot be compared; evaluated are {', '.join(evaluated)}"
         )
-    rows = []
+    groups = []
     for (side, name), frame in zip(chosen, answers, strict=True):
         title = f"{side.mark}: {policy_name(side.stage.policies[name])}"
         if frame.loc[common].isna().to_numpy().all():
@@ -682,9 +703,10 @@ def read_comparison(workdirs: Sequence[PathLike], *, policies: str = "ends") -> 
                 f"none of the {len(common):,} common problems is scored for {title} as right or wrong: "
                 "accuracies are compared, not rewards"
             )
-        rows.append((side, Row(title, [Policy(side.run, name)], [frame.loc[common]], split=str(side.stage.split))))
-    settings = [(side, _changes(sides[0].run, side.run)) for side in sides[1:]]
-    return Comparison(sides, rows, common, list(_incomparable(sides, common)), settings, left_out)
+        row = Row(title, [Policy(side.run, name)], [frame.loc[common]], split=str(side.stage.split))
+        groups.append(Group(title, {"run": side.label}, [row]))
+    warnings = list(_incomparable(sides, common))
+    return Study(absolute(output), "compare", {}, groups, [], left_out, sides=sides, warnings=warnings)
 
 
 def _sides(workdirs: Sequence[PathLike]) -> list[Side]:
@@ -710,8 +732,8 @@ def _mark(number: int) -> str:
     return (_mark(rest - 1) if rest else "") + ascii_uppercase[letter]
 
 
-def _changes(first: Run, other: Run) -> list[str]:
-    """List the settings that differ, functions given from Python included."""
+def changed_settings(first: Run, other: Run) -> list[str]:
+    """List the settings that differ, as "field: there -> here", functions given from Python included."""
     before, after = (read_json(run.workdir / "config.json").get("own", {}) for run in (first, other))
     return differences(first.config, other.config, places=True) + own_differences(before, after)
 

@@ -17,7 +17,7 @@ from etils import epath
 from g2d_jax.records import Prompt, Verdict
 from g2d_jax.report import format as fmt
 from g2d_jax.report.markup import on_one_line, shorten
-from g2d_jax.report.read import COLLECT, Comparison, Run, Stage, read_parquet
+from g2d_jax.report.read import COLLECT, Run, Stage, Study, read_parquet
 from g2d_jax.report.tokens import Span, coloured, run_tokenizer
 
 PROBLEMS, SAMPLES, MOST_DIFFERENT = 60, 4, 40
@@ -237,32 +237,36 @@ def _side(row: Answer, side: str, verdict: str, nats: Mapping[Any, Sequence[floa
     return Sample(verdict, f"{len(ids):,} tokens, reward {fmt.value(row[f'{side}_reward'])}", spans)
 
 
-def furthest_apart(comparison: Comparison) -> list[str]:
+def furthest_apart(study: Study) -> list[str]:
     """Order the problems on which the runs' last policies differ, largest difference first, equal ones by id."""
-    means = np.stack([row.accuracies[0] for row in comparison.last])
-    apart = zip(means.min(axis=0) - means.max(axis=0), comparison.problems, strict=True)  # NaN is not below 0
+    means = np.stack([row.accuracies[0] for row in study.last])
+    apart = zip(means.min(axis=0) - means.max(axis=0), study.problems, strict=True)  # NaN is not below 0
     return [problem for size, problem in sorted((float(size), problem) for size, problem in apart if size < 0)]
 
 
-def most_different(comparison: Comparison) -> list[Listing]:
+def most_different(study: Study) -> list[Listing]:
     """Show the problems on which the runs' last policies differ most, with every policy's answers."""
-    wanted = furthest_apart(comparison)[:MOST_DIFFERENT]
-    painters = {side.mark: painter(side.run) for side in comparison.sides}
-    entries = {p: entry for side in comparison.sides[::-1] for p, entry in side.stage.problems.items() if entry}
-    columns = [
-        Column(
-            row.name, read_samples([side.file(row.policies[0].name)], _ROLLOUT, wanted, 0)[0], painters[side.mark][0]
-        )
-        for side, row in comparison.rows
-    ]
+    wanted = furthest_apart(study)[:MOST_DIFFERENT]
+    if not wanted:
+        return []
+    painters = {side.run.workdir: painter(side.run) for side in study.sides}
+    columns = []
+    for row in study.rows:
+        policy = row.policies[0]
+        stage = policy.evaluation(row.split)
+        answers, _ = read_samples([stage.rollouts_file(policy.name)] if stage else [], _ROLLOUT, wanted, 0)
+        columns.append(Column(row.name, answers, painters[policy.run.workdir][0]))
+    entries: dict[str, Mapping[str, Any]] = {}
+    for side in study.sides[::-1]:
+        entries |= {problem: entry for problem, entry in side.stage.problems.items() if entry}
     rule = (
-        f"{len(wanted):,} of {len(comparison.problems):,} common problems: those on which the accuracies of the runs' "
+        f"{len(wanted):,} of {len(study.problems):,} common problems: those on which the accuracies of the runs' "
         "last policies are furthest apart, equal ones by problem id, which is a hash. Of each policy the first "
         f"{SAMPLES} samples; beside the prompt, right answers among all samples."
     )
     note = " ".join(dict.fromkeys(note for _, note in painters.values() if note))
     problems = {problem: entries.get(problem, {}) for problem in wanted}
-    return [_listing("Where the runs differ most", rule, problems, columns, note)] if wanted else []
+    return [_listing("Where the runs differ most", rule, problems, columns, note)]
 
 
 def _rule(listed: int, total: int, things: str) -> str:

@@ -386,7 +386,7 @@ def _span(rows: Sequence[Row]) -> str:
 
 
 def frontier_chart(study: Study, measure: str) -> Chart | None:
-    """Accuracy on test against one cost; None where it is known of no point or zero for all.
+    """Accuracy against one cost; None where it is known of no point or zero for all.
 
     A line for each group, its points labelled with K, settings at one K with the setting.
     """
@@ -402,10 +402,13 @@ def frontier_chart(study: Study, measure: str) -> Chart | None:
         return None
     joined = {group.name for group in (*study.offline, *study.baselines) if len(group.rows) > 1}
     note = "Means over seeds, bars are 95 % intervals over problems and seeds, numbers at the points are K."
+    if study.sides:
+        note = "Bars are 95 % intervals over the common problems."
     name += {"generated": " tokens", "trained": " tokens", "verifier_cpu_seconds": " time"}.get(measure, "")
-    title = f"Test accuracy, %, against {name}"
+    title = f"{study.split.capitalize()} accuracy, %, against {name}"
+    y_title = f"{study.split} accuracy, %"
     return figures.points(
-        measure, title, series, x_title=name, y_title="test accuracy, %", written=written, joined=joined, note=note
+        measure, title, series, x_title=name, y_title=y_title, written=written, joined=joined, note=note
     )
 
 
@@ -505,7 +508,8 @@ def _of_policy(policy: Policy) -> Iterator[tuple[str, str, float]]:
 
 
 def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, float]]:
-    yield "dev", "accuracy/mean", row.dev
+    if row.split != "dev":
+        yield "dev", "accuracy/mean", row.dev
     intervals = {"accuracy": row.accuracy, "gain": row.gain, "offline_gain": row.gain if group.is_offline else None}
     if group.is_offline:
         intervals |= {
@@ -517,5 +521,5 @@ def _of_row(study: Study, group: Group, row: Row) -> Iterator[tuple[str, str, fl
             intervals["advantage/best on dev/flops"] = contrasts.advantage(row, best)
     for name, interval in intervals.items():
         for part in ("mean", "low", "high", "seeds") if interval is not None else ():
-            yield "test", f"{name}/{part}", float(getattr(interval, part))
+            yield row.split, f"{name}/{part}", float(getattr(interval, part))
     yield from (("", f"cost/{measure}", value) for measure, value in row.costs.items())

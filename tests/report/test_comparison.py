@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from reports import HOSTILE, STEERING, Page, completions, evaluation
 
-from g2d_jax.report import comparison as side_by_side
-from g2d_jax.report.comparison import check_output, headline, notes, records, report, results, write_comparison
+from g2d_jax.report.comparison import FILES, headline, notes, records, report, results, write_comparison
 from g2d_jax.report.contrasts import compare
-from g2d_jax.report.page import html, text
-from g2d_jax.report.read import Comparison, read_comparison
+from g2d_jax.report.page import check_output, html, text
+from g2d_jax.report.read import Study, read_comparison
 from g2d_jax.report.samples import furthest_apart, read_samples
+from g2d_jax.report.study import COLUMNS
 from g2d_jax.report.tables import sheet
 from g2d_jax.runtime.storage import finish, read_json, write_json
 from g2d_jax.runtime.tables import write_rollouts
@@ -42,6 +42,10 @@ def run(folder: Path, policies: dict, result: dict = MEASURED, stages: dict = ST
     return folder
 
 
+def compared(folders, output: Path = Path("compare"), **chosen) -> Study:
+    return read_comparison(folders, output, **chosen)
+
+
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[Path, Path]:
     """Four common problems; each run has one of its own on which it would look better."""
@@ -49,12 +53,12 @@ def two(tmp_path: Path) -> tuple[Path, Path]:
     return one, run(tmp_path / "other", {"dpo": {**OTHER, "only-there": [1, 1], "and-this": [1, 1]}})
 
 
-def names(comparison: Comparison) -> list[str]:
-    return [row.name for _, row in comparison.rows]
+def names(runs: Study) -> list[str]:
+    return [row.name for row in runs.rows]
 
 
-def lines(comparison: Comparison) -> list[dict[str, str]]:
-    table = results(comparison)
+def lines(runs: Study) -> list[dict[str, str]]:
+    table = results(runs)
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
@@ -65,9 +69,9 @@ def change(folder: Path, **result) -> None:
 
 
 def test_known_figures_over_common_problems_only(two):
-    comparison = read_comparison(two)
-    assert list(comparison.problems) == ["p0", "p1", "p2", "p3"]
-    a, b = (row for _, row in comparison.rows)
+    comparison = compared(two)
+    assert comparison.problems == ["p0", "p1", "p2", "p3"]
+    a, b = comparison.rows
     assert (a.name, b.name) == ("A: G2D (dpo)", "B: G2D (dpo)")
     assert (a.accuracy.mean, b.accuracy.mean) == (0.625, 0.75)
     pair = compare(a, b)
@@ -92,38 +96,38 @@ def test_which_policies_take_part(tmp_path):
     runs = [
         run(tmp_path / name, {**tables, "dpo": {"p0": [1, i], "p1": [0, 1]}}) for i, name in enumerate(("one", "other"))
     ]
-    ends = read_comparison(runs)
+    ends = compared(runs)
     assert names(ends) == ["A: cold (sft)", "A: G2D (dpo)", "B: cold (sft)", "B: G2D (dpo)"]
     assert [row.name for row in ends.last] == ["A: G2D (dpo)", "B: G2D (dpo)"]
-    assert len(read_comparison(runs, policies="all").rows) == 6
+    assert len(compared(runs, policies="all").rows) == 6
     page = Page(html(report(ends)))
     pairs = [row["pair"] for row in page.table("Paired differences")]
     assert len(pairs) == 6 and pairs[1] == "A: cold (sft) → B: cold (sft)" and "Of 6 pairs" in page.text
     with pytest.raises(ValueError, match="policies must be ends or all, got 'some'"):
-        read_comparison(runs, policies="some")
+        compared(runs, policies="some")
 
 
 def test_policies_with_different_numbers_of_answers_are_compared_at_the_pass_at_k_of_all(tmp_path):
     few, many = ({f"p{i}": [1, *[0] * more] for i in range(3)} for more in (1, 3))
-    comparison = read_comparison([run(tmp_path / "few", {"dpo": few}), run(tmp_path / "many", {"dpo": many})])
+    comparison = compared([run(tmp_path / "few", {"dpo": few}), run(tmp_path / "many", {"dpo": many})])
     assert [row["pass@2 %"] for row in lines(comparison)] == ["100.0", "50.0"]
 
 
 def test_a_timeout_is_wrong_and_what_cannot_be_scored_counts_nowhere(tmp_path):
     one = run(tmp_path / "one", {"dpo": {"p0": [1, "t"], "p1": ["u", "u"], "p2": [1, "u"]}})
     other = run(tmp_path / "other", {"dpo": {"p0": [1, 1], "p1": [0, 0], "p2": [0, 1]}})
-    a, b = (row for _, row in read_comparison([one, other]).rows)
+    a, b = compared([one, other]).rows
     np.testing.assert_array_equal(a.accuracies, [[0.5, np.nan, 1.0]])
     assert a.accuracy.mean == 0.75 and b.accuracy.mean == 0.5
     pair = compare(a, b)
     assert (pair.difference, pair.better, pair.equal, pair.worse) == (0.0, 1, 0, 1)
     bad = run(tmp_path / "bad", {"dpo": {"p0": ["u", "u"]}})
     with pytest.raises(ValueError, match="none of the 1 common problems is scored for B: G2D"):
-        read_comparison([one, bad])
+        compared([one, bad])
 
 
 def test_one_common_problem_has_no_interval(tmp_path):
-    comparison = read_comparison([run(tmp_path / name, {"dpo": {"p0": [i, 1]}}) for i, name in enumerate("ab")])
+    comparison = compared([run(tmp_path / name, {"dpo": {"p0": [i, 1]}}) for i, name in enumerate("ab")])
     (row,) = Page(html(report(comparison))).table("Paired differences")
     assert (row["difference"], row.get("95 % interval"), row.get("beyond noise")) == ("+50.0", None, None)
     assert "1 common problem correctly" in headline(comparison) and "too few problems" in headline(comparison)
@@ -137,7 +141,7 @@ def test_several_devices_a_price_and_what_comes_from_elsewhere(two):
     write_json(two[0] / "config.json", {"config": {**first, "compute": {"price_per_device_hour": 3.0}}})
     stages = {**STAGES, "warmup": {**STAGES["warmup"], "policy": "run:/far/away#sft"}}
     write_json(two[1] / "config.json", {"config": {**second, "stages": stages}})
-    comparison = read_comparison(two)
+    comparison = compared(two)
     assert [row["device time"] for row in lines(comparison)] == ["12 min 00 s"] * 2
     assert [row["price"] for row in lines(comparison)] == ["0.60", "–"]
     assert [row["K"] for row in lines(comparison)] == ["20", "20"]
@@ -152,7 +156,7 @@ def test_several_devices_a_price_and_what_comes_from_elsewhere(two):
 def test_other_sampling_is_warned_of(tmp_path, name, value):
     one = run(tmp_path / "one", {"dpo": ONE})
     other = run(tmp_path / "other", {"dpo": OTHER}, {**MEASURED, "sampling": {**SAMPLING, name: value}})
-    comparison = read_comparison([one, other])
+    comparison = compared([one, other])
     expected = f"The evaluations differ in {name}: A {SAMPLING[name]}, B {value}. A difference in accuracy may"
     assert len(comparison.warnings) == 1 and comparison.warnings[0].startswith(expected)
     assert expected in html(report(comparison)) and expected.replace("_", "\\_") in text(report(comparison))
@@ -163,12 +167,12 @@ def test_evaluations_of_one_split_are_compared_and_reference_answers_with_them(t
     evaluation(other / "10-dev", {"dpo": {"d0": [1, 1]}}, {**MEASURED, "split": "dev"})
     path = other / "09-evaluate/problems.json"
     write_json(path, [{**row, "answer": "8" if row["id"] == "p1" else "7"} for row in read_json(path)])
-    comparison = read_comparison([one, other])
+    comparison = compared([one, other])
     assert [side.stage.name for side in comparison.sides] == ["evaluate", "evaluate"]
     assert [side.label for side in comparison.sides] == [str(one), str(other)]  # folders of one name
     assert comparison.warnings == ["1 of the common problems have other reference answers in one run than in another."]
     with pytest.raises(ValueError, match=r"no problem in common.* A \(.*b/run\) 1 of dev, B \(.*a/run\) 4 of test"):
-        read_comparison([other, one])
+        compared([other, one])
 
 
 def test_settings_that_differ(tmp_path):
@@ -176,7 +180,7 @@ def test_settings_that_differ(tmp_path):
     other = run(tmp_path / "other", {"dpo": OTHER}, beta=1.0, name="x")
     same = run(tmp_path / "same", {"dpo": OTHER}, beta=0.1, name="x")
     write_json(other / "config.json", {**read_json(other / "config.json"), "own": {"reward": "mine:even"}})
-    page = Page(html(report(read_comparison([one, other, same]))))
+    page = Page(html(report(compared([one, other, same]))))
     assert page.table("A (one) -> B (other)") == [
         {"setting": "beta", "change": "0.1 -> 1.0"},
         {"setting": "reward from Python", "change": "none -> mine:even"},
@@ -190,21 +194,22 @@ def test_what_points_of_a_study_share_is_listed_once(tmp_path):
     entries = read_json(other / "09-evaluate/manifest.json")["result"]["policies"]
     shared = [{**entry, "rollouts": f"../../one/09-evaluate/{entry['rollouts']}"} for entry in entries]
     change(other, policies=shared)
-    comparison = read_comparison([one, other])
+    comparison = compared([one, other])
     assert names(comparison) == ["A: cold (sft)", "A: G2D (dpo)", "B: G2D (dpo)"]
-    assert any("listed with the first of them: sft of B." in note for note in notes(comparison))
-    assert compare(comparison.rows[1][1], comparison.rows[2][1]).is_beyond_noise is False
+    (left_out,) = Page(html(report(comparison))).table("Policies left out")
+    assert left_out["policy"] == "B: sft" and "listed with the first of them" in left_out["why"]
+    assert compare(comparison.rows[1], comparison.rows[2]).is_beyond_noise is False
 
 
 def test_problems_where_runs_differ_most(tmp_path):
     one = run(tmp_path / "one", {"dpo": {"a": [1, 1], "b": [0, 0], "c": [1, 0], "d": [0, 0], "p0": [1, 1]}})
     table = {"a": [1, 1], "b": [1, 0], "c": [0, 1], "d": [1, 1], "p0": ["u", "u"]}
-    comparison = read_comparison([one, run(tmp_path / "other", {"dpo": table})])
+    comparison = compared([one, run(tmp_path / "other", {"dpo": table})])
     assert furthest_apart(comparison) == ["d", "b"]  # a and c are equal, p0 is not scored
     answers, count = read_samples([comparison.sides[1].file("dpo")], ("problem_id", "sample"), {"d"}, 0)
     assert [row["sample"] for row in answers["d"]] == [0, 1] and list(answers) == ["d"] and count == 5
     page = Page(html(report(comparison)))
-    assert page.links == ["#results", "#differences", "#problems"]
+    assert page.links == ["#results", "#differences", "#frontier", "#problems"]
     assert "2 of 5 common problems: those on which" in page.text and page.source.count("<details data-row>") == 2
     assert page.text.index("d = ?") < page.text.index("b = ?")
 
@@ -221,29 +226,48 @@ def test_problems_where_runs_differ_most(tmp_path):
 )  # fmt: skip
 def test_what_cannot_be_compared_and_folders_of_other_things_are_refused(two, choose, message):
     with pytest.raises(ValueError, match=message):
-        read_comparison(choose(*two))
+        compared(choose(*two))
     with pytest.raises(ValueError, match=r"holds other things than a comparison \(00-sft\)"):
-        check_output(two[0])
+        check_output(two[0], FILES, "a comparison")
     with pytest.raises(ValueError, match="is a file"):
-        check_output(two[0] / "config.json")
+        check_output(two[0] / "config.json", FILES, "a comparison")
 
 
 def test_three_files_the_same_bytes_each_time_with_every_figure(two, tmp_path):
-    comparison, output = read_comparison(two), tmp_path / "out" / "compare"
-    paths = [Path(path) for path in write_comparison(comparison, report(comparison), output)]
+    output = tmp_path / "out" / "compare"
+    comparison = compared(two, output)
+    paths = [Path(path) for path in write_comparison(comparison, report(comparison))]
     assert [path.name for path in paths] == ["compare.html", "compare.md", "compare.csv"]
+    assert {path.suffix for path in (output / "figures").iterdir()} == {".svg", ".pdf"}
     before = [path.read_bytes() for path in paths]
-    write_comparison(comparison, report(comparison), output)
+    write_comparison(comparison, report(comparison))
     assert [path.read_bytes() for path in paths] == before
     header, *rows = csv.reader(paths[2].read_text("utf-8").splitlines())
-    assert header == ["run", "policy", "before_run", "before_policy", "measure", "value"]
-    table = {tuple(row[:5]): float(row[5]) for row in rows}
-    assert len(table) == len(rows) and table["one", "dpo", "", "", "mean"] == 0.625
-    assert table["one", "dpo", "", "", "sem_clustered"] == pytest.approx(math.sqrt(0.6875 / 12))  # of 1, 1/2, 0, 1
-    assert table["other", "dpo", "", "", "pass_at/2"] == 1.0 and table["one", "dpo", "", "", "cost/generated"] == 3.0
-    assert math.isnan(table["one", "dpo", "", "", "cost/device_seconds"])
-    assert table["other", "dpo", "one", "dpo", "difference"] == 0.125
-    assert table["other", "dpo", "one", "dpo", "better"] == 2.0
+    assert header == ["arm", "values", "seed", "K", "split", "measure", "value"]
+    table = {tuple(row[:6]): float(row[6]) for row in rows}
+    assert len(table) == len(rows)
+    one, other = ("A: G2D (dpo)", "run=one"), ("B: G2D (dpo)", "run=other")
+    assert table[*one, "all", "20", "test", "accuracy/mean"] == 0.625  # over the common problems
+    assert table[*one, "3", "20", "test", "accuracy"] == 0.7  # over its own
+    assert table[*other, "all", "20", "test", "accuracy/mean"] == 0.75
+    assert table[*one, "all", "20", "", "cost/generated"] == 3.0
+    assert math.isnan(table[*one, "all", "20", "", "cost/device_seconds"])
+    pair = ("A: G2D (dpo) → B: G2D (dpo)", "", "all", "", "test")
+    assert table[*pair, "paired/difference"] == 0.125 and table[*pair, "paired/better"] == 2.0
+    assert table[*pair, "paired/low"] < 0 < table[*pair, "paired/high"]
+
+
+def test_completions_that_are_not_compared_need_not_be_there(two):
+    """The dev split's, and those of the policy that training started from."""
+    for folder in two:
+        tables = {"warmup": {"p0": [1, 0], "p1": [0, 1]}, "dpo": ONE}
+        evaluation(folder / "08-dev", {"dpo": ONE}, {**MEASURED, "split": "dev"})
+        evaluation(folder / "07-before", tables, MEASURED)
+        for part in [*folder.glob("08-dev/rollouts/*"), *folder.glob("07-before/rollouts/*")]:
+            part.unlink()
+    comparison = compared(two)
+    assert names(comparison) == ["A: G2D (dpo)", "B: G2D (dpo)"]
+    assert "common problems correctly" in html(report(comparison)) and list(records(comparison))
 
 
 def test_hostile_names_and_completions_stay_text(tmp_path):
@@ -254,14 +278,18 @@ def test_hostile_names_and_completions_stay_text(tmp_path):
     change(other, policies=[entry], split=evil, sampling={**SAMPLING, "temperature": evil})
     write_rollouts(other / "09-evaluate/rollouts/0.parquet", completions(evil, OTHER, text=HOSTILE))
     stages = {entry["name"]: {"kind": "sft", "policy": "init"}}
-    write_json(other / "config.json", {"config": {"name": evil, "seed": evil, "stages": stages, evil: evil}})
-    comparison = read_comparison([one, other])
+    write_json(other / "config.json", {"config": {"name": evil, "stages": stages, evil: evil}})
+    comparison = compared([one, other])
     source = html(report(comparison))
     page = Page(source)
     assert "</script><script>alert(1)</script>" in page.text and "<script>x<" in page.text
     for char in STEERING:
         assert char not in source, hex(ord(char))
     assert not re.search(r"(?<!\\)<", text(report(comparison))) and "\x1b" not in text(report(comparison))
-    written = sheet(side_by_side.COLUMNS, records(comparison)).splitlines()
+    written = sheet(COLUMNS, records(comparison)).splitlines()
     cells = [cell for row in csv.reader(written) for cell in row[:5]]
-    assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells) and "'=1+1" in cells
+    assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells) and "run==1+1" in cells
+    write_json(other / "config.json", {"config": {"name": "x", "seed": evil, "stages": stages}})
+    with pytest.raises(ValueError, match=r"config\.json is damaged: its seed is .*, no whole number") as error:
+        report(compared([one, other]))
+    assert "\x1b" not in str(error.value)
