@@ -382,8 +382,8 @@ def test_words_that_mean_something_else_name_no_stage_and_no_task(name):
     stages = config_io.from_dict({"stages": {name: {"kind": "sft"}}})
     with pytest.raises(ValueError, match=rf"stages\.{name}: '{name}' means something else.*{name}-1"):
         pipeline.check(config.Config.of(stages))
-    config_io.from_dict({"stages": {f"{name}-2": {"kind": "sft"}}})
-    pipeline.check(config.Config.of(config_io.from_dict({"stages": {f"{name}-2": {"kind": "sft"}}})))
+    stages = {f"{name}-2": {"kind": "sft", "data": {"path": "procedural:slips"}}}
+    pipeline.check(config.Config.of(config_io.from_dict({"stages": stages, "tokenizer": {"path": "procedural:slips"}})))
     if name != "main":  # which is refused before
         tasks = config_io.from_dict({"stages": {"sft": {"kind": "sft"}}, "tasks": {name: {}}})
         with pytest.raises(ValueError, match=rf"tasks\.{name}: '{name}' means something else"):

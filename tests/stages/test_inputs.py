@@ -291,6 +291,7 @@ def test_a_work_directory_of_an_older_version_goes_on_and_keeps_contents_from_th
     monkeypatch.chdir(place.parent)
     (begun / "inputs.json").unlink()
     old = json.loads((begun / "config.json").read_text().replace(f"{place}/", "here/"))
+    del old["workdir"]
     storage.write_json(begun / "config.json", old)
     capsys.readouterr()
     start(reading(place), begun)
