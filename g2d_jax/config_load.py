@@ -112,7 +112,7 @@ def locate(spec: str) -> tuple[Path, str]:
     if match := re.fullmatch(r"(.+?\.py)(?::(.*))?", spec):
         path, arg = Path(match[1]).expanduser(), match[2] or ""
         if not path.is_file():
-            raise ValueError(f"no config file {path}; shipped configs are {listed(shipped())}")
+            raise ValueError(f"no config file {path.absolute()}; shipped configs are {listed(shipped())}")
         return path.resolve(), arg
     name, _, arg = spec.partition(":")
     configs = shipped()

@@ -156,7 +156,7 @@ def stage_of_run(policy: str) -> epath.Path:
     check_place(workdir)
     other = epath.Path(workdir).expanduser()
     if not (other / "config.json").exists():
-        raise ValueError(f"policy {policy!r}: {other} holds no run (no config.json)")
+        raise ValueError(f"policy {policy!r}: {places.shown(workdir)} holds no run (no config.json)")
     folders = stage_folders(other)
     if stage not in folders:
         raise ValueError(f"policy {policy!r}: {other} has no stage {stage!r}; it has {', '.join(folders) or 'none'}")
