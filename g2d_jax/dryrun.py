@@ -13,7 +13,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import config_io
-from g2d_jax.config import Collect, Config, Offline, Online, Sft
+from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Sft
 from g2d_jax.graph import Plan, made_from_ends, plan, policies_read
 from g2d_jax.models import hf, reward_model
 from g2d_jax.models.decoder import count_params, count_trained
@@ -79,21 +79,36 @@ def _check(runtime: Runtime) -> None:
         if task.reward.function == "model":
             reward_model.check(hf.resolve(task.reward.model.path, revision=task.reward.model.revision))
     for name, stage in runtime.config.stages.items():
+        too_long: list[alerts.Alert] = []
         if isinstance(stage, Sft):
             examples, _ = sft.examples(runtime, name, stage)
             sft.row_length(runtime, stage, examples)
+            too_long = alerts.check_positions(runtime, pairs=examples)
             alerts.say(runtime, name, 0, alerts.scarce("sft", len(examples), stage.batch_size, stage.steps), [])
         elif isinstance(stage, Online):
             online.row_shape(runtime, stage)
             train_order(runtime.config, runtime.problems["train"], name)
             early_stopping.check_problems(runtime, stage)
-            external_rollouts.external_batches(runtime, name, stage)
+            too_long = online.positions_exceeded(
+                runtime, stage, external_rollouts.external_batches(runtime, name, stage)
+            )
             count = len(runtime.problems["train"])
             alerts.say(runtime, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
-        elif isinstance(stage, Collect) and stage.rollouts not in ("sample", "archive", *runtime.config.stages):
-            external_rollouts.read(runtime, stage.rollouts, stage.reward_column)
-        elif isinstance(stage, Offline) and stage.preferences not in runtime.config.stages:
-            (kto.read if stage.loss == "kto" else offline.read)(runtime, stage)
+        elif isinstance(stage, Collect) and stage.rollouts == "sample":
+            too_long = alerts.check_positions(runtime, stage.sampling)
+        elif isinstance(stage, Collect) and stage.rollouts not in ("archive", *runtime.config.stages):
+            _, rows = external_rollouts.read(runtime, stage.rollouts, stage.reward_column)
+            responses = [(row.rollout.prompt_ids, row.rollout.token_ids) for row in rows]
+            too_long = alerts.check_positions(runtime, pairs=responses)
+        elif isinstance(stage, Offline):
+            elsewhere = stage.preferences not in runtime.config.stages
+            if elsewhere and stage.loss == "kto":
+                kto.read(runtime, stage)
+            pairs = offline.read(runtime, stage) if elsewhere and stage.loss != "kto" else []
+            too_long = offline.positions_exceeded(runtime, stage, pairs)
+        elif isinstance(stage, Evaluate | BestCheckpoint):
+            too_long = alerts.check_positions(runtime, stage.sampling)
+        alerts.say(runtime, name, 0, too_long, [])
         if hasattr(stage, "sampling"):
             runtime.sampler()
 

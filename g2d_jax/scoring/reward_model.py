@@ -35,7 +35,8 @@ class RewardModel:
     def __init__(self, settings: Settings, mesh: Mesh) -> None:
         folder, dtype = hf.resolve(settings.path, revision=settings.revision), jnp.dtype(settings.dtype)
         # The template is taken as it is, its own system block included: the model was trained with it.
-        tokenizer = load_tokenizer(settings.tokenizer or folder, TemplateSettings(system=DEFAULT_SYSTEM))
+        template = TemplateSettings(system=DEFAULT_SYSTEM)
+        tokenizer = load_tokenizer(settings.tokenizer or folder, template, generates=False)
         self.conversations, self.max_length = Conversations(tokenizer), settings.max_length
         model = reward_model.load(folder, mesh=mesh, dtype=dtype)
         _check(model, tokenizer, settings.max_length)

@@ -142,7 +142,13 @@ class Runtime:
         source = settings.path or (self.model_folder if self.config.model.path else arithmetic.SLIPS.name)
         names = ("chat", "prompt_template", "system", "date", "enable_thinking")
         chosen = {name: value for name in names if (value := getattr(settings, name)) is not None}
-        return load_tokenizer(source, TemplateSettings(**chosen), revision=settings.revision)
+        rows = None if self.model_folder is None else self.model_config.vocab_size
+        return load_tokenizer(source, TemplateSettings(**chosen), revision=settings.revision, rows=rows)
+
+    @cached_property
+    def positions(self) -> int | None:
+        """The positions that the model was trained on; None for one that begins with random parameters."""
+        return None if self.model_folder is None else self.model_config.positions
 
     @cached_property
     def tasks(self) -> dict[str, Task]:
