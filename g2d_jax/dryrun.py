@@ -15,13 +15,13 @@ from ml_collections import ConfigDict
 from g2d_jax import config_io
 from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Sft
 from g2d_jax.graph import Plan, made_from_ends, plan, policies_read
-from g2d_jax.models import hf, reward_model
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.records import Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.scoring import reward_model
 from g2d_jax.stages import alerts, early_stopping, external_rollouts, kto, offline, online, sft
 from g2d_jax.stages.problems import train_order
 from g2d_jax.stages.runtime import Runtime
@@ -77,7 +77,7 @@ def _check(runtime: Runtime) -> None:
         find_weights(runtime.model_folder, runtime.model_config.base)
     for task in runtime.tasks.values():
         if task.reward.function == "model":
-            reward_model.check(hf.resolve(task.reward.model.path, revision=task.reward.model.revision))
+            reward_model.check(task.reward.model)
     for name, stage in runtime.config.stages.items():
         too_long: list[alerts.Alert] = []
         if isinstance(stage, Sft):
