@@ -31,6 +31,7 @@ def card(runtime: Runtime, policy: str, *, adapters: bool = False) -> str:
         f"# {config.name}: policy {policy}\n",
         _headline(manifests),
         *_made(runtime, policy, manifests),
+        _too_long(runtime, policy, manifests),
         _quantised(config, adapters),
         _data(config),
         *(_results(manifest, manifests) for manifest in manifests.values() if manifest["kind"] == "evaluate"),
@@ -162,6 +163,20 @@ def _quantised(config: Config, adapters: bool) -> str:
             "--policy init` writes the base that they were trained beside.\n"
         )
     return sentence + "The weights here are what the codes stand for, with the adapters added.\n"
+
+
+def _too_long(runtime: Runtime, policy: str, manifests: Mapping[str, Mapping[str, Any]]) -> str:
+    """State that the policy was trained on longer sequences than its config.json says; "" where it was not."""
+    behind = accounting.behind(policy, to_dict(runtime.config)["stages"])
+    warnings = [warning for name in behind for warning in manifests.get(name, {}).get("warnings", ())]
+    lengths = [int(warning["values"]["tokens"]) for warning in warnings if warning["cause"] == "positions"]
+    if not lengths:
+        return ""
+    positions = runtime.model_config.max_position_embeddings
+    return (
+        f"Sequences of up to {max(lengths):,} tokens were allowed in training. That is more than the base model's "
+        f"`max_position_embeddings`, {positions:,}, which config.json keeps.\n"
+    )
 
 
 def _row(stage: Stage, name: str, step: int | None, manifest: Mapping[str, Any]) -> list[str]:

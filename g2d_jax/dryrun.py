@@ -13,9 +13,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from g2d_jax import config_io, places
-from g2d_jax.config import Collect, Config, Offline, Online, Sft
+from g2d_jax.config import BestCheckpoint, Collect, Config, Evaluate, Offline, Online, Sft
 from g2d_jax.graph import Plan, made_from_ends, plan, policies_read
-from g2d_jax.models import hf, reward_model
 from g2d_jax.models.decoder import count_params, count_trained
 from g2d_jax.models.hf_folder import find_weights
 from g2d_jax.pipeline import check_packages
@@ -23,6 +22,7 @@ from g2d_jax.records import Preference, Problem
 from g2d_jax.rewards.verify import reading
 from g2d_jax.runtime import storage
 from g2d_jax.runtime.tracking import Tracker
+from g2d_jax.scoring import reward_model
 from g2d_jax.stages import alerts, external_rollouts, golds, inputs, offline, online, sft
 from g2d_jax.stages.problems import table, train_order
 from g2d_jax.stages.runtime import Runtime
@@ -83,11 +83,13 @@ def _check(runtime: Runtime) -> None:
         find_weights(runtime.model_folder, runtime.model_config.base)
     for task in runtime.tasks.values():
         if task.reward.function == "model":
-            reward_model.check(hf.resolve(task.reward.model.path, revision=task.reward.model.revision))
+            reward_model.check(task.reward.model)
     for name, stage in runtime.config.stages.items():
+        too_long: list[alerts.Alert] = []
         if isinstance(stage, Sft):
             examples, _ = sft.examples(runtime, name, stage)
             sft.row_length(runtime, stage, examples)
+            too_long = alerts.check_positions(runtime, pairs=examples)
             alerts.say(runtime, name, 0, alerts.scarce("sft", len(examples), stage.batch_size, stage.steps), [])
         elif isinstance(stage, Online):
             online.row_shape(runtime, stage)
@@ -96,12 +98,24 @@ def _check(runtime: Runtime) -> None:
             if external is not None:
                 unweighed = alerts.unweighed(external.without_logprobs, external.rows)
                 alerts.say(runtime, name, 0, unweighed, [])
+            too_long = online.positions_exceeded(runtime, stage, external)
             count = len(runtime.problems["train"])
             alerts.say(runtime, name, 0, alerts.scarce("online", count, stage.prompts_per_step, stage.steps), [])
-        elif isinstance(stage, Collect) and stage.rollouts not in ("sample", "archive", *runtime.config.stages):
-            external_rollouts.read_groups(runtime, stage.rollouts, stage.reward_column)
-        elif isinstance(stage, Offline) and stage.preferences not in runtime.config.stages:
-            _show_pair(runtime, name, offline.read(runtime, stage))
+        elif isinstance(stage, Collect) and stage.rollouts == "sample":
+            too_long = alerts.check_positions(runtime, stage.sampling)
+        elif isinstance(stage, Collect) and stage.rollouts not in ("archive", *runtime.config.stages):
+            _, groups = external_rollouts.read_groups(runtime, stage.rollouts, stage.reward_column)
+            rollouts = [row.rollout for rows in groups.values() for row in rows]
+            too_long = alerts.check_positions(runtime, pairs=[(r.prompt_ids, r.token_ids) for r in rollouts])
+        elif isinstance(stage, Offline):
+            pairs = []
+            if stage.preferences not in runtime.config.stages:
+                pairs = offline.read(runtime, stage)
+                _show_pair(runtime, name, pairs)
+            too_long = offline.positions_exceeded(runtime, stage, pairs)
+        elif isinstance(stage, Evaluate | BestCheckpoint):
+            too_long = alerts.check_positions(runtime, stage.sampling)
+        alerts.say(runtime, name, 0, too_long, [])
         if hasattr(stage, "sampling"):
             runtime.sampler()
 

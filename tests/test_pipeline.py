@@ -46,7 +46,12 @@ def test_stages_run_after_what_they_read_and_evaluations_last(config: ConfigDict
         ("collect", "policy", "warmup@x", "keeps steps 1, 3"),
         ("evaluate", "policies", ("sft@3",), "keeps steps 6"),
         ("warmup", "policy", "dpo", "circle: collect, dpo, evaluate, warmup"),
-        ("warmup", "policy", "run:nowhere#sft", r"stages.warmup: policy 'run:/.*/nowhere#sft': /.*/nowhere .* holds no run"),
+        (
+            "warmup",
+            "policy",
+            "run:nowhere#sft",
+            r"stages.warmup: policy 'run:/.*#sft': /.*/nowhere .* holds no run",
+        ),
         ("warmup", "policy", "run:nowhere", "write run:WORKDIR#STAGE"),
         ("warmup", "policy", "hf:./nowhere", "there is no folder"),
         ("sft", "optimizer", settings.optimizer(1e-3, warmup_steps=6), "stages.sft.optimizer.warmup_steps"),

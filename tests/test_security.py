@@ -183,7 +183,7 @@ def test_a_tokenizers_own_code_is_not_run(evil: Path, generic: bool) -> None:
 def test_a_chat_template_stays_in_its_sandbox(template: str, tmp_path: Path, marker: Path) -> None:
     load_tokenizer("procedural:slips").save(tmp_path / "tokenizer")
     (tmp_path / "tokenizer/chat_template.jinja").write_text(template.replace("PATH", repr(str(marker))))
-    with pytest.raises(ValueError, match=r"chat template failed|has no tokens"):  # an error, or nothing at all
+    with pytest.raises(ValueError, match=r"chat template failed|leaves out the user's text"):
         load_tokenizer(tmp_path / "tokenizer", TemplateSettings(chat=True, system="Be brief.")).encode_prompt("1+1=?")
 
 

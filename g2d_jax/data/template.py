@@ -4,6 +4,7 @@ r"""From a prompt to the text that is tokenised: the one place where prompt and 
 
 What chat templates add on their own account is made explicit: a default system prompt (Qwen2.5's "You are Qwen, …")
 and a date (Llama 3.1's fixed one, Llama 3.2's today) come in only as `TemplateSettings` says.
+What they leave out is refused: each sequence of roles is tried with stand-ins first, whose texts must all be written.
 Templates are untrusted programs; they run in transformers' Jinja sandbox and nowhere else.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,10 @@ _WORDS = re.compile(r"\w\s+\w")
 # Stand-ins whose place in a rendered conversation shows what the template put around them.
 _SYSTEM, _USER, _ANSWER, _NEXT = "zqSYSTEMqz", "zqUSERqz", "zqANSWERqz", "zqNEXTqz"
 _ANSWERED = {"role": "assistant", "content": _ANSWER}
+_OWN_TEMPLATE = "the template that the model was trained with (chat_template.jinja beside the tokenizer)"
+
+Apply = Callable[[tuple[Message, ...], bool], str]
+"""A chat template: messages, and whether a response is to follow them -> text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,7 @@ class Template:
         self._tokenizer = tokenizer
         self.source: str = _chat_template(tokenizer, settings) if self.is_chat else ""
         self._bos = str(tokenizer.bos_token or "")
+        self._tried: set[tuple[str, ...]] = set()  # roles of conversations that the template is known to write whole
         self._inserted = self._inserted_block() if self.is_chat and settings.system is None else ""
 
     def conversation(self, prompt: Prompt) -> tuple[Message, ...]:
@@ -111,7 +118,8 @@ class Template:
     def render(self, prompt: Prompt) -> str:
         """Render the text to tokenise, ending where the response begins.
 
-        Raises ValueError when the chat template fails, or for a conversation of several messages without one.
+        Raises ValueError when the chat template fails or leaves out a text, or for a conversation of several messages
+        without one.
         """
         messages = self.conversation(prompt)
         if self.is_chat:
@@ -122,6 +130,10 @@ class Template:
         roles = ", ".join(message["role"] for message in messages)
         raise ValueError(f"a conversation ({roles}) needs a chat template: set chat=None and use a chat tokenizer")
 
+    def frame(self) -> list[str]:
+        """Return the texts that prompt and chat template write around a problem."""
+        return self.render(_USER).split(_USER)
+
     def turn_end(self) -> str:
         """Return what the chat template writes after an assistant's message; "" without chat."""
         if not self.is_chat:
@@ -129,11 +141,30 @@ class Template:
         _, answer, end = self.apply((_user(_USER), _ANSWERED), generation=False).rpartition(_ANSWER)
         return end if answer else ""
 
+    def check(self) -> None:
+        """Raise ValueError for a chat template whose prompts leave out a text or lack the assistant's header."""
+        if not self.is_chat:
+            return
+        *system, _ = self.conversation(_USER)
+        asked = (*system, _user(_USER))
+        self.apply(asked, generation=True)
+        self.apply((*asked, _ANSWERED), generation=False)
+        check_header(self._run, asked)
+
     def apply(self, messages: tuple[Message, ...], *, generation: bool) -> str:
         """Run the chat template on messages as they are, up to where a response begins if `generation`.
 
-        Whatever it raises becomes a ValueError that says what to do.
+        The text begins with one BOS at most. What the template raises becomes a ValueError that says what to do, and so
+        does a text that it leaves out.
         """
+        roles = tuple(message["role"] for message in messages)
+        if roles not in self._tried:
+            check_texts(self._run, roles)
+            self._tried.add(roles)
+        return self._run(messages, generation)
+
+    def _run(self, messages: tuple[Message, ...], generation: bool) -> str:
+        """Run the chat template as `apply` does, whatever it leaves out."""
         conversation = [dict(message) for message in messages]
         try:
             text = self._tokenizer.apply_chat_template(
@@ -147,9 +178,15 @@ class Template:
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(
                 f"the tokenizer's chat template failed on a conversation ({roles}): {error!s:.1000}. Some templates "
-                "take no system message or ask for alternating roles; change system, or set chat=False to do without."
+                "take no system message: unset tokenizer.system, and put its text into tokenizer.prompt_template. Some "
+                "ask for alternating roles: change the data. tokenizer.chat=False does without a template."
             ) from error
-        return str(text)
+        return self._with_one_bos(str(text))
+
+    def _with_one_bos(self, text: str) -> str:
+        while self._bos and text.startswith(self._bos * 2):
+            text = text.removeprefix(self._bos)
+        return text
 
     def _without_inserted(self, text: str) -> str:
         bos = self._bos if self._bos and text.startswith(self._bos) else ""
@@ -159,7 +196,8 @@ class Template:
                 f"the chat template inserts a system block that changes with the conversation and cannot be taken out: "
                 f"{_UNREMOVABLE}"
             )
-        return bos + rest[len(self._inserted) :]
+        # SmolLM2's BOS also begins every turn, and so the one behind the block.
+        return self._with_one_bos(bos + rest[len(self._inserted) :])
 
     def _inserted_block(self) -> str:
         """Find the template's own system block: what it writes unasked before the first user turn, BOS apart.
@@ -196,6 +234,70 @@ class Template:
         return bool(system and re.fullmatch(f"{re.escape(before)}.*{re.escape(after)}", text, re.DOTALL))
 
 
+def check_texts(apply: Apply, roles: Sequence[str]) -> None:
+    """Raise ValueError for a chat template that leaves out a text of a conversation of these roles.
+
+    Stand-ins are looked for, white space apart: users', assistants' in their order, and the system's anywhere, since
+    Mistral's template puts it into the last user's. What a template does to a text of its own kind, such as stripping
+    it or taking a flag out of it (SmolLM3's /no_think), does not count.
+    """
+    messages = tuple({"role": role, "content": f"zq{role.upper()}{i}qz"} for i, role in enumerate(roles))
+    text = apply(messages, roles[-1] == "user")
+    written = "".join(text.split())
+    place = 0
+    for message in messages:
+        if message["role"] == "system":
+            continue
+        place = written.find(message["content"], place)
+        if place < 0:
+            raise ValueError(_left_out(message, messages, text))
+    for message in messages:
+        if message["content"] not in written:
+            raise ValueError(_left_out(message, messages, text))
+
+
+def _left_out(message: Message, messages: Sequence[Message], text: str) -> str:
+    asked = ", ".join(f"{one['role']} {one['content']!r}" for one in messages)
+    role = message["role"]
+    told = f"the chat template leaves out the {role}'s text, or moves it: for {asked} it writes {text!r:.500}."
+    if role == "system":
+        return (
+            f"{told} Unset tokenizer.system and put its text into tokenizer.prompt_template, or leave system messages "
+            f"out of the data; or use {_OWN_TEMPLATE}"
+        )
+    return (
+        f"{told} It may be made for other roles (human, gpt) or for content in parts, or misspell a name. Use "
+        f"{_OWN_TEMPLATE}, or set tokenizer.chat=False to do without one"
+    )
+
+
+def check_header(apply: Apply, asked: tuple[Message, ...]) -> None:
+    """Raise ValueError for a chat template whose prompts lack the header of the assistant's turn.
+
+    That is one that writes the same with add_generation_prompt as without, though it begins an assistant's message with
+    more than white space (Mistral's does not) and the tags of a thought (Qwen3's). asked: messages, the last of which
+    is the user's.
+    """
+    prompt, without = (_behind_user(apply(asked, generation)) for generation in (True, False))
+    whole = _behind_user(apply((*asked, _ANSWERED), False).partition(_ANSWER)[0])
+    if _bare(prompt) == _bare(without) != _bare(whole):
+        header = whole.removeprefix(prompt)
+        raise ValueError(
+            f"the chat template ignores add_generation_prompt: a prompt ends with {prompt!r:.200}, and an assistant's "
+            f"message begins with {header!r:.200}, which the model would have to write itself. Use {_OWN_TEMPLATE}, or "
+            f"add at its end: {{% if add_generation_prompt %}}{{{{ {header!r} }}}}{{% endif %}}"
+        )
+
+
+def _behind_user(text: str) -> str:
+    return text.rpartition(_USER)[2]
+
+
+def _bare(text: str) -> str:
+    """Return a text without white space and the tags of a thought."""
+    return re.sub(r"\s|</?think>", "", text)
+
+
 def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> None:
     """Run the tokenizer's chat template, if it is to be used, where it can do no harm: see `rehearse`.
 
@@ -203,8 +305,9 @@ def try_out(tokenizer: PreTrainedTokenizerFast, settings: TemplateSettings) -> N
     """
     if not tokenizer.chat_template or settings.chat is False:
         return
-    system, user = {"role": "system", "content": _SYSTEM}, _user(_USER)
-    conversations = ([user], [system, user], [user, _ANSWERED], [user, _ANSWERED, _user(_NEXT)])
+    turns = (_user(_USER), _ANSWERED, _user(_NEXT))
+    system = ({"role": "system", "content": _SYSTEM},)
+    conversations = [(*before, *turns[:count]) for before in ((), system) for count in (1, 2, 3)]
     variables = {**tokenizer.special_tokens_map, **_variables(settings)}
     rehearse(_chat_template(tokenizer, settings), conversations, variables)
 

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -59,9 +59,14 @@ class PromptTokenizer:
     special_tokens: their names and ids; thinking: those of them that begin and end a thought.
     pretrained, backend: the tokenizer as transformers and `tokenizers` know it.
     vocab_size: one more than the largest id; a model's table may be larger.
+    id_limit: ids in use are less than it: vocab_size, or `rows` of the model's embedding where these are fewer.
     fingerprint: 16 hex digits of everything that decides ids and text.
 
-    Raises ValueError for a tokenizer that is not a fast one or has no stop token, and for settings it cannot follow.
+    generates: whether responses follow its prompts; a reward model's tokenizer writes whole conversations only.
+
+    Raises ValueError for a tokenizer that is not a fast one or has no stop token, for settings it cannot follow, for a
+    chat template whose prompts are not whole (`Template.check`), and for stop tokens, padding, BOS and tokens of the
+    template that the embedding has no row for.
     """
 
     def __init__(
@@ -70,6 +75,8 @@ class PromptTokenizer:
         settings: TemplateSettings | None = None,
         *,
         eos_ids: Sequence[int] = (),
+        rows: int | None = None,
+        generates: bool = True,
     ) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise ValueError(f"a fast tokenizer (one with tokenizer.json) is needed, got {type(tokenizer).__name__}")
@@ -88,10 +95,14 @@ class PromptTokenizer:
         named = (str(token) for token in tokenizer.all_special_tokens)
         self.special_tokens |= {token: vocabulary[token] for token in named if token in vocabulary}
         self.thinking = {name: self.special_tokens[name] for name in THINKING if name in self.special_tokens}
+        if generates:
+            self.template.check()
         self.stop_id, self.eos_ids = self._stops(eos_ids)
         self.pad_id: int = self.stop_id if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         self.bos_id: int | None = tokenizer.bos_token_id
         self.adds_bos = self.bos_id is not None and self.backend.encode("").ids[:1] == [self.bos_id]
+        self.id_limit: int = min(self.vocab_size, self.vocab_size if rows is None else rows)
+        self._check_own_ids()
         self.fingerprint: str = self._fingerprint()
 
     def render(self, prompt: Problem | Prompt) -> str:
@@ -162,8 +173,14 @@ class PromptTokenizer:
                 storage.write_bytes(epath.Path(folder) / file.name, file.read_bytes())
 
     def encode_text(self, text: str) -> list[int]:
-        """Encode a rendered text, whose special tokens count as such. Raises ValueError if it cannot be encoded."""
-        return encode(self.backend, text)
+        """Encode a rendered text, whose special tokens count as such.
+
+        Raises ValueError if it cannot be encoded, and for a token that the model's embedding has no row for.
+        """
+        ids = encode(self.backend, text)
+        if max(ids, default=0) >= self.id_limit:
+            raise ValueError(f"{self._outside(max(ids), 'a token')}; it stands in {text!r:.200}")
+        return ids
 
     def without_second_bos(self, ids: list[int]) -> list[int]:
         """Return ids without what stands before the last BOS of those that they begin with."""
@@ -180,11 +197,36 @@ class PromptTokenizer:
                     "one: remove it from the data"
                 )
 
+    def _check_own_ids(self) -> None:
+        """Raise ValueError for a token of the tokenizer's own that the model's embedding has no row for."""
+        if self.id_limit == self.vocab_size:
+            return
+        own = [(i, "a stop token") for i in self.eos_ids] + [(self.pad_id, "the padding token")]
+        own += [] if self.bos_id is None else [(self.bos_id, "the BOS token")]
+        for identifier, kind in own:
+            if identifier >= self.id_limit:
+                raise ValueError(self._outside(identifier, kind))
+        for part in self.template.frame():
+            self.encode_text(part)
+
+    def _outside(self, identifier: int, kind: str) -> str:
+        return (
+            f"{kind}, {self.backend.id_to_token(identifier)!r}, has the id {identifier}, and the model's embedding has "
+            f"{self.id_limit} rows (vocab_size in its config.json). Take the tokenizer that the model was trained "
+            "with; if tokens were added to it, resize the embedding with transformers (resize_token_embeddings) and "
+            "save the model again"
+        )
+
     def _stops(self, given: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         own = self.pretrained.eos_token_id
         turn_end = self.template.turn_end().lstrip()
-        names = [name for name in self.special_tokens if name and turn_end.startswith(name)]
-        end_of_turn = self.special_tokens[max(names, key=len)] if names else None
+        # Whatever added token a turn ends with ends a response; not all tokenizers mark theirs as special.
+        added = {token.content: i for i, token in self.backend.get_added_tokens_decoder().items()} | self.special_tokens
+        names = [name for name in added if name and turn_end.startswith(name)]
+        end_of_turn = None
+        if names:
+            name = max(names, key=len)
+            end_of_turn = self.special_tokens[name] = added[name]
         stops = [i for i in (end_of_turn, own, *given) if i is not None]
         if not stops:
             raise ValueError("the tokenizer has no end-of-sequence token: set its eos_token, or pass eos_ids")
@@ -215,21 +257,27 @@ def encode(backend: Any, text: str) -> list[int]:
 
 
 def load_tokenizer(
-    source: str | os.PathLike[str], settings: TemplateSettings | None = None, *, revision: str | None = None
+    source: str | os.PathLike[str],
+    settings: TemplateSettings | None = None,
+    *,
+    revision: str | None = None,
+    rows: int | None = None,
+    generates: bool = True,
 ) -> PromptTokenizer:
     """Load a tokenizer by folder (local, gs:// or s3://), hub id, or an embedded task ("procedural:slips").
 
     Its stop tokens include those of config.json and generation_config.json beside it. No code of the repository is run.
-    Raises ValueError when it cannot be found or read.
+    rows, generates: see PromptTokenizer. Raises ValueError when it cannot be found or read, or does not fit.
     """
     name = os.fspath(source)
+    options = {"rows": rows, "generates": generates}
     if name in arithmetic.TASKS:
-        return PromptTokenizer(arithmetic.tokenizer(), settings)
+        return PromptTokenizer(arithmetic.tokenizer(), settings, rows=rows)
     if storage.is_local(name):
-        return _load_hugging_face(name, name, settings, revision)
+        return _load_hugging_face(name, name, settings, revision, options)
     with tempfile.TemporaryDirectory() as temporary:
         _fetch(name, Path(temporary))
-        return _load_hugging_face(temporary, name, settings, None)
+        return _load_hugging_face(temporary, name, settings, None, options)
 
 
 def _fetch(name: str, folder: Path) -> None:
@@ -251,9 +299,9 @@ _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def _load_hugging_face(
-    source: str, name: str, settings: TemplateSettings | None, revision: str | None
+    source: str, name: str, settings: TemplateSettings | None, revision: str | None, options: Mapping[str, Any]
 ) -> PromptTokenizer:
-    """Load a tokenizer from a local folder or hub id; name: what messages call it."""
+    """Load a tokenizer from a local folder or hub id; name: what messages call it. options: of PromptTokenizer."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     source = os.path.expanduser(source)
@@ -281,7 +329,7 @@ def _load_hugging_face(
         raise ValueError(f"tokenizer {name!r} has no fast version (tokenizer.json)")
     try:
         try_out(tokenizer, settings or TemplateSettings())
-        return PromptTokenizer(tokenizer, settings, eos_ids=declared)
+        return PromptTokenizer(tokenizer, settings, eos_ids=declared, **options)
     except ValueError as error:
         raise ValueError(f"tokenizer {name!r}: {error}") from error
 

@@ -235,6 +235,17 @@ class ModelConfig:
         """What sets the model's family apart."""
         return FAMILIES[self.family]
 
+    @property
+    def positions(self) -> int:
+        """The positions that the model is made for: max_position_embeddings, and no fewer than YaRN extends it to.
+
+        Qwen2.5's config.json keeps the length before the extension.
+        """
+        rope = self.rope_scaling
+        if not isinstance(rope, YarnRope):
+            return self.max_position_embeddings
+        return max(self.max_position_embeddings, int(rope.factor * rope.original_max_position_embeddings))
+
     def windows(self, length: int) -> tuple[int, ...]:
         """Return the window of each layer; nothing where all of them are as long as the sequences."""
         if not self.layer_types or self.sliding_window is None or self.sliding_window >= length:

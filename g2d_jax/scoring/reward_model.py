@@ -15,7 +15,7 @@ from g2d_jax.config import RewardModel as Settings
 from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
 from g2d_jax.data.tokenizer import Ids, PromptTokenizer, load_tokenizer
 from g2d_jax.models import hf, reward_model
-from g2d_jax.models.reward_model import ScalarModel
+from g2d_jax.models.config import ModelConfig
 from g2d_jax.records import Prompt, Score, Verdict
 from g2d_jax.scoring.batches import BatchScorer
 from g2d_jax.scoring.conversation import Conversations
@@ -33,12 +33,11 @@ class RewardModel:
     """
 
     def __init__(self, settings: Settings, mesh: Mesh) -> None:
-        folder, dtype = hf.resolve(settings.path, revision=settings.revision), jnp.dtype(settings.dtype)
-        # The template is taken as it is, its own system block included: the model was trained with it.
-        tokenizer = load_tokenizer(settings.tokenizer or folder, TemplateSettings(system=DEFAULT_SYSTEM))
-        self.conversations, self.max_length = Conversations(tokenizer), settings.max_length
+        dtype = jnp.dtype(settings.dtype)
+        self.conversations = check(settings)
+        self.max_length = settings.max_length
+        folder = hf.resolve(settings.path, revision=settings.revision)
         model = reward_model.load(folder, mesh=mesh, dtype=dtype)
-        _check(model, tokenizer, settings.max_length)
         self.read_out = model.read_out
         self.scorer = BatchScorer(model, mesh, batch_tokens=settings.batch_tokens, dtype=dtype)
         self.usage = self.scorer.usage
@@ -70,8 +69,21 @@ class RewardModel:
         return scored if len(scored) and len(whole) <= self.max_length else None
 
 
-def _check(model: ScalarModel, tokenizer: PromptTokenizer, max_length: int) -> None:
-    config, cls_id = model.config, model.read_out.cls_id
+def check(settings: Settings) -> Conversations:
+    """Return the conversations of a reward model, read from its tokenizer and its weights' headers alone.
+
+    Raises ValueError as `RewardModel` does.
+    """
+    folder = hf.resolve(settings.path, revision=settings.revision)
+    config, _, _, read_out = reward_model.check(folder)
+    # The template is taken as it is, its own system block included: the model was trained with it.
+    template = TemplateSettings(system=DEFAULT_SYSTEM)
+    tokenizer = load_tokenizer(settings.tokenizer or folder, template, generates=False)
+    _check_fit(config, read_out.cls_id, tokenizer, settings.max_length)
+    return Conversations(tokenizer)
+
+
+def _check_fit(config: ModelConfig, cls_id: int | None, tokenizer: PromptTokenizer, max_length: int) -> None:
     if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
             f"the reward model has {config.vocab_size} words, its tokenizer {tokenizer.vocab_size}: not of one model"
@@ -81,8 +93,8 @@ def _check(model: ScalarModel, tokenizer: PromptTokenizer, max_length: int) -> N
             f"the reward model is read at the CLS token {cls_id}, but its tokenizer's cls_token has the id "
             f"{tokenizer.pretrained.cls_token_id}: set reward.model.tokenizer to the one it was trained with"
         )
-    if not 1 <= max_length <= config.max_position_embeddings:
+    if not 1 <= max_length <= config.positions:
         raise ValueError(
-            f"reward.model.max_length is {max_length}, but the reward model has {config.max_position_embeddings} "
+            f"reward.model.max_length is {max_length}, but the reward model has {config.positions} "
             "positions: set it to that or less"
         )

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from g2d_jax.config import Offline, Online
+from g2d_jax.config import Offline, Online, Sampling
 from g2d_jax.stages.runtime import Runtime
 from g2d_jax.stages.trainer import Trainer
 
@@ -123,6 +123,18 @@ def conclude(trainer: Trainer, stage: Online | Offline) -> None:
         alarm(trainer, alerts)
 
 
+def check_positions(
+    runtime: Runtime,
+    sampling: Sampling | None = None,
+    pairs: Iterable[tuple[Sized, Sized]] = (),
+) -> list[Alert]:
+    """Apply `beyond_positions` to a stage. sampling: of its responses; pairs: prompts and responses from elsewhere."""
+    lengths = [(len(prompt), len(response)) for prompt, response in pairs]
+    if sampling is not None:
+        lengths.append((max(runtime.prompt_lengths, default=0), sampling.max_new_tokens))
+    return beyond_positions(lengths, runtime.positions)
+
+
 # Rules
 
 
@@ -150,6 +162,24 @@ def unweighed(without: int, rows: int) -> list[Alert]:
         'importance_cap=2, loss="dpo", which needs none'
     )
     return [Alert("unweighed", text, {"without_logprobs": without, "responses": rows})]
+
+
+def beyond_positions(lengths: Iterable[tuple[int, int]], positions: int | None) -> list[Alert]:
+    """Warn if a sequence is longer than what the model is made for. lengths: tokens of prompts and their responses, the
+    longest that there can be. positions: see `Runtime`; None: no limit.
+
+    Rotary embeddings go on beyond it, so that nothing fails: answers just become worse.
+    """
+    prompt, response = max(lengths, key=sum, default=(0, 0))
+    if positions is None or prompt + response <= positions:
+        return []
+    text = (
+        f"prompt and response can have {prompt:,} + {response:,} = {prompt + response:,} tokens, and the model is "
+        f"made for {positions:,} (max_position_embeddings in its config.json): beyond these it gets worse. To try: a "
+        "smaller sampling.max_new_tokens (of SFT max_length), a model of longer context, or the rope_scaling that its "
+        "authors give for this length"
+    )
+    return [Alert("positions", text, {"tokens": prompt + response, "positions": positions})]
 
 
 def few_updates(updates: int, batch: int, pairs: int) -> list[Alert]:

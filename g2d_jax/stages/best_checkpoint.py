@@ -37,6 +37,8 @@ def run(runtime: Runtime, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     """
     problems = runtime.problems["dev"]
     write_problems(runtime.folders[name], problems)
+    warnings: list[dict[str, Any]] = []
+    alerts.say(runtime, name, 0, alerts.check_positions(runtime, stage.sampling), warnings)
     cost, scores = Cost(), dict[int, dict[str, Any]]()
     steps = candidates(stage, runtime)
     with runtime.track_cost(cost), runtime.tracker.progress(name, len(steps) * len(problems)) as bar:
@@ -48,7 +50,6 @@ def run(runtime: Runtime, name: str, stage: BestCheckpoint) -> dict[str, Any]:
     best = best_step({step: entry["score"] for step, entry in scores.items()})
     if best is None:
         raise StopRun(f"{name}: no checkpoint of {stage.policy} has a score: of some task no response could be scored")
-    warnings: list[dict[str, Any]] = []
     alerts.say(runtime, name, 0, _negative(stage, scores), warnings)
     runtime.tracker.say(f"{name}: {stage.policy}@{best}, the best of steps {', '.join(map(str, steps))}")
     result = {

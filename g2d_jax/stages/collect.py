@@ -61,6 +61,9 @@ def run(runtime: Runtime, name: str, stage: Collect) -> dict[str, Any]:
     preferences = to_preferences([shown(runtime, problem) for problem, _ in draws], groups, pairs)
     _write(folder / "preferences", preferences, _provenance(runtime, name, stage, counts))
     warnings: list[dict[str, Any]] = []
+    drawn = stage.sampling if stage.rollouts == "sample" else None
+    others = [] if drawn else [(row.rollout.prompt_ids, row.rollout.token_ids) for group in groups for row in group]
+    alerts.say(runtime, name, 0, alerts.check_positions(runtime, drawn, others), warnings)
     alerts.say(runtime, name, 0, [*alerts.few_pairs(counts), *alerts.sampled(described, limit)], warnings)
     metrics = {**described, **{f"pairs/{key}": float(value) for key, value in counts.items()}}
     runtime.tracker.log(name, 0, metrics)

@@ -40,6 +40,7 @@ def run(runtime: Runtime, name: str, stage: Evaluate) -> dict[str, Any]:
     cost, policies, answers = Cost(), [], {}
     warnings: list[dict[str, Any]] = []
     write_problems(runtime.folders[name], problems)
+    alerts.say(runtime, name, 0, alerts.check_positions(runtime, stage.sampling), warnings)
     total = len(problems) * (1 + stage.greedy) * len(stage.policies)
     with runtime.track_cost(cost), runtime.tracker.progress(name, total) as bar:
         for number, policy in enumerate(stage.policies, start=1):

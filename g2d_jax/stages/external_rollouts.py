@@ -49,6 +49,11 @@ class ExternalBatches:
     without_logprobs: int  # rows that a loss with a ratio of policies trains on unweighed
     rows: int
 
+    @property
+    def pairs(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The token ids of each prompt and its response."""
+        return [(row.rollout.prompt_ids, row.rollout.token_ids) for group in self.groups for row in group]
+
     def batch(self, number: int, shard: epath.Path) -> Sampled:
         """Score a batch, counted from 0, and write its shard, or read that back. All processes make the call."""
         part = slice(number * self.prompts, (number + 1) * self.prompts)
@@ -232,8 +237,9 @@ def _rollout(runtime: Runtime, problem: Problem, row: DumpRow, prompt_ids: np.nd
     """
     tokenizer, finish = runtime.tokenizer, row.finish_reason
     for name, ids in (("prompt_ids", row.prompt_ids), ("completion_ids", row.completion_ids)):
-        if ids is not None and ids.max() >= tokenizer.vocab_size:
-            raise BrokenRow(f"{name} has {ids.max()}, and the tokenizer's ids end at {tokenizer.vocab_size - 1}")
+        if ids is not None and ids.max() >= tokenizer.id_limit:
+            last = tokenizer.id_limit - 1
+            raise BrokenRow(f"{name} has {ids.max()}, and the ids of the tokenizer and the model end at {last}")
     if row.completion_ids is not None:
         token_ids = row.completion_ids
         finish = finish or ("stop" if token_ids[-1] in tokenizer.eos_ids else "length")

@@ -71,6 +71,7 @@ def run(runtime: Runtime, name: str, stage: Offline) -> dict[str, Any]:
         if trainer.step == 0 and stage.compares:
             trainer.cost = scoring
         alerts.alarm(trainer, alerts.few_updates(steps, batch_size, count))
+        alerts.alarm(trainer, positions_exceeded(runtime, stage, pairs))
         probe = partial(probes.probe, trainer, stage, lambda: load_reference(runtime, stage.policy))
         probe()
         while trainer.goes_on():
@@ -200,6 +201,12 @@ def read(runtime: Runtime, stage: Offline) -> list[Preference]:
     if leaked := sum(pair.problem_id in runtime.held_out_ids for pair in pairs):
         raise ValueError(f"{leaked} of {len(pairs)} pairs are for problems of data.dev or data.test: leave them out")
     return pairs
+
+
+def positions_exceeded(runtime: Runtime, stage: Offline, pairs: list[Preference]) -> list[alerts.Alert]:
+    """Warn if a pair, or a response of the stage's probes, can be longer than what the model is made for."""
+    sides = [(pair.prompt_ids, ids) for pair in pairs for ids in (pair.chosen_ids, pair.rejected_ids)]
+    return alerts.check_positions(runtime, stage.probe_sampling if stage.probe.every else None, sides)
 
 
 def batch(pairs: list[Preference], references: np.ndarray) -> list[Group]:

@@ -17,7 +17,7 @@ from g2d_jax.models import lora
 from g2d_jax.records import Problem, Rollout, Score, ScoredRollout, Verdict
 from g2d_jax.stages import alerts, batches, early_stopping, probes
 from g2d_jax.stages.buffer import RolloutBuffer, TrainBatch, logprobs_temperature, trains_off_policy
-from g2d_jax.stages.external_rollouts import external_batches
+from g2d_jax.stages.external_rollouts import ExternalBatches, external_batches
 from g2d_jax.stages.programs.program import Program
 from g2d_jax.stages.programs.sampling import rollouts
 from g2d_jax.stages.programs.training import (
@@ -49,6 +49,7 @@ def run(runtime: Runtime, name: str, stage: Online) -> dict[str, Any]:
         alerts.alarm(trainer, alerts.scarce("online", problems, stage.prompts_per_step, stage.steps))
         if external is not None:
             alerts.alarm(trainer, alerts.unweighed(external.without_logprobs, external.rows))
+        alerts.alarm(trainer, positions_exceeded(runtime, stage, external))
         probe = partial(probes.probe, trainer, stage, buffer.fixed_reference if stage.compares else None)
         probe()
         ended = early_stopping.ends(trainer, stage)  # before this start, perhaps
@@ -128,6 +129,14 @@ def _longest_batch(runtime: Runtime, stage: Online) -> tuple[list[Group], list[G
     others = np.zeros(count, np.float32)
     reference, trainer = (others if needed else None for needed in (stage.compares, trains_off_policy(stage)))
     return loss_groups, batches.fill(stage, loss_groups, reference, trainer)
+
+
+def positions_exceeded(runtime: Runtime, stage: Online, external: ExternalBatches | None) -> list[alerts.Alert]:
+    """Warn if a response of the stage, drawn or from a dump, can be longer than what the model is made for."""
+    draws = external is None or stage.probe.every
+    return alerts.check_positions(
+        runtime, stage.sampling if draws else None, () if external is None else external.pairs
+    )
 
 
 def objective_of(compute: Compute, stage: Online) -> Objective:

@@ -143,6 +143,11 @@ class Runtime:
         return open_tokenizer(self.config.tokenizer, self.config.model)
 
     @cached_property
+    def positions(self) -> int | None:
+        """The positions that the model was trained on; None for one that begins with random parameters."""
+        return None if self.model_folder is None else self.model_config.positions
+
+    @cached_property
     def tasks(self) -> dict[str, Task]:
         """The settings of each task by name."""
         return self.config.all_tasks
@@ -384,9 +389,11 @@ class Runtime:
 
 def open_tokenizer(settings: Tokenizer, model: Model) -> PromptTokenizer:
     """Load the tokenizer that settings name, else the model's, else that of the embedded tasks."""
+    folder = hf.resolve(model.path, revision=model.revision) if model.path else None
     source: Any = settings.path
     if not source:
-        source = hf.resolve(model.path, revision=model.revision) if model.path else arithmetic.SLIPS.name
+        source = arithmetic.SLIPS.name if folder is None else folder
     names = ("chat", "prompt_template", "system", "date", "enable_thinking")
     chosen = {name: value for name in names if (value := getattr(settings, name)) is not None}
-    return load_tokenizer(source, TemplateSettings(**chosen), revision=settings.revision)
+    rows = None if folder is None else hf.read_config(folder).vocab_size
+    return load_tokenizer(source, TemplateSettings(**chosen), revision=settings.revision, rows=rows)

@@ -36,6 +36,7 @@ def run(runtime: Runtime, name: str, stage: Sft) -> dict[str, Any]:
     objective, rows = objectives.sft(runtime.compute), RowShape(columns, stage.batch_size)
     with open_trainer(runtime, name, stage, objective, total=stage.steps, per="tokens", rows=rows) as trainer:
         alerts.alarm(trainer, alerts.scarce("sft", len(demonstrations), stage.batch_size, stage.steps))
+        alerts.alarm(trainer, alerts.check_positions(runtime, pairs=demonstrations))
         while trainer.goes_on():
             with runtime.track_cost(trainer.cost):
                 drawn = draw(order, trainer.step * stage.batch_size, stage.batch_size)

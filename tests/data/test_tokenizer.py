@@ -77,6 +77,40 @@ def test_completion_ends_with_one_stop_token(make):
     assert PromptTokenizer(make()).pad_id == END_ID and PromptTokenizer(make(pad_token=IM_END)).pad_id == IM_END_ID
 
 
+@pytest.mark.parametrize("adds_bos", [False, True])
+@pytest.mark.parametrize("name", ["chatml_with_default", None])
+def test_tokens_that_the_embedding_has_no_row_for(make, name, adds_bos):
+    published = getattr(make, str(name), None)
+
+    def build(rows, template=published, **tokens):
+        pretrained = make(template, adds_bos, bos_token=BOS)
+        pretrained.add_tokens(["<image>", "<|im_start|>"])
+        pretrained.add_special_tokens({role: token for role, token in tokens.items()})
+        return PromptTokenizer(pretrained, TemplateSettings(prompt_template="Q: {problem}"), rows=rows)
+
+    size = build(None).vocab_size
+    image = size - 1
+    for rows in (None, size, size + 100):  # a larger embedding, as Qwen's
+        assert build(rows).id_limit == size and image in build(rows).encode_prompt("an <image>")
+    tokenizer = build(image)  # one token more than rows, as Gemma 3's: fine until a text needs it
+    assert tokenizer.encode_prompt("one").max() < image == tokenizer.id_limit
+    for encode in (tokenizer.encode_prompt, tokenizer.encode_completion):
+        with pytest.raises(
+            ValueError, match=f"'<image>', has the id {image}, .* has {image} rows.*stands in '.*an <im"
+        ):
+            encode("an <image>")
+    for role, kind in (
+        ("pad_token", "the padding token"),
+        ("bos_token", "the BOS token"),
+        ("eos_token", "a stop token"),
+    ):
+        with pytest.raises(ValueError, match=f"{kind}, '<new>', has the id {size}.*resize_token_embeddings"):
+            build(size, **{role: "<new>"})
+    framed = make.chatml_with_default.replace("<|im_start|>assistant", "<image>assistant")
+    with pytest.raises(ValueError, match="a token, '<image>', has the id"):
+        build(image, template=framed)
+
+
 @pytest.mark.parametrize("bad", [[True], [-1], [10**6], ["2"], [1.5]])
 def test_stop_tokens_from_files_are_checked(make, bad):
     with pytest.raises(ValueError, match="end-of-sequence ids lie between 0 and"):

@@ -17,7 +17,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from g2d_jax import config as settings
 from g2d_jax import mesh as meshes
 from g2d_jax.config import RewardModel as Settings
+from g2d_jax.data.template import DEFAULT_SYSTEM, TemplateSettings
+from g2d_jax.data.tokenizer import PromptTokenizer
 from g2d_jax.records import Score, Verdict
+from g2d_jax.scoring.conversation import Conversations
 from g2d_jax.scoring.reward_model import RewardModel
 from g2d_jax.section import record
 
@@ -243,6 +246,7 @@ def test_athene_reads_the_appended_cls_token(tmp_path: Path) -> None:
         ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
         ({"tokenizer": "untemplated"}, r"has no chat template.*set reward\.model\.tokenizer"),
         ({"tokenizer": "larger"}, r"262 words, its tokenizer 128010"),
+        ({"tokenizer": "dropping"}, r"dropping': the chat template leaves out the assistant's text.*it writes '"),
     ],
 )
 def test_wrong_settings_say_what_to_do(
@@ -250,7 +254,24 @@ def test_wrong_settings_say_what_to_do(
 ) -> None:
     make_tokenizer(SMALL, None).save_pretrained(tmp_path / "untemplated")
     make_tokenizer(LLAMA31).save_pretrained(tmp_path / "larger")
+    questions = TEMPLATE.replace("for m in messages", "for m in messages if m.role != 'assistant'")
+    make_tokenizer(SMALL, questions).save_pretrained(tmp_path / "dropping")
     if "tokenizer" in changes:
         changes = {"tokenizer": str(tmp_path / changes["tokenizer"])}
     with pytest.raises(ValueError, match=message):
         RewardModel(section(folders["Llama"], **changes), meshes.make_mesh(devices=jax.devices()[:1]))
+
+
+def test_a_template_of_whole_conversations_needs_no_header_to_generate_behind() -> None:
+    def conversations(template: str) -> Conversations:
+        settings = TemplateSettings(system=DEFAULT_SYSTEM)
+        return Conversations(PromptTokenizer(make_tokenizer(SMALL, template), settings, generates=False))
+
+    whole = TEMPLATE.partition("{% if add_generation_prompt")[0]
+    ours, theirs = conversations(TEMPLATE), conversations(whole)
+    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
+        np.testing.assert_array_equal(ours.encode(prompt, response), theirs.encode(prompt, response))
+    silent = conversations(whole.replace("for m in messages", "for m in messages if m.role != 'system'"))
+    assert silent.encode("Hi", "yes") is not None
+    with pytest.raises(ValueError, match="leaves out the system's text"):
+        silent.encode(PROMPTS[1], "yes")

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from chat_templates import PUBLISHED
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -180,6 +181,27 @@ def test_rollouts_from_elsewhere_are_graded_behind_the_thought_that_the_template
     _, (group,) = external_groups(runtime, write(tmp_path / "rows.jsonl", *rows), runtime.workdir / "rollouts.parquet")
     assert [row.score.verdict for row in group] == [Verdict.NO_ANSWER, Verdict.CORRECT, Verdict.INCORRECT]
     assert [row.text for row in group] == list(completions)
+
+
+def test_dumps_behind_a_template_whose_bos_begins_every_turn(config, tmp_path, opened):
+    """SmolLM2's: its own system block is taken out, and no second BOS stays in front of the user's turn."""
+    template, bos, eos, _ = PUBLISHED["SmolLM2"]
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=258, initial_alphabet=alphabet, special_tokens=[bos, eos])
+    backend.train_from_iterator([], trainer)
+    pretrained = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=bos, eos_token=eos)
+    pretrained.chat_template = template
+    pretrained.save_pretrained(tmp_path / "tokenizer")
+    config.tokenizer.path = str(tmp_path / "tokenizer")
+    config.data.max_prompt_length = 128
+    runtime = opened(config, tmp_path / "work")
+    problem = runtime.problems["train"][0]
+    shown = f"{bos}user\n{problem.prompt}{eos}\n{bos}assistant\n"
+    rows = [{"input": shown, "output": text, "score": 1.0, "step": 0} for text in ("12", "3")]
+    draws, _ = external_groups(runtime, write(tmp_path / "rows.jsonl", *rows), runtime.workdir / "rollouts.parquet")
+    assert draws == [(problem, 0)]
 
 
 def test_what_training_holds_while_it_samples(config, opened, tmp_path):
