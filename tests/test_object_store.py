@@ -170,7 +170,8 @@ def test_a_missing_driver_names_the_extra(scheme, package, extra, start):
     for command in (("run", "--config", TINY, "--workdir", f"{scheme}://b/run"), ("report", f"{scheme}://b/run")):
         process = start({}, hidden, *command)
         assert process.wait() == 1
-        assert f"{scheme}://b/run needs an extra: pip install 'g2d-jax[{extra}]'" in process.stderr
+        message = f"{scheme}://b/run needs a driver, from an extra that is not installed: pip install '.[{extra}]'"
+        assert message in process.stderr
 
 
 def test_an_unknown_store_is_refused(start):

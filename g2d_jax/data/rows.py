@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar
 from etils import epath
 
 from g2d_jax.data.fields import BrokenRow
-from g2d_jax.runtime import storage
+from g2d_jax.runtime import extras, storage
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_LINE_BYTES = 64 * 2**20
@@ -71,7 +71,7 @@ def hub_rows(
     try:
         import datasets
     except ImportError as error:
-        raise ImportError(f"hub:{repository} needs the package datasets: pip install 'g2d-jax[hub]'") from error
+        raise extras.missing(f"hub:{repository} needs the package datasets", "hub") from error
     try:
         loaded = datasets.load_dataset(repository, config, split=split, revision=revision)
     except Exception as error:  # network, authentication, configuration and parsing each raise their own kinds

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 from g2d_jax.config import Judge
 from g2d_jax.records import Message
 from g2d_jax.runtime import endpoint as endpoints
-from g2d_jax.runtime import processes, storage
+from g2d_jax.runtime import extras, processes, storage
 from g2d_jax.runtime.tables import safe_text
 
 Failure: TypeAlias = Literal["unreachable", "timeout", "unavailable", "rejected", "refused", "malformed"]
@@ -70,7 +70,7 @@ class Chat:
         try:
             import openai
         except ImportError as error:
-            raise ImportError("a judge needs the package openai: pip install 'g2d-jax[judge]'") from error
+            raise extras.missing("a judge needs the package openai", "judge") from error
         self.endpoint = endpoint
         self.counts: Counter[str] = Counter()
         self._key = endpoints.api_key(endpoint.url, endpoint.api_key_env)

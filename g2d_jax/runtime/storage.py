@@ -32,6 +32,8 @@ from typing import Any, TypeAlias
 import fsspec
 from etils import epath
 
+from g2d_jax.runtime import extras
+
 PathLike: TypeAlias = str | os.PathLike[str]
 
 MANIFEST = "manifest.json"
@@ -64,8 +66,7 @@ def check_driver(path: PathLike) -> None:
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        extra = _EXTRAS[scheme]
-        raise ImportError(f"{os.fspath(path)} needs an extra: pip install 'g2d-jax[{extra}]'") from error
+        raise extras.missing(f"{os.fspath(path)} needs a driver", _EXTRAS[scheme]) from error
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from g2d_jax.runtime import extras
 from g2d_jax.runtime.compile_times import compiling
 from g2d_jax.runtime.storage import Appender, PathLike, Segments, is_local, read_json, read_segments, write_json
 from g2d_jax.runtime.threads import repeating
@@ -251,7 +252,7 @@ def _start_wandb(workdir: epath.Path, options: Mapping[str, Any], stack: context
     try:
         import wandb
     except ImportError as error:
-        raise ImportError("logging to Weights & Biases needs an extra: pip install 'g2d-jax[wandb]'") from error
+        raise extras.missing("logging to Weights & Biases needs the package wandb", "wandb") from error
     named = {"id": run_id(workdir / "wandb.json"), "resume": "allow"}
     folder = {"dir": os.fspath(workdir)} if is_local(workdir) else {}
     run = wandb.init(**{"project": "g2d-jax", **folder, **options, **named})
@@ -264,7 +265,7 @@ def _start_trackio(workdir: epath.Path, options: Mapping[str, Any], stack: conte
     try:
         import trackio
     except ImportError as error:
-        raise ImportError("logging to trackio needs an extra: pip install 'g2d-jax[trackio]'") from error
+        raise extras.missing("logging to trackio needs the package trackio", "trackio") from error
     name = f"{options['name']} {run_id(workdir / 'trackio.json')}"
     run = trackio.init(**{**options, "name": name, "resume": "allow", "embed": False})
     stack.callback(run.finish)

@@ -207,7 +207,7 @@ def test_sources_that_cannot_be(source, options, message):
 def test_hub_without_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     for source in ("hub:owner/name", "math500", "gsm8k:train"):
-        with pytest.raises(ImportError, match=r"pip install 'g2d-jax\[hub\]'"):
+        with pytest.raises(ImportError, match=r"pip install '\.\[hub\]'"):
             load_problems(source)
 
 
