@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -21,7 +20,7 @@ from g2d_jax import __version__
 from g2d_jax.config import Config, Judge
 from g2d_jax.config_load import resolve
 from g2d_jax.graph import plan
-from g2d_jax.runtime import flags, processes, storage
+from g2d_jax.runtime import failures, flags, processes, storage
 
 if TYPE_CHECKING:
     from etils import epath
@@ -40,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # a warning that PyTorch is not installed
+    if not os.environ.get("G2D_TRACEBACK"):
+        failures.hush()
     flags.take_memory()
     flags.leave_tpu_out()
     processes.state.interrupted = False
@@ -55,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, ImportError, OSError, processes.PeerFailed) as error:
         if os.environ.get("G2D_TRACEBACK"):
             raise
-        where = f"{processes.name()}: " if processes.count() > 1 else ""
-        print(f"g2d: {where}{_plain(error)}", file=sys.stderr)
-        return processes.leave(processes.status_of(error))
+        return _stopped(error, failures.line(error) or str(error))
     except processes.Preempted as stopped:
         return processes.leave(int(stopped.code or 0))
     except Exception as error:
+        if not os.environ.get("G2D_TRACEBACK") and (told := failures.line(error)):
+            return _stopped(error, told)
         if processes.count() == 1:
             raise
         traceback.print_exc()
@@ -75,24 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, before)
 
 
-_FORBIDDEN = "give this user the right to it, or choose another folder"
-_UNWRITABLE = "choose a folder that can be written to"
-_TAKEN = "a folder is needed where a file is: choose another one"
-_ADVICE = {
-    errno.EACCES: _FORBIDDEN,
-    errno.EPERM: _FORBIDDEN,
-    errno.EROFS: _UNWRITABLE,
-    errno.ENOENT: f"check the path, or {_UNWRITABLE}",
-    errno.EEXIST: _TAKEN,
-    errno.ENOTDIR: _TAKEN,
-}
-
-
-def _plain(error: Exception) -> str:
-    """Return the error's message; for a system error that names a file also what to do, and no number."""
-    if not isinstance(error, OSError) or error.filename is None or error.errno not in _ADVICE:
-        return str(error)
-    return f"{error.strerror}: {error.filename!r}; {_ADVICE[error.errno]}"
+def _stopped(error: Exception, told: str) -> int:
+    """Print why a command stopped, and leave."""
+    where = f"{processes.name()}: " if processes.count() > 1 else ""
+    print(f"g2d: {where}{told}", file=sys.stderr)
+    return processes.leave(processes.status_of(error))
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
